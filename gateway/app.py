@@ -85,7 +85,7 @@ async def open_broker(
         settings,
         deadlines,
         store.note_committed,
-        topics_may_come_back=store.retains_by_itself,
+        topics_may_return=store.retains_by_itself,
     )
     await offsets.open()
     topology = TopicView(topics, settings.group_consumer_regex_max_bytes)

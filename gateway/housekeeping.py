@@ -75,10 +75,10 @@ class Housekeeping:
 
     async def _expire_offsets(self) -> None:
         broker = self._broker
-        await broker.offsets.forget_orphans(
+        await broker.offsets.delete_orphans(
             broker.now() - broker.settings.offsets_retention_minutes * _MINUTE_MS
         )
-        await self._expiry.round(broker.now())
+        await self._expiry.run(broker.now())
 
     async def _expire_fetch_sessions(self) -> None:
         broker = self._broker

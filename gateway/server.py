@@ -248,7 +248,7 @@ class Server:
             self._housekeeping.stop()
         if self._broker is not None:
             self._broker.waits.end()
-            self._broker.groups.end()
+            self._broker.groups.close()
             await self._drain_connections(deadline)
             await self._broker.traffic.close(CLOSE_SECONDS)
             if not self._is_store_lost:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _MAX_PREFIX = 8_000
 
 #: The first version of OffsetCommit that is told that there is no such group, as by every Kafka that has consumer groups.
-_KNOWS_NO_GROUP = 9
+_FIRST_WITH_GROUP_ID_NOT_FOUND = 9
 
 
 class GroupCoordinator(GroupDriver):
@@ -35,69 +35,69 @@ class GroupCoordinator(GroupDriver):
 
     # What members ask
 
-    async def join(self, group_id: str, joining: MemberJoin) -> JoinResult:
+    async def join(self, group_id: str, request: MemberJoin) -> JoinResult:
         """The outcome of a JoinGroup, which may take as long as the slowest of the other members. A cancelled one waits no longer."""
         waiting: Shared[JoinResult] = Shared()
         member_id = (
-            joining.member_id
-            or f"{(joining.instance_id or joining.client_id)[:_MAX_PREFIX]}-{self._new_id()}"
+            request.member_id
+            or f"{(request.instance_id or request.client_id)[:_MAX_PREFIX]}-{self._new_id()}"
         )
         try:
-            group = self._group_to_join(group_id, joining)
+            group = self._group_for_join(group_id, request)
             if isinstance(group, ConsumerGroup) and group.is_empty:
-                group = self._join_instead(group, joining, member_id, waiting)
+                group = self._join_as_classic(group, request, member_id, waiting)
             else:
-                group.join(joining, member_id, waiting, self._now())
+                group.join(request, member_id, waiting, self._now())
         except KafkaError as refusal:
-            return JoinResult(refusal.code, joining.member_id)
-        self._act(group)
+            return JoinResult(refusal.code, request.member_id)
+        self._apply_effects(group)
         return await self._wait(group, member_id, waiting)
 
-    def _join_instead(
+    def _join_as_classic(
         self,
         before: ConsumerGroup,
-        joining: MemberJoin,
+        request: MemberJoin,
         member_id: str,
         waiting: Shared[JoinResult],
     ) -> ClassicGroup:
         """A consumer group without members becomes a classic one, unless whoever joins is refused."""
-        if joining.member_id:
+        if request.member_id:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
         group = ClassicGroup(before.group_id, self._settings, self._now())
-        group.inherit(before.stored_keys())
-        group.join(joining, member_id, waiting, self._now())
-        if not group.is_blank:
-            self._drop(before)
-            before.retire()
-            self._act(before)
+        group.delete_on_store(before.stored_keys())
+        group.join(request, member_id, waiting, self._now())
+        if not group.is_unused:
+            self._remove_group(before)
+            before.close()
+            self._apply_effects(before)
             self._groups[group.group_id] = group
         return group
 
-    async def sync(self, group_id: str, syncing: MemberSync) -> SyncResult:
+    async def sync(self, group_id: str, request: MemberSync) -> SyncResult:
         """The outcome of a SyncGroup: the assignment, once the leader has brought it and it is stored."""
         try:
             group = self._group_of_member(group_id)
             if any(
                 len(assignment) > self._settings.group_member_max_bytes
-                for _, assignment in syncing.assignments
+                for _, assignment in request.assignments
             ):
                 raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
-            self._check_room(
-                group_id, sum(len(assignment) for _, assignment in syncing.assignments)
+            self._check_memory(
+                group_id, sum(len(assignment) for _, assignment in request.assignments)
             )
         except KafkaError as refusal:
             return SyncResult(refusal.code)
         waiting: Shared[SyncResult] = Shared()
-        group.sync(syncing, waiting, self._now())
-        self._act(group)
-        return await self._wait(group, syncing.member_id, waiting)
+        group.sync(request, waiting, self._now())
+        self._apply_effects(group)
+        return await self._wait(group, request.member_id, waiting)
 
     async def _wait(self, group: AnyGroup, member_id: str, waiting: Shared[T]) -> T:
         try:
             return await waiting
         except CancelledError:
-            group.let_go(member_id, waiting, self._now())
-            self._act(group)
+            group.cancel_request(member_id, waiting, self._now())
+            self._apply_effects(group)
             raise
 
     def heartbeat(
@@ -108,49 +108,49 @@ class GroupCoordinator(GroupDriver):
         try:
             group.heartbeat(member_id, generation, instance_id, self._now())
         finally:
-            self._arm(group)
+            self._schedule_expiry(group)
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None, reason: str) -> None:
         """A member leaves, or is removed. Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID."""
         group = self._group_of_member(group_id)
         group.leave(member_id, instance_id, reason, self._now())
-        self._act(group)
+        self._apply_effects(group)
 
-    async def beat(self, group_id: str, beat: MemberHeartbeat) -> HeartbeatResult:
+    async def consumer_heartbeat(self, group_id: str, request: MemberHeartbeat) -> HeartbeatResult:
         """The outcome of a ConsumerGroupHeartbeat, once what it changes is stored. A newcomer without an id is given one."""
         waiting: Shared[HeartbeatResult] = Shared()
         try:
             self.check_active(group_id)
             before = self._groups.get(group_id)
-            group = self._group_to_beat(group_id, before, beat)
-            self._check_beat(group, beat)
+            group = self._group_for_heartbeat(group_id, before, request)
+            self._check_heartbeat_size(group, request)
         except KafkaError as refusal:
             return HeartbeatResult(refusal.code, refusal.message)
-        is_taken = group.beat(
-            beat if beat.member_id else replace(beat, member_id=self._new_id()),
+        is_accepted = group.consumer_heartbeat(
+            request if request.member_id else replace(request, member_id=self._new_id()),
             waiting,
             self._now(),
         )
-        if is_taken and group is not before:
-            self._take_place(group, before)
-        self._act(group)
+        if is_accepted and group is not before:
+            self._replace_group(group, before)
+        self._apply_effects(group)
         return await waiting
 
-    def _check_beat(self, group: ConsumerGroup, beat: MemberHeartbeat) -> None:
-        if beat.told > self._settings.group_member_max_bytes:
+    def _check_heartbeat_size(self, group: ConsumerGroup, request: MemberHeartbeat) -> None:
+        if request.text_size > self._settings.group_member_max_bytes:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
-        if beat.topics is not None or beat.epoch == JOIN_EPOCH:
-            known = group.roster.get(beat.member_id)
-            self._check_room(group.group_id, beat.size - (0 if known is None else known.size))
+        if request.topics is not None or request.epoch == JOIN_EPOCH:
+            known = group.roster.get(request.member_id)
+            self._check_memory(group.group_id, request.size - (0 if known is None else known.size))
 
-    def _group_to_beat(
-        self, group_id: str, before: AnyGroup | None, beat: MemberHeartbeat
+    def _group_for_heartbeat(
+        self, group_id: str, before: AnyGroup | None, request: MemberHeartbeat
     ) -> ConsumerGroup:
         """The group; for a newcomer one that is made where there is none, or out of a classic one. Raises KafkaError(GROUP_ID_NOT_FOUND)."""
         if isinstance(before, ConsumerGroup):
             return before
         now = self._now()
-        if beat.epoch != JOIN_EPOCH:
+        if request.epoch != JOIN_EPOCH:
             raise KafkaError(
                 ErrorCode.GROUP_ID_NOT_FOUND, f"There is no consumer group {group_id}."
             )
@@ -164,22 +164,22 @@ class GroupCoordinator(GroupDriver):
             group = ConsumerGroup.restored(
                 group_id, to_consumer_group(before, self._topology), self._topology, settings, now
             )
-        group.store_anew(before.stored_keys())
+        group.store_all(before.stored_keys())
         return group
 
-    def reconfigure(self, group_id: str) -> None:
+    def update_settings(self, group_id: str) -> None:
         """Take the settings that a consumer group has now. A session timeout counts from the next heartbeat of each member."""
         group = self._groups.get(group_id)
         if isinstance(group, ConsumerGroup):
-            group.use(self._settings_of(group_id))
+            group.use_settings(self._settings_of(group_id))
 
-    def _take_place(self, group: ConsumerGroup, before: AnyGroup | None) -> None:
+    def _replace_group(self, group: ConsumerGroup, before: AnyGroup | None) -> None:
         """`group` is the one of its name from now on."""
         if isinstance(before, ClassicGroup):
-            self._drop(before)
+            self._remove_group(before)
             # They join again, and find themselves in a consumer group.
-            before.end(ErrorCode.REBALANCE_IN_PROGRESS, self._now())
-            self._act(before)
+            before.close(ErrorCode.REBALANCE_IN_PROGRESS, self._now())
+            self._apply_effects(before)
             _log.info(
                 "group is a consumer group now", group=group.group_id, members=len(group.roster)
             )
@@ -189,7 +189,7 @@ class GroupCoordinator(GroupDriver):
         """Raises KafkaError: INVALID_GROUP_ID for a name that no group has, NOT_COORDINATOR once the gateway goes down."""
         if not 0 < len(group_id.encode()) <= self._settings.group_id_max_bytes:
             raise KafkaError(ErrorCode.INVALID_GROUP_ID)
-        if self._is_over:
+        if self._is_closed:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
 
     def _group_of_member(self, group_id: str) -> AnyGroup:
@@ -199,28 +199,28 @@ class GroupCoordinator(GroupDriver):
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
         return group
 
-    def _group_to_join(self, group_id: str, joining: MemberJoin) -> AnyGroup:
+    def _group_for_join(self, group_id: str, request: MemberJoin) -> AnyGroup:
         """The group, made for a newcomer where it is missing. Raises KafkaError."""
         self.check_active(group_id)
         settings = self._settings
         if (
             not settings.group_min_session_timeout_ms
-            <= joining.session_timeout_ms
+            <= request.session_timeout_ms
             <= settings.group_max_session_timeout_ms
         ):
             raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)
-        if joining.told > settings.group_member_max_bytes:
+        if request.text_size > settings.group_member_max_bytes:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
         if (
-            joining.instance_id is not None
-            and not joining.member_id
-            and self._storing > settings.max_bytes_per_group
+            request.instance_id is not None
+            and not request.member_id
+            and self._bytes_being_stored > settings.max_bytes_per_group
         ):
             # Each static member that comes back has its whole group stored: a small request must not make a heap of them.
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        group = self._group_of_member(group_id) if joining.member_id else self._groups.get(group_id)
-        known = None if group is None else group.roster.get(joining.member_id)
-        self._check_room(group_id, joining.size - (0 if known is None else known.size))
+        group = self._group_of_member(group_id) if request.member_id else self._groups.get(group_id)
+        known = None if group is None else group.roster.get(request.member_id)
+        self._check_memory(group_id, request.size - (0 if known is None else known.size))
         if group is None:
             group = self._groups[group_id] = ClassicGroup(group_id, settings, self._now())
         return group
@@ -246,7 +246,7 @@ class GroupCoordinator(GroupDriver):
         except StorageError as failure:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 
-    def check_commit(
+    def validate_offset_commit(
         self, group_id: str, member_id: str, generation: int, instance_id: str | None, version: int
     ) -> CommitValidator | None:
         """May this member commit? Which partitions it may not is told by what is returned, None where it may commit for all.
@@ -257,28 +257,28 @@ class GroupCoordinator(GroupDriver):
         """
         match self._groups.get(group_id):
             case ClassicGroup() as group:
-                group.check_commit(member_id, generation, instance_id, self._now())
-                self._arm(group)
+                group.validate_offset_commit(member_id, generation, instance_id, self._now())
+                self._schedule_expiry(group)
             case ConsumerGroup() as group:
-                return group.check_commit(member_id, generation, version)
+                return group.validate_offset_commit(member_id, generation, version)
             case None if generation >= 0:
                 raise KafkaError(
                     ErrorCode.GROUP_ID_NOT_FOUND
-                    if version >= _KNOWS_NO_GROUP
+                    if version >= _FIRST_WITH_GROUP_ID_NOT_FOUND
                     else ErrorCode.ILLEGAL_GENERATION
                 )
         return None
 
-    def check_fetch(self, group_id: str, member_id: str | None, epoch: int) -> None:
+    def validate_offset_fetch(self, group_id: str, member_id: str | None, epoch: int) -> None:
         """May whoever says to be this member ask where the group stands? Raises KafkaError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH."""
         group = self._groups.get(group_id)
         if isinstance(group, ConsumerGroup):
-            group.check_fetch(member_id, epoch)
+            group.validate_offset_fetch(member_id, epoch)
 
-    def subscribed(self, group_id: str) -> frozenset[str] | None:
+    def subscribed_topics(self, group_id: str) -> frozenset[str] | None:
         """Topics that the group's members subscribe to, by their canonical names; None where that cannot be told."""
         group = self._groups.get(group_id)
-        names = None if group is None else group.subscribed
+        names = None if group is None else group.subscribed_topics
         return (
             None
             if names is None
@@ -290,26 +290,28 @@ class GroupCoordinator(GroupDriver):
         group = self._groups.get(group_id)
         return group is None or group.is_empty
 
-    def emptied_at(self, group_id: str) -> float | None:
+    def empty_since(self, group_id: str) -> float | None:
         """When the last member left, in ms since 1970; None while there are members or where there were never any (KIP-211)."""
         group = self._groups.get(group_id)
-        return self._since_1970(group.changed_at) if group is not None and group.is_empty else None
+        return (
+            self._to_wall_clock(group.changed_at) if group is not None and group.is_empty else None
+        )
 
-    def forget(self, group_id: str) -> None:
+    def delete_in_background(self, group_id: str) -> None:
         """Delete, in the background, a group that has neither members nor offsets any more; one that has members again stays."""
         group = self._groups.get(group_id)
-        if group is not None and group.is_deserted:
-            self._start(self._forget(group))
+        if group is not None and group.is_removable:
+            self._start(self._delete_in_background(group))
 
-    async def _forget(self, group: AnyGroup) -> None:
+    async def _delete_in_background(self, group: AnyGroup) -> None:
         try:
-            await self._delete_rows(group, lambda: group.is_deserted)
+            await self._delete_rows(group, lambda: group.is_removable)
         except StorageError as failure:
             _log.warning("group not forgotten", group=group.group_id, reason=str(failure))
 
-    async def _delete_rows(self, group: AnyGroup, is_over: Callable[[], bool]) -> None:
+    async def _delete_rows(self, group: AnyGroup, may_delete: Callable[[], bool]) -> None:
         await self._put(dict.fromkeys(group.stored_keys()))
         # Who has joined meanwhile is in the group as it was, which is stored again with its next generation.
-        if self._groups.get(group.group_id) is group and is_over():
+        if self._groups.get(group.group_id) is group and may_delete():
             group.delete(self._now())
-            self._drop(group)
+            self._remove_group(group)

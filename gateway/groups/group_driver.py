@@ -41,7 +41,7 @@ AnyGroup = ClassicGroup | ConsumerGroup
 
 
 class GroupDriver:
-    """`open` it before use. `now` is the time in ms since 1970, for rows alone; groups live by `clock`, which must not step; `new_id` makes what no other member's id ends in,
+    """`open` it before use_settings. `now` is the time in ms since 1970, for rows alone; groups live by `clock`, which must not step; `new_id` makes what no other member's id ends in,
     and `start` runs a coroutine in the background. `settings_of` gives the settings of a consumer group, where some have their own."""
 
     def __init__(
@@ -60,19 +60,19 @@ class GroupDriver:
         self._settings = settings
         self._settings_of = settings_of or (lambda _: settings)
         self._clock = clock
-        self._alarms = GroupTimers(clock)
+        self._group_timers = GroupTimers(clock)
         self._wall_ms = now
         self._new_id = new_id
         self._start = start
         self._groups: dict[str, AnyGroup] = {}
         self._timers: dict[str, tuple[float, Cancel]] = {}
-        self._to_do: deque[tuple[AnyGroup, Effect]] = deque()
-        self._is_acting = False
-        self._is_over = False
+        self._pending_effects: deque[tuple[AnyGroup, Effect]] = deque()
+        self._is_applying = False
+        self._is_closed = False
         self._bytes = 0
-        self._refused = 0
-        self._told_at = -NEVER
-        self._storing = 0
+        self._refused_count = 0
+        self._refusal_logged_at = -NEVER
+        self._bytes_being_stored = 0
         """Bytes of classic groups on their way to the disk."""
 
     async def open(self) -> None:
@@ -82,63 +82,63 @@ class GroupDriver:
         ):
             group.changed_at += self._now() - self._wall_ms()
             self._groups[group.group_id] = group
-            self._act(group)
+            self._apply_effects(group)
 
     def _now(self) -> int:
         """Milliseconds by the clock that deadlines go by."""
         return int(self._clock.seconds() * 1000)
 
-    def _since_1970(self, time: float) -> int:
+    def _to_wall_clock(self, time: float) -> int:
         """A time of `_now` as rows have it."""
         return int(time) - self._now() + self._wall_ms()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nothing waits any more: its clients are told to look for their coordinator again, as when Kafka's goes down."""
-        self._is_over = True
+        self._is_closed = True
         for group in list(self._groups.values()):
-            group.let_go_of_all(ErrorCode.NOT_COORDINATOR)
-            self._act(group)
+            group.refuse_waiting(ErrorCode.NOT_COORDINATOR)
+            self._apply_effects(group)
         for _, cancel in self._timers.values():
             cancel()
         self._timers.clear()
 
     # What groups want done
 
-    def _act(self, group: AnyGroup) -> None:
+    def _apply_effects(self, group: AnyGroup) -> None:
         """Do what `group` wants, in order. An answer may bring the next request of its connection; what that leads to comes after."""
-        self._to_do.extend((group, effect) for effect in group.take())
+        self._pending_effects.extend((group, effect) for effect in group.take_effects())
         if (
             isinstance(group, ConsumerGroup)
             and group.successor is not None
             and self._groups.get(group.group_id) is group
         ):
-            self._drop(group)
+            self._remove_group(group)
             group = self._groups[group.group_id] = group.successor
-            self._to_do.extend((group, effect) for effect in group.take())
-        if group.is_blank:
-            self._drop(group)
+            self._pending_effects.extend((group, effect) for effect in group.take_effects())
+        if group.is_unused:
+            self._remove_group(group)
         else:
-            self._count(group)
-            self._arm(group)
-        if self._is_acting:
+            self._account_size(group)
+            self._schedule_expiry(group)
+        if self._is_applying:
             return
-        self._is_acting = True
+        self._is_applying = True
         try:
-            while self._to_do:
-                self._do(*self._to_do.popleft())
+            while self._pending_effects:
+                self._apply(*self._pending_effects.popleft())
         finally:
-            self._is_acting = False
+            self._is_applying = False
 
-    def _do(self, group: AnyGroup, effect: Effect) -> None:
+    def _apply(self, group: AnyGroup, effect: Effect) -> None:
         match effect:
             case Reply(handle, reply):
                 cast("Shared[JoinResult | SyncResult | HeartbeatResult]", handle).succeed(reply)
             case StoreClassicGroup():
-                self._start(self._save(cast("ClassicGroup", group), effect))
+                self._start(self._store_group(cast("ClassicGroup", group), effect))
             case StoreRows():
-                self._start(self._write(cast("ConsumerGroup", group), effect))
+                self._start(self._store_rows(cast("ConsumerGroup", group), effect))
             case LogEvent(event, reason, member_id):
-                told = {
+                fields = {
                     name: value
                     for name, value in (("member", member_id), ("reason", reason))
                     if value
@@ -148,14 +148,14 @@ class GroupDriver:
                     group=group.group_id,
                     generation=group.generation,
                     members=len(group.roster),
-                    **told,
+                    **fields,
                 )
 
-    async def _save(self, group: ClassicGroup, save: StoreClassicGroup) -> None:
+    async def _store_group(self, group: ClassicGroup, save: StoreClassicGroup) -> None:
         stored = classic_rows.encode(
-            structs.replace(save.row, changed_at=self._since_1970(save.row.changed_at))
+            structs.replace(save.row, changed_at=self._to_wall_clock(save.row.changed_at))
         )
-        self._storing += len(stored)
+        self._bytes_being_stored += len(stored)
         try:
             await self._put(
                 {**dict.fromkeys(save.drops), classic_rows.row_key(group.group_id): stored}
@@ -167,16 +167,16 @@ class GroupDriver:
                 generation=save.row.generation,
                 reason=str(failure),
             )
-            group.save_failed(save, self._now())
+            group.on_store_failed(save, self._now())
         else:
-            group.saved(save, self._now())
+            group.on_stored(save, self._now())
         finally:
-            self._storing -= len(stored)
-        self._act(group)
+            self._bytes_being_stored -= len(stored)
+        self._apply_effects(group)
 
-    async def _write(self, group: ConsumerGroup, write: StoreRows) -> None:
+    async def _store_rows(self, group: ConsumerGroup, write: StoreRows) -> None:
         stored = {
-            key: None if row is None else consumer_rows.encode(self._as_stored(row))
+            key: None if row is None else consumer_rows.encode(self._with_wall_clock(row))
             for key, row in write.rows.items()
         }
         try:
@@ -188,16 +188,16 @@ class GroupDriver:
                 generation=group.generation,
                 reason=str(failure),
             )
-            group.write_failed(write, self._now())
+            group.on_store_failed(write, self._now())
         else:
-            group.written(write)
-        self._act(group)
+            group.on_stored(write)
+        self._apply_effects(group)
 
-    def _as_stored(
+    def _with_wall_clock(
         self, row: ConsumerGroupRow | ConsumerGroupMember
     ) -> ConsumerGroupRow | ConsumerGroupMember:
         if isinstance(row, ConsumerGroupRow):
-            return structs.replace(row, changed_at=self._since_1970(row.changed_at))
+            return structs.replace(row, changed_at=self._to_wall_clock(row.changed_at))
         return row
 
     async def _put(self, stored: Mapping[bytes, bytes | None]) -> None:
@@ -205,7 +205,7 @@ class GroupDriver:
         milliseconds = self._settings.offsets_commit_timeout_ms
         try:
             await unbroken_within(
-                self._clock, milliseconds / 1000, _stored(self._table.put(stored))
+                self._clock, milliseconds / 1000, _awaited(self._table.put(stored))
             )
         except TimeoutError:
             raise StorageFailed(
@@ -214,54 +214,56 @@ class GroupDriver:
 
     # Time and room
 
-    def _arm(self, group: AnyGroup) -> None:
+    def _schedule_expiry(self, group: AnyGroup) -> None:
         """One timer a group, for the first thing that may come to its time: heartbeats do not touch it."""
-        if self._is_over or self._groups.get(group.group_id) is not group:
+        if self._is_closed or self._groups.get(group.group_id) is not group:
             return
-        armed = self._timers.get(group.group_id)
-        if group.due == NEVER or (armed is not None and armed[0] <= group.due):
+        scheduled = self._timers.get(group.group_id)
+        if group.next_expire_at == NEVER or (
+            scheduled is not None and scheduled[0] <= group.next_expire_at
+        ):
             return
-        if armed is not None:
-            armed[1]()
-        delay_ms = max(group.due - self._now(), group.heads // MEMBERS_PER_MS)
+        if scheduled is not None:
+            scheduled[1]()
+        delay_ms = max(group.next_expire_at - self._now(), group.member_count // MEMBERS_PER_MS)
         self._timers[group.group_id] = (
-            group.due,
-            self._alarms.later(delay_ms / 1000, partial(self._expire, group)),
+            group.next_expire_at,
+            self._group_timers.call_later(delay_ms / 1000, partial(self._expire, group)),
         )
 
     def _expire(self, group: AnyGroup) -> None:
         self._timers.pop(group.group_id, None)
         group.expire(self._now())
-        self._act(group)
+        self._apply_effects(group)
 
-    def _check_room(self, group_id: str, size: int) -> None:
+    def _check_memory(self, group_id: str, size: int) -> None:
         """Raises KafkaError(COORDINATOR_NOT_AVAILABLE) where so many bytes more would be too many."""
         if size > 0 and self._bytes + size > self._settings.max_group_bytes:
-            self._tell_refusal(group_id)
+            self._log_refusal(group_id)
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
-    def _tell_refusal(self, group_id: str) -> None:
-        self._refused += 1
+    def _log_refusal(self, group_id: str) -> None:
+        self._refused_count += 1
         now = self._now()
-        if not 0 <= now - self._told_at < REFUSAL_LOG_INTERVAL_MS:
-            words = "member refused: all groups together take max_group_bytes"
-            _log.warning(words, group=group_id, bytes=self._bytes, refused=self._refused)
-            self._refused, self._told_at = 0, now
+        if not 0 <= now - self._refusal_logged_at < REFUSAL_LOG_INTERVAL_MS:
+            message = "member refused: all groups together take max_group_bytes"
+            _log.warning(message, group=group_id, bytes=self._bytes, refused=self._refused_count)
+            self._refused_count, self._refusal_logged_at = 0, now
 
-    def _count(self, group: AnyGroup) -> None:
+    def _account_size(self, group: AnyGroup) -> None:
         if self._groups.get(group.group_id) is group:
-            self._bytes += group.size - group.counted
-            group.counted = group.size
+            self._bytes += group.size - group.accounted_size
+            group.accounted_size = group.size
 
-    def _drop(self, group: AnyGroup) -> None:
+    def _remove_group(self, group: AnyGroup) -> None:
         if self._groups.get(group.group_id) is not group:
             return
         del self._groups[group.group_id]
-        self._bytes -= group.counted
-        armed = self._timers.pop(group.group_id, None)
-        if armed is not None:
-            armed[1]()
+        self._bytes -= group.accounted_size
+        scheduled = self._timers.pop(group.group_id, None)
+        if scheduled is not None:
+            scheduled[1]()
 
 
-async def _stored(put: Awaitable[None]) -> None:
+async def _awaited(put: Awaitable[None]) -> None:
     await put

@@ -25,7 +25,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class StoreClassicGroup:
-    """Store this, then say so: `saved` or `save_failed`. `answer` is due once it is stored. `drops` are keys of rows that go in the same moment."""
+    """Store this, then say so: `on_stored` or `on_store_failed`. `answer` is next_expire_at once it is stored. `drops` are keys of rows that go in the same moment."""
 
     row: GroupRow
     answer: Reply | None = None
@@ -34,7 +34,7 @@ class StoreClassicGroup:
 
 @dataclass(frozen=True, slots=True)
 class StoreRows:
-    """Store these rows of a consumer group, or with None delete them, all or none; then say so: `written` or `write_failed`. The answers are due
+    """Store these rows of a consumer group, or with None delete them, all or none; then say so: `on_stored` or `on_store_failed`. The answers are due
     once they are stored."""
 
     rows: Mapping[bytes, ConsumerGroupMember | ConsumerGroupRow | None]
@@ -62,24 +62,24 @@ class WaitingRequests:
         self._syncs: dict[str, RequestHandle] = {}
 
     @property
-    def joins(self) -> int:
+    def join_count(self) -> int:
         return len(self._joins)
 
-    def joins_of(self, member_id: str) -> bool:
+    def has_join(self, member_id: str) -> bool:
         return member_id in self._joins
 
-    def syncs_of(self, member_id: str) -> bool:
+    def has_sync(self, member_id: str) -> bool:
         return member_id in self._syncs
 
     def handles(self) -> set[RequestHandle]:
         return {*self._joins.values(), *self._syncs.values()}
 
-    def park_join(self, member_id: str, handle: RequestHandle) -> None:
+    def add_join(self, member_id: str, handle: RequestHandle) -> None:
         """One that waited for the same member has lost its client, most likely; if not, it joins again."""
         self.answer_join(member_id, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member_id))
         self._joins[member_id] = handle
 
-    def park_sync(self, member_id: str, handle: RequestHandle) -> None:
+    def add_sync(self, member_id: str, handle: RequestHandle) -> None:
         self.answer_sync(member_id, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
         self._syncs[member_id] = handle
 
@@ -95,7 +95,7 @@ class WaitingRequests:
             self._effects.append(Reply(handle, synced))
         return handle is not None
 
-    def let_go(self, member_id: str, handle: RequestHandle) -> bool:
+    def cancel_request(self, member_id: str, handle: RequestHandle) -> bool:
         """The connection of this request is gone. Whether it still waited."""
         for waiting in (self._joins, self._syncs):
             if waiting.get(member_id) == handle:
@@ -103,7 +103,7 @@ class WaitingRequests:
                 return True
         return False
 
-    def answer_all(self, code: ErrorCode) -> None:
+    def refuse_all(self, code: ErrorCode) -> None:
         for member_id in list(self._joins):
             self.answer_join(member_id, JoinResult(code, member_id))
         for member_id in list(self._syncs):

@@ -40,7 +40,7 @@ def to_classic_group(
     now: float,
 ) -> ClassicGroup:
     """The same members in a stable classic group, each with what its target gave it. All of them must speak the classic protocol."""
-    protocol = _elected(members)
+    protocol = _select_protocol(members)
     rows = tuple(_classic_row(member, protocol, topology) for member in members)
     return ClassicGroup.restored(
         group_id,
@@ -52,21 +52,21 @@ def to_classic_group(
     )
 
 
-def _elected(members: Iterable[ConsumerGroupMember]) -> str:
+def _select_protocol(members: Iterable[ConsumerGroupMember]) -> str:
     roster = ClassicRoster()
     for member in members:
-        words = _words(member)
+        metadata = _classic_metadata(member)
         roster.add(
             ClassicGroupMember(
-                member.member_id, member.instance_id, "", "", words.protocols, 0, 0, 0
+                member.member_id, member.instance_id, "", "", metadata.protocols, 0, 0, 0
             )
         )
-    return roster.elected_protocol()
+    return roster.select_protocol()
 
 
 def _classic_row(member: ConsumerGroupMember, protocol: str, topology: Topology) -> MemberRow:
-    words = _words(member)
-    metadata = next(metadata for name, metadata in words.protocols if name == protocol)
+    classic = _classic_metadata(member)
+    metadata = next(metadata for name, metadata in classic.protocols if name == protocol)
     partitions = {
         name: member.target[topic]
         for topic, name in named_topics(member.target, member.topics, topology)
@@ -76,14 +76,14 @@ def _classic_row(member: ConsumerGroupMember, protocol: str, topology: Topology)
         member.instance_id,
         member.client_id,
         member.client_host,
-        words.session_timeout_ms,
+        classic.session_timeout_ms,
         member.rebalance_timeout_ms,
-        words.protocols,
+        classic.protocols,
         encode_assignment(partitions, metadata),
     )
 
 
-def _words(member: ConsumerGroupMember) -> ClassicMemberMetadata:
+def _classic_metadata(member: ConsumerGroupMember) -> ClassicMemberMetadata:
     if member.classic is None:
         raise RuntimeError(f"{member.member_id} does not speak the classic protocol")
     return member.classic
@@ -105,12 +105,12 @@ def to_consumer_group(group: ClassicGroup, topology: Topology) -> StoredGroup:
     put something beside the assignments that would be lost."""
     numbered = list(enumerate(group.roster, GROUP_ROW + 1))
     try:
-        said = _said(group)
-        read = _assigned(group, topology)
+        said = _subscriptions(group)
+        read = _assignments(group, topology)
     except ValueError as failure:
         raise _refusal(group, str(failure)) from failure
     if read is None:
-        read = _kept(said, topology)
+        read = _owned_partitions(said, topology)
     members = tuple(
         _consumer_member(number, member, group, said[member.member_id], read[member.member_id])
         for number, member in numbered
@@ -121,7 +121,7 @@ def to_consumer_group(group: ClassicGroup, topology: Topology) -> StoredGroup:
     return StoredGroup(row, members)
 
 
-def _said(group: ClassicGroup) -> dict[str, Subscription]:
+def _subscriptions(group: ClassicGroup) -> dict[str, Subscription]:
     """By member id. Raises ValueError, also where all of them together name too much to be looked at in one go."""
     said: dict[str, Subscription] = {}
     room = MAX_ELEMENTS
@@ -133,7 +133,7 @@ def _said(group: ClassicGroup) -> dict[str, Subscription]:
     return said
 
 
-def _assigned(group: ClassicGroup, topology: Topology) -> dict[str, Partitions] | None:
+def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partitions] | None:
     """By member id, what the group has assigned; None where it is between two generations and has taken back what it had. Raises ValueError."""
     if group.state is not GroupState.STABLE and not any(
         member.assignment for member in group.roster
@@ -148,14 +148,16 @@ def _assigned(group: ClassicGroup, topology: Topology) -> dict[str, Partitions] 
         if beside:
             raise ValueError("its assignor keeps notes of its own in the assignments")
         read[member.member_id] = _by_id(named, topology)
-        places = _places(read[member.member_id])
+        places = _partition_set(read[member.member_id])
         if taken & places:
             raise ValueError("a partition of it is assigned to two members")
         taken |= places
     return read
 
 
-def _kept(said: Mapping[str, Subscription], topology: Topology) -> dict[str, Partitions]:
+def _owned_partitions(
+    said: Mapping[str, Subscription], topology: Topology
+) -> dict[str, Partitions]:
     """What members said that they have when they joined, which they read until they are told otherwise. Of two who say the same, the first."""
     read: dict[str, Partitions] = {}
     taken: set[tuple[TopicId, int]] = set()
@@ -166,7 +168,7 @@ def _kept(said: Mapping[str, Subscription], topology: Topology) -> dict[str, Par
             for topic, indexes in owned.items()
         }
         read[member_id] = {topic: indexes for topic, indexes in kept.items() if indexes}
-        taken |= _places(owned)
+        taken |= _partition_set(owned)
     return read
 
 
@@ -178,7 +180,7 @@ def _by_id(named: PartitionsByName, topology: Topology) -> Partitions:
     }
 
 
-def _places(partitions: Partitions) -> set[tuple[TopicId, int]]:
+def _partition_set(partitions: Partitions) -> set[tuple[TopicId, int]]:
     return {(topic, index) for topic, indexes in partitions.items() for index in indexes}
 
 

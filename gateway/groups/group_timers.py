@@ -34,17 +34,17 @@ class GroupTimers:
         self._calls: list[tuple[float, int, _Call]] = []
         self._cancelled = 0
         self._timer: Timer | None = None
-        self._rings_at = 0.0
+        self._fires_at = 0.0
 
     def __len__(self) -> int:
         """Calls that are kept, cancelled ones among them."""
         return len(self._calls)
 
-    def later(self, seconds: float, function: Callable[[], None]) -> Cancel:
+    def call_later(self, seconds: float, function: Callable[[], None]) -> Cancel:
         """Call `function` in so many seconds, or a little later; what is returned cancels it and does nothing afterwards."""
         call = _Call(self._clock.seconds() + seconds, function)
         heappush(self._calls, (call.at, next(self._numbers), call))
-        self._ring_by(call.at)
+        self._set_timer(call.at)
         return partial(self._cancel, call)
 
     def _cancel(self, call: _Call) -> None:
@@ -62,15 +62,15 @@ class GroupTimers:
             self._timer.cancel()
             self._timer = None
 
-    def _ring_by(self, at: float) -> None:
+    def _set_timer(self, at: float) -> None:
         if self._timer is not None:
-            if self._rings_at <= at:
+            if self._fires_at <= at:
                 return
             self._timer.cancel()
-        self._rings_at = at
-        self._timer = self._clock.callLater(max(at - self._clock.seconds(), 0), self._ring)
+        self._fires_at = at
+        self._timer = self._clock.callLater(max(at - self._clock.seconds(), 0), self._run_due)
 
-    def _ring(self) -> None:
+    def _run_due(self) -> None:
         self._timer = None
         now = self._clock.seconds()
         until = now + TURN_SECONDS
@@ -79,7 +79,7 @@ class GroupTimers:
                 self._call_next()
         finally:
             if self._calls:
-                self._ring_by(self._calls[0][0])
+                self._set_timer(self._calls[0][0])
 
     def _call_next(self) -> None:
         _, _, call = heappop(self._calls)

@@ -183,7 +183,7 @@ def open_environment(
         values,
         deadlines,
         store.note_committed,
-        topics_may_come_back=store.retains_by_itself,
+        topics_may_return=store.retains_by_itself,
     )
     ended(offsets.open())
     ids = iter(range(1, 1 << 31))

@@ -29,14 +29,14 @@ class MemberJoin:
     protocols: Protocols
     session_timeout_ms: int
     rebalance_timeout_ms: int
-    is_told_first: bool = False
+    requires_member_id: bool = False
     """A newcomer is told its id and asked to come again with it (KIP-394)."""
-    may_skip_assignment: bool = False
+    supports_skipping_assignment: bool = False
     """A leader that comes back can be told that there is nothing to assign (KIP-814)."""
     reason: str = ""
 
     @property
-    def told(self) -> int:
+    def text_size(self) -> int:
         """How much it says, in characters and bytes."""
         names = len(self.client_id) + len(self.instance_id or "") + len(self.protocol_type)
         return names + sum(len(name) + len(metadata) for name, metadata in self.protocols)
@@ -44,7 +44,7 @@ class MemberJoin:
     @property
     def size(self) -> int:
         """What a member of such words takes in memory, roughly, in bytes."""
-        return _MEMBER_BYTES + self.told + len(self.protocols) * NAME_BYTES
+        return _MEMBER_BYTES + self.text_size + len(self.protocols) * NAME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class JoinResult:
     protocol_type: str | None = None
     protocol: str | None = None
     leader: str = ""
-    fellows: tuple[JoinedMember, ...] = ()
-    skips_assignment: bool = False
+    members: tuple[JoinedMember, ...] = ()
+    skip_assignment: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +107,17 @@ class ClassicGroupMember:
     assignment: bytes = b""
     is_new: bool = False
     """It has not been part of any generation."""
-    can_return: bool = True
+    can_rejoin: bool = True
     """It knows an id by which it is known again."""
 
-    def speaks(self, protocol: str) -> bool:
+    def supports(self, protocol: str) -> bool:
         return any(name == protocol for name, _ in self.protocols)
 
     def metadata(self, protocol: str) -> bytes:
         """What it tells that assignor, nothing where it does not know it."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
-    def favourite(self, candidates: Set[str]) -> str:
+    def vote(self, candidates: Set[str]) -> str:
         """Which of these protocols it likes best. Raises StopIteration where it knows none, which the group has seen to."""
         return next(name for name, _ in self.protocols if name in candidates)
 

@@ -14,7 +14,7 @@ class ClassicRoster:
     def __init__(self) -> None:
         self._members: dict[str, ClassicGroupMember] = {}
         self._static: dict[str, str] = {}
-        self._speakers: Counter[str] = Counter()
+        self._protocol_counts: Counter[str] = Counter()
         self.leader: str | None = None
         self.size = 0
         """What the members take in memory, roughly, in bytes."""
@@ -31,7 +31,7 @@ class ClassicRoster:
     def get(self, member_id: str) -> ClassicGroupMember | None:
         return self._members.get(member_id)
 
-    def id_of(self, instance_id: str) -> str | None:
+    def member_id_of(self, instance_id: str) -> str | None:
         """The id that a static member has now."""
         return self._static.get(instance_id)
 
@@ -42,7 +42,7 @@ class ClassicRoster:
         self._members[member.member_id] = member
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
-        self._speakers.update(name for name, _ in member.protocols)
+        self._protocol_counts.update(name for name, _ in member.protocols)
         self.size += member.size
         if self.leader is None:
             self.leader = member.member_id
@@ -53,11 +53,11 @@ class ClassicRoster:
         self.size -= member.size
         if member.instance_id is not None:
             del self._static[member.instance_id]
-        self._forget_protocols(member)
+        self._remove_protocols(member)
         if self.leader == member.member_id:
             self.leader = next(iter(self._members), None)
 
-    def rename(self, member: ClassicGroupMember, member_id: str) -> None:
+    def change_member_id(self, member: ClassicGroupMember, member_id: str) -> None:
         """A static member has come back: it goes on under another id, and leads where it led."""
         del self._members[member.member_id]
         if self.leader == member.member_id:
@@ -68,37 +68,39 @@ class ClassicRoster:
         if member.instance_id is not None:
             self._static[member.instance_id] = member_id
 
-    def update(self, member: ClassicGroupMember, joining: MemberJoin) -> None:
+    def update(self, member: ClassicGroupMember, request: MemberJoin) -> None:
         """It joins again, perhaps with other words."""
-        self._forget_protocols(member)
+        self._remove_protocols(member)
         self.size -= member.size
-        member.protocols = joining.protocols
-        self._speakers.update(name for name, _ in joining.protocols)
+        member.protocols = request.protocols
+        self._protocol_counts.update(name for name, _ in request.protocols)
         member.session_timeout_ms, member.rebalance_timeout_ms = (
-            joining.session_timeout_ms,
-            joining.rebalance_timeout_ms,
+            request.session_timeout_ms,
+            request.rebalance_timeout_ms,
         )
-        member.client_id, member.client_host = joining.client_id, joining.client_host
+        member.client_id, member.client_host = request.client_id, request.client_host
         self.size += member.size
 
     def assign(self, member: ClassicGroupMember, assignment: bytes) -> None:
         self.size += len(assignment) - len(member.assignment)
         member.assignment = assignment
 
-    def _forget_protocols(self, member: ClassicGroupMember) -> None:
+    def _remove_protocols(self, member: ClassicGroupMember) -> None:
         for name, _ in member.protocols:
-            self._speakers[name] -= 1
-            if not self._speakers[name]:
-                del self._speakers[name]
+            self._protocol_counts[name] -= 1
+            if not self._protocol_counts[name]:
+                del self._protocol_counts[name]
 
-    def all_speak_one_of(self, protocols: Protocols) -> bool:
+    def supports_protocols(self, protocols: Protocols) -> bool:
         """Whether some of these protocols is known to everyone. To nobody, it is."""
-        return any(self._speakers[name] == len(self._members) for name, _ in protocols)
+        return any(self._protocol_counts[name] == len(self._members) for name, _ in protocols)
 
-    def elected_protocol(self) -> str:
+    def select_protocol(self) -> str:
         """Of those that all know, the one that most like best. Raises ValueError where there are no members."""
-        candidates = {name for name, count in self._speakers.items() if count == len(self._members)}
-        votes = Counter(member.favourite(candidates) for member in self)
+        candidates = {
+            name for name, count in self._protocol_counts.items() if count == len(self._members)
+        }
+        votes = Counter(member.vote(candidates) for member in self)
         return max(votes, key=votes.__getitem__)
 
     @property

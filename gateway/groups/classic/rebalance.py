@@ -45,25 +45,25 @@ class RebalancingGroup:
         self.protocol_type = ""
         self.protocol: str | None = None
         self.roster = ClassicRoster()
-        self.pending: dict[str, float] = {}
+        self.pending_members: dict[str, float] = {}
         """Ids that newcomers were told and have not come back with, and until when they may."""
-        self.due = NEVER
+        self.next_expire_at = NEVER
         """No later than this `expire` wants to be called."""
-        self.counted = 0
+        self.accounted_size = 0
         """The size that its coordinator has noted."""
         self._settings = settings
         self._effects: list[Effect] = []
-        self._parked = WaitingRequests(self._effects)
-        self._rebalance_ends = NEVER
-        self._patience: float | None = None
+        self._waiting_requests = WaitingRequests(self._effects)
+        self._rebalance_deadline = NEVER
+        self._initial_delay_left: float | None = None
         """How much longer the first rebalance may wait for more members; None in every later one."""
-        self._has_newcomer = False
+        self._has_new_member = False
         self._pending_chars = 0
-        self._unsynced: set[str] = set()
-        self._sync_ends = NEVER
-        self._proposal: dict[str, bytes] | None = None
+        self._pending_sync_members: set[str] = set()
+        self._sync_deadline = NEVER
+        self._unstored_assignments: dict[str, bytes] | None = None
         """The leader's assignment while it is being stored."""
-        self._stale: frozenset[bytes] = frozenset()
+        self._stale_keys: frozenset[bytes] = frozenset()
         """Keys of rows of the consumer group that it was, for as long as they may be stored."""
 
     @property
@@ -72,12 +72,12 @@ class RebalancingGroup:
         return (
             _GROUP_BYTES
             + self.roster.size
-            + len(self.pending) * _PENDING_BYTES
+            + len(self.pending_members) * _PENDING_BYTES
             + self._pending_chars
         )
 
     @property
-    def subscribed(self) -> frozenset[str] | None:
+    def subscribed_topics(self) -> frozenset[str] | None:
         """The topics of the members of this generation, None where they cannot be told. Read when it is asked for, which is seldom: what members say
         may be a hundred times larger when it is taken apart."""
         protocol = self.protocol
@@ -90,24 +90,24 @@ class RebalancingGroup:
         )
 
     @property
-    def heads(self) -> int:
+    def member_count(self) -> int:
         """Members, and newcomers that were told an id."""
-        return len(self.roster) + len(self.pending)
+        return len(self.roster) + len(self.pending_members)
 
-    def _expect(self, member_id: str, until: float) -> None:
+    def _add_pending_member(self, member_id: str, until: float) -> None:
         """A newcomer is told this id, and shall come back with it."""
-        self.pending[member_id] = until
+        self.pending_members[member_id] = until
         self._pending_chars += len(member_id)
-        self._wake_by(until)
+        self._expire_by(until)
 
-    def _expect_no_more(self, member_id: str) -> bool:
+    def _remove_pending_member(self, member_id: str) -> bool:
         """Whether it was expected."""
-        if self.pending.pop(member_id, None) is None:
+        if self.pending_members.pop(member_id, None) is None:
             return False
         self._pending_chars -= len(member_id)
         return True
 
-    def _move(self, state: GroupState, now: float) -> None:
+    def _transition(self, state: GroupState, now: float) -> None:
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"a group in state {self.state.value} cannot become {state.value}")
         self.state = state
@@ -115,45 +115,48 @@ class RebalancingGroup:
 
     # From a generation to the wait for the next
 
-    def _rebalance(self, reason: str, now: float, member_id: str) -> None:
+    def _maybe_prepare_rebalance(self, reason: str, now: float, member_id: str) -> None:
         if self.state in _MAY_REBALANCE:
-            self._prepare(reason, now, member_id)
+            self._prepare_rebalance(reason, now, member_id)
 
-    def _prepare(self, reason: str, now: float, member_id: str = "") -> None:
+    def _prepare_rebalance(self, reason: str, now: float, member_id: str = "") -> None:
         """Expect everybody to join again (GroupCoordinator.prepareRebalance)."""
         if self.state is GroupState.COMPLETING_REBALANCE:
-            self._drop_assignment(ErrorCode.REBALANCE_IN_PROGRESS, now)
-        self._unsynced.clear()
+            self._reset_assignments(ErrorCode.REBALANCE_IN_PROGRESS, now)
+        self._pending_sync_members.clear()
         timeout = self.roster.rebalance_timeout_ms
         if self.state is GroupState.EMPTY:
             delay = self._settings.group_initial_rebalance_delay_ms
-            self._rebalance_ends, self._patience = now + delay, max(timeout - delay, 0)
+            self._rebalance_deadline, self._initial_delay_left = (
+                now + delay,
+                max(timeout - delay, 0),
+            )
         else:
-            self._rebalance_ends, self._patience = now + timeout, None
-        self._move(GroupState.PREPARING_REBALANCE, now)
-        self._wake_by(self._rebalance_ends)
+            self._rebalance_deadline, self._initial_delay_left = now + timeout, None
+        self._transition(GroupState.PREPARING_REBALANCE, now)
+        self._expire_by(self._rebalance_deadline)
         self._effects.append(LogEvent("rebalance begins", reason, member_id))
 
-    def _complete_if_all_joined(self, now: float) -> None:
+    def _try_complete_join(self, now: float) -> None:
         """The first rebalance of all always waits its time: members that start together shall be in one generation."""
-        if self.state is not GroupState.PREPARING_REBALANCE or self._patience is not None:
+        if self.state is not GroupState.PREPARING_REBALANCE or self._initial_delay_left is not None:
             return
-        if self._parked.joins == len(self.roster) and not self.pending:
-            self._complete(now)
+        if self._waiting_requests.join_count == len(self.roster) and not self.pending_members:
+            self._complete_join(now)
 
-    def _end_waiting(self, now: float) -> None:
+    def _end_rebalance_wait(self, now: float) -> None:
         """The rebalance has waited long enough, unless it is the first and more members came meanwhile (InitialDelayedJoin)."""
-        if self._patience and self._has_newcomer:
-            self._has_newcomer = False
-            delay = min(self._settings.group_initial_rebalance_delay_ms, self._patience)
-            self._patience = max(self._patience - delay, 0)
-            self._rebalance_ends = now + delay
+        if self._initial_delay_left and self._has_new_member:
+            self._has_new_member = False
+            delay = min(self._settings.group_initial_rebalance_delay_ms, self._initial_delay_left)
+            self._initial_delay_left = max(self._initial_delay_left - delay, 0)
+            self._rebalance_deadline = now + delay
             return
-        self._complete(now)
+        self._complete_join(now)
 
     # A new generation
 
-    def _complete(self, now: float) -> None:
+    def _complete_join(self, now: float) -> None:
         """Begin the next generation with those who have joined (GroupCoordinator.onCompleteJoin). A static member keeps its place until its
         session ends, as it may be restarting."""
         for member in [
@@ -165,30 +168,30 @@ class RebalancingGroup:
             self._effects.append(LogEvent("member removed", "did not join again", member.member_id))
         if len(self.roster) and not self._elect_leader():
             # Only static members are left, and none of them is there: until one comes or their sessions end.
-            self._rebalance_ends, self._patience = (
+            self._rebalance_deadline, self._initial_delay_left = (
                 now + max(self.roster.rebalance_timeout_ms, _SHORTEST_WAIT_MS),
                 None,
             )
-            self._wake_by(self._rebalance_ends)
+            self._expire_by(self._rebalance_deadline)
             return
         self.generation += 1
-        self._has_newcomer = False
-        self._patience = None
-        self._proposal = None
-        self.protocol = self.roster.elected_protocol() if len(self.roster) else None
+        self._has_new_member = False
+        self._initial_delay_left = None
+        self._unstored_assignments = None
+        self.protocol = self.roster.select_protocol() if len(self.roster) else None
         if len(self.roster):
-            self._begin_completing(now)
+            self._start_generation(now)
         else:
-            self._move(GroupState.EMPTY, now)
-            self._save({})
+            self._transition(GroupState.EMPTY, now)
+            self._store({})
             self._effects.append(LogEvent("group is empty"))
 
     def _has_joined(self, member: ClassicGroupMember) -> bool:
-        return self._parked.joins_of(member.member_id)
+        return self._waiting_requests.has_join(member.member_id)
 
     def _elect_leader(self) -> bool:
         """Whether somebody has joined who can lead; whoever leads goes on to do so."""
-        if self.roster.leader is None or not self._parked.joins_of(self.roster.leader):
+        if self.roster.leader is None or not self._waiting_requests.has_join(self.roster.leader):
             joined = next(
                 (member.member_id for member in self.roster if self._has_joined(member)), None
             )
@@ -197,25 +200,27 @@ class RebalancingGroup:
             self.roster.leader = joined
         return True
 
-    def _begin_completing(self, now: float) -> None:
-        self._move(GroupState.COMPLETING_REBALANCE, now)
+    def _start_generation(self, now: float) -> None:
+        self._transition(GroupState.COMPLETING_REBALANCE, now)
         for member in self.roster:
             member.is_new = False
-            member.can_return = True
+            member.can_rejoin = True
             self.roster.assign(member, b"")
-            self._unsynced.add(member.member_id)
-            self._hear_of(member, now)
-            self._parked.answer_join(member.member_id, self._joined(member))
-        self._sync_ends = now + self.roster.rebalance_timeout_ms
-        self._wake_by(self._sync_ends)
+            self._pending_sync_members.add(member.member_id)
+            self._restart_session(member, now)
+            self._waiting_requests.answer_join(member.member_id, self._join_result(member))
+        self._sync_deadline = now + self.roster.rebalance_timeout_ms
+        self._expire_by(self._sync_deadline)
         self._effects.append(LogEvent("generation begins"))
 
-    def _joined(self, member: ClassicGroupMember, *, skips_assignment: bool = False) -> JoinResult:
+    def _join_result(
+        self, member: ClassicGroupMember, *, skip_assignment: bool = False
+    ) -> JoinResult:
         """What `member` is told of the generation that it is in."""
         leader, protocol = self.roster.leader or "", self.protocol or ""
-        fellows: tuple[JoinedMember, ...] = ()
+        members: tuple[JoinedMember, ...] = ()
         if leader == member.member_id:
-            fellows = tuple(
+            members = tuple(
                 JoinedMember(one.member_id, one.instance_id, one.metadata(protocol))
                 for one in self.roster
             )
@@ -226,59 +231,61 @@ class RebalancingGroup:
             self.protocol_type,
             self.protocol,
             leader,
-            fellows,
-            skips_assignment,
+            members,
+            skip_assignment,
         )
 
     # Its assignment
 
-    def _propose(self, assignments: dict[str, bytes]) -> None:
+    def _store_assignments(self, assignments: dict[str, bytes]) -> None:
         """Store the leader's word before anybody acts on it. One that comes again while the first is being stored changes nothing."""
-        if self._proposal is None:
-            self._proposal = assignments
-            self._save(assignments)
+        if self._unstored_assignments is None:
+            self._unstored_assignments = assignments
+            self._store(assignments)
 
-    def _save(self, assignments: dict[str, bytes], answer: Reply | None = None) -> None:
-        self._effects.append(StoreClassicGroup(self._row(assignments), answer, self._stale))
+    def _store(self, assignments: dict[str, bytes], answer: Reply | None = None) -> None:
+        self._effects.append(StoreClassicGroup(self._row(assignments), answer, self._stale_keys))
 
-    def saved(self, save: StoreClassicGroup, now: float) -> None:
+    def on_stored(self, save: StoreClassicGroup, now: float) -> None:
         """What `save` asked to be stored is stored. A group that has gone on meanwhile stays where it is."""
-        self._stale -= save.drops
+        self._stale_keys -= save.drops
         if save.answer is not None:
             self._effects.append(save.answer)
-        if self._is_proposed(save):
+        if self._stores_current_assignments(save):
             self._assign(now)
 
-    def save_failed(self, save: StoreClassicGroup, now: float) -> None:
+    def on_store_failed(self, save: StoreClassicGroup, now: float) -> None:
         """It could not be stored: those who wait for it are told to try again."""
         if save.answer is not None:
             self._effects.append(
                 Reply(save.answer.handle, JoinResult(ErrorCode.COORDINATOR_NOT_AVAILABLE, ""))
             )
-        if self._is_proposed(save):
-            self._drop_assignment(ErrorCode.COORDINATOR_NOT_AVAILABLE, now)
-            self._prepare("the assignment could not be stored", now)
+        if self._stores_current_assignments(save):
+            self._reset_assignments(ErrorCode.COORDINATOR_NOT_AVAILABLE, now)
+            self._prepare_rebalance("the assignment could not be stored", now)
 
-    def _is_proposed(self, save: StoreClassicGroup) -> bool:
-        is_current = self._proposal is not None and save.row.generation == self.generation
+    def _stores_current_assignments(self, save: StoreClassicGroup) -> bool:
+        is_current = (
+            self._unstored_assignments is not None and save.row.generation == self.generation
+        )
         return is_current and self.state is GroupState.COMPLETING_REBALANCE
 
     def _assign(self, now: float) -> None:
-        assignments, self._proposal = self._proposal or {}, None
-        self._move(GroupState.STABLE, now)
+        assignments, self._unstored_assignments = self._unstored_assignments or {}, None
+        self._transition(GroupState.STABLE, now)
         for member in self.roster:
             self.roster.assign(member, assignments.get(member.member_id, b""))
-            if self._parked.answer_sync(member.member_id, self._synced(member)):
-                self._hear_of(member, now)
+            if self._waiting_requests.answer_sync(member.member_id, self._sync_result(member)):
+                self._restart_session(member, now)
 
-    def _drop_assignment(self, code: ErrorCode, now: float) -> None:
-        self._proposal = None
+    def _reset_assignments(self, code: ErrorCode, now: float) -> None:
+        self._unstored_assignments = None
         for member in self.roster:
             self.roster.assign(member, b"")
-            if self._parked.answer_sync(member.member_id, SyncResult(code)):
-                self._hear_of(member, now)
+            if self._waiting_requests.answer_sync(member.member_id, SyncResult(code)):
+                self._restart_session(member, now)
 
-    def _synced(self, member: ClassicGroupMember) -> SyncResult:
+    def _sync_result(self, member: ClassicGroupMember) -> SyncResult:
         return SyncResult(ErrorCode.NONE, self.protocol_type, self.protocol, member.assignment)
 
     def _row(self, assignments: dict[str, bytes]) -> GroupRow:
@@ -307,9 +314,9 @@ class RebalancingGroup:
 
     # Time
 
-    def _wake_by(self, time: float) -> None:
-        self.due = min(self.due, time)
+    def _expire_by(self, time: float) -> None:
+        self.next_expire_at = min(self.next_expire_at, time)
 
-    def _hear_of(self, member: ClassicGroupMember, now: float) -> None:
+    def _restart_session(self, member: ClassicGroupMember, now: float) -> None:
         member.deadline = now + member.session_timeout_ms
-        self._wake_by(member.deadline)
+        self._expire_by(member.deadline)

@@ -114,13 +114,13 @@ class _Reader:
         return self._number(_INT32)
 
     def strings(self) -> list[str]:
-        return [self._string() for _ in range(self._count(_INT16.size))]
+        return [self._string() for _ in range(self._account_size(_INT16.size))]
 
     def partitions(self) -> PartitionsByName:
         found: dict[str, frozenset[int]] = {}
-        for _ in range(self._count(_INT16.size + _INT32.size)):
+        for _ in range(self._account_size(_INT16.size + _INT32.size)):
             topic = self._string()
-            indexes = frozenset(self.int32() for _ in range(self._count(_INT32.size)))
+            indexes = frozenset(self.int32() for _ in range(self._account_size(_INT32.size)))
             found[topic] = found.get(topic, frozenset()) | indexes
         return found
 
@@ -134,7 +134,7 @@ class _Reader:
     def _string(self) -> str:
         return str(self._bytes(self._number(_INT16)), "utf-8")
 
-    def _count(self, size: int) -> int:
+    def _account_size(self, size: int) -> int:
         """How many elements come, of at least that size each."""
         count = self.int32()
         if not 0 <= count <= (len(self._message) - self._position) // size:

@@ -21,7 +21,7 @@ AssignedPartitions = dict[TopicId, frozenset[int]]
 #: stops here as well.
 MAX_ROUNDS = 16
 
-_NOBODY = -1
+_UNASSIGNED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def assign_range(
 
     Members that subscribe to the same topics get the same partitions of all topics that have equally many, so that these can be joined.
     """
-    order = _in_order(members)
+    order = _assignment_order(members)
     assigned: dict[str, AssignedPartitions] = {member_id: {} for member_id in order}
     for topic_id, subscribers in _subscribers(members, order, partitions).items():
         least, longer = divmod(partitions[topic_id], len(subscribers))
@@ -62,19 +62,19 @@ def assign_uniform(
     members differ by more than one, and nothing moves that need not. Unlike Kafka's, who has one more than others keeps it, and the partitions of a
     topic are spread over its subscribers.
     """
-    order = _in_order(members)
+    order = _assignment_order(members)
     load = [0] * len(order)
-    there = {
+    existing = {
         topic_id: _Topic(topic_id, partitions[topic_id], who, load)
         for topic_id, who in _subscribers(members, order, partitions).items()
     }
     for place, member_id in enumerate(order):
         member = members[member_id]
-        for topic_id in member.owned.keys() & member.topics & there.keys():
-            there[topic_id].keep(place, member.owned[topic_id])
+        for topic_id in member.owned.keys() & member.topics & existing.keys():
+            existing[topic_id].retain(place, member.owned[topic_id])
     # Those with the least choice come first: many partitions to a subscriber, then few subscribers.
     topics = sorted(
-        there.values(),
+        existing.values(),
         key=lambda topic: (
             -len(topic.owners) / len(topic.subscribers),
             len(topic.subscribers),
@@ -82,10 +82,10 @@ def assign_uniform(
         ),
     )
     if members and all(len(topic.subscribers) == len(members) for topic in topics):
-        _give_up_excess(topics, load)
+        _release_excess(topics, load)
     for topic in topics:
-        topic.hand_out()
-    _level(topics, load)
+        topic.assign_free()
+    _balance(topics, load)
     assigned: dict[str, AssignedPartitions] = {member_id: {} for member_id in order}
     for topic in topics:
         for place, indexes in topic.shares().items():
@@ -102,7 +102,7 @@ ASSIGNORS: Mapping[
 }
 
 
-def _in_order(members: Mapping[str, Subscriber]) -> list[str]:
+def _assignment_order(members: Mapping[str, Subscriber]) -> list[str]:
     """Static members first, by instance id: it stays when they start anew, their member id does not."""
     return sorted(
         members,
@@ -119,9 +119,9 @@ def _subscribers(
 ) -> dict[TopicId, Sequence[int]]:
     """Of each topic that is there, in order of their ids: its subscribers' places in `order`, ascending."""
     if len({member.topics for member in members.values()}) == 1:
-        everybody = range(len(order))
+        all_members = range(len(order))
         return {
-            topic_id: everybody
+            topic_id: all_members
             for topic_id in sorted(members[order[0]].topics)
             if partitions.get(topic_id)
         }
@@ -142,37 +142,37 @@ class _Topic:
     ) -> None:
         self.topic_id = topic_id
         self.subscribers = subscribers
-        self.owners = [_NOBODY] * partitions
+        self.owners = [_UNASSIGNED] * partitions
         self.load = load
 
-    def keep(self, member: int, indexes: Iterable[int]) -> None:
+    def retain(self, member: int, indexes: Iterable[int]) -> None:
         """A subscriber has what it had, unless another one has it."""
         owners = self.owners
         for index in indexes:
-            if 0 <= index < len(owners) and owners[index] == _NOBODY:
+            if 0 <= index < len(owners) and owners[index] == _UNASSIGNED:
                 owners[index] = member
                 self.load[member] += 1
 
-    def give_up(self, excess: dict[int, int]) -> None:
+    def release(self, excess: dict[int, int]) -> None:
         """Members give up what is theirs, until each has given up its `excess`."""
         for index in reversed(range(len(self.owners))):
             member = self.owners[index]
             if excess.get(member):
                 excess[member] -= 1
                 self.load[member] -= 1
-                self.owners[index] = _NOBODY
+                self.owners[index] = _UNASSIGNED
 
-    def hand_out(self) -> None:
+    def assign_free(self) -> None:
         """What nobody has goes to those who have least."""
-        free = [index for index, owner in enumerate(self.owners) if owner == _NOBODY]
-        takers = self._takers(len(free))
+        free = [index for index, owner in enumerate(self.owners) if owner == _UNASSIGNED]
+        takers = self._least_loaded(len(free))
         for index in free:
             least, taken, member = takers[0]
             self.owners[index] = member
             self.load[member] = least + 1
             heapreplace(takers, (least + 1, taken + 1, member))
 
-    def level(self) -> bool:
+    def balance(self) -> bool:
         """Partitions go from those who have most to those who have least while that brings them nearer; True where one went."""
         load, owners = self.load, self.owners
         count = load.__getitem__
@@ -181,7 +181,7 @@ class _Topic:
         shares = self.shares()
         givers = [(-load[member], member) for member in shares]
         heapify(givers)
-        takers = self._takers(len(owners))
+        takers = self._least_loaded(len(owners))
         # Neither heap learns what the other one's moves make of a member. It does not matter: who gave had at least one more than who has least, who
         # took has at most one less than who has most, and at a difference of one this ends.
         moved = False
@@ -206,7 +206,7 @@ class _Topic:
             found.setdefault(member, []).append(index)
         return found
 
-    def _takers(self, most: int) -> list[tuple[int, int, int]]:
+    def _least_loaded(self, most: int) -> list[tuple[int, int, int]]:
         """A heap of (load, partitions of this topic taken, member) of the `most` who have least: so many partitions reach nobody else."""
         return [
             (self.load[member], 0, member)
@@ -214,7 +214,7 @@ class _Topic:
         ]
 
 
-def _give_up_excess(topics: Sequence[_Topic], load: Sequence[int]) -> None:
+def _release_excess(topics: Sequence[_Topic], load: Sequence[int]) -> None:
     """Whoever has more than an even share gives up the rest. Topic by topic more would move: who has too many may have none of the first topic."""
     least, larger = divmod(sum(len(topic.owners) for topic in topics), len(load))
     excess = {}
@@ -223,10 +223,10 @@ def _give_up_excess(topics: Sequence[_Topic], load: Sequence[int]) -> None:
             excess[member] = has - least - (larger > 0)
             larger -= 1
     for topic in reversed(topics):
-        topic.give_up(excess)
+        topic.release(excess)
 
 
-def _level(topics: Sequence[_Topic], load: Sequence[int]) -> None:
+def _balance(topics: Sequence[_Topic], load: Sequence[int]) -> None:
     for _ in range(MAX_ROUNDS):
-        if not load or max(load) - min(load) <= 1 or not sum(topic.level() for topic in topics):
+        if not load or max(load) - min(load) <= 1 or not sum(topic.balance() for topic in topics):
             return

@@ -33,36 +33,36 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 class ClassicProtocolMembers(GroupMembership):
     """Requests are answered as those of a classic group are."""
 
-    def join(self, joining: MemberJoin, new_id: str, handle: RequestHandle, now: float) -> None:
+    def join(self, request: MemberJoin, new_id: str, handle: RequestHandle, now: float) -> None:
         """`handle` is answered with `JoinResult`: at once, or when what has changed is stored."""
         try:
-            joined = self._join(joining, new_id, handle, now)
+            joined = self._join(request, new_id, handle, now)
         except KafkaError as refusal:
-            self._effects.append(Reply(handle, JoinResult(refusal.code, joining.member_id)))
+            self._effects.append(Reply(handle, JoinResult(refusal.code, request.member_id)))
         else:
             if joined is not None:
-                self._ledger.answer(handle, joined)
-        self._ledger.flush()
+                self._unstored.reply(handle, joined)
+        self._unstored.flush()
 
-    def sync(self, syncing: MemberSync, handle: RequestHandle, now: float) -> None:
+    def sync(self, request: MemberSync, handle: RequestHandle, now: float) -> None:
         """`handle` is answered with `SyncResult`. Assignments that a leader of old brings are not looked at: the group has no leader."""
         try:
-            self._ledger.answer(handle, self._sync(syncing, now))
+            self._unstored.reply(handle, self._sync(request, now))
         except KafkaError as refusal:
             self._effects.append(Reply(handle, SyncResult(refusal.code)))
-        self._ledger.flush()
+        self._unstored.flush()
 
     def heartbeat(
         self, member_id: str, generation: int, instance_id: str | None, now: float
     ) -> None:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS."""
-        member = self._classic(member_id, instance_id, generation)
-        self._hear_of(member, now)
+        member = self._require_classic_member(member_id, instance_id, generation)
+        self._restart_session(member, now)
         may_step = member.state is MemberState.UNREVOKED or (
-            member.state is MemberState.UNRELEASED and self._can_be_given_more(member)
+            member.state is MemberState.UNRELEASED and self._is_target_free(member)
         )
         if member.epoch < self.target_epoch or may_step:
-            self._expect_join(member, now)
+            self._request_rejoin(member, now)
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS)
 
     def leave(self, member_id: str, instance_id: str | None, reason: str, now: float) -> None:
@@ -70,82 +70,84 @@ class ClassicProtocolMembers(GroupMembership):
         if (
             not member_id
             and instance_id is not None
-            and (static := self.roster.static(instance_id)) is not None
+            and (static := self.roster.static_member(instance_id)) is not None
         ):
             member_id = static.member_id
-        self._remove(
-            [self._known(member_id, instance_id)], f"left: {reason}" if reason else "left", now
+        self._remove_members(
+            [self._require_member(member_id, instance_id)],
+            f"left: {reason}" if reason else "left",
+            now,
         )
-        self._ledger.flush()
+        self._unstored.flush()
 
-    def let_go(self, member_id: str, handle: RequestHandle, now: float) -> None:
+    def cancel_request(self, member_id: str, handle: RequestHandle, now: float) -> None:
         """The connection of a request is gone. Its answer, if it is still to come, goes to nobody."""
 
     # Joining
 
     def _join(
-        self, joining: MemberJoin, new_id: str, handle: RequestHandle, now: float
+        self, request: MemberJoin, new_id: str, handle: RequestHandle, now: float
     ) -> JoinResult | None:
         """None where the group has become a classic one, which answers."""
-        self._check_classic(joining)
-        if joining.is_told_first and not joining.member_id and joining.instance_id is None:
+        self._check_classic(request)
+        if request.requires_member_id and not request.member_id and request.instance_id is None:
             # Nothing is kept of it: it is let in under any id that it comes with.
             return JoinResult(ErrorCode.MEMBER_ID_REQUIRED, new_id)
-        subscription = _subscription(joining)
-        before, replaced = self._joining_member(joining, new_id)
-        after = _told(before, joining, subscription)
+        subscription = _subscription(request)
+        before, replaced = self._joining_member(request, new_id)
+        after = _updated_member(before, request, subscription)
         if (
             replaced is not None
             and replaced.classic is None
-            and self._may_become_classic([replaced])
+            and self._can_convert_to_classic([replaced])
         ):
-            self._become_classic([replaced], after, handle, now)
+            self._convert_to_classic([replaced], after, handle, now)
             return None
-        owned = self._by_id(subscription.owned)
-        after = self._step(before, after, replaced, owned, now)
-        deadlines = self._of(after)
+        owned = self._partitions_by_id(subscription.owned)
+        after = self._update_member(before, after, replaced, owned, now)
+        deadlines = self._deadlines_of(after)
         deadlines.join, deadlines.sync = NEVER, now + after.rebalance_timeout_ms
-        self._wake_by(deadlines.sync)
+        self._expire_by(deadlines.sync)
         return JoinResult(
             ErrorCode.NONE,
             after.member_id,
             after.epoch,
             CONSUMER_PROTOCOL_TYPE,
-            joining.protocols[0][0],
+            request.protocols[0][0],
         )
 
-    def _check_classic(self, joining: MemberJoin) -> None:
+    def _check_classic(self, request: MemberJoin) -> None:
         if self._settings.group_consumer_migration_policy == "disabled":
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-        self._check_room(joining.member_id)
-        names = [name for name, _ in joining.protocols]
+        self._check_group_size(request.member_id)
+        names = [name for name, _ in request.protocols]
         is_fit = (
             bool(names)
             and len(set(names)) == len(names)
-            and joining.protocol_type == CONSUMER_PROTOCOL_TYPE
+            and request.protocol_type == CONSUMER_PROTOCOL_TYPE
         )
-        if not is_fit or not self.roster.all_classic_speak_one_of(names):
+        if not is_fit or not self.roster.supports_classic_protocols(names):
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
     def _joining_member(
-        self, joining: MemberJoin, new_id: str
+        self, request: MemberJoin, new_id: str
     ) -> tuple[ConsumerGroupMember, ConsumerGroupMember | None]:
         """The member as it was, and the static one whose place it takes."""
-        member_id, instance_id = joining.member_id, joining.instance_id
+        member_id, instance_id = request.member_id, request.instance_id
         if instance_id is None:
             return self.roster.get(member_id or new_id) or ConsumerGroupMember(
                 0, member_id or new_id
             ), None
-        static = self.roster.static(instance_id)
+        static = self.roster.static_member(instance_id)
         if member_id:
-            return self._known(member_id, instance_id), None
+            return self._require_member(member_id, instance_id), None
         return (
             (ConsumerGroupMember(0, new_id), None)
             if static is None
-            else (self._successor_of(static, new_id), static)
+            else (self._replacement_for(static, new_id), static)
         )
 
-    def _by_id(self, named: PartitionsByName) -> Partitions:
+    def _partitions_by_id(self, named: PartitionsByName) -> Partitions:
         return {
             topic: partitions
             for name, partitions in named.items()
@@ -154,42 +156,44 @@ class ClassicProtocolMembers(GroupMembership):
 
     # What comes after
 
-    def _sync(self, syncing: MemberSync, now: float) -> SyncResult:
-        member = self._classic(syncing.member_id, syncing.instance_id, syncing.generation)
+    def _sync(self, request: MemberSync, now: float) -> SyncResult:
+        member = self._require_classic_member(
+            request.member_id, request.instance_id, request.generation
+        )
         name, metadata = _first_protocol(member)
-        if syncing.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE) or syncing.protocol not in (
+        if request.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE) or request.protocol not in (
             None,
             name,
         ):
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if self.target_epoch > member.epoch and member.state is not MemberState.UNREVOKED:
-            self._expect_join(member, now)
+            self._request_rejoin(member, now)
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS)
-        self._of(member).sync = NEVER
-        self._hear_of(member, now)
+        self._deadlines_of(member).sync = NEVER
+        self._restart_session(member, now)
         partitions = {
             name: frozenset(member.assigned[topic])
             for topic, name in named_topics(member.assigned, member.topics, self._topology)
         }
         return SyncResult(
             ErrorCode.NONE,
-            syncing.protocol_type,
-            syncing.protocol,
+            request.protocol_type,
+            request.protocol,
             encode_assignment(partitions, metadata),
         )
 
-    def _classic(
+    def _require_classic_member(
         self, member_id: str, instance_id: str | None, generation: int
     ) -> ConsumerGroupMember:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, also for a member that speaks the new protocol, FENCED_INSTANCE_ID, ILLEGAL_GENERATION."""
-        member = self._known(member_id, instance_id)
+        member = self._require_member(member_id, instance_id)
         if member.classic is None:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
         if member.epoch != generation:
             raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
         return member
 
-    def _can_be_given_more(self, member: ConsumerGroupMember) -> bool:
+    def _is_target_free(self, member: ConsumerGroupMember) -> bool:
         """Whether nothing that it waits for is still another one's."""
         return all(
             index in member.assigned.get(topic, ()) or self.roster.owner(topic, index) is None
@@ -197,34 +201,34 @@ class ClassicProtocolMembers(GroupMembership):
             for index in partitions
         )
 
-    def _expect_join(self, member: ConsumerGroupMember, now: float) -> None:
-        deadlines = self._of(member)
+    def _request_rejoin(self, member: ConsumerGroupMember, now: float) -> None:
+        deadlines = self._deadlines_of(member)
         if deadlines.join == NEVER:
             deadlines.join = now + member.rebalance_timeout_ms
-            self._wake_by(deadlines.join)
+            self._expire_by(deadlines.join)
 
 
-def _subscription(joining: MemberJoin) -> Subscription:
+def _subscription(request: MemberJoin) -> Subscription:
     """What all its protocols say alike. Raises KafkaError(INCONSISTENT_GROUP_PROTOCOL) where it is not to be read."""
     try:
-        return parse_subscription(joining.protocols[0][1])
+        return parse_subscription(request.protocols[0][1])
     except ValueError as failure:
         raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL) from failure
 
 
-def _told(
-    before: ConsumerGroupMember, joining: MemberJoin, subscription: Subscription
+def _updated_member(
+    before: ConsumerGroupMember, request: MemberJoin, subscription: Subscription
 ) -> ConsumerGroupMember:
     return replace(
         before,
-        instance_id=joining.instance_id or before.instance_id,
+        instance_id=request.instance_id or before.instance_id,
         rack_id=subscription.rack_id or before.rack_id,
-        client_id=joining.client_id,
-        client_host=joining.client_host,
-        rebalance_timeout_ms=joining.rebalance_timeout_ms,
+        client_id=request.client_id,
+        client_host=request.client_host,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
         topics=subscription.topics,
         regex="",
-        classic=ClassicMemberMetadata(joining.session_timeout_ms, joining.protocols),
+        classic=ClassicMemberMetadata(request.session_timeout_ms, request.protocols),
     )
 
 

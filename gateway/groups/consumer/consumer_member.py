@@ -48,7 +48,7 @@ class MemberHeartbeat:
         )
 
     @property
-    def told(self) -> int:
+    def text_size(self) -> int:
         """How much it says, in characters."""
         words = (
             sum(map(len, self.topics or ()))
@@ -61,7 +61,7 @@ class MemberHeartbeat:
     @property
     def size(self) -> int:
         """What a member of such words takes in memory, roughly, in bytes."""
-        return _MEMBER_BYTES + self.told + len(self.topics or ()) * NAME_BYTES
+        return _MEMBER_BYTES + self.text_size + len(self.topics or ()) * NAME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class ConsumerGroupMember(msgspec.Struct, frozen=True, array_like=True):
     target: Partitions = {}
     """What it shall have."""
 
-    def has_arrived(self, epoch: int) -> bool:
+    def is_reconciled_to(self, epoch: int) -> bool:
         """Whether it has all that the target of this epoch gives it."""
         return self.state is MemberState.STABLE and self.epoch == epoch
 

@@ -16,7 +16,7 @@ class ConsumerRoster:
         self._members: dict[str, ConsumerGroupMember] = {}
         self._static: dict[str, str] = {}
         self._owners: dict[TopicId, dict[int, str]] = {}
-        self._speakers: Counter[str] = Counter()
+        self._protocol_counts: Counter[str] = Counter()
         self._assignors: Counter[str] = Counter()
         self.topics: Counter[str] = Counter()
         """How many members name each topic."""
@@ -39,7 +39,7 @@ class ConsumerRoster:
     def get(self, member_id: str) -> ConsumerGroupMember | None:
         return self._members.get(member_id)
 
-    def static(self, instance_id: str) -> ConsumerGroupMember | None:
+    def static_member(self, instance_id: str) -> ConsumerGroupMember | None:
         """The static member of that instance id."""
         return self._members.get(self._static.get(instance_id, ""))
 
@@ -48,23 +48,23 @@ class ConsumerRoster:
         before = self._members.get(member.member_id)
         if self._static.get(member.instance_id or "", member.member_id) != member.member_id:
             raise ValueError("such a static member is here already")
-        self._give_back(before, member)
-        self._take(member)
+        self._release(before, member)
+        self._claim(member)
         if before is not None and before.instance_id is not None:
             del self._static[before.instance_id]
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
         self._members[member.member_id] = member
-        self._count(before, member)
+        self._account_size(before, member)
 
     def remove(self, member: ConsumerGroupMember) -> None:
         del self._members[member.member_id]
         if member.instance_id is not None:
             del self._static[member.instance_id]
-        self._give_back(member, None)
-        self._count(member, None)
+        self._release(member, None)
+        self._account_size(member, None)
 
-    def _take(self, member: ConsumerGroupMember) -> None:
+    def _claim(self, member: ConsumerGroupMember) -> None:
         for held in (member.assigned, member.revoking):
             for topic, partitions in held.items():
                 owners = self._owners.setdefault(topic, {})
@@ -74,7 +74,7 @@ class ConsumerRoster:
                             f"partition {index} of {topic.hex()} would have two owners"
                         )
 
-    def _give_back(
+    def _release(
         self, before: ConsumerGroupMember | None, after: ConsumerGroupMember | None
     ) -> None:
         if before is None or (
@@ -91,21 +91,29 @@ class ConsumerRoster:
                 if not owners:
                     del self._owners[topic]
 
-    def _count(self, before: ConsumerGroupMember | None, after: ConsumerGroupMember | None) -> None:
+    def _account_size(
+        self, before: ConsumerGroupMember | None, after: ConsumerGroupMember | None
+    ) -> None:
         self.size += (0 if after is None else after.size) - (0 if before is None else before.size)
-        if before is not None and after is not None and _words(before) == _words(after):
+        if (
+            before is not None
+            and after is not None
+            and _classic_metadata(before) == _classic_metadata(after)
+        ):
             return
         for member, sign in ((before, -1), (after, 1)):
             if member is not None:
-                self._add(member, sign)
+                self._add_to_counts(member, sign)
 
-    def _add(self, member: ConsumerGroupMember, sign: int) -> None:
-        _add(self.topics, member.topics, sign)
-        _add(self.regexes, [member.regex] if member.regex else [], sign)
-        _add(self._assignors, [member.assignor] if member.assignor else [], sign)
+    def _add_to_counts(self, member: ConsumerGroupMember, sign: int) -> None:
+        _add_to_counts(self.topics, member.topics, sign)
+        _add_to_counts(self.regexes, [member.regex] if member.regex else [], sign)
+        _add_to_counts(self._assignors, [member.assignor] if member.assignor else [], sign)
         if member.classic is not None:
             self.classic += sign
-            _add(self._speakers, [name for name, _ in member.classic.protocols], sign)
+            _add_to_counts(
+                self._protocol_counts, [name for name, _ in member.classic.protocols], sign
+            )
 
     def is_free(self, topic: TopicId, partition: int, member_id: str) -> bool:
         """Whether nobody but this member has the partition."""
@@ -119,11 +127,11 @@ class ConsumerRoster:
         """The one that most members ask for."""
         return max(self._assignors, key=self._assignors.__getitem__, default=None)
 
-    def all_classic_speak_one_of(self, names: Iterable[str]) -> bool:
+    def supports_classic_protocols(self, names: Iterable[str]) -> bool:
         """Whether some of these classic protocols is known to every member that speaks any. To nobody, it is."""
-        return any(self._speakers[name] == self.classic for name in names)
+        return any(self._protocol_counts[name] == self.classic for name in names)
 
-    def others_are_classic(self, leaving: Iterable[ConsumerGroupMember]) -> bool:
+    def remaining_are_classic(self, leaving: Iterable[ConsumerGroupMember]) -> bool:
         """Whether, without these, all members that are left speak the classic protocol, if any are."""
         gone = list(leaving)
         return self.classic - sum(one.classic is not None for one in gone) == len(
@@ -131,12 +139,12 @@ class ConsumerRoster:
         ) - len(gone)
 
 
-def _words(member: ConsumerGroupMember) -> tuple[object, ...]:
+def _classic_metadata(member: ConsumerGroupMember) -> tuple[object, ...]:
     """What is counted of it."""
     return member.topics, member.regex, member.assignor, member.classic
 
 
-def _add(counts: Counter[str], names: Iterable[str], sign: int) -> None:
+def _add_to_counts(counts: Counter[str], names: Iterable[str], sign: int) -> None:
     for name in names:
         counts[name] += sign
         if not counts[name]:

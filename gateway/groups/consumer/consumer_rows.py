@@ -15,7 +15,7 @@ import msgspec
 from gateway.groups.consumer.consumer_member import ConsumerGroupMember
 
 #: UTF-8 never has this byte.
-_MARK = 0xFF
+_KEY_MARK = 0xFF
 _PREFIX = Struct(">BI")
 
 #: The number of the group's own row.
@@ -23,15 +23,15 @@ GROUP_ROW = 0
 
 
 class ConsumerGroupRow(msgspec.Struct, frozen=True, array_like=True):
-    """The group without its members. `seen` tells what its topics were when its epoch began, `changed_at`, in ms since 1970, when it was made or
+    """The group without its members. `topics_digest` tells what its topics were when its epoch began, `changed_at`, in ms since 1970, when it was made or
     lost its last member."""
 
     epoch: int
     target_epoch: int
     next_number: int
-    seen: bytes
+    topics_digest: bytes
     changed_at: int
-    resolved: Mapping[str, frozenset[str]] = {}
+    regex_topics: Mapping[str, frozenset[str]] = {}
     """The topics of each regular expression."""
 
 
@@ -43,12 +43,12 @@ class StoredGroup(NamedTuple):
 
 
 def row_key(group_id: str, number: int) -> bytes:
-    return _PREFIX.pack(_MARK, number) + group_id.encode()
+    return _PREFIX.pack(_KEY_MARK, number) + group_id.encode()
 
 
 def is_consumer_key(key: bytes) -> bool:
     """Whether this is a key of these rows, and not a classic group's."""
-    return len(key) > _PREFIX.size and key[0] == _MARK
+    return len(key) > _PREFIX.size and key[0] == _KEY_MARK
 
 
 def parse_key(key: bytes) -> tuple[str, int]:
@@ -67,9 +67,9 @@ def decode_group(rows: Iterable[tuple[int, bytes]]) -> StoredGroup:
     group, members = None, []
     for number, value in rows:
         if number == GROUP_ROW:
-            group = _GROUP.decode(value)
+            group = _GROUP_DECODER.decode(value)
         else:
-            members.append(_MEMBER.decode(value))
+            members.append(_MEMBER_DECODER.decode(value))
     if group is None:
         raise ValueError("members without a group")
     members.sort(key=lambda member: member.number)
@@ -81,5 +81,5 @@ def decode_group(rows: Iterable[tuple[int, bytes]]) -> StoredGroup:
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_GROUP = msgspec.msgpack.Decoder(ConsumerGroupRow)
-_MEMBER = msgspec.msgpack.Decoder(ConsumerGroupMember)
+_GROUP_DECODER = msgspec.msgpack.Decoder(ConsumerGroupRow)
+_MEMBER_DECODER = msgspec.msgpack.Decoder(ConsumerGroupMember)

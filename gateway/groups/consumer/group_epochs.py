@@ -66,26 +66,26 @@ class GroupEpochs:
         self.target_epoch = 0
         self.changed_at = now
         """When it was made, or lost its last member."""
-        self.due = NEVER
+        self.next_expire_at = NEVER
         """No later than this `expire` wants to be called."""
-        self.counted = 0
+        self.accounted_size = 0
         """The size that its coordinator has noted."""
         self.is_dead = False
         self._topology = topology
         self._settings = settings
         self._effects: list[Effect] = []
-        self._ledger = UnstoredChanges(self._effects, row_key(group_id, GROUP_ROW), self._row)
+        self._unstored = UnstoredChanges(self._effects, row_key(group_id, GROUP_ROW), self._row)
         self._deadlines: dict[str, MemberDeadlines] = {}
         self._next_number = GROUP_ROW + 1
-        self._resolved: dict[str, frozenset[str]] = {}
-        self._resolved_names = 0
-        self._matched: dict[str, tuple[int, float]] = {}
+        self._regex_topics: dict[str, frozenset[str]] = {}
+        self._regex_topic_count = 0
+        self._regex_matched: dict[str, tuple[int, float]] = {}
         """Of each regular expression: the version of the topics that it was matched with, and when."""
-        self._seen = b""
-        self._looked_at = -1
+        self._topics_digest = b""
+        self._topics_version = -1
         """The version of the topics that this epoch knows of."""
-        self._target_at = -NEVER
-        self._target_ms = 0
+        self._target_made_at = -NEVER
+        self._min_target_interval_ms = 0
         """For so long there is no target after the last one."""
 
     @property
@@ -96,16 +96,16 @@ class GroupEpochs:
             return ConsumerGroupState.EMPTY
         if self.epoch > self.target_epoch:
             return ConsumerGroupState.ASSIGNING
-        have_arrived = all(member.has_arrived(self.target_epoch) for member in self.roster)
-        return ConsumerGroupState.STABLE if have_arrived else ConsumerGroupState.RECONCILING
+        all_reconciled = all(member.is_reconciled_to(self.target_epoch) for member in self.roster)
+        return ConsumerGroupState.STABLE if all_reconciled else ConsumerGroupState.RECONCILING
 
     @property
     def size(self) -> int:
         """What it takes in memory, roughly, in bytes."""
-        return _GROUP_BYTES + self.roster.size + self._resolved_names * _NAME_BYTES
+        return _GROUP_BYTES + self.roster.size + self._regex_topic_count * _NAME_BYTES
 
     @property
-    def heads(self) -> int:
+    def member_count(self) -> int:
         return len(self.roster)
 
     @property
@@ -114,24 +114,24 @@ class GroupEpochs:
         return self.roster.assignor or next(iter(ASSIGNORS))
 
     @property
-    def subscribed(self) -> frozenset[str]:
+    def subscribed_topics(self) -> frozenset[str]:
         """The topics of all members."""
-        return frozenset(self.roster.topics).union(*self._resolved.values())
+        return frozenset(self.roster.topics).union(*self._regex_topics.values())
 
     # Members as they are kept
 
-    def _put(self, member: ConsumerGroupMember) -> None:
+    def _put_member(self, member: ConsumerGroupMember) -> None:
         self.roster.put(member)
-        self._ledger.mark(row_key(self.group_id, member.number), member)
+        self._unstored.set_row(row_key(self.group_id, member.number), member)
 
-    def _drop(self, member: ConsumerGroupMember) -> None:
+    def _drop_member(self, member: ConsumerGroupMember) -> None:
         self.roster.remove(member)
         self._deadlines.pop(member.member_id, None)
-        self._ledger.mark(row_key(self.group_id, member.number), None)
+        self._unstored.set_row(row_key(self.group_id, member.number), None)
 
     def _new_number(self) -> int:
         self._next_number += 1
-        self._ledger.mark_group()
+        self._unstored.set_group()
         return self._next_number - 1
 
     def _row(self) -> ConsumerGroupRow:
@@ -139,76 +139,80 @@ class GroupEpochs:
             self.epoch,
             self.target_epoch,
             self._next_number,
-            self._seen,
+            self._topics_digest,
             int(self.changed_at),
-            dict(self._resolved),
+            dict(self._regex_topics),
         )
 
     # The group's epoch
 
-    def _bump(self, reason: str, member_id: str = "") -> None:
+    def _bump_epoch(self, reason: str, member_id: str = "") -> None:
         """There is something new that the next target must heed."""
         self.epoch += 1
-        self._looked_at = self._topology.version
-        self._seen = self._digest()
-        self._ledger.mark_group()
+        self._topics_version = self._topology.version
+        self._topics_digest = self._digest()
+        self._unstored.set_group()
         self._effects.append(LogEvent("group changed", reason, member_id))
 
-    def _look_at_topics(self, regex: str, now: float) -> bool:
+    def _have_topics_changed(self, regex: str, now: float) -> bool:
         """Whether the topics of this regular expression, or any that the group subscribes to, are not what they were when its epoch began."""
-        has_other_topics = bool(regex) and self._match(regex, now)
-        if self._looked_at == self._topology.version and not has_other_topics:
+        topics_changed = bool(regex) and self._refresh_regex(regex, now)
+        if self._topics_version == self._topology.version and not topics_changed:
             return False
-        self._looked_at = self._topology.version
-        return has_other_topics or self._digest() != self._seen
+        self._topics_version = self._topology.version
+        return topics_changed or self._digest() != self._topics_digest
 
-    def _match(self, regex: str, now: float) -> bool:
+    def _refresh_regex(self, regex: str, now: float) -> bool:
         """Whether this one names other topics than before."""
-        version, at = self._matched.get(regex, (-1, -NEVER))
+        version, at = self._regex_matched.get(regex, (-1, -NEVER))
         if version == self._topology.version or 0 <= now - at < REGEX_REFRESH_MS:
             return False
-        before = self._resolved.get(regex)
-        self._matched[regex] = (self._topology.version, now)
+        before = self._regex_topics.get(regex)
+        self._regex_matched[regex] = (self._topology.version, now)
         try:
             after = self._topology.matching(regex)
         except KafkaError as failure:
             # It was good when it came, and takes too long now that there are more topics: it names what it named.
             after = before or frozenset()
             self._effects.append(LogEvent("regular expression not matched again", failure.message))
-        self._resolve(regex, after)
+        self._set_regex_topics(regex, after)
         return after != before
 
-    def _resolve(self, regex: str, topics: frozenset[str]) -> None:
-        self._resolved_names += len(topics) - len(self._resolved.get(regex, ()))
-        self._resolved[regex] = topics
+    def _set_regex_topics(self, regex: str, topics: frozenset[str]) -> None:
+        self._regex_topic_count += len(topics) - len(self._regex_topics.get(regex, ()))
+        self._regex_topics[regex] = topics
 
-    def _forget_regexes(self) -> None:
+    def _remove_unused_regexes(self) -> None:
         """Those that no member subscribes by any more."""
-        for regex in [regex for regex in self._resolved if regex not in self.roster.regexes]:
-            self._resolved_names -= len(self._resolved.pop(regex))
-            self._matched.pop(regex, None)
+        for regex in [regex for regex in self._regex_topics if regex not in self.roster.regexes]:
+            self._regex_topic_count -= len(self._regex_topics.pop(regex))
+            self._regex_matched.pop(regex, None)
 
     def _digest(self) -> bytes:
-        return topics_digest(ids_of(self.subscribed, self._topology), self._topology)
+        return topics_digest(ids_of(self.subscribed_topics, self._topology), self._topology)
 
-    def _topics_of(self, member: ConsumerGroupMember) -> frozenset[TopicId]:
-        return ids_of(member.topics | self._resolved.get(member.regex, frozenset()), self._topology)
+    def _topic_ids_of(self, member: ConsumerGroupMember) -> frozenset[TopicId]:
+        return ids_of(
+            member.topics | self._regex_topics.get(member.regex, frozenset()), self._topology
+        )
 
     # The target
 
-    def _make_target(self, now: float) -> None:
+    def _update_target(self, now: float) -> None:
         """For the group's epoch, unless it has one already. What comes in a burst is one target: soon after one there is no other, as in Kafka 4.3."""
         interval = self._settings.group_consumer_assignment_interval_ms
-        is_fresh = bool(interval) and 0 <= now - self._target_at < max(interval, self._target_ms)
-        if self.target_epoch == self.epoch or is_fresh:
+        is_too_early = bool(interval) and 0 <= now - self._target_made_at < max(
+            interval, self._min_target_interval_ms
+        )
+        if self.target_epoch == self.epoch or is_too_early:
             return
         targets = self._assign()
         for member in list(self.roster):
             target = targets.get(member.member_id, {})
             if target != member.target:
-                self._put(replace(member, target=target))
-        self.target_epoch, self._target_at = self.epoch, now
-        self._ledger.mark_group()
+                self._put_member(replace(member, target=target))
+        self.target_epoch, self._target_made_at = self.epoch, now
+        self._unstored.set_group()
         self._effects.append(LogEvent("target made", self.assignor))
 
     def _assign(self) -> dict[str, dict[TopicId, frozenset[int]]]:
@@ -217,15 +221,15 @@ class GroupEpochs:
         for member in self.roster:
             subscription = (member.topics, member.regex)
             if subscription not in topics:
-                topics[subscription] = self._topics_of(member)
+                topics[subscription] = self._topic_ids_of(member)
             members[member.member_id] = Subscriber(
                 member.instance_id, topics[subscription], member.target
             )
-        partitions = _counts(topics.values(), self._topology)
+        partitions = _partition_counts(topics.values(), self._topology)
         cost = (
             len(members) * TARGET_US_PER_MEMBER + sum(partitions.values()) * TARGET_US_PER_PARTITION
         )
-        self._target_ms = cost * TARGET_INTERVAL_FACTOR // 1000
+        self._min_target_interval_ms = cost * TARGET_INTERVAL_FACTOR // 1000
         return ASSIGNORS[self.assignor](members, partitions)
 
     # A member's way to its target
@@ -236,49 +240,53 @@ class GroupEpochs:
         owned: Partitions | None,
         now: float,
         *,
-        subscribes_anew: bool,
+        subscription_changed: bool,
     ) -> ConsumerGroupMember:
-        if member.has_arrived(self.target_epoch) and not subscribes_anew:
+        if member.is_reconciled_to(self.target_epoch) and not subscription_changed:
             return member
         is_free = partial(self.roster.is_free, member_id=member.member_id)
         after = reconcile(
             member,
             self.target_epoch,
-            self._topics_of(member),
+            self._topic_ids_of(member),
             owned,
             is_free,
-            subscribes_anew=subscribes_anew,
+            subscription_changed=subscription_changed,
         )
         if after == member:
             return member
-        self._put(after)
+        self._put_member(after)
         if after.classic is None:
             # Classic members have their time to join and to sync instead.
             must_revoke = after.state is MemberState.UNREVOKED
-            self._of(after).revoke = now + after.rebalance_timeout_ms if must_revoke else NEVER
-            self._wake_by(self._of(after).revoke)
+            self._deadlines_of(after).revoke = (
+                now + after.rebalance_timeout_ms if must_revoke else NEVER
+            )
+            self._expire_by(self._deadlines_of(after).revoke)
         return after
 
     # Time
 
-    def _of(self, member: ConsumerGroupMember) -> MemberDeadlines:
+    def _deadlines_of(self, member: ConsumerGroupMember) -> MemberDeadlines:
         return self._deadlines.setdefault(member.member_id, MemberDeadlines())
 
-    def _hear_of(self, member: ConsumerGroupMember, now: float) -> None:
+    def _restart_session(self, member: ConsumerGroupMember, now: float) -> None:
         classic = member.classic
         session = (
             self._settings.group_consumer_session_timeout_ms
             if classic is None
             else classic.session_timeout_ms
         )
-        self._of(member).session = now + session
-        self._wake_by(now + session)
+        self._deadlines_of(member).session = now + session
+        self._expire_by(now + session)
 
-    def _wake_by(self, time: float) -> None:
-        self.due = min(self.due, time)
+    def _expire_by(self, time: float) -> None:
+        self.next_expire_at = min(self.next_expire_at, time)
 
 
-def _counts(subscriptions: Iterable[Set[TopicId]], topology: Topology) -> dict[TopicId, int]:
+def _partition_counts(
+    subscriptions: Iterable[Set[TopicId]], topology: Topology
+) -> dict[TopicId, int]:
     """How many partitions each of these topics has."""
     return {
         topic: topology.partitions(topic) for topic in frozenset[TopicId]().union(*subscriptions)

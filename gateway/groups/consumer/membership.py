@@ -23,7 +23,7 @@ class GroupMembership(GroupEpochs):
 
     successor: ClassicGroup | None = None
 
-    def _check_room(self, member_id: str) -> None:
+    def _check_group_size(self, member_id: str) -> None:
         """Raises KafkaError(GROUP_MAX_SIZE_REACHED)."""
         if member_id not in self.roster and len(self.roster) >= self._settings.group_max_size:
             most = self._settings.group_max_size
@@ -32,7 +32,9 @@ class GroupMembership(GroupEpochs):
                 f"The group has {most} members, and group_max_size allows no more.",
             )
 
-    def _check_growth(self, before: ConsumerGroupMember | None, after: ConsumerGroupMember) -> None:
+    def _check_group_bytes(
+        self, before: ConsumerGroupMember | None, after: ConsumerGroupMember
+    ) -> None:
         """Raises KafkaError(GROUP_MAX_SIZE_REACHED) where a member says more than there is room for."""
         if before is not None and (after.topics, after.regex, after.classic) == (
             before.topics,
@@ -48,12 +50,12 @@ class GroupMembership(GroupEpochs):
                 f"The group says as much as max_bytes_per_group={most} allows.",
             )
 
-    def _known(self, member_id: str, instance_id: str | None) -> ConsumerGroupMember:
+    def _require_member(self, member_id: str, instance_id: str | None) -> ConsumerGroupMember:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where somebody else is that static member now."""
         if instance_id is None:
             member = self.roster.get(member_id)
         else:
-            member = self.roster.static(instance_id)
+            member = self.roster.static_member(instance_id)
             if member is not None and member.member_id != member_id:
                 raise KafkaError(
                     ErrorCode.FENCED_INSTANCE_ID,
@@ -66,7 +68,7 @@ class GroupMembership(GroupEpochs):
             )
         return member
 
-    def _successor_of(self, static: ConsumerGroupMember, member_id: str) -> ConsumerGroupMember:
+    def _replacement_for(self, static: ConsumerGroupMember, member_id: str) -> ConsumerGroupMember:
         """A static member under its next id: with all that it had, and nothing that it must still give back, as its client has begun anew."""
         return replace(
             static,
@@ -77,7 +79,7 @@ class GroupMembership(GroupEpochs):
             revoking={},
         )
 
-    def _step(
+    def _update_member(
         self,
         before: ConsumerGroupMember,
         after: ConsumerGroupMember,
@@ -86,20 +88,20 @@ class GroupMembership(GroupEpochs):
         now: float,
     ) -> ConsumerGroupMember:
         """A member has been heard of: take its words, see whether the group must move, and take its next step."""
-        self._check_growth(
+        self._check_group_bytes(
             self.roster.get(after.member_id) if replaced is None else replaced, after
         )
         is_new = after.member_id not in self.roster
         if replaced is not None:
-            self._drop(replaced)
+            self._drop_member(replaced)
             other = self.roster.get(after.member_id)
             if other is not None:
                 # A client that has been here under this id and now is that static member: it has said that it has nothing.
-                self._drop(other)
+                self._drop_member(other)
         if not after.number:
             after = replace(after, number=self._new_number())
         if is_new or replaced is not None or after != before:
-            self._put(after)
+            self._put_member(after)
         if is_new:
             self._effects.append(
                 LogEvent(
@@ -107,31 +109,38 @@ class GroupMembership(GroupEpochs):
                     member_id=after.member_id,
                 )
             )
-        subscribes_anew = (after.topics, after.regex) != (before.topics, before.regex)
-        has_other_topics = self._look_at_topics(after.regex, now)
-        if subscribes_anew:
-            self._forget_regexes()
-        if subscribes_anew or has_other_topics or not self.epoch:
-            self._bump("a subscription" if subscribes_anew else "its topics", after.member_id)
-        self._make_target(now)
+        subscription_changed = (after.topics, after.regex) != (before.topics, before.regex)
+        topics_changed = self._have_topics_changed(after.regex, now)
+        if subscription_changed:
+            self._remove_unused_regexes()
+        if subscription_changed or topics_changed or not self.epoch:
+            self._bump_epoch(
+                "a subscription" if subscription_changed else "its topics", after.member_id
+            )
+        self._update_target(now)
         after = self._reconcile(
-            self.roster.get(after.member_id) or after, owned, now, subscribes_anew=subscribes_anew
+            self.roster.get(after.member_id) or after,
+            owned,
+            now,
+            subscription_changed=subscription_changed,
         )
-        self._hear_of(after, now)
+        self._restart_session(after, now)
         return after
 
-    def _remove(self, members: Sequence[ConsumerGroupMember], reason: str, now: float) -> None:
+    def _remove_members(
+        self, members: Sequence[ConsumerGroupMember], reason: str, now: float
+    ) -> None:
         """These are members no more; what they had is free."""
         for member in members:
             self._effects.append(LogEvent("member removed", reason, member.member_id))
-        if len(members) < len(self.roster) and self._may_become_classic(members):
-            self._become_classic(members, None, None, now)
+        if len(members) < len(self.roster) and self._can_convert_to_classic(members):
+            self._convert_to_classic(members, None, None, now)
             return
         for member in members:
-            self._drop(member)
+            self._drop_member(member)
         if members:
-            self._forget_regexes()
-            self._bump("a member went", members[-1].member_id)
+            self._remove_unused_regexes()
+            self._bump_epoch("a member went", members[-1].member_id)
         if not len(self.roster):
             self.changed_at = now
             self._effects.append(LogEvent("group is empty"))
@@ -139,24 +148,24 @@ class GroupMembership(GroupEpochs):
     def stored_keys(self) -> set[bytes]:
         """Of all rows that may be stored of it."""
         numbers = {GROUP_ROW, *(member.number for member in self.roster)}
-        return self._ledger.keys() | {row_key(self.group_id, number) for number in numbers}
+        return self._unstored.keys() | {row_key(self.group_id, number) for number in numbers}
 
-    def retire(self) -> None:
+    def close(self) -> None:
         """It is a group no more, and writes nothing more."""
         self.is_dead = True
-        self._ledger.close()
+        self._unstored.close()
 
     # Becoming a classic group
 
-    def _may_become_classic(self, leaving: Sequence[ConsumerGroupMember]) -> bool:
+    def _can_convert_to_classic(self, leaving: Sequence[ConsumerGroupMember]) -> bool:
         """Whether, without these, no member of the new protocol is left, and a classic group may be made of the others (KIP-848's downgrade)."""
         is_allowed = self._settings.group_consumer_migration_policy in (
             "bidirectional",
             "downgrade",
         )
-        return is_allowed and self.roster.others_are_classic(leaving)
+        return is_allowed and self.roster.remaining_are_classic(leaving)
 
-    def _become_classic(
+    def _convert_to_classic(
         self,
         leaving: Sequence[ConsumerGroupMember],
         joining: ConsumerGroupMember | None,
@@ -166,12 +175,14 @@ class GroupMembership(GroupEpochs):
         """`joining` takes the place of the one that leaves, and `handle` is answered by the classic group."""
         gone = {member.member_id for member in leaving}
         left = [member for member in self.roster if member.member_id not in gone]
-        have_arrived = self.epoch == self.target_epoch and all(
-            member.has_arrived(self.epoch) for member in left
+        all_reconciled = self.epoch == self.target_epoch and all(
+            member.is_reconciled_to(self.epoch) for member in left
         )
-        is_settled = have_arrived and joining is not None and joining.topics == leaving[0].topics
+        can_stay_stable = (
+            all_reconciled and joining is not None and joining.topics == leaving[0].topics
+        )
         stale = self.stored_keys()
-        self.retire()
+        self.close()
         members = left if joining is None else [*left, joining]
         group = self.successor = to_classic_group(
             self.group_id, self.epoch, members, self._topology, self._settings, now
@@ -185,8 +196,8 @@ class GroupMembership(GroupEpochs):
                     ErrorCode.NONE, joining.member_id, self.epoch, CONSUMER_PROTOCOL_TYPE, name
                 ),
             )
-        group.inherit(stale)
+        group.delete_on_store(stale)
         group.store(answer)
         self._effects.append(LogEvent("group is a classic one now"))
-        if not is_settled:
+        if not can_stay_stable:
             group.rebalance("was a consumer group", now)

@@ -19,20 +19,20 @@ _NONE: frozenset[int] = frozenset()
 
 def reconcile(
     member: ConsumerGroupMember,
-    goal: int,
+    target_epoch: int,
     topics: Set[TopicId],
     owned: Partitions | None,
     is_free: IsFree,
     *,
-    subscribes_anew: bool = False,
+    subscription_changed: bool = False,
 ) -> ConsumerGroupMember:
-    """The member after one step, or itself where there is none to take. `goal` is the epoch of its target, `topics` what it subscribes to now,
-    `owned` what it says it has, None where it says nothing; `subscribes_anew` where its subscription has just changed."""
-    if member.state is MemberState.STABLE and member.epoch == goal:
-        return _give_up_topics(member, topics, owned) if subscribes_anew else member
-    if member.state is MemberState.UNREVOKED and _has_any(owned, member.revoking):
-        return _give_up_topics(member, topics, owned) if subscribes_anew else member
-    return _step(member, goal, topics, owned, is_free)
+    """The member after one step, or itself where there is none to take. `target_epoch` is the epoch of its target, `topics` what it subscribes to now,
+    `owned` what it says it has, None where it says nothing; `subscription_changed` where its subscription has just changed."""
+    if member.state is MemberState.STABLE and member.epoch == target_epoch:
+        return _revoke_unsubscribed(member, topics, owned) if subscription_changed else member
+    if member.state is MemberState.UNREVOKED and _owns_any(owned, member.revoking):
+        return _revoke_unsubscribed(member, topics, owned) if subscription_changed else member
+    return _next_assignment(member, target_epoch, topics, owned, is_free)
 
 
 def transition(
@@ -55,9 +55,9 @@ def transition(
     )
 
 
-def _step(
+def _next_assignment(
     member: ConsumerGroupMember,
-    goal: int,
+    target_epoch: int,
     topics: Set[TopicId],
     owned: Partitions | None,
     is_free: IsFree,
@@ -74,10 +74,10 @@ def _step(
         if goes := {index: epoch for index, epoch in has.items() if index not in target}:
             revoking[topic] = goes
         lacks = [index for index in target if index not in has]
-        if comes := {index: goal for index in lacks if is_free(topic, index)}:
+        if comes := {index: target_epoch for index in lacks if is_free(topic, index)}:
             given[topic] = comes
         waits = waits or len(comes) < len(lacks)
-    if revoking and _has_any(owned, revoking):
+    if revoking and _owns_any(owned, revoking):
         # It stays in its epoch, and is given nothing, until it has given those back.
         return transition(member, MemberState.UNREVOKED, member.epoch, kept, revoking)
     assigned = {
@@ -85,11 +85,11 @@ def _step(
         for topic in {*kept, *given}
     }
     return transition(
-        member, MemberState.UNRELEASED if waits else MemberState.STABLE, goal, assigned, {}
+        member, MemberState.UNRELEASED if waits else MemberState.STABLE, target_epoch, assigned, {}
     )
 
 
-def _give_up_topics(
+def _revoke_unsubscribed(
     member: ConsumerGroupMember, topics: Set[TopicId], owned: Partitions | None
 ) -> ConsumerGroupMember:
     """Ask it to give back what it no longer subscribes to, before there is a new target."""
@@ -100,12 +100,12 @@ def _give_up_topics(
     revoking = dict(member.revoking)
     for topic in gone:
         revoking[topic] = {**revoking.get(topic, _NOTHING), **member.assigned[topic]}
-    if _has_any(owned, revoking):
+    if _owns_any(owned, revoking):
         return transition(member, MemberState.UNREVOKED, member.epoch, assigned, revoking)
     return transition(member, member.state, member.epoch, assigned, {})
 
 
-def _has_any(owned: Partitions | None, held: PartitionEpochs) -> bool:
+def _owns_any(owned: Partitions | None, held: PartitionEpochs) -> bool:
     """Whether the member still has any of these; one that does not say what it has may have them all."""
     if owned is None:
         return True

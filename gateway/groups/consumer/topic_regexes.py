@@ -36,7 +36,7 @@ _MAX_MEMORY = 1 << 19
 class TopicRegexes:
     """Expressions and what was found by them. A name is looked at once, so a new topic costs one look by each expression."""
 
-    __slots__ = ("_cpu_time", "_known", "_max_bytes", "_now", "_refilled_at", "_reserve")
+    __slots__ = ("_cache", "_cpu_seconds_left", "_cpu_time", "_max_bytes", "_now", "_refilled_at")
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class TopicRegexes:
         self._max_bytes = max_bytes
         self._cpu_time = cpu_time
         self._now = now
-        self._known: dict[str, _Expression] = {}
-        self._reserve = NEW_REGEX_CPU_SECONDS
+        self._cache: dict[str, _TopicRegex] = {}
+        self._cpu_seconds_left = NEW_REGEX_CPU_SECONDS
         self._refilled_at = now()
 
     def matching(self, expression: str, names: frozenset[str]) -> frozenset[str]:
@@ -57,47 +57,50 @@ class TopicRegexes:
 
         Raises KafkaError: INVALID_REGULAR_EXPRESSION, COORDINATOR_NOT_AVAILABLE for a new one while too much time goes into new ones.
         """
-        known = self._known.pop(expression, None)
+        known = self._cache.pop(expression, None)
         if known is None:
-            known, found = self._first_look(expression, names)
+            known, found = self._compile_and_match(expression, names)
         else:
-            found = known.among(names, self._cpu_time)
-        self._known[expression] = known
-        if len(self._known) > MAX_CACHED:
-            del self._known[next(iter(self._known))]
+            found = known.match(names, self._cpu_time)
+        self._cache[expression] = known
+        if len(self._cache) > MAX_CACHED:
+            del self._cache[next(iter(self._cache))]
         return found
 
-    def _first_look(self, text: str, names: frozenset[str]) -> tuple[_Expression, frozenset[str]]:
+    def _compile_and_match(
+        self, text: str, names: frozenset[str]
+    ) -> tuple[_TopicRegex, frozenset[str]]:
         now = self._now()
-        self._reserve = min(
-            self._reserve + (now - self._refilled_at) * NEW_REGEX_CPU_SHARE, NEW_REGEX_CPU_SECONDS
+        self._cpu_seconds_left = min(
+            self._cpu_seconds_left + (now - self._refilled_at) * NEW_REGEX_CPU_SHARE,
+            NEW_REGEX_CPU_SECONDS,
         )
         self._refilled_at = now
-        if self._reserve <= 0:
+        if self._cpu_seconds_left <= 0:
             raise KafkaError(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE,
                 "Too many new regular expressions that take long; try again later.",
             )
         began = self._cpu_time()
         try:
-            made = _Expression(text, self._max_bytes)
-            return made, made.among(names, self._cpu_time)
+            made = _TopicRegex(text, self._max_bytes)
+            return made, made.match(names, self._cpu_time)
         finally:
-            self._reserve -= self._cpu_time() - began
+            self._cpu_seconds_left -= self._cpu_time() - began
 
 
-class _Expression:
-    __slots__ = ("_compiled", "_found", "_seen", "_text")
+class _TopicRegex:
+    __slots__ = ("_compiled", "_matched_names", "_matches", "_text")
 
     def __init__(self, text: str, max_bytes: int) -> None:
         self._text = text
         self._compiled = _compile(text, max_bytes)
-        self._seen: frozenset[str] = frozenset()
-        self._found: frozenset[str] = frozenset()
+        self._matched_names: frozenset[str] = frozenset()
+        self._matches: frozenset[str] = frozenset()
 
-    def among(self, names: frozenset[str], cpu_time: Callable[[], float]) -> frozenset[str]:
-        if names is not self._seen:
-            new = names - self._seen
+    def match(self, names: frozenset[str], cpu_time: Callable[[], float]) -> frozenset[str]:
+        if names is not self._matched_names:
+            new = names - self._matched_names
             until = cpu_time() + MAX_CPU_SECONDS + MAX_CPU_SECONDS_PER_NAME * len(new)
             found = set()
             for number, name in enumerate(new):
@@ -105,9 +108,9 @@ class _Expression:
                     found.add(name)
                 if number >= MIN_NAMES_MATCHED and cpu_time() > until:
                     raise _invalid(self._text, "it takes too long to evaluate")
-            self._found = (self._found & names) | found
-            self._seen = names
-        return self._found
+            self._matches = (self._matches & names) | found
+            self._matched_names = names
+        return self._matches
 
 
 def _compile(text: str, max_bytes: int) -> Any:

@@ -11,7 +11,7 @@ from gateway.groups.consumer.assignors import TopicId
 from gateway.groups.consumer.topic_regexes import TopicRegexes
 from gateway.topics.registry import Topics
 
-_SEEN = Struct(">16sI")
+_DIGEST_ROW = Struct(">16sI")
 
 
 class Topology(Protocol):
@@ -38,33 +38,33 @@ class TopicView:
 
     def __init__(self, topics: Topics, regex_max_bytes: int) -> None:
         self._topics = topics
-        self._expressions = TopicRegexes(regex_max_bytes)
+        self._regexes = TopicRegexes(regex_max_bytes)
         self._names: frozenset[str] = frozenset()
-        self._names_at = -1
+        self._names_version = -1
 
     @property
     def version(self) -> int:
         return self._topics.version
 
     def id_of(self, name: str) -> TopicId | None:
-        live = self._topics.get(name)
-        return None if live is None else live.topic.topic_id
+        topic_state = self._topics.get(name)
+        return None if topic_state is None else topic_state.topic.topic_id
 
     def name_of(self, topic: TopicId) -> str | None:
-        live = self._topics.get(topic)
-        return None if live is None else live.name
+        topic_state = self._topics.get(topic)
+        return None if topic_state is None else topic_state.name
 
     def partitions(self, topic: TopicId) -> int:
-        live = self._topics.get(topic)
-        return 0 if live is None else live.topic.partitions
+        topic_state = self._topics.get(topic)
+        return 0 if topic_state is None else topic_state.topic.partitions
 
     def matching(self, regex: str) -> frozenset[str]:
-        if self._names_at != self._topics.version:
-            self._names, self._names_at = (
-                frozenset(live.name for live in self._topics),
+        if self._names_version != self._topics.version:
+            self._names, self._names_version = (
+                frozenset(topic_state.name for topic_state in self._topics),
                 self._topics.version,
             )
-        return self._expressions.matching(regex, self._names)
+        return self._regexes.matching(regex, self._names)
 
 
 def ids_of(names: Iterable[str], topology: Topology) -> frozenset[TopicId]:
@@ -76,7 +76,7 @@ def topics_digest(topics: Set[TopicId], topology: Topology) -> bytes:
     """Tells whether any of these topics has come, gone or grown."""
     digest = hashlib.blake2b(digest_size=8)
     for topic in sorted(topics):
-        digest.update(_SEEN.pack(topic, topology.partitions(topic)))
+        digest.update(_DIGEST_ROW.pack(topic, topology.partitions(topic)))
     return digest.digest()
 
 

@@ -28,54 +28,54 @@ class UnstoredChanges:
         self._row_key = row_key
         self._row = row
         self._unsaved: dict[bytes, Row] = {}
-        self._held: list[Reply] = []
-        self._writing: StoreRows | None = None
+        self._waiting_replies: list[Reply] = []
+        self._in_flight_write: StoreRows | None = None
 
     @property
-    def is_clean(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether all is stored."""
-        return not self._unsaved and self._writing is None
+        return not self._unsaved and self._in_flight_write is None
 
-    def mark(self, key: bytes, row: ConsumerGroupMember | None) -> None:
+    def set_row(self, key: bytes, row: ConsumerGroupMember | None) -> None:
         """This row changes, or with None goes."""
         self._unsaved[key] = row
 
-    def mark_group(self) -> None:
+    def set_group(self) -> None:
         self._unsaved[self._row_key] = None
 
-    def answer(
+    def reply(
         self, handle: RequestHandle, reply: JoinResult | SyncResult | HeartbeatResult
     ) -> None:
         """Now, or when all that has changed so far is stored."""
-        if self.is_clean:
+        if self.is_empty:
             self._effects.append(Reply(handle, reply))
         else:
-            self._held.append(Reply(handle, reply))
+            self._waiting_replies.append(Reply(handle, reply))
 
     def flush(self) -> None:
         """Write what is to be written, unless a write is on its way."""
-        if self._writing is not None or not self._unsaved:
+        if self._in_flight_write is not None or not self._unsaved:
             return
         rows = dict(self._unsaved)
         if self._row_key in rows:
             rows[self._row_key] = self._row()
-        self._writing = StoreRows(rows, tuple(self._held))
-        self._effects.append(self._writing)
+        self._in_flight_write = StoreRows(rows, tuple(self._waiting_replies))
+        self._effects.append(self._in_flight_write)
         self._unsaved.clear()
-        self._held.clear()
+        self._waiting_replies.clear()
 
-    def written(self, write: StoreRows) -> None:
-        self._writing = None
+    def on_stored(self, write: StoreRows) -> None:
+        self._in_flight_write = None
         self._effects.extend(write.answers)
         if self._unsaved:
             self.flush()
         else:
-            self._effects.extend(self._held)
-            self._held.clear()
+            self._effects.extend(self._waiting_replies)
+            self._waiting_replies.clear()
 
-    def write_failed(self, write: StoreRows) -> None:
+    def on_store_failed(self, write: StoreRows) -> None:
         """All who wait are told to ask again; the rows go with the next write."""
-        self._writing = None
+        self._in_flight_write = None
         self._unsaved = {**write.rows, **self._unsaved}
         self._effects.extend(
             as_refusal(answer, ErrorCode.COORDINATOR_NOT_AVAILABLE) for answer in write.answers
@@ -84,12 +84,15 @@ class UnstoredChanges:
 
     def refuse_all(self, code: ErrorCode) -> None:
         """Whoever waits for what has not been written yet is told this."""
-        self._effects.extend(as_refusal(answer, code) for answer in self._held)
-        self._held.clear()
+        self._effects.extend(as_refusal(answer, code) for answer in self._waiting_replies)
+        self._waiting_replies.clear()
 
     def keys(self) -> set[bytes]:
         """Of the rows that change or are on their way: they may be in the store or not."""
-        return {*self._unsaved, *(() if self._writing is None else self._writing.rows)}
+        return {
+            *self._unsaved,
+            *(() if self._in_flight_write is None else self._in_flight_write.rows),
+        }
 
     def close(self) -> None:
         """Nothing more is to be written."""
@@ -98,7 +101,7 @@ class UnstoredChanges:
 
     def handles(self) -> set[RequestHandle]:
         """Those that wait for the next write."""
-        return {answer.handle for answer in self._held}
+        return {answer.handle for answer in self._waiting_replies}
 
 
 def as_refusal(answer: Reply, code: ErrorCode) -> Reply:

@@ -57,22 +57,22 @@ class CommittedOffsets:
         clock: Clock,
         note: CommitListener = no_listener,
         *,
-        topics_may_come_back: bool = False,
+        topics_may_return: bool = False,
     ) -> None:
-        self._topics_may_come_back = topics_may_come_back
-        self._missing: set[bytes] = set()
+        self._topics_may_come_back = topics_may_return
+        self._missing_topics: set[bytes] = set()
         """Ids of topics that were not there at the start."""
         self._clock = clock
         self._note = note
-        self._longest = settings.offsets_commit_timeout_ms / 1000
+        self._timeout = settings.offsets_commit_timeout_ms / 1000
         self._table = table
         self._topics = topics
         self._settings = settings
         self._groups: dict[str, GroupOffsets] = {}
         self._bytes = 0
-        self._told: set[str] = set()
+        self._logged_groups: set[str] = set()
         """Groups whose refusals the log has told since offsets went."""
-        self._coming = 0
+        self._bytes_being_stored = 0
         """What those on their way to the disk will add."""
         self._committing: dict[str, int] = {}
 
@@ -81,7 +81,7 @@ class CommittedOffsets:
         orphans: list[bytes] = []
         for key, value in await self._table.items():
             try:
-                place, committed = decode_key(key), decode_value(value)
+                offset_key, committed = decode_key(key), decode_value(value)
             except ValueError as failure:
                 _log.error(
                     "committed offset unreadable: its group begins as if it were not there",
@@ -89,31 +89,31 @@ class CommittedOffsets:
                     reason=str(failure),
                 )
                 continue
-            if self._topics.get(place.topic_id) is None:
+            if self._topics.get(offset_key.topic_id) is None:
                 if not self._topics_may_come_back:
                     orphans.append(key)
                     continue
-                self._missing.add(place.topic_id)
-            self._keep(place, committed)
-        await self._clear(orphans)
+                self._missing_topics.add(offset_key.topic_id)
+            self._set(offset_key, committed)
+        await self._delete_orphans(orphans)
 
-    async def forget_orphans(self, before: int) -> None:
+    async def delete_orphans(self, before: int) -> None:
         """Forget what was committed before that time (ms) for topics that were not there at the start and never came back."""
-        self._missing = {
-            topic_id for topic_id in self._missing if self._topics.get(topic_id) is None
+        self._missing_topics = {
+            topic_id for topic_id in self._missing_topics if self._topics.get(topic_id) is None
         }
-        if not self._missing:
+        if not self._missing_topics:
             return
-        places = [
+        offset_keys = [
             OffsetKey(group_id, topic_id, partition)
             for group_id, topics in self._groups.items()
-            for topic_id in topics.keys() & self._missing
+            for topic_id in topics.keys() & self._missing_topics
             for partition, committed in topics[topic_id].items()
             if committed.committed_at < before
         ]
-        for place in places:
-            self._drop(place)
-        await self._clear([encode_key(place) for place in places])
+        for offset_key in offset_keys:
+            self._remove(offset_key)
+        await self._delete_orphans([encode_key(offset_key) for offset_key in offset_keys])
 
     def __len__(self) -> int:
         return sum(len(rows) for group in self._groups.values() for rows in group.values())
@@ -132,17 +132,17 @@ class CommittedOffsets:
 
     def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
         """One offset, of the topic that has this name now."""
-        rows, live = self._groups.get(group_id), self._topics.get(topic)
-        if rows is None or live is None:
+        rows, topic_state = self._groups.get(group_id), self._topics.get(topic)
+        if rows is None or topic_state is None:
             return None
-        return rows.get(live.topic.topic_id, {}).get(partition)
+        return rows.get(topic_state.topic.topic_id, {}).get(partition)
 
     def of_group(self, group_id: str) -> Mapping[tuple[str, int], CommittedOffset]:
         """All that the group has committed, by topic and partition, as it is now."""
         return {
-            (live.name, partition): committed
+            (topic_state.name, partition): committed
             for topic_id, rows in self._groups.get(group_id, {}).items()
-            if (live := self._topics.get(topic_id)) is not None
+            if (topic_state := self._topics.get(topic_id)) is not None
             for partition, committed in rows.items()
         }
 
@@ -150,9 +150,9 @@ class CommittedOffsets:
         """The same topic after topic: name, id and offsets in order, as they are when the topic's turn comes. The group may commit meanwhile."""
         topics = self._groups.get(group_id, {}).items()
         found = [
-            (live.name, topic_id, rows)
+            (topic_state.name, topic_id, rows)
             for topic_id, rows in topics
-            if (live := self._topics.get(topic_id)) is not None
+            if (topic_state := self._topics.get(topic_id)) is not None
         ]
         for name, topic_id, rows in sorted(found, key=itemgetter(0)):
             if rows:
@@ -169,24 +169,24 @@ class CommittedOffsets:
         Raises KafkaError: INVALID_GROUP_ID, UNKNOWN_TOPIC_OR_PARTITION, INVALID_COMMIT_OFFSET_SIZE beyond the limits, COORDINATOR_NOT_AVAILABLE
         where the store fails, or takes too long: then it may be stored all the same.
         """
-        placed = {
-            self._place(group_id, topic, partition): committed
+        offsets_by_key = {
+            self._key_for(group_id, topic, partition): committed
             for (topic, partition), committed in rows.items()
         }
         if pause is not None:
             await pause()
-        grows = self._check(group_id, placed)
-        if placed:
+        added_bytes = self._check(group_id, offsets_by_key)
+        if offsets_by_key:
             # On its own: what is on its way to the disk must reach the memory, too, when its client has gone.
-            await self._wait_for(self._commit(group_id, placed, grows))
+            await self._wait_for(self._commit(group_id, offsets_by_key, added_bytes))
 
-    def _place(self, group_id: str, topic: str, partition: int) -> OffsetKey:
-        live = self._topics.require(topic)
-        if not 0 <= partition < live.topic.partitions:
+    def _key_for(self, group_id: str, topic: str, partition: int) -> OffsetKey:
+        topic_state = self._topics.require(topic)
+        if not 0 <= partition < topic_state.topic.partitions:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return OffsetKey(group_id, live.topic.topic_id, partition)
+        return OffsetKey(group_id, topic_state.topic.topic_id, partition)
 
-    def _check(self, group_id: str, placed: Mapping[OffsetKey, CommittedOffset]) -> int:
+    def _check(self, group_id: str, offsets_by_key: Mapping[OffsetKey, CommittedOffset]) -> int:
         """How many bytes they add at the most."""
         settings = self._settings
         if len(group_id.encode()) > settings.group_id_max_bytes:
@@ -196,57 +196,64 @@ class CommittedOffsets:
             )
         known = self._groups.get(group_id, {})
         added = grown = 0
-        for place, committed in placed.items():
-            before = known.get(place.topic_id, {}).get(place.partition)
+        for offset_key, committed in offsets_by_key.items():
+            before = known.get(offset_key.topic_id, {}).get(offset_key.partition)
             added += before is None
             grown += _growth(before, committed)
         if added and sum(map(len, known.values())) + added > settings.max_offsets_per_group:
-            raise self._no_room(
+            raise self._limit_exceeded(
                 group_id,
                 f"more offsets than max_offsets_per_group={settings.max_offsets_per_group}",
             )
         if added and not known:
             grown += getsizeof(group_id)
-        if grown > 0 and self._bytes + self._coming + grown > settings.committed_offsets_max_bytes:
+        if (
+            grown > 0
+            and self._bytes + self._bytes_being_stored + grown
+            > settings.committed_offsets_max_bytes
+        ):
             limit = settings.committed_offsets_max_bytes
-            raise self._no_room(
+            raise self._limit_exceeded(
                 group_id, f"all offsets together take committed_offsets_max_bytes={limit}"
             )
         return max(grown, 0)
 
-    def _no_room(self, group_id: str, reason: str) -> KafkaError:
+    def _limit_exceeded(self, group_id: str, reason: str) -> KafkaError:
         """The reply has no words, so the log says them: once for each group, which commits again and again, and for some groups, until offsets go."""
-        if group_id not in self._told and len(self._told) < MAX_LOGGED_GROUPS:
-            self._told.add(group_id)
+        if group_id not in self._logged_groups and len(self._logged_groups) < MAX_LOGGED_GROUPS:
+            self._logged_groups.add(group_id)
             _log.warning("commit refused", group=group_id, reason=reason)
         return KafkaError(ErrorCode.INVALID_COMMIT_OFFSET_SIZE, reason)
 
     async def _commit(
-        self, group_id: str, placed: Mapping[OffsetKey, CommittedOffset], grows: int
+        self, group_id: str, offsets_by_key: Mapping[OffsetKey, CommittedOffset], added_bytes: int
     ) -> None:
-        self._coming += grows
+        self._bytes_being_stored += added_bytes
         self._committing[group_id] = self._committing.get(group_id, 0) + 1
         try:
             await self._put(
-                {encode_key(place): encode_value(committed) for place, committed in placed.items()}
+                {
+                    encode_key(offset_key): encode_value(committed)
+                    for offset_key, committed in offsets_by_key.items()
+                }
             )
         finally:
-            self._coming -= grows
-            under_way = self._committing.pop(group_id) - 1
-            if under_way:
-                self._committing[group_id] = under_way
+            self._bytes_being_stored -= added_bytes
+            remaining = self._committing.pop(group_id) - 1
+            if remaining:
+                self._committing[group_id] = remaining
         orphans = []
-        for place, committed in placed.items():
-            live = self._topics.get(place.topic_id)
-            if live is not None:
-                self._keep(place, committed)
-                self._note(group_id, live.name, place.partition, committed.offset)
-            elif self._topics.may_return(place.topic_id):
+        for offset_key, committed in offsets_by_key.items():
+            topic_state = self._topics.get(offset_key.topic_id)
+            if topic_state is not None:
+                self._set(offset_key, committed)
+                self._note(group_id, topic_state.name, offset_key.partition, committed.offset)
+            elif self._topics.may_return(offset_key.topic_id):
                 # It goes with the other offsets of the topic, unless that comes back.
-                self._keep(place, committed)
+                self._set(offset_key, committed)
             else:
-                orphans.append(place)
-        await self._clear([encode_key(place) for place in orphans])
+                orphans.append(offset_key)
+        await self._delete_orphans([encode_key(offset_key) for offset_key in orphans])
 
     async def delete(
         self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None
@@ -255,15 +262,17 @@ class CommittedOffsets:
 
         Raises KafkaError: COORDINATOR_NOT_AVAILABLE where the store fails.
         """
-        places = (
-            self._all_of(group_id) if partitions is None else self._those_of(group_id, partitions)
+        offset_keys = (
+            self._all_keys_of(group_id)
+            if partitions is None
+            else self._keys_of(group_id, partitions)
         )
-        if places:
-            await self._wait_for(self._delete(places))
+        if offset_keys:
+            await self._wait_for(self._delete(offset_keys))
 
     async def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await unbroken_within(self._clock, self._longest, work)
+            await unbroken_within(self._clock, self._timeout, work)
         except TimeoutError:
             # As Kafka answers when its offsets topic takes longer than offsets.commit.timeout.ms (CoordinatorOperationExceptionHelper).
             raise KafkaError(
@@ -271,39 +280,39 @@ class CommittedOffsets:
                 "the store takes longer than offsets_commit_timeout_ms",
             ) from None
 
-    def _all_of(self, group_id: str) -> list[OffsetKey]:
+    def _all_keys_of(self, group_id: str) -> list[OffsetKey]:
         return [
             OffsetKey(group_id, topic_id, partition)
             for topic_id, rows in self._groups.get(group_id, {}).items()
             for partition in rows
         ]
 
-    def _those_of(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> list[OffsetKey]:
+    def _keys_of(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> list[OffsetKey]:
         known = self._groups.get(group_id, {})
         found = []
         for topic, partition in partitions:
-            live = self._topics.get(topic)
-            if live is not None and partition in known.get(live.topic.topic_id, ()):
-                found.append(OffsetKey(group_id, live.topic.topic_id, partition))
+            topic_state = self._topics.get(topic)
+            if topic_state is not None and partition in known.get(topic_state.topic.topic_id, ()):
+                found.append(OffsetKey(group_id, topic_state.topic.topic_id, partition))
         return found
 
-    async def _delete(self, places: list[OffsetKey]) -> None:
-        await self._put(dict.fromkeys(map(encode_key, places)))
-        for place in places:
-            self._drop(place)
+    async def _delete(self, offset_keys: list[OffsetKey]) -> None:
+        await self._put(dict.fromkeys(map(encode_key, offset_keys)))
+        for offset_key in offset_keys:
+            self._remove(offset_key)
 
     async def delete_topic(self, topic: Topic) -> None:
         """Forget what all groups have committed for a topic that has been deleted."""
-        places = [
+        offset_keys = [
             OffsetKey(group_id, topic.topic_id, partition)
             for group_id, rows in self._groups.items()
             for partition in rows.get(topic.topic_id, ())
         ]
-        for place in places:
-            self._drop(place)
-        await self._clear([encode_key(place) for place in places])
+        for offset_key in offset_keys:
+            self._remove(offset_key)
+        await self._delete_orphans([encode_key(offset_key) for offset_key in offset_keys])
 
-    async def _clear(self, orphans: list[bytes]) -> None:
+    async def _delete_orphans(self, orphans: list[bytes]) -> None:
         """Free the room of rows that nobody finds any more."""
         try:
             if orphans:
@@ -325,27 +334,27 @@ class CommittedOffsets:
             # What clients take as a reason to ask again, as Kafka answers while its offsets topic cannot be written.
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 
-    def _keep(self, place: OffsetKey, committed: CommittedOffset) -> None:
-        if place.group_id not in self._groups:
-            self._bytes += getsizeof(place.group_id)
-        rows = self._groups.setdefault(place.group_id, {}).setdefault(place.topic_id, {})
-        before = rows.get(place.partition)
-        rows[place.partition] = committed
+    def _set(self, offset_key: OffsetKey, committed: CommittedOffset) -> None:
+        if offset_key.group_id not in self._groups:
+            self._bytes += getsizeof(offset_key.group_id)
+        rows = self._groups.setdefault(offset_key.group_id, {}).setdefault(offset_key.topic_id, {})
+        before = rows.get(offset_key.partition)
+        rows[offset_key.partition] = committed
         self._bytes += _growth(before, committed)
 
-    def _drop(self, place: OffsetKey) -> None:
-        group = self._groups.get(place.group_id, {})
-        rows = group.get(place.topic_id, {})
-        committed = rows.pop(place.partition, None)
+    def _remove(self, offset_key: OffsetKey) -> None:
+        group = self._groups.get(offset_key.group_id, {})
+        rows = group.get(offset_key.topic_id, {})
+        committed = rows.pop(offset_key.partition, None)
         if committed is None:
             return
         self._bytes -= _size(committed)
-        self._told.clear()
+        self._logged_groups.clear()
         if not rows:
-            del group[place.topic_id]
+            del group[offset_key.topic_id]
         if not group:
-            del self._groups[place.group_id]
-            self._bytes -= getsizeof(place.group_id)
+            del self._groups[offset_key.group_id]
+            self._bytes -= getsizeof(offset_key.group_id)
 
 
 def _size(committed: CommittedOffset) -> int:

@@ -37,9 +37,9 @@ class GroupMemberships(Protocol):
 
     def __iter__(self) -> Iterator[HasGroupId]: ...
     def is_empty(self, group_id: str) -> bool: ...
-    def emptied_at(self, group_id: str) -> float | None: ...
-    def subscribed(self, group_id: str) -> frozenset[str] | None: ...
-    def forget(self, group_id: str) -> None: ...
+    def empty_since(self, group_id: str) -> float | None: ...
+    def subscribed_topics(self, group_id: str) -> frozenset[str] | None: ...
+    def delete_in_background(self, group_id: str) -> None: ...
 
 
 class OffsetExpiry:
@@ -57,26 +57,26 @@ class OffsetExpiry:
     def stop(self) -> None:
         self._is_stopped = True
 
-    async def round(self, now: int) -> None:
+    async def run(self, now: int) -> None:
         """Look at every group once."""
-        seen, deleted = 0, 0
-        due: dict[str, list[tuple[str, int]]] = {}
+        checked, deleted = 0, 0
+        expired_by_group: dict[str, list[tuple[str, int]]] = {}
         for group_id in self._offsets.groups():
             offsets = self._offsets.of_group(group_id)
-            seen += len(offsets) + 1
+            checked += len(offsets) + 1
             expired = list(self._expired(group_id, offsets, now))
             if expired:
-                due[group_id] = expired
-            if len(due) >= GROUPS_PER_DELETION or seen >= OFFSETS_PER_TURN:
+                expired_by_group[group_id] = expired
+            if len(expired_by_group) >= GROUPS_PER_DELETION or checked >= OFFSETS_PER_TURN:
                 # Before anything else can happen: what has expired is not kept in mind while its group may commit.
-                deleted += await self._delete(due)
-                due = {}
-            if seen >= OFFSETS_PER_TURN:
-                seen = 0
+                deleted += await self._delete(expired_by_group)
+                expired_by_group = {}
+            if checked >= OFFSETS_PER_TURN:
+                checked = 0
                 await Wake(self._clock).wait(0)
                 if self._is_stopped:
                     return
-        deleted += await self._delete(due)
+        deleted += await self._delete(expired_by_group)
         if deleted:
             _log.info("offsets expired", offsets=deleted)
         await self._forget_groups()
@@ -90,26 +90,29 @@ class OffsetExpiry:
         kept = (
             frozenset[str]()
             if self._groups.is_empty(group_id)
-            else self._groups.subscribed(group_id)
+            else self._groups.subscribed_topics(group_id)
         )
         if kept is None:
             return
-        emptied_at = self._groups.emptied_at(group_id)
-        for place, committed in offsets.items():
-            since = committed.committed_at if emptied_at is None else emptied_at
+        empty_since = self._groups.empty_since(group_id)
+        for key, committed in offsets.items():
+            since = committed.committed_at if empty_since is None else empty_since
             end = (
                 since + self._retention_ms if committed.expires_at is None else committed.expires_at
             )
-            if place[0] not in kept and now >= end:
-                yield place
+            if key[0] not in kept and now >= end:
+                yield key
 
-    async def _delete(self, due: Mapping[str, list[tuple[str, int]]]) -> int:
+    async def _delete(self, expired_by_group: Mapping[str, list[tuple[str, int]]]) -> int:
         """How many offsets are gone."""
         deleted = 0
         outcomes = await gather(
-            [self._offsets.delete(group_id, expired) for group_id, expired in due.items()]
+            [
+                self._offsets.delete(group_id, expired)
+                for group_id, expired in expired_by_group.items()
+            ]
         )
-        for (group_id, expired), outcome in zip(due.items(), outcomes, strict=True):
+        for (group_id, expired), outcome in zip(expired_by_group.items(), outcomes, strict=True):
             if isinstance(outcome, KafkaError):
                 _log.warning(
                     "expired offsets not deleted",
@@ -130,7 +133,7 @@ class OffsetExpiry:
             if self._is_stopped:
                 return
             if self._groups.is_empty(group.group_id) and not self._offsets.has(group.group_id):
-                self._groups.forget(group.group_id)
+                self._groups.delete_in_background(group.group_id)
                 forgotten += 1
                 if forgotten % GROUPS_PER_DELETION == 0:
                     await Wake(self._clock).wait(0)

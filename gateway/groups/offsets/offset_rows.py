@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 #: Topic id and partition, and after them the group's name.
-_PLACE = Struct(">16sI")
+_KEY_PREFIX = Struct(">16sI")
 
 
 class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -33,16 +33,16 @@ class OffsetKey(NamedTuple):
     partition: int
 
 
-def encode_key(place: OffsetKey) -> bytes:
-    return _PLACE.pack(place.topic_id, place.partition) + place.group_id.encode()
+def encode_key(key: OffsetKey) -> bytes:
+    return _KEY_PREFIX.pack(key.topic_id, key.partition) + key.group_id.encode()
 
 
 def decode_key(key: bytes) -> OffsetKey:
     """Raises ValueError for what is no such key."""
-    if len(key) < _PLACE.size:
+    if len(key) < _KEY_PREFIX.size:
         raise ValueError(f"a key of {len(key)} bytes is too short")
-    topic_id, partition = _PLACE.unpack_from(key)
-    return OffsetKey(key[_PLACE.size :].decode(), topic_id, partition)
+    topic_id, partition = _KEY_PREFIX.unpack_from(key)
+    return OffsetKey(key[_KEY_PREFIX.size :].decode(), topic_id, partition)
 
 
 def encode_value(committed: CommittedOffset) -> bytes:

@@ -113,11 +113,13 @@ def _assignment(partitions: Mapping[TopicId, Iterable[int]], caller: Caller) -> 
     """Topics that have been deleted are left out: they have no name any more."""
     rows = []
     for topic_id, indexes in partitions.items():
-        live = caller.broker.topics.get(topic_id)
-        if live is not None:
+        topic_state = caller.broker.topics.get(topic_id)
+        if topic_state is not None:
             rows.append(
                 _Assignment.TopicPartitions(
-                    topic_id=uuid_of(topic_id), topic_name=live.name, partitions=sorted(indexes)
+                    topic_id=uuid_of(topic_id),
+                    topic_name=topic_state.name,
+                    partitions=sorted(indexes),
                 )
             )
     return _Assignment(topic_partitions=sorted(rows, key=lambda row: str(row.topic_name)))

@@ -25,21 +25,21 @@ _UNCHANGED = -1
 async def consumer_group_heartbeat(request: Any, caller: Caller) -> Any:
     """A member joins, lives, leaves, and is told its epoch and, where that is new, its assignment. It has made its id itself (KIP-1082), and may
     subscribe by a regular expression."""
-    return await heartbeat_reply(request, caller, makes_its_id=True)
+    return await heartbeat_reply(request, caller, requires_member_id=True)
 
 
-async def heartbeat_reply(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
+async def heartbeat_reply(request: Any, caller: Caller, *, requires_member_id: bool) -> Any:
     """The reply to a ConsumerGroupHeartbeat."""
     caller.traffic.group_named(request.group_id)
     try:
-        _check(request, makes_its_id=makes_its_id)
+        _check(request, requires_member_id=requires_member_id)
         await caller.broker.confirm_coordinator()
     except KafkaError as failure:
         return _reply(HeartbeatResult(failure.code, failure.message), request.group_id, caller)
     owned = None
     if request.topic_partitions is not None:
         owned = _partitions(request.topic_partitions)
-    said = MemberHeartbeat(
+    heartbeat = MemberHeartbeat(
         request.member_id,
         request.member_epoch,
         request.instance_id,
@@ -54,10 +54,14 @@ async def heartbeat_reply(request: Any, caller: Caller, *, makes_its_id: bool) -
         caller.client_id or "",
         java_host(caller),
     )
-    return _reply(await caller.broker.groups.beat(request.group_id, said), request.group_id, caller)
+    return _reply(
+        await caller.broker.groups.consumer_heartbeat(request.group_id, heartbeat),
+        request.group_id,
+        caller,
+    )
 
 
-def _check(request: Any, *, makes_its_id: bool) -> None:
+def _check(request: Any, *, requires_member_id: bool) -> None:
     """Raises KafkaError: INVALID_REQUEST for what contradicts itself, UNSUPPORTED_ASSIGNOR (GroupCoordinatorService, Kafka 4.3)."""
     epoch = request.member_epoch
     names = {
@@ -65,7 +69,7 @@ def _check(request: Any, *, makes_its_id: bool) -> None:
         "InstanceId": request.instance_id,
         "RackId": request.rack_id,
     }
-    if makes_its_id or epoch > JOIN_EPOCH or epoch == LEAVE_EPOCH:
+    if requires_member_id or epoch > JOIN_EPOCH or epoch == LEAVE_EPOCH:
         names["MemberId"] = request.member_id
     for name, value in names.items():
         if value is not None and not value.strip():
@@ -99,25 +103,25 @@ def _partitions(rows: Any) -> Partitions:
     return {topic: frozenset(indexes) for topic, indexes in found.items()}
 
 
-def _reply(beaten: HeartbeatResult, group_id: str, caller: Caller) -> Any:
+def _reply(result: HeartbeatResult, group_id: str, caller: Caller) -> Any:
     settings = caller.broker.group_configs.settings_of(group_id)
-    is_taken = beaten.code is ErrorCode.NONE
+    is_accepted = result.code is ErrorCode.NONE
     assignment = None
-    if beaten.assignment is not None:
+    if result.assignment is not None:
         row = _Assignment.TopicPartitions
         rows = [
             row(topic_id=uuid_of(topic), partitions=sorted(indexes))
-            for topic, indexes in sorted(beaten.assignment.items())
+            for topic, indexes in sorted(result.assignment.items())
         ]
         assignment = _Assignment(topic_partitions=rows)
     return ConsumerGroupHeartbeatResponse(
         throttle_time_ms=0,
-        error_code=beaten.code,
-        error_message=beaten.message,
-        member_id=beaten.member_id if is_taken else None,
-        member_epoch=beaten.epoch,
+        error_code=result.code,
+        error_message=result.message,
+        member_id=result.member_id if is_accepted else None,
+        member_epoch=result.epoch,
         heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms
-        if is_taken and beaten.epoch >= JOIN_EPOCH
+        if is_accepted and result.epoch >= JOIN_EPOCH
         else 0,
         assignment=assignment,
     )

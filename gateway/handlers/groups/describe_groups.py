@@ -71,8 +71,8 @@ async def describe_groups(request: Any, caller: Caller) -> Any:
 
     def missing(group_id: str) -> Any:
         is_there = caller.broker.groups.get(group_id) is not None
-        words = f"Group {group_id} {'is not a classic group' if is_there else 'not found'}."
-        return not_found(group_id, ErrorCode.GROUP_ID_NOT_FOUND, words)
+        message = f"Group {group_id} {'is not a classic group' if is_there else 'not found'}."
+        return not_found(group_id, ErrorCode.GROUP_ID_NOT_FOUND, message)
 
     return await describe_classic_groups(request, caller, missing)
 

@@ -15,22 +15,26 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.heartbeat_codec import HeartbeatRequest, HeartbeatResponse
 
 #: From here on a JoinGroup that comes to nothing names no protocol; before, it names an empty one.
-_NAMES_NO_PROTOCOL = 7
+_FIRST_WITH_NULLABLE_PROTOCOL = 7
 
 _FIRST_WITH_REBALANCE_TIMEOUT = 1
 
 #: Protocols (assignors) that one member may offer. Clients offer one to five.
 MAX_PROTOCOLS = 500
 
-_Fellow = JoinGroupResponse.JoinGroupResponseMember
-_Left = LeaveGroupResponse.MemberResponse
+_JoinedMember = JoinGroupResponse.JoinGroupResponseMember
+_LeftMember = LeaveGroupResponse.MemberResponse
 
 
 @serves(ApiKey.JOIN_GROUP, 9, 9)
 async def join_group(request: Any, caller: Caller) -> Any:
     """Become a member, or stay one, and be told the generation; the leader also who is in it. Older versions are in `old_groups`."""
     return await join_group_reply(
-        request, caller, request.rebalance_timeout_ms, is_told_first=True, may_skip_assignment=True
+        request,
+        caller,
+        request.rebalance_timeout_ms,
+        requires_member_id=True,
+        supports_skipping_assignment=True,
     )
 
 
@@ -39,21 +43,21 @@ async def join_group_reply(
     caller: Caller,
     rebalance_timeout_ms: int,
     *,
-    is_told_first: bool,
-    may_skip_assignment: bool,
+    requires_member_id: bool,
+    supports_skipping_assignment: bool,
 ) -> Any:
-    """The reply to a JoinGroup; `is_told_first` and `may_skip_assignment` as in `MemberJoin`."""
+    """The reply to a JoinGroup; `requires_member_id` and `supports_skipping_assignment` as in `MemberJoin`."""
     if len(request.protocols) > MAX_PROTOCOLS:
         return JoinGroupResponse(
             error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
             generation_id=-1,
-            protocol_name=None if caller.api_version >= _NAMES_NO_PROTOCOL else "",
+            protocol_name=None if caller.api_version >= _FIRST_WITH_NULLABLE_PROTOCOL else "",
             leader="",
             member_id=request.member_id,
             members=[],
         )
-    _note(request, caller)
-    joining = MemberJoin(
+    _record_traffic(request, caller)
+    member_join = MemberJoin(
         request.member_id,
         request.group_instance_id,
         caller.client_id or "",
@@ -62,36 +66,36 @@ async def join_group_reply(
         tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
         request.session_timeout_ms,
         rebalance_timeout_ms,
-        is_told_first,
-        may_skip_assignment,
+        requires_member_id,
+        supports_skipping_assignment,
         request.reason or "",
     )
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
-        joined = JoinResult(refusal.code, request.member_id)
+        result = JoinResult(refusal.code, request.member_id)
     else:
-        joined = await caller.broker.groups.join(request.group_id, joining)
+        result = await caller.broker.groups.join(request.group_id, member_join)
     return JoinGroupResponse(
-        error_code=joined.code,
-        generation_id=joined.generation,
-        protocol_type=joined.protocol_type,
-        protocol_name=joined.protocol
-        if caller.api_version >= _NAMES_NO_PROTOCOL
-        else joined.protocol or "",
-        leader=joined.leader,
-        skip_assignment=joined.skips_assignment,
-        member_id=joined.member_id,
+        error_code=result.code,
+        generation_id=result.generation,
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol
+        if caller.api_version >= _FIRST_WITH_NULLABLE_PROTOCOL
+        else result.protocol or "",
+        leader=result.leader,
+        skip_assignment=result.skip_assignment,
+        member_id=result.member_id,
         members=[
-            _Fellow(
+            _JoinedMember(
                 member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.metadata
             )
-            for one in joined.fellows
+            for one in result.members
         ],
     )
 
 
-def _note(request: Any, caller: Caller) -> None:
+def _record_traffic(request: Any, caller: Caller) -> None:
     traffic = caller.traffic
     traffic.group_named(request.group_id)
     traffic.habit_seen("session_timeout_ms", request.session_timeout_ms)
@@ -116,7 +120,7 @@ async def sync_group(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.SYNC_GROUP, 0, 4)
 async def sync_group_unchecked_protocol(request: Any, caller: Caller) -> Any:
     """v3 knows static members (KIP-345); the protocol is not named."""
-    syncing = MemberSync(
+    member_sync = MemberSync(
         request.member_id,
         request.group_instance_id,
         request.generation_id,
@@ -128,14 +132,14 @@ async def sync_group_unchecked_protocol(request: Any, caller: Caller) -> Any:
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
-        synced = SyncResult(refusal.code)
+        result = SyncResult(refusal.code)
     else:
-        synced = await caller.broker.groups.sync(request.group_id, syncing)
+        result = await caller.broker.groups.sync(request.group_id, member_sync)
     return SyncGroupResponse(
-        error_code=synced.code,
-        protocol_type=synced.protocol_type,
-        protocol_name=synced.protocol,
-        assignment=synced.assignment,
+        error_code=result.code,
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol,
+        assignment=result.assignment,
     )
 
 
@@ -170,7 +174,7 @@ async def leave_group(request: Any, caller: Caller) -> Any:
             request.group_id, member.member_id, member.group_instance_id, member.reason, caller
         )
         rows.append(
-            _Left(
+            _LeftMember(
                 member_id=member.member_id,
                 group_instance_id=member.group_instance_id,
                 error_code=code,

@@ -42,7 +42,7 @@ _NO_ID = bytes(16)
 MAX_OFFSETS_PER_COMMIT = 10_000
 
 #: The first version of OffsetFetch whose reply has an error code for the group.
-_WITH_ERROR = 2
+_FIRST_WITH_GROUP_ERROR = 2
 
 #: What is told of a partition that the group has committed nothing for.
 NO_OFFSET = CommittedOffset(-1, -1, "", -1)
@@ -61,34 +61,36 @@ async def commit_offsets(
     """The reply: what is wrong with a partition is said there, what is wrong with the group or the member at each partition that is right."""
     caller.traffic.group_named(request.group_id)
     codes: dict[str | bytes, dict[int, ErrorCode]] = {}
-    known: dict[tuple[str, int], CommittedPartition] = {}
+    existing: dict[tuple[str, int], CommittedPartition] = {}
     keys: dict[str, list[str | bytes]] = {}
     turns = Turns(caller.broker.clock)
     for topic in request.topics:
         key = topic.topic
-        told = codes.setdefault(key, {})
+        codes_of_topic = codes.setdefault(key, {})
         for asked in topic.partitions:
             try:
                 name = _require(key, asked.partition_index, caller).name
             except KafkaError as failure:
-                told[asked.partition_index] = failure.code
+                codes_of_topic[asked.partition_index] = failure.code
             else:
                 # One topic may be named in more than one way.
                 named = keys.setdefault(name, [])
                 if key not in named:
                     named.append(key)
                 # In the order of the request; what it comes to is put down below.
-                told[asked.partition_index] = ErrorCode.NONE
-                known[name, asked.partition_index] = asked
+                codes_of_topic[asked.partition_index] = ErrorCode.NONE
+                existing[name, asked.partition_index] = asked
             await turns.take()
-    for (name, index), code in (await _commit_known(request, known, caller, times, turns)).items():
+    for (name, index), code in (
+        await _commit_existing(request, existing, caller, times, turns)
+    ).items():
         for key in keys[name]:
             if index in codes[key]:
                 codes[key][index] = code
         await turns.take()
-    for key, told in codes.items():
+    for key, codes_of_topic in codes.items():
         caller.traffic.topic_accessed(
-            ApiKey.OFFSET_COMMIT, caller.api_version, key, told.values(), request.group_id
+            ApiKey.OFFSET_COMMIT, caller.api_version, key, codes_of_topic.values(), request.group_id
         )
         await turns.take()
     reply: OffsetCommitResponse = await in_bytes(
@@ -112,29 +114,29 @@ def _key_of(topic: Any, caller: Caller) -> str | bytes:
 
 def _require(topic: str | bytes, partition: int, caller: Caller) -> TopicState:
     """The topic. Raises KafkaError where there is none, or no such partition of it."""
-    live = caller.broker.topics.require(topic)
-    if not 0 <= partition < live.topic.partitions:
+    topic_state = caller.broker.topics.require(topic)
+    if not 0 <= partition < topic_state.topic.partitions:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    return live
+    return topic_state
 
 
-async def _commit_known(
+async def _commit_existing(
     request: OffsetCommitRequest,
-    known: dict[tuple[str, int], CommittedPartition],
+    existing: dict[tuple[str, int], CommittedPartition],
     caller: Caller,
     times: CommitTimes,
     turns: Turns,
 ) -> dict[tuple[str, int], ErrorCode]:
     """What became of each of these partitions, which are there."""
-    if not known:
+    if not existing:
         return {}
-    if len(known) > MAX_OFFSETS_PER_COMMIT:
-        return dict.fromkeys(known, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+    if len(existing) > MAX_OFFSETS_PER_COMMIT:
+        return dict.fromkeys(existing, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
     broker = caller.broker
     codes: dict[tuple[str, int], ErrorCode] = {}
     try:
         await broker.confirm_coordinator()
-        fence = broker.groups.check_commit(
+        fence = broker.groups.validate_offset_commit(
             request.group_id,
             request.member_id,
             request.generation_id_or_member_epoch,
@@ -142,7 +144,7 @@ async def _commit_known(
             caller.api_version,
         )
         rows = {}
-        for (name, index), asked in known.items():
+        for (name, index), asked in existing.items():
             row = _row(asked, times)
             code = (
                 ErrorCode.NONE
@@ -161,7 +163,7 @@ async def _commit_known(
             partial(turns.take, TURN_ROWS) if len(rows) > TURN_ROWS else None,
         )
     except KafkaError as failure:
-        return dict.fromkeys(known, failure.code)
+        return dict.fromkeys(existing, failure.code)
     return codes
 
 
@@ -212,9 +214,11 @@ async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
             if counts[asked.group_id] > 1:
                 # A few bytes a group, and all topics of it each time: such a reply has no bound.
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
-            caller.broker.groups.check_fetch(asked.group_id, asked.member_id, asked.member_epoch)
+            caller.broker.groups.validate_offset_fetch(
+                asked.group_id, asked.member_id, asked.member_epoch
+            )
             found = committed_offsets(asked.group_id, asked.topics, caller)
-            topics = await _fetched_in_turns(_FetchedGroup.OffsetFetchResponseTopics, found, turns)
+            topics = await _topic_rows(_FetchedGroup.OffsetFetchResponseTopics, found, turns)
         except KafkaError as failure:
             code = failure.code
         groups.append(_FetchedGroup(group_id=asked.group_id, topics=topics, error_code=code))
@@ -223,7 +227,7 @@ async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
 
 
 class TopicOffsets(NamedTuple):
-    """Where a group stands in a topic. `get` gives each partition's offset, or None, which is told with the code `missing`."""
+    """Where a group stands in a topic. `get` gives each partition's offset, or None, which is codes_of_topic with the code `missing`."""
 
     name: str
     topic_id: bytes
@@ -249,26 +253,29 @@ def committed_offsets(
             index for index in dict.fromkeys(topic.partition_indexes) if (key, index) not in seen
         ]
         seen.update((key, index) for index in partitions)
-        live = topics.get(key)
-        if live is not None:
-            get = partial(offsets.get, group_id, live.name)
+        topic_state = topics.get(key)
+        if topic_state is not None:
+            get = partial(offsets.get, group_id, topic_state.name)
             yield TopicOffsets(
-                key if isinstance(key, str) else live.name, live.topic.topic_id, partitions, get
+                key if isinstance(key, str) else topic_state.name,
+                topic_state.topic.topic_id,
+                partitions,
+                get,
             )
         elif isinstance(key, bytes):
-            yield TopicOffsets("", key, partitions, _nothing, ErrorCode.UNKNOWN_TOPIC_ID)
+            yield TopicOffsets("", key, partitions, _no_offset, ErrorCode.UNKNOWN_TOPIC_ID)
         else:
-            yield TopicOffsets(key, _NO_ID, partitions, _nothing)
+            yield TopicOffsets(key, _NO_ID, partitions, _no_offset)
 
 
-def _nothing(partition: int) -> None:
+def _no_offset(partition: int) -> None:
     """The group has committed nothing for a topic that is not there."""
 
 
 async def single_group_reply(found: Iterable[TopicOffsets], caller: Caller) -> Any:
     """The reply of the versions for one group."""
     turns = Turns(caller.broker.clock)
-    topics = await _fetched_in_turns(_FetchedTopic, found, turns)
+    topics = await _topic_rows(_FetchedTopic, found, turns)
     return await in_bytes(
         OffsetFetchResponse(topics=topics, error_code=ErrorCode.NONE), turns, caller
     )
@@ -276,26 +283,26 @@ async def single_group_reply(found: Iterable[TopicOffsets], caller: Caller) -> A
 
 async def single_group_refusal(request: Any, caller: Caller, refusal: KafkaError) -> Any:
     """The reply of the versions for one group to a group that is not answered for: up to v1 each partition has the error code."""
-    if caller.api_version >= _WITH_ERROR:
+    if caller.api_version >= _FIRST_WITH_GROUP_ERROR:
         return OffsetFetchResponse(topics=[], error_code=refusal.code)
     found = (
         TopicOffsets(
-            topic.name, _NO_ID, dict.fromkeys(topic.partition_indexes), _nothing, refusal.code
+            topic.name, _NO_ID, dict.fromkeys(topic.partition_indexes), _no_offset, refusal.code
         )
         for topic in request.topics
     )
     return await single_group_reply(found, caller)
 
 
-async def _fetched_in_turns(kind: Any, found: Iterable[TopicOffsets], turns: Turns) -> list[Any]:
+async def _topic_rows(kind: Any, found: Iterable[TopicOffsets], turns: Turns) -> list[Any]:
     topics = []
     for one in found:
-        topics.append(await _fetched(kind, one, turns))
+        topics.append(await _topic_row(kind, one, turns))
         await turns.take()
     return topics
 
 
-async def _fetched(kind: Any, found: TopicOffsets, turns: Turns) -> Any:
+async def _topic_row(kind: Any, found: TopicOffsets, turns: Turns) -> Any:
     make = (
         kind.OffsetFetchResponsePartition
         if kind is _FetchedTopic
@@ -327,31 +334,35 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
     turns = Turns(caller.broker.clock)
     try:
         await caller.broker.confirm_coordinator()
-        read = _topics_read(request.group_id, caller)
+        subscribed = _subscribed_topics(request.group_id, caller)
         for topic in request.topics:
             codes.setdefault(topic.name, {}).update(
                 (asked.partition_index, ErrorCode.NONE) for asked in topic.partitions
             )
-        for name, told in codes.items():
-            for index in told:
-                told[index] = _deletion(name, index, read, caller)
+        for name, codes_of_topic in codes.items():
+            for index in codes_of_topic:
+                codes_of_topic[index] = _deletion_error(name, index, subscribed, caller)
                 await turns.take()
-        gone = [
+        deletable = [
             (name, index)
-            for name, told in codes.items()
-            for index, code in told.items()
+            for name, codes_of_topic in codes.items()
+            for index, code in codes_of_topic.items()
             if code is ErrorCode.NONE
         ]
-        await caller.broker.offsets.delete(request.group_id, gone)
+        await caller.broker.offsets.delete(request.group_id, deletable)
     except KafkaError as failure:
         return OffsetDeleteResponse(error_code=failure.code, topics=[])
     topics = []
-    for name, told in codes.items():
+    for name, codes_of_topic in codes.items():
         caller.traffic.topic_accessed(
-            ApiKey.OFFSET_DELETE, caller.api_version, name, told.values(), request.group_id
+            ApiKey.OFFSET_DELETE,
+            caller.api_version,
+            name,
+            codes_of_topic.values(),
+            request.group_id,
         )
         rows = []
-        for index, code in told.items():
+        for index, code in codes_of_topic.items():
             rows.append(
                 _DeletedTopic.OffsetDeleteResponsePartition(partition_index=index, error_code=code)
             )
@@ -363,25 +374,27 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
     )
 
 
-def _topics_read(group_id: str, caller: Caller) -> frozenset[str]:
+def _subscribed_topics(group_id: str, caller: Caller) -> frozenset[str]:
     """What the group's members read, who may be none. Raises KafkaError where there is no such group, or nobody can tell."""
     broker = caller.broker
     if not group_id:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID)
     if broker.groups.is_empty(group_id):
-        if not broker.offsets.has(group_id) and broker.groups.emptied_at(group_id) is None:
+        if not broker.offsets.has(group_id) and broker.groups.empty_since(group_id) is None:
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
         return frozenset()
-    subscribed = broker.groups.subscribed(group_id)
+    subscribed = broker.groups.subscribed_topics(group_id)
     if subscribed is None:
         # Connect's workers, for example: what they read is their own business.
         raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
     return subscribed
 
 
-def _deletion(topic: str, index: int, read: frozenset[str], caller: Caller) -> ErrorCode:
+def _deletion_error(
+    topic: str, index: int, subscribed: frozenset[str], caller: Caller
+) -> ErrorCode:
     try:
-        live = _require(topic, index, caller)
+        topic_state = _require(topic, index, caller)
     except KafkaError as failure:
         return failure.code
-    return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if live.name in read else ErrorCode.NONE
+    return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic_state.name in subscribed else ErrorCode.NONE

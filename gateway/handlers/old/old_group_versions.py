@@ -19,7 +19,11 @@ from gateway.protocol.wire.api_keys import ApiKey
 async def join_group_v0(request: Any, caller: Caller) -> Any:
     """Kafka 0.9 and 0.10.0, kafka-python 1, Sarama, kafka-node: a rebalance waits as long as a session lasts."""
     return await join_group_reply(
-        request, caller, request.session_timeout_ms, is_told_first=False, may_skip_assignment=False
+        request,
+        caller,
+        request.session_timeout_ms,
+        requires_member_id=False,
+        supports_skipping_assignment=False,
     )
 
 
@@ -30,8 +34,8 @@ async def join_group_v1_v3(request: Any, caller: Caller) -> Any:
         request,
         caller,
         request.rebalance_timeout_ms,
-        is_told_first=False,
-        may_skip_assignment=False,
+        requires_member_id=False,
+        supports_skipping_assignment=False,
     )
 
 
@@ -40,7 +44,11 @@ async def join_group_v4_v8(request: Any, caller: Caller) -> Any:
     """Kafka 2.2 to 3.1: a newcomer is told its id first (KIP-394). v5 static members (KIP-345), v7 protocol type (KIP-559), v8 reasons
     (KIP-800). A leader that comes back takes itself for a follower."""
     return await join_group_reply(
-        request, caller, request.rebalance_timeout_ms, is_told_first=True, may_skip_assignment=False
+        request,
+        caller,
+        request.rebalance_timeout_ms,
+        requires_member_id=True,
+        supports_skipping_assignment=False,
     )
 
 
@@ -69,4 +77,4 @@ async def describe_groups_missing_as_dead(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, 0)
 async def consumer_group_heartbeat_without_id(request: Any, caller: Caller) -> Any:
     """Kafka 3.7 to 3.9, librdkafka 2.4 to 2.9: a newcomer may be given its id by the group."""
-    return await heartbeat_reply(request, caller, makes_its_id=False)
+    return await heartbeat_reply(request, caller, requires_member_id=False)

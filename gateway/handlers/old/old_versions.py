@@ -125,5 +125,7 @@ async def offset_fetch_v0(request: Any, caller: Caller) -> Any:
     except KafkaError as refusal:
         return await single_group_refusal(request, caller, refusal)
     found = committed_offsets(request.group_id, request.topics, caller)
-    told = (one._replace(missing=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found)
-    return await single_group_reply(told, caller)
+    not_found_as_error = (
+        one._replace(missing=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found
+    )
+    return await single_group_reply(not_found_as_error, caller)

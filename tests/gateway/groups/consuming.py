@@ -22,8 +22,8 @@ A = id_of("a")
 TOPIC = "orders"
 
 
-class Told:
-    """A group whose writes are stored at once, unless `is_held`. Times are milliseconds."""
+class GroupHarness:
+    """A group whose writes are stored at once, unless `holds_writes`. Times are milliseconds."""
 
     def __init__(self, partitions: int = 4, **settings: Any) -> None:
         self.topology = FakeTopology()
@@ -33,20 +33,20 @@ class Told:
         self.group = ConsumerGroup("g", self.topology, self.settings, self.now)
         self.answers: dict[int, HeartbeatResult | JoinResult | SyncResult] = {}
         self.writes: list[StoreRows] = []
-        self.is_held = False
+        self.holds_writes = False
         self.count = 0
 
     def act(self) -> None:
-        while effects := self.group.take():
+        while effects := self.group.take_effects():
             for effect in effects:
                 if isinstance(effect, Reply):
                     self.answers[effect.handle] = effect.reply
                 elif isinstance(effect, StoreRows):
                     self.writes.append(effect)
-                    if not self.is_held:
-                        self.group.written(effect)
+                    if not self.holds_writes:
+                        self.group.on_stored(effect)
 
-    def beat(self, member_id: str, epoch: int = 0, **words: Any) -> HeartbeatResult | None:
+    def heartbeat(self, member_id: str, epoch: int = 0, **words: Any) -> HeartbeatResult | None:
         """One heartbeat: a newcomer says everything, others only what is given. None while its answer waits."""
         if epoch == 0:
             words = {
@@ -56,7 +56,9 @@ class Told:
                 **words,
             }
         self.count += 1
-        self.group.beat(MemberHeartbeat(member_id, epoch, **words), self.count, self.now)
+        self.group.consumer_heartbeat(
+            MemberHeartbeat(member_id, epoch, **words), self.count, self.now
+        )
         self.act()
         return self.answers.get(self.count)
 

@@ -99,7 +99,7 @@ def test_members_that_start_together_are_in_one_generation(env):
     assert not first.is_done
     env.clock.advance(INITIAL_DELAY)
     assert (first.result.generation, second.result.generation) == (1, 1)
-    assert [fellow.member_id for fellow in first.result.fellows] == ["c-id-1", "c-id-2"]
+    assert [fellow.member_id for fellow in first.result.members] == ["c-id-1", "c-id-2"]
 
 
 def test_an_assignment_is_told_once_it_is_stored(env):
@@ -203,7 +203,7 @@ def test_heartbeats_keep_a_member_and_silence_ends_it(env):
 def test_a_commit_is_a_sign_of_life(env):
     member = alone(env)
     env.clock.advance(SESSION - 1)
-    env.broker.groups.check_commit("g", member.member_id, 1, None, env.now())
+    env.broker.groups.validate_offset_commit("g", member.member_id, 1, None, env.now())
     env.clock.advance(SESSION - 1)
     assert state(env) is GroupState.STABLE
 
@@ -214,7 +214,7 @@ def test_a_rebalance_does_not_wait_for_a_member_beyond_its_session(env):
     with pytest.raises(KafkaError, match="REBALANCE_IN_PROGRESS"):
         heartbeat(env, "c-id-1", 1)
     env.clock.advance(SESSION)
-    assert [fellow.member_id for fellow in waiting.result.fellows] == ["c-id-2"]
+    assert [fellow.member_id for fellow in waiting.result.members] == ["c-id-2"]
 
 
 def test_a_join_whose_connection_goes_waits_no_longer(env):
@@ -230,7 +230,7 @@ def test_a_join_whose_connection_goes_waits_no_longer(env):
     leader = join(env, "c-id-1")
     assert not leader.is_done
     env.clock.advance(SESSION)
-    assert [fellow.member_id for fellow in leader.result.fellows] == ["c-id-1"]
+    assert [fellow.member_id for fellow in leader.result.members] == ["c-id-1"]
 
 
 def test_a_newcomer_whose_connection_goes_before_it_knows_its_id_holds_nobody_up(env):
@@ -259,7 +259,7 @@ def test_a_member_that_joins_and_then_says_nothing_is_removed(env):
 def test_an_answer_may_bring_the_next_request_at_once(env):
     async def member() -> bytes:
         joined = await env.broker.groups.join("g", joining())
-        words = tuple((fellow.member_id, fellow.member_id.encode()) for fellow in joined.fellows)
+        words = tuple((fellow.member_id, fellow.member_id.encode()) for fellow in joined.members)
         return (
             await env.broker.groups.sync(
                 "g", MemberSync(joined.member_id, None, joined.generation, assignments=words)
@@ -276,7 +276,7 @@ def test_an_answer_may_bring_the_next_request_at_once(env):
 def test_a_shutdown_answers_everybody_who_waits(env):
     alone(env)
     waiting = join(env)
-    env.broker.groups.end()
+    env.broker.groups.close()
     assert waiting.result.code is ErrorCode.NOT_COORDINATOR
     assert join(env).result.code is ErrorCode.NOT_COORDINATOR
     assert env.clock.getDelayedCalls() == []
@@ -406,21 +406,21 @@ def test_when_a_group_lost_its_last_member_is_told_and_stored_by_the_wall_clock(
     member = alone(env)
     env.step_ms = HOUR_MS
     env.broker.groups.leave("g", member.member_id, None, "")
-    emptied_at = env.now()
+    empty_since = env.now()
     env.clock.advance(60)
-    assert env.broker.groups.emptied_at("g") == emptied_at
-    assert again(env).broker.groups.emptied_at("g") == emptied_at
+    assert env.broker.groups.empty_since("g") == empty_since
+    assert again(env).broker.groups.empty_since("g") == empty_since
 
 
 def test_a_group_is_forgotten_when_it_is_asked_for_and_empty(env):
     member = alone(env)
     groups = env.broker.groups
-    groups.forget("g")
+    groups.delete_in_background("g")
     assert groups.get("g") is not None
-    assert groups.emptied_at("g") is None
+    assert groups.empty_since("g") is None
     groups.leave("g", member.member_id, None, "")
-    assert groups.emptied_at("g") == env.now()
-    groups.forget("g")
+    assert groups.empty_since("g") == env.now()
+    groups.delete_in_background("g")
     assert groups.get("g") is None
     assert list(again(env).broker.groups) == []
 
@@ -429,7 +429,7 @@ def test_a_group_that_could_not_be_forgotten_stays(env, caplog):
     member = alone(env)
     env.broker.groups.leave("g", member.member_id, None, "")
     env.store.refuse_writes = True
-    env.broker.groups.forget("g")
+    env.broker.groups.delete_in_background("g")
     assert "group not forgotten" in caplog.text
     with pytest.raises(KafkaError, match="refuses writes"):
         ended(env.broker.groups.delete("g"))
@@ -441,7 +441,7 @@ def test_who_is_told_an_id_while_its_group_is_being_forgotten_comes_with_it(env)
     groups = env.broker.groups
     groups.leave("g", member.member_id, None, "")
     env.store.hold()
-    groups.forget("g")
+    groups.delete_in_background("g")
     told = join(env, first=True).result
     env.store.release()
     waiting = join(env, told.member_id)
@@ -466,7 +466,7 @@ def test_only_members_of_this_generation_commit(env):
 
     def code(member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
         try:
-            groups.check_commit("g", member_id, generation, instance, 8)
+            groups.validate_offset_commit("g", member_id, generation, instance, 8)
         except KafkaError as failure:
             return failure.code
         return ErrorCode.NONE
@@ -494,9 +494,9 @@ def test_only_members_of_this_generation_commit(env):
 
 def test_a_group_reads_what_its_members_subscribe_to(env):
     groups = env.broker.groups
-    assert (groups.subscribed("g"), groups.is_empty("g")) == (None, True)
+    assert (groups.subscribed_topics("g"), groups.is_empty("g")) == (None, True)
     waiting = join(env, metadata=b"\0\1\0\0\0\1\0\6orders\xff\xff\xff\xff")
     env.clock.advance(INITIAL_DELAY)
-    assert (groups.subscribed("g"), groups.is_empty("g")) == (frozenset({"orders"}), False)
+    assert (groups.subscribed_topics("g"), groups.is_empty("g")) == (frozenset({"orders"}), False)
     groups.leave("g", waiting.result.member_id, None, "")
-    assert (groups.subscribed("g"), groups.is_empty("g")) == (frozenset(), True)
+    assert (groups.subscribed_topics("g"), groups.is_empty("g")) == (frozenset(), True)

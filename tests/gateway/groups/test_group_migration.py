@@ -14,7 +14,7 @@ from gateway.groups.group_migration import check_upgrade, to_classic_group, to_c
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from tests.fakes.topology import FakeTopology, id_of
-from tests.gateway.groups.consuming import START, TOPIC, Told, metadata_of
+from tests.gateway.groups.consuming import START, TOPIC, GroupHarness, metadata_of
 
 T = id_of(TOPIC)
 
@@ -40,15 +40,15 @@ def joined(*owned: set[int]) -> ClassicGroup:
     for _ in range(2):
         group.expire(START)
     assert group.state is GroupState.COMPLETING_REBALANCE
-    group.take()
+    group.take_effects()
     return group
 
 
 def assign(group: ClassicGroup, *assignments: bytes) -> None:
     words = tuple((f"m{number}", words) for number, words in enumerate(assignments))
     group.sync(MemberSync("m0", None, 1, assignments=words), "sync", START)
-    (save,) = group.take()
-    group.saved(save, START)
+    (save,) = group.take_effects()
+    group.on_stored(save, START)
     assert group.state is GroupState.STABLE
 
 
@@ -140,18 +140,18 @@ def test_members_of_a_classic_group_have_what_their_targets_gave_them(topology):
         {TOPIC: frozenset({0, 3})},
         {},
     ]
-    assert group.subscribed == frozenset({TOPIC})
+    assert group.subscribed_topics == frozenset({TOPIC})
 
 
 @pytest.mark.parametrize("epochs", [(), (STATIC_LEAVE_EPOCH,)], ids=["still there", "away"])
 def test_a_group_of_one_static_member_is_a_classic_one_when_that_comes_back_so(epochs):
-    told = Told(partitions=1)
-    told.topology.make(TOPIC, 2)
-    told.beat("m", instance_id="one", topics=frozenset({TOPIC}))
+    harness = GroupHarness(partitions=1)
+    harness.topology.make(TOPIC, 2)
+    harness.heartbeat("m", instance_id="one", topics=frozenset({TOPIC}))
     for epoch in epochs:
-        told.beat("m", epoch, instance_id="one")
-    told.join("", metadata_of(set()), instance_id="one")
-    group = told.group.successor
+        harness.heartbeat("m", epoch, instance_id="one")
+    harness.join("", metadata_of(set()), instance_id="one")
+    group = harness.group.successor
     assert group is not None
     assert group.state is GroupState.STABLE
     assert [parse_assignment(member.assignment)[0] for member in group.roster] == [

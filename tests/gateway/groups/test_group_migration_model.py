@@ -72,7 +72,11 @@ class Client:
         self.reads.clear()
         self.is_gone = True
         if not self.is_classic:
-            Started(self.env.broker.groups.beat("g", MemberHeartbeat(self.member_id, LEAVE_EPOCH)))
+            Started(
+                self.env.broker.groups.consumer_heartbeat(
+                    "g", MemberHeartbeat(self.member_id, LEAVE_EPOCH)
+                )
+            )
             return
         if self.waiting is not None:
             self.waiting.cancel()
@@ -95,7 +99,7 @@ class Client:
             beat = MemberHeartbeat(
                 self.member_id, self.epoch, None, None, 60_000, frozenset({TOPIC}), owned=owned
             )
-            self.waiting = Started(groups.beat("g", beat))
+            self.waiting = Started(groups.consumer_heartbeat("g", beat))
         elif self.must_join:
             if not self.is_stepwise:
                 self.reads.clear()
@@ -140,7 +144,7 @@ class Client:
                 True,
             )
             words = (
-                tuple(self._assigns(reply.fellows).items())
+                tuple(self._assigns(reply.members).items())
                 if reply.leader == self.member_id
                 else ()
             )
@@ -161,11 +165,11 @@ class Client:
             self.reads.clear()
             self.epoch = 0
 
-    def _assigns(self, fellows: Any) -> dict[str, bytes]:
+    def _assigns(self, members: Any) -> dict[str, bytes]:
         """As a leader does; one that goes step by step gives nobody what another one still has."""
         owned = {
             one.member_id: parse_subscription(one.metadata).owned.get(TOPIC, frozenset())
-            for one in fellows
+            for one in members
         }
         topic = TOPIC.encode()
         members = {

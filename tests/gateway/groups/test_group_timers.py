@@ -25,11 +25,11 @@ def test_calls_are_made_in_order_at_their_time():
     alarms = GroupTimers(clock)
     made: list[int] = []
     for number in (3, 1, 2):
-        alarms.later(number, lambda number=number: made.append(number))
+        alarms.call_later(number, lambda number=number: made.append(number))
     clock.advance(1)
     assert made == [1]
     clock.advance(0.5)
-    alarms.later(0.1, lambda: made.append(0))
+    alarms.call_later(0.1, lambda: made.append(0))
     clock.advance(2)
     assert made == [1, 0, 2, 3]
     assert clock.getDelayedCalls() == []
@@ -39,7 +39,9 @@ def test_a_cancelled_call_is_not_made():
     clock = Clock()
     alarms = GroupTimers(clock)
     made: list[int] = []
-    cancels = [alarms.later(1, lambda number=number: made.append(number)) for number in range(3)]
+    cancels = [
+        alarms.call_later(1, lambda number=number: made.append(number)) for number in range(3)
+    ]
     cancels[0]()
     cancels[2]()
     clock.advance(1)
@@ -52,7 +54,7 @@ def test_calls_that_take_long_are_made_in_turns():
     clock = Working()
     alarms = GroupTimers(clock)
     for number in range(10):
-        alarms.later(1, lambda number=number: clock.work(number, 0.003))
+        alarms.call_later(1, lambda number=number: clock.work(number, 0.003))
     clock.rightNow = 1.0
     while clock.calls:
         clock.turns.append([])
@@ -62,9 +64,9 @@ def test_calls_that_take_long_are_made_in_turns():
 
 def test_calls_that_were_cancelled_long_before_their_time_are_not_kept():
     alarms = GroupTimers(Clock())
-    kept = [alarms.later(1800, lambda: None) for _ in range(10)]
+    kept = [alarms.call_later(1800, lambda: None) for _ in range(10)]
     for _ in range(10_000):
-        alarms.later(1800, lambda: None)()
+        alarms.call_later(1800, lambda: None)()
     assert len(alarms) <= len(kept) + MAX_CANCELLED + 1
 
 
@@ -72,8 +74,8 @@ def test_a_call_that_fails_keeps_no_other_from_being_made():
     clock = Clock()
     alarms = GroupTimers(clock)
     made: list[int] = []
-    alarms.later(1, lambda: made.remove(0))
-    alarms.later(1, lambda: made.append(1))
+    alarms.call_later(1, lambda: made.remove(0))
+    alarms.call_later(1, lambda: made.append(1))
     with pytest.raises(ValueError, match="not in list"):
         clock.advance(1)
     clock.advance(0)
@@ -83,7 +85,7 @@ def test_a_call_that_fails_keeps_no_other_from_being_made():
 def test_nothing_is_waited_for_when_all_calls_are_cancelled():
     clock = Clock()
     alarms = GroupTimers(clock)
-    cancels = [alarms.later(1, lambda: None) for _ in range(3)]
+    cancels = [alarms.call_later(1, lambda: None) for _ in range(3)]
     for cancel in cancels:
         cancel()
     assert clock.getDelayedCalls() == []

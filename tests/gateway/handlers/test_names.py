@@ -182,7 +182,7 @@ def test_offsets_of_a_topic_that_members_read_by_another_name_are_not_deleted(en
     topic = kind(name="orders", partitions=[kind.OffsetDeleteRequestPartition(partition_index=0)])
     (told,) = ask(env, OffsetDeleteRequest(group_id="g", topics=[topic]), 0).topics
     assert told.partitions[0].error_code == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-    assert env.broker.groups.subscribed("g") == {"orders"}
+    assert env.broker.groups.subscribed_topics("g") == {"orders"}
 
 
 def test_configs_are_described_and_altered_by_any_name(env):

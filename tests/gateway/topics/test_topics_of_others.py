@@ -237,7 +237,7 @@ def test_what_was_committed_for_a_topic_that_does_not_come_back_expires(env, sha
     ended(env.broker.offsets.commit("h", {("bills", 0): CommittedOffset(1, -1, "", NOW + 300_000)}))
     env.store.outside([])
     again = restarted(env)
-    ended(again.broker.offsets.forget_orphans(NOW + 200_000))
+    ended(again.broker.offsets.delete_orphans(NOW + 200_000))
     assert list(again.broker.offsets.groups()) == ["h"]
     assert len(again.store.medium.tables["offsets"]) == 1
 

@@ -6,7 +6,7 @@
 4. A generation has one leader: only it is told who is there.
 5. An assignment comes from the leader of its generation, and it is stored before anybody is told it.
 6. A member is in the group once, a static one under its newest id alone.
-7. `due` is never later than what is really due, and what was due is done by `expire`.
+7. `next_expire_at` is never later than what is really due, and what was due is done by `expire`.
 8. A restart goes on with the last generation that was stored.
 """
 
@@ -77,7 +77,7 @@ class GroupModel(RuleBasedStateMachine):
         return self.handles
 
     def _take(self):
-        for effect in self.group.take():
+        for effect in self.group.take_effects():
             if isinstance(effect, Reply):
                 assert effect.handle in self.waiting, (
                     "answered twice, or after its connection went (1)"
@@ -91,10 +91,10 @@ class GroupModel(RuleBasedStateMachine):
             return
         if isinstance(reply, JoinResult):
             assert reply.member_id == member_id
-            assert bool(reply.fellows) <= (reply.leader == member_id), (
+            assert bool(reply.members) <= (reply.leader == member_id), (
                 "who is there is for the leader alone (4)"
             )
-            if reply.fellows:
+            if reply.members:
                 # A static leader may come back under another id, with everybody else in place.
                 before = self.leaders.setdefault(reply.generation, member_id)
                 assert before == member_id or self.group.roster.get(before) is None, (
@@ -128,7 +128,7 @@ class GroupModel(RuleBasedStateMachine):
     def _member(self, which):
         """A member, or an id that was given out, and its instance id."""
         candidates = [(member.member_id, member.instance_id) for member in self.group.roster] + [
-            (name, None) for name in self.group.pending
+            (name, None) for name in self.group.pending_members
         ]
         return candidates[which % len(candidates)] if candidates else ("nobody", None)
 
@@ -183,7 +183,7 @@ class GroupModel(RuleBasedStateMachine):
         for member in list(self.group.roster):
             if self.group.roster.get(
                 member.member_id
-            ) is member and not self.group._parked.joins_of(member.member_id):
+            ) is member and not self.group._waiting_requests.has_join(member.member_id):
                 self._join(
                     member.member_id, member.instance_id, member.protocols, 5_000, 5_000, True, True
                 )
@@ -223,7 +223,7 @@ class GroupModel(RuleBasedStateMachine):
     @rule(which=WHICH, older=st.sampled_from([0, 0, 1]))
     def heartbeat_and_commit(self, which, older):
         member_id, instance = self._member(which)
-        for ask in (self.group.heartbeat, self.group.check_commit):
+        for ask in (self.group.heartbeat, self.group.validate_offset_commit):
             with suppress(KafkaError):
                 ask(member_id, self.group.generation - older, instance, self.now)
                 assert self.group.state is GroupState.EMPTY or (
@@ -242,7 +242,7 @@ class GroupModel(RuleBasedStateMachine):
     @rule(which=WHICH)
     def connection_goes(self, which):
         handle = sorted(self.waiting)[which % len(self.waiting)]
-        self.group.let_go(self.waiting.pop(handle), handle, self.now)
+        self.group.cancel_request(self.waiting.pop(handle), handle, self.now)
         if any(save.answer is not None and save.answer.handle == handle for save in self.saves):
             # Its answer waits for the store, and goes to nobody.
             self.saves = [
@@ -259,9 +259,9 @@ class GroupModel(RuleBasedStateMachine):
         save = self.saves.pop(0)
         if is_stored:
             self.stored = encode(save.row)
-            self.group.saved(save, self.now)
+            self.group.on_stored(save, self.now)
         else:
-            self.group.save_failed(save, self.now)
+            self.group.on_store_failed(save, self.now)
         self._take()
 
     @rule(ms=st.sampled_from([1, 500, 1_000, 3_000, 3_000, 3_000, 10_000, LONGEST, 400_000]))
@@ -273,9 +273,10 @@ class GroupModel(RuleBasedStateMachine):
         self.group.expire(self.now)
         self._take()
         # Without an initial delay, a first rebalance that more members came to is looked at once more.
-        assert self.group.due > self.now or not self.settings.group_initial_rebalance_delay_ms, (
-            "due and not done (7)"
-        )
+        assert (
+            self.group.next_expire_at > self.now
+            or not self.settings.group_initial_rebalance_delay_ms
+        ), "due and not done (7)"
 
     @rule(is_stored=st.booleans())
     def crash(self, is_stored):
@@ -310,20 +311,20 @@ class GroupModel(RuleBasedStateMachine):
         assert len(ids) == len(set(ids)), "(6)"
         assert len(instances) == len(set(instances)), "(6)"
         assert all(
-            group.roster.id_of(member.instance_id) == member.member_id
+            group.roster.member_id_of(member.instance_id) == member.member_id
             for member in group.roster
             if member.instance_id
         ), "(6)"
-        assert not set(ids) & set(group.pending), "(6)"
+        assert not set(ids) & set(group.pending_members), "(6)"
         assert group.roster.size == sum(member.size for member in group.roster)
         if group.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             assert group.roster.leader in ids, "(4)"
-            assert all(member.speaks(group.protocol) for member in group.roster)
+            assert all(member.supports(group.protocol) for member in group.roster)
         if group.state is GroupState.EMPTY:
             assert not ids
-        assert group.due <= group._next_due(), "(7)"
+        assert group.next_expire_at <= group._next_deadline(), "(7)"
         held = {save.answer.handle for save in self.saves if save.answer is not None}
-        assert set(self.waiting) == group._parked.handles() | held, (
+        assert set(self.waiting) == group._waiting_requests.handles() | held, (
             "a request that nobody will answer (1, 2)"
         )
 
@@ -334,16 +335,16 @@ class GroupModel(RuleBasedStateMachine):
         for _ in range(1_000):
             while self.saves:
                 self.store_answers(True)
-            if self.group.due == NEVER:
+            if self.group.next_expire_at == NEVER:
                 break
-            self.now = max(self.now, self.group.due)
+            self.now = max(self.now, self.group.next_expire_at)
             self.group.expire(self.now)
             self._take()
         assert not self.waiting, "it waits for ever (2)"
         assert not len(self.group.roster), "a silent member stays (2)"
-        assert not self.group.pending, "(2)"
+        assert not self.group.pending_members, "(2)"
         assert self.group.state is GroupState.EMPTY
-        assert self.group.due == NEVER
+        assert self.group.next_expire_at == NEVER
 
 
 GroupModel.TestCase.settings = settings(deadline=None, max_examples=100, stateful_step_count=30)

@@ -49,16 +49,16 @@ def test_the_protocol_that_most_like_best_is_elected_among_those_that_all_know()
         member("b", "sticky", "range"),
         member("c", "sticky", "range", "hers"),
     )
-    assert made.elected_protocol() == "sticky"
+    assert made.select_protocol() == "sticky"
     made.remove(made.get("b"))
     made.remove(made.get("c"))
-    assert made.elected_protocol() == "mine"
+    assert made.select_protocol() == "mine"
 
 
 def test_a_newcomer_must_share_a_protocol_with_everybody():
     made = roster(member("a", "range", "sticky"), member("b", "sticky"))
-    assert made.all_speak_one_of((("sticky", b""),))
-    assert not made.all_speak_one_of((("range", b""), ("other", b"")))
+    assert made.supports_protocols((("sticky", b""),))
+    assert not made.supports_protocols((("range", b""), ("other", b"")))
 
 
 def test_a_member_that_joins_again_speaks_what_it_says_now():
@@ -66,14 +66,14 @@ def test_a_member_that_joins_again_speaks_what_it_says_now():
     made.update(
         made.get("a"), MemberJoin("a", None, "c2", "/h2", "consumer", (("sticky", b""),), 5, 9)
     )
-    assert made.elected_protocol() == "sticky"
+    assert made.select_protocol() == "sticky"
     assert (made.get("a").client_host, made.rebalance_timeout_ms) == ("/h2", 9)
 
 
 def test_a_static_member_goes_on_under_its_new_id():
     made = roster(member("a", instance="one"), member("b"))
-    made.rename(made.get("a"), "c")
-    assert (made.leader, made.id_of("one"), "a" in made, made.get("c").instance_id) == (
+    made.change_member_id(made.get("a"), "c")
+    assert (made.leader, made.member_id_of("one"), "a" in made, made.get("c").instance_id) == (
         "c",
         "c",
         False,
@@ -95,7 +95,7 @@ def test_what_members_take_is_known_at_any_time():
     made.update(
         one, MemberJoin("a", None, "longer", "/h", "consumer", (("range", bytes(1000)),), 1, 1)
     )
-    made.rename(one, "another")
+    made.change_member_id(one, "another")
     assert made.size == one.size == replace(one).size > 1_100
     made.remove(one)
     assert made.size == 0

@@ -22,4 +22,4 @@ def test_a_group_is_deleted_from_anywhere_and_never_comes_back(state):
 def test_an_impossible_move_raises():
     group = ClassicGroup("g", Settings(), 0)
     with pytest.raises(RuntimeError, match="Empty cannot become Stable"):
-        group._move(GroupState.STABLE, 0)
+        group._transition(GroupState.STABLE, 0)

@@ -108,9 +108,9 @@ def test_an_assignment_is_written_in_its_members_version_as_the_codec_writes_it(
         for topic, indexes in sorted(PARTITIONS.items())
     ]
     codec = ConsumerProtocolAssignment(version=version, assigned_partitions=rows, user_data=None)
-    written = encode_assignment(PARTITIONS, version.to_bytes(2, "big") + b"the rest of it")
-    assert written == bytes(codec.encode(version=version))
-    assert parse_assignment(written) == (PARTITIONS, b"")
+    on_stored = encode_assignment(PARTITIONS, version.to_bytes(2, "big") + b"the rest of it")
+    assert on_stored == bytes(codec.encode(version=version))
+    assert parse_assignment(on_stored) == (PARTITIONS, b"")
 
 
 def test_what_an_assignor_puts_beside_an_assignment_is_seen():

@@ -81,10 +81,10 @@ def test_each_partition_that_somebody_subscribes_to_has_one_owner_who_subscribes
 ):
     assigned = assign(members, partitions)
     wanted = {topic_id for one in members.values() for topic_id in one.topics}
-    there = sorted(
+    existing = sorted(
         (topic_id, index) for topic_id in wanted for index in range(partitions.get(topic_id, 0))
     )
-    assert sorted((topic_id, index) for topic_id, index, _ in all_of(assigned)) == there
+    assert sorted((topic_id, index) for topic_id, index, _ in all_of(assigned)) == existing
     assert all(topic_id in members[member_id].topics for topic_id, _, member_id in all_of(assigned))
 
 

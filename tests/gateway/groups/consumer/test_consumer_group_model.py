@@ -6,7 +6,7 @@
 4. Left in peace, with members that are heard of, a group becomes stable: every partition of every topic that somebody reads has one owner, who reads it.
 5. Every request is answered once; none is parked for ever.
 6. Nobody is told what a crash takes back: after one, every member goes on in the epoch that it was told.
-7. `due` is never later than what is really due, and what was due is done by `expire`.
+7. `next_expire_at` is never later than what is really due, and what was due is done by `expire`.
 8. A commit of what a client reads, in the epoch that it was told, is taken.
 
 Members speak the new protocol or the classic one, and are static or not; a group that is left to classic members becomes a classic group, and there
@@ -97,7 +97,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
     # The group's side of it
 
     def _take(self):
-        while effects := self.group.take():
+        while effects := self.group.take_effects():
             for effect in effects:
                 if isinstance(effect, Reply):
                     self._answered(effect.handle, effect.reply)
@@ -230,7 +230,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             client.topics,
             owned={} if is_first else client.owned(),
         )
-        self._ask(client, lambda handle: self.group.beat(beat, handle, self.now))
+        self._ask(client, lambda handle: self.group.consumer_heartbeat(beat, handle, self.now))
 
     def _is_heard(self, client):
         """One round of a client: its heartbeat, and what follows from it."""
@@ -310,7 +310,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             )
             self._ask(
                 client,
-                lambda handle: self.group.beat(
+                lambda handle: self.group.consumer_heartbeat(
                     MemberHeartbeat(client.member_id, epoch, client.instance_id), handle, self.now
                 ),
             )
@@ -339,7 +339,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         client = self._client(which)
         if not client.is_joined or client.member_id not in self.group.roster:
             return
-        fence = self.group.check_commit(client.member_id, client.epoch, 9)
+        fence = self.group.validate_offset_commit(client.member_id, client.epoch, 9)
         assert fence is None or all(
             fence(topic, index) is ErrorCode.NONE for topic, index in client.reads
         ), "(8)"
@@ -365,9 +365,9 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         write = self.writes.pop()
         if is_stored:
             self._store(write)
-            self.group.written(write)
+            self.group.on_stored(write)
         else:
-            self.group.write_failed(write, self.now)
+            self.group.on_store_failed(write, self.now)
         self._take()
 
     def _store(self, write):
@@ -380,9 +380,9 @@ class ConsumerGroupModel(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([1, 1_000, 5_000, 10_000, 10_000, REBALANCE, SESSION]))
     def time_passes(self, ms):
         self.now += ms
-        if self.group.due <= self.now:
+        if self.group.next_expire_at <= self.now:
             self.group.expire(self.now)
-            assert self.group.due > self.now, "due and not done (7)"
+            assert self.group.next_expire_at > self.now, "due and not done (7)"
             for client in list(self.clients):
                 if client.member_id not in self.group.roster:
                     # It has not been answered for longer than its session, which a client knows itself.
@@ -421,7 +421,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
                 while self.writes:
                     self.the_store_answers(True)
             self.now += 5_000
-            if self.group.due <= self.now:
+            if self.group.next_expire_at <= self.now:
                 self.group.expire(self.now)
                 self._take()
                 while self.writes:
@@ -467,11 +467,11 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         assert group.roster.size == sum(member.size for member in group.roster)
         numbers = [member.number for member in group.roster]
         assert len(numbers) == len(set(numbers))
-        assert group.due <= min(
-            (group._of(member).earliest for member in group.roster), default=NEVER
+        assert group.next_expire_at <= min(
+            (group._deadlines_of(member).earliest for member in group.roster), default=NEVER
         ), "(7)"
         on_their_way = {answer.handle for write in self.writes for answer in write.answers}
-        assert set(self.waiting) == group._ledger.handles() | on_their_way, (
+        assert set(self.waiting) == group._unstored.handles() | on_their_way, (
             "a request that nobody will answer (5)"
         )
 
@@ -483,9 +483,9 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         for _ in range(100):
             while self.writes:
                 self.the_store_answers(True)
-            if self.group.due == NEVER:
+            if self.group.next_expire_at == NEVER:
                 break
-            self.now = max(self.now, self.group.due)
+            self.now = max(self.now, self.group.next_expire_at)
             self.group.expire(self.now)
             self._take()
         assert self.group.is_empty, "a silent member stays (3)"

@@ -27,14 +27,14 @@ def of(*indexes):
     return {A: frozenset(indexes)} if indexes else {}
 
 
-def step(one, owned=None, *, goal=6, topics=BOTH, taken=(), subscribes_anew=False):
+def step(one, owned=None, *, goal=6, topics=BOTH, taken=(), subscription_changed=False):
     return reconcile(
         one,
         goal,
         topics,
         owned,
         lambda _, index: index not in taken,
-        subscribes_anew=subscribes_anew,
+        subscription_changed=subscription_changed,
     )
 
 
@@ -91,7 +91,7 @@ def test_what_others_still_have_is_waited_for_in_the_targets_epoch():
 
 def test_a_topic_that_is_not_read_any_more_is_given_back_before_there_is_a_target():
     one = member(assigned=held(5, 0) | {B: {0: 5}}, target=of(0) | {B: frozenset({0})})
-    after = step(one, goal=5, topics=frozenset({A}), subscribes_anew=True)
+    after = step(one, goal=5, topics=frozenset({A}), subscription_changed=True)
     assert (after.state, after.epoch, after.assigned, after.revoking) == (
         MemberState.UNREVOKED,
         5,
@@ -107,7 +107,7 @@ def test_more_is_given_back_while_some_still_is():
         revoking=held(5, 0),
         target={B: frozenset({0})},
     )
-    after = step(one, of(0), topics=frozenset({A}), subscribes_anew=True)
+    after = step(one, of(0), topics=frozenset({A}), subscription_changed=True)
     assert (after.state, after.assigned, after.revoking) == (
         MemberState.UNREVOKED,
         {},

@@ -123,8 +123,8 @@ def test_expressions_that_nobody_asked_for_longest_are_forgotten():
     for number in range(MAX_CACHED + 10):
         kept.matching("orders", NAMES)
         kept.matching(f"orders{number}", NAMES)
-    assert len(kept._known) == MAX_CACHED
-    assert "orders" in kept._known
+    assert len(kept._cache) == MAX_CACHED
+    assert "orders" in kept._cache
 
 
 def test_one_of_more_bytes_than_allowed_is_refused_and_not_quoted():

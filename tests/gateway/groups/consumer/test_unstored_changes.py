@@ -13,19 +13,19 @@ GROUP = b"group"
 FINE = HeartbeatResult(ErrorCode.NONE, None, "m", 3)
 
 
-class Told:
+class EffectRecorder:
     """A ledger and what it has wanted done."""
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         self.rows = 0
-        self.ledger = UnstoredChanges(self.effects, GROUP, self.row)
+        self.changes = UnstoredChanges(self.effects, GROUP, self.row)
 
     def row(self) -> ConsumerGroupRow:
         self.rows += 1
         return ConsumerGroupRow(self.rows, 0, 1, b"", 0)
 
-    def take(self) -> list[Effect]:
+    def take_effects(self) -> list[Effect]:
         taken = self.effects[:]
         self.effects.clear()
         return taken
@@ -36,39 +36,39 @@ def member(number: int) -> ConsumerGroupMember:
 
 
 def test_where_nothing_has_changed_the_answer_goes_at_once():
-    told = Told()
-    told.ledger.answer(1, FINE)
-    told.ledger.flush()
-    assert told.take() == [Reply(1, FINE)]
+    recorder = EffectRecorder()
+    recorder.changes.reply(1, FINE)
+    recorder.changes.flush()
+    assert recorder.take_effects() == [Reply(1, FINE)]
 
 
 def test_an_answer_waits_for_what_changed_before_it():
-    told = Told()
-    told.ledger.mark(b"a", member(1))
-    told.ledger.answer(1, FINE)
-    told.ledger.flush()
-    (write,) = told.take()
+    recorder = EffectRecorder()
+    recorder.changes.set_row(b"a", member(1))
+    recorder.changes.reply(1, FINE)
+    recorder.changes.flush()
+    (write,) = recorder.take_effects()
     assert write == StoreRows({b"a": member(1)}, (Reply(1, FINE),))
-    told.ledger.answer(2, FINE)
-    assert told.take() == []
-    told.ledger.written(write)
-    assert told.take() == [Reply(1, FINE), Reply(2, FINE)]
-    assert told.ledger.is_clean
+    recorder.changes.reply(2, FINE)
+    assert recorder.take_effects() == []
+    recorder.changes.on_stored(write)
+    assert recorder.take_effects() == [Reply(1, FINE), Reply(2, FINE)]
+    assert recorder.changes.is_empty
 
 
 def test_what_changes_during_a_write_goes_with_the_next_one():
-    told = Told()
-    told.ledger.mark(b"a", member(1))
-    told.ledger.flush()
-    (first,) = told.take()
+    recorder = EffectRecorder()
+    recorder.changes.set_row(b"a", member(1))
+    recorder.changes.flush()
+    (first,) = recorder.take_effects()
     for number in (2, 3):
-        told.ledger.mark(b"a", member(number))
-        told.ledger.mark_group()
-        told.ledger.answer(number, FINE)
-        told.ledger.flush()
-    assert told.take() == []
-    told.ledger.written(first)
-    (second,) = told.take()
+        recorder.changes.set_row(b"a", member(number))
+        recorder.changes.set_group()
+        recorder.changes.reply(number, FINE)
+        recorder.changes.flush()
+    assert recorder.take_effects() == []
+    recorder.changes.on_stored(first)
+    (second,) = recorder.take_effects()
     assert second == StoreRows(
         {b"a": member(3), GROUP: ConsumerGroupRow(1, 0, 1, b"", 0)},
         (Reply(2, FINE), Reply(3, FINE)),
@@ -76,26 +76,26 @@ def test_what_changes_during_a_write_goes_with_the_next_one():
 
 
 def test_what_failed_goes_with_the_next_write_unless_it_has_changed_again():
-    told = Told()
-    told.ledger.mark(b"a", member(1))
-    told.ledger.mark(b"b", member(2))
-    told.ledger.answer(1, FINE)
-    told.ledger.flush()
-    (write,) = told.take()
-    told.ledger.mark(b"a", None)
-    told.ledger.answer(2, FINE)
-    told.ledger.write_failed(write)
-    assert [(effect.handle, effect.reply.code) for effect in told.take()] == [
+    recorder = EffectRecorder()
+    recorder.changes.set_row(b"a", member(1))
+    recorder.changes.set_row(b"b", member(2))
+    recorder.changes.reply(1, FINE)
+    recorder.changes.flush()
+    (write,) = recorder.take_effects()
+    recorder.changes.set_row(b"a", None)
+    recorder.changes.reply(2, FINE)
+    recorder.changes.on_store_failed(write)
+    assert [(effect.handle, effect.reply.code) for effect in recorder.take_effects()] == [
         (1, ErrorCode.COORDINATOR_NOT_AVAILABLE),
         (2, ErrorCode.COORDINATOR_NOT_AVAILABLE),
     ]
-    told.ledger.flush()
-    assert told.take() == [StoreRows({b"a": None, b"b": member(2)})]
+    recorder.changes.flush()
+    assert recorder.take_effects() == [StoreRows({b"a": None, b"b": member(2)})]
 
 
 def test_a_refusal_of_any_request_says_nothing_but_its_code():
-    told = Told()
-    told.ledger.mark(b"a", None)
+    recorder = EffectRecorder()
+    recorder.changes.set_row(b"a", None)
     replies = [
         JoinResult(ErrorCode.NONE, "m", 3),
         SyncResult(ErrorCode.NONE, assignment=b"x"),
@@ -103,9 +103,9 @@ def test_a_refusal_of_any_request_says_nothing_but_its_code():
         HeartbeatResult(ErrorCode.INVALID_REQUEST, "why"),
     ]
     for handle, reply in enumerate(replies):
-        told.ledger.answer(handle, reply)
-    told.ledger.refuse_all(ErrorCode.NOT_COORDINATOR)
-    refusals = [effect.reply for effect in told.take()]
+        recorder.changes.reply(handle, reply)
+    recorder.changes.refuse_all(ErrorCode.NOT_COORDINATOR)
+    refusals = [effect.reply for effect in recorder.take_effects()]
     assert refusals[:2] == [
         JoinResult(ErrorCode.NOT_COORDINATOR, ""),
         SyncResult(ErrorCode.NOT_COORDINATOR),
@@ -119,12 +119,12 @@ def test_a_refusal_of_any_request_says_nothing_but_its_code():
 
 
 def test_one_that_is_closed_writes_no_more_and_knows_what_may_be_stored():
-    told = Told()
-    told.ledger.mark(b"a", member(1))
-    told.ledger.flush()
-    (write,) = told.take()
-    told.ledger.mark(b"b", None)
-    assert told.ledger.keys() == {b"a", b"b"}
-    told.ledger.close()
-    told.ledger.written(write)
-    assert told.take() == []
+    recorder = EffectRecorder()
+    recorder.changes.set_row(b"a", member(1))
+    recorder.changes.flush()
+    (write,) = recorder.take_effects()
+    recorder.changes.set_row(b"b", None)
+    assert recorder.changes.keys() == {b"a", b"b"}
+    recorder.changes.close()
+    recorder.changes.on_stored(write)
+    assert recorder.take_effects() == []

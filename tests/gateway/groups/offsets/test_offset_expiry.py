@@ -21,7 +21,7 @@ class Known:
 
     group_id: str
     topics: frozenset[str] | None = None
-    emptied_at: float | None = None
+    empty_since: float | None = None
 
 
 class Memberships:
@@ -35,21 +35,21 @@ class Memberships:
         self.known[group_id] = Known(group_id, None if do_not_say else frozenset(topics))
 
     def lost_its_last(self, group_id: str, at: float) -> None:
-        self.known[group_id] = Known(group_id, emptied_at=at)
+        self.known[group_id] = Known(group_id, empty_since=at)
 
     def __iter__(self) -> Iterator[Known]:
         return iter(list(self.known.values()))
 
     def is_empty(self, group_id: str) -> bool:
-        return group_id not in self.known or self.known[group_id].emptied_at is not None
+        return group_id not in self.known or self.known[group_id].empty_since is not None
 
-    def emptied_at(self, group_id: str) -> float | None:
-        return self.known[group_id].emptied_at if group_id in self.known else None
+    def empty_since(self, group_id: str) -> float | None:
+        return self.known[group_id].empty_since if group_id in self.known else None
 
-    def subscribed(self, group_id: str) -> frozenset[str] | None:
+    def subscribed_topics(self, group_id: str) -> frozenset[str] | None:
         return self.known[group_id].topics
 
-    def forget(self, group_id: str) -> None:
+    def delete_in_background(self, group_id: str) -> None:
         self.forgotten.append(group_id)
         del self.known[group_id]
 
@@ -79,7 +79,7 @@ def commit(
 
 def kept(env: BrokerEnvironment, groups: Memberships, now: int, group: str = "g") -> set[str]:
     """Which topics' offsets the group still has after a round at that time."""
-    ended(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).round(now))
+    ended(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).run(now))
     return {topic for topic, _ in env.broker.offsets.of_group(group)}
 
 
@@ -159,7 +159,7 @@ def test_a_commit_on_its_way_to_the_disk_is_not_overtaken(env, groups):
     newer = Started(
         env.broker.offsets.commit("g", {("orders", 0): CommittedOffset(2, -1, "", NOW + WEEK)})
     )
-    ending = Started(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).round(NOW + WEEK))
+    ending = Started(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).run(NOW + WEEK))
     env.store.release()
     assert newer.is_done
     assert ending.is_done
@@ -173,7 +173,7 @@ def test_a_commit_between_two_turns_of_a_round_counts(env, groups):
     for index in range(OFFSETS_PER_TURN):
         commit(env, f"g{index}", "orders", at=NOW + DAY)
     commit(env, "last", "orders")
-    going = Started(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).round(NOW + WEEK))
+    going = Started(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).run(NOW + WEEK))
     for group in ("first", "last"):
         commit(env, group, "orders", at=NOW + WEEK)
     env.clock.advance(0)
@@ -210,7 +210,7 @@ def test_many_groups_expire_in_one_round_and_the_reactor_has_its_turns(env, grou
     count = OFFSETS_PER_TURN + GROUPS_PER_DELETION // 2
     for index in range(count):
         commit(env, f"g{index}", "orders")
-    going = Started(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).round(NOW + WEEK))
+    going = Started(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).run(NOW + WEEK))
     assert not going.is_done
     env.clock.advance(0)
     assert going.is_done
@@ -222,7 +222,7 @@ def test_a_stop_ends_the_round_at_its_next_turn(env, groups):
         commit(env, f"g{index}", "orders", at=NOW + DAY)
     commit(env, "last", "orders")
     expiry = OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock)
-    going = Started(expiry.round(NOW + WEEK))
+    going = Started(expiry.run(NOW + WEEK))
     expiry.stop()
     env.clock.advance(0)
     assert going.is_done
@@ -233,9 +233,7 @@ def test_thousands_of_groups_are_forgotten_a_hundred_at_a_time(env):
     memberships = Memberships()
     for number in range(3 * GROUPS_PER_DELETION):
         memberships.lost_its_last(f"g{number}", NOW)
-    round_of_all = Started(
-        OffsetExpiry(env.broker.offsets, memberships, WEEK, env.clock).round(NOW)
-    )
+    round_of_all = Started(OffsetExpiry(env.broker.offsets, memberships, WEEK, env.clock).run(NOW))
     assert len(memberships.forgotten) == GROUPS_PER_DELETION
     env.clock.advance(0)
     assert round_of_all.is_done

@@ -28,7 +28,7 @@ def env() -> BrokerEnvironment:
     return env
 
 
-def beat(env: BrokerEnvironment, member_id: str, epoch: int = 0, **fields: Any) -> Any:
+def member_heartbeat(env: BrokerEnvironment, member_id: str, epoch: int = 0, **fields: Any) -> Any:
     """A heartbeat of `g`; one of epoch 0 joins and reads orders unless `fields` say otherwise."""
     joining = (
         {
@@ -65,7 +65,7 @@ def rows(assignment: Any) -> list[tuple[str, list[int]]]:
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_group_shows_its_epochs_and_what_its_members_say_and_have(env, version):
-    joined = beat(env, "m", instance_id="one", rack_id="r", server_assignor="range")
+    joined = member_heartbeat(env, "m", instance_id="one", rack_id="r", server_assignor="range")
     (group,) = described(env, "g", version=version)
     assert (group.error_code, group.error_message, group.group_id, group.group_state) == (
         0,
@@ -93,9 +93,9 @@ def test_a_group_shows_its_epochs_and_what_its_members_say_and_have(env, version
 
 
 def test_what_members_have_and_shall_have_differ_while_partitions_change_hands(env):
-    first = beat(env, "a")
+    first = member_heartbeat(env, "a")
     env.clock.advance(NEXT_TARGET)
-    second = beat(env, "b")
+    second = member_heartbeat(env, "b")
     (group,) = described(env, "g")
     assert (group.group_state, group.group_epoch, group.assignment_epoch) == (
         "Reconciling",
@@ -112,16 +112,18 @@ def test_what_members_have_and_shall_have_differ_while_partitions_change_hands(e
 
 
 def test_what_a_member_was_asked_to_give_back_is_its_own_until_it_has(env):
-    first = beat(env, "a")
+    first = member_heartbeat(env, "a")
     env.clock.advance(NEXT_TARGET)
-    beat(env, "b")
-    told = beat(env, "a", first.member_epoch)
+    member_heartbeat(env, "b")
+    told = member_heartbeat(env, "a", first.member_epoch)
     assert [len(row.partitions) for row in told.assignment.topic_partitions] == [1]
     (group,) = described(env, "g")
     assert [rows(row.assignment) for row in group.members if row.member_id == "a"] == [
         [("orders", [0, 1])]
     ]
-    beat(env, "a", first.member_epoch, topic_partitions=told.assignment.topic_partitions)
+    member_heartbeat(
+        env, "a", first.member_epoch, topic_partitions=told.assignment.topic_partitions
+    )
     (group,) = described(env, "g")
     assert [
         len(part)
@@ -132,14 +134,14 @@ def test_what_a_member_was_asked_to_give_back_is_its_own_until_it_has(env):
 
 
 def test_a_group_whose_target_is_not_made_yet_is_assigning(env):
-    beat(env, "a")
-    beat(env, "b")
+    member_heartbeat(env, "a")
+    member_heartbeat(env, "b")
     (group,) = described(env, "g")
     assert (group.group_state, group.group_epoch > group.assignment_epoch) == ("Assigning", True)
 
 
 def test_a_subscription_by_expression_is_shown_as_it_was_said(env):
-    beat(env, "m", subscribed_topic_names=None, subscribed_topic_regex="or.*")
+    member_heartbeat(env, "m", subscribed_topic_names=None, subscribed_topic_regex="or.*")
     (group,) = described(env, "g")
     assert [(row.subscribed_topic_names, row.subscribed_topic_regex) for row in group.members] == [
         ([], "or.*")
@@ -147,14 +149,14 @@ def test_a_subscription_by_expression_is_shown_as_it_was_said(env):
 
 
 def test_a_group_that_all_have_left_is_empty(env):
-    beat(env, "m")
-    beat(env, "m", -1)
+    member_heartbeat(env, "m")
+    member_heartbeat(env, "m", -1)
     (group,) = described(env, "g")
     assert (group.error_code, group.group_state, group.members) == (0, "Empty", [])
 
 
 def test_a_topic_that_is_deleted_is_not_shown(env):
-    beat(env, "m")
+    member_heartbeat(env, "m")
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     (group,) = described(env, "g")
     assert [(rows(row.assignment), rows(row.target_assignment)) for row in group.members] == [
@@ -184,12 +186,12 @@ def test_no_group_has_an_empty_name(env):
 
 
 def test_a_group_that_is_named_twice_is_described_once(env):
-    beat(env, "m")
+    member_heartbeat(env, "m")
     assert [row.group_id for row in described(env, "g", "g")] == ["g"]
 
 
 def test_what_may_be_done_with_a_group_is_told_where_it_is_asked_and_there_is_one(env):
-    beat(env, "m")
+    member_heartbeat(env, "m")
     assert [row.authorized_operations for row in described(env, "g", "other", asks=True)] == [
         {3, 6, 8},
         None,

@@ -72,7 +72,7 @@ def request(
     return ConsumerGroupHeartbeatRequest(member_id=member_id, member_epoch=epoch, **values | fields)
 
 
-def beat(
+def member_heartbeat(
     env: BrokerEnvironment, member_id: str, epoch: int = 0, version: int = 1, **fields: Any
 ) -> Any:
     return ask(env, request(env, member_id, epoch, **fields), version)
@@ -87,11 +87,11 @@ def assigned(reply: Any) -> list[int] | None:
 
 def two(env: BrokerEnvironment) -> None:
     """m1 and m2, stable in epoch 2 with two partitions each."""
-    beat(env, "m1")
-    beat(env, "m2")
-    kept = assigned(beat(env, "m1", 1))
-    beat(env, "m1", 1, owned=kept)
-    beat(env, "m2", 2)
+    member_heartbeat(env, "m1")
+    member_heartbeat(env, "m2")
+    kept = assigned(member_heartbeat(env, "m1", 1))
+    member_heartbeat(env, "m1", 1, owned=kept)
+    member_heartbeat(env, "m2", 2)
     assert env.broker.groups.get("g").state is ConsumerGroupState.STABLE
 
 
@@ -101,7 +101,7 @@ def kind(env: BrokerEnvironment) -> str:
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_newcomer_is_told_its_epoch_its_assignment_and_when_to_come_again(env, version):
-    reply = beat(env, "m1", version=version)
+    reply = member_heartbeat(env, "m1", version=version)
     assert (reply.error_code, reply.error_message, reply.member_id, reply.member_epoch) == (
         0,
         None,
@@ -110,23 +110,25 @@ def test_a_newcomer_is_told_its_epoch_its_assignment_and_when_to_come_again(env,
     )
     assert reply.heartbeat_interval_ms == 5_000
     assert assigned(reply) == [0, 1, 2, 3]
-    assert assigned(beat(env, "m1", 1, version)) is None
+    assert assigned(member_heartbeat(env, "m1", 1, version)) is None
 
 
 def test_a_newcomer_of_version_0_may_be_given_its_id(env):
-    reply = beat(env, "", version=0)
+    reply = member_heartbeat(env, "", version=0)
     assert (reply.error_code, reply.member_id, reply.member_epoch) == (0, "id-1", 1)
 
 
 def test_from_version_1_a_newcomer_makes_its_id_itself(env):
-    assert beat(env, "").error_code == ErrorCode.INVALID_REQUEST
+    assert member_heartbeat(env, "").error_code == ErrorCode.INVALID_REQUEST
 
 
 def test_a_regular_expression_subscribes(env):
-    reply = beat(env, "m1", subscribed_topic_names=None, subscribed_topic_regex="ord.*")
+    reply = member_heartbeat(env, "m1", subscribed_topic_names=None, subscribed_topic_regex="ord.*")
     assert assigned(reply) == [0, 1, 2, 3]
     assert (
-        beat(env, "m2", subscribed_topic_names=None, subscribed_topic_regex="(").error_code
+        member_heartbeat(
+            env, "m2", subscribed_topic_names=None, subscribed_topic_regex="("
+        ).error_code
         == ErrorCode.INVALID_REGULAR_EXPRESSION
     )
 
@@ -150,7 +152,7 @@ def test_a_regular_expression_subscribes(env):
 @pytest.mark.parametrize("version", [0, 1])
 def test_what_contradicts_itself_is_an_invalid_request(env, fields, version):
     values = {"member_id": "m1", "epoch": 0, **fields}
-    reply = beat(env, values.pop("member_id"), values.pop("epoch"), version, **values)
+    reply = member_heartbeat(env, values.pop("member_id"), values.pop("epoch"), version, **values)
     assert (reply.error_code, reply.member_id, reply.assignment) == (
         ErrorCode.INVALID_REQUEST,
         None,
@@ -177,14 +179,17 @@ def test_what_contradicts_itself_is_an_invalid_request(env, fields, version):
 )
 def test_what_is_not_taken_leaves_no_group_behind(env, fields, code):
     values = {"epoch": 0, **fields}
-    assert beat(env, "m1", values.pop("epoch"), **values).error_code == code
+    assert member_heartbeat(env, "m1", values.pop("epoch"), **values).error_code == code
     assert list(env.broker.groups) == []
 
 
 def test_all_groups_together_have_their_limit():
     env = open_environment(max_group_bytes=1 << 20)
     env.topic("orders", 4)
-    codes = [beat(env, f"m{number}", group_id=f"g{number}").error_code for number in range(200)]
+    codes = [
+        member_heartbeat(env, f"m{number}", group_id=f"g{number}").error_code
+        for number in range(200)
+    ]
     assert codes[0] == 0
     assert codes[-1] == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
@@ -193,7 +198,9 @@ def test_one_group_has_its_limit_too():
     env = open_environment(max_bytes_per_group=64 << 10)
     env.topic("orders", 4)
     names = [f"{number:x}" for number in range(100)]
-    replies = [beat(env, f"m{number}", subscribed_topic_names=names) for number in range(5)]
+    replies = [
+        member_heartbeat(env, f"m{number}", subscribed_topic_names=names) for number in range(5)
+    ]
     assert [reply.error_code for reply in replies] == [
         0,
         0,
@@ -201,43 +208,43 @@ def test_one_group_has_its_limit_too():
         *[ErrorCode.GROUP_MAX_SIZE_REACHED] * 2,
     ]
     assert "max_bytes_per_group" in replies[-1].error_message
-    assert beat(env, "m0", 1, subscribed_topic_names=["orders"]).error_code == 0
-    assert beat(env, "m2", subscribed_topic_names=["orders"]).error_code == 0
-    assert beat(env, "m", group_id="another").error_code == 0
+    assert member_heartbeat(env, "m0", 1, subscribed_topic_names=["orders"]).error_code == 0
+    assert member_heartbeat(env, "m2", subscribed_topic_names=["orders"]).error_code == 0
+    assert member_heartbeat(env, "m", group_id="another").error_code == 0
 
 
 def test_partitions_change_hands_over_heartbeats(env):
-    beat(env, "m1")
-    assert assigned(beat(env, "m2")) == []
-    kept = assigned(beat(env, "m1", 1))
-    assert beat(env, "m1", 1, owned=kept).member_epoch == 2
-    assert sorted(kept + assigned(beat(env, "m2", 2))) == [0, 1, 2, 3]
+    member_heartbeat(env, "m1")
+    assert assigned(member_heartbeat(env, "m2")) == []
+    kept = assigned(member_heartbeat(env, "m1", 1))
+    assert member_heartbeat(env, "m1", 1, owned=kept).member_epoch == 2
+    assert sorted(kept + assigned(member_heartbeat(env, "m2", 2))) == [0, 1, 2, 3]
 
 
 def test_who_leaves_is_answered_with_what_it_said(env):
     two(env)
-    reply = beat(env, "m2", -1)
+    reply = member_heartbeat(env, "m2", -1)
     assert (reply.error_code, reply.member_id, reply.member_epoch, reply.heartbeat_interval_ms) == (
         0,
         "m2",
         -1,
         0,
     )
-    assert assigned(beat(env, "m1", 2)) == [0, 1, 2, 3]
+    assert assigned(member_heartbeat(env, "m1", 2)) == [0, 1, 2, 3]
 
 
 def test_who_is_silent_is_gone_when_its_session_ends(env):
     two(env)
     env.clock.advance(SESSION - 1)
-    beat(env, "m1", 2)
+    member_heartbeat(env, "m1", 2)
     env.clock.advance(1)
-    assert beat(env, "m2", 2).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert member_heartbeat(env, "m2", 2).error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_members_go_on_after_a_restart_in_their_epochs(env):
     two(env)
     env = again(env)
-    assert [beat(env, member, 2).error_code for member in ("m1", "m2")] == [0, 0]
+    assert [member_heartbeat(env, member, 2).error_code for member in ("m1", "m2")] == [0, 0]
     assert env.broker.groups.get("g").state is ConsumerGroupState.STABLE
 
 
@@ -258,10 +265,10 @@ def test_nobody_is_told_what_is_not_stored(env):
 
 def test_a_store_that_fails_is_a_reason_to_ask_again(env):
     env.store.refuse_writes = True
-    assert beat(env, "m1").error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert member_heartbeat(env, "m1").error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     env.store.refuse_writes = False
-    assert beat(env, "m1").member_epoch == 1
-    assert beat(again(env), "m1", 1).error_code == 0
+    assert member_heartbeat(env, "m1").member_epoch == 1
+    assert member_heartbeat(again(env), "m1", 1).error_code == 0
 
 
 def test_a_group_whose_rows_make_no_sense_begins_anew_and_leaves_nothing_of_the_old_one(env):
@@ -270,8 +277,8 @@ def test_a_group_whose_rows_make_no_sense_begins_anew_and_leaves_nothing_of_the_
     first = min(rows)
     rows[first] = b"?"
     env = again(env)
-    assert beat(env, "m1", 2).error_code == ErrorCode.GROUP_ID_NOT_FOUND
-    assert assigned(beat(env, "m1")) == [0, 1, 2, 3]
+    assert member_heartbeat(env, "m1", 2).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert assigned(member_heartbeat(env, "m1")) == [0, 1, 2, 3]
     env = again(env)
     assert len(env.broker.groups.get("g").roster) == 1
 
@@ -370,15 +377,15 @@ def test_a_consumer_group_is_not_there_for_who_describes_classic_ones(env, versi
 def test_a_consumer_group_is_deleted_when_it_is_empty(env):
     two(env)
     assert delete(env) == ErrorCode.NON_EMPTY_GROUP
-    beat(env, "m1", -1)
-    beat(env, "m2", -1)
+    member_heartbeat(env, "m1", -1)
+    member_heartbeat(env, "m2", -1)
     assert delete(env) == 0
     assert not any(b"g" in key for key in env.store.medium.tables["groups"])
     assert list(again(env).broker.groups) == []
 
 
 def test_a_group_is_not_deleted_before_it_is_stored_that_it_is_empty(env):
-    beat(env, "m1")
+    member_heartbeat(env, "m1")
     env.store.hold()
     going = asked(env, request(env, "m1", -1), 1)
     assert delete(env) == ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -390,7 +397,7 @@ def test_a_group_is_not_deleted_before_it_is_stored_that_it_is_empty(env):
 def test_a_group_that_goes_over_to_the_classic_protocol_while_it_is_written_leaves_nothing_behind(
     env,
 ):
-    beat(env, "m1")
+    member_heartbeat(env, "m1")
     env.store.hold()
     asked(env, request(env, "m2"), 1)
     for member in ("m2", "m1"):
@@ -411,28 +418,28 @@ def test_offsets_are_kept_while_members_read_the_topic_and_then_count_from_when_
     env,
 ):
     groups = env.broker.groups
-    beat(env, "m1")
-    assert (groups.subscribed("g"), groups.is_empty("g"), groups.emptied_at("g")) == (
+    member_heartbeat(env, "m1")
+    assert (groups.subscribed_topics("g"), groups.is_empty("g"), groups.empty_since("g")) == (
         frozenset({"orders"}),
         False,
         None,
     )
     env.clock.advance(5)
-    beat(env, "m1", -1)
-    assert (groups.subscribed("g"), groups.is_empty("g"), groups.emptied_at("g")) == (
+    member_heartbeat(env, "m1", -1)
+    assert (groups.subscribed_topics("g"), groups.is_empty("g"), groups.empty_since("g")) == (
         frozenset(),
         True,
         env.now(),
     )
-    assert again(env).broker.groups.emptied_at("g") == env.now()
+    assert again(env).broker.groups.empty_since("g") == env.now()
 
 
 def test_a_group_without_members_is_forgotten_and_one_with_members_is_not(env):
-    beat(env, "m1")
-    env.broker.groups.forget("g")
+    member_heartbeat(env, "m1")
+    env.broker.groups.delete_in_background("g")
     assert kind(env) == "consumer"
-    beat(env, "m1", -1)
-    env.broker.groups.forget("g")
+    member_heartbeat(env, "m1", -1)
+    env.broker.groups.delete_in_background("g")
     assert list(env.broker.groups) == []
     assert list(again(env).broker.groups) == []
 
@@ -440,10 +447,10 @@ def test_a_group_without_members_is_forgotten_and_one_with_members_is_not(env):
 def test_a_topic_that_is_deleted_is_taken_from_the_members(env):
     env.topic("bills", 1)
     names = ["orders", "bills"]
-    beat(env, "m1", subscribed_topic_names=names)
+    member_heartbeat(env, "m1", subscribed_topic_names=names)
     ended(env.broker.topics.delete(env.broker.topics.get("bills")))
-    assert assigned(beat(env, "m1", 1)) == [0, 1, 2, 3]
-    assert beat(env, "m1", 1, owned=[0, 1, 2, 3]).member_epoch == 2
+    assert assigned(member_heartbeat(env, "m1", 1)) == [0, 1, 2, 3]
+    assert member_heartbeat(env, "m1", 1, owned=[0, 1, 2, 3]).member_epoch == 2
     assert env.broker.groups.get("g").state is ConsumerGroupState.STABLE
     (row,) = env.broker.groups.get("g").roster.get("m1").assigned
     assert row == env.broker.topics.get("orders").topic.topic_id
@@ -488,21 +495,21 @@ def join_again(env: BrokerEnvironment, member_id: str, **fields: Any) -> Any:
 def test_an_empty_classic_group_becomes_a_consumer_group(env):
     member_id = classic(env)
     leave(env, (member_id, None))
-    assert assigned(beat(env, "m1")) == [0, 1, 2, 3]
+    assert assigned(member_heartbeat(env, "m1")) == [0, 1, 2, 3]
     assert [one.kind for one in again(env).broker.groups] == ["consumer"]
 
 
 def test_an_empty_consumer_group_becomes_a_classic_group(env):
-    beat(env, "m1")
-    beat(env, "m1", -1)
+    member_heartbeat(env, "m1")
+    member_heartbeat(env, "m1", -1)
     classic(env)
     assert kind(env) == "classic"
     assert [one.kind for one in again(env).broker.groups] == ["classic"]
 
 
 def test_an_empty_consumer_group_stays_one_when_whoever_joins_is_refused(env):
-    beat(env, "m1")
-    beat(env, "m1", -1)
+    member_heartbeat(env, "m1")
+    member_heartbeat(env, "m1", -1)
     request = join_request(protocols=[])
     assert (
         answer(request, asked(env, request, 9).result, 9).error_code
@@ -514,7 +521,7 @@ def test_an_empty_consumer_group_stays_one_when_whoever_joins_is_refused(env):
 
 def test_members_of_both_protocols_share_a_group_online(env):
     old = classic(env)
-    reply = beat(env, "new")
+    reply = member_heartbeat(env, "new")
     assert (reply.error_code, reply.member_epoch, assigned(reply)) == (0, 2, [])
     assert kind(env) == "consumer"
     assert heartbeat(env, old, 1) == ErrorCode.REBALANCE_IN_PROGRESS
@@ -530,15 +537,15 @@ def test_members_of_both_protocols_share_a_group_online(env):
     kept = told(classic_sync(env, old, 2))
     assert len(kept) == 2
     assert heartbeat(env, old, 2) == 0
-    assert sorted(kept + assigned(beat(env, "new", 2))) == [0, 1, 2, 3]
+    assert sorted(kept + assigned(member_heartbeat(env, "new", 2))) == [0, 1, 2, 3]
 
 
 def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_leaves(env):
     old = classic(env)
-    beat(env, "new")
+    member_heartbeat(env, "new")
     join_again(env, old)
     classic_sync(env, old, 2)
-    beat(env, "new", -1)
+    member_heartbeat(env, "new", -1)
     assert (kind(env), env.broker.groups.get("g").state) == (
         "classic",
         GroupState.PREPARING_REBALANCE,
@@ -552,7 +559,7 @@ def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_leav
 
 def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_is_not_heard_of(env):
     old = classic(env)
-    beat(env, "new")
+    member_heartbeat(env, "new")
     join_again(env, old, session_timeout_ms=60_000)
     classic_sync(env, old, 2)
     env.clock.advance(SESSION)
@@ -564,7 +571,7 @@ def test_who_waits_to_join_a_classic_group_is_sent_again_when_that_becomes_a_con
     joining = join_request(instance="i1")
     second = asked(env, joining, 9)
     assert not second.is_done
-    beat(env, "new")
+    member_heartbeat(env, "new")
     assert answer(joining, second.result, 9).error_code == ErrorCode.REBALANCE_IN_PROGRESS
 
 
@@ -573,7 +580,7 @@ def test_a_classic_group_stays_one_where_the_policy_says_so(policy):
     env = open_environment(group_consumer_migration_policy=policy)
     env.topic("orders", 4)
     old = classic(env)
-    assert beat(env, "new").error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert member_heartbeat(env, "new").error_code == ErrorCode.GROUP_ID_NOT_FOUND
     assert heartbeat(env, old, 1) == 0
 
 
@@ -583,9 +590,9 @@ def test_a_consumer_group_stays_one_where_the_policy_says_so():
     )
     env.topic("orders", 4)
     old = classic(env)
-    beat(env, "new")
+    member_heartbeat(env, "new")
     join_again(env, old)
-    beat(env, "new", -1)
+    member_heartbeat(env, "new", -1)
     assert kind(env) == "consumer"
 
 
@@ -594,7 +601,7 @@ def test_a_group_of_another_protocol_type_does_not_become_a_consumer_group(env):
     waiting = asked(env, request, 9)
     env.clock.advance(INITIAL_DELAY)
     member = answer(request, waiting.result, 9)
-    reply = beat(env, "new")
+    reply = member_heartbeat(env, "new")
     assert (reply.error_code, kind(env)) == (ErrorCode.GROUP_ID_NOT_FOUND, "classic")
     assert heartbeat(env, member.member_id, 1, instance="w") == ErrorCode.NONE
 
@@ -602,31 +609,31 @@ def test_a_group_of_another_protocol_type_does_not_become_a_consumer_group(env):
 def test_a_classic_group_whose_assignments_nobody_can_read_stays_one(env):
     member = joined(env)
     classic_sync(env, member.member_id, 1, **{member.member_id: b"not an assignment"})
-    assert beat(env, "new").error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert member_heartbeat(env, "new").error_code == ErrorCode.GROUP_ID_NOT_FOUND
     assert heartbeat(env, member.member_id, 1) == 0
 
 
 def test_a_group_of_both_protocols_goes_on_after_a_restart(env):
     old = classic(env)
-    beat(env, "new")
+    member_heartbeat(env, "new")
     join_again(env, old)
     classic_sync(env, old, 2)
-    beat(env, "new", 2)
+    member_heartbeat(env, "new", 2)
     env = again(env)
-    assert (heartbeat(env, old, 2), beat(env, "new", 2).error_code) == (0, 0)
+    assert (heartbeat(env, old, 2), member_heartbeat(env, "new", 2).error_code) == (0, 0)
 
 
 def test_a_classic_member_of_a_consumer_group_that_is_asked_to_join_and_does_not_is_out(env):
     old = classic(env)
-    beat(env, "new")
+    member_heartbeat(env, "new")
     assert heartbeat(env, old, 1) == ErrorCode.REBALANCE_IN_PROGRESS
     for second in range(60):
         env.clock.advance(1)
         if second % 5 == 0:
             heartbeat(env, old, 1)
-            beat(env, "new", 2)
+            member_heartbeat(env, "new", 2)
     assert heartbeat(env, old, 1) == ErrorCode.UNKNOWN_MEMBER_ID
-    assert assigned(beat(env, "new", 2)) == [0, 1, 2, 3]
+    assert assigned(member_heartbeat(env, "new", 2)) == [0, 1, 2, 3]
 
 
 def test_requests_of_the_classic_protocol_are_not_for_members_of_the_new_one(env):
@@ -644,6 +651,6 @@ def test_requests_of_the_classic_protocol_are_not_for_members_of_the_new_one(env
 
 
 def test_an_administrator_removes_a_static_member_of_the_new_protocol(env):
-    beat(env, "m1", instance_id="one")
+    member_heartbeat(env, "m1", instance_id="one")
     assert leave(env, ("", "one")) == [0]
     assert env.broker.groups.get("g").is_empty
