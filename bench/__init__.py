@@ -1,1 +1,1 @@
-"""Side-by-side benchmarks: the gateway and Apache Kafka on one machine, in one run, under the same Java clients."""
+"""Benchmarks: the gateway beside Apache Kafka or a native Pulsar client, on one machine."""

@@ -1,13 +1,21 @@
-"""`make bench`: the gateway beside Apache Kafka, alternating between them, medians of several rounds, as ratios.
+"""`make bench`: CPU time of the gateway beside Apache Kafka under the same load.
 
-For every codec fresh topics of one partition and of several are produced into. The one of one partition is then read three times: by today's
-client as it is stored, by 0.10.2.2, which gets format 1, and by 0.9.0.1, which gets format 0. At last one producer sends at a steady pace. Where a
-row says "both sync", Kafka has the topic config flush.messages=1: it too acknowledges only what is on disk, as the gateway always does. What is
-compared is the server's CPU seconds per GiB of record values: on a shared machine that says more than speed does, and the ratio of two servers in
-one run says more than either figure.
+The servers take turns at every step, and the table has medians over several rounds.
 
-As it is, it takes some 25 minutes on two cores, and up to 9 GiB under $TMPDIR until it ends; both grow with --rounds, --mib, the codecs and the
-partitions (--rounds 1 --mib 1024: 35 minutes). What is being run, and how many minutes are left, goes to stderr.
+- Produce: for each codec, into new topics with one partition and with several.
+- Fetch: the topic with one partition, by the current client as stored, by 0.10.2.2, which gets
+  format 1, and by 0.9.0.1, which gets format 0.
+- A producer at a steady pace.
+
+In rows with "both sync" Kafka's topic has flush.messages=1: like the gateway, it then acknowledges
+only what is on disk.
+
+The compared figure is the server's CPU seconds per GiB of record values. On a shared machine it
+varies less than throughput, and the ratio of two servers in one run varies less than either.
+
+With the defaults it takes about 25 minutes on two cores and up to 9 GiB under $TMPDIR. Both grow
+with --rounds, --mib, the codecs and the partitions (--rounds 1 --mib 1024: 35 minutes). Progress
+and the estimated remaining time go to stderr.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +39,8 @@ from bench.steps import CODECS, RoundLoad, WarmUpLimits, plan, warm_up
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
-#: What a store takes of the disk for a byte of record values, at most: headers, pages that are not full, indexes.
+#: Upper bound of a store's disk bytes per byte of record values: headers, partly filled pages,
+#: indexes.
 DISK_BYTES_PER_BYTE = 1.3
 
 
@@ -58,7 +68,7 @@ def main() -> int:
             server.stop()
     comparisons = compare(figures, GatewayServer.name, KafkaServer.name)
     print(table(comparisons))
-    _write(options.out, comparisons, f"{_conditions(options)} Resident at most: {resident}.")
+    _write(options.out, comparisons, f"{_conditions(options)} Peak resident memory: {resident}.")
     return 0
 
 
@@ -70,9 +80,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--rounds", type=_at_least_one, default=3, help="medians are taken over so many (3)"
-    )
+    parser.add_argument("--rounds", type=_at_least_one, default=3, help="number of rounds (3)")
     parser.add_argument(
         "--mib", type=_at_least_one, default=128, help="record values of each topic, in MiB (128)"
     )
@@ -80,25 +88,25 @@ def _options() -> argparse.Namespace:
         "--codecs",
         type=_codecs,
         default="none,lz4,gzip",
-        help=f"some of {','.join(CODECS)} (none,lz4,gzip)",
+        help=f"comma-separated, of {','.join(CODECS)} (none,lz4,gzip)",
     )
     parser.add_argument(
         "--partitions",
         type=_partitions,
         default="1,6",
-        help="of the topics produced into; without 1 nothing is fetched (1,6)",
+        help="partitions of the topics; without 1 nothing is fetched (1,6)",
     )
     parser.add_argument(
         "--collector",
         choices=COLLECTORS,
         default="g1",
-        help="of Kafka's JVM; g1 with the flags of Kafka's own scripts (g1)",
+        help="garbage collector of Kafka's JVM; g1 with the flags of its scripts (g1)",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("docs/benchmarks.md"),
-        help="the table goes into this file, a chart beside it as .svg",
+        help="file for the table; the chart is written beside it as .svg",
     )
     options = parser.parse_args()
     load = RoundLoad(options.mib, options.codecs, options.partitions)
@@ -108,14 +116,15 @@ def _options() -> argparse.Namespace:
     )
     if needed > (free := shutil.disk_usage(tempfile.gettempdir()).free):
         parser.error(
-            f"this needs up to {needed >> 30} GiB in {tempfile.gettempdir()}, where {free >> 30} GiB are free"
+            f"not enough disk space: needs up to {needed >> 30} GiB in {tempfile.gettempdir()}, "
+            f"{free >> 30} GiB are free"
         )
     return options
 
 
 def _at_least_one(text: str) -> int:
     if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("it must be 1 or more")
+        raise argparse.ArgumentTypeError("must be at least 1")
     return number
 
 
@@ -127,7 +136,7 @@ def _codecs(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in CODECS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {','.join(CODECS)}")
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {','.join(CODECS)}")
     return names
 
 
@@ -137,13 +146,14 @@ def _conditions(options: argparse.Namespace) -> str:
         f"--partitions {','.join(map(str, options.partitions))} --collector {options.collector}"
     )
     return (
-        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench ARGS="{arguments}"`, Python {platform.python_version()}, '
+        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench ARGS="{arguments}"`, Python '
+        f"{platform.python_version()}, "
         f"{os.cpu_count()} cores of {platform.machine()}."
     )
 
 
 def _write(out: Path, comparisons: list[Comparison], said: str) -> None:
-    """Put the table into the file, and the chart beside it."""
+    """Write the table into the file and the chart beside it."""
     title = "CPU seconds of kopgate for one of Kafka's, per GiB of record values"
     chart = out.with_suffix(".svg")
     text = out.read_text() if out.exists() else "# Benchmarks\n\n"
@@ -155,10 +165,18 @@ def _write(out: Path, comparisons: list[Comparison], said: str) -> None:
 
 
 def replace_between_marks(text: str, block: str, begin: str = BEGIN, end: str = END) -> str:
-    """The text with the block between its marks, which are put at its end where they are missing; what people wrote around them is kept."""
+    """Replace the text between the marks, or append marks and block if there are none."""
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
+    block = "\n".join(map(_wrap, block.split("\n")))
     return f"{before}{begin}\n{block}\n{end}{after}"
+
+
+def _wrap(line: str) -> str:
+    """Wrap a line of prose; tables and images stay on one line."""
+    if line.startswith(("|", "![")):
+        return line
+    return textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

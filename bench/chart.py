@@ -1,4 +1,4 @@
-"""The ratios as a picture: a bar a row, the whiskers from the smallest to the greatest round, and a line where both servers take the same."""
+"""The ratios as an SVG bar chart, with whiskers from the smallest to the largest round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LESS, MORE, INK, GRID = "#2a7f62", "#c8553d", "#222222", "#cccccc"
 
 
 def svg(comparisons: Sequence[Comparison], title: str) -> str:
-    """An SVG that needs nothing beside it. Bars of what takes less CPU than the other are of another colour than those of what takes more."""
+    """A self-contained SVG. Bars above 1 (more CPU time than the other server) are red."""
     most = max([1.0, *(one.ratios[-1] for one in comparisons)])
     step = 0.25 if most <= 2 else 0.5 if most <= 4 else 1.0 if most <= 10 else 10.0
     ticks = [step * n for n in range(int(most / step) + 2)]
@@ -23,7 +23,8 @@ def svg(comparisons: Sequence[Comparison], title: str) -> str:
         return LABELS + (WIDTH - LABELS - RIGHT) * ratio / ticks[-1]
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12" fill="{INK}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'font-family="sans-serif" font-size="12" fill="{INK}">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         f'<text x="12" y="22" font-size="14" font-weight="bold">{escape(title)}</text>',
@@ -47,8 +48,10 @@ def _bar(
 ) -> list[str]:
     centre, baseline = top + BAR / 2, top + BAR - 4
     return [
-        f'<text x="{LABELS - 10}" y="{baseline}" text-anchor="end">{escape(one.row)}, {escape(one.codec)}</text>',
-        f'<rect x="{zero:.1f}" y="{top}" width="{middle - zero:.1f}" height="{BAR}" fill="{LESS if one.ratio <= 1 else MORE}"/>',
+        f'<text x="{LABELS - 10}" y="{baseline}" text-anchor="end">{escape(one.row)}, '
+        f"{escape(one.codec)}</text>",
+        f'<rect x="{zero:.1f}" y="{top}" width="{middle - zero:.1f}" height="{BAR}" '
+        f'fill="{LESS if one.ratio <= 1 else MORE}"/>',
         f'<line x1="{least:.1f}" y1="{centre:g}" x2="{most:.1f}" y2="{centre:g}" stroke="{INK}"/>',
         f'<text x="{most + 6:.1f}" y="{baseline}">{one.ratio:.2f}</text>',
     ]

@@ -1,5 +1,4 @@
-"""The load: Kafka's own producer benchmark, a producer that keeps a steady pace, and a consumer of any Java client version that assigns its
-partition itself."""
+"""Java clients that create the load: Kafka's producer benchmark, a paced producer, a consumer."""
 
 from __future__ import annotations
 
@@ -22,25 +21,25 @@ BATCH_BYTES = 16384
 LINGER_MS = 5
 
 PACE = 2000
-"""Records a second of the steady producer: so few that a latency is the server's and not that of the producer's own queue."""
+"""Records per second of the paced producer: few enough that its own queue adds no latency."""
 PACE_WARM_UP_SECONDS = 10
 PACE_SECONDS = 15
 
 START_SECONDS = 120
-"""What a client may take besides its records."""
+"""Time limit of a client, in addition to the time for its records."""
 SLOWEST_MIB_PER_SECOND = 2
-"""A client that is slower hangs: everything here moves more than five times as much."""
+"""A client is considered hung below this rate; all steps are at least five times as fast."""
 
-#: The line at the end; those that come every five seconds until then have no percentiles.
+#: The last line of the output. Lines printed every five seconds have no percentiles.
 _SUMMARY = re.compile(r"(?P<records>\d+) records sent, .*\((?P<rate>[\d.]+) MB/sec\).* 99th")
 
 
 class ClientFailed(Exception):
-    """A client went wrong or hung; the message ends with the tail of what it printed."""
+    """A client failed or hung. The message ends with the last part of its output."""
 
 
 class Latencies(msgspec.Struct, frozen=True):
-    """From send() to the acknowledgement, in ms, the linger included."""
+    """From send() to the acknowledgement, in ms, including the linger time."""
 
     p50: float
     p99: float
@@ -53,7 +52,7 @@ def record_count(mib: float) -> int:
 def create(
     bootstrap: str, topic: str, partitions: int, configs: Mapping[str, str] | None = None
 ) -> None:
-    """Make a topic; returns when every partition of it has a leader."""
+    """Create a topic and wait until every partition has a leader."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         admin.create_topics(
@@ -71,7 +70,7 @@ def create(
 
 
 def produce(bootstrap: str, topic: str, records: int, codec: str) -> float:
-    """Kafka's kafka-producer-perf-test, as fast as it goes: MiB of record values per second."""
+    """Run kafka-producer-perf-test at full speed. Returns MiB of record values per second."""
     argv = java(
         TOOLS["kafka-producer-perf-test"],
         "--topic", topic,
@@ -90,15 +89,21 @@ def produce(bootstrap: str, topic: str, records: int, codec: str) -> float:
 
 
 def rate_of(printed: str, records: int) -> float:
-    """What the tool's last summary says. Raises ClientFailed unless it is of so many records: it goes on when sends fail, and ends with 0."""
+    """The rate in the tool's last summary line.
+
+    Raises ClientFailed unless the line is about `records` records: the tool continues when sends
+    fail, and exits with 0.
+    """
     summaries = [match for line in printed.splitlines() if (match := _SUMMARY.search(line))]
     if not summaries or int(summaries[-1]["records"]) != records:
-        raise ClientFailed(f"not all of {records} records were sent: {printed[-2000:]}")
+        raise ClientFailed(f"fewer than {records} records were sent: {printed[-2000:]}")
     return float(summaries[-1]["rate"])
 
 
 def produce_at_pace(bootstrap: str, topic: str, marked: Callable[[], None]) -> Latencies:
-    """One record after the other at PACE. The first ones warm up what is new; `marked` is called when the others begin and when they are through."""
+    """Send records at PACE. `marked` is called when the warm-up has ended and after the last
+    record.
+    """
     numbers = (RECORD_BYTES, PACE, PACE_WARM_UP_SECONDS, PACE_SECONDS, LINGER_MS, BATCH_BYTES)
     argv = [*_own_program("Paced", VERSION), bootstrap, topic, *map(str, numbers)]
     printed = run(
@@ -111,7 +116,9 @@ def produce_at_pace(bootstrap: str, topic: str, marked: Callable[[], None]) -> L
 
 
 def fetch(bootstrap: str, topic: str, records: int, client: str) -> float:
-    """MiB of record values per second, read by Java kafka-clients of that version."""
+    """Read `records` records with Java kafka-clients of version `client`. Returns MiB/s of record
+    values.
+    """
     size, seconds = run(
         [*_own_program("Fetch", client), bootstrap, topic, str(records)], records
     ).split()[-2:]
@@ -119,7 +126,7 @@ def fetch(bootstrap: str, topic: str, records: int, client: str) -> float:
 
 
 def _own_program(name: str, client: str) -> list[str]:
-    """The argv of one of our programs, compiled against kafka-clients of that version."""
+    """Command line of a program in bench/java, compiled against this version of kafka-clients."""
     jars = maven_jars((f"org.apache.kafka:kafka-clients:{client}", "org.slf4j:slf4j-nop:1.7.36"))
     source = SOURCES / f"{name}.java"
 
@@ -133,7 +140,11 @@ def _own_program(name: str, client: str) -> list[str]:
 def run(
     argv: Sequence[str], records: int, printed: Callable[[str], None] = lambda line: None
 ) -> str:
-    """What the client printed; `printed` gets each line when it comes. Raises ClientFailed, also when so few records take too long."""
+    """Run a client and return its output; `printed` is called for each line as it arrives.
+
+    Raises ClientFailed if the client fails or takes longer than its time limit for `records`
+    records.
+    """
     limit = START_SECONDS + records * RECORD_BYTES / (1 << 20) / SLOWEST_MIB_PER_SECOND
     lines: list[str] = []
     with subprocess.Popen(
@@ -153,6 +164,6 @@ def run(
     text = "".join(lines)
     if code:
         raise ClientFailed(
-            f"{' '.join(argv)} ended with {code} (its time is {limit:.0f} s): {text[-2000:]}"
+            f"{' '.join(argv)} exited with {code} (time limit {limit:.0f} s): {text[-2000:]}"
         )
     return text

@@ -1,10 +1,13 @@
-"""`make bench-groups`: many consumer groups on one gateway, and how long their heartbeats and commits take.
+"""`make bench-groups`: heartbeat and commit latency with many consumer groups on one gateway.
 
-All members connect, all join at the same moment, and then they stay: each heartbeats every 3 s and commits its partitions every 5 s, as Java's
-consumers do by default, in Java 3.9's versions. They are one small program in Go (bench/go/members.go). Latencies are from just before a
-request is written until the kernel has the last byte of its reply, so that they are the server's and not those of the program.
+All members connect, then join at the same moment, then stay: each sends a heartbeat every 3 s and
+commits its partitions every 5 s, the defaults of Java consumers, in the request versions of Java
+3.9. The members are one program in Go (bench/go/members.go). Latency is measured from just before a
+request is written until the kernel has received the last byte of its reply, so it does not include
+the program's own delays.
 
-With 1,000 groups of 4 members that is 1,333 heartbeats and 800 commits a second on 4,000 connections. It takes some two minutes a server.
+1,000 groups of 4 members send 1,333 heartbeats and 800 commits per second on 4,000 connections. It
+takes about two minutes per server.
 """
 
 from __future__ import annotations
@@ -34,14 +37,14 @@ BEGIN, END = "<!-- groups: begin -->", "<!-- groups: end -->"
 SOURCE = Path(__file__).parent / "go" / "members.go"
 TOPIC = "bench-groups"
 HEARTBEAT_SECONDS, COMMIT_SECONDS = 3, 5
-"""The pace of a member, as it stands in members.go."""
+"""The same intervals as in members.go."""
 
 STEP_SECONDS = 180
-"""What a step may take besides the time that it is given."""
+"""Time limit of a step, in addition to its measured time."""
 
 
 class GroupLoad(msgspec.Struct, frozen=True):
-    """Groups of so many members each, which share the partitions of one topic, measured for so long."""
+    """`groups` groups of `members` members, which share the partitions of one topic."""
 
     groups: int
     members: int
@@ -59,13 +62,15 @@ class GroupLoad(msgspec.Struct, frozen=True):
             self.all_members / COMMIT_SECONDS,
         )
         return (
-            f"{self.groups:,} groups of {self.members}, each member on a connection of its own, each group on the {self.partitions} partitions of "
-            f"one topic; {heartbeats:,.0f} heartbeats and {commits:,.0f} commits a second for {self.seconds} s"
+            f"{self.groups:,} groups of {self.members}, one connection per member, each group on "
+            f"the {self.partitions} partitions "
+            f"of one topic; {heartbeats:,.0f} heartbeats and {commits:,.0f} commits per second "
+            f"for {self.seconds} s"
         )
 
 
 class LatencySummary(msgspec.Struct, frozen=True):
-    """Of so many, in ms."""
+    """Percentiles of `count` latencies, in ms."""
 
     count: int
     p50: float
@@ -77,7 +82,11 @@ class LatencySummary(msgspec.Struct, frozen=True):
 
 
 class GroupsResult(msgspec.Struct, frozen=True):
-    """One server's figures. Memory is the process's own, in bytes, from before the first connection to the end; cores are CPU seconds a second."""
+    """Measurements of one server.
+
+    `*_bytes` are its anonymous memory: idle, with all members connected, and at the end. `cores`
+    and `load_cores` are CPU seconds per second of the server and of the member program.
+    """
 
     server: str
     connected_seconds: float
@@ -94,7 +103,7 @@ class GroupsResult(msgspec.Struct, frozen=True):
 
 
 class MemberProgram:
-    """The program that is all members. It does a step when it is told to and read_line what came of it."""
+    """The process of bench/go/members.go, which runs all members step by step."""
 
     def __init__(self, bootstrap: str, load: GroupLoad) -> None:
         words = [
@@ -120,13 +129,17 @@ class MemberProgram:
         )
 
     def start_step(self) -> None:
-        """The next step."""
+        """Start the next step."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
     def read_line(self, seconds: float) -> dict[str, Any]:
-        """The next line. Raises ClientFailed where none comes in this time, or the program has ended; it read_line why on stderr."""
+        """The result of a step, as JSON.
+
+        Raises ClientFailed if the program exits or prints nothing for `seconds`. Its stderr has the
+        reason.
+        """
         assert self._process.stdout is not None
         overdue = threading.Timer(seconds, self._process.kill)
         overdue.start()
@@ -134,7 +147,7 @@ class MemberProgram:
         overdue.cancel()
         if not line:
             raise ClientFailed(
-                f"the members ended with {self._process.wait()} (their time is {seconds:.0f} s)"
+                f"the members exited with {self._process.wait()} (time limit {seconds:.0f} s)"
             )
         said: dict[str, Any] = msgspec.json.decode(line)
         return said
@@ -151,7 +164,7 @@ class MemberProgram:
 
 
 def program() -> Path:
-    """The members' program, built from its only file."""
+    """Path of the compiled members.go."""
 
     def build(folder: Path) -> None:
         command(
@@ -162,7 +175,7 @@ def program() -> Path:
 
 
 def measure(server: BenchServer, load: GroupLoad, say: Callable[[str], None]) -> GroupsResult:
-    """All of it on one server. Raises ClientFailed."""
+    """Run all steps on one server. Raises ClientFailed."""
     create(server.bootstrap, TOPIC, load.partitions)
     idle = server.own_memory_bytes()
     with MemberProgram(server.bootstrap, load) as members:
@@ -173,7 +186,8 @@ def measure(server: BenchServer, load: GroupLoad, say: Callable[[str], None]) ->
         members.start_step()
         joined = members.read_line(STEP_SECONDS)
         say(
-            f"{server.name}: all joined after {joined['joined']:.1f} s; p50 / p99 / max ms: {msgspec.convert(joined['join'], LatencySummary)}"
+            f"{server.name}: all joined after {joined['joined']:.1f} s; p50 / p99 / max ms: "
+            f"{msgspec.convert(joined['join'], LatencySummary)}"
         )
         members.start_step()
         members.read_line(STEP_SECONDS + load.warm_up_seconds)
@@ -212,18 +226,20 @@ _HEADS = (
     "cores",
     "all connected",
     "all joined",
-    "KiB a member",
+    "KiB per member",
 )
 
 
 def table(outcomes: list[GroupsResult], load: GroupLoad) -> str:
-    """In Markdown."""
     rows = [_HEADS, ["---"] * len(_HEADS), *(_cells(one, load) for one in outcomes)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def _cells(one: GroupsResult, load: GroupLoad) -> list[str]:
-    memory = f"{kib(one.end_bytes - one.idle_bytes, load):.1f}, {kib(one.connected_bytes - one.idle_bytes, load):.1f} of it the connection"
+    memory = (
+        f"{kib(one.end_bytes - one.idle_bytes, load):.1f}, "
+        f"{kib(one.connected_bytes - one.idle_bytes, load):.1f} for the connection"
+    )
     return [
         one.server,
         str(one.heartbeat),
@@ -231,19 +247,19 @@ def _cells(one: GroupsResult, load: GroupLoad) -> list[str]:
         f"{one.cores:.2f}",
         f"{one.connected_seconds:.1f} s",
         f"{one.joined_seconds:.1f} s",
-        # A JVM's memory is its heap's, whatever is in it.
+        # The JVM's memory is its heap size, regardless of its contents.
         memory if one.server == GatewayServer.name else "-",
     ]
 
 
 def kib(size: int, load: GroupLoad) -> float:
-    """For each member, in KiB."""
+    """KiB per member."""
     return size / load.all_members / 1024
 
 
 @contextmanager
 def servers(options: argparse.Namespace) -> Iterator[Iterator[BenchServer]]:
-    """One after the other, each gone before the next one comes."""
+    """The servers, one after the other; each is stopped before the next one is started."""
     running: list[BenchServer] = []
 
     def each() -> Iterator[BenchServer]:
@@ -260,12 +276,12 @@ def servers(options: argparse.Namespace) -> Iterator[Iterator[BenchServer]]:
 
 
 def _gateway() -> BenchServer:
-    """Its log has lines for every group."""
+    """Without its log, which has lines for every group."""
     return GatewayServer.start(subprocess.DEVNULL)
 
 
 def _kafka() -> BenchServer:
-    """With its defaults where tests have others: the wait for a group's first members, and the partitions of its offsets."""
+    """Kafka with its default rebalance delay and offsets partitions; tests use lower values."""
     g1 = ("-Xms1g", *COLLECTORS["g1"])
     return KafkaServer(
         Kafka.start(
@@ -287,7 +303,8 @@ def main() -> int:
             outcomes.append(measure(server, load, _say))
             one = outcomes[-1]
             _say(
-                f"the load itself: {one.load_cores:.2f} cores, requests {one.late} ms late (p50 / p99 / max), {one.rejoined} joined again"
+                f"member program: {one.load_cores:.2f} cores, requests sent {one.late} ms late "
+                f"(p50 / p99 / max), {one.rejoined} rejoined"
             )
     text = f"{_conditions(options, busy)} {load}.\n\n{table(outcomes, load)}"
     print(text)
@@ -301,10 +318,14 @@ def _say(line: str) -> None:
 
 
 def _conditions(options: argparse.Namespace, busy: str) -> str:
-    arguments = f"--groups {options.groups} --members {options.members} --partitions {options.partitions} --seconds {options.seconds}"
+    arguments = (
+        f"--groups {options.groups} --members {options.members} --partitions {options.partitions} "
+        f"--seconds {options.seconds}"
+    )
     arguments += " --kafka" if options.kafka else ""
     return (
-        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-groups ARGS="{arguments}"`, Python {platform.python_version()}, '
+        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-groups ARGS="{arguments}"`, '
+        f"Python {platform.python_version()}, "
         f"{os.cpu_count()} cores of {platform.machine()}, load average before it {busy}."
     )
 
@@ -315,21 +336,19 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--groups", type=int, default=1000, help="how many (1000)")
-    parser.add_argument("--members", type=int, default=4, help="of each group (4)")
+    parser.add_argument("--groups", type=int, default=1000, help="number of groups (1000)")
+    parser.add_argument("--members", type=int, default=4, help="members per group (4)")
     parser.add_argument(
-        "--partitions", type=int, default=8, help="of the topic that all groups read (8)"
+        "--partitions", type=int, default=8, help="partitions of the topic that all groups read (8)"
     )
     parser.add_argument(
-        "--seconds", type=int, default=60, help="measured, after a warm-up of 10 (60)"
+        "--seconds", type=int, default=60, help="measured time, after a warm-up of 10 s (60)"
     )
-    parser.add_argument(
-        "--kafka", action="store_true", help="Apache Kafka as well, after the gateway"
-    )
+    parser.add_argument("--kafka", action="store_true", help="measure Apache Kafka as well")
     parser.add_argument(
         "--out",
         type=Path,
-        help="the table goes into this file, between its marks; without it, it is only printed",
+        help="document for the table, between its marks; by default it is only printed",
     )
     return parser.parse_args()
 

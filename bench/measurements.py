@@ -1,4 +1,4 @@
-"""What was measured, the two servers beside each other, and the table of it."""
+"""Measurements of two servers, compared row by row, as a Markdown table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import msgspec
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """One measurement of one server: CPU seconds per GiB of record values, MiB/s, and latencies in ms where the step has any."""
+    """One step on one server.
+
+    `cpu_per_gib` is CPU seconds per GiB of record values, `rate` is MiB/s. `p50` and `p99` are
+    latencies in ms, if the step measures them.
+    """
 
     row: str
     codec: str
@@ -21,11 +25,14 @@ class Measurement(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         latency = "" if self.p99 is None else f", p50 {self.p50:.1f} ms, p99 {self.p99:.1f} ms"
-        return f"{self.row}, {self.codec}, {self.server}: {self.cpu_per_gib:.2f} CPU s/GiB, {self.rate:.0f} MiB/s{latency}"
+        return (
+            f"{self.row}, {self.codec}, {self.server}: {self.cpu_per_gib:.2f} CPU s/GiB, "
+            f"{self.rate:.0f} MiB/s{latency}"
+        )
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """One row: the figures of both servers, in the order of the rounds."""
+    """One row of the table: the measurements of both servers, in the order of the rounds."""
 
     row: str
     codec: str
@@ -34,7 +41,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def ratios(self) -> list[float]:
-        """Our CPU seconds for one of theirs, round by round, the smallest first."""
+        """Our CPU time divided by theirs, one ratio per round, sorted."""
         return sorted(
             a.cpu_per_gib / b.cpu_per_gib for a, b in zip(self.ours, self.theirs, strict=True)
         )
@@ -45,7 +52,10 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare(figures: Sequence[Measurement], ours: str, theirs: str) -> list[Comparison]:
-    """The rows in the order in which they were first measured. `ours` and `theirs` are the servers' names."""
+    """Group measurements by step and codec, in the order in which they were first measured.
+
+    `ours` and `theirs` are the names of the servers.
+    """
     rows = dict.fromkeys((figure.row, figure.codec) for figure in figures)
 
     def of(row: str, codec: str, server: str) -> list[Measurement]:
@@ -68,7 +78,7 @@ def _heads(peer: str) -> Sequence[str]:
 
 
 def table(comparisons: Sequence[Comparison], peer: str = "Kafka") -> str:
-    """In Markdown: medians over the rounds; the ratio is the median of the rounds' ratios."""
+    """Markdown with medians over the rounds. The ratio is the median of the rounds' ratios."""
     heads = _heads(peer)
     return "\n".join(
         _line(cells) for cells in (heads, ["---"] * len(heads), *map(_cells, comparisons))

@@ -1,8 +1,13 @@
-"""A native Pulsar application, as small as it can be: what the same load costs without a gateway.
+"""A minimal native Pulsar application: the cost of the same load without a gateway.
 
-`python -m bench.native produce URL TOPIC COUNT SIZE PENDING` sends messages as fast as they are taken with so many under way at most, `read URL TOPIC COUNT` reads them, and
-`pace URL TOPIC SIZE RATE WARM_UP_SECONDS SECONDS` sends at a steady pace in batches as Kafka's producers do. The last line that is printed has what
-was moved in MiB/s and the CPU seconds that this process took for it; that of `pace` has p50 and p99 in ms before them.
+- `python -m bench.native produce URL TOPIC COUNT SIZE PENDING` sends COUNT messages, with at most
+  PENDING in flight.
+- `python -m bench.native read URL TOPIC COUNT` reads messages.
+- `python -m bench.native pace URL TOPIC SIZE RATE WARM_UP_SECONDS SECONDS` sends at a steady pace,
+  in batches like those of Kafka's producers.
+
+The last line printed has MiB/s and the CPU seconds of this process; `pace` prints p50 and p99 in ms
+before them.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ READ_MS = 60_000
 
 
 class Acknowledgements:
-    """Counts them and knows when the last has come; the first failure is kept."""
+    """Waits for `count` acknowledgements and keeps the last failure."""
 
     def __init__(self, count: int) -> None:
         self._left = count
@@ -123,7 +128,7 @@ def _measured(call: Callable[[], object], size: int) -> str:
 
 
 def _taken(call: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock and of CPU, of all threads."""
+    """Elapsed seconds, and CPU seconds of all threads."""
     began, before = time.monotonic(), time.process_time()
     call()
     return time.monotonic() - began, time.process_time() - before
@@ -134,7 +139,7 @@ def main() -> None:
     client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     call: Callable[..., str] = {"produce": produce, "read": read, "pace": pace}[what]
     print(call(client, topic, *map(int, numbers)), flush=True)
-    # What the library has open ends with the process: closing it one by one is nobody's measure.
+    # Skip closing the library's connections one by one; it is not part of the measurement.
     os._exit(0)
 
 

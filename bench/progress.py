@@ -1,4 +1,4 @@
-"""Where a long run is: which step of how many, and how many minutes are left."""
+"""Progress of a long run: the current step and the minutes left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 
 
 class StepProgress:
-    """`guesses` is what each step is guessed to take, in seconds; `now` is a clock in seconds. The guesses need only be right among each other."""
+    """Estimates the remaining time from the steps so far.
+
+    `guesses` are estimated seconds per step; only their proportions matter after the first step.
+    `now` is a clock in seconds.
+    """
 
     def __init__(self, guesses: Sequence[float], now: Callable[[], float]) -> None:
         self._guesses = guesses
@@ -15,8 +19,11 @@ class StepProgress:
         self._done = 0
 
     def next(self, step: str) -> str:
-        """The line for a step that begins; the one before it has ended."""
+        """The progress line of the next step; the previous step has ended."""
         done, left = sum(self._guesses[: self._done]), sum(self._guesses[self._done :])
         seconds = left * (self._now() - self._began) / done if done else left
         self._done += 1
-        return f"[{self._done}/{len(self._guesses)}] {step}; some {max(1, round(seconds / 60))} min left"
+        return (
+            f"[{self._done}/{len(self._guesses)}] {step}; about {max(1, round(seconds / 60))} min "
+            "left"
+        )

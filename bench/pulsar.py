@@ -1,13 +1,17 @@
-"""`make bench-pulsar`: the gateway in front of Apache Pulsar, and beside it a native Pulsar application with the same load on the same broker.
+"""`make bench-pulsar`: CPU time of the gateway on Apache Pulsar beside a native Pulsar application.
 
-Kafka's producer sends batches of 16 KiB through the gateway, into one partition and into six; the native application sends messages of 16 KiB itself,
-a thousand under way as it would, and five as Kafka's producer has. Both are then read: by a Java
-consumer through the gateway, from a gateway started anew, which must ask Pulsar for all of it; and by a native reader. At last both send 2,000
-records a second, the native one in batches, too. What is compared is the gateway's CPU seconds per GiB with those of the native application, that is
-what its way through the gateway costs beside what the client library costs anyway; the broker's own work is the same for both. GatewayAndNative alternate;
-figures are medians of several rounds, and the ratio says more than either.
+- Produce: Kafka's producer sends batches of 16 KiB through the gateway, into one partition and into
+  six. The native application sends messages of 16 KiB, with a thousand in flight as is usual there,
+  and with five as in Kafka's producer.
+- Fetch: a Java consumer reads through a restarted gateway, which must read everything from Pulsar;
+  a native reader reads its topic.
+- Both send 2,000 records per second, in batches.
 
-It takes some eight minutes on two cores and, under $TMPDIR, twice what is stored.
+The compared figure is CPU seconds per GiB: the gateway's against the native application's, which is
+the cost of the client library alone. The broker's work is the same for both. Both take turns, and
+the table has medians over several rounds; the ratio varies less than either figure.
+
+It takes about eight minutes on two cores, and twice the stored bytes under $TMPDIR.
 """
 
 from __future__ import annotations
@@ -38,21 +42,21 @@ BEGIN, END = "<!-- pulsar: begin -->", "<!-- pulsar: end -->"
 NATIVE = "pulsar-client"
 MESSAGE_BYTES = clients.BATCH_BYTES
 PENDING = 1000
-"""Messages that the native application has under way: of 16 KiB, half of what a Kafka producer's buffer holds."""
+"""Messages in flight in the native application: half of a Kafka producer's buffer."""
 FEW_PENDING = 5
-"""Requests that Kafka's producer has under way, a batch each where there is one partition (max.in.flight.requests.per.connection)."""
+"""Requests in flight of Kafka's producer (max.in.flight.requests.per.connection)."""
 PARTITIONS = 6
 _PRODUCE = f"produce, {MESSAGE_BYTES >> 10} KiB batches"
 PRODUCE = f"{_PRODUCE}, 1 partition"
-PRODUCE_FEW_PENDING = f"{PRODUCE}, natively {FEW_PENDING} under way, too"
+PRODUCE_FEW_PENDING = f"{PRODUCE}, {FEW_PENDING} in flight on both sides"
 PRODUCE_PARTITIONS = f"{_PRODUCE}, {PARTITIONS} partitions"
-FETCH = "read, none of it in memory"
+FETCH = "read, not cached"
 PACED = f"produce at {clients.PACE} records/s"
 NATIVE_SECONDS = 300
 
 
 class GatewayAndNative:
-    """One broker, a gateway on it, and a native application at a time."""
+    """One broker with a gateway on it, and one native application at a time."""
 
     def __init__(self, broker: Pulsar) -> None:
         self._tenant = Tenant.make(broker.service_url, broker.admin_url)
@@ -72,12 +76,12 @@ class GatewayAndNative:
         )
 
     def restart(self) -> None:
-        """The gateway anew: it remembers nothing of what was sent."""
+        """Restart the gateway, so that its cache is empty."""
         self.gateway.stop()
         self.gateway = self._start()
 
     def make_native(self, name: str, partitions: int = 1) -> str:
-        """The topic of the native application, made as the gateway makes its own: partitioned."""
+        """Create a topic for the native application, partitioned like those of the gateway."""
         self._tenant.admin(
             "PUT",
             f"persistent/{self._own.tenant}/{self._own.namespace}/{name}/partitions",
@@ -93,7 +97,7 @@ class GatewayAndNative:
         return f"persistent://{self._own.tenant}/{self._own.namespace}/{name}-partition-0"
 
     def native(self, what: str, *arguments: object) -> list[float]:
-        """The numbers that the native application ends with."""
+        """Run the native application. Returns the numbers in its last line."""
         argv = [
             sys.executable,
             "-m",
@@ -113,14 +117,14 @@ class GatewayAndNative:
         return [float(word) for word in done.stdout.splitlines()[-1].split()]
 
     def cpu_of(self, work: Callable[[], float]) -> tuple[float, float]:
-        """What the work came to, and the gateway's CPU seconds meanwhile."""
+        """The result of `work`, and the gateway's CPU seconds meanwhile."""
         before = self.gateway.cpu_seconds()
         result = work()
         return result, self.gateway.cpu_seconds() - before
 
 
 def plan(sides: GatewayAndNative, rounds: int, mib: int) -> Iterator[Step]:
-    """All steps; who goes first changes from round to round."""
+    """All steps. The first side changes every round."""
     messages = mib * (1 << 20) // MESSAGE_BYTES
     for number in range(rounds):
         ours, theirs = f"bench-{number}", f"native-{number}"
@@ -241,7 +245,7 @@ def main() -> int:
     with Pulsar.start(memory=options.memory) as broker:
         sides = GatewayAndNative(broker)
         try:
-            # The JVM and the files of both are warm before anything counts.
+            # One unmeasured round warms up the JVM and the page cache.
             for step in plan(sides, 1, min(options.mib, 64)):
                 print(f"# warm-up: {step.run()}", file=sys.stderr)
             sides = _replace(sides, broker)
@@ -271,8 +275,10 @@ def _replace(sides: GatewayAndNative, broker: Pulsar) -> GatewayAndNative:
 
 def _conditions(options: argparse.Namespace) -> str:
     return (
-        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-pulsar ARGS="--rounds {options.rounds} --mib {options.mib}"`, '
-        f"Python {platform.python_version()}, {os.cpu_count()} cores of {platform.machine()}, broker and BookKeeper in one JVM on the same cores."
+        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-pulsar ARGS="--rounds '
+        f'{options.rounds} --mib {options.mib}"`, '
+        f"Python {platform.python_version()}, {os.cpu_count()} cores of {platform.machine()}, "
+        "broker and BookKeeper in one JVM on the same cores."
     )
 
 
@@ -282,13 +288,15 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=3, help="medians are taken over so many (3)")
-    parser.add_argument("--mib", type=int, default=256, help="moved in each step, in MiB (256)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (3)")
+    parser.add_argument(
+        "--mib", type=int, default=256, help="MiB written or read in each step (256)"
+    )
     parser.add_argument("--memory", default="1g", help="heap and direct memory of the broker (1g)")
     parser.add_argument(
         "--out",
         type=Path,
-        help="the table goes into this file, between its marks; without it, it is only printed",
+        help="document for the table, between its marks; by default it is only printed",
     )
     return parser.parse_args()
 

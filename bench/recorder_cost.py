@@ -1,6 +1,7 @@
-"""What it takes to tell the recorder of one request, by itself: CPU seconds for a GiB of such requests, in this process.
+"""CPU cost of the traffic log's recorder, measured alone in this process.
 
-It is too little to be seen between two gateways on a machine that others use; here it is the least of many rounds, each a few milliseconds long.
+It is too small to be measured by comparing two gateways on a shared machine. Here it is the minimum
+of many rounds of a few milliseconds, in CPU seconds per GiB of such requests.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ REQUESTS = 500
 
 
 class DiscardingSink:
-    """Where rows go."""
+    """A sink that discards rows."""
 
     def put(self, block: bytes, lines: int) -> None: ...
     async def stop(self, seconds: float) -> None: ...
 
 
 def produce_cost(partitions: int) -> float:
-    """Produce requests with one full batch for each of so many partitions of a topic."""
+    """CPU seconds per GiB of Produce requests with one full batch for each of `partitions`
+    partitions.
+    """
     records = full_batch()
     request = ProduceRequest(
         PRODUCE_VERSION,
@@ -59,7 +62,7 @@ def produce_cost(partitions: int) -> float:
 
 
 def fetch_cost() -> float:
-    """Fetch requests that are answered with as many full batches as a partition's share of a reply has."""
+    """CPU seconds per GiB of Fetch replies with FETCH_BYTES of full batches."""
     request = FetchRequest(FETCH_VERSION, -1, 500, 1, FETCH_BYTES, 0, 0, -1, (), ())
     reply = FetchResponse(
         [
@@ -78,8 +81,8 @@ def fetch_cost() -> float:
 
 
 def full_batch() -> memoryview:
-    """As Kafka's producer fills it, of records that do not repeat."""
-    # Of now: what is old would be deleted.
+    """A batch of BATCH_BYTES as Kafka's producer fills it, with incompressible values."""
+    # Current timestamps: retention would delete older records.
     samples = [
         Sample(index, int(time.time() * 1000), None, os.urandom(RECORD_BYTES))
         for index in range(BATCH_BYTES // RECORD_BYTES - 1)
@@ -104,7 +107,7 @@ def _recorder() -> Recorder:
 
 
 def _seconds(recorder: Recorder, api_key: int, told: Callable[[], object]) -> float:
-    """One request: it begins, its handler tells of it, and it is answered."""
+    """CPU seconds of the recorder for one request: begin, the handler's report, reply."""
     version = PRODUCE_VERSION if api_key == ApiKey.PRODUCE else FETCH_VERSION
     owed = SimpleNamespace(api_key=api_key, version=version, size=BATCH_BYTES, began=0, route=True)
     header = RequestHeader(api_key, version, 1, "producer-1", 20)

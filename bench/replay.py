@@ -1,4 +1,7 @@
-"""What Kafka's own clients send at full speed, byte for byte the same each time: so that what two runs of a server take can be told apart."""
+"""Requests like those of Kafka's clients at full speed, with the same bytes in every run.
+
+With identical requests, small differences in a server's CPU time can be measured.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from gateway.partitions.record_batch import check_batch
 from tests.peers.gateway import MIB, Peer, fetching, framed
 
 PRODUCE_VERSION, FETCH_VERSION = 8, 11
-"""The newest with one layout for all of what they have."""
+"""The newest versions whose layout is the same for all fields used here."""
 MAX_IN_FLIGHT = 5
-"""Produce requests of a connection that wait for their replies, as in Kafka's producer."""
+"""Produce requests in flight per connection, as in Kafka's producer."""
 SECONDS = 30.0
-"""A server that takes longer for a request hangs."""
+"""Time limit for a reply."""
 
 
 def connected(bootstrap: str) -> Peer:
@@ -24,7 +27,7 @@ def connected(bootstrap: str) -> Peer:
 
 
 def produce_frame(topic: str, partitions: int, records: bytes) -> bytes:
-    """One batch for each partition."""
+    """A Produce request with the batch `records` for each partition."""
     data = ProduceRequest.TopicProduceData
     rows = [data.PartitionProduceData(index=index, records=records) for index in range(partitions)]
     topics = [data(name=topic, partition_data=rows)]
@@ -39,7 +42,7 @@ def produce_frame(topic: str, partitions: int, records: bytes) -> bytes:
 
 
 def produce(peer: Peer, frame: bytes, requests: int) -> None:
-    """So many of them. Raises ClientFailed where one is refused."""
+    """Send the frame `requests` times. Raises ClientFailed if a request is refused."""
     for number in range(requests + MAX_IN_FLIGHT):
         if number >= MAX_IN_FLIGHT:
             reply = ProduceResponse.decode(_read_reply(peer)[4:], version=PRODUCE_VERSION)
@@ -53,7 +56,7 @@ def produce(peer: Peer, frame: bytes, requests: int) -> None:
 
 
 def fetch_frames(topic: str, records: bytes, batches: int) -> Iterator[bytes]:
-    """Requests that read a partition of so many equal batches from its beginning to its end, as much as Kafka's consumer asks of a partition at a time."""
+    """Fetch requests that read `batches` equal batches of a partition, 1 MiB per request."""
     count = check_batch(memoryview(records), PRODUCE_VERSION).count
     for first in range(0, batches, MIB // len(records)):
         yield framed(
@@ -63,7 +66,7 @@ def fetch_frames(topic: str, records: bytes, batches: int) -> Iterator[bytes]:
 
 
 def fetch(peer: Peer, frames: Sequence[bytes]) -> int:
-    """One after the other; the bytes that came."""
+    """Send the requests one after the other. Returns the number of bytes received."""
     size = 0
     for frame in frames:
         peer.sends(frame)
@@ -74,5 +77,5 @@ def fetch(peer: Peer, frames: Sequence[bytes]) -> int:
 def _read_reply(peer: Peer) -> bytes:
     frame = peer.hears()
     if frame is None:
-        raise ClientFailed("the server hung up")
+        raise ClientFailed("the server closed the connection")
     return frame

@@ -1,7 +1,8 @@
-"""`make bench-reports`: traffic logs of 1 and 10 million usage rows, taken into tables and reported on two cores.
+"""`make bench-reports`: time and memory to ingest and report 1 and 10 million usage rows.
 
-The logs are made up: 300 applications on 600 connections for 30 days, six requests a connection and minute, an hour a file, compressed; bytes and
-latencies are by chance, for they are what makes real rows differ. Each size has a process of its own, so that the memory is its own, too.
+The logs are generated: 300 applications on 600 connections for 30 days, six requests per connection
+and minute, one compressed file per hour. Bytes and latencies are random, because they vary most in
+real logs. Each size runs in a separate process, so that its peak memory can be measured.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bench.__main__ import replace_between_marks
 
 BEGIN, END = "<!-- reports: begin -->", "<!-- reports: end -->"
 DAYS, APPLICATIONS, CONNECTIONS = 30, 300, 600
-#: Api key, oldest and newest version, and whether it has a topic.
+#: Api key, oldest and newest version, and whether its rows have a topic.
 REQUESTS = [
     (0, 1, 9, True),
     (1, 3, 12, True),
@@ -42,7 +43,7 @@ MEMORY = "2g"
 
 
 def logs(folder: Path, rows: int, now: datetime) -> int:
-    """Writes a log of some `rows` usage rows; gives its bytes, unpacked."""
+    """Write a log of about `rows` usage rows. Returns its uncompressed size in bytes."""
     minutes = max(1, round(rows / (DAYS * 24 * CONNECTIONS * len(REQUESTS))))
     connections = (
         CONNECTIONS
@@ -101,7 +102,7 @@ def _logged_in(at: int, number: int, application: int) -> dict[str, Any]:
 
 
 def _used_in_a_minute(end: int, application: int, chance: Random) -> Iterator[dict[str, Any]]:
-    # Every third application speaks as in Kafka 0.10; the others as in 2.8, with a name.
+    # Every third application uses the versions of Kafka 0.10; the others those of 2.8, with a name.
     old = application % 3 == 0
     named = {} if old else {"software": "apache-kafka-java", "software_version": "2.8.2"}
     for key, oldest, newest, has_topic in REQUESTS:
@@ -145,7 +146,7 @@ def _of_topic(key: int, application: int, old: bool) -> dict[str, Any]:
 
 
 def measure(rows: int, folder: Path, cores: int) -> dict[str, Any]:
-    """Seconds of ingest and of the report, by the clock and of CPU; peak memory of Spark's process and of this one, in MiB."""
+    """Elapsed and CPU seconds of ingest and report, and peak memory of Spark and Python in MiB."""
     from reports.analysis import facts
     from reports.ingest.ingest_job import ingest, stored
     from reports.ingest.schema import USAGE
@@ -181,13 +182,13 @@ def measure(rows: int, folder: Path, cores: int) -> dict[str, Any]:
 
 
 def _with_children(pid: int) -> list[int]:
-    """The process and its children: PySpark may start Java through a shell."""
+    """The process and its children, because PySpark may start Java through a shell."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *map(int, children)]
 
 
 def _cpu(pids: list[int]) -> float:
-    """Seconds that the processes have worked."""
+    """CPU seconds used by the processes."""
     ticks = [
         Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in pids
     ]
@@ -205,7 +206,10 @@ def _peak(pids: list[int]) -> int:
 
 
 def as_markdown(measured: list[dict[str, Any]], line: str) -> str:
-    head = "| usage rows | JSON / compressed / tables, MiB | ingest: s (rows/s), CPU s | report: s (rows/s), CPU s | peak MiB: Spark, Python |"
+    head = (
+        "| usage rows | JSON / compressed / tables, MiB | ingest: s (rows/s), CPU s | report: s "
+        "(rows/s), CPU s | peak MiB: Spark, Python |"
+    )
     rows = [head, "| --- | --- | --- | --- | --- |"]
     for one in measured:
         sizes = " / ".join(f"{one[name] / 2**20:,.0f}" for name in ("json", "packed", "tables"))
@@ -214,7 +218,8 @@ def as_markdown(measured: list[dict[str, Any]], line: str) -> str:
             for name in ("ingest", "report")
         ]
         rows.append(
-            f"| {one['rows']:,} | {sizes} | {' | '.join(speeds)} | {one['spark_mib']:,}, {one['python_mib']:,} |"
+            f"| {one['rows']:,} | {sizes} | {' | '.join(speeds)} | {one['spark_mib']:,}, "
+            f"{one['python_mib']:,} |"
         )
     return "\n".join([line, "", *rows])
 
@@ -223,7 +228,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.reports", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="a document whose marked part is replaced")
+    parser.add_argument("--out", type=Path, help="document whose marked part is replaced")
     given = parser.parse_args()
     measured = []
     for rows in given.rows:
@@ -236,8 +241,10 @@ def main() -> int:
     load = " ".join(f"{one:.1f}" for one in os.getloadavg())
     sizes = " ".join(map(str, given.rows))
     line = (
-        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-reports ARGS="--rows {sizes} --cores {given.cores}"`, '
-        f"Python {platform.python_version()}, PySpark {version('pyspark')}, {MEMORY} for Spark, load average after it {load}."
+        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-reports ARGS="--rows {sizes} '
+        f'--cores {given.cores}"`, '
+        f"Python {platform.python_version()}, PySpark {version('pyspark')}, {MEMORY} for Spark, "
+        f"load average after it {load}."
     )
     text = as_markdown(measured, line)
     if given.out:

@@ -1,4 +1,4 @@
-"""The two servers under test: each is started on loopback with data of its own, and its CPU time can be read at any moment."""
+"""The servers under test, started on loopback with separate data, and their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from tests.peers.kafka import G1, VERSION, Kafka
 
 READY = "ready listeners="
 
-#: The JVM's collectors that Kafka can be run with.
+#: Garbage collectors for Kafka's JVM.
 COLLECTORS = {"g1": G1, "serial": SERIAL}
 
 
 class BenchServer(Protocol):
-    """`cpu_seconds` is user and system time of all threads since the start; `memory_bytes` the greatest resident size so far, mapped files and all;
-    `own_memory_bytes` what is resident now without them."""
+    """A running server.
+
+    - `cpu_seconds`: user and system time of all threads since the start.
+    - `memory_bytes`: peak resident size, including mapped files.
+    - `own_memory_bytes`: current anonymous resident memory.
+    """
 
     @property
     def name(self) -> str: ...
@@ -36,12 +40,15 @@ class BenchServer(Protocol):
 
 
 def cpu_seconds(pid: int) -> float:
-    """A process's own clock, in nanoseconds, where /proc counts hundredths of a second (Linux: MAKE_PROCESS_CPUCLOCK of CPUCLOCK_SCHED)."""
+    """CPU time of a process in nanosecond resolution; /proc has hundredths of a second.
+
+    Linux only: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
+    """
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def _memory_bytes(pid: int, field: str) -> int:
-    """What the kernel counts under this name (Linux)."""
+    """A field of /proc/PID/status, in bytes (Linux)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -49,7 +56,7 @@ def _memory_bytes(pid: int, field: str) -> int:
 
 
 class GatewayServer:
-    """`kopgate serve` as a process, with its default settings; its store is an embedded one unless `start` is told of another."""
+    """`kopgate serve` in a process with default settings, on an embedded store by default."""
 
     name = "kopgate"
 
@@ -68,7 +75,11 @@ class GatewayServer:
         arguments: Sequence[str] = (),
         module: str = "gateway",
     ) -> Self:
-        """`log` is where its log goes, if not where that of this process does: a file descriptor, or subprocess.DEVNULL. `module` is what is run."""
+        """Start a gateway.
+
+        `log` is a file descriptor or subprocess.DEVNULL for its stderr, by default this process's.
+        `module` is the Python module to run.
+        """
         folder = Path(tempfile.mkdtemp(prefix="kopgate-bench-"))
         kept = ("--store", store or f"lmdb:{folder}")
         argv = [
@@ -120,7 +131,9 @@ class GatewayServer:
 
 
 class KafkaServer:
-    """Apache Kafka with the heap of kafka-server-start.sh, and, where `collector` is g1, with the flags of kafka-run-class.sh."""
+    """Apache Kafka with the heap of kafka-server-start.sh; with `g1`, the flags of
+    kafka-run-class.sh.
+    """
 
     name = f"Kafka {VERSION}"
 

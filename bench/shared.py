@@ -1,12 +1,12 @@
-"""`make bench-shared`: requests of several kinds on one connection, on the gateway and on Apache Kafka.
+"""`make bench-shared`: requests of several kinds on one connection, on the gateway and on Kafka.
 
-Each is done by a real client, on the two servers in turns:
+The load is created by real clients, which use the two servers in turns:
 
-- One Sarama client writes a record and waits until its consumer has read it, again and again ("echoes"),
-  or writes one record after the other and reads them meanwhile ("records"). Producer and consumer share
-  a connection; with a group, so do commits and heartbeats.
-- A librdkafka consumer commits while its Fetch waits on an idle topic. Version 0.11 does both on one
-  connection; newer ones commit on a connection of their own.
+- One Sarama client writes a record and waits until its consumer has read it, repeatedly ("echoes"),
+  or writes records without waiting while its consumer reads them ("records"). Producer and consumer
+  share a connection; with a group, so do commits and heartbeats.
+- A librdkafka consumer commits while its Fetch waits on an idle topic. Version 0.11 does both on
+  one connection; newer versions commit on a separate connection.
 - A librdkafka consumer of an idle topic that commits nothing, or once a second: the CPU time of the
   server and of the client per second.
 """
@@ -40,13 +40,13 @@ SARAMAS = ("sarama-1.19.0-as-2.0.0", "sarama-1.61.1")
 LIBRDKAFKAS = ("confluent-0.11.6", "confluent-2.16.1")
 COMMIT_EVERY_MS = 1000
 
-#: A consumer connects and joins in this time, before its CPU time counts.
+#: Time for a consumer to connect and join before its CPU time is measured.
 SETTLE_SECONDS = 5.0
 CLIENT_SECONDS = 300.0
 
 
 class SharedLoad(msgspec.Struct, frozen=True):
-    """`runs` of `records` echoes each, `commits` commits, and `seconds` of each consumer."""
+    """`runs` runs of `records` echoes, `commits` commits, `seconds` s for each idle consumer."""
 
     runs: int = 20
     records: int = 40
@@ -55,7 +55,7 @@ class SharedLoad(msgspec.Struct, frozen=True):
 
 
 class LoadResult(msgspec.Struct):
-    """One kind of load: its figures by server, and how they are summed up."""
+    """One kind of load: values by server, and the function that formats them."""
 
     name: str
     summary: Callable[[Sequence[float]], str]
@@ -71,7 +71,7 @@ def duration_summary(seconds: Sequence[float]) -> str:
 
 
 def latency_summary(seconds: Sequence[float]) -> str:
-    """p50, p99 and the longest, in ms."""
+    """p50, p99 and maximum, in ms."""
     cuts = quantiles(seconds, n=100, method="inclusive")
     return f"{cuts[49] * 1000:.1f} / {cuts[98] * 1000:.1f} / {max(seconds) * 1000:.0f} ms"
 
@@ -84,7 +84,7 @@ def cpu_summary(shares: Sequence[float]) -> str:
 def measure(
     servers: Sequence[BenchServer], load: SharedLoad, say: Callable[[str], None]
 ) -> list[LoadResult]:
-    """All rows. The servers take turns in every run, and in which of them is first."""
+    """All rows. The servers take turns in every run, and the first one changes every run."""
     kinds = [
         (verb, client, is_grouped)
         for client in SARAMAS
@@ -93,7 +93,8 @@ def measure(
     ]
     rows = [
         LoadResult(
-            f"{load.records} {'echoes' if verb == 'echo' else 'records'}, {client}{', in a group' * is_grouped}",
+            f"{load.records} {'echoes' if verb == 'echo' else 'records'}, "
+            f"{client}{', in a group' * is_grouped}",
             duration_summary,
         )
         for verb, client, is_grouped in kinds
@@ -131,7 +132,7 @@ def _commits(
         "that commits every second": ("commits", *busy),
     }.items():
         rows = [
-            LoadResult(f"{whose} CPU a second, {client.name} {kind}", cpu_summary)
+            LoadResult(f"{whose} CPU per second, {client.name} {kind}", cpu_summary)
             for whose in ("server's", "client's")
         ]
         for _, server in _turns(servers, 3):
@@ -159,7 +160,7 @@ def _seconds(client: Client, verb: str, server: BenchServer, *words: str) -> lis
 def _cpu(
     client: Client, server: BenchServer, words: Sequence[str], seconds: float
 ) -> tuple[float, float]:
-    """CPU seconds per second, the server's and the client's, while the client runs."""
+    """CPU seconds per second of the server and of the client while the client runs."""
     verb, *rest = words
     argv = [
         *install(client),
@@ -215,10 +216,14 @@ def _kafka() -> BenchServer:
 
 
 def _conditions(options: argparse.Namespace, busy: str) -> str:
-    arguments = f"--runs {options.runs} --records {options.records} --commits {options.commits} --seconds {options.seconds}"
+    arguments = (
+        f"--runs {options.runs} --records {options.records} --commits {options.commits} --seconds "
+        f"{options.seconds}"
+    )
     arguments += " --kafka" if options.kafka else ""
     return (
-        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-shared ARGS="{arguments}"`, Python {platform.python_version()}, '
+        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-shared ARGS="{arguments}"`, '
+        f"Python {platform.python_version()}, "
         f"{os.cpu_count()} cores of {platform.machine()}, load average before it {busy}."
     )
 
@@ -229,17 +234,24 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--runs", type=int, default=20, help="of each kind of echo (20)")
-    parser.add_argument("--records", type=int, default=40, help="of each run (40)")
-    parser.add_argument("--commits", type=int, default=200, help="of each librdkafka (200)")
     parser.add_argument(
-        "--seconds", type=int, default=20, help="of each idle consumer, three times (20)"
+        "--runs", type=int, default=20, help="runs of each kind of Sarama load (20)"
     )
-    parser.add_argument("--kafka", action="store_true", help="Apache Kafka as well")
+    parser.add_argument("--records", type=int, default=40, help="records per run (40)")
+    parser.add_argument(
+        "--commits", type=int, default=200, help="commits of each librdkafka version (200)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=int,
+        default=20,
+        help="measured time of each idle consumer, three times (20)",
+    )
+    parser.add_argument("--kafka", action="store_true", help="measure Apache Kafka as well")
     parser.add_argument(
         "--out",
         type=Path,
-        help="the table goes into this file, between its marks; without it, it is only printed",
+        help="document for the table, between its marks; by default it is only printed",
     )
     return parser.parse_args()
 

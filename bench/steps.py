@@ -1,4 +1,4 @@
-"""What is run: the warm-up, and the steps of the rounds, each on one server and then on the other."""
+"""The steps of `make bench`: warm-up, then rounds in which both servers take turns."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ T = TypeVar("T")
 
 CODECS = ("none", "lz4", "gzip", "snappy", "zstd")
 
-#: What a consumer of these versions is served; those below 2.1 know no zstd.
+#: Client versions by row. Versions below 2.1 do not support zstd.
 READERS = {
     "fetch, as stored": VERSION,
     "fetch, to format 1": "0.10.2.2",
     "fetch, to format 0": "0.9.0.1",
 }
 
-#: With it Kafka acknowledges what it has synced, as the gateway always does: the same work for both.
+#: Topic config with which Kafka acknowledges only synced records, as the gateway always does.
 SYNCED = {"flush.messages": "1"}
 BOTH_SYNC = ", both sync"
 
 PACED = f"produce at {clients.PACE} records/s"
 
-#: Guesses for the line that says how long it still takes: seconds for a client to start, and MiB/s on two cores that client and server share.
+#: Estimates for the progress line: seconds to start a client, and MiB/s on two cores shared by
+#: client and server.
 _START_SECONDS, _PRODUCED, _FETCHED, _FETCHED_PACKED = 2.0, 17.0, 70.0, 25.0
 
 
 class WarmUpLimits(msgspec.Struct, frozen=True):
-    """When a warm-up ends: once two passes after each other differ by less than `share`, or after `limit` passes."""
+    """The warm-up ends when two consecutive passes differ by less than `share`, or after `limit`
+    passes.
+    """
 
     mib: int = 64
     share: float = 0.1
@@ -43,14 +46,14 @@ class WarmUpLimits(msgspec.Struct, frozen=True):
 
 
 class RoundLoad(msgspec.Struct, frozen=True):
-    """What each round does: topics of so many MiB of record values, of each of these codecs and numbers of partitions."""
+    """One round: topics of `mib` MiB of record values, for each codec and number of partitions."""
 
     mib: int
     codecs: tuple[str, ...]
     partitions: tuple[int, ...]
 
     def mib_per_round(self) -> int:
-        """What one server stores, before a codec makes it less."""
+        """MiB that one server stores per round, before compression."""
         topics = len(self.partitions) + (1 in self.partitions)
         return self.mib * len(self.codecs) * topics + 2 * paced_record_count() * RECORD_BYTES // (
             1 << 20
@@ -62,7 +65,7 @@ def paced_record_count() -> int:
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One measurement to be made. `seconds` is what it may take, roughly."""
+    """A measurement to make. `seconds` is its estimated duration."""
 
     name: str
     seconds: float
@@ -70,7 +73,10 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def plan(servers: Sequence[BenchServer], rounds: int, load: RoundLoad) -> list[Step]:
-    """The steps of all rounds. The servers take turns at every step, and from round to round in who goes first. Both go on running, as servers do."""
+    """All steps. The servers take turns at every step, and the first one changes every round.
+
+    Both keep running from round to round.
+    """
     return [
         step
         for number in range(rounds)
@@ -89,7 +95,7 @@ def _round(number: int, servers: Sequence[BenchServer], load: RoundLoad) -> Iter
             yield _produce(
                 server, f"{_topic(number, codec, 1)}-synced", 1, load.mib, codec, is_synced=True
             )
-        # The fetches are of the topic of one partition.
+        # Fetch steps read the topic with one partition.
         for row, client in readers(codec).items() if 1 in load.partitions else ():
             for server in servers:
                 yield _fetch(server, row, _topic(number, codec, 1), load.mib, codec, client)
@@ -172,7 +178,7 @@ def _paced(server: BenchServer, topic: str, *, is_synced: bool = False) -> Step:
 
 
 def _cpu_of(server: BenchServer, work: Callable[[], T]) -> tuple[T, float]:
-    """What the work came to, and the CPU seconds that the server took meanwhile."""
+    """The result of `work`, and the CPU seconds that the server used meanwhile."""
     before = server.cpu_seconds()
     result = work()
     return result, server.cpu_seconds() - before
@@ -181,7 +187,10 @@ def _cpu_of(server: BenchServer, work: Callable[[], T]) -> tuple[T, float]:
 def warm_up(
     server: BenchServer, load: RoundLoad, settled: WarmUpLimits, say: Callable[[str], None]
 ) -> None:
-    """Do what the rounds do until it costs the server the same twice. Kafka's code is compiled while it runs: without this it would be measured cold."""
+    """Repeat what the rounds do until its CPU cost is stable.
+
+    Kafka's JVM compiles code while it runs; without a warm-up, the interpreter would be measured.
+    """
     mib = min(settled.mib, load.mib)
     passes = iter(range(settled.limit))
 
@@ -205,7 +214,7 @@ def _pass(server: BenchServer, topic: str, mib: int, codec: str) -> None:
 def repeat_until_stable(
     one: Callable[[], float], settled: WarmUpLimits, say: Callable[[str], None]
 ) -> None:
-    """Repeat `one`, which says what it cost, until that settles."""
+    """Repeat `one`, which returns its CPU cost per GiB, until the cost is stable."""
     before = None
     for number in range(1, settled.limit + 1):
         cost = one()
@@ -213,4 +222,4 @@ def repeat_until_stable(
         if before is not None and abs(cost - before) < settled.share * before:
             return
         before = cost
-    say(f"not settled after {settled.limit} passes")
+    say(f"not stable after {settled.limit} passes")

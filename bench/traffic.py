@@ -1,11 +1,16 @@
-"""`make bench-traffic`: what the traffic log costs. One gateway has two listeners, of which its traffic log sees one; they take turns at the same load.
+"""`make bench-traffic`: CPU cost of the traffic log.
 
-The load is what Kafka's own producer and consumer send at full speed: five Produce requests on their way with a full batch for each partition, and
-Fetch requests one after the other. What is compared is the gateway's CPU seconds for a GiB, all threads together, slice by slice of some tenths of a
-second: which listener goes first changes with each. Two processes would differ by some percent for as long as they live, by where their memory came
-to lie, and two runs of Kafka's producer by how it fills its batches; within one process, single slices differ by more than the log can cost on a
-machine that others use, too, and the median of hundreds by little. How little is told by the range in which that median lies with 95 %. The last column is
-what telling the log of the requests takes by itself, with warm caches (bench/recorder_cost.py).
+One gateway has two listeners, and its traffic log records only one of them. Both get the same load
+in turns: five Produce requests in flight with a full batch for each partition, and Fetch requests
+one after the other, as Kafka's clients send at full speed.
+
+The compared figure is the gateway's CPU seconds per GiB, in slices of some tenths of a second; the
+first listener changes with each pair of slices. Two processes would differ by some percent for as
+long as they run, depending on their memory layout, and two runs of Kafka's producer by how full its
+batches are. Single slices differ by more than the log costs, but the median of hundreds of pairs is
+stable; the table has its 95 % confidence interval.
+
+The last column is the cost of the recorder alone, with warm caches (bench/recorder_cost.py).
 """
 
 from __future__ import annotations
@@ -36,27 +41,27 @@ BEGIN, END = "<!-- traffic: begin -->", "<!-- traffic: end -->"
 
 FIRST = "produce, 1 partition"
 REQUESTS, READ_MIB = 150, 64
-"""Of a slice: Produce requests, and what is read. Each takes the gateway some tenths of a second of CPU."""
+"""Size of a slice: Produce requests, and MiB read. Each takes some tenths of a CPU second."""
 
 
 class CpuPair(msgspec.Struct, frozen=True):
-    """CPU seconds per GiB in one round."""
+    """CPU seconds per GiB of two adjacent slices."""
 
     without: float
     with_log: float
 
 
 class LogCost(msgspec.Struct):
-    """One kind of load, round by round."""
+    """One kind of load: the pairs of all rounds."""
 
     name: str
     pairs: list[CpuPair] = []
-    #: CPU seconds per GiB that telling of it takes by itself.
+    #: CPU seconds per GiB of the recorder alone.
     recorder_seconds: float = 0.0
 
     @property
     def ratios(self) -> list[float]:
-        """With the log for one without, the smallest first."""
+        """CPU time with the log divided by that without, sorted."""
         return sorted(pair.with_log / pair.without for pair in self.pairs)
 
 
@@ -68,11 +73,11 @@ class ListenerConnection(msgspec.Struct, frozen=True):
 
 
 SliceCost = Callable[[ListenerConnection], float]
-"""CPU seconds per GiB that the gateway took for a slice."""
+"""Runs one slice on a connection. Returns the gateway's CPU seconds per GiB."""
 
 
 def median_interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Between which of them the median of all rounds that there could be lies, in 95 of 100 cases (by the binomial distribution of their order)."""
+    """The 95 % confidence interval of the median, by the binomial distribution of ranks."""
     rounds, rank, outside = len(ratios), 0, 2 / 2 ** len(ratios)
     while outside < 0.05 and rank < (rounds - 1) // 2:
         rank += 1
@@ -86,8 +91,8 @@ def table(rows: Sequence[LogCost]) -> str:
         "step",
         "CPU s/GiB without",
         "with the traffic log",
-        "ratio (median's range)",
-        "the log by itself",
+        "ratio (95 % interval)",
+        "the recorder alone",
     ]
     lines = [heads, ["---"] * len(heads)]
     for row in rows:
@@ -118,7 +123,7 @@ def measure(
     rounds: int,
     say: Callable[[str], None],
 ) -> list[LogCost]:
-    """`connections` are the one that the log does not see and the one that it does."""
+    """`connections`: the one that is not logged, and the one that is."""
     rows = []
     for name, load in loads.items():
         row = LogCost(name, [])
@@ -132,7 +137,7 @@ def measure(
 
 
 def produced(gateway: GatewayServer, partitions: int) -> SliceCost:
-    """Requests with one full batch for each partition of a topic."""
+    """Slices of Produce requests with one full batch for each partition of a topic."""
     topic, records = f"produced-{partitions}", bytes(recorder_cost.full_batch())
     clients.create(gateway.bootstrap, topic, partitions)
     frame = replay.produce_frame(topic, partitions, records)
@@ -144,7 +149,7 @@ def produced(gateway: GatewayServer, partitions: int) -> SliceCost:
 
 
 def fetched(gateway: GatewayServer, writer: Peer) -> SliceCost:
-    """Replies with as many full batches as a consumer asks for at a time."""
+    """Slices of Fetch requests for 1 MiB each, the default of Kafka's consumer."""
     topic, records = "fetched", bytes(recorder_cost.full_batch())
     clients.create(gateway.bootstrap, topic, 1)
     batches = READ_MIB * MIB // len(records)
@@ -153,7 +158,7 @@ def fetched(gateway: GatewayServer, writer: Peer) -> SliceCost:
 
     def read(connection: ListenerConnection) -> None:
         if (size := replay.fetch(connection.peer, frames)) < batches * len(records):
-            raise clients.ClientFailed(f"of {batches * len(records)} bytes {size} came")
+            raise clients.ClientFailed(f"read {size} of {batches * len(records)} bytes")
 
     return lambda connection: _cpu(connection, batches * len(records), lambda: read(connection))
 
@@ -205,7 +210,10 @@ def main() -> int:
         finally:
             gateway.stop()
         written = sum(path.stat().st_size for path in Path(folder).rglob("*.jsonl.gz"))
-    text = f"{_conditions(options, busy)} The log itself: {written / 1024:.0f} KiB, compressed.\n\n{table(rows)}"
+    text = (
+        f"{_conditions(options, busy)} Size of the log: {written / 1024:.0f} KiB, "
+        f"compressed.\n\n{table(rows)}"
+    )
     print(text)
     if options.out is not None:
         options.out.write_text(replace_between_marks(options.out.read_text(), text, BEGIN, END))
@@ -219,7 +227,8 @@ def _say(line: str) -> None:
 def _conditions(options: argparse.Namespace, busy: str) -> str:
     arguments = f"--rounds {options.rounds} --partitions {options.partitions}"
     return (
-        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-traffic ARGS="{arguments}"`, Python {platform.python_version()}, '
+        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-traffic ARGS="{arguments}"`, '
+        f"Python {platform.python_version()}, "
         f"{os.cpu_count()} cores of {platform.machine()}, load average before it {busy}."
     )
 
@@ -234,13 +243,15 @@ def _options() -> argparse.Namespace:
         "--rounds",
         type=int,
         default=200,
-        help="medians are taken over so many pairs of slices (200)",
+        help="number of pairs of slices (200)",
     )
-    parser.add_argument("--partitions", type=int, default=6, help="of the second topic (6)")
+    parser.add_argument(
+        "--partitions", type=int, default=6, help="partitions of the second topic (6)"
+    )
     parser.add_argument(
         "--out",
         type=Path,
-        help="the table goes into this file, between its marks; without it, it is only printed",
+        help="document for the table, between its marks; by default it is only printed",
     )
     return parser.parse_args()
 

@@ -1,6 +1,8 @@
-"""A gateway whose second listener its traffic log does not see: `python -m bench.unlogged_listener serve ...`, for bench/traffic.py alone.
+"""A gateway with a second listener that its traffic log ignores, for bench/traffic.py.
 
-Two processes differ by some percent for as long as they live, by where their memory came to lie; here both kinds of connections are served by one.
+`python -m bench.unlogged_listener serve ...` takes the options of `kopgate serve`. Both kinds of
+connections are served by one process, because the CPU time of two processes differs by some percent
+for as long as they run, depending on their memory layout.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from gateway.traffic.traffic_log import TrafficLog
 
 UNLOGGED = "UNLOGGED"
-"""The name of that listener."""
+"""Name of the listener that is not logged."""
 
 
 class PartialTrafficLog(TrafficLog):
-    """A traffic log, but for one listener."""
+    """A traffic log that ignores the listener UNLOGGED."""
 
     def connection(self, peer: Peer, session: Session) -> Recorder:
         return NULL_RECORDER if peer.listener == UNLOGGED else super().connection(peer, session)

@@ -1,11 +1,13 @@
-// Members of consumer groups, many of them and cheap: each on a connection of its own, at the pace of Java's defaults (a heartbeat every 3 s, a
-// commit every 5 s), in the versions that Java 3.9 speaks.
+// Members of consumer groups, one connection each, with the intervals of Java's defaults (a
+// heartbeat every 3 s, a commit every 5 s) and the request versions of Java 3.9.
 //
-// It goes in three steps and begins each one when it is sent a line: all connect, all join, and after a warm-up what they do is measured. At the end of
-// each step it prints a line of JSON.
+// The program has three steps: all members connect; all join; after a warm-up, latencies are
+// measured. Each step starts when a line is read from stdin, and prints a line of JSON when it has
+// ended.
 //
-// A latency runs from just before the request is written to the moment at which the kernel had the last byte of its reply (SO_TIMESTAMPNS): what this
-// program needs to notice that is not in it.
+// Latency is measured from just before a request is written to the time at which the kernel
+// received the last byte of its reply (SO_TIMESTAMPNS), so it does not include the delays of this
+// program.
 package main
 
 import (
@@ -37,18 +39,18 @@ const (
 	// Java's retry.backoff.ms.
 	pause = 100 * time.Millisecond
 
-	coordinatorLoads   = 14
-	coordinatorMissing = 15
-	notCoordinator     = 16
-	illegalGeneration  = 22
-	unknownMember      = 25
-	rebalanceUnderWay  = 27
-	memberIDIsRequired = 79
+	coordinatorLoads    = 14
+	coordinatorMissing  = 15
+	notCoordinator      = 16
+	illegalGeneration   = 22
+	unknownMember       = 25
+	rebalanceInProgress = 27
+	memberIDIsRequired  = 79
 )
 
 var protocols = []string{"range", "cooperative-sticky"}
 
-// A message that is being written, in the flexible form of KIP-482.
+// Writes a message in the flexible encoding of KIP-482.
 type writer struct{ bytes []byte }
 
 func (w *writer) i8(v int8)   { w.bytes = append(w.bytes, byte(v)) }
@@ -64,13 +66,13 @@ func (w *writer) blob(v []byte) {
 }
 func (w *writer) text(v string) { w.blob([]byte(v)) }
 
-// Texts of the older form, as the consumers' own messages to each other have them.
+// A string in the encoding before KIP-482, as in the consumer protocol's own messages.
 func (w *writer) plain(v string) {
 	w.i16(int16(len(v)))
 	w.bytes = append(w.bytes, v...)
 }
 
-// A message that is being read. One that ends early leaves `broken`.
+// Reads a message. `broken` is set if it ends early.
 type reader struct {
 	bytes  []byte
 	broken bool
@@ -103,7 +105,7 @@ func (r *reader) blob() []byte {
 func (r *reader) text() string { return string(r.blob()) }
 func (r *reader) tags()        { r.take(r.count() + 1) }
 
-// A connection that knows when what it read had come.
+// A connection that records the kernel's receive time of the last read.
 type stamped struct {
 	raw syscall.RawConn
 	oob [128]byte
@@ -171,7 +173,7 @@ type member struct {
 	generation int32
 	partitions []int32
 	position   int64
-	// The first JoinGroup of all until the assignment was there.
+	// From the start of the join step until the assignment was received.
 	joined time.Duration
 	seen   [kinds][]latency
 }
@@ -242,7 +244,7 @@ func (m *member) write(key, version int16, body writer) error {
 	return err
 }
 
-// The next reply, from behind its correlation id on.
+// The next reply, after its correlation id.
 func (m *member) read() (*reader, error) {
 	var size [4]byte
 	if _, err := io.ReadFull(m.replies, size[:]); err != nil {
@@ -255,7 +257,7 @@ func (m *member) read() (*reader, error) {
 	return &reader{bytes: frame[4:]}, nil
 }
 
-// One request and its reply; that to ApiVersions is the only one whose header has no tags.
+// Sends a request and reads its reply. Only ApiVersions replies have a header without tags.
 func (m *member) ask(key, version int16, body writer) (*reader, error) {
 	if err := m.connection.SetDeadline(time.Now().Add(patience)); err != nil {
 		return nil, err
@@ -298,7 +300,7 @@ func (m *member) findCoordinator() error {
 	}
 }
 
-// What a member tells the others: which topics it reads (version 1 of the consumers' protocol).
+// The subscription of a member: the topics that it reads (version 1 of the consumer protocol).
 func (m *member) subscription() []byte {
 	told := writer{}
 	told.i16(1)
@@ -309,16 +311,16 @@ func (m *member) subscription() []byte {
 	return told.bytes
 }
 
-// Become part of the group's generation and learn the own partitions.
+// Joins the group's generation and receives the assigned partitions.
 func (m *member) join() error {
 	m.load.joinings.Add(1)
 	for {
-		code, fellows, err := m.joinOnce()
+		code, members, err := m.joinOnce()
 		if err != nil {
 			return err
 		}
 		switch code {
-		case memberIDIsRequired, rebalanceUnderWay:
+		case memberIDIsRequired, rebalanceInProgress:
 			continue
 		case unknownMember:
 			m.id = ""
@@ -330,14 +332,14 @@ func (m *member) join() error {
 		default:
 			return fmt.Errorf("JoinGroup: error %d", code)
 		}
-		code, err = m.sync(fellows)
+		code, err = m.sync(members)
 		if err != nil {
 			return err
 		}
 		switch code {
 		case 0:
 			return m.fetchOffsets()
-		case rebalanceUnderWay, illegalGeneration, unknownMember:
+		case rebalanceInProgress, illegalGeneration, unknownMember:
 			continue
 		}
 		return fmt.Errorf("SyncGroup: error %d", code)
@@ -372,9 +374,9 @@ func (m *member) joinOnce() (int16, []string, error) {
 	reply.text()
 	reply.take(1)
 	m.id = reply.text()
-	var fellows []string
+	var members []string
 	for n := reply.count(); n > 0; n-- {
-		fellows = append(fellows, reply.text())
+		members = append(members, reply.text())
 		reply.blob()
 		reply.blob()
 		reply.tags()
@@ -382,11 +384,12 @@ func (m *member) joinOnce() (int16, []string, error) {
 	if reply.broken {
 		return 0, nil, errors.New("JoinGroup: the reply ends early")
 	}
-	return code, fellows, nil
+	return code, members, nil
 }
 
-// As a leader, who alone has `fellows`, give everyone the same number of partitions.
-func (m *member) sync(fellows []string) (int16, error) {
+// SyncGroup. The leader, which alone has `members`, assigns each member the same number of
+// partitions.
+func (m *member) sync(members []string) (int16, error) {
 	body := writer{}
 	body.text(m.group)
 	body.i32(m.generation)
@@ -394,14 +397,14 @@ func (m *member) sync(fellows []string) (int16, error) {
 	body.null()
 	body.text("consumer")
 	body.text(protocols[0])
-	body.count(len(fellows))
-	for n, fellow := range fellows {
-		body.text(fellow)
+	body.count(len(members))
+	for n, id := range members {
+		body.text(id)
 		given := writer{}
 		given.i16(1)
 		given.i32(1)
 		given.plain(m.load.topic)
-		first, last := n*m.load.partitions/len(fellows), (n+1)*m.load.partitions/len(fellows)
+		first, last := n*m.load.partitions/len(members), (n+1)*m.load.partitions/len(members)
 		given.i32(int32(last - first))
 		for partition := first; partition < last; partition++ {
 			given.i32(int32(partition))
@@ -495,7 +498,7 @@ func (m *member) commit() writer {
 	return body
 }
 
-// What went wrong, 0 for nothing.
+// The error code of a reply, 0 if there is none.
 func codeOf(what kind, reply *reader) int16 {
 	reply.tags()
 	reply.i32()
@@ -516,7 +519,8 @@ func codeOf(what kind, reply *reader) int16 {
 	return 0
 }
 
-// Heartbeats and commits when they are due, whatever is still unanswered; returns when the group rebalances, or when all is over.
+// Sends heartbeats and commits when they are due, without waiting for replies. Returns when the
+// group rebalances or the measurement has ended.
 func (m *member) stay(random *rand.Rand) error {
 	asked := make(chan request, 64)
 	rebalances, ended := make(chan struct{}), make(chan error, 1)
@@ -559,9 +563,9 @@ func (m *member) stay(random *rand.Rand) error {
 	}
 }
 
-// The replies to what was asked, in its order, until there is no more of it.
+// Reads the replies in the order of the requests, until `asked` is closed.
 func (m *member) listen(asked <-chan request, rebalances chan<- struct{}) error {
-	isTold := false
+	isNotified := false
 	for one := range asked {
 		reply, err := m.read()
 		if err != nil {
@@ -573,9 +577,9 @@ func (m *member) listen(asked <-chan request, rebalances chan<- struct{}) error 
 			return errors.New("a reply ends early")
 		case code == 0:
 			m.seen[one.kind] = append(m.seen[one.kind], latency{one.at, took, one.late})
-		case code == rebalanceUnderWay || code == illegalGeneration || code == unknownMember:
-			if !isTold {
-				isTold = true
+		case code == rebalanceInProgress || code == illegalGeneration || code == unknownMember:
+			if !isNotified {
+				isNotified = true
 				close(rebalances)
 			}
 		default:
@@ -616,7 +620,7 @@ func (m *member) live(seed int64) error {
 	}
 }
 
-// Figures of many durations, in ms.
+// Percentiles of durations, in ms.
 type figures struct {
 	Count int     `json:"count"`
 	P50   float64 `json:"p50"`
@@ -635,7 +639,8 @@ func figuresOf(took []time.Duration) figures {
 	return figures{len(took), at(0.5), at(0.99), at(1)}
 }
 
-// What was asked in this time: latencies of the heartbeats and of the commits, and how late any of them was sent.
+// Percentiles of requests sent in this interval: latencies by kind, and how late requests were
+// sent.
 func (l *load) between(begin, end time.Time) (found [kinds]figures, late figures) {
 	var took [kinds][]time.Duration
 	var lates []time.Duration
@@ -655,7 +660,7 @@ func (l *load) between(begin, end time.Time) (found [kinds]figures, late figures
 	return found, figuresOf(lates)
 }
 
-// All members at the same time; the first failure of any ends the program.
+// Runs `do` for all members in parallel. The first failure ends the program.
 func (l *load) each(do func(int, *member) error) *sync.WaitGroup {
 	var all sync.WaitGroup
 	all.Add(len(l.members))
@@ -678,12 +683,12 @@ func say(step any) {
 
 func main() {
 	at := flag.String("at", "", "host:port of the broker")
-	topic := flag.String("topic", "", "what all groups read")
-	partitions := flag.Int("partitions", 8, "of the topic")
-	groups := flag.Int("groups", 1000, "how many")
-	size := flag.Int("members", 4, "of each group")
-	warm := flag.Duration("warm", 10*time.Second, "before it counts")
-	window := flag.Duration("window", 60*time.Second, "for which it counts")
+	topic := flag.String("topic", "", "topic that all groups read")
+	partitions := flag.Int("partitions", 8, "partitions of the topic")
+	groups := flag.Int("groups", 1000, "number of groups")
+	size := flag.Int("members", 4, "members per group")
+	warm := flag.Duration("warm", 10*time.Second, "warm-up before the measurement")
+	window := flag.Duration("window", 60*time.Second, "duration of the measurement")
 	flag.Parse()
 
 	l := &load{at: *at, topic: *topic, partitions: *partitions, everyone: make(chan struct{}, 1), over: make(chan struct{})}

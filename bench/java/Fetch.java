@@ -7,9 +7,9 @@ import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.common.TopicPartition;
 
 /**
- * Reads COUNT records of one partition from its beginning, without a group, and prints how many record bytes and seconds that took.
- * It gives up when nothing arrives for a minute.
- * Compiled once against every client version that it is run with.
+ * Reads COUNT records of one partition from its beginning, without a group, and prints the bytes of
+ * record values and the seconds. Fails if nothing arrives for a minute. It is compiled against each
+ * client version that it is run with.
  */
 public class Fetch {
     private static final long SILENCE_NANOS = 60_000_000_000L;
@@ -51,7 +51,7 @@ public class Fetch {
 
     @SuppressWarnings("unchecked")
     private static ConsumerRecords<byte[], byte[]> poll(KafkaConsumer<byte[], byte[]> consumer) throws Exception {
-        // poll(long) is gone from 4.x and poll(Duration) is not there before 2.0.
+        // 4.x has no poll(long), and versions before 2.0 have no poll(Duration).
         try {
             Method modern = KafkaConsumer.class.getMethod("poll", Class.forName("java.time.Duration"));
             return (ConsumerRecords<byte[], byte[]>) modern.invoke(consumer, java.time.Duration.ofMillis(500));

@@ -6,8 +6,9 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 
 /**
- * Sends records at a steady pace, at first without counting them, until it and the server are warm. Prints "mark" when what counts begins and
- * again when all of it is acknowledged, and then the 50th and the 99th percentile of the milliseconds from send() to the acknowledgement.
+ * Sends records at a steady pace. Prints "mark" after the warm-up and when all measured records are
+ * acknowledged, and then the 50th and the 99th percentile of the time from send() to the
+ * acknowledgement, in ms.
  */
 public class Paced {
     private static volatile Exception failure;

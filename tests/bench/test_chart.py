@@ -1,4 +1,4 @@
-"""The picture: it is well-formed, nothing is outside, and lengths say what the numbers say."""
+"""The SVG chart: well-formed, complete, and proportional."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def bars(picture: str) -> list[ElementTree.Element]:
     return [one for one in ElementTree.fromstring(picture).iter(f"{SVG}rect") if one.get("x")]
 
 
-def test_a_bar_is_as_long_as_its_ratio() -> None:
+def test_bar_length_is_proportional_to_ratio() -> None:
     half, two = bars(svg([comparison(0.5), comparison(2)], "CPU"))
     assert float(two.get("width", "")) == pytest.approx(4 * float(half.get("width", "")), abs=0.5)
 
 
-def test_what_takes_more_has_another_colour() -> None:
+def test_bar_above_one_has_another_color() -> None:
     assert [
         one.get("fill")
         for one in bars(svg([comparison(0.99), comparison(1), comparison(1.01)], "CPU"))
     ] == [LESS, LESS, MORE]
 
 
-def test_whiskers_reach_from_the_smallest_to_the_greatest_round() -> None:
+def test_whiskers_span_smallest_to_largest_ratio() -> None:
     picture = svg([comparison(0.5, 1, 1.5)], "CPU")
     (bar,) = bars(picture)
     zero, middle = float(bar.get("x", "")), float(bar.get("width", ""))
@@ -51,7 +51,7 @@ def test_whiskers_reach_from_the_smallest_to_the_greatest_round() -> None:
 
 
 @pytest.mark.parametrize("ratios", [(0.01,), (0.9, 1.1), (3.9, 4.0), (9.9,), (42.0,)])
-def test_nothing_is_outside_the_picture(ratios: tuple[float, ...]) -> None:
+def test_all_elements_are_inside_the_view_box(ratios: tuple[float, ...]) -> None:
     picture = ElementTree.fromstring(svg([comparison(*ratios)], "CPU"))
     _, _, width, height = map(float, picture.get("viewBox", "").split())
     for one in picture.iter():
@@ -59,7 +59,7 @@ def test_nothing_is_outside_the_picture(ratios: tuple[float, ...]) -> None:
         assert all(0 <= float(one.get(name, 0)) <= height for name in ("y", "y1", "y2"))
 
 
-def test_words_are_words_and_not_markup() -> None:
+def test_labels_are_escaped() -> None:
     picture = ElementTree.fromstring(svg([comparison(1, row="a <b> & c")], "Kafka's & <ours>"))
     words = [one.text for one in picture.iter(f"{SVG}text")]
     assert "a <b> & c, none" in words

@@ -1,4 +1,4 @@
-"""The members of many groups: what they do to a gateway, and the table of it."""
+"""The member program against a gateway, and the table of its results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOAD = GroupLoad(groups=3, members=2, partitions=4, seconds=6, warm_up_seconds=0
 
 
 @pytest.mark.peer
-def test_all_members_join_once_and_are_answered_at_their_pace() -> None:
+def test_members_join_once_and_send_at_their_intervals() -> None:
     server = GatewayServer.start()
     try:
         found = measure(server, LOAD, lambda line: None)
@@ -32,29 +32,29 @@ def test_all_members_join_once_and_are_answered_at_their_pace() -> None:
     finally:
         server.stop()
     assert found.rejoined == 0
-    # In six seconds a member sends two heartbeats and one or two commits. On a busy machine the window
-    # can be longer, and a request can fall just outside it.
+    # In six seconds a member sends two heartbeats and one or two commits. On a busy machine the
+    # measurement can take longer, and a request can fall just outside it.
     assert LOAD.all_members <= found.heartbeat.count <= 4 * LOAD.all_members
     assert LOAD.all_members / 2 <= found.commit.count <= 3 * LOAD.all_members
     assert found.connected_seconds > 0
-    # A new group waits this long for more members.
+    # group.initial.rebalance.delay.ms of a new group.
     assert found.joined_seconds > Settings().group_initial_rebalance_delay_ms / 1000 - 0.1
     assert 0 < found.commit.p50 <= found.commit.p99 <= found.commit.max
 
 
 @pytest.mark.peer
-def test_members_that_nobody_serves_say_so() -> None:
+def test_members_fail_without_a_server() -> None:
     try:
         members = MemberProgram("127.0.0.1:1", LOAD)
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
     with members:
         members.start_step()
-        with pytest.raises(ClientFailed, match="the members ended with 1"):
+        with pytest.raises(ClientFailed, match="the members exited with 1"):
             members.read_line(STEP_SECONDS)
 
 
-def test_memory_is_told_for_each_member_and_only_of_the_gateway() -> None:
+def test_memory_per_member_is_shown_for_the_gateway_only() -> None:
     took = LatencySummary(10, 0.25, 3.04, 17.6)
     ours, kafka = (
         GroupsResult(
@@ -63,12 +63,13 @@ def test_memory_is_told_for_each_member_and_only_of_the_gateway() -> None:
         for name in (GatewayServer.name, "Kafka 3.9.2")
     )
     assert table([ours, kafka], LOAD).splitlines()[2:] == [
-        "| kopgate | 0.2 / 3.0 / 18 | 0.2 / 3.0 / 18 | 0.50 | 1.0 s | 4.3 s | 5.0, 2.0 of it the connection |",
+        "| kopgate | 0.2 / 3.0 / 18 | 0.2 / 3.0 / 18 | 0.50 | 1.0 s | 4.3 s | 5.0, 2.0 for the "
+        "connection |",
         "| Kafka 3.9.2 | 0.2 / 3.0 / 18 | 0.2 / 3.0 / 18 | 0.50 | 1.0 s | 4.3 s | - |",
     ]
 
 
-def test_the_load_says_what_it_comes_to() -> None:
+def test_load_description_has_request_rates() -> None:
     assert str(GroupLoad(1000, 4, 8, 60)).endswith(
-        "; 1,333 heartbeats and 800 commits a second for 60 s"
+        "; 1,333 heartbeats and 800 commits per second for 60 s"
     )

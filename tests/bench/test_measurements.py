@@ -1,4 +1,4 @@
-"""The table: medians, ratios of the same round, and latencies where there are any."""
+"""The table: medians, ratios per round, and latencies."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ def figures(
     return [Measurement(row, codec, server, cost, cost * 10) for cost in costs]
 
 
-def test_a_ratio_is_that_of_two_figures_of_one_round() -> None:
-    # The medians alone, 20 and 10, would say 2.
+def test_ratio_compares_measurements_of_the_same_round() -> None:
+    # The ratio of the medians, 20 and 10, would be 2.
     one = Comparison("produce", "none", figures("a", 10, 20, 60), figures("b", 10, 40, 8))
     assert one.ratios == [0.5, 1.0, 7.5]
     assert one.ratio == 1.0
 
 
-def test_rows_keep_the_order_in_which_they_were_measured_and_each_server_the_order_of_the_rounds() -> (
-    None
-):
+def test_rows_and_rounds_keep_their_order() -> None:
     measured = [
         *figures("a", 1),
         *figures("b", 2),
@@ -44,19 +42,19 @@ def test_rows_keep_the_order_in_which_they_were_measured_and_each_server_the_ord
     ) == ("lz4", [4], [3])
 
 
-def test_a_figure_without_its_pair_is_refused() -> None:
+def test_unpaired_measurement_raises() -> None:
     with pytest.raises(ValueError):
         table(compare([*figures("a", 1, 2), *figures("b", 1)], "a", "b"))
 
 
-def test_the_table_has_medians_and_the_span_of_the_ratios() -> None:
+def test_table_has_medians_and_range_of_ratios() -> None:
     last = table(compare([*figures("a", 1, 3, 2), *figures("b", 4, 4, 4)], "a", "b")).splitlines()[
         -1
     ]
     assert last == "| produce | none | 2.00 | 4.00 | **0.50** (0.25-0.75) | 20 | 40 | - | - |"
 
 
-def test_latencies_are_shown_where_there_are_any() -> None:
+def test_latencies_are_shown_if_measured() -> None:
     both = [
         Measurement("paced", "none", server, 1.0, 2.0, p50, p99)
         for server in "ab"

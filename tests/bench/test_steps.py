@@ -1,4 +1,4 @@
-"""What is run in which order, and when a warm-up has done enough."""
+"""The order of the steps, and the end of the warm-up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.peers.cache import CannotInstall
 
 
 class Idle:
-    """A server of which nothing is asked."""
+    """A server that receives no requests."""
 
     bootstrap = "127.0.0.1:1"
 
@@ -38,7 +38,7 @@ def names(rounds: int, *codecs: str, partitions: tuple[int, ...] = (1, 6)) -> li
     ]
 
 
-def test_each_step_is_made_on_one_server_and_then_on_the_other() -> None:
+def test_each_step_runs_on_both_servers_in_turn() -> None:
     assert names(1, "lz4") == [
         "produce, 1 partition, lz4, a",
         "produce, 1 partition, lz4, b",
@@ -59,18 +59,18 @@ def test_each_step_is_made_on_one_server_and_then_on_the_other() -> None:
     ]
 
 
-def test_the_servers_take_turns_in_who_goes_first() -> None:
+def test_first_server_alternates_between_rounds() -> None:
     assert [name[-1] for name in names(3, "none", partitions=(1,))[::14]] == ["a", "b", "a"]
 
 
-def test_zstd_is_read_by_those_who_know_it() -> None:
+def test_zstd_is_fetched_by_clients_that_support_it() -> None:
     assert [name for name in names(1, "zstd") if name.startswith("fetch")] == [
         "fetch, as stored, zstd, a",
         "fetch, as stored, zstd, b",
     ]
 
 
-def test_without_a_topic_of_one_partition_nothing_is_fetched_or_synced_by_both() -> None:
+def test_fetch_and_both_sync_need_the_topic_with_one_partition() -> None:
     assert not [
         name
         for name in names(1, "none", partitions=(6,))
@@ -78,8 +78,8 @@ def test_without_a_topic_of_one_partition_nothing_is_fetched_or_synced_by_both()
     ]
 
 
-def test_a_round_stores_every_topic_and_the_paced_records() -> None:
-    # 2,000 records a second of 1 KiB for 25 seconds are 48.8 MiB, and that twice.
+def test_mib_per_round_counts_topics_and_paced_records() -> None:
+    # 2,000 records per second of 1 KiB for 25 seconds are 48.8 MiB, twice per round.
     assert RoundLoad(100, ("none", "lz4"), (1, 6)).mib_per_round() == 697
 
 
@@ -87,7 +87,7 @@ def costs(*values: float) -> tuple[Iterator[float], list[str]]:
     return iter(values), []
 
 
-def test_a_warm_up_ends_when_two_passes_cost_about_the_same() -> None:
+def test_warm_up_ends_when_two_passes_cost_the_same() -> None:
     left, said = costs(10, 5, 4.6, 99)
     repeat_until_stable(lambda: next(left), WarmUpLimits(share=0.1, limit=6), said.append)
     assert list(left) == [99]
@@ -97,15 +97,15 @@ def test_a_warm_up_ends_when_two_passes_cost_about_the_same() -> None:
     ]
 
 
-def test_a_warm_up_that_does_not_settle_ends_at_its_limit_and_says_so() -> None:
+def test_unstable_warm_up_ends_at_its_limit() -> None:
     left, said = costs(10, 5, 10, 5, 10)
     repeat_until_stable(lambda: next(left), WarmUpLimits(share=0.1, limit=4), said.append)
     assert list(left) == [10]
-    assert said[-1] == "not settled after 4 passes"
+    assert said[-1] == "not stable after 4 passes"
 
 
 @pytest.mark.peer
-def test_every_step_is_made_by_real_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_steps_run_with_real_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "PACE_WARM_UP_SECONDS", 1)
     monkeypatch.setattr(clients, "PACE_SECONDS", 2)
     load = RoundLoad(1, ("none",), (1, 2))
@@ -121,5 +121,5 @@ def test_every_step_is_made_by_real_clients(monkeypatch: pytest.MonkeyPatch) -> 
     paced = figures[-1]
     assert paced.p50 is not None
     assert paced.p99 is not None
-    # The producer gives a record up after two minutes (`delivery.timeout.ms`).
+    # delivery.timeout.ms is two minutes.
     assert 0 < paced.p50 <= paced.p99 < 120_000

@@ -1,4 +1,4 @@
-"""What the traffic log costs: turns, and the table of it."""
+"""The CPU cost of the traffic log: turns, and the table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from bench.traffic import CpuPair, LogCost, measure, median_interval, table
 
 
-def test_who_goes_first_changes_with_each_round() -> None:
+def test_first_listener_alternates_between_rounds() -> None:
     seen: list[str] = []
 
     def load(connection: str) -> float:
@@ -19,7 +19,7 @@ def test_who_goes_first_changes_with_each_round() -> None:
     assert row.pairs == [CpuPair(2.0, 3.0)] * 3
 
 
-def test_the_ratio_is_the_median_of_the_rounds() -> None:
+def test_ratio_is_the_median_of_all_rounds() -> None:
     row = LogCost(
         "produce",
         [CpuPair(10.0, 10.1), CpuPair(20.0, 21.0), CpuPair(11.0, 10.45)],
@@ -34,7 +34,5 @@ def test_the_ratio_is_the_median_of_the_rounds() -> None:
 @pytest.mark.parametrize(
     ("rounds", "rank"), [(1, 0), (5, 0), (6, 0), (9, 1), (10, 1), (20, 5), (30, 9), (40, 13)]
 )
-def test_the_range_of_the_median_is_that_of_the_tables_of_the_binomial_distribution(
-    rounds: int, rank: int
-) -> None:
+def test_median_interval_matches_binomial_tables(rounds: int, rank: int) -> None:
     assert median_interval(list(map(float, range(rounds)))) == (rank, rounds - 1 - rank)
