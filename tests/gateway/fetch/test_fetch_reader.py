@@ -18,7 +18,7 @@ from storage.log import Entry
 from tests.compat.records import building
 from tests.compat.records.building import GZIP, LZ4, NONE, SNAPPY, ZSTD, Sample
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.consuming import (
+from tests.gateway.handlers.fetch_requests import (
     LARGE,
     Consumed,
     ask,

@@ -12,7 +12,7 @@ from gateway.settings.model import Settings
 from tests.fakes.broker import ended
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.topology import FakeTopology, id_of
-from tests.gateway.groups.consuming import START
+from tests.gateway.groups.group_harness import START
 
 A = id_of("a")
 

@@ -14,7 +14,7 @@ from gateway.groups.group_migration import check_upgrade, to_classic_group, to_c
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from tests.fakes.topology import FakeTopology, id_of
-from tests.gateway.groups.consuming import START, TOPIC, GroupHarness, metadata_of
+from tests.gateway.groups.group_harness import START, TOPIC, GroupHarness, metadata_of
 
 T = id_of(TOPIC)
 

@@ -31,7 +31,7 @@ from gateway.groups.consumer.consumer_member import MemberHeartbeat
 from gateway.groups.consumer.consumer_states import LEAVE_EPOCH
 from gateway.protocol.errors import ErrorCode, KafkaError
 from tests.fakes.broker import BrokerEnvironment, Started, open_environment
-from tests.gateway.groups.consuming import TOPIC, metadata_of
+from tests.gateway.groups.group_harness import TOPIC, metadata_of
 
 SESSION = 30_000
 PARTITIONS = 5

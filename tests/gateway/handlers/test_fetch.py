@@ -13,7 +13,7 @@ from gateway.protocol.wire.fetch_codec import FetchPartition
 from storage.log import StorageFailed
 from tests.compat.records.building import GZIP, Sample, batch
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
-from tests.gateway.handlers.consuming import (
+from tests.gateway.handlers.fetch_requests import (
     ask,
     at,
     batch_entry,

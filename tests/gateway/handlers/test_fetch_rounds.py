@@ -10,7 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import Started, ended, open_environment
-from tests.gateway.handlers.consuming import ask, at, batch_entry, consume, payload, request, rows
+from tests.gateway.handlers.fetch_requests import (
+    ask,
+    at,
+    batch_entry,
+    consume,
+    payload,
+    request,
+    rows,
+)
 
 PARTITIONS = 4
 PARTITION = st.integers(0, PARTITIONS - 1)

@@ -20,7 +20,7 @@ from gateway.topics.topic_names import CONSUMER_OFFSETS
 from storage.log import Topic
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
-from tests.gateway.handlers import consuming
+from tests.gateway.handlers import fetch_requests
 from tests.gateway.handlers.admin.test_describe_configs import TOPIC, describe, values
 from tests.gateway.handlers.asking import ask
 from tests.gateway.handlers.groups.test_offset_commit import commit
@@ -118,8 +118,10 @@ def test_it_is_not_read(env: BrokerEnvironment, version: int) -> None:
     use(env)
     topic_id = env.broker.topics.internal(CONSUMER_OFFSETS).topic.topic_id
     topic = CONSUMER_OFFSETS if version < 13 else topic_id
-    fetched = consuming.rows(
-        consuming.ask(env, consuming.request(version, [consuming.at(0)], topic=topic)).result
+    fetched = fetch_requests.rows(
+        fetch_requests.ask(
+            env, fetch_requests.request(version, [fetch_requests.at(0)], topic=topic)
+        ).result
     )
     assert fetched[topic, 0].error_code == REFUSED
     assert commit(env, (CONSUMER_OFFSETS, 0, 1), version=8) == [REFUSED]

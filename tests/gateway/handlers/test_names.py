@@ -25,7 +25,7 @@ from gateway.groups.consumer.topology import TopicView, canonical_name, named_to
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import ask
-from tests.gateway.handlers.grouping import joined, subscription
+from tests.gateway.handlers.group_requests import joined, subscription
 from tests.gateway.handlers.test_produce import produce
 from tests.gateway.sets import batch
 

@@ -9,7 +9,7 @@ from gateway.partitions.compaction import LogCleaner
 from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import check_batch
 from tests.fakes.broker import BrokerEnvironment, ended
-from tests.gateway.handlers import consuming
+from tests.gateway.handlers import fetch_requests
 from tests.gateway.sets import TIME, Pair, batch, old_set
 
 #: One Fetch version for each format that a consumer can read.
@@ -81,7 +81,10 @@ def compact(env: BrokerEnvironment, **limits: int) -> None:
 
 
 def consume(
-    env: BrokerEnvironment, version: int = 12, offset: int = 0, max_bytes: int = consuming.LARGE
+    env: BrokerEnvironment,
+    version: int = 12,
+    offset: int = 0,
+    max_bytes: int = fetch_requests.LARGE,
 ) -> Seen:
     """Everything from `offset` on, as a consumer of that Fetch version gets it, request after request."""
     found: Seen = []
@@ -89,10 +92,10 @@ def consume(
     offset = max(offset, env.partition().log.start_offset)
     fetches_without_records = 0
     while offset < end:
-        asked = consuming.request(version, [consuming.at(offset, max_bytes=max_bytes)])
-        (row,) = consuming.rows(consuming.ask(env, asked).result).values()
+        asked = fetch_requests.request(version, [fetch_requests.at(offset, max_bytes=max_bytes)])
+        (row,) = fetch_requests.rows(fetch_requests.ask(env, asked).result).values()
         assert row.error_code == 0
-        got = consuming.consume(consuming.payload(row), offset)
+        got = fetch_requests.consume(fetch_requests.payload(row), offset)
         # Where much has nothing for it, the gateway goes over that in several requests.
         fetches_without_records = 0 if got.next_offset > offset else fetches_without_records + 1
         assert fetches_without_records < 5, f"stuck at {offset}"
@@ -109,5 +112,5 @@ def values(seen: Seen) -> list[tuple[int, bytes | None]]:
 def sizes(partition: Partition) -> list[int]:
     return [
         len(entry.payload)
-        for entry in ended(partition.log.read(partition.log.start_offset, consuming.LARGE))
+        for entry in ended(partition.log.read(partition.log.start_offset, fetch_requests.LARGE))
     ]

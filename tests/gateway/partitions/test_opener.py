@@ -13,7 +13,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.registry import Topics
 from storage.log import StorageFailed
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
-from tests.gateway.handlers.consuming import ask, at, request, rows
+from tests.gateway.handlers.fetch_requests import ask, at, request, rows
 from tests.gateway.sets import batch
 
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER

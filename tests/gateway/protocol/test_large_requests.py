@@ -33,7 +33,7 @@ from gateway.protocol.large_requests import TURN_ROWS, WORK_ROWS, WORKS_AT_ONCE,
 from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest
 from tests.fakes.broker import Started, ended, open_environment
 from tests.gateway.handlers.asking import answer, asked
-from tests.gateway.handlers.grouping import join_request
+from tests.gateway.handlers.group_requests import join_request
 
 NAMES = [f"g{number}" for number in range(3 * TURN_ROWS + 1)]
 

@@ -20,7 +20,7 @@ from gateway.protocol.wire.fetch_codec import FetchResponse, PartitionFetched
 from tests.fakes.broker import NOW, ended
 from tests.fakes.connection import request
 from tests.fakes.traffic import INTERVAL, Scene
-from tests.gateway.handlers.grouping import join_request
+from tests.gateway.handlers.group_requests import join_request
 from tests.gateway.sets import batch, old_set
 
 UNKNOWN_TOPIC = 3

@@ -14,7 +14,7 @@ from gateway.groups.consumer.consumer_states import (
 )
 from gateway.groups.consumer.group_epochs import NEVER
 from gateway.protocol.errors import ErrorCode, KafkaError
-from tests.gateway.groups.consuming import REBALANCE, SESSION, A, GroupHarness, metadata_of, of
+from tests.gateway.groups.group_harness import REBALANCE, SESSION, A, GroupHarness, metadata_of, of
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import answer, ask, asked
-from tests.gateway.handlers.grouping import (
+from tests.gateway.handlers.group_requests import (
     INITIAL_DELAY,
     heartbeat,
     join_request,

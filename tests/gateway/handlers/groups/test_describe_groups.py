@@ -14,7 +14,7 @@ from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import ask
-from tests.gateway.handlers.grouping import joined, leave, stable, subscription
+from tests.gateway.handlers.group_requests import joined, leave, stable, subscription
 
 
 @pytest.fixture
