@@ -1,13 +1,14 @@
 # syntax=docker/dockerfile:1
 FROM python:3.13-slim AS build
-# Debian keeps no older versions to pin to; of what is installed here nothing gets into the image.
+# Versions are not pinned, because Debian removes old ones. This stage is not part of the image.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-# The pinned versions, of what builds it too; and what is compiled must be there, where it was installed (-I: not here).
+# The constraints apply to build dependencies, too. The last command fails if the compiled modules are
+# not installed; with -I it does not import them from /src.
 RUN python -m venv /opt/kopgate \
     && PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt /opt/kopgate/bin/pip install --no-cache-dir . \
     && /opt/kopgate/bin/python -I -c "import compat.records._kernel, gateway.protocol.wire._plain"
@@ -22,12 +23,12 @@ ENV PATH=/opt/kopgate/bin:$PATH \
     KOPGATE_STORE=lmdb:/data \
     KOPGATE_LISTENERS=PLAINTEXT://0.0.0.0:9092 \
     KOPGATE_ADVERTISED=PLAINTEXT://localhost:9092
-# By number, so that who asks for a user that is not root can see that it is none.
+# Numeric, so that Kubernetes can verify that the user is not root (runAsNonRoot).
 USER 10001:10001
 WORKDIR /data
 VOLUME /data
 EXPOSE 9092
-# A connection to the first listener, and nothing more: it asks for no log-in and leaves no line in the log.
+# Only opens a connection to the first listener: that needs no login and logs nothing.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s \
     CMD ["python", "-c", "import os, socket; port = os.environ['KOPGATE_LISTENERS'].split(',')[0].rpartition(':')[2]; socket.create_connection(('127.0.0.1', port), 2).close()"]
 STOPSIGNAL SIGTERM

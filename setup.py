@@ -1,4 +1,4 @@
-"""The one thing that pyproject.toml cannot say: what is compiled where that is possible, and done without where it is not."""
+"""Extension modules. They are optional: without a C compiler the pure Python versions are used."""
 
 from setuptools import Extension, setup
 
