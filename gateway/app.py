@@ -76,7 +76,7 @@ async def open_broker(
     await configs.open()
     topics = Topics(store, configs.settings, clock, now_ms, start)
     await topics.open()
-    configs.watch(topics.use)
+    configs.watch(topics.apply_settings)
     producer_ids = ProducerIds(await store.table("producer-ids"))
     await producer_ids.open()
     offsets = CommittedOffsets(
@@ -97,7 +97,7 @@ async def open_broker(
     )
     await groups.open()
     if len(offsets) or any(True for _ in groups):
-        topics.use_internal(CONSUMER_OFFSETS)
+        topics.add_internal(CONSUMER_OFFSETS)
     traffic = open_traffic(settings, cluster.cluster_id, clock, topics, run, start)
     sessions = FetchSessions(
         settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1

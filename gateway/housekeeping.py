@@ -34,7 +34,7 @@ class Housekeeping:
     def __init__(self, broker: Broker, start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._broker = broker
         self._start = start
-        self._compaction = LogCleaner(broker)
+        self._log_cleaner = LogCleaner(broker)
         retention_ms = broker.settings.offsets_retention_minutes * _MINUTE_MS
         self._expiry = OffsetExpiry(broker.offsets, broker.groups, retention_ms, broker.clock)
         self._cancels: dict[Round, Cancel] = {}
@@ -43,7 +43,7 @@ class Housekeeping:
     def start(self) -> None:
         # Apart from each other: a pass over a large log may take many minutes, and retention does not wait for it.
         self._later(self._retain_all, lambda settings: settings.log_retention_check_interval_ms)
-        self._later(self._compaction.round, lambda settings: settings.log_cleaner_backoff_ms)
+        self._later(self._log_cleaner.run_once, lambda settings: settings.log_cleaner_backoff_ms)
         self._later(
             self._expire_offsets, lambda settings: settings.offsets_retention_check_interval_ms
         )
@@ -51,7 +51,7 @@ class Housekeeping:
 
     def stop(self) -> None:
         self._is_stopped = True
-        self._compaction.stop()
+        self._log_cleaner.stop()
         self._expiry.stop()
         for cancel in self._cancels.values():
             cancel()
@@ -94,7 +94,7 @@ class Housekeeping:
     async def _forget_gone(self) -> None:
         """What is left of topics that others deleted a whole round ago."""
         broker = self._broker
-        for topic in await broker.topics.forget_gone(
+        for topic in await broker.topics.forget_deleted(
             broker.now() - broker.settings.log_retention_check_interval_ms
         ):
             # It may have come back meanwhile.
@@ -132,6 +132,6 @@ class Housekeeping:
         try:
             after = await partition.log.retain(since=since, at_most_bytes=config.retention_bytes)
         except StorageError as failure:
-            raise partition.failed(failure) from failure
+            raise partition.handle_storage_error(failure) from failure
         if after != before:
             _log.debug("retention", topic=live.name, partition=index, start_offset=after)

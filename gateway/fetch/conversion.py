@@ -58,21 +58,21 @@ class ConversionJob(Shared[dict[CacheKey, Buffer | KafkaError]]):
     `cpu_us` is the CPU time it took, in microseconds. `waiters` counts the requests that wait for it; without any it is dropped.
     """
 
-    __slots__ = ("cancel", "cpu_us", "is_dropped", "waiters")
+    __slots__ = ("cancel", "cpu_us", "is_cancelled", "waiters")
 
     def __init__(self) -> None:
         super().__init__()
         self.cpu_us = 0
         self.waiters = 0
-        self.is_dropped = False
+        self.is_cancelled = False
         self.cancel: Cancel | None = None
 
-    def leave(self) -> None:
+    def remove_waiter(self) -> None:
         """One waiter less."""
         self.waiters -= 1
         if not self.waiters:
             # The thread reads this between two calls.
-            self.is_dropped = True
+            self.is_cancelled = True
             if self.cancel is not None:
                 self.cancel()
 
@@ -117,9 +117,9 @@ class Converter:
         self._cache_bytes = cache_bytes
         self._max_decompressed_bytes = max_decompressed_bytes
         self._cache: OrderedDict[CacheKey, bytes] = OrderedDict()
-        self._flights: dict[CacheKey, ConversionJob] = {}
+        self._jobs: dict[CacheKey, ConversionJob] = {}
         # Of the unreadable entries those that the log has been told of, as keys without the format.
-        self._told: OrderedDict[tuple[object, ...], None] = OrderedDict()
+        self._reported: OrderedDict[tuple[object, ...], None] = OrderedDict()
         self.cached_bytes = 0
         self.conversions = 0
 
@@ -128,44 +128,46 @@ class Converter:
         source: SourcePartition,
         entries: Sequence[Entry],
         magic: int,
-        spent: Callable[[int], None] | None = None,
-        share: ConversionBudget | None = None,
+        on_cpu_spent: Callable[[int], None] | None = None,
+        budget: ConversionBudget | None = None,
     ) -> list[Buffer | KafkaError]:
         """Each entry's payload in a format that a consumer of `magic` reads; the payload itself where it is in one already.
 
         Whoever knows format 2 gets nothing else, as from Kafka since 3.0: many of them have forgotten how to read what is older.
         Empty where nothing in it exists for such a consumer (control batches) or it cannot be read at all, which is then in the log;
-        KafkaError(UNKNOWN_SERVER_ERROR) where there was no memory to convert it. `spent` is told how many microseconds of CPU time it took, where
+        KafkaError(UNKNOWN_SERVER_ERROR) where there was no memory to convert it. `on_cpu_spent` is told how many microseconds of CPU time it took, where
         nobody had asked before.
 
-        The list is shorter than `entries` if `share` is used up first. A share that is not used up converts at least one entry.
+        The list is shorter than `entries` if `budget` is used up first. A share that is not used up converts at least one entry.
         """
-        share = share or ConversionBudget()
+        budget = budget or ConversionBudget()
         while True:
-            own = ConversionJob()
-            results, coming, missing = self._look_up(
-                source, entries, magic, own if share.left_us > 0 else None
+            own_job = ConversionJob()
+            results, pending, missing = self._look_up(
+                source, entries, magic, own_job if budget.left_us > 0 else None
             )
             if missing:
                 # On its own: the consumer that asked first may go away, and the others still want it.
-                own.cancel = start(
-                    self._fly(source, missing, own, magic, share.owner), _nothing, own.fail
+                own_job.cancel = start(
+                    self._run_job(source, missing, own_job, magic, budget.owner),
+                    _ignore,
+                    own_job.fail,
                 )
             try:
-                for index, key, flight in coming:
-                    converted = (await flight).get(key)
+                for index, key, job in pending:
+                    converted = (await job).get(key)
                     if converted is None:
                         del results[index:]
                         break
                     results[index] = converted
             finally:
-                for flight in {flight for _, _, flight in coming}:
-                    flight.leave()
+                for job in {job for _, _, job in pending}:
+                    job.remove_waiter()
             if missing:
-                share.left_us -= own.cpu_us
-                if spent is not None:
-                    spent(own.cpu_us)
-            if results or not entries or share.left_us <= 0:
+                budget.left_us -= own_job.cpu_us
+                if on_cpu_spent is not None:
+                    on_cpu_spent(own_job.cpu_us)
+            if results or not entries or budget.left_us <= 0:
                 return results
             # Another request's job ended before it came to the first entry.
 
@@ -174,15 +176,15 @@ class Converter:
         source: SourcePartition,
         entries: Sequence[Entry],
         magic: int,
-        own: ConversionJob | None,
+        own_job: ConversionJob | None,
     ) -> tuple[
         list[Buffer | KafkaError],
         list[tuple[int, CacheKey, ConversionJob]],
         list[tuple[CacheKey, Entry]],
     ]:
-        """The results that are there, those that a job is to bring, and the entries for the job `own`, without which the rest is left out."""
+        """The results that are there, those that a job is to bring, and the entries for the job `own_job`, without which the rest is left out."""
         results: list[Buffer | KafkaError] = []
-        coming: list[tuple[int, CacheKey, ConversionJob]] = []
+        pending: list[tuple[int, CacheKey, ConversionJob]] = []
         missing: list[tuple[CacheKey, Entry]] = []
         for entry in entries:
             payload = entry.payload
@@ -206,23 +208,23 @@ class Converter:
                 self._cache.move_to_end(key)
                 results.append(kept)
                 continue
-            flight = self._flights.get(key)
-            if flight is None or flight.is_dropped:
-                if own is None:
+            job = self._jobs.get(key)
+            if job is None or job.is_cancelled:
+                if own_job is None:
                     break
-                flight = self._flights[key] = own
+                job = self._jobs[key] = own_job
                 missing.append((key, entry))
-            coming.append((len(results), key, flight))
+            pending.append((len(results), key, job))
             results.append(b"")
-        for flight in {flight for _, _, flight in coming}:
-            flight.waiters += 1
-        return results, coming, missing
+        for job in {job for _, _, job in pending}:
+            job.waiters += 1
+        return results, pending, missing
 
-    async def _fly(
+    async def _run_job(
         self,
         source: SourcePartition,
         missing: list[tuple[CacheKey, Entry]],
-        flight: ConversionJob,
+        job: ConversionJob,
         magic: int,
         owner: Hashable,
     ) -> None:
@@ -230,13 +232,13 @@ class Converter:
         try:
             payloads = [entry.payload for _, entry in missing]
             outcomes: list[bytes | RecordsError]
-            outcomes, flight.cpu_us = await self._run_for(
-                owner, _convert_all, payloads, magic, self._max_decompressed_bytes, flight
+            outcomes, job.cpu_us = await self._run_for(
+                owner, _convert_all, payloads, magic, self._max_decompressed_bytes, job
             )
         finally:
             for key, _ in missing:
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
+                if self._jobs.get(key) is job:
+                    del self._jobs[key]
         results: dict[CacheKey, Buffer | KafkaError] = {}
         for (key, entry), outcome in zip(missing, outcomes, strict=False):
             if isinstance(outcome, NoMemory):
@@ -247,15 +249,15 @@ class Converter:
                 )
                 continue
             if isinstance(outcome, RecordsError):
-                self.tell(source, entry, outcome)
+                self.log_unreadable(source, entry, outcome)
                 outcome = b""
             else:
                 self.conversions += 1
-            self._keep(key, outcome)
+            self._cache_result(key, outcome)
             results[key] = outcome
-        flight.succeed(results)
+        job.succeed(results)
 
-    def tell(self, source: SourcePartition, entry: Entry, failure: RecordsError) -> None:
+    def log_unreadable(self, source: SourcePartition, entry: Entry, failure: RecordsError) -> None:
         """Say once that an entry cannot be read, so that old consumers miss it, and why."""
         payload = entry.payload
         unit = (
@@ -265,11 +267,11 @@ class Converter:
             len(payload),
             _checksum(payload, magic_of(payload)),
         )
-        if unit in self._told:
+        if unit in self._reported:
             return
-        self._told[unit] = None
-        if len(self._told) > MAX_REPORTED_UNREADABLE:
-            self._told.popitem(last=False)
+        self._reported[unit] = None
+        if len(self._reported) > MAX_REPORTED_UNREADABLE:
+            self._reported.popitem(last=False)
         if isinstance(failure, RecordsTooLarge):
             event = "records unpack to more than max_decompressed_bytes, old consumers do not get them; a greater one and a restart would help"
         else:
@@ -284,7 +286,7 @@ class Converter:
             reason=str(failure),
         )
 
-    def _keep(self, key: CacheKey, converted: bytes) -> None:
+    def _cache_result(self, key: CacheKey, converted: bytes) -> None:
         size = len(converted) + ENTRY_OVERHEAD
         if size > self._cache_bytes:
             return
@@ -317,7 +319,7 @@ def is_readable(payload: Buffer, magic: int) -> bool:
 
 
 def _convert_all(
-    payloads: Sequence[Buffer], magic: int, max_decompressed_bytes: int, flight: ConversionJob
+    payloads: Sequence[Buffer], magic: int, max_decompressed_bytes: int, job: ConversionJob
 ) -> tuple[list[bytes | RecordsError], int]:
     """What the first ones came to, at least one, and the microseconds of CPU time of all."""
     begun = thread_time_ns()
@@ -331,7 +333,7 @@ def _convert_all(
         else:
             outcomes += [_to_v2(payload, max_decompressed_bytes) for payload in units]
         cpu_us = (thread_time_ns() - begun) // 1000
-        if flight.is_dropped or cpu_us > FETCH_CPU_US:
+        if job.is_cancelled or cpu_us > FETCH_CPU_US:
             break
     for outcome in outcomes:
         if isinstance(outcome, RecordsError):
@@ -377,5 +379,5 @@ def _to_v2(payload: Buffer, max_decompressed_bytes: int) -> bytes | RecordsError
         return failure if is_batch or isinstance(failure, NoMemory) else bytes(payload)
 
 
-def _nothing(_: object) -> None:
+def _ignore(_: object) -> None:
     return

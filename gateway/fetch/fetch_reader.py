@@ -45,29 +45,29 @@ EMPTY_READ_BYTES = 64 << 10
 @dataclass(slots=True)
 class FetchPass:
     """One pass over the pending partitions: rows in the order read, the bytes they hold, and whether there is one that cannot wait for more
-    bytes: an error, or a log that diverges from what the consumer knows. `enough` is how many bytes are worth a reply at once: what the
+    bytes: an error, or a log that diverges from what the consumer knows. `sufficient_bytes` is how many bytes are worth a reply at once: what the
     consumer asked for, but no more than half of what a reply may have, since whole batches hardly ever fill it to the last byte."""
 
-    enough: int
+    sufficient_bytes: int
 
     rows: dict[CachedPartition, PartitionFetched] = field(default_factory=dict)
     size: int = 0
-    is_urgent: bool = False
+    must_reply_now: bool = False
     #: There are rows of partitions that have never existed.
-    has_unknown: bool = False
+    has_unknown_topics: bool = False
 
 
 class FetchReader:
     """Reads for one request. `magic` is the newest format that its consumer reads, None for all formats."""
 
     __slots__ = (
-        "_aborted",
+        "_aborted_transactions",
         "_broker",
+        "_budget",
         "_caller",
-        "_limit",
         "_magic",
+        "_max_reply_bytes",
         "_request",
-        "_share",
         "_turns",
     )
 
@@ -80,36 +80,36 @@ class FetchReader:
         self._turns = turns
         #: The format that the consumer reads: 0, 1, or 2 with or without zstd.
         self._magic = _v2_variant(request.version) if magic is None else magic
-        self._limit = 0
+        self._max_reply_bytes = 0
         #: What this pass may spend on conversions; None until the first one.
-        self._share: ConversionBudget | None = None
-        self._aborted: tuple[()] | None = () if request.isolation_level == 1 else None
+        self._budget: ConversionBudget | None = None
+        self._aborted_transactions: tuple[()] | None = () if request.isolation_level == 1 else None
 
-    async def read(self, interests: list[CachedPartition]) -> FetchPass:
+    async def read(self, partitions: list[CachedPartition]) -> FetchPass:
         """One pass in this order. Failures are told in their rows."""
         outgoing = self._broker.outgoing
-        self._limit = outgoing.promise(
+        self._max_reply_bytes = outgoing.promise(
             min(self._request.max_bytes, self._broker.settings.fetch_max_bytes)
         )
-        self._share = None
+        self._budget = None
         try:
-            return await self._read(interests)
+            return await self._read(partitions)
         finally:
-            outgoing.keep(self._limit)
+            outgoing.keep(self._max_reply_bytes)
 
-    async def _read(self, interests: list[CachedPartition]) -> FetchPass:
-        reading = FetchPass(min(self._request.min_bytes, self._limit // 2 + 1))
-        for interest in interests:
-            if interest.partition is None:
+    async def _read(self, partitions: list[CachedPartition]) -> FetchPass:
+        result = FetchPass(min(self._request.min_bytes, self._max_reply_bytes // 2 + 1))
+        for cached in partitions:
+            if cached.partition is None:
                 # Those that are not open yet open at the same time, lest each waits for the one before.
-                self._broker.topics.open_soon(*interest.key)
+                self._broker.topics.prefetch(*cached.key)
                 await self._turns.take(OPENING_ROWS)
-        order = self._order(interests)
-        for interest in order:
+        order = self._order(partitions)
+        for cached in order:
             if self._turns.count():
                 await self._turns.pause()
             try:
-                fetched = await self._read_one(interest, reading.size)
+                fetched = await self._read_one(cached, result.size)
             except KafkaError as failure:
                 code = failure.code
                 if (
@@ -117,88 +117,90 @@ class FetchReader:
                     and self._request.version < _FIRST_FETCH_WITH_STORAGE_ERROR
                 ):
                     code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-                if code in _UNKNOWN_TOPIC and not interest.topic_id:
+                if code in _UNKNOWN_TOPIC and not cached.topic_id:
                     # A topic that was deleted had an id here, and may come back under its name.
-                    reading.has_unknown = True
-                fetched = PartitionFetched(interest.key[1], code)
-                interest.told_high_watermark = -1
-            reading.is_urgent = reading.is_urgent or bool(fetched.error_code or fetched.diverging)
-            reading.rows[interest] = fetched
-            reading.size += sum(map(len, fetched.records))
-        if self._share is not None and self._share.left_us <= 0:
+                    result.has_unknown_topics = True
+                fetched = PartitionFetched(cached.key[1], code)
+                cached.sent_high_watermark = -1
+            result.must_reply_now = result.must_reply_now or bool(
+                fetched.error_code or fetched.diverging
+            )
+            result.rows[cached] = fetched
+            result.size += sum(map(len, fetched.records))
+        if self._budget is not None and self._budget.left_us <= 0:
             # The rest is converted for the next fetch, which may as well come now.
-            reading.is_urgent = True
-        if order is not interests:
-            reading.rows = {interest: reading.rows[interest] for interest in interests}
-        return reading
+            result.must_reply_now = True
+        if order is not partitions:
+            result.rows = {cached: result.rows[cached] for cached in partitions}
+        return result
 
-    def _order(self, interests: list[CachedPartition]) -> list[CachedPartition]:
+    def _order(self, partitions: list[CachedPartition]) -> list[CachedPartition]:
         """The order to read in. The first partition may use up the time for conversions. Consumers from Fetch 3 on change the order
         of their partitions themselves; for older ones another partition is first each time."""
-        if self._request.version >= 3 or len(interests) < 2:
-            return interests
-        first = self._broker.now() % len(interests)
-        return interests[first:] + interests[:first]
+        if self._request.version >= 3 or len(partitions) < 2:
+            return partitions
+        first = self._broker.now() % len(partitions)
+        return partitions[first:] + partitions[:first]
 
-    async def _read_one(self, interest: CachedPartition, size: int) -> PartitionFetched:
-        partition = await self._resolve(interest)
-        log, wanted = partition.log, interest.wanted
-        interest.known_size = log.size
+    async def _read_one(self, cached: CachedPartition, size: int) -> PartitionFetched:
+        partition = await self._resolve(cached)
+        log, requested = partition.log, cached.requested
+        cached.log_size = log.size
         if partition.is_closed:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        check_epoch(wanted.current_leader_epoch, log.leader_epoch)
-        offset = wanted.fetch_offset
+        check_epoch(requested.current_leader_epoch, log.leader_epoch)
+        offset = requested.fetch_offset
         diverging = None
-        if wanted.last_fetched_epoch >= 0:
-            epoch, end = log.end_offset_for_epoch(wanted.last_fetched_epoch)
+        if requested.last_fetched_epoch >= 0:
+            epoch, end = log.end_offset_for_epoch(requested.last_fetched_epoch)
             if epoch < 0:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
-            if epoch < wanted.last_fetched_epoch or end < offset:
+            if epoch < requested.last_fetched_epoch or end < offset:
                 diverging = (epoch, end)
         if diverging is None and not log.start_offset <= offset <= log.end_offset:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
         records: list[Buffer] = []
-        limit = min(wanted.max_bytes, self._limit - size)
+        limit = min(requested.max_bytes, self._max_reply_bytes - size)
         if diverging is None and offset < log.end_offset and (limit > 0 or size == 0):
-            records = await self._records(interest, partition, limit, is_first=size == 0)
+            records = await self._records(cached, partition, limit, is_first=size == 0)
         end_offset = log.end_offset
         return PartitionFetched(
-            wanted.index,
+            requested.index,
             0,
             end_offset,
             end_offset,
             log.start_offset,
             records,
-            self._aborted,
+            self._aborted_transactions,
             diverging,
         )
 
-    async def _resolve(self, interest: CachedPartition) -> Partition:
+    async def _resolve(self, cached: CachedPartition) -> Partition:
         topics = self._broker.topics
-        topic, index = interest.key
-        partition = topics.opened(topic, index)
+        topic, index = cached.key
+        partition = topics.get_open_partition(topic, index)
         if partition is None:
-            interest.release()
+            cached.detach()
             partition = await topics.partition(topic, index)
-        if interest.partition is not partition:
-            interest.lead(partition, topics.require(topic).topic.topic_id)
+        if cached.partition is not partition:
+            cached.attach(partition, topics.require(topic).topic.topic_id)
         return partition
 
     async def _records(
-        self, interest: CachedPartition, partition: Partition, limit: int, *, is_first: bool
+        self, cached: CachedPartition, partition: Partition, limit: int, *, is_first: bool
     ) -> list[Buffer]:
         """At least one whole batch or message where this is the first with records, or where the client is so old that nothing says it
         may be left without (Fetch 0-2)."""
         at_least_one = is_first or self._request.version < 3
-        begin = interest.wanted.fetch_offset
-        offset = partition.visible_from(begin, self._magic)
+        begin = cached.requested.fetch_offset
+        offset = partition.skip_empty(begin, self._magic)
         limit = size = max(limit, 0)
         for _ in range(MAX_EMPTY_READS):
             entries = (
                 await partition.read(offset, size) if offset < partition.log.end_offset else []
             )
-            records, offset = await self._take(
-                interest, partition, entries, offset, limit, at_least_one=at_least_one
+            records, offset = await self._select_records(
+                cached, partition, entries, offset, limit, at_least_one=at_least_one
             )
             if records:
                 return records
@@ -206,12 +208,12 @@ class FetchReader:
                 break
             size = max(limit, EMPTY_READ_BYTES)
         if offset > begin:
-            partition.note_invisible(begin, offset, self._magic)
+            partition.mark_empty(begin, offset, self._magic)
         return []
 
-    async def _take(
+    async def _select_records(
         self,
-        interest: CachedPartition,
+        cached: CachedPartition,
         partition: Partition,
         entries: list[Entry],
         offset: int,
@@ -222,7 +224,7 @@ class FetchReader:
         """What of these entries goes to the consumer, and the offset up to which they have been dealt with."""
         records: list[Buffer] = []
         for entry, payload in zip(
-            entries, await self._readable(interest, partition, entries), strict=False
+            entries, await self._convert(cached, partition, entries), strict=False
         ):
             if isinstance(payload, KafkaError):
                 if records:
@@ -235,29 +237,29 @@ class FetchReader:
                 piece = _cut(rest, offset, limit)
                 if len(piece) <= limit or (at_least_one and not records):
                     records.append(piece)
-                    self._note(interest, entry, payload)
+                    self._record_conversion(cached, entry, payload)
                 break
             if len(rest):
                 records.append(rest)
                 limit -= len(rest)
-                self._note(interest, entry, payload)
+                self._record_conversion(cached, entry, payload)
             offset = entry.last_offset + 1
         return records, offset
 
-    def _note(self, interest: CachedPartition, entry: Entry, payload: Buffer) -> None:
+    def _record_conversion(self, cached: CachedPartition, entry: Entry, payload: Buffer) -> None:
         stored = entry.payload
         if payload is not stored:
             count = entry.last_offset - entry.base_offset + 1
             self._caller.traffic.converted(
                 ApiKey.FETCH,
                 self._request.version,
-                interest.key[0],
+                cached.key[0],
                 records=count,
                 size=len(stored),
             )
 
-    async def _readable(
-        self, interest: CachedPartition, partition: Partition, entries: list[Entry]
+    async def _convert(
+        self, cached: CachedPartition, partition: Partition, entries: list[Entry]
     ) -> Sequence[Buffer | KafkaError]:
         """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it. The last ones are
         missing if the request has had its share of conversions."""
@@ -267,23 +269,26 @@ class FetchReader:
         ):
             # The road of every consumer of today.
             return [entry.payload for entry in entries]
-        source = SourcePartition(partition.topic, interest.topic_id, partition.index)
-        wanted = entries
+        source = SourcePartition(partition.topic, cached.topic_id, partition.index)
+        convertible = entries
         if not partition.config.may_downconvert:
-            wanted = list(
+            convertible = list(
                 takewhile(lambda entry: not _needs_down_conversion(entry.payload, newest), entries)
             )
         caller = self._caller
-        if self._share is None:
-            self._share = ConversionBudget(caller.owner)
+        if self._budget is None:
+            self._budget = ConversionBudget(caller.owner)
         spent = partial(
-            caller.traffic.conversion_cpu_used, ApiKey.FETCH, self._request.version, interest.key[0]
+            caller.traffic.conversion_cpu_used, ApiKey.FETCH, self._request.version, cached.key[0]
         )
         readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(
-            source, wanted, newest, spent, self._share
+            source, convertible, newest, spent, self._budget
         )
-        if len(readable) == len(wanted) < len(entries):
-            readable = [*readable, *[_down_conversion_error(newest)] * (len(entries) - len(wanted))]
+        if len(readable) == len(convertible) < len(entries):
+            readable = [
+                *readable,
+                *[_down_conversion_error(newest)] * (len(entries) - len(convertible)),
+            ]
         return [_fix_lz4_checksum(payload) for payload in readable] if newest == 1 else readable
 
 

@@ -22,54 +22,58 @@ PartitionKey = tuple[str | bytes, int]
 class CachedPartition:
     """One partition that somebody fetches. `partition` is None while it is not open, or not there.
 
-    `told_high_watermark` and `told_start_offset` are what the session was last told: a difference alone makes it worth a row.
+    `sent_high_watermark` and `sent_start_offset` are what the session was last told: a difference alone makes it worth a row.
     """
 
     __slots__ = (
         "key",
-        "known_size",
+        "log_size",
+        "notify",
         "partition",
-        "told_high_watermark",
-        "told_start_offset",
+        "requested",
+        "sent_high_watermark",
+        "sent_start_offset",
         "topic_id",
-        "wake",
-        "wanted",
     )
 
     def __init__(
-        self, key: PartitionKey, wanted: FetchPartition, wake: Callable[[CachedPartition], None]
+        self,
+        key: PartitionKey,
+        requested: FetchPartition,
+        notify: Callable[[CachedPartition], None],
     ) -> None:
         self.key = key
-        self.wanted = wanted
-        self.wake = wake
+        self.requested = requested
+        self.notify = notify
         self.partition: Partition | None = None
         self.topic_id = b""
-        self.told_high_watermark = -1
-        self.told_start_offset = -1
-        self.known_size = 0
+        self.sent_high_watermark = -1
+        self.sent_start_offset = -1
+        self.log_size = 0
 
-    def lead(self, partition: Partition, topic_id: bytes) -> None:
+    def attach(self, partition: Partition, topic_id: bytes) -> None:
         """The partition is open: follow it."""
         if self.partition is not partition:
-            self.release()
+            self.detach()
             self.partition = partition
             self.topic_id = topic_id
             partition.log.watch(self.changed)
 
-    def release(self) -> None:
+    def detach(self) -> None:
         """Follow it no more."""
         if self.partition is not None:
             self.partition.log.unwatch(self.changed)
             self.partition = None
 
     def changed(self) -> None:
-        self.wake(self)
+        self.notify(self)
 
     @property
-    def is_behind(self) -> bool:
+    def has_unread_records(self) -> bool:
         """There are records that it has not fetched."""
         return (
-            self.partition is not None and self.wanted.fetch_offset < self.partition.log.end_offset
+            self.partition is not None
+            and self.requested.fetch_offset < self.partition.log.end_offset
         )
 
 
@@ -79,44 +83,44 @@ class FetchSession:
     def __init__(self, session_id: int = NO_SESSION) -> None:
         self.session_id = session_id
         self.epoch = INITIAL_EPOCH
-        self.interests: dict[PartitionKey, CachedPartition] = {}
+        self.partitions: dict[PartitionKey, CachedPartition] = {}
         self.pending: OrderedDict[CachedPartition, None] = OrderedDict()
         #: Called whenever something becomes pending; set by the request that waits.
         self.on_change: Callable[[], None] | None = None
         self.is_in_use = False
         self.is_closed = False
-        self.names_by_id = False
+        self.uses_topic_ids = False
         self.last_used = 0
-        #: How many of its partitions count in `FetchSessions.partitions`.
-        self.counted = 0
+        #: How many of its partitions count in `FetchSessions.partition_count`.
+        self.counted_partitions = 0
 
-    def follow(self, key: PartitionKey, wanted: FetchPartition) -> CachedPartition:
+    def update(self, key: PartitionKey, requested: FetchPartition) -> CachedPartition:
         """Add a partition, or change where its consumer stands."""
-        interest = self.interests.get(key)
-        if interest is None:
-            interest = self.interests[key] = CachedPartition(key, wanted, self._woken)
-        interest.wanted = wanted
-        self.pending[interest] = None
-        return interest
+        cached = self.partitions.get(key)
+        if cached is None:
+            cached = self.partitions[key] = CachedPartition(key, requested, self._partition_changed)
+        cached.requested = requested
+        self.pending[cached] = None
+        return cached
 
     def forget(self, key: PartitionKey) -> None:
-        interest = self.interests.pop(key, None)
-        if interest is not None:
-            interest.release()
-            self.pending.pop(interest, None)
+        cached = self.partitions.pop(key, None)
+        if cached is not None:
+            cached.detach()
+            self.pending.pop(cached, None)
 
     def close(self) -> None:
         """Let go of every log: now, or at the end of the request that uses the round, which closes it once more."""
         self.is_closed = True
         if self.is_in_use:
             return
-        for interest in self.interests.values():
-            interest.release()
-        self.interests.clear()
+        for cached in self.partitions.values():
+            cached.detach()
+        self.partitions.clear()
         self.pending.clear()
 
-    def _woken(self, interest: CachedPartition) -> None:
-        self.pending[interest] = None
+    def _partition_changed(self, cached: CachedPartition) -> None:
+        self.pending[cached] = None
         if self.on_change is not None:
             self.on_change()
 
@@ -125,7 +129,7 @@ class FetchSessions:
     """The sessions that are kept, at most `slots`; the one unused longest makes room, if unused for `min_idle_ms`.
 
     `new_id` gives a positive int32; `max_partitions` bounds one session, for it is a client that names them: whoever fetches more does
-    without a session. `max_partitions_in_all` bounds all of them together, some 400 bytes each; `expire` removes
+    without a session. `max_total_partitions` bounds all of them together, some 400 bytes each; `expire` removes
     those that are unused for `max_idle_ms`.
     """
 
@@ -137,12 +141,12 @@ class FetchSessions:
         min_idle_ms: int = 120_000,
         max_idle_ms: int = 600_000,
         max_partitions: int = 10_000,
-        max_partitions_in_all: int = 200_000,
+        max_total_partitions: int = 200_000,
     ) -> None:
         self.max_partitions = max_partitions
-        self._max_partitions_in_all = max_partitions_in_all
+        self._max_total_partitions = max_total_partitions
         self._max_idle_ms = max_idle_ms
-        self.partitions = 0
+        self.partition_count = 0
         self._slots = slots
         self._new_id = new_id
         self._min_idle_ms = min_idle_ms
@@ -177,19 +181,19 @@ class FetchSessions:
     def remove(self, session_id: int) -> None:
         found = self._sessions.pop(session_id, None)
         if found is not None:
-            self.partitions -= found.counted
-            found.counted = 0
+            self.partition_count -= found.counted_partitions
+            found.counted_partitions = 0
             found.close()
 
     def has_room(self, session: FetchSession, now: int) -> bool:
         """Count the partitions of `session`, which have changed. False if they are too many, for one session or for all together: it is not kept."""
-        size = len(session.interests)
-        self.partitions += size - session.counted
-        session.counted = size
+        size = len(session.partitions)
+        self.partition_count += size - session.counted_partitions
+        session.counted_partitions = size
         if size <= self.max_partitions:
-            while self.partitions > self._max_partitions_in_all and self._evict(now):
+            while self.partition_count > self._max_total_partitions and self._evict(now):
                 pass
-            if self.partitions <= self._max_partitions_in_all:
+            if self.partition_count <= self._max_total_partitions:
                 return True
         self.remove(session.session_id)
         return False

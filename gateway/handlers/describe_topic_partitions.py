@@ -113,7 +113,7 @@ def _row(live: TopicState, name: str, first: int, last: int, caller: Caller) -> 
                 error_code=0,
                 partition_index=index,
                 leader_id=leader,
-                leader_epoch=caller.broker.topics.leading.epoch_of(live, index),
+                leader_epoch=caller.broker.topics.opener.leader_epoch(live, index),
                 replica_nodes=[leader],
                 isr_nodes=[leader],
                 eligible_leader_replicas=[],

@@ -48,15 +48,15 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
         reader = FetchReader(caller, request, magic, turns)
         reading = await reader.read(list(current.pending))
         if (
-            current.interests
-            and not _is_enough(reading, request)
+            current.partitions
+            and not _is_sufficient(reading, request)
             and not caller.long_poll.is_unwanted
         ):
             await _wait(current, reading, request, caller)
             again = await reader.read(list(current.pending))
             # Those that have nothing new were not read again, but a full reply must name them all the same.
             reading.rows.update(again.rows)
-            reading.has_unknown = reading.has_unknown or again.has_unknown
+            reading.has_unknown_topics = reading.has_unknown_topics or again.has_unknown_topics
         _forget_unknown(current, reading, request, caller)
         reply = await _reply(
             current, reading, turns, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH)
@@ -94,10 +94,10 @@ def _begin(request: FetchRequest, caller: Caller) -> FetchSession:
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if found.is_in_use or found.epoch != request.session_epoch:
             raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
-        if found.names_by_id != (request.version >= 13):
+        if found.uses_topic_ids != (request.version >= 13):
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         current = found
-    current.names_by_id = request.version >= 13
+    current.uses_topic_ids = request.version >= 13
     current.epoch = next_epoch(current.epoch)
     current.is_in_use = True
     return current
@@ -113,7 +113,7 @@ async def _follow(
             current.forget((topic, index))
     for wanted_topic in request.topics:
         for wanted in wanted_topic.partitions:
-            current.follow((wanted_topic.topic, wanted.index), wanted)
+            current.update((wanted_topic.topic, wanted.index), wanted)
             if turns.count():
                 await turns.pause()
     if current.session_id != NO_SESSION and not sessions.has_room(current, caller.broker.now()):
@@ -127,15 +127,19 @@ def _forget_unknown(
     current: FetchSession, reading: FetchPass, request: FetchRequest, caller: Caller
 ) -> None:
     """A session keeps no partitions that never existed, or a client could make them up. Their consumer does without a session until they exist."""
-    if current.session_id == NO_SESSION or not reading.has_unknown:
+    if current.session_id == NO_SESSION or not reading.has_unknown_topics:
         return
     caller.broker.fetch_sessions.remove(current.session_id)
     if request.session_epoch == INITIAL_EPOCH:
         current.session_id = NO_SESSION
 
 
-def _is_enough(reading: FetchPass, request: FetchRequest) -> bool:
-    return reading.size >= reading.enough or reading.is_urgent or request.max_wait_ms <= 0
+def _is_sufficient(reading: FetchPass, request: FetchRequest) -> bool:
+    return (
+        reading.size >= reading.sufficient_bytes
+        or reading.must_reply_now
+        or request.max_wait_ms <= 0
+    )
 
 
 async def _wait(
@@ -143,16 +147,16 @@ async def _wait(
 ) -> None:
     """Until enough bytes are there, something failed or moved that the consumer should know of at once, another request is behind this one,
     or its time is up."""
-    for interest in reading.rows:
-        if not interest.is_behind:
-            current.pending.pop(interest, None)
+    for cached in reading.rows:
+        if not cached.has_unread_records:
+            current.pending.pop(cached, None)
     wake, long_poll = Wake(caller.broker.clock), caller.long_poll
 
     def look() -> None:
-        if _has_enough(current, reading):
+        if _has_sufficient_bytes(current, reading):
             wake.fire()
 
-    if _has_enough(current, reading):
+    if _has_sufficient_bytes(current, reading):
         # It came while the other partitions were read.
         return
     current.on_change = look
@@ -167,22 +171,22 @@ async def _wait(
         long_poll.on_request = None
 
 
-def _has_enough(current: FetchSession, reading: FetchPass) -> bool:
+def _has_sufficient_bytes(current: FetchSession, reading: FetchPass) -> bool:
     """Whether the bytes read, with those that have come since, are enough, or there is something that cannot wait."""
     size = reading.size
-    for interest in current.pending:
-        partition = interest.partition
+    for cached in current.pending:
+        partition = cached.partition
         if (
             partition is None
-            or partition.log.start_offset > interest.wanted.fetch_offset
+            or partition.log.start_offset > cached.requested.fetch_offset
             or partition.is_closed
         ):
             return True
-        if interest.is_behind:
-            grown = partition.log.size - interest.known_size
+        if cached.has_unread_records:
+            grown = partition.log.size - cached.log_size
             # A log that has shrunk does not tell how much of it is new.
-            size += grown if grown >= 0 else reading.enough
-    return size >= reading.enough
+            size += grown if grown >= 0 else reading.sufficient_bytes
+    return size >= reading.sufficient_bytes
 
 
 async def _reply(
@@ -190,29 +194,29 @@ async def _reply(
 ) -> FetchResponse:
     """All rows, or in a session that goes on only those that say something new."""
     topics: dict[str | bytes, list[PartitionFetched]] = {}
-    for interest, row in reading.rows.items():
+    for cached, row in reading.rows.items():
         if turns.count():
             await turns.pause()
-        if is_full or _is_news(interest, row):
-            topics.setdefault(interest.key[0], []).append(row)
-        interest.told_high_watermark = row.high_watermark
-        interest.told_start_offset = row.log_start_offset
+        if is_full or _has_changed(cached, row):
+            topics.setdefault(cached.key[0], []).append(row)
+        cached.sent_high_watermark = row.high_watermark
+        cached.sent_start_offset = row.log_start_offset
         if current.session_id == NO_SESSION:
             continue
         if row.records or row.error_code:
             # Those that were served go to the back of the queue, so that one busy partition does not starve the others.
-            current.pending[interest] = None
-            current.pending.move_to_end(interest)
-        elif not interest.is_behind:
-            current.pending.pop(interest, None)
+            current.pending[cached] = None
+            current.pending.move_to_end(cached)
+        elif not cached.has_unread_records:
+            current.pending.pop(cached, None)
     return FetchResponse(list(topics.items()), session_id=current.session_id)
 
 
-def _is_news(interest: CachedPartition, row: PartitionFetched) -> bool:
+def _has_changed(cached: CachedPartition, row: PartitionFetched) -> bool:
     return bool(
         row.records
         or row.error_code
         or row.diverging
-        or row.high_watermark != interest.told_high_watermark
-        or row.log_start_offset != interest.told_start_offset
+        or row.high_watermark != cached.sent_high_watermark
+        or row.log_start_offset != cached.sent_start_offset
     )

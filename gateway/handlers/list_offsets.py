@@ -57,7 +57,7 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
     )
     turns = Turns(caller.broker.clock)
     for name, index in counts:
-        caller.broker.topics.open_soon(name, index)
+        caller.broker.topics.prefetch(name, index)
         await turns.take(OPENING_ROWS)
     topics = []
     for topic in request.topics:
@@ -85,7 +85,7 @@ async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
             asked.timestamp, caller.api_version + 1
         ):
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"no offset is named {asked.timestamp}")
-        if caller.broker.topics.has_internal(topic, asked.partition_index):
+        if caller.broker.topics.has_internal_partition(topic, asked.partition_index):
             offset = 0 if asked.timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL) else -1
             return _Partition(
                 partition_index=asked.partition_index,
@@ -134,7 +134,7 @@ async def find(partition: Partition, timestamp: int, caller: Caller) -> tuple[in
             caller,
         )
     except StorageError as failure:
-        raise partition.failed(failure) from failure
+        raise partition.handle_storage_error(failure) from failure
 
 
 async def _first_record(
@@ -183,7 +183,7 @@ async def _look_into(
         source = SourcePartition(
             partition.topic, broker.topics.require(partition.topic).topic.topic_id, partition.index
         )
-        broker.converter.tell(source, entry, failure)
+        broker.converter.log_unreadable(source, entry, failure)
         return max(entry.base_offset, start), entry.max_timestamp
 
 

@@ -63,7 +63,7 @@ async def describe(
         request.include_topic_authorized_operations,
     )
     key = (caller.api_version, wanted, flags, tuple(nodes))
-    version = topics.version + topics.leading.version
+    version = topics.version + topics.opener.version
     kept = broker.metadata_replies.get(key, version)
     if kept is not None:
         return Encoded([kept])
@@ -71,7 +71,7 @@ async def describe(
     failures = (
         await _create_missing(wanted, caller, turns) if may_create and wanted is not None else {}
     )
-    version = topics.version + topics.leading.version
+    version = topics.version + topics.opener.version
     rows = []
     for one in list(topics.listed()) if wanted is None else wanted:
         found = (
@@ -107,7 +107,7 @@ async def describe(
         if isinstance(made, Encoded)
         else messages.encode(reply, caller.api_version)
     )
-    if version == topics.version + topics.leading.version:
+    if version == topics.version + topics.opener.version:
         broker.metadata_replies.keep(key, version, body)
     return Encoded([body])
 
@@ -128,7 +128,7 @@ async def _create_missing(
     missing = []
     for name, topic_id in wanted:
         if name is not None and name in INTERNAL_TOPICS and topic_id == _NO_ID:
-            topics.use_internal(name)
+            topics.add_internal(name)
         elif name is not None and _may_be_made(name, topic_id, caller):
             missing.append(name)
         await turns.take()
@@ -165,7 +165,7 @@ def _find(
         if topic_id != _NO_ID and by_id:
             # The id is what counts, and a client must not take another topic of that name for its own.
             name = None
-            live = topics.internal(topic_id) or topics.require(topic_id)
+            live = topics.find_internal(topic_id) or topics.require(topic_id)
             return live, live.name
         if name is None or topic_id != _NO_ID:
             raise KafkaError(ErrorCode.INVALID_REQUEST)
@@ -207,7 +207,7 @@ async def _describe(live: TopicState, name: str, request: Any, caller: Caller, t
                 error_code=0,
                 partition_index=index,
                 leader_id=leader,
-                leader_epoch=caller.broker.topics.leading.epoch_of(live, index),
+                leader_epoch=caller.broker.topics.opener.leader_epoch(live, index),
                 replica_nodes=[leader],
                 isr_nodes=[leader],
                 offline_replicas=[],

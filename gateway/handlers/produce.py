@@ -140,7 +140,7 @@ async def _prepare(
 ) -> Ready:
     """Everything that can be known before the append: the partition is there and the records may be stored. `named` as in `_open`."""
     try:
-        partition = caller.broker.topics.opened(topic, sent.index) or await _open(
+        partition = caller.broker.topics.get_open_partition(topic, sent.index) or await _open(
             topic, sent.index, caller, named
         )
         if partition.topic in RESERVED_TOPICS:
@@ -156,7 +156,7 @@ async def _prepare(
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served")
             _check_size(len(sent.records), partition)
             if batch.has_producer and partition.recovery is not None:
-                await caller.broker.topics.leading.recovered(partition)
+                await caller.broker.topics.opener.wait_for_recovery(partition)
             if partition.config.compacts:
                 await _check_keys(sent.records, batch, partition, caller, max_record_errors)
             return partition, sent.records, batch, topic if isinstance(topic, str) else ""
@@ -184,11 +184,11 @@ async def _open(
 ) -> Partition:
     """A partition that is not open. With it the next of all `named` in the request begin to open, so that they do not wait for each other."""
     topics = caller.broker.topics
-    internal = topics.internal(topic)
+    internal = topics.find_internal(topic)
     if internal is not None:
         raise _kept(internal.name)
     for other in islice(named, OPEN_AT_ONCE):
-        topics.open_soon(*other)
+        topics.prefetch(*other)
     return await topics.partition(topic, index)
 
 

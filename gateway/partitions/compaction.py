@@ -98,15 +98,15 @@ class IdlePartition:
 
 
 async def plan(
-    log: PartitionLog, config: CompactionConfig, progress: CleanerCheckpoint, now: int
+    log: PartitionLog, config: CompactionConfig, checkpoint: CleanerCheckpoint, now: int
 ) -> tuple[CleanableRange | None, int]:
     """How far a pass may go, None where none is worth it yet; and the time (ms) until which that stays so if the log does not change.
 
     The bytes that it is decided by are counted, or estimated from the offsets.
     """
     end = log.end_offset
-    start = max(progress.end, log.start_offset)
-    clean = progress.clean_bytes_from(log.start_offset)
+    start = max(checkpoint.end, log.start_offset)
+    clean = checkpoint.clean_bytes_from(log.start_offset)
     dirty = max(0, log.size - clean)
     if start >= end or not dirty:
         return None, _NEVER
@@ -152,31 +152,31 @@ async def _overdue_at(log: PartitionLog, start: int, config: CompactionConfig) -
 
 
 class LogCleaner:
-    """The compacted topics of one broker. `round` checks each partition once; `stop` ends it at the next piece.
+    """The compacted topics of one broker. `run_once` checks each partition once; `stop` ends it at the next piece.
 
     A partition that was found idle costs no I/O until it changes. Space is reclaimed at the interval of retention, since that asks the store.
     """
 
     def __init__(
-        self, broker: Broker, *, max_keys: int = MAX_KEYS, piece_bytes: int = CHUNK_BYTES
+        self, broker: Broker, *, max_keys: int = MAX_KEYS, chunk_bytes: int = CHUNK_BYTES
     ) -> None:
         self._broker = broker
         self._max_keys = max_keys
-        self._piece_bytes = piece_bytes
+        self._chunk_bytes = chunk_bytes
         self._table: StateTable | None = None
-        self._progress: dict[bytes, CleanerCheckpoint] = {}
+        self._checkpoints: dict[bytes, CleanerCheckpoint] = {}
         self._idle: dict[bytes, IdlePartition] = {}
-        self._left: set[bytes] = set()
-        self._reclaims_at = 0
+        self._skipped_topics: set[bytes] = set()
+        self._reclaim_at = 0
         self._is_stopped = False
 
     def stop(self) -> None:
         self._is_stopped = True
 
-    async def round(self) -> None:
+    async def run_once(self) -> None:
         """Compact what is worth it. Failures are logged; the next round tries again."""
         now = self._broker.now()
-        reclaims = now >= self._reclaims_at
+        reclaims = now >= self._reclaim_at
         try:
             table = await self._open()
             if reclaims:
@@ -185,23 +185,23 @@ class LogCleaner:
             _log.warning("compaction cannot remember where it was", reason=str(failure))
             return
         if reclaims:
-            self._reclaims_at = now + self._broker.settings.log_retention_check_interval_ms
+            self._reclaim_at = now + self._broker.settings.log_retention_check_interval_ms
         checked = 0
-        for live in list(self._broker.topics):
-            for index in range(live.topic.partitions):
+        for state in list(self._broker.topics):
+            for index in range(state.topic.partitions):
                 checked += 1
                 if checked % CHECKS_PER_TURN == 0:
                     await Wake(self._broker.clock).wait(0)
-                if self._is_over(live):
+                if self._should_stop(state):
                     break
-                await self._look_after(live, index, table, reclaims=reclaims)
+                await self._clean_if_due(state, index, table, reclaims=reclaims)
 
     async def _open(self) -> StateTable:
         if self._table is None:
             table = await self._broker.store.table("compaction")
             for key, row in await table.items():
                 try:
-                    self._progress[key] = _DECODER.decode(row)
+                    self._checkpoints[key] = _DECODER.decode(row)
                 except msgspec.MsgspecError:
                     # Nothing is lost by it: the next pass begins at the start of the log.
                     _log.warning("unreadable note of how far compaction came", key=key)
@@ -209,176 +209,182 @@ class LogCleaner:
         return self._table
 
     async def _forget_deleted(self, table: StateTable) -> None:
-        self._left = {topic_id for topic_id in self._left if self._broker.topics.get(topic_id)}
-        self._idle = {key: idle for key, idle in self._idle.items() if self._is_there(key)}
-        gone = [key for key in self._progress if not self._is_there(key)]
+        self._skipped_topics = {
+            topic_id for topic_id in self._skipped_topics if self._broker.topics.get(topic_id)
+        }
+        self._idle = {key: idle for key, idle in self._idle.items() if self._topic_exists(key)}
+        gone = [key for key in self._checkpoints if not self._topic_exists(key)]
         if gone:
             await table.put(dict.fromkeys(gone))
             for key in gone:
-                del self._progress[key]
+                del self._checkpoints[key]
 
-    def _is_there(self, key: bytes) -> bool:
+    def _topic_exists(self, key: bytes) -> bool:
         return self._broker.topics.get(key[:_TOPIC_ID_BYTES]) is not None
 
-    def _is_over(self, live: TopicState) -> bool:
+    def _should_stop(self, state: TopicState) -> bool:
         return (
             self._is_stopped
-            or not live.config.compacts
-            or self._broker.topics.get(live.name) is not live
+            or not state.config.compacts
+            or self._broker.topics.get(state.name) is not state
         )
 
-    async def _look_after(
-        self, live: TopicState, index: int, table: StateTable, *, reclaims: bool
+    async def _clean_if_due(
+        self, state: TopicState, index: int, table: StateTable, *, reclaims: bool
     ) -> None:
-        if index not in live.partitions and self._broker.store.retains_by_itself:
+        if index not in state.partitions and self._broker.store.retains_by_itself:
             # To open it would take it away from whoever leads it.
             return
         partition = None
         try:
-            partition = await self._broker.topics.partition(live.name, index)
+            partition = await self._broker.topics.partition(state.name, index)
             if not partition.log.can_replace:
-                self._tell_left(live)
+                self._warn_not_compacted(state)
                 return
             if reclaims:
-                await self._reclaim(live, partition)
-            while await self._pass(live, partition, table):
+                await self._reclaim(state, partition)
+            while await self._run_pass(state, partition, table):
                 # There were more keys than one pass holds.
                 pass
         except OffsetOutOfRange:
             _log.debug(
-                "records were deleted while they were compacted", topic=live.name, partition=index
+                "records were deleted while they were compacted", topic=state.name, partition=index
             )
         except (StorageError, KafkaError) as failure:
             if partition is not None and isinstance(failure, StorageError):
-                partition.failed(failure)
-            if not self._is_over(live):
+                partition.handle_storage_error(failure)
+            if not self._should_stop(state):
                 _log.warning(
-                    "compaction failed", topic=live.name, partition=index, reason=str(failure)
+                    "compaction failed", topic=state.name, partition=index, reason=str(failure)
                 )
 
-    async def _reclaim(self, live: TopicState, partition: Partition) -> None:
+    async def _reclaim(self, state: TopicState, partition: Partition) -> None:
         try:
             await partition.log.reclaim()
         except StorageFailed as failure:
             _log.warning(
                 "space is not freed yet",
-                topic=live.name,
+                topic=state.name,
                 partition=partition.index,
                 reason=str(failure),
             )
 
-    def _tell_left(self, live: TopicState) -> None:
+    def _warn_not_compacted(self, state: TopicState) -> None:
         """Once a topic."""
-        if live.topic.topic_id not in self._left:
-            self._left.add(live.topic.topic_id)
+        if state.topic.topic_id not in self._skipped_topics:
+            self._skipped_topics.add(state.topic.topic_id)
             _log.warning(
                 "this gateway does not compact the topic: its entry format is, or was, one that others share",
-                topic=live.name,
+                topic=state.name,
             )
 
-    async def _pass(self, live: TopicState, partition: Partition, table: StateTable) -> bool:
+    async def _run_pass(self, state: TopicState, partition: Partition, table: StateTable) -> bool:
         """One pass where it is worth it; whether another should follow at once. Raises StorageError."""
-        log, config, now = partition.log, live.config.compaction, self._broker.now()
-        key = live.topic.topic_id + partition.index.to_bytes(4, "big")
+        log, config, now = partition.log, state.config.compaction, self._broker.now()
+        key = state.topic.topic_id + partition.index.to_bytes(4, "big")
         idle = self._idle.pop(key, None)
         if idle is not None and now < idle.until and idle == _idle_state(log, config, idle.until):
             self._idle[key] = idle
             return False
-        progress = self._progress.get(key)
-        if progress is None or progress.end > log.end_offset:
+        checkpoint = self._checkpoints.get(key)
+        if checkpoint is None or checkpoint.end > log.end_offset:
             # The log may have lost its end, as when only it was restored from a backup.
-            progress = CleanerCheckpoint(log.start_offset)
-        looked_at = _idle_state(log, config, now)
-        reach, until = await plan(log, config, progress, now)
-        if reach is None:
-            self._idle[key] = replace(looked_at, until=until)
+            checkpoint = CleanerCheckpoint(log.start_offset)
+        before_pass = _idle_state(log, config, now)
+        cleanable, until = await plan(log, config, checkpoint, now)
+        if cleanable is None:
+            self._idle[key] = replace(before_pass, until=until)
             return False
         size, start_offset = log.size, log.start_offset
-        found = await self._read_keys(live, log, reach)
-        if found.end == reach.start and not self._is_over(live):
+        offset_map = await self._read_keys(state, log, cleanable)
+        if offset_map.end == cleanable.start and not self._should_stop(state):
             # The estimate was wrong: all that is left is the last entry, or too new.
             self._idle[key] = replace(
-                looked_at, until=now + self._broker.settings.log_retention_check_interval_ms
+                before_pass, until=now + self._broker.settings.log_retention_check_interval_ms
             )
         clean_bytes = (
             None
-            if found.end == reach.start
-            else await self._clean(live, partition, found, progress.horizons)
+            if offset_map.end == cleanable.start
+            else await self._rewrite_log(state, partition, offset_map, checkpoint.horizons)
         )
         if clean_bytes is None:
             return False
-        horizons = progress.horizons
-        if found.unreadable:
+        horizons = checkpoint.horizons
+        if offset_map.unreadable:
             # A value that a tombstone deletes may be among them: no tombstone of this pass may go.
-            _warn_unreadable(partition, found)
+            _warn_unreadable(partition, offset_map)
         else:
             horizons = add_delete_horizon(
-                horizons, found.end, self._broker.now(), config.delete_retention_ms
+                horizons, offset_map.end, self._broker.now(), config.delete_retention_ms
             )
-        done = CleanerCheckpoint(found.end, clean_bytes, start_offset, horizons)
+        done = CleanerCheckpoint(offset_map.end, clean_bytes, start_offset, horizons)
         await table.put({key: _ENCODER.encode(done)})
-        self._progress[key] = done
+        self._checkpoints[key] = done
         _log.debug(
             "compacted",
-            topic=live.name,
+            topic=state.name,
             partition=partition.index,
-            up_to=found.end,
-            keys=len(found),
+            up_to=offset_map.end,
+            keys=len(offset_map),
             before=size,
             after=log.size,
         )
-        return found.is_full
+        return offset_map.is_full
 
     async def _read_keys(
-        self, live: TopicState, log: PartitionLog, reach: CleanableRange
+        self, state: TopicState, log: PartitionLog, cleanable: CleanableRange
     ) -> OffsetMap:
         """The keys of what the pass may reach, or of as much of it as there is room for."""
-        found = OffsetMap(reach.start, self._max_keys, self._broker.settings.max_decompressed_bytes)
+        offset_map = OffsetMap(
+            cleanable.start, self._max_keys, self._broker.settings.max_decompressed_bytes
+        )
         bytes_before = 0
-        while not found.is_full and not self._is_over(live):
+        while not offset_map.is_full and not self._should_stop(state):
             admitted: list[Entry] = []
-            entries = await log.read(found.end, self._piece_bytes)
+            entries = await log.read(offset_map.end, self._chunk_bytes)
             for entry in entries:
-                if not reach.admits(entry, bytes_before):
+                if not cleanable.admits(entry, bytes_before):
                     break
                 bytes_before += len(entry.payload)
                 admitted.append(entry)
             if admitted:
-                await self._broker.run(found.add, admitted)
+                await self._broker.run(offset_map.add, admitted)
             if len(admitted) < len(entries) or not entries:
                 break
-        return found
+        return offset_map
 
-    async def _clean(
+    async def _rewrite_log(
         self,
-        live: TopicState,
+        state: TopicState,
         partition: Partition,
-        found: OffsetMap,
+        offset_map: OffsetMap,
         horizons: Sequence[DeleteHorizon],
     ) -> int | None:
-        """Rewrite the log up to the end of `found`; the bytes that are left there, None where it was broken off."""
+        """Rewrite the log up to the end of `offset_map`; the bytes that are left there, None where it was broken off."""
         log = partition.log
         cleaning = Cleaner(
-            found, horizons, self._broker.now(), self._broker.settings.max_decompressed_bytes
+            offset_map, horizons, self._broker.now(), self._broker.settings.max_decompressed_bytes
         )
         offset, left = log.start_offset, 0
-        while offset < found.end:
+        while offset < offset_map.end:
             entries = [
                 entry
-                for entry in await log.read(offset, self._piece_bytes)
-                if entry.base_offset < found.end
+                for entry in await log.read(offset, self._chunk_bytes)
+                if entry.base_offset < offset_map.end
             ]
             if not entries:
                 break
-            rewritten = await self._broker.run(cleaning.rewrite, entries, _last_batches(partition))
-            if self._is_over(live):
+            rewritten = await self._broker.run(
+                cleaning.rewrite, entries, _last_durable_offsets(partition)
+            )
+            if self._should_stop(state):
                 return None
             await _replace(log, entries, rewritten)
             # One that the pass ended in the middle of is where the next begins.
             left += sum(
                 len(entry.payload)
                 for entry in rewritten
-                if entry is not None and entry.last_offset < found.end
+                if entry is not None and entry.last_offset < offset_map.end
             )
             offset = entries[-1].last_offset + 1
         return left
@@ -403,9 +409,9 @@ async def _replace(
         await log.replace(entries[first].base_offset, entries[last].last_offset, left)
 
 
-def _warn_unreadable(partition: Partition, found: OffsetMap) -> None:
-    offset, reason = next(iter(found.unreadable.items()))
-    count = len(found.unreadable)
+def _warn_unreadable(partition: Partition, offset_map: OffsetMap) -> None:
+    offset, reason = next(iter(offset_map.unreadable.items()))
+    count = len(offset_map.unreadable)
     message = "some records cannot be read and were not compacted"
     _log.warning(
         message,
@@ -417,11 +423,11 @@ def _warn_unreadable(partition: Partition, found: OffsetMap) -> None:
     )
 
 
-def _last_batches(partition: Partition) -> set[int]:
+def _last_durable_offsets(partition: Partition) -> set[int]:
     """The last offset of each producer's last batch that is durable: those in flight may fail yet."""
     end = partition.log.end_offset
     return {
-        max((sent.last_offset for sent in producer.sent if sent.last_offset < end), default=-1)
+        max((sent.last_offset for sent in producer.batches if sent.last_offset < end), default=-1)
         for _, producer in partition.producers
     }
 

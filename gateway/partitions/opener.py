@@ -40,93 +40,95 @@ class PartitionOpener:
         self._snapshots = snapshots
         self._clock = clock
         self._start = start
-        self._longest_wait = settings.partition_open_timeout_ms / 1000
-        self._longest_pause = settings.partition_open_backoff_max_ms / 1000
+        self._open_timeout = settings.partition_open_timeout_ms / 1000
+        self._max_backoff = settings.partition_open_backoff_max_ms / 1000
         # A medium that goes on without this process may have had other leaders, of whose epochs nobody knows before a partition is opened.
         self._unknown_epoch = -1 if store.retains_by_itself else 0
         #: Goes up whenever a partition's leader epoch is another than clients may have been told, for caches.
         self.version = 0
 
-    async def partition(self, live: TopicState, index: int) -> Partition:
+    async def partition(self, state: TopicState, index: int) -> Partition:
         """A partition that is there but not open, once it is. Raises KafkaError."""
-        opening = live.opening.get(index) or self._begin(live, index)
+        opening = state.opening.get(index) or self._start_opening(state, index)
         try:
-            return await opening.result.within(self._clock, opening.until - self._clock.seconds())
+            return await opening.result.within(
+                self._clock, opening.deadline - self._clock.seconds()
+            )
         except TimeoutError:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition is still being opened"
             ) from None
 
-    def open_soon(self, live: TopicState, index: int) -> None:
+    def prefetch(self, state: TopicState, index: int) -> None:
         """Begin to open a partition; whoever asks for it hears what came of it."""
         if (
-            index in live.partitions
-            or index in live.opening
-            or not 0 <= index < live.topic.partitions
+            index in state.partitions
+            or index in state.opening
+            or not 0 <= index < state.topic.partitions
         ):
             return
-        troubles = live.troubles.get(index)
-        if troubles is None or self._clock.seconds() >= troubles.until:
-            self._begin(live, index)
+        backoffs = state.backoffs.get(index)
+        if backoffs is None or self._clock.seconds() >= backoffs.deadline:
+            self._start_opening(state, index)
 
-    def epoch_of(self, live: TopicState, index: int) -> int:
+    def leader_epoch(self, state: TopicState, index: int) -> int:
         """The epoch of a partition's leader as far as it is known."""
-        return live.epochs.get(index, self._unknown_epoch)
+        return state.epochs.get(index, self._unknown_epoch)
 
-    def _begin(self, live: TopicState, index: int) -> Opening:
+    def _start_opening(self, state: TopicState, index: int) -> Opening:
         now = self._clock.seconds()
-        troubles = live.troubles.get(index)
-        if troubles is not None and now < troubles.until:
-            raise KafkaError(troubles.reason.code, troubles.reason.message)
-        opening = live.opening[index] = Opening(now + self._longest_wait)
-        self._start(self._open(live, index, opening))
+        backoffs = state.backoffs.get(index)
+        if backoffs is not None and now < backoffs.deadline:
+            raise KafkaError(backoffs.reason.code, backoffs.reason.message)
+        opening = state.opening[index] = Opening(now + self._open_timeout)
+        self._start(self._open(state, index, opening))
         return opening
 
-    async def _open(self, live: TopicState, index: int, opening: Opening) -> None:
+    async def _open(self, state: TopicState, index: int, opening: Opening) -> None:
         try:
-            partition = await self._opened(live, index)
+            partition = await self._load(state, index)
         except StorageError as failure:
-            del live.opening[index]
+            del state.opening[index]
             error = storage_error(failure)
             if not isinstance(failure, UnknownTopic):
                 _log.warning(
                     "partition could not be opened",
-                    topic=live.name,
+                    topic=state.name,
                     partition=index,
                     reason=str(failure),
                 )
-                self._note_trouble(live, index, error)
+                self._back_off(state, index, error)
             opening.result.fail(error)
             return
         except Exception as failure:
             # A bug. Clients come again and again, and each time the log has a traceback: it is tried no more often than what is known to fail.
-            del live.opening[index]
-            self._note_trouble(
-                live,
+            del state.opening[index]
+            self._back_off(
+                state,
                 index,
                 KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the partition cannot be opened"),
             )
             opening.result.fail(failure)
             raise
-        self._snapshots.let_go(live.topic.topic_id, index)
-        live.partitions[index] = partition
-        live.opened_at[index] = self._clock.seconds()
+        self._snapshots.release_row(state.topic.topic_id, index)
+        state.partitions[index] = partition
+        state.opened_at[index] = self._clock.seconds()
         epoch = partition.log.leader_epoch
-        if epoch != self.epoch_of(live, index):
+        if epoch != self.leader_epoch(state, index):
             self.version += 1
-        live.epochs[index] = epoch
-        del live.opening[index]
+        state.epochs[index] = epoch
+        del state.opening[index]
         if partition.recovery is not None:
-            self._start(self._recover(live, partition, partition.recovery))
+            self._start(self._recover(state, partition, partition.recovery))
         opening.result.succeed(partition)
 
-    async def recovered(self, partition: Partition) -> None:
+    async def wait_for_recovery(self, partition: Partition) -> None:
         """Returns when the partition knows its idempotent producers. Raises KafkaError."""
         recovery = partition.recovery
         if recovery is None:
             return
         try:
-            await recovery.ended.within(self._clock, recovery.until - self._clock.seconds())
+            await recovery.finished.within(self._clock, recovery.deadline - self._clock.seconds())
         except TimeoutError:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -134,83 +136,81 @@ class PartitionOpener:
             ) from None
 
     async def _recover(
-        self, live: TopicState, partition: Partition, recovery: ProducerRecovery
+        self, state: TopicState, partition: Partition, recovery: ProducerRecovery
     ) -> None:
         """Reads and what asks for no sequence are served meanwhile."""
         try:
-            await self._snapshots.replay(live.topic.topic_id, partition, recovery)
+            await self._snapshots.replay(state.topic.topic_id, partition, recovery)
         except StorageError as failure:
             error = storage_error(failure)
-            if not live.is_gone:
+            if not state.is_deleted:
                 _log.warning(
                     "idempotent producers not recovered",
-                    topic=live.name,
+                    topic=state.name,
                     partition=partition.index,
                     reason=str(failure),
                 )
             # Opened again it goes on from there.
-            self._give_up(live, partition, error)
-            recovery.ended.fail(error)
+            self._discard(state, partition, error)
+            recovery.finished.fail(error)
         except Exception as failure:
-            self._give_up(
-                live,
+            self._discard(
+                state,
                 partition,
                 KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the partition cannot be opened"),
             )
-            recovery.ended.fail(failure)
+            recovery.finished.fail(failure)
             raise
         else:
             partition.recovery = None
-            recovery.ended.succeed(None)
+            recovery.finished.succeed(None)
 
-    async def _opened(self, live: TopicState, index: int) -> Partition:
-        log = await self._store.log(live.name, index)
-        if live.is_gone:
+    async def _load(self, state: TopicState, index: int) -> Partition:
+        log = await self._store.log(state.name, index)
+        if state.is_deleted:
             # Deleted meanwhile; the log may even be that of a new topic of the same name.
-            raise UnknownTopic(live.name)
-        producers, offset = self._snapshots.load(live.topic, index, log)
+            raise UnknownTopic(state.name)
+        producers, offset = self._snapshots.load(state.topic, index, log)
         partition = Partition(
-            live.name, index, log, live.config, producers, partial(self._give_up, live)
+            state.name, index, log, state.config, producers, partial(self._discard, state)
         )
         if offset < log.end_offset:
             partition.recovery = ProducerRecovery(
-                offset, self._clock.seconds() + self._longest_wait
+                offset, self._clock.seconds() + self._open_timeout
             )
         return partition
 
-    def _give_up(
-        self, live: TopicState, partition: Partition, reason: KafkaError | None = None
+    def _discard(
+        self, state: TopicState, partition: Partition, reason: KafkaError | None = None
     ) -> None:
         """Its log is finished, or its producers cannot be recovered: the next who asks for the partition has it opened anew."""
         index = partition.index
-        if live.is_leaving or live.partitions.get(index) is not partition:
+        if state.is_deleting or state.partitions.get(index) is not partition:
             return
-        del live.partitions[index]
-        if live.is_gone:
+        del state.partitions[index]
+        if state.is_deleted:
             return
         # What was in flight may be stored or not: the log that is opened next says it.
         partition.producers.rewind(partition.log.end_offset)
-        self._snapshots.hold(live.topic.topic_id, partition)
-        if self._clock.seconds() - live.opened_at.pop(index) >= self._longest_pause:
-            live.troubles.pop(index, None)
+        self._snapshots.keep_row(state.topic.topic_id, partition)
+        if self._clock.seconds() - state.opened_at.pop(index) >= self._max_backoff:
+            state.backoffs.pop(index, None)
         _log.warning(
             "partition given up, to be opened anew",
-            topic=live.name,
+            topic=state.name,
             partition=index,
             epoch=partition.log.leader_epoch,
         )
         other_leader = KafkaError(
             ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none"
         )
-        self._note_trouble(live, index, reason or other_leader)
+        self._back_off(state, index, reason or other_leader)
 
-    def _note_trouble(self, live: TopicState, index: int, reason: KafkaError) -> None:
-        before = live.troubles.get(index)
+    def _back_off(self, state: TopicState, index: int, reason: KafkaError) -> None:
+        before = state.backoffs.get(index)
         count = 1 if before is None else before.count + 1
         # The exponent is bounded, too: a partition may fail for weeks.
         pause = (
-            0.0
-            if count == 1
-            else min(INITIAL_BACKOFF * 2 ** min(count - 2, 20), self._longest_pause)
+            0.0 if count == 1 else min(INITIAL_BACKOFF * 2 ** min(count - 2, 20), self._max_backoff)
         )
-        live.troubles[index] = OpenBackoff(count, self._clock.seconds() + pause, reason)
+        state.backoffs[index] = OpenBackoff(count, self._clock.seconds() + pause, reason)

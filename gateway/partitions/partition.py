@@ -74,25 +74,25 @@ class _InFlightBatch:
 class ProducerRecovery:
     """The replay of the log into the state of the idempotent producers.
 
-    `offset` is how far it has come. A request waits for its end until `until` at most, in seconds of the broker's clock.
+    `offset` is how far it has come. A request waits for its end deadline `until` at most, in seconds of the broker's clock.
     """
 
     offset: int
-    until: float
-    ended: Shared[None] = field(default_factory=Shared)
+    deadline: float
+    finished: Shared[None] = field(default_factory=Shared)
 
 
 class Partition:
     """One partition that this gateway leads. `config` is replaced whenever the topic's configs change.
 
-    `give_up` is called, again and again maybe, once its log is finished: whoever asks for the partition then gets another object.
+    `on_fenced` is called, again and again maybe, once its log is finished: whoever asks for the partition then gets another object.
     """
 
     __slots__ = (
-        "_give_up",
+        "_empty_ranges",
         "_in_flight",
-        "_invisible",
-        "_turns",
+        "_on_fenced",
+        "_queued_appends",
         "config",
         "index",
         "log",
@@ -109,14 +109,14 @@ class Partition:
         log: PartitionLog,
         config: TopicConfig,
         producers: ProducerStateManager,
-        give_up: FencedCallback | None = None,
+        on_fenced: FencedCallback | None = None,
     ) -> None:
         self.topic = topic
         self.index = index
         self.log = log
         self.config = config
         self.producers = producers
-        self._give_up = give_up
+        self._on_fenced = on_fenced
         #: While it lasts, and if it has failed, nothing of an idempotent producer may be appended.
         self.recovery: ProducerRecovery | None = None
         #: Bytes appended since the producers' state was last saved.
@@ -125,9 +125,9 @@ class Partition:
         # for the first try. A batch whose outcome is unknown stays: snapshots must not skip it.
         self._in_flight: dict[int, _InFlightBatch] = {}
         # The large set that is being packed anew, and what came after it: nothing may overtake it, for its offsets are within what is packed.
-        self._turns: deque[_QueuedAppend] = deque()
+        self._queued_appends: deque[_QueuedAppend] = deque()
         # By format, the last stretch of offsets found to hold nothing for its consumers: (first, the one after).
-        self._invisible: dict[int | None, tuple[int, int]] = {}
+        self._empty_ranges: dict[int | None, tuple[int, int]] = {}
 
     @property
     def is_closed(self) -> bool:
@@ -135,41 +135,41 @@ class Partition:
         try:
             self.log.read_resident(self.log.end_offset, 0)
         except (LogClosed, Fenced) as failure:
-            self.failed(failure)
+            self.handle_storage_error(failure)
             return True
         return False
 
-    def failed(self, failure: StorageError) -> KafkaError:
+    def handle_storage_error(self, failure: StorageError) -> KafkaError:
         """What a client is told of a failure of this partition's log; one that is finished is given up."""
-        if isinstance(failure, LogClosed | Fenced) and self._give_up is not None:
-            self._give_up(self)
+        if isinstance(failure, LogClosed | Fenced) and self._on_fenced is not None:
+            self._on_fenced(self)
         return storage_error(failure)
 
     def append_batch(
-        self, records: memoryview, batch: BatchHeader, now: int, called: str = ""
+        self, records: memoryview, batch: BatchHeader, now: int, topic_name: str = ""
     ) -> Coroutine[Any, Any, AppendResult]:
         """Queue a checked v2 batch; the coroutine ends when it is durable. Raises KafkaError at once, or later through the coroutine.
 
-        `called` is the name of the topic that its producer uses, where that is known.
+        `topic_name` is the name of the topic that its producer uses, where that is known.
         """
-        if self._turns:
-            return self._wait_for_turn(partial(self._queue_batch, records, batch, now, called))
-        return self._append_batch(records, batch, now, called)
+        if self._queued_appends:
+            return self._enqueue_append(partial(self._queue_batch, records, batch, now, topic_name))
+        return self._append_batch(records, batch, now, topic_name)
 
     async def _queue_batch(
-        self, records: memoryview, batch: BatchHeader, now: int, called: str
+        self, records: memoryview, batch: BatchHeader, now: int, topic_name: str
     ) -> Coroutine[Any, Any, AppendResult]:
-        return self._append_batch(records, batch, now, called)
+        return self._append_batch(records, batch, now, topic_name)
 
     def _append_batch(
-        self, records: memoryview, batch: BatchHeader, now: int, called: str
+        self, records: memoryview, batch: BatchHeader, now: int, topic_name: str
     ) -> Coroutine[Any, Any, AppendResult]:
         if batch.has_producer:
-            twin = self.producers.check(batch, called)
-            if twin is not None:
+            duplicate = self.producers.check(batch, topic_name)
+            if duplicate is not None:
                 # Looked up now: by the time the coroutine runs the first try may have failed, and be forgotten.
-                first = self._in_flight.get(twin.base_offset)
-                return _duplicate_result(twin, None if first is None else first.shared)
+                first = self._in_flight.get(duplicate.base_offset)
+                return _duplicate_result(duplicate, None if first is None else first.shared)
         base_offset, end_offset = self.log.next_offset, self.log.end_offset
         log_append_time = now if self.config.is_log_append_time else None
         stamp_batch(records, base_offset, self.log.leader_epoch, log_append_time)
@@ -184,8 +184,8 @@ class Partition:
         waiting = self.log.append((entry,))
         if not batch.has_producer:
             return self._finish(waiting, result, len(records))
-        self.producers.note(
-            batch, base_offset, result.log_append_time, self.log.end_offset, now, called
+        self.producers.append(
+            batch, base_offset, result.log_append_time, self.log.end_offset, now, topic_name
         )
         sequenced = self._in_flight[base_offset] = _InFlightBatch(batch, now, end_offset)
         finishing = self._finish(waiting, result, len(records), sequenced)
@@ -193,7 +193,7 @@ class Partition:
             return finishing
         # A batch that the log refuses at once must be forgotten before the next one is checked,
         # not only when the caller awaits this.
-        start(finishing, _ignore, _ignore)
+        start(finishing, _ignore_outcome, _ignore_outcome)
         return _result(sequenced.shared)
 
     def append_message_set(
@@ -210,8 +210,8 @@ class Partition:
             and checked.repack
             and sum(len(one.inner or b"") for one in checked.compressed) >= REPACK_IN_THREAD_BYTES
         )
-        if self._turns or is_large:
-            return self._wait_for_turn(
+        if self._queued_appends or is_large:
+            return self._enqueue_append(
                 partial(self._queue_set, records, checked, now, run if is_large else None)
             )
         base_offset, log_append_time = self.log.next_offset, self._append_time(checked, now)
@@ -242,26 +242,26 @@ class Partition:
                 return self._append_set(stamped, checked, base_offset, log_append_time, now)
             # An append that was in flight before it has failed meanwhile, and its offsets are free again.
 
-    def _wait_for_turn(
+    def _enqueue_append(
         self, queue: Callable[[], Awaitable[Coroutine[Any, Any, AppendResult]]]
     ) -> Coroutine[Any, Any, AppendResult]:
         turn = _QueuedAppend(queue)
-        self._turns.append(turn)
-        if len(self._turns) == 1:
-            start(self._take_turns(), _done, _crash)
+        self._queued_appends.append(turn)
+        if len(self._queued_appends) == 1:
+            start(self._drain_queue(), _ignore_result, _reraise)
         return _result(turn.result)
 
-    async def _take_turns(self) -> None:
+    async def _drain_queue(self) -> None:
         """Put into the log what waits, in its order, until nothing does."""
-        while self._turns:
-            turn = self._turns[0]
+        while self._queued_appends:
+            turn = self._queued_appends[0]
             try:
                 waiting = await turn.queue()
             except Exception as failure:  # noqa: BLE001 - it belongs to the one who waits for it, and the others must have their turn
                 turn.result.fail(failure)
             else:
                 start(waiting, turn.result.succeed, turn.result.fail)
-            self._turns.popleft()
+            self._queued_appends.popleft()
 
     def _append_set(
         self,
@@ -295,8 +295,10 @@ class Partition:
         except Exception as failure:
             # Only this batch: those queued before it may still be stored, and those behind it fail by themselves.
             if sequenced is not None:
-                self.producers.forget(sequenced.batch.producer_id, queued_offset)
-            error = self.failed(failure) if isinstance(failure, StorageError) else failure
+                self.producers.remove_failed(sequenced.batch.producer_id, queued_offset)
+            error = (
+                self.handle_storage_error(failure) if isinstance(failure, StorageError) else failure
+            )
             if sequenced is not None:
                 if not isinstance(failure, Fenced | LogClosed):
                     self._in_flight.pop(queued_offset, None)
@@ -309,7 +311,7 @@ class Partition:
             result = AppendResult(assigned, result.log_append_time)
         if sequenced is not None:
             if assigned is not None:
-                self.producers.settle(
+                self.producers.confirm(
                     sequenced.batch, queued_offset, assigned, result.log_append_time, sequenced.now
                 )
             self._in_flight.pop(queued_offset, None)
@@ -337,47 +339,47 @@ class Partition:
             entries = self.log.read_resident(offset, max_bytes)
             return await self.log.read(offset, max_bytes) if entries is None else entries
         except StorageError as failure:
-            raise self.failed(failure) from failure
+            raise self.handle_storage_error(failure) from failure
 
-    def visible_from(self, offset: int, magic: int | None) -> int:
+    def skip_empty(self, offset: int, magic: int | None) -> int:
         """Where a consumer of format `magic` (None: any) at `offset` need only look from, by what was noted before."""
-        first, end = self._invisible.get(magic, (0, 0))
+        first, end = self._empty_ranges.get(magic, (0, 0))
         return end if first <= offset < end else offset
 
-    def note_invisible(self, first: int, end: int, magic: int | None) -> None:
+    def mark_empty(self, first: int, end: int, magic: int | None) -> None:
         """There is nothing for consumers of format `magic` from `first` to before `end`: control batches, or what compaction left of others.
 
         Remembered so that a consumer gets over a stretch longer than one request may look at, and does not look at it again and again.
         """
-        known_first, known_end = self._invisible.get(magic, (0, 0))
-        self._invisible[magic] = (
+        known_first, known_end = self._empty_ranges.get(magic, (0, 0))
+        self._empty_ranges[magic] = (
             min(first, known_first) if known_first <= first <= known_end else first,
             end,
         )
 
 
 async def _duplicate_result(
-    twin: BatchMetadata, first: Shared[AppendResult] | None
+    duplicate: BatchMetadata, first: Shared[AppendResult] | None
 ) -> AppendResult:
     """A retry: the answer of the first try, once that is durable."""
     if first is not None:
         return await first
-    return AppendResult(twin.base_offset, twin.log_append_time)
+    return AppendResult(duplicate.base_offset, duplicate.log_append_time)
 
 
 async def _result(result: Shared[AppendResult]) -> AppendResult:
     return await result
 
 
-def _done(_: None) -> None:
+def _ignore_result(_: None) -> None:
     return
 
 
-def _ignore(_: object) -> None:
+def _ignore_outcome(_: object) -> None:
     """Those who wait have the outcome from `_InFlightBatch.shared`."""
 
 
-def _crash(failure: BaseException) -> None:
+def _reraise(failure: BaseException) -> None:
     raise failure
 
 

@@ -100,13 +100,13 @@ class ProducerSnapshots:
                 recovery.offset = entry.last_offset + 1
                 partition.unsaved_bytes += len(entry.payload)
             if self.is_due(partition):
-                self.save_soon(topic_id, partition)
+                self.save_in_background(topic_id, partition)
 
-    def let_go(self, topic_id: bytes, index: int) -> None:
+    def release_row(self, topic_id: bytes, index: int) -> None:
         """The partition is open: its row need not be held any longer."""
         self._rows.pop(_key(topic_id, index), None)
 
-    def hold(self, topic_id: bytes, partition: Partition) -> None:
+    def keep_row(self, topic_id: bytes, partition: Partition) -> None:
         """The partition is given up, to be opened anew: of what is durable nothing need be read again."""
         self._rows[_key(topic_id, partition.index)] = _snapshot(partition)
 
@@ -114,7 +114,7 @@ class ProducerSnapshots:
         """Whether it has grown enough since the last time. Of one partition one snapshot is written at a time."""
         return partition.unsaved_bytes >= SNAPSHOT_BYTES and partition not in self._saving
 
-    def save_soon(self, topic_id: bytes, partition: Partition) -> None:
+    def save_in_background(self, topic_id: bytes, partition: Partition) -> None:
         """Save the producers' state of a partition in the background."""
         self._saving.add(partition)
         self._start(self._save(topic_id, partition))

@@ -1,7 +1,7 @@
 """Idempotent producers: what each one sent to a partition last, so that a retry is recognised and a gap refused.
 
 Follows Kafka's ProducerStateManager and ProducerAppendInfo. Batches are noted when they are queued, before they are durable: one that
-then fails is forgotten again by `forget`. No I/O, no clock: times are arguments, in milliseconds.
+then fails is forgotten again by `remove_failed`. No I/O, no clock: times are arguments, in milliseconds.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class BatchMetadata(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(slots=True)
 class ProducerStateEntry:
-    """`sent` is oldest first; `last_seen` is when it last wrote, by the gateway's clock; `called` is the name of the topic that it uses, if known."""
+    """`batches` is oldest first; `last_seen` is when it last wrote, by the gateway's clock; `topic_name` is the name of the topic that it uses, if known."""
 
-    sent: list[BatchMetadata]
+    batches: list[BatchMetadata]
     last_seen: int
-    called: str = ""
+    topic_name: str = ""
 
 
 class ProducerStateManager:
@@ -57,7 +57,7 @@ class ProducerStateManager:
     def __iter__(self) -> Iterator[tuple[int, ProducerStateEntry]]:
         return iter(self._producers.items())
 
-    def check(self, batch: BatchHeader, called: str = "") -> BatchMetadata | None:
+    def check(self, batch: BatchHeader, topic_name: str = "") -> BatchMetadata | None:
         """None for a batch that is next in its producer's order, or what was noted of it before if it is a retry.
 
         Raises KafkaError: INVALID_PRODUCER_EPOCH for an epoch that is past, OUT_OF_ORDER_SEQUENCE_NUMBER for a gap. A producer that is not
@@ -67,12 +67,12 @@ class ProducerStateManager:
         producer = self._producers.get(batch.producer_id)
         if producer is None:
             return None
-        if called != producer.called and called and producer.called:
+        if topic_name != producer.topic_name and topic_name and producer.topic_name:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"an idempotent producer must keep to one name of a topic: {called} is the same as {producer.called}",
+                f"an idempotent producer must keep to one name of a topic: {topic_name} is the same as {producer.topic_name}",
             )
-        last = producer.sent[-1]
+        last = producer.batches[-1]
         if batch.producer_epoch < last.epoch:
             raise KafkaError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -85,13 +85,13 @@ class ProducerStateManager:
                     f"a new epoch begins at sequence {batch.base_sequence}, not 0",
                 )
             return None
-        for sent in producer.sent:
+        for metadata in producer.batches:
             if (
-                sent.epoch == batch.producer_epoch
-                and sent.first_sequence == batch.base_sequence
-                and sent.last_sequence == batch.last_sequence
+                metadata.epoch == batch.producer_epoch
+                and metadata.first_sequence == batch.base_sequence
+                and metadata.last_sequence == batch.last_sequence
             ):
-                return sent
+                return metadata
         expected = (last.last_sequence + 1) & 0x7FFFFFFF
         if batch.base_sequence != expected:
             raise KafkaError(
@@ -100,17 +100,17 @@ class ProducerStateManager:
             )
         return None
 
-    def note(
+    def append(
         self,
         batch: BatchHeader,
         base_offset: int,
         log_append_time: int,
         durable_end: int,
         now: int,
-        called: str = "",
+        topic_name: str = "",
     ) -> None:
         """Remember a batch that was just queued at `base_offset`. Batches before `durable_end` cannot fail any more and may be let go."""
-        sent = BatchMetadata(
+        metadata = BatchMetadata(
             batch.producer_epoch,
             batch.base_sequence,
             batch.last_sequence,
@@ -118,12 +118,12 @@ class ProducerStateManager:
             base_offset + batch.last_offset_delta,
             log_append_time,
         )
-        producer = self._put(batch.producer_id, sent, now, durable_end)
-        if called:
-            producer.called = called
+        producer = self._put(batch.producer_id, metadata, now, durable_end)
+        if topic_name:
+            producer.topic_name = topic_name
 
     def _put(
-        self, producer_id: int, sent: BatchMetadata, now: int, durable_end: int
+        self, producer_id: int, metadata: BatchMetadata, now: int, durable_end: int
     ) -> ProducerStateEntry:
         producer = self._producers.pop(producer_id, None)
         if producer is None:
@@ -132,10 +132,13 @@ class ProducerStateManager:
         # Put back at the end: the order of the dictionary is the order of last use.
         self._producers[producer_id] = producer
         producer.last_seen = now
-        producer.sent.append(sent)
+        producer.batches.append(metadata)
         # Of those that may still fail none may be dropped, or a rewind could not find the last good one.
-        while len(producer.sent) > BATCHES_TO_RETAIN and producer.sent[1].last_offset < durable_end:
-            del producer.sent[0]
+        while (
+            len(producer.batches) > BATCHES_TO_RETAIN
+            and producer.batches[1].last_offset < durable_end
+        ):
+            del producer.batches[0]
         return producer
 
     def _evict(self, durable_end: int) -> None:
@@ -143,35 +146,37 @@ class ProducerStateManager:
         while len(self._producers) >= self._limit:
             # If the last batch of the one silent longest is not durable, no other producer's is.
             longest_silent = next(iter(self._producers))
-            if self._producers[longest_silent].sent[-1].last_offset >= durable_end:
+            if self._producers[longest_silent].batches[-1].last_offset >= durable_end:
                 return
             del self._producers[longest_silent]
 
-    def forget(self, producer_id: int, base_offset: int) -> None:
+    def remove_failed(self, producer_id: int, base_offset: int) -> None:
         """The batch noted at `base_offset` has failed.
 
         A producer of which nothing before it is known must still send it again first. If the producer were
         unknown, a later batch, sent before the failure was reported, would be accepted in its place.
         """
         producer = self._producers.get(producer_id)
-        for number, sent in enumerate(producer.sent if producer else ()):
-            if producer is not None and sent.base_offset == base_offset:
-                producer.sent[number : number + 1] = [] if number else [_predecessor_of(sent)]
+        for number, metadata in enumerate(producer.batches if producer else ()):
+            if producer is not None and metadata.base_offset == base_offset:
+                producer.batches[number : number + 1] = (
+                    [] if number else [_predecessor_of(metadata)]
+                )
                 return
 
     def rewind(self, end_offset: int) -> None:
         """The outcome of appends from `end_offset` on is unknown, and the log will tell: forget the batches that were in them.
 
-        As `forget`, a producer of which nothing else is known must still begin with the first of them.
+        As `remove_failed`, a producer of which nothing else is known must still begin with the first of them.
         """
         for producer in self._producers.values():
-            if producer.sent[-1].last_offset >= end_offset:
-                first = producer.sent[0]
-                producer.sent = [
-                    sent for sent in producer.sent if sent.last_offset < end_offset
+            if producer.batches[-1].last_offset >= end_offset:
+                first = producer.batches[0]
+                producer.batches = [
+                    metadata for metadata in producer.batches if metadata.last_offset < end_offset
                 ] or [_predecessor_of(first)]
 
-    def settle(
+    def confirm(
         self,
         batch: BatchHeader,
         queued_offset: int,
@@ -184,22 +189,26 @@ class ProducerStateManager:
         It is noted again where its producer was forgotten meanwhile.
         """
         producer = self._producers.get(batch.producer_id)
-        if producer is None or all(sent.base_offset != queued_offset for sent in producer.sent):
-            self.note(batch, base_offset, log_append_time, base_offset, now)
+        if producer is None or all(
+            metadata.base_offset != queued_offset for metadata in producer.batches
+        ):
+            self.append(batch, base_offset, log_append_time, base_offset, now)
             return
         last_offset = base_offset + batch.last_offset_delta
-        producer.sent = [
-            structs.replace(sent, base_offset=base_offset, last_offset=last_offset)
-            if sent.base_offset == queued_offset
-            else sent
-            for sent in producer.sent
+        producer.batches = [
+            structs.replace(metadata, base_offset=base_offset, last_offset=last_offset)
+            if metadata.base_offset == queued_offset
+            else metadata
+            for metadata in producer.batches
         ]
 
     def truncate(self, end_offset: int) -> None:
         """The log ends at `end_offset`: forget what is said of it beyond that, and every producer of whom nothing else is known."""
         for producer_id, producer in list(self._producers.items()):
-            producer.sent = [sent for sent in producer.sent if sent.last_offset < end_offset]
-            if not producer.sent:
+            producer.batches = [
+                metadata for metadata in producer.batches if metadata.last_offset < end_offset
+            ]
+            if not producer.batches:
                 del self._producers[producer_id]
 
     def expire(self, before: int) -> None:
@@ -210,9 +219,9 @@ class ProducerStateManager:
             del self._producers[producer_id]
 
     def replay(self, batch: BatchHeader, now: int) -> None:
-        """Note a batch found in the log, as `note` did when it was appended, unless the snapshot held it already."""
-        if batch.has_producer and not self._is_noted(batch):
-            self.note(
+        """Note a batch found in the log, as `append` did when it was appended, unless the snapshot held it already."""
+        if batch.has_producer and not self._is_recorded(batch):
+            self.append(
                 batch,
                 batch.base_offset,
                 batch.max_timestamp if batch.attributes & 0x08 else -1,
@@ -220,31 +229,35 @@ class ProducerStateManager:
                 now,
             )
 
-    def _is_noted(self, batch: BatchHeader) -> bool:
+    def _is_recorded(self, batch: BatchHeader) -> bool:
         """Whether the batch, or a later one of its producer, is known. Older ones than the remembered ones are no news."""
         producer = self._producers.get(batch.producer_id)
-        return producer is not None and batch.base_offset <= producer.sent[-1].last_offset
+        return producer is not None and batch.base_offset <= producer.batches[-1].last_offset
 
     def snapshot(self, durable_end: int, replay_from: int | None = None) -> bytes:
         """All that is durable, to be put beside the log; `load` reads it. The log must be replayed from `replay_from` on, by default `durable_end`."""
         rows = [
             (producer_id, producer.last_seen, durable[-BATCHES_TO_RETAIN:])
             for producer_id, producer in self._producers.items()
-            if (durable := [sent for sent in producer.sent if sent.last_offset < durable_end])
+            if (
+                durable := [
+                    metadata for metadata in producer.batches if metadata.last_offset < durable_end
+                ]
+            )
         ]
         return _ENCODER.encode((durable_end if replay_from is None else replay_from, rows))
 
     def load(self, snapshot: bytes) -> int:
         """Take over a snapshot; the offset from which the log must be replayed. Raises msgspec.DecodeError."""
         replay_from, rows = _DECODER.decode(snapshot)
-        for producer_id, last_seen, sent in rows[-self._limit :]:
-            self._producers[producer_id] = ProducerStateEntry(sent, last_seen)
+        for producer_id, last_seen, batches in rows[-self._limit :]:
+            self._producers[producer_id] = ProducerStateEntry(batches, last_seen)
         return replay_from
 
 
-def _predecessor_of(sent: BatchMetadata) -> BatchMetadata:
+def _predecessor_of(metadata: BatchMetadata) -> BatchMetadata:
     """As if the batch before this one were known, though not where it went: it is no batch's twin."""
-    return BatchMetadata(sent.epoch, -1, (sent.first_sequence - 1) & 0x7FFFFFFF, -1, -1)
+    return BatchMetadata(metadata.epoch, -1, (metadata.first_sequence - 1) & 0x7FFFFFFF, -1, -1)
 
 
 _ENCODER = msgspec.msgpack.Encoder()

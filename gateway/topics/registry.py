@@ -47,15 +47,15 @@ class Topics:
         self._by_name: dict[str, TopicState] = {}
         self._by_id: dict[bytes, TopicState] = {}
         self._by_alias: dict[str, TopicState] = {}
-        self._by_unified_name: dict[str, str] = {}
+        self._by_collision_name: dict[str, str] = {}
         self._snapshots = ProducerSnapshots(
             settings.max_producer_ids_per_partition, settings.producer_id_expiration_ms, now, start
         )
         self._creating: dict[str, Shared[TopicState]] = {}
-        self._gone: dict[bytes, tuple[Topic, int]] = {}
+        self._deleted_by_others: dict[bytes, tuple[Topic, int]] = {}
         self._internal: dict[str, TopicState] = {}
         self.names = TopicNames(store)
-        self.leading = PartitionOpener(store, self._snapshots, settings, clock, start)
+        self.opener = PartitionOpener(store, self._snapshots, settings, clock, start)
         #: Goes up with every change of any topic, for caches.
         self.version = 0
 
@@ -63,21 +63,21 @@ class Topics:
         """Read what the store has. Raises StorageError."""
         await self._snapshots.open(self._store)
         for topic in self._store.topics.values():
-            self._adopt(topic)
-        self._store.watch_topics(self._look)
+            self._register(topic)
+        self._store.watch_topics(self._sync_with_store)
 
-    def use(self, settings: Settings) -> None:
+    def apply_settings(self, settings: Settings) -> None:
         """Take these settings from now on, for example as defaults of configs."""
         self._settings = settings
         self._snapshots.expiration_ms = settings.producer_id_expiration_ms
         # Topics without configs of their own share one.
         default = effective_config({}, settings)
-        for live in self._by_name.values():
-            live.config = (
-                effective_config(live.topic.configs, settings) if live.topic.configs else default
+        for state in self._by_name.values():
+            state.config = (
+                effective_config(state.topic.configs, settings) if state.topic.configs else default
             )
-            for partition in live.partitions.values():
-                partition.config = live.config
+            for partition in state.partitions.values():
+                partition.config = state.config
         self.version += 1
 
     def __iter__(self) -> Iterator[TopicState]:
@@ -90,22 +90,22 @@ class Topics:
         """By any of its names, or by the 16 bytes of its id."""
         if not isinstance(topic, str):
             return self._by_id.get(topic)
-        return self._by_name.get(topic) or self._by_alias.get(topic) or self._find_by_alias(topic)
+        return self._by_name.get(topic) or self._by_alias.get(topic) or self._resolve_alias(topic)
 
-    def _find_by_alias(self, name: str) -> TopicState | None:
+    def _resolve_alias(self, name: str) -> TopicState | None:
         if "/" not in name:
             # Short names are what the registry has.
             return None
         try:
-            live = self._by_name.get(self.names.canonical(name))
+            state = self._by_name.get(self.names.canonical(name))
         except KafkaError:
             return None
-        if live is not None:
+        if state is not None:
             # A topic has but a few of them.
-            self._by_alias[name] = live
-        return live
+            self._by_alias[name] = state
+        return state
 
-    def use_internal(self, name: str) -> None:
+    def add_internal(self, name: str) -> None:
         """List an internal topic from now on. As in Kafka it appears with its first use, for example when a client asks for a coordinator."""
         if name not in self._internal and name not in self._by_name:
             topic = Topic(
@@ -119,7 +119,7 @@ class Topics:
             )
             self.version += 1
 
-    def internal(self, topic: str | bytes) -> TopicState | None:
+    def find_internal(self, topic: str | bytes) -> TopicState | None:
         """An internal topic in use, which is described but not stored; by any of its names, or by its id. None where one is stored."""
         if isinstance(topic, str):
             if "/" in topic:
@@ -130,32 +130,32 @@ class Topics:
             found = self._internal.get(topic)
         else:
             found = next(
-                (live for live in self._internal.values() if live.topic.topic_id == topic), None
+                (state for state in self._internal.values() if state.topic.topic_id == topic), None
             )
         return None if found is None or found.name in self._by_name else found
 
-    def has_internal(self, topic: str, index: int) -> bool:
+    def has_internal_partition(self, topic: str, index: int) -> bool:
         """Whether an internal topic has that partition. Its offsets are those of an empty log: reading it fails, and nothing before that."""
-        live = self.internal(topic)
-        return live is not None and 0 <= index < live.topic.partitions
+        state = self.find_internal(topic)
+        return state is not None and 0 <= index < state.topic.partitions
 
     def listed(self) -> Iterator[TopicState]:
         """Every topic that clients are told of: all that there are, and the internal ones."""
         yield from self
-        yield from (live for name, live in self._internal.items() if name not in self._by_name)
+        yield from (state for name, state in self._internal.items() if name not in self._by_name)
 
     def find_listed(self, topic: str | bytes) -> TopicState | None:
         """As `get`, the internal topics included."""
-        return self.get(topic) or self.internal(topic)
+        return self.get(topic) or self.find_internal(topic)
 
     def require(self, topic: str | bytes) -> TopicState:
         """As `get`. Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID for an id, TOPIC_AUTHORIZATION_FAILED for an internal topic."""
         found = self.get(topic)
         if found is None:
-            internal = self.internal(topic)
-            if internal is not None:
+            find_internal = self.find_internal(topic)
+            if find_internal is not None:
                 # Every client takes this for final; after UNKNOWN_TOPIC_OR_PARTITION they would ask for Metadata, find it, and try again.
-                message = f"{internal.name} is an internal topic that the gateway does not store: it can be neither read nor altered."
+                message = f"{find_internal.name} is an internal topic that the gateway does not store: it can be neither read nor altered."
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, message)
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -164,58 +164,60 @@ class Topics:
             )
         return found
 
-    def opened(self, topic: str | bytes, index: int) -> Partition | None:
+    def get_open_partition(self, topic: str | bytes, index: int) -> Partition | None:
         """The partition if it is open already: the fast road."""
-        live = self.get(topic)
-        return None if live is None else live.partitions.get(index)
+        state = self.get(topic)
+        return None if state is None else state.partitions.get(index)
 
     async def partition(self, topic: str | bytes, index: int) -> Partition:
-        """The partition, opened; its idempotent producers may still be recovered (`PartitionOpener.recovered`). Raises KafkaError."""
-        live = self.require(topic)
-        partition = live.partitions.get(index)
+        """The partition, opened; its idempotent producers may still be recovered (`PartitionOpener.wait_for_recovery`). Raises KafkaError."""
+        state = self.require(topic)
+        partition = state.partitions.get(index)
         if partition is not None:
             return partition
-        if not 0 <= index < live.topic.partitions:
+        if not 0 <= index < state.topic.partitions:
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"{live.name} has {live.topic.partitions} partitions, none is {index}",
+                f"{state.name} has {state.topic.partitions} partitions, none is {index}",
             )
-        return await self.leading.partition(live, index)
+        return await self.opener.partition(state, index)
 
-    def open_soon(self, topic: str | bytes, index: int) -> None:
+    def prefetch(self, topic: str | bytes, index: int) -> None:
         """Begin to open a partition that will be asked for, so that many open at the same time."""
-        live = self.get(topic)
-        if live is not None:
-            self.leading.open_soon(live, index)
+        state = self.get(topic)
+        if state is not None:
+            self.opener.prefetch(state, index)
 
     def save_if_due(self, partition: Partition) -> None:
         """Save the producers' state of a partition that has grown enough since the last time. In the background, one at a time."""
-        if self._snapshots.is_due(partition) and (live := self._holder(partition)):
-            self._snapshots.save_soon(live.topic.topic_id, partition)
+        if self._snapshots.is_due(partition) and (state := self._find_owner(partition)):
+            self._snapshots.save_in_background(state.topic.topic_id, partition)
 
     async def save(self, partition: Partition) -> None:
         """Save the producers' state now. Raises StorageError."""
-        if live := self._holder(partition):
-            await self._snapshots.save(live.topic.topic_id, partition)
+        if state := self._find_owner(partition):
+            await self._snapshots.save(state.topic.topic_id, partition)
 
-    def _holder(self, partition: Partition) -> TopicState | None:
+    def _find_owner(self, partition: Partition) -> TopicState | None:
         """The topic of a partition, unless that was deleted or given up."""
-        live = self._by_name.get(partition.topic)
+        state = self._by_name.get(partition.topic)
         return (
-            live if live is not None and live.partitions.get(partition.index) is partition else None
+            state
+            if state is not None and state.partitions.get(partition.index) is partition
+            else None
         )
 
     async def save_all(self) -> None:
         """Save every producers' state that has changed, before a shutdown. Raises StorageError."""
         await self._snapshots.save_all(
             [
-                (live.topic.topic_id, partition)
-                for live in self
-                for partition in live.partitions.values()
+                (state.topic.topic_id, partition)
+                for state in self
+                for partition in state.partitions.values()
             ]
         )
 
-    def check_new(self, name: str) -> str:
+    def check_new_name(self, name: str) -> str:
         """The canonical name. Raises KafkaError for one that no new topic can have: INVALID_TOPIC_EXCEPTION or TOPIC_ALREADY_EXISTS."""
         canonical = self.names.canonical(name)
         if (
@@ -224,7 +226,7 @@ class Topics:
             or canonical in INTERNAL_TOPICS
         ):
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
-        twin = self._by_unified_name.get(unify_collision_chars(canonical))
+        twin = self._by_collision_name.get(unify_collision_chars(canonical))
         if twin is not None:
             raise KafkaError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
@@ -234,9 +236,9 @@ class Topics:
 
     async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> TopicState:
         """Make a topic; durable when it returns. Raises KafkaError."""
-        name = self.check_new(name)
+        name = self.check_new_name(name)
         creating = self._creating[name] = Shared()
-        self._by_unified_name[unify_collision_chars(name)] = name
+        self._by_collision_name[unify_collision_chars(name)] = name
         # On its own: a client that goes away while it waits must not leave a topic that is stored and not known.
         start(
             self._create(Topic(name, uuid.uuid4().bytes, partitions, dict(configs))),
@@ -248,7 +250,7 @@ class Topics:
     async def _create(self, topic: Topic) -> TopicState:
         try:
             await self._store.create_topic(topic)
-            return self._adopt(topic)
+            return self._register(topic)
         except TopicExists as failure:
             raise KafkaError(
                 ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists."
@@ -258,137 +260,137 @@ class Topics:
         finally:
             del self._creating[topic.name]
             if topic.name not in self._by_name:
-                self._by_unified_name.pop(unify_collision_chars(topic.name), None)
+                self._by_collision_name.pop(unify_collision_chars(topic.name), None)
                 # Somebody else may have been first.
-                self._look_at(topic.name)
+                self._sync_topic(topic.name)
 
     async def find_or_create(self, name: str) -> TopicState:
         """The topic, made with the settings' defaults where it is missing. Raises KafkaError."""
-        live = self.get(name)
-        if live is not None:
-            return live
+        state = self.get(name)
+        if state is not None:
+            return state
         creating = self._creating.get(self.names.canonical(name))
         if creating is not None:
             return await creating
         return await self.create(name, self._settings.num_partitions, {})
 
-    async def alter(self, live: TopicState, change: Callable[[Topic], Topic]) -> None:
+    async def alter(self, state: TopicState, change: Callable[[Topic], Topic]) -> None:
         """Replace a topic by what `change` makes of it, one change after the other. Raises KafkaError, and whatever `change` raises."""
-        while live.altering is not None:
-            await live.altering
-        if live.is_gone:
+        while state.altering is not None:
+            await state.altering
+        if state.is_deleted:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        await unbroken(self._alter(live, change(live.topic)))
+        await unbroken(self._alter(state, change(state.topic)))
 
-    async def _alter(self, live: TopicState, topic: Topic) -> None:
-        altering = live.altering = Shared()
+    async def _alter(self, state: TopicState, topic: Topic) -> None:
+        altering = state.altering = Shared()
         try:
             await self._store.alter_topic(topic)
-            self._take_over(live, topic)
+            self._apply_definition(state, topic)
         except UnknownTopic as failure:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from failure
         except StorageError as failure:
             raise storage_error(failure) from failure
         finally:
-            live.altering = None
+            state.altering = None
             # What others changed meanwhile was left alone.
-            self._look_at(live.name)
+            self._sync_topic(state.name)
             altering.succeed(None)
 
-    def _take_over(self, live: TopicState, topic: Topic) -> None:
-        live.topic = topic
-        live.config = effective_config(topic.configs, self._settings)
-        for partition in live.partitions.values():
-            partition.config = live.config
+    def _apply_definition(self, state: TopicState, topic: Topic) -> None:
+        state.topic = topic
+        state.config = effective_config(topic.configs, self._settings)
+        for partition in state.partitions.values():
+            partition.config = state.config
         self.version += 1
 
-    async def delete(self, live: TopicState) -> None:
+    async def delete(self, state: TopicState) -> None:
         """Delete a topic and all that is known of it. Raises KafkaError."""
-        await unbroken(self._delete(live))
+        await unbroken(self._delete(state))
 
-    async def _delete(self, live: TopicState) -> None:
-        if live.is_gone:
+    async def _delete(self, state: TopicState) -> None:
+        if state.is_deleted:
             # What has this name now is another topic, or none.
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        live.is_leaving = True
+        state.is_deleting = True
         try:
-            await self._store.delete_topic(live.name)
+            await self._store.delete_topic(state.name)
         except UnknownTopic as failure:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from failure
         except StorageError as failure:
             raise storage_error(failure) from failure
         finally:
-            live.is_leaving = False
-        self._drop(live)
-        self._gone.pop(live.topic.topic_id, None)
-        await self._snapshots.delete(live.topic)
+            state.is_deleting = False
+        self._unregister(state)
+        self._deleted_by_others.pop(state.topic.topic_id, None)
+        await self._snapshots.delete(state.topic)
 
-    def _adopt(self, topic: Topic) -> TopicState:
-        live = TopicState(topic, effective_config(topic.configs, self._settings))
-        self._by_name[topic.name] = live
-        self._by_id[topic.topic_id] = live
-        self._by_unified_name[unify_collision_chars(topic.name)] = topic.name
-        self._gone.pop(topic.topic_id, None)
+    def _register(self, topic: Topic) -> TopicState:
+        state = TopicState(topic, effective_config(topic.configs, self._settings))
+        self._by_name[topic.name] = state
+        self._by_id[topic.topic_id] = state
+        self._by_collision_name[unify_collision_chars(topic.name)] = topic.name
+        self._deleted_by_others.pop(topic.topic_id, None)
         self.version += 1
-        return live
+        return state
 
-    def _drop(self, live: TopicState) -> None:
-        if live.is_gone:
+    def _unregister(self, state: TopicState) -> None:
+        if state.is_deleted:
             return
-        live.is_gone = True
-        del self._by_name[live.name]
-        del self._by_id[live.topic.topic_id]
-        self._by_unified_name.pop(unify_collision_chars(live.name), None)
+        state.is_deleted = True
+        del self._by_name[state.name]
+        del self._by_id[state.topic.topic_id]
+        self._by_collision_name.pop(unify_collision_chars(state.name), None)
         self._by_alias.clear()
         self.version += 1
 
     # What others do
 
-    def _look(self) -> None:
+    def _sync_with_store(self) -> None:
         """Somebody else has made, altered or deleted topics."""
         for name in [
             *self._by_name,
             *(name for name in self._store.topics if name not in self._by_name),
         ]:
-            self._look_at(name)
+            self._sync_topic(name)
 
-    def _look_at(self, name: str) -> None:
-        topic, live = self._store.topics.get(name), self._by_name.get(name)
-        if name in self._creating or (live is not None and live.altering is not None):
+    def _sync_topic(self, name: str) -> None:
+        topic, state = self._store.topics.get(name), self._by_name.get(name)
+        if name in self._creating or (state is not None and state.altering is not None):
             # Our own change is under way: it looks again at its end.
             return
-        if live is not None and (
+        if state is not None and (
             topic is None
-            or topic.topic_id != live.topic.topic_id
-            or topic.partitions < live.topic.partitions
+            or topic.topic_id != state.topic.topic_id
+            or topic.partitions < state.topic.partitions
         ):
             _log.info("topic deleted by others", topic=name)
-            for partition in live.partitions.values():
+            for partition in state.partitions.values():
                 # The topic may come back: a list of topics can be wrong for a moment.
-                self._snapshots.hold(live.topic.topic_id, partition)
-            self._drop(live)
-            self._gone[live.topic.topic_id] = live.topic, self._now()
-            live = None
-        if topic is not None and live is None:
-            self._adopt(topic)
-        elif topic is not None and live is not None and topic != live.topic:
-            self._take_over(live, topic)
+                self._snapshots.keep_row(state.topic.topic_id, partition)
+            self._unregister(state)
+            self._deleted_by_others[state.topic.topic_id] = state.topic, self._now()
+            state = None
+        if topic is not None and state is None:
+            self._register(topic)
+        elif topic is not None and state is not None and topic != state.topic:
+            self._apply_definition(state, topic)
 
-    def may_return(self, topic_id: bytes) -> bool:
+    def may_reappear(self, topic_id: bytes) -> bool:
         """Whether others deleted that topic, by the list of topics, and what it left behind is not forgotten yet."""
-        return topic_id in self._gone
+        return topic_id in self._deleted_by_others
 
-    async def forget_gone(self, before: int) -> list[Topic]:
+    async def forget_deleted(self, before: int) -> list[Topic]:
         """Topics that others deleted before that time (ms), and that have not come back. What they leave behind is theirs who ask, once.
 
         Not at once: what a group has committed must outlast a list of topics that was wrong for a moment.
         """
         forgotten = []
-        for topic_id, gone in list(self._gone.items()):
+        for topic_id, gone in list(self._deleted_by_others.items()):
             topic, since = gone
             # Another may take a while to forget, and this one be back by then.
-            if since <= before and self._gone.get(topic_id) == gone:
-                del self._gone[topic_id]
+            if since <= before and self._deleted_by_others.get(topic_id) == gone:
+                del self._deleted_by_others[topic_id]
                 await self._snapshots.delete(topic)
                 forgotten.append(topic)
         return forgotten

@@ -13,9 +13,9 @@ from storage.log import Topic
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A partition that is being opened. Nobody waits for it longer than `until`, in seconds of the broker's clock."""
+    """A partition that is being opened. Nobody waits for it longer than `deadline`, in seconds of the broker's clock."""
 
-    until: float
+    deadline: float
     result: Shared[Partition] = field(default_factory=Shared)
 
 
@@ -24,7 +24,7 @@ class OpenBackoff:
     """How often in a row a partition could not be opened or was soon lost again, and until when (in seconds) nobody tries; those who ask get `reason`."""
 
     count: int
-    until: float
+    deadline: float
     reason: KafkaError
 
 
@@ -32,19 +32,19 @@ class OpenBackoff:
 class TopicState:
     """`partitions` holds those that were asked for; the others open on demand. `epochs` are the last leader epochs of those that ever were open.
 
-    `is_leaving` while it is being deleted, `is_gone` when it was.
+    `is_deleting` while it is being deleted, `is_deleted` when it was.
     """
 
     topic: Topic
     config: TopicConfig
     partitions: dict[int, Partition] = field(default_factory=dict)
     opening: dict[int, Opening] = field(default_factory=dict)
-    troubles: dict[int, OpenBackoff] = field(default_factory=dict)
+    backoffs: dict[int, OpenBackoff] = field(default_factory=dict)
     opened_at: dict[int, float] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     altering: Shared[None] | None = None
-    is_leaving: bool = False
-    is_gone: bool = False
+    is_deleting: bool = False
+    is_deleted: bool = False
 
     @property
     def name(self) -> str:

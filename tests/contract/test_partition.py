@@ -39,7 +39,7 @@ async def reopened(partition: Partition, store: Store) -> Partition:
         return partition
     snapshots = ProducerSnapshots(10, 1, lambda: 0, lambda work: None)
     await snapshots.open(store)
-    snapshots.hold(topic().topic_id, partition)
+    snapshots.keep_row(topic().topic_id, partition)
     producers, offset = snapshots.load(topic(), 0, log)
     again = Partition("orders", 0, log, effective_config({}, Settings()), producers)
     await snapshots.replay(topic().topic_id, again, ProducerRecovery(offset, 0))

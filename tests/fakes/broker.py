@@ -174,7 +174,7 @@ def open_environment(
     ended(configs.open())
     topics = Topics(store, configs.settings, clock, now, background)
     ended(topics.open())
-    configs.watch(topics.use)
+    configs.watch(topics.apply_settings)
     producer_ids = ProducerIds(ended(store.table("producer-ids")))
     ended(producer_ids.open())
     offsets = CommittedOffsets(

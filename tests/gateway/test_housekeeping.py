@@ -265,7 +265,7 @@ def test_logs_that_nobody_has_opened_are_left_to_a_medium_that_retains_by_itself
     put(env, 2 * HOUR)
     env.clock.advance(INTERVAL)
     assert starts(env) == [1]
-    assert env.broker.topics.opened("bills", 0) is None
+    assert env.broker.topics.get_open_partition("bills", 0) is None
     assert env.store.logs_asked == 1
 
 

@@ -248,7 +248,7 @@ class CommittedOffsets:
             if topic_state is not None:
                 self._set(offset_key, committed)
                 self._note(group_id, topic_state.name, offset_key.partition, committed.offset)
-            elif self._topics.may_return(offset_key.topic_id):
+            elif self._topics.may_reappear(offset_key.topic_id):
                 # It goes with the other offsets of the topic, unless that comes back.
                 self._set(offset_key, committed)
             else:

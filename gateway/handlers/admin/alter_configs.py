@@ -183,7 +183,7 @@ async def _alter_topic(name: str, change: Change, caller: Caller, *, validate_on
     if live is None:
         # Kafka looks at the configs first, and at the topic only when they are right.
         checked(Topic(name, b"", 1))
-        if topics.internal(name) is not None:
+        if topics.find_internal(name) is not None:
             topics.require(name)
         raise KafkaError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist."

@@ -91,7 +91,7 @@ def _plan(asked: Any, caller: Caller, count: int) -> _Plan | KafkaError:
         check_changes(count)
         check_configs(len(asked.configs))
         _check_assigned(asked.assignments, settings)
-        caller.broker.topics.check_new(asked.name)
+        caller.broker.topics.check_new_name(asked.name)
         nulls = [config.name for config in asked.configs if config.value is None]
         if nulls:
             raise KafkaError(

@@ -71,4 +71,4 @@ async def _delete(name: str, index: int, offset: int, caller: Caller) -> int:
     try:
         return await log.delete_before(before)
     except StorageError as failure:
-        raise partition.failed(failure) from failure
+        raise partition.handle_storage_error(failure) from failure

@@ -164,7 +164,7 @@ async def describe_producers(request: Any, caller: Caller) -> Any:
 
 
 async def _producers(name: str, index: int, caller: Caller, turns: Turns) -> Any:
-    if caller.broker.topics.has_internal(name, index):
+    if caller.broker.topics.has_internal_partition(name, index):
         # kafka-transactions.sh asks for those of every partition.
         return _Partition(
             partition_index=index, error_code=0, error_message=None, active_producers=[]
@@ -182,7 +182,7 @@ async def _producers(name: str, index: int, caller: Caller, turns: Turns) -> Any
     rows = []
     for producer_id, producer in list(partition.producers):
         await turns.take()
-        last = producer.sent[-1]
+        last = producer.batches[-1]
         rows.append(
             _Partition.ProducerState(
                 producer_id=producer_id,

@@ -94,7 +94,8 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
         caller.broker.topics.names.canonical(name)
         topics = caller.broker.topics
         return topic_entries(
-            (topics.internal(name) or topics.require(name)).topic.configs, caller.broker.configs
+            (topics.find_internal(name) or topics.require(name)).topic.configs,
+            caller.broker.configs,
         )
     if kind == ResourceType.BROKER:
         configs = caller.broker.configs

@@ -30,7 +30,7 @@ async def find_coordinator(request: Any, caller: Caller) -> Any:
     if request.key_type == GROUP and len(keys) == 1:
         caller.traffic.group_named(keys[0])
     if request.key_type == GROUP:
-        caller.broker.topics.use_internal(CONSUMER_OFFSETS)
+        caller.broker.topics.add_internal(CONSUMER_OFFSETS)
     node = caller.broker.cluster.nodes(caller.listener)[0]
     code, message, node_id, host, port = ErrorCode.NONE, None, node.node_id, node.host, node.port
     if request.key_type not in (GROUP, TRANSACTION):

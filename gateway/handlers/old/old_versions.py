@@ -66,7 +66,7 @@ async def list_offsets_v0(request: Any, caller: Caller) -> Any:
 async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
     row = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
     try:
-        if caller.broker.topics.has_internal(topic, asked.partition_index):
+        if caller.broker.topics.has_internal_partition(topic, asked.partition_index):
             offsets = offsets_before(
                 asked.timestamp, asked.max_num_offsets, start=0, end=0, last_before=0
             )

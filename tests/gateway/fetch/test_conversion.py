@@ -275,21 +275,21 @@ def entries_at(*offsets: int) -> list[Entry]:
 
 
 def test_a_fetch_gets_what_its_share_allows_and_the_rest_next_time(one, monkeypatch):
-    share = ConversionBudget()
+    budget = ConversionBudget()
     expensive(monkeypatch)
     entries = entries_at(0, 10, 20)
-    assert len(ended(one.convert(SOURCE, entries, 1, share=share))) == 1
+    assert len(ended(one.convert(SOURCE, entries, 1, budget=budget))) == 1
     assert one.conversions == 1
     monkeypatch.undo()
-    assert len(ended(one.convert(SOURCE, entries, 1, share=ConversionBudget()))) == 3
+    assert len(ended(one.convert(SOURCE, entries, 1, budget=ConversionBudget()))) == 3
 
 
 def test_a_share_that_is_used_up_gets_only_what_is_converted_already(one, monkeypatch):
-    share = ConversionBudget()
-    share.left_us = 0
+    budget = ConversionBudget()
+    budget.left_us = 0
     ended(one.convert(SOURCE, entries_at(0), 1))
-    assert len(ended(one.convert(SOURCE, entries_at(0, 10), 1, share=share))) == 1
-    assert ended(one.convert(SOURCE, entries_at(10), 1, share=share)) == []
+    assert len(ended(one.convert(SOURCE, entries_at(0, 10), 1, budget=budget))) == 1
+    assert ended(one.convert(SOURCE, entries_at(10), 1, budget=budget)) == []
     assert one.conversions == 1
 
 

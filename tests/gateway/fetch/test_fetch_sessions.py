@@ -25,9 +25,9 @@ def sessions(slots: int = 2, **limits: int) -> FetchSessions:
 
 
 def followed(env: BrokerEnvironment, current: FetchSession, index: int = 0, offset: int = 0):
-    interest = current.follow(("orders", index), FetchPartition(index, offset, 100))
-    interest.lead(env.partition("orders", index), bytes(16))
-    return interest
+    cached = current.update(("orders", index), FetchPartition(index, offset, 100))
+    cached.attach(env.partition("orders", index), bytes(16))
+    return cached
 
 
 def watchers(env: BrokerEnvironment, index: int = 0) -> int:
@@ -89,7 +89,7 @@ def test_following_watches_a_log_once_and_forgetting_lets_go(env):
     assert watchers(env) == 1
     current.forget(KEY)
     current.forget(KEY)
-    assert (watchers(env), len(current.interests), len(current.pending)) == (0, 0, 0)
+    assert (watchers(env), len(current.partitions), len(current.pending)) == (0, 0, 0)
 
 
 def test_closing_lets_go_of_every_log(env):
@@ -115,13 +115,13 @@ def test_a_session_that_goes_lets_go_of_every_log(env, how):
 
 def test_what_changes_becomes_pending_and_wakes(env):
     current = FetchSession(1)
-    interest = followed(env, current)
+    cached = followed(env, current)
     current.pending.clear()
     woken = []
     current.on_change = lambda: woken.append(list(current.pending))
     ended(_append(env, 0))
-    assert woken == [[interest]]
-    assert interest.is_behind
+    assert woken == [[cached]]
+    assert cached.has_unread_records
 
 
 def test_what_nobody_follows_any_more_wakes_nobody(env):
@@ -134,19 +134,22 @@ def test_what_nobody_follows_any_more_wakes_nobody(env):
 
 def test_a_topic_made_anew_is_followed_in_place_of_the_old_one(env):
     current = FetchSession(1)
-    interest = followed(env, current)
-    old = interest.partition
+    cached = followed(env, current)
+    old = cached.partition
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     env.topic("orders", 3)
     followed(env, current)
-    assert old is not interest.partition
+    assert old is not cached.partition
     assert (len(old.log._watchers), watchers(env)) == (0, 1)
 
 
 def test_a_consumer_at_the_end_is_not_behind(env):
     ended(_append(env, 0))
     current = FetchSession(1)
-    assert [followed(env, current, 0, offset).is_behind for offset in (0, 1)] == [True, False]
+    assert [followed(env, current, 0, offset).has_unread_records for offset in (0, 1)] == [
+        True,
+        False,
+    ]
 
 
 async def _append(env: BrokerEnvironment, index: int) -> None:
@@ -158,35 +161,35 @@ def test_a_change_of_offset_keeps_a_partitions_place_in_the_queue(env):
     current = FetchSession(1)
     for index in range(3):
         followed(env, current, index)
-    current.follow(("orders", 0), at(5))
-    assert [interest.key[1] for interest in current.pending] == [0, 1, 2]
+    current.update(("orders", 0), at(5))
+    assert [cached.key[1] for cached in current.pending] == [0, 1, 2]
 
 
 def following(kept: FetchSessions, count: int, now: int = 0) -> FetchSession:
     made = kept.create(now)
     for index in range(count):
-        made.follow(("t", index), wanted=None)
+        made.update(("t", index), requested=None)
     return made
 
 
 def test_all_sessions_together_have_a_limit_of_partitions():
     kept = FetchSessions(
-        10, iter(range(1, 100)).__next__, max_partitions=8, max_partitions_in_all=10
+        10, iter(range(1, 100)).__next__, max_partitions=8, max_total_partitions=10
     )
     first, second = following(kept, 6), following(kept, 6)
     assert kept.has_room(first, 0)
     assert not kept.has_room(second, 0)
-    assert (len(kept), kept.partitions) == (1, 6)
+    assert (len(kept), kept.partition_count) == (1, 6)
     # One that was unused for long enough makes room.
     third = following(kept, 6, 130_000)
     assert kept.has_room(third, 130_000)
     assert kept.get(first.session_id, 130_000) is None
-    assert (len(kept), kept.partitions) == (1, 6)
+    assert (len(kept), kept.partition_count) == (1, 6)
     third.forget(("t", 0))
     assert kept.has_room(third, 130_000)
-    assert kept.partitions == 5
+    assert kept.partition_count == 5
     kept.remove(third.session_id)
-    assert kept.partitions == 0
+    assert kept.partition_count == 0
 
 
 def test_a_session_that_is_not_used_expires():

@@ -579,7 +579,7 @@ def test_a_round_over_many_idle_partitions_looks_at_none_of_them(env, monkeypatc
     looked = []
     monkeypatch.setattr(handler.Reader, "_read_one", lambda *_: looked.append(1))
     for index in range(400):
-        log = env.broker.topics.opened("wide", index).log
+        log = env.broker.topics.get_open_partition("wide", index).log
         monkeypatch.setattr(log, "watch", lambda *_: looked.append(1))
         monkeypatch.setattr(log, "read_resident", lambda *_: looked.append(1))
     polling = consumer.start(max_wait_ms=WAIT)
@@ -619,12 +619,12 @@ def test_partitions_that_are_not_open_open_together(env):
 def test_a_partition_that_does_not_exist_is_kept_in_no_session(env):
     sessions = env.broker.fetch_sessions
     consumer = Consumer(env, at(0, 0), at(0, 7))
-    assert (consumer.id, len(sessions), sessions.partitions) == (0, 0, 0)
+    assert (consumer.id, len(sessions), sessions.partition_count) == (0, 0, 0)
     consumer = Consumer(env, at(0, 0))
-    assert (len(sessions), sessions.partitions) == (1, 1)
+    assert (len(sessions), sessions.partition_count) == (1, 1)
     assert (
         rows(consumer.fetch(at(0, 7)))["orders", 7].error_code
         == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     )
-    assert (len(sessions), sessions.partitions) == (0, 0)
+    assert (len(sessions), sessions.partition_count) == (0, 0)
     assert consumer.fetch().error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND

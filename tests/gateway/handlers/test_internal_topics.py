@@ -116,7 +116,7 @@ def test_its_configs_are_those_that_kafka_gives_it(env: BrokerEnvironment) -> No
 @pytest.mark.parametrize("version", [1, 12, 17])
 def test_it_is_not_read(env: BrokerEnvironment, version: int) -> None:
     use(env)
-    topic_id = env.broker.topics.internal(CONSUMER_OFFSETS).topic.topic_id
+    topic_id = env.broker.topics.find_internal(CONSUMER_OFFSETS).topic.topic_id
     topic = CONSUMER_OFFSETS if version < 13 else topic_id
     fetched = fetch_requests.rows(
         fetch_requests.ask(

@@ -65,7 +65,7 @@ def test_metadata_refuses_names_that_the_store_does_not_know(env):
 def test_metadata_makes_no_internal_topic_by_another_name(env):
     name = "public/default/__consumer_offsets"
     assert metadata(env, name)[0][1] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    env.broker.topics.use_internal("__consumer_offsets")
+    env.broker.topics.add_internal("__consumer_offsets")
     assert metadata(env, name) == [(name, 0, 50)]
     assert not list(env.broker.topics)
 

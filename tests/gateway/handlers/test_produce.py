@@ -148,9 +148,9 @@ def test_a_request_for_many_partitions_is_carried_out_in_turns_and_in_order(env)
 
 def test_topics_that_do_not_exist_are_looked_up_once_each(env, monkeypatch):
     looked_up = []
-    open_soon = env.broker.topics.open_soon
+    open_soon = env.broker.topics.prefetch
     monkeypatch.setattr(
-        env.broker.topics, "open_soon", lambda *key: (looked_up.append(key), open_soon(*key))
+        env.broker.topics, "prefetch", lambda *key: (looked_up.append(key), open_soon(*key))
     )
     topics = [TopicRecords(f"t{number}", [PartitionRecords(0, batch(1))]) for number in range(150)]
     reply = start(env, ProduceRequest(NEW, None, -1, 1000, topics)).result
@@ -239,11 +239,11 @@ def test_what_the_gateway_writes_itself_no_client_writes(env, version):
 
 @pytest.mark.parametrize("version", [0, NEW, 13])
 def test_nothing_is_written_to_an_internal_topic(env, version):
-    env.broker.topics.use_internal(CONSUMER_OFFSETS)
+    env.broker.topics.add_internal(CONSUMER_OFFSETS)
     topic = (
         CONSUMER_OFFSETS
         if version < 13
-        else env.broker.topics.internal(CONSUMER_OFFSETS).topic.topic_id
+        else env.broker.topics.find_internal(CONSUMER_OFFSETS).topic.topic_id
     )
     assert code(env, version, set_for(version), topic=topic) == ErrorCode.INVALID_TOPIC_EXCEPTION
 
@@ -610,6 +610,6 @@ def test_while_idempotent_producers_are_recovered_others_are_served(env):
     assert code(env, NEW, batch(1)) == ErrorCode.NONE
     assert not waiting.is_done
     partition.recovery = None
-    recovery.ended.succeed(None)
+    recovery.finished.succeed(None)
     ((_, (row,)),) = waiting.result.topics
     assert (row.error_code, row.base_offset) == (ErrorCode.NONE, 1)

@@ -76,7 +76,7 @@ def close(env: BrokerEnvironment, topic: str = "orders") -> None:
 
 def compact(env: BrokerEnvironment, **limits: int) -> None:
     """One round of a cleaner that has just started."""
-    ended(LogCleaner(env.broker, **limits).round())
+    ended(LogCleaner(env.broker, **limits).run_once())
     assert not env.bugs
 
 

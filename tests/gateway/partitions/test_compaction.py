@@ -227,7 +227,7 @@ def test_more_keys_than_a_pass_can_hold_take_more_passes(env):
         for n in range(0, 12, 4):
             put(env, *((b"key %d" % (n + i), value) for i in range(4)))
     close(env)
-    compact(env, max_keys=5, piece_bytes=1)
+    compact(env, max_keys=5, chunk_bytes=1)
     assert values(consume(env)) == [(12 + n, b"2") for n in range(12)]
 
 
@@ -256,7 +256,11 @@ def test_a_producers_last_batch_keeps_its_sequence_over_a_restart(env):
     assert values(consume(env)) == [(5, b"5"), (6, b"2")]
     again = open_environment(reopened(env))
     (found,) = list(again.partition().producers)
-    assert (found[0], found[1].sent[-1].last_sequence, found[1].sent[-1].last_offset) == (7, 4, 4)
+    assert (found[0], found[1].batches[-1].last_sequence, found[1].batches[-1].last_offset) == (
+        7,
+        4,
+        4,
+    )
     put(again, (b"c", b"1"), producer=(7, 0, 5))
     close(again)
     compact(again)
@@ -271,7 +275,7 @@ def test_a_batch_in_flight_does_not_cost_its_producer_the_one_before(env):
     close(env)
     next_batch = batch([(b"z", b"1")], producer=(7, 0, 1))
     env.threads.hold()
-    going = Started(LogCleaner(env.broker).round())
+    going = Started(LogCleaner(env.broker).run_once())
     env.store.hold()
     waiting = Started(
         env.partition().append_batch(next_batch, check_batch(next_batch, 11), env.now())
@@ -285,7 +289,7 @@ def test_a_batch_in_flight_does_not_cost_its_producer_the_one_before(env):
     compact(env)
     again = open_environment(reopened(env))
     ((_, producer),) = again.partition().producers
-    assert producer.sent[-1].last_sequence == 0
+    assert producer.batches[-1].last_sequence == 0
 
 
 def test_unreadable_records_stay_as_they_are_and_so_do_the_tombstones(caplog):
@@ -358,7 +362,7 @@ def test_records_deleted_while_a_piece_is_rewritten_stay_deleted(env):
         put(env, (b"a", value), (b"b", value))
     close(env)
     env.threads.hold()
-    going = Started(LogCleaner(env.broker).round())
+    going = Started(LogCleaner(env.broker).run_once())
     ended(env.partition().log.delete_before(5))
     env.threads.release()
     assert going.is_done
@@ -374,9 +378,9 @@ def test_a_pass_is_broken_off_at_the_next_piece(env, end, caplog):
         put(env, (b"a", value))
     close(env)
     before = sizes(env.partition())
-    compaction = LogCleaner(env.broker, piece_bytes=1)
+    compaction = LogCleaner(env.broker, chunk_bytes=1)
     env.threads.hold()
-    going = Started(compaction.round())
+    going = Started(compaction.run_once())
     live = env.broker.topics.require("orders")
     if end == "stop":
         compaction.stop()
@@ -401,7 +405,7 @@ def test_appends_go_on_while_a_pass_is_made(env):
     put(env, (b"a", b"1"), (b"a", b"2"))
     close(env)
     env.threads.hold()
-    going = Started(LogCleaner(env.broker).round())
+    going = Started(LogCleaner(env.broker).run_once())
     put(env, (b"a", b"3"))
     env.threads.release()
     assert going.is_done
@@ -472,7 +476,7 @@ class Reads:
 
     def of_round(self, compaction: LogCleaner) -> int:
         self.count = 0
-        ended(compaction.round())
+        ended(compaction.run_once())
         return self.count
 
 
@@ -509,7 +513,7 @@ def test_new_records_that_are_too_few_cost_no_reading(monkeypatch):
         put(env, (b"key %d" % n, b"1"))
     close(env)
     compaction = LogCleaner(env.broker)
-    ended(compaction.round())
+    ended(compaction.run_once())
     reads = Reads(env.partition().log, monkeypatch)
     for _ in range(3):
         put(env, (b"key 1", b"2"))
@@ -537,7 +541,7 @@ def test_overdue_records_are_compacted_in_the_round_after_they_became_so():
     compaction = LogCleaner(env.broker)
     for wait, left in ((0, 2), (HOUR / 1000 - 1, 2), (1.001, 1)):
         env.clock.advance(wait)
-        ended(compaction.round())
+        ended(compaction.run_once())
         assert len(values(consume(env))) == left
 
 
@@ -553,7 +557,7 @@ def test_space_is_reclaimed_at_the_interval_of_retention(env, monkeypatch):
 
     monkeypatch.setattr(log, "reclaim", reclaim)
     for _ in range(41):
-        ended(compaction.round())
+        ended(compaction.run_once())
         env.clock.advance(15)
     assert calls == [0, 300, 600]
 
@@ -561,7 +565,7 @@ def test_space_is_reclaimed_at_the_interval_of_retention(env, monkeypatch):
 def test_the_reactor_gets_a_turn_between_many_idle_partitions(env, monkeypatch):
     monkeypatch.setattr("gateway.partitions.compaction.CHECKS_PER_TURN", 10)
     table(env, "wide", partitions=25)
-    going = Started(LogCleaner(env.broker).round())
+    going = Started(LogCleaner(env.broker).run_once())
     assert not going.is_done
     env.clock.advance(0)
     assert going.is_done
@@ -574,7 +578,7 @@ def test_logs_that_nobody_has_opened_are_left_to_whoever_leads_them(env, monkeyp
     close(env)
     compact(env)
     assert values(consume(env)) == [(1, b"2")]
-    assert env.broker.topics.opened("bills", 0) is None
+    assert env.broker.topics.get_open_partition("bills", 0) is None
 
 
 def test_what_the_store_cannot_replace_stays_and_that_is_said_once(env, caplog):
@@ -583,7 +587,7 @@ def test_what_the_store_cannot_replace_stays_and_that_is_said_once(env, caplog):
     env.partition().log.can_replace = False
     compaction = LogCleaner(env.broker)
     for _ in range(2):
-        ended(compaction.round())
+        ended(compaction.run_once())
     assert values(consume(env)) == [(0, b"1"), (1, b"2")]
     assert caplog.text.count("this gateway does not compact the topic") == 1
 
@@ -606,9 +610,9 @@ def test_a_log_that_is_found_finished_is_compacted_when_it_was_opened_anew(env, 
     close(env)
     env.store.fence("orders")
     compaction = LogCleaner(env.broker)
-    ended(compaction.round())
+    ended(compaction.run_once())
     assert "compaction failed" in caplog.text
-    ended(compaction.round())
+    ended(compaction.run_once())
     assert values(consume(env)) == [(1, b"2")]
 
 

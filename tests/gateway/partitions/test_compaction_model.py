@@ -67,9 +67,9 @@ class Life:
         assert put(self.env, *records, written=written, producer=producer) == len(self.history)
         self.history += records
 
-    def compact(self, max_keys: int, piece_bytes: int, writes: int | None) -> None:
+    def compact(self, max_keys: int, chunk_bytes: int, writes: int | None) -> None:
         if writes is None:
-            compact(self.env, max_keys=max_keys, piece_bytes=piece_bytes)
+            compact(self.env, max_keys=max_keys, chunk_bytes=chunk_bytes)
             return
         store, left = self.env.store, [writes]
         real = store.check_medium
@@ -81,13 +81,13 @@ class Life:
             real()
 
         store.check_medium = check  # type: ignore[method-assign]
-        compact(self.env, max_keys=max_keys, piece_bytes=piece_bytes)
+        compact(self.env, max_keys=max_keys, chunk_bytes=chunk_bytes)
         self.env = self.opened(self.env)
         self.check_producers()
 
     def check_producers(self) -> None:
         known = {
-            producer_id: producer.sent[-1].last_sequence
+            producer_id: producer.batches[-1].last_sequence
             for producer_id, producer in self.env.partition().producers
         }
         for producer_id, sequence in self.sequences.items():
@@ -132,12 +132,12 @@ def test_of_each_key_the_last_record_is_always_there_and_nothing_else_than_was_w
 
 @prop
 @given(steps, st.integers(1, 6), st.sampled_from((1, 150, 1 << 20)))
-def test_in_the_end_there_is_one_record_of_each_key(taken, max_keys, piece_bytes):
+def test_in_the_end_there_is_one_record_of_each_key(taken, max_keys, chunk_bytes):
     life = Life(86_400_000)
     for name, *arguments in taken:
         getattr(life, name)(*arguments)
     life.produce((2, 0), [(b"the last", b"entry")], None)
-    compact(life.env, max_keys=max_keys, piece_bytes=piece_bytes)
+    compact(life.env, max_keys=max_keys, chunk_bytes=chunk_bytes)
     life.check()
     found = [key for _, key, _ in consume(life.env)]
     assert len(found) == len(set(found))

@@ -131,12 +131,12 @@ def test_the_last_epoch_is_told_until_there_is_a_new_one_and_what_was_kept_of_it
     topics: Topics = env.broker.topics
     live = topics.require("orders")
     env.partition()
-    version = topics.leading.version
+    version = topics.opener.version
     env.store.fence("orders")
-    assert (topics.leading.epoch_of(live, 0), topics.leading.version) == (0, version)
+    assert (topics.opener.leader_epoch(live, 0), topics.opener.version) == (0, version)
     assert live.partitions[0].is_closed
     env.partition()
-    assert (topics.leading.epoch_of(live, 0), topics.leading.version) == (1, version + 1)
+    assert (topics.opener.leader_epoch(live, 0), topics.opener.version) == (1, version + 1)
 
 
 def test_of_a_medium_that_others_may_have_led_the_epoch_is_unknown_until_a_partition_is_open(
@@ -145,11 +145,11 @@ def test_of_a_medium_that_others_may_have_led_the_epoch_is_unknown_until_a_parti
     monkeypatch.setattr(type(env.store), "retains_by_itself", True)
     other = open_environment()
     live = other.topic("orders")
-    leading = other.broker.topics.leading
-    assert leading.epoch_of(live, 0) == -1
-    before = leading.version
+    opener = other.broker.topics.opener
+    assert opener.leader_epoch(live, 0) == -1
+    before = opener.version
     other.partition()
-    assert (leading.epoch_of(live, 0), leading.version) == (0, before + 1), (
+    assert (opener.leader_epoch(live, 0), opener.version) == (0, before + 1), (
         "librdkafka says 0 for what it does not know, and must hear better"
     )
 
@@ -210,7 +210,7 @@ def test_a_partition_that_was_led_for_a_while_is_taken_back_at_once(env):
     env.partition()
     env.clock.advance(5)
     env.store.fence("orders")
-    sending(env.broker.topics.opened("orders", 0))
+    sending(env.broker.topics.get_open_partition("orders", 0))
     assert opening(env).failure is None
 
 
@@ -218,11 +218,15 @@ def test_partitions_that_will_be_asked_for_open_at_the_same_time_and_once(env):
     env.topic("bills", 3)
     env.store.slow_logs = Deferred()
     for index in (0, 1, 2, 0, 3, -1):
-        env.broker.topics.open_soon("bills", index)
-    env.broker.topics.open_soon("nothing", 0)
+        env.broker.topics.prefetch("bills", index)
+    env.broker.topics.prefetch("nothing", 0)
     assert env.store.logs_asked == 3
     env.store.slow_logs.callback(None)
-    assert [env.broker.topics.opened("bills", index).index for index in range(3)] == [0, 1, 2]
+    assert [env.broker.topics.get_open_partition("bills", index).index for index in range(3)] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_a_log_that_was_closed_is_given_up_as_well(env):

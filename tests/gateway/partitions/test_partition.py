@@ -379,17 +379,17 @@ def test_a_thousand_appends_may_wait_for_one_set(env, partition):
 
 
 def test_a_noted_stretch_is_passed_over_from_anywhere_within(partition):
-    partition.note_invisible(10, 20, 0)
-    assert [partition.visible_from(offset, 0) for offset in (9, 10, 19, 20)] == [9, 20, 20, 20]
-    assert partition.visible_from(10, 1) == 10
+    partition.mark_empty(10, 20, 0)
+    assert [partition.skip_empty(offset, 0) for offset in (9, 10, 19, 20)] == [9, 20, 20, 20]
+    assert partition.skip_empty(10, 1) == 10
 
 
 def test_a_noted_stretch_grows_at_its_end_and_gives_way_to_another(partition):
-    partition.note_invisible(10, 20, 1)
-    partition.note_invisible(20, 30, 1)
-    assert partition.visible_from(12, 1) == 30
-    partition.note_invisible(50, 60, 1)
-    assert [partition.visible_from(offset, 1) for offset in (12, 55)] == [12, 60]
+    partition.mark_empty(10, 20, 1)
+    partition.mark_empty(20, 30, 1)
+    assert partition.skip_empty(12, 1) == 30
+    partition.mark_empty(50, 60, 1)
+    assert [partition.skip_empty(offset, 1) for offset in (12, 55)] == [12, 60]
 
 
 class Producing(RuleBasedStateMachine):

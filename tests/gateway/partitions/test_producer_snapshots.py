@@ -123,7 +123,7 @@ def test_a_read_error_does_not_lose_the_snapshot(env, monkeypatch):
     again = reopened(env)
     reads = Reads(again, monkeypatch)
     reads.fails_at = 1
-    failure = Started(again.broker.topics.leading.recovered(again.partition())).failure
+    failure = Started(again.broker.topics.opener.wait_for_recovery(again.partition())).failure
     assert isinstance(failure, KafkaError)
     assert failure.code is ErrorCode.KAFKA_STORAGE_ERROR
     reads.fails_at = -1
@@ -176,7 +176,7 @@ def test_while_producers_are_recovered_only_their_own_requests_wait(env, monkeyp
     reads.held = held = Deferred()
     partition = again.partition()
     assert send(partition, batch(1)).base_offset == 4
-    waiting = [Started(again.broker.topics.leading.recovered(partition)) for _ in range(2)]
+    waiting = [Started(again.broker.topics.opener.wait_for_recovery(partition)) for _ in range(2)]
     assert not any(one.is_done for one in waiting)
     reads.held = None
     held.callback(None)
@@ -189,9 +189,9 @@ def test_what_waits_for_producers_is_told_to_come_again_at_its_time(env, monkeyp
     again = reopened(env)
     Reads(again, monkeypatch).held = Deferred()
     partition = again.partition()
-    waiting = Started(again.broker.topics.leading.recovered(partition))
+    waiting = Started(again.broker.topics.opener.wait_for_recovery(partition))
     again.clock.advance(again.broker.settings.partition_open_timeout_ms / 1000)
-    late = Started(again.broker.topics.leading.recovered(partition))
+    late = Started(again.broker.topics.opener.wait_for_recovery(partition))
     failures = [waiting.failure, late.failure]
     assert [isinstance(one, KafkaError) and one.code for one in failures] == [
         ErrorCode.NOT_LEADER_OR_FOLLOWER

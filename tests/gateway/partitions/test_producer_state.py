@@ -40,7 +40,7 @@ class Log:
 
     def add(self, one: BatchHeader, *, durable: bool = True) -> int:
         assert self.producers.check(one) is None
-        self.producers.note(one, self.end, -1, self.durable_end, ANY_TIME)
+        self.producers.append(one, self.end, -1, self.durable_end, ANY_TIME)
         base, self.end = self.end, self.end + one.count
         if durable:
             self.durable_end = self.end
@@ -168,8 +168,8 @@ def test_rewinding_leaves_other_producers_alone(log):
 
 def test_a_producer_silent_too_long_is_forgotten():
     producers = ProducerStateManager(10)
-    producers.note(batch(0, producer=1), 0, -1, 0, 100)
-    producers.note(batch(0, producer=2), 1, -1, 1, 200)
+    producers.append(batch(0, producer=1), 0, -1, 0, 100)
+    producers.append(batch(0, producer=2), 1, -1, 1, 200)
     producers.expire(200)
     assert [producer_id for producer_id, _ in producers] == [2]
     assert producers.check(batch(99, producer=1)) is None
@@ -201,7 +201,7 @@ def test_a_failed_batch_is_forgotten_and_no_other():
     log.add(batch(0))
     for sequence in (1, 2):
         log.add(batch(sequence), durable=False)
-    log.producers.forget(7, 1)
+    log.producers.remove_failed(7, 1)
     assert log.twin(batch(0)).base_offset == 0
     assert log.twin(batch(2)).base_offset == 2
 
@@ -211,7 +211,7 @@ def test_when_all_batches_of_a_new_producer_fail_the_first_one_is_next():
     for sequence in (10, 11, 12):
         log.add(batch(sequence), durable=False)
     for base_offset in range(3):
-        log.producers.forget(7, base_offset)
+        log.producers.remove_failed(7, base_offset)
     assert [log.refusal(batch(sequence)) for sequence in (11, 12, 13)] == [
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     ] * 3
@@ -228,7 +228,13 @@ def test_a_batch_that_a_snapshot_holds_is_not_noted_again_from_the_log():
     for one in sent[1:]:
         again.replay(one, ANY_TIME)
     assert again.check(batch(8)) is None
-    assert [kept.base_offset for _, producer in again for kept in producer.sent] == [3, 4, 5, 6, 7]
+    assert [kept.base_offset for _, producer in again for kept in producer.batches] == [
+        3,
+        4,
+        5,
+        6,
+        7,
+    ]
 
 
 def test_a_snapshot_holds_what_is_durable_and_says_how_far_that_is():
@@ -247,7 +253,7 @@ def test_a_snapshot_keeps_the_order_of_last_use():
         log.add(batch(1 if producer == 3 and log.end else 0, producer=producer))
     again = ProducerStateManager(3)
     again.load(log.producers.snapshot(log.end))
-    again.note(batch(0, producer=9), 4, -1, 4, ANY_TIME)
+    again.append(batch(0, producer=9), 4, -1, 4, ANY_TIME)
     assert [producer_id for producer_id, _ in again] == [2, 3, 9]
 
 
@@ -306,7 +312,7 @@ class Recovery(RuleBasedStateMachine):
         """With `sequence` None, whatever is next."""
         if sequence is None:
             known = dict(self.producers).get(producer)
-            last = known.sent[-1] if known else None
+            last = known.batches[-1] if known else None
             sequence = (
                 (last.last_sequence + 1) % (LARGEST + 1) if last and last.epoch == epoch else 0
             )
@@ -323,7 +329,7 @@ class Recovery(RuleBasedStateMachine):
                 else self.durable_end
             )
             sent = msgspec.structs.replace(sent, base_offset=end)
-            self.producers.note(sent, end, -1, self.durable_end, ANY_TIME)
+            self.producers.append(sent, end, -1, self.durable_end, ANY_TIME)
             self.in_flight.append(sent)
 
     @precondition(lambda self: self.in_flight)
@@ -340,7 +346,7 @@ class Recovery(RuleBasedStateMachine):
     def fail(self) -> None:
         failed, self.in_flight = self.in_flight, []
         for one in failed:
-            self.producers.forget(one.producer_id, one.base_offset)
+            self.producers.remove_failed(one.producer_id, one.base_offset)
 
     @rule(overlap=st.integers(0, 8))
     def save(self, overlap: int) -> None:
@@ -359,9 +365,11 @@ class Recovery(RuleBasedStateMachine):
                 again.replay(stored, ANY_TIME)
         recovered = dict(again)
         for producer_id, producer in self.producers:
-            durable = [sent for sent in producer.sent if 0 <= sent.last_offset < self.durable_end]
+            durable = [
+                sent for sent in producer.batches if 0 <= sent.last_offset < self.durable_end
+            ]
             if durable:
-                last = [sent for sent in recovered[producer_id].sent if sent.last_offset >= 0]
+                last = [sent for sent in recovered[producer_id].batches if sent.last_offset >= 0]
                 assert last[-len(durable[-5:]) :] == durable[-5:]
 
     @invariant()
@@ -371,12 +379,12 @@ class Recovery(RuleBasedStateMachine):
         for producer_id, producer in self.producers:
             mine = [stored for stored in self.log if stored.producer_id == producer_id]
             if mine:
-                assert producer.sent[-1].last_offset >= mine[-1].base_offset + mine[-1].count - 1
+                assert producer.batches[-1].last_offset >= mine[-1].base_offset + mine[-1].count - 1
 
     @invariant()
     def memory_is_bounded(self) -> None:
         for _, producer in self.producers:
-            assert len(producer.sent) <= 5 + len(self.in_flight) + 1
+            assert len(producer.batches) <= 5 + len(self.in_flight) + 1
 
 
 Recovery.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)

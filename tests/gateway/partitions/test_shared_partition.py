@@ -91,7 +91,7 @@ def test_a_snapshot_holds_real_offsets_only(partition, log):
     send(partition, batch(2, producer=(7, 0, 2)))
     again = ProducerStateManager(10)
     assert again.load(partition.snapshot()) == 7
-    assert [sent.base_offset for _, producer in again for sent in producer.sent] == [5]
+    assert [sent.base_offset for _, producer in again for sent in producer.batches] == [5]
 
 
 def test_what_fails_alone_takes_no_other_batch_along(partition, log):

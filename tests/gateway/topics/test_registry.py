@@ -137,8 +137,8 @@ def test_a_partition_is_opened_once_for_all_who_ask(env):
     env.topic("orders", 2)
     first = env.partition("orders", 1)
     assert env.partition("orders", 1) is first
-    assert env.broker.topics.opened("orders", 1) is first
-    assert env.broker.topics.opened("orders", 0) is None
+    assert env.broker.topics.get_open_partition("orders", 1) is first
+    assert env.broker.topics.get_open_partition("orders", 0) is None
 
 
 @pytest.mark.parametrize("index", [-1, 2, 1 << 31])
@@ -148,7 +148,7 @@ def test_a_partition_that_is_not_there_is_unknown(env, index):
         refusal(env.broker.topics.partition("orders", index))
         is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     )
-    assert env.broker.topics.opened("orders", index) is None
+    assert env.broker.topics.get_open_partition("orders", index) is None
 
 
 class SlowLogs:

@@ -53,7 +53,7 @@ def test_a_topic_that_others_deleted_and_made_again_is_another_one(env):
     env.store.outside([Topic("orders", OTHER, 1)])
     after = env.broker.topics.get("orders")
     assert (after.topic.topic_id, env.broker.topics.get(ID)) == (OTHER, None)
-    assert (before.is_gone, env.partition() is partition, partition.is_closed) == (
+    assert (before.is_deleted, env.partition() is partition, partition.is_closed) == (
         True,
         False,
         True,

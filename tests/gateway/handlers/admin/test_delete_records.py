@@ -87,7 +87,7 @@ def test_a_topic_that_is_only_compacted_keeps_its_records(env: BrokerEnvironment
 
 
 def test_records_of_an_internal_topic_are_not_deleted(env: BrokerEnvironment) -> None:
-    env.broker.topics.use_internal("__consumer_offsets")
+    env.broker.topics.add_internal("__consumer_offsets")
     assert delete(env, ("__consumer_offsets", {0: -1})) == {
         ("__consumer_offsets", 0): (-1, ErrorCode.INVALID_TOPIC_EXCEPTION)
     }

@@ -128,7 +128,7 @@ def test_the_room_on_the_volume_is_told_from_version_4_on(
 def test_a_partition_s_size_does_not_open_it(env: BrokerEnvironment) -> None:
     env.topic("orders")
     log_dirs(env, None)
-    assert env.broker.topics.opened("orders", 0) is None
+    assert env.broker.topics.get_open_partition("orders", 0) is None
 
 
 def producers(env: BrokerEnvironment, wanted: dict[str, list[int]]) -> dict[tuple[str, int], Any]:
@@ -171,7 +171,7 @@ def test_producers_of_no_partition_are_an_error_of_that_partition(env: BrokerEnv
 
 
 def test_nobody_produces_to_an_internal_topic(env: BrokerEnvironment) -> None:
-    env.broker.topics.use_internal("__consumer_offsets")
+    env.broker.topics.add_internal("__consumer_offsets")
     rows = producers(env, {"__consumer_offsets": [0, 50]})
     assert {key: row.error_code for key, row in rows.items()} == {
         ("__consumer_offsets", 0): 0,

@@ -344,7 +344,7 @@ async def test_a_stored_batch_whose_acknowledgement_is_lost_is_not_stored_again_
             Topic("t", bytes(16), 1),
             ProducerSnapshots(10, 1, lambda: TIME, lambda work: None),
         )
-        snapshots.hold(topic.topic_id, led)
+        snapshots.keep_row(topic.topic_id, led)
         again = await bench.open()
         producers, offset = snapshots.load(topic, 0, again)
         led = Led("t", 0, again, effective_config({}, Settings()), producers)
