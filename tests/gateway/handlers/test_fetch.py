@@ -577,7 +577,7 @@ def test_a_round_over_many_idle_partitions_looks_at_none_of_them(env, monkeypatc
     env.topic("wide", 400)
     consumer = Consumer(env, *[at(0, n) for n in range(400)], topic="wide")
     looked = []
-    monkeypatch.setattr(handler.Reader, "_read_one", lambda *_: looked.append(1))
+    monkeypatch.setattr(handler.FetchReader, "_read_one", lambda *_: looked.append(1))
     for index in range(400):
         log = env.broker.topics.get_open_partition("wide", index).log
         monkeypatch.setattr(log, "watch", lambda *_: looked.append(1))
