@@ -9,7 +9,7 @@ from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
 from tests.gateway.handlers.admin.test_alter_configs import APPEND, DELETE, SET, alter, incremental
 from tests.gateway.handlers.admin.test_describe_configs import describe
-from tests.gateway.handlers.groups.test_consumer_group_heartbeat import beat
+from tests.gateway.handlers.groups.test_consumer_group_heartbeat import member_heartbeat
 
 GROUP = 32
 SESSION, HEARTBEAT = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
@@ -36,17 +36,17 @@ def put(
 def members(env: BrokerEnvironment) -> int:
     group = env.broker.groups.get("g")
     assert group is not None
-    return group.heads
+    return group.member_count
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_session_lasts_as_long_as_its_group_says(env: BrokerEnvironment, is_first: bool) -> None:
     if is_first:
         put(env, SESSION, "60000")
-    epoch = beat(env, "a").member_epoch
+    epoch = member_heartbeat(env, "a").member_epoch
     if not is_first:
         put(env, SESSION, "60000")
-        beat(env, "a", epoch)
+        member_heartbeat(env, "a", epoch)
     env.clock.advance(59)
     assert members(env) == 1
     env.clock.advance(2)
@@ -55,19 +55,19 @@ def test_a_session_lasts_as_long_as_its_group_says(env: BrokerEnvironment, is_fi
 
 def test_members_are_told_the_interval_of_their_group(env: BrokerEnvironment) -> None:
     put(env, HEARTBEAT, "7000")
-    epochs = {group: beat(env, "a", group_id=group) for group in ("g", "other")}
+    epochs = {group: member_heartbeat(env, "a", group_id=group) for group in ("g", "other")}
     assert {group: reply.heartbeat_interval_ms for group, reply in epochs.items()} == {
         "g": 7000,
         "other": 5000,
     }
     put(env, HEARTBEAT, None, how=DELETE)
-    assert beat(env, "a", epochs["g"].member_epoch).heartbeat_interval_ms == 5000
+    assert member_heartbeat(env, "a", epochs["g"].member_epoch).heartbeat_interval_ms == 5000
 
 
 def test_configs_of_a_group_outlast_a_restart() -> None:
     medium = Medium()
     env = open_env(medium)
-    beat(env, "a")
+    member_heartbeat(env, "a")
     put(env, SESSION, "60000")
     ended(env.store.close())
     again = open_env(medium)
