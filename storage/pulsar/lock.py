@@ -68,18 +68,18 @@ class StoreLock:
         self._producer: Any = None
         self._holder: LockHolder | None = None
         self._timer: ScheduledCall | None = None
-        self._lost: Callable[[str], None] = lambda reason: None
-        self._contested_since: float | None = None
-        self._is_silent = False
-        self._is_said = False
+        self._on_lost: Callable[[str], None] = lambda reason: None
+        self._refused_since: float | None = None
+        self._has_logged_failure = False
+        self._is_heartbeat_in_flight = False
         """Whether a beat is on its way."""
-        self._doubting: list[Deferred[None]] = []
+        self._queued_confirmations: list[Deferred[None]] = []
         """Those who wait for a beat that has not begun yet; and for the one on its way:"""
-        self._hoping: list[Deferred[None]] = []
+        self._sent_confirmations: list[Deferred[None]] = []
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         """`call` once, with the reason, if the lock is lost; at the latest `lock_beat_seconds` after somebody took it and said so, where brokers answer."""
-        self._lost = call
+        self._on_lost = call
 
     async def take(self, node: str, takeover: bool) -> None:
         """Have the store, or with `takeover` take it away from whoever has it. Raises StoreInUse (StoreLeft where its holder seems to be gone), StorageFailed."""
@@ -89,7 +89,7 @@ class StoreLock:
         holder = LockHolder(uuid4().hex, node, socket.gethostname(), os.getpid(), now, now)
         access = Access.ExclusiveWithFencing if takeover else Access.Exclusive
 
-        def open_and_say() -> Any:
+        def open_and_announce() -> Any:
             producer = self._session.producer(self._topic, access)
             try:
                 producer.send(msgspec.json.encode(holder))
@@ -100,7 +100,7 @@ class StoreLock:
             return producer
 
         try:
-            self._producer = await self._session.run(open_and_say)
+            self._producer = await self._session.run(open_and_announce)
         except Fenced:
             other = await self._last_holder()
             is_left = other is not None and appears_dead(
@@ -108,7 +108,7 @@ class StoreLock:
             )
             raise (StaleStoreLock if is_left else StoreInUse)(self._in_use(other)) from None
         self._holder = holder
-        self._again(self._settings.lock_beat_seconds, self._beat)
+        self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
 
     @property
     def is_held(self) -> bool:
@@ -125,16 +125,16 @@ class StoreLock:
         if self._producer is None:
             result.errback(Fenced("another process has taken the store"))
             return result
-        self._doubting.append(result)
-        if self._contested_since is None and not self._is_said:
+        self._queued_confirmations.append(result)
+        if self._refused_since is None and not self._is_heartbeat_in_flight:
             if self._timer:
                 self._timer.cancel()
-            self._beat()
+            self._heartbeat()
         return result
 
     async def release(self) -> None:
         """Let others have it. Nothing happens where it is not held."""
-        producer = self._let_go()
+        producer = self._drop_producer()
         if producer is not None:
             try:
                 await self._session.run(producer.close)
@@ -144,12 +144,12 @@ class StoreLock:
     def _open(self, access: Any) -> Deferred[Any]:
         return self._session.run(lambda: self._session.producer(self._topic, access))
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         """Say who has it."""
         self._timer = None
-        self._is_said = True
-        self._hoping += self._doubting
-        self._doubting = []
+        self._is_heartbeat_in_flight = True
+        self._sent_confirmations += self._queued_confirmations
+        self._queued_confirmations = []
         producer, wake = self._producer, self._session.wake
         assert self._holder
         said = msgspec.structs.replace(self._holder, said=time.time())
@@ -165,35 +165,35 @@ class StoreLock:
     def _answered(self, producer: Any, result: Any) -> None:
         if producer is not self._producer:
             return
-        self._is_said = False
+        self._is_heartbeat_in_flight = False
         if result == pulsar.Result.Ok:
-            self._contested_since = None
-            self._is_silent = False
-            if self._doubting:
-                self._tell_hoping()
-                self._beat()
+            self._refused_since = None
+            self._has_logged_failure = False
+            if self._queued_confirmations:
+                self._settle_confirmations()
+                self._heartbeat()
             else:
-                self._again(self._settings.lock_beat_seconds, self._beat)
-                self._tell_hoping()
+                self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
+                self._settle_confirmations()
         elif result in (pulsar.Result.ProducerFenced, pulsar.Result.AlreadyClosed):
-            self._contest()
+            self._reacquire()
         else:
-            if not self._is_silent:
-                self._is_silent = True
+            if not self._has_logged_failure:
+                self._has_logged_failure = True
                 log.error(
                     "Pulsar does not take the lock's message (%s); the store may be taken by another process meanwhile",
                     result.name,
                 )
-            self._tell_hoping(
+            self._settle_confirmations(
                 StorageFailed(
                     f"Pulsar does not say who has the store ({result.name}): try again later"
                 )
             )
-            self._again(self._settings.lock_beat_seconds, self._beat)
+            self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
 
-    def _tell_hoping(self, failure: StorageError | None = None) -> None:
-        hoping, self._hoping = self._hoping, []
-        for result in hoping:
+    def _settle_confirmations(self, failure: StorageError | None = None) -> None:
+        confirmations, self._sent_confirmations = self._sent_confirmations, []
+        for result in confirmations:
             if result.called:
                 continue
             if failure is None:
@@ -201,44 +201,46 @@ class StoreLock:
             else:
                 result.errback(failure)
 
-    def _again(self, delay: float, call: Callable[[], None]) -> None:
+    def _schedule(self, delay: float, call: Callable[[], None]) -> None:
         self._timer = self._reactor.callLater(delay, call)
 
-    def _contest(self) -> None:
+    def _reacquire(self) -> None:
         """The broker refuses this holder: see who has it, and have it again where that is nobody."""
         self._timer = None
-        if self._contested_since is None:
-            self._contested_since = time.monotonic()
+        if self._refused_since is None:
+            self._refused_since = time.monotonic()
             log.warning("Pulsar refuses the lock's producer; looking who has the store")
-        Deferred.fromCoroutine(self._look(self._producer)).addErrback(self._unseen)
+        Deferred.fromCoroutine(self._try_reacquire(self._producer)).addErrback(
+            self._reacquire_failed
+        )
 
-    async def _look(self, refused: Any) -> None:
+    async def _try_reacquire(self, refused: Any) -> None:
         assert self._holder
-        assert self._contested_since is not None
+        assert self._refused_since is not None
         holder = await self._last_holder()
         if self._producer is not refused:
             return
         if holder is not None and holder.token != self._holder.token:
-            self._lose(f"{describe(holder)} has taken the store")
+            self._mark_lost(f"{describe(holder)} has taken the store")
             return
         try:
             producer = await self._open(Access.Exclusive)
         except Fenced:
-            if time.monotonic() - self._contested_since > self._settings.lock_contest_seconds:
-                self._lose(
+            if time.monotonic() - self._refused_since > self._settings.lock_contest_seconds:
+                self._mark_lost(
                     "another producer holds the lock of the store and does not say who it is"
                 )
             elif self._producer is refused:
-                self._again(RETRY_SECONDS, self._contest)
+                self._schedule(RETRY_SECONDS, self._reacquire)
             return
         if self._producer is not refused:
             await self._session.run(producer.close)
             return
         self._producer = producer
         log.warning("the lock of the store is held again")
-        self._beat()
+        self._heartbeat()
 
-    def _unseen(self, failure: Any) -> None:
+    def _reacquire_failed(self, failure: Any) -> None:
         """Pulsar does not answer; what it refused it will refuse again."""
         if not isinstance(failure.value, StorageFailed):
             log.error(
@@ -246,24 +248,28 @@ class StoreLock:
                 exc_info=(failure.type, failure.value, failure.getTracebackObject()),
             )
         if self._producer is not None:
-            self._hoping += self._doubting
-            self._doubting = []
-            self._tell_hoping(
+            self._sent_confirmations += self._queued_confirmations
+            self._queued_confirmations = []
+            self._settle_confirmations(
                 StorageFailed("Pulsar does not say who has the store: try again later")
             )
-            self._again(RETRY_SECONDS, self._contest)
+            self._schedule(RETRY_SECONDS, self._reacquire)
 
-    def _lose(self, reason: str) -> None:
-        self._let_go()
-        self._lost(reason)
+    def _mark_lost(self, reason: str) -> None:
+        self._drop_producer()
+        self._on_lost(reason)
 
-    def _let_go(self) -> Any:
+    def _drop_producer(self) -> Any:
         if self._timer:
             self._timer.cancel()
             self._timer = None
         producer, self._producer = self._producer, None
-        doubting, self._doubting, self._hoping = [*self._hoping, *self._doubting], [], []
-        for result in doubting:
+        confirmations, self._queued_confirmations, self._sent_confirmations = (
+            [*self._sent_confirmations, *self._queued_confirmations],
+            [],
+            [],
+        )
+        for result in confirmations:
             if not result.called:
                 result.errback(Fenced("another process has taken the store, or it is closed here"))
         return producer

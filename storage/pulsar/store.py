@@ -68,15 +68,15 @@ class PulsarStore:
         self._catalogue = TopicCatalog(settings, self._admin, reactor)
         self._cache = ReaderCache(self._session, settings.readers)
         self._tail = TailCache(settings.tail_bytes)
-        self._runs = SideTopics(self._session, self._admin, settings)
+        self._side_topics = SideTopics(self._session, self._admin, settings)
         self._room = InFlightLimit(settings.queue_bytes, settings.queue_operations)
-        self._formats = PulsarLogOpener(
+        self._log_opener = PulsarLogOpener(
             self._session,
             self._admin,
             self._cache,
             self._room,
             self._tail,
-            self._runs,
+            self._side_topics,
             self,
             batch_format,
         )
@@ -87,14 +87,14 @@ class PulsarStore:
         """Of the partitions that were opened."""
         self._rows: PulsarTable | None = None
         self._lock = StoreLock(self._session, self._admin, settings, reactor)
-        self._mirror = CursorMirror(self._admin, self._place, reactor, settings)
+        self._mirror = CursorMirror(self._admin, self._cursor_position, reactor, settings)
         self._trimming = DeferredLock()
         self._is_open = False
         self._standstills = ProcessStalls(reactor)
         self._confirming: SingleFlightCache[int, None] = SingleFlightCache()
-        self._logs_taken = self._doubts_when_held = 0
+        self._logs_taken = self._suspicions_when_confirmed = 0
         """How many logs another process took, and how many doubts there were when the lock was last known to be held."""
-        self._leaving: set[str] = set()
+        self._deleting: set[str] = set()
         """Topics that are being deleted here."""
         self._catalogue.watch(self._topics_changed)
 
@@ -135,12 +135,12 @@ class PulsarStore:
         await self._within(self._trimming.acquire())
         logs = list(self._logs.made.values())
         await self._within(DeferredList([Deferred.fromCoroutine(log.idle()) for log in logs]))
-        await self._within(Deferred.fromCoroutine(self._write_ends(logs)))
+        await self._within(Deferred.fromCoroutine(self._store_end_offsets(logs)))
         self._logs.made.clear()
-        await self._within(DeferredList([log.shut() for log in logs]))
+        await self._within(DeferredList([log.close() for log in logs]))
         await self._release()
 
-    async def _write_ends(self, logs: Sequence[PulsarPartitionLog]) -> None:
+    async def _store_end_offsets(self, logs: Sequence[PulsarPartitionLog]) -> None:
         """Reserve exactly the offsets that were assigned, now that there will be no more.
 
         The table writes what is put at the same time together: one after the other each partition
@@ -149,14 +149,14 @@ class PulsarStore:
         for begin in range(0, len(logs), ROWS_AT_ONCE):
             await DeferredList(
                 [
-                    Deferred.fromCoroutine(self._write_end(log))
+                    Deferred.fromCoroutine(self._store_end_offset(log))
                     for log in logs[begin : begin + ROWS_AT_ONCE]
                 ]
             )
 
-    async def _write_end(self, log: PulsarPartitionLog) -> None:
+    async def _store_end_offset(self, log: PulsarPartitionLog) -> None:
         try:
-            await log.note_end()
+            await log.store_end_offset()
         except StorageError as error:
             logger.warning("the end of %s was not noted: %s", log.topic, error)
 
@@ -172,14 +172,14 @@ class PulsarStore:
 
     def _within(self, step: Deferred[Any]) -> Deferred[None]:
         """Fires when `step` has ended or its time is up; what went wrong is logged."""
-        told: Deferred[None] = Deferred()
+        finished: Deferred[None] = Deferred()
 
         def tell() -> None:
-            if not told.called:
-                told.callback(None)
+            if not finished.called:
+                finished.callback(None)
 
-        def ended(result: Any) -> None:
-            if not told.called:
+        def ended(_: Any) -> None:
+            if not finished.called:
                 deadline.cancel()
             tell()
 
@@ -193,7 +193,7 @@ class PulsarStore:
         deadline = self._reactor.callLater(self.settings.close_timeout_seconds, late)
         step.addErrback(lambda failure: logger.warning("while closing: %s", failure.value))
         step.addBoth(ended)
-        return told
+        return finished
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         self._lock.when_lost(call)
@@ -212,7 +212,7 @@ class PulsarStore:
         if self.settings.mirror_cursors:
             self._mirror.note(group, topic, partition, offset)
 
-    async def _place(self, name: str, index: int, offset: int) -> CursorPosition | None:
+    async def _cursor_position(self, name: str, index: int, offset: int) -> CursorPosition | None:
         """Where a group's cursor belongs; None for a partition that is not open here, or an offset that is not there."""
         log = self._logs.made.get((name, index))
         if log is None or not log.start_offset <= offset <= log.end_offset:
@@ -246,29 +246,29 @@ class PulsarStore:
         And of a topic that is loaded for the first time while it is deleted a broker keeps something that is none, and that answers in its place.
         """
         self._check_open()
-        self._check_stays(name)
-        meant = self.topics.get(name)
-        if meant is None:
+        self._check_not_deleting(name)
+        expected = self.topics.get(name)
+        if expected is None:
             raise UnknownTopic(f"no topic {name}")
-        self._leaving.add(name)
+        self._deleting.add(name)
         try:
-            await self._not_opening(name)
+            await self._wait_until_opened(name)
             await self.confirm_held()
             self._check_open()
             topic = self.topics.get(name)
-            if topic is None or topic.topic_id != meant.topic_id:
+            if topic is None or topic.topic_id != expected.topic_id:
                 raise UnknownTopic(f"topic {name} was deleted by others")
-            await self._shut(name)
+            await self._close_logs(name)
             await self._catalogue.delete(name)
         finally:
-            self._leaving.discard(name)
-        await self._shut(name)
+            self._deleting.discard(name)
+        await self._close_logs(name)
         for index in range(topic.partitions):
             partition = self._partitions.pop(partition_key(topic.topic_id, index), None)
             if partition:
-                await self._forget_partition(partition)
+                await self._delete_partition_state(partition)
 
-    async def _not_opening(self, name: str) -> None:
+    async def _wait_until_opened(self, name: str) -> None:
         """Waits for the logs of that topic that are being opened, for as long as Pulsar has for an answer."""
         seconds = self.settings.operation_timeout_seconds
         # When its time is up the list fires, with who was waited for in vain.
@@ -280,22 +280,22 @@ class PulsarStore:
                 seconds,
             )
 
-    def _check_stays(self, name: str) -> None:
-        if name in self._leaving:
+    def _check_not_deleting(self, name: str) -> None:
+        if name in self._deleting:
             raise StorageFailed(f"topic {name} is being deleted")
 
-    def _shut(self, name: str) -> Deferred[Any]:
+    def _close_logs(self, name: str) -> Deferred[Any]:
         """Close the logs of that topic."""
         keys = [key for key in self._logs.made if key[0] == name]
-        return DeferredList([self._logs.made.pop(key).shut() for key in keys])
+        return DeferredList([self._logs.made.pop(key).close() for key in keys])
 
-    async def _forget_partition(self, partition: PartitionState) -> None:
+    async def _delete_partition_state(self, partition: PartitionState) -> None:
         """What stays is of no use to anybody, and small, but for what compaction wrote."""
         assert self._rows
         keys = partition.keys()
         try:
-            if partition.patches or partition.row.written:
-                await self._runs.drop(partition.key, partition.row.generation)
+            if partition.replaced_ranges or partition.row.written:
+                await self._side_topics.delete(partition.key, partition.row.generation)
             for begin in range(0, len(keys), ROWS_AT_ONCE):
                 await self._rows.put(dict.fromkeys(keys[begin : begin + ROWS_AT_ONCE]))
         except StorageError as error:
@@ -312,24 +312,26 @@ class PulsarStore:
             )
             if is_gone or log.partition.row.is_native != (self._entry_format(name) == NATIVE):
                 del self._logs.made[name, index]
-                log.shut()
+                log.close()
         ids = {topic.topic_id for topic in self.topics.values()}
         for key in [key for key in self._full_names if key[:-4] not in ids]:
-            forgotten = Deferred.fromCoroutine(self._forget_deleted(key, self._full_names.pop(key)))
-            forgotten.addErrback(
+            deletion = Deferred.fromCoroutine(
+                self._delete_state_if_gone(key, self._full_names.pop(key))
+            )
+            deletion.addErrback(
                 lambda failure: logger.warning(
                     "a partition that was deleted is not forgotten: %s", failure.value
                 )
             )
 
-    async def _forget_deleted(self, key: bytes, full_name: str) -> None:
+    async def _delete_state_if_gone(self, key: bytes, full_name: str) -> None:
         """What is kept of a partition that others deleted, if it is truly gone: compaction may have written much."""
         with suppress(NotFound):
             await self._admin.properties(full_name)
             return
         partition = self._partitions.pop(key, None)
         if partition:
-            await self._forget_partition(partition)
+            await self._delete_partition_state(partition)
 
     async def log(self, topic: str, partition: int) -> PulsarPartitionLog:
         self._check_open()
@@ -344,23 +346,23 @@ class PulsarStore:
         await self.confirm_held()
         if name not in self.topics:
             raise UnknownTopic(f"topic {name} was deleted before it was opened")
-        self._check_stays(name)
+        self._check_not_deleting(name)
         key = partition_key(self.topics[name].topic_id, index)
         assert self._rows
         partition = self._partitions.get(key) or PartitionState(self._rows, key, PartitionRow())
         try:
-            log = await self._formats.open(
+            log = await self._log_opener.open(
                 full_name,
                 self._entry_format(name),
                 partition,
-                lambda log, error: self._forget(name, index, log, error),
+                lambda log, error: self._log_ended(name, index, log, error),
             )
         except UnknownTopic:
             await self._catalogue.look(name)
             raise
         topic = self.topics.get(name)
         if not self._is_open or topic is None or partition_key(topic.topic_id, index) != key:
-            log.shut()
+            log.close()
             self._check_open()
             raise UnknownTopic(f"topic {name} was deleted while it was opened")
         self._partitions[key] = partition
@@ -371,7 +373,9 @@ class PulsarStore:
     def _entry_format(self, name: str) -> str:
         return self._catalogue.entry_format(name) or self.settings.entry_format
 
-    def _forget(self, name: str, index: int, log: PulsarPartitionLog, error: StorageError) -> None:
+    def _log_ended(
+        self, name: str, index: int, log: PulsarPartitionLog, error: StorageError
+    ) -> None:
         """The next who asks for it gets a new one. Who took the partition may have taken the store: that is looked at now, not at the next beat."""
         if self._logs.made.get((name, index)) is log:
             del self._logs.made[name, index]
@@ -395,9 +399,9 @@ class PulsarStore:
     @property
     def may_be_lost(self) -> bool:
         """`Store.may_be_lost`: after another process took a log, or while this one was suspended."""
-        return self._doubts() > self._doubts_when_held or not self._lock.is_held
+        return self._suspicions() > self._suspicions_when_confirmed or not self._lock.is_held
 
-    def _doubts(self) -> int:
+    def _suspicions(self) -> int:
         return self._logs_taken + self._standstills.count()
 
     async def confirm_held(self) -> None:
@@ -407,10 +411,10 @@ class PulsarStore:
         A process that is suspended between this and the taking itself takes it all the same.
         """
         if self.may_be_lost:
-            doubts = self._doubts()
+            suspicions = self._suspicions()
             # One message for all that wait because of the same doubts.
-            await self._confirming.get(doubts, self._lock.confirm)
-            self._doubts_when_held = max(doubts, self._doubts_when_held)
+            await self._confirming.get(suspicions, self._lock.confirm)
+            self._suspicions_when_confirmed = max(suspicions, self._suspicions_when_confirmed)
 
     async def table(self, name: str) -> PulsarTable:
         self._check_open()

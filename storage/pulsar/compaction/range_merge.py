@@ -22,77 +22,86 @@ MAX_RANGE_EXCESS = 4
 
 
 class RangeMerger:
-    """For one log; each step within `PartitionState.turn`."""
+    """For one log; each step within `PartitionState.lock`."""
 
     def __init__(
         self,
-        plain: PartitionEntries,
+        topic_entries: PartitionEntries,
         overlay: Overlay,
-        replacing: EntryReplacer,
+        replacer: EntryReplacer,
         partition: PartitionState,
         settings: PulsarSettings,
     ) -> None:
-        self._plain = plain
+        self._topic_entries = topic_entries
         self._overlay = overlay
-        self._replacing = replacing
+        self._replacer = replacer
         self._partition = partition
-        self._most_windows = settings.compacted_windows
+        self._max_ranges = settings.compacted_windows
 
     @property
-    def is_urgent(self) -> bool:
+    def is_near_limit(self) -> bool:
         """There are so many windows that compaction is soon refused more."""
-        return len(self._partition.patches) > self._most_windows // 2
+        return len(self._partition.replaced_ranges) > self._max_ranges // 2
 
-    async def target(self, start: int, end: int, end_bytes: int) -> int:
+    async def merge_end(self, start: int, end: int, end_bytes: int) -> int:
         """The offset up to which it is worth it to have everything from `start` on in windows."""
-        row, patches = self._partition.row, self._partition.patches
-        position = 0 if patches.at(start) else await self._plain.bytes_before(start, end, end_bytes)
-        copied, target = 0, max(start, row.freed)
-        for region in patches.regions():
+        row, ranges = self._partition.row, self._partition.replaced_ranges
+        position = (
+            0
+            if ranges.containing(start)
+            else await self._topic_entries.bytes_before(start, end, end_bytes)
+        )
+        copied, merge_end = 0, max(start, row.trim_offset)
+        for region in ranges.contiguous_groups():
             if region[-1].last < start:
                 continue
             if region[0].first > start:
-                copied += region[0].before - position
-            position = region[0].before + sum(patch.hidden for patch in region)
-            if self.is_urgent or copied <= (position - row.freed_bytes) // 2:
-                target = max(target, region[-1].last + 1)
-        return target
+                copied += region[0].bytes_before - position
+            position = region[0].bytes_before + sum(replaced.hidden_bytes for replaced in region)
+            if self.is_near_limit or copied <= (position - row.trim_bytes) // 2:
+                merge_end = max(merge_end, region[-1].last + 1)
+        return merge_end
 
-    async def adopt(self, start: int, target: int, end: int, end_bytes: int) -> bool:
-        """Copy the first piece from `start` to `target` that is in no window; whether there was one. Raises StorageFailed."""
-        patches = self._partition.patches
-        covered = patches.covered(start)
-        if covered >= target:
+    async def copy_gap(self, start: int, merge_end: int, end: int, end_bytes: int) -> bool:
+        """Copy the first piece from `start` to `merge_end` that is in no window; whether there was one. Raises StorageFailed."""
+        ranges = self._partition.replaced_ranges
+        covered_until = ranges.covered_until(start)
+        if covered_until >= merge_end:
             return False
-        following = patches.behind(covered)
-        stop = min(target, following.first) if following else target
-        entries = await self._plain.read(covered, end, COPY_BYTES)
+        following = ranges.after(covered_until)
+        stop = min(merge_end, following.first) if following else merge_end
+        entries = await self._topic_entries.read(covered_until, end, COPY_BYTES)
         if not entries:
             raise StorageFailed(
-                f"nothing was found from offset {covered} on, though there must be something"
+                f"nothing was found from offset {covered_until} on, though there must be something"
             )
         shown = [entry for entry in entries if entry.base_offset < stop]
-        first = min(covered, shown[0].base_offset) if shown else covered
+        first = min(covered_until, shown[0].base_offset) if shown else covered_until
         last = shown[-1].last_offset if len(shown) == len(entries) else stop - 1
-        before = await self._plain.bytes_before(first, end, end_bytes)
+        before = await self._topic_entries.bytes_before(first, end, end_bytes)
         hidden = sum(len(entry.payload) for entry in shown)
-        await self._replacing.show((), (), RangeExtent(first, last, before, hidden), shown)
+        await self._replacer.publish((), (), RangeExtent(first, last, before, hidden), shown)
         return True
 
     async def merge(self) -> bool:
         """Make one window of several where there are too many; whether it was done. Raises StorageFailed."""
-        patches = self._partition.patches
+        ranges = self._partition.replaced_ranges
         if (
-            len(patches) <= MIN_RANGES + MAX_RANGE_EXCESS * patches.size // COPY_BYTES
-            and not self.is_urgent
+            len(ranges) <= MIN_RANGES + MAX_RANGE_EXCESS * ranges.size // COPY_BYTES
+            and not self.is_near_limit
         ):
             return False
-        crowd = patches.crowd(COPY_BYTES)
-        if not crowd:
+        small = ranges.small_neighbors(COPY_BYTES)
+        if not small:
             return False
-        entries = [entry for patch in crowd for entry in await self._overlay.shown(patch)]
+        entries = [
+            entry for replaced in small for entry in await self._overlay.entries_in(replaced)
+        ]
         window = RangeExtent(
-            crowd[0].first, crowd[-1].last, crowd[0].before, sum(patch.hidden for patch in crowd)
+            small[0].first,
+            small[-1].last,
+            small[0].bytes_before,
+            sum(replaced.hidden_bytes for replaced in small),
         )
-        await self._replacing.show(crowd, (), window, entries)
+        await self._replacer.publish(small, (), window, entries)
         return True

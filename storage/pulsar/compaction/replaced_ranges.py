@@ -26,22 +26,22 @@ class ReplacedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     first: int
     last: int
-    before: int
-    hidden: int
+    bytes_before: int
+    hidden_bytes: int
     size: int
     generation: int = 0
     ledger_id: int = -1
     entry_id: int = -1
     messages: int = 0
     token: str = ""
-    newest: int = ANY_TIMESTAMP
+    max_timestamp: int = ANY_TIMESTAMP
 
 
 class ReplacedRanges:
     """Those of one partition, in the order of their windows. Never changed, only replaced as a whole."""
 
-    def __init__(self, patches: Iterable[ReplacedRange] = ()) -> None:
-        self._all = sorted(patches, key=first_offset_of)
+    def __init__(self, ranges: Iterable[ReplacedRange] = ()) -> None:
+        self._all = sorted(ranges, key=first_offset_of)
 
     def __iter__(self) -> Iterator[ReplacedRange]:
         return iter(self._all)
@@ -50,105 +50,111 @@ class ReplacedRanges:
         return len(self._all)
 
     @property
-    def savings(self) -> int:
+    def bytes_saved(self) -> int:
         """By how much less can be read than the partition's own topic has."""
-        return sum(patch.hidden - patch.size for patch in self._all)
+        return sum(replaced.hidden_bytes - replaced.size for replaced in self._all)
 
     @property
     def size(self) -> int:
         """Bytes that are shown of runs."""
-        return sum(patch.size for patch in self._all)
+        return sum(replaced.size for replaced in self._all)
 
-    def at(self, offset: int) -> ReplacedRange | None:
+    def containing(self, offset: int) -> ReplacedRange | None:
         """The one whose window `offset` is in."""
         index = bisect_right(self._all, offset, key=first_offset_of) - 1
         return self._all[index] if index >= 0 and self._all[index].last >= offset else None
 
-    def behind(self, offset: int) -> ReplacedRange | None:
+    def after(self, offset: int) -> ReplacedRange | None:
         """The first whose window begins behind `offset`."""
         index = bisect_right(self._all, offset, key=first_offset_of)
         return self._all[index] if index < len(self._all) else None
 
-    def within(self, first: int, last: int) -> list[ReplacedRange]:
+    def overlapping(self, first: int, last: int) -> list[ReplacedRange]:
         """Those whose windows share an offset with that from `first` to `last`."""
-        return [patch for patch in self._all if patch.first <= last and patch.last >= first]
+        return [
+            replaced for replaced in self._all if replaced.first <= last and replaced.last >= first
+        ]
 
-    def regions(self) -> Iterator[list[ReplacedRange]]:
+    def contiguous_groups(self) -> Iterator[list[ReplacedRange]]:
         """Windows that adjoin each other, together."""
         region: list[ReplacedRange] = []
-        for patch in self._all:
-            if region and region[-1].last + 1 != patch.first:
+        for replaced in self._all:
+            if region and region[-1].last + 1 != replaced.first:
                 yield region
                 region = []
-            region.append(patch)
+            region.append(replaced)
         if region:
             yield region
 
-    def covered(self, offset: int) -> int:
+    def covered_until(self, offset: int) -> int:
         """The offset up to which windows adjoin each other from `offset` on; itself where it is in none."""
-        chain = self.chain(offset, MAX_OFFSET)
+        chain = self.contiguous_from(offset, MAX_OFFSET)
         return chain[-1].last + 1 if chain else offset
 
-    def chain(self, offset: int, end: int) -> list[ReplacedRange]:
+    def contiguous_from(self, offset: int, end: int) -> list[ReplacedRange]:
         """The windows that adjoin each other from the one with `offset` on, up to the one that reaches `end`."""
         found: list[ReplacedRange] = []
-        while offset < end and (patch := self.at(offset)):
-            found.append(patch)
-            offset = patch.last + 1
+        while offset < end and (replaced := self.containing(offset)):
+            found.append(replaced)
+            offset = replaced.last + 1
         return found
 
-    def cut(self, offset: int) -> tuple[list[ReplacedRange], list[ReplacedRange]]:
+    def trim_before(self, offset: int) -> tuple[list[ReplacedRange], list[ReplacedRange]]:
         """What goes and what comes when nothing before `offset` is read any more: the windows before it go; the next begins their region now."""
-        gone = [patch for patch in self._all if patch.last < offset]
-        heir = self.at(gone[-1].last + 1) if gone else None
-        if heir is None:
-            return gone, []
-        region = next(region for region in self.regions() if heir in region)
-        before = region[0].before + sum(patch.hidden for patch in region if patch.last < offset)
-        return [*gone, heir], [structs.replace(heir, before=before)]
+        dropped = [replaced for replaced in self._all if replaced.last < offset]
+        following_range = self.containing(dropped[-1].last + 1) if dropped else None
+        if following_range is None:
+            return dropped, []
+        region = next(region for region in self.contiguous_groups() if following_range in region)
+        before = region[0].bytes_before + sum(
+            replaced.hidden_bytes for replaced in region if replaced.last < offset
+        )
+        return [*dropped, following_range], [structs.replace(following_range, bytes_before=before)]
 
-    def crowd(self, size: int) -> list[ReplacedRange]:
+    def small_neighbors(self, size: int) -> list[ReplacedRange]:
         """Several windows that adjoin each other and show no more than `size` bytes together, the first such; none where there are none."""
-        for region in self.regions():
-            crowd: list[ReplacedRange] = []
+        for region in self.contiguous_groups():
+            small: list[ReplacedRange] = []
             shown = 0
-            for patch in region:
-                if crowd and shown + patch.size > size:
-                    if len(crowd) > 1:
-                        return crowd
-                    crowd, shown = [], 0
-                crowd.append(patch)
-                shown += patch.size
-            if len(crowd) > 1:
-                return crowd
+            for replaced in region:
+                if small and shown + replaced.size > size:
+                    if len(small) > 1:
+                        return small
+                    small, shown = [], 0
+                small.append(replaced)
+                shown += replaced.size
+            if len(small) > 1:
+                return small
         return []
 
-    def changed(
-        self, gone: Iterable[ReplacedRange], come: Iterable[ReplacedRange]
+    def updated(
+        self, dropped: Iterable[ReplacedRange], added: Iterable[ReplacedRange]
     ) -> ReplacedRanges:
-        """With `come` in place of `gone`."""
-        left = {patch.first: patch for patch in self._all}
-        for patch in gone:
-            del left[patch.first]
-        return ReplacedRanges([*left.values(), *come])
+        """With `added` in place of `dropped`."""
+        left = {replaced.first: replaced for replaced in self._all}
+        for replaced in dropped:
+            del left[replaced.first]
+        return ReplacedRanges([*left.values(), *added])
 
 
-def first_offset_of(patch: ReplacedRange) -> int:
-    return patch.first
+def first_offset_of(replaced: ReplacedRange) -> int:
+    return replaced.first
 
 
 def cut_out(
-    patch: ReplacedRange, first: int, last: int, sizes: Sequence[tuple[int, int]]
+    replaced: ReplacedRange, first: int, last: int, sizes: Sequence[tuple[int, int]]
 ) -> tuple[list[ReplacedRange], int]:
-    """What is left of `patch` when the window from `first` to `last` is taken out of it, and how much it hid that nothing left of it accounts for.
+    """What is left of `replaced` when the window from `first` to `last` is taken out of it, and how much it hid that nothing left of it accounts for.
 
     `sizes`: last offset and payload bytes of each entry that the patch shows. What it hid stays with the first piece that is left.
     """
     pieces = []
-    hidden = patch.hidden
-    for begin, end in ((patch.first, first - 1), (last + 1, patch.last)):
-        if begin <= end and begin <= patch.last and end >= patch.first:
+    hidden = replaced.hidden_bytes
+    for begin, end in ((replaced.first, first - 1), (last + 1, replaced.last)):
+        if begin <= end and begin <= replaced.last and end >= replaced.first:
             shown = sum(size for offset, size in sizes if begin <= offset <= end)
-            pieces.append(structs.replace(patch, first=begin, last=end, hidden=hidden, size=shown))
+            pieces.append(
+                structs.replace(replaced, first=begin, last=end, hidden_bytes=hidden, size=shown)
+            )
             hidden = 0
     return pieces, hidden

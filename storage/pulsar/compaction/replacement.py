@@ -24,77 +24,85 @@ class RangeExtent(NamedTuple):
 
     first: int
     last: int
-    before: int
-    hidden: int
+    bytes_before: int
+    hidden_bytes: int
 
 
 class EntryReplacer:
-    """For one log; one step at a time, within `PartitionState.turn`."""
+    """For one log; one step at a time, within `PartitionState.lock`."""
 
     def __init__(
         self,
-        plain: PartitionEntries,
+        topic_entries: PartitionEntries,
         overlay: Overlay,
-        runs: SideTopics,
+        side_topics: SideTopics,
         partition: PartitionState,
         settings: PulsarSettings,
     ) -> None:
-        self._plain = plain
+        self._topic_entries = topic_entries
         self._overlay = overlay
-        self._runs = runs
+        self._side_topics = side_topics
         self._partition = partition
         self._settings = settings
-        self._is_made = False
+        self._side_topic_exists = False
 
     async def replace(
         self, first: int, last: int, entries: Sequence[Entry], start: int, end: int, end_bytes: int
     ) -> None:
         """`PartitionLog.replace` of a log that is read from `start` to `end`, with `end_bytes` in its topic. Raises StorageFailed, EntryTooLarge."""
         kept = [entry for entry in entries if entry.last_offset >= start]
-        removed = await self._readable(max(first, start), first, last, end)
-        if not removed and not kept:
+        readable = await self._readable(max(first, start), first, last, end)
+        if not readable and not kept:
             return
-        patches = self._partition.patches
-        begin = min(one[0] for one in [*removed, *((entry.base_offset,) for entry in kept)])
-        stop = max([one[1] for one in removed] + [entry.last_offset for entry in kept])
-        inside = patches.at(begin)
-        before = inside.before if inside else await self._plain.bytes_before(begin, end, end_bytes)
-        hidden = sum(size for base, _, size in removed if not patches.at(base))
-        gone, come = patches.within(begin, stop), []
-        for patch in gone:
+        ranges = self._partition.replaced_ranges
+        begin = min(one[0] for one in [*readable, *((entry.base_offset,) for entry in kept)])
+        stop = max([one[1] for one in readable] + [entry.last_offset for entry in kept])
+        inside = ranges.containing(begin)
+        before = (
+            inside.bytes_before
+            if inside
+            else await self._topic_entries.bytes_before(begin, end, end_bytes)
+        )
+        hidden = sum(size for base, _, size in readable if not ranges.containing(base))
+        dropped, added = ranges.overlapping(begin, stop), []
+        for replaced in dropped:
             sizes = [
                 (entry.last_offset, len(entry.payload))
-                for entry in await self._overlay.shown(patch)
+                for entry in await self._overlay.entries_in(replaced)
             ]
-            pieces, rest = cut_out(patch, begin, stop, sizes)
-            come += pieces
+            pieces, rest = cut_out(replaced, begin, stop, sizes)
+            added += pieces
             hidden += rest
-        if len(patches) + len(come) + 1 - len(gone) > self._settings.compacted_windows:
+        if len(ranges) + len(added) + 1 - len(dropped) > self._settings.compacted_windows:
             raise StorageFailed(
-                f"compaction has replaced {len(patches)} pieces of this partition already (compacted_windows)"
+                f"compaction has replaced {len(ranges)} pieces of this partition already (compacted_windows)"
             )
-        await self.show(gone, come, RangeExtent(begin, stop, before, hidden), kept)
+        await self.publish(dropped, added, RangeExtent(begin, stop, before, hidden), kept)
 
-    async def show(
+    async def publish(
         self,
-        gone: Sequence[ReplacedRange],
-        come: Sequence[ReplacedRange],
+        dropped: Sequence[ReplacedRange],
+        added: Sequence[ReplacedRange],
         window: RangeExtent,
         entries: Sequence[Entry],
     ) -> None:
-        """From one durable step on `entries` are what is in the window; beside it `come` is in place of `gone`. Raises StorageFailed, EntryTooLarge."""
+        """From one durable step on `entries` are what is in the window; beside it `added` is in place of `dropped`. Raises StorageFailed, EntryTooLarge."""
         generation = self._partition.row.generation
-        await self._make(generation)
-        written = await self._runs.write(
+        await self._ensure_side_topic(generation)
+        written = await self._side_topics.write(
             self._partition.key, generation, window.first, window.last, entries
         )
-        patch = structs.replace(written, before=window.before, hidden=window.hidden)
-        await self._show(gone, [*come, patch], written=self._partition.row.written + written.size)
+        replaced = structs.replace(
+            written, bytes_before=window.bytes_before, hidden_bytes=window.hidden_bytes
+        )
+        await self._store_ranges(
+            dropped, [*added, replaced], written=self._partition.row.written + written.size
+        )
         if (
             self._partition.row.written
-            > 2 * self._partition.patches.size + self._settings.compacted_garbage_bytes
+            > 2 * self._partition.replaced_ranges.size + self._settings.compacted_garbage_bytes
         ):
-            await self._renew()
+            await self._rewrite_side_topic()
 
     async def _readable(
         self, offset: int, first: int, last: int, end: int
@@ -112,37 +120,47 @@ class EntryReplacer:
             offset = entries[-1].last_offset + 1
         return found
 
-    async def _make(self, generation: int) -> None:
-        if not self._is_made:
-            await self._runs.make(self._partition.key, generation)
-            self._is_made = True
+    async def _ensure_side_topic(self, generation: int) -> None:
+        if not self._side_topic_exists:
+            await self._side_topics.create(self._partition.key, generation)
+            self._side_topic_exists = True
 
-    async def _show(
-        self, gone: Sequence[ReplacedRange], come: Sequence[ReplacedRange], **fields: int
+    async def _store_ranges(
+        self, dropped: Sequence[ReplacedRange], added: Sequence[ReplacedRange], **fields: int
     ) -> None:
         """The one durable step."""
         rows: dict[bytes, bytes | None] = {}
-        for patch in gone:
-            rows[replaced_range_row(self._partition.key, patch)[0]] = None
-        rows.update(replaced_range_row(self._partition.key, patch) for patch in come)
+        for replaced in dropped:
+            rows[replaced_range_row(self._partition.key, replaced)[0]] = None
+        rows.update(replaced_range_row(self._partition.key, replaced) for replaced in added)
         await self._partition.change(rows, **fields)
-        self._partition.patches = self._partition.patches.changed(gone, come)
+        self._partition.replaced_ranges = self._partition.replaced_ranges.updated(dropped, added)
 
-    async def _renew(self) -> None:
+    async def _rewrite_side_topic(self) -> None:
         """Most of the side topic is shown no more: what is goes into a new one, and the old one is deleted."""
         key, old = self._partition.key, self._partition.row.generation
         try:
-            await self._runs.make(key, old + 1)
-            patches = list(self._partition.patches)
-            come = []
-            for patch in patches:
-                written = await self._runs.write(
-                    key, old + 1, patch.first, patch.last, await self._overlay.shown(patch)
+            await self._side_topics.create(key, old + 1)
+            ranges = list(self._partition.replaced_ranges)
+            added = []
+            for replaced in ranges:
+                written = await self._side_topics.write(
+                    key,
+                    old + 1,
+                    replaced.first,
+                    replaced.last,
+                    await self._overlay.entries_in(replaced),
                 )
-                come.append(structs.replace(written, before=patch.before, hidden=patch.hidden))
-            await self._show(
-                patches, come, generation=old + 1, written=sum(patch.size for patch in come)
+                added.append(
+                    structs.replace(
+                        written,
+                        bytes_before=replaced.bytes_before,
+                        hidden_bytes=replaced.hidden_bytes,
+                    )
+                )
+            await self._store_ranges(
+                ranges, added, generation=old + 1, written=sum(replaced.size for replaced in added)
             )
-            await self._runs.drop(key, old)
+            await self._side_topics.delete(key, old)
         except StorageError as error:
             logger.warning("what compaction left over was not cleared away: %s", error)

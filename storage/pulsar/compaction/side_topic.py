@@ -47,10 +47,10 @@ class SideTopics:
         self._session = session
         self._admin = admin
         self._settings = settings
-        self._kept: OrderedDict[str, tuple[list[Entry], int]] = OrderedDict()
-        self._held = 0
+        self._cached: OrderedDict[str, tuple[list[Entry], int]] = OrderedDict()
+        self._cached_bytes = 0
 
-    async def make(self, partition: bytes, generation: int) -> None:
+    async def create(self, partition: bytes, generation: int) -> None:
         """The side topic, where it is missing. Raises StorageFailed."""
         topic = side_topic_name(self._settings, partition, generation)
         await ensure_topic(self._admin, topic)
@@ -68,7 +68,7 @@ class SideTopics:
                 error,
             )
 
-    async def drop(self, partition: bytes, generation: int) -> None:
+    async def delete(self, partition: bytes, generation: int) -> None:
         """The side topic is gone, if it was there. Raises StorageFailed."""
         with suppress(NotFound):
             await self._admin.delete(
@@ -81,7 +81,7 @@ class SideTopics:
         """A run of `entries`, durably, as a patch of that window that hides nothing yet. Raises StorageFailed, EntryTooLarge."""
         size = sum(len(entry.payload) for entry in entries)
         if not entries:
-            return ReplacedRange(first, last, 0, 0, 0, generation, newest=-1)
+            return ReplacedRange(first, last, 0, 0, 0, generation, max_timestamp=-1)
         token = uuid4().hex
         topic = side_topic_name(self._settings, partition, generation)
         place, messages = await self._session.run(
@@ -102,33 +102,33 @@ class SideTopics:
             newest,
         )
 
-    async def read(self, partition: bytes, patch: ReplacedRange) -> list[Entry]:
-        """What `patch` shows. Raises StorageFailed."""
-        if not patch.messages:
+    async def read(self, partition: bytes, replaced: ReplacedRange) -> list[Entry]:
+        """What `replaced` shows. Raises StorageFailed."""
+        if not replaced.messages:
             return []
-        kept = self._kept.get(patch.token)
-        if kept:
-            self._kept.move_to_end(patch.token)
-            entries = kept[0]
+        cached = self._cached.get(replaced.token)
+        if cached:
+            self._cached.move_to_end(replaced.token)
+            entries = cached[0]
         else:
-            topic = side_topic_name(self._settings, partition, patch.generation)
-            entries = await self._session.run(lambda: read_batch(self._session, topic, patch))
-            self._keep(patch.token, entries)
+            topic = side_topic_name(self._settings, partition, replaced.generation)
+            entries = await self._session.run(lambda: read_batch(self._session, topic, replaced))
+            self._cache(replaced.token, entries)
         return [
             entry
             for entry in entries
-            if patch.first <= entry.base_offset and entry.last_offset <= patch.last
+            if replaced.first <= entry.base_offset and entry.last_offset <= replaced.last
         ]
 
-    def _keep(self, token: str, entries: list[Entry]) -> None:
-        if token in self._kept:
+    def _cache(self, token: str, entries: list[Entry]) -> None:
+        if token in self._cached:
             return
         size = sum(len(entry.payload) for entry in entries)
-        self._kept[token] = entries, size
-        self._held += size
-        while self._held > self._settings.compacted_bytes and self._kept:
-            _, (_, size) = self._kept.popitem(last=False)
-            self._held -= size
+        self._cached[token] = entries, size
+        self._cached_bytes += size
+        while self._cached_bytes > self._settings.compacted_bytes and self._cached:
+            _, (_, size) = self._cached.popitem(last=False)
+            self._cached_bytes -= size
 
 
 def split_into_messages(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
@@ -173,25 +173,25 @@ def write_batch(
             producer.close()
 
 
-def read_batch(session: PulsarClient, topic: str, patch: ReplacedRange) -> list[Entry]:
+def read_batch(session: PulsarClient, topic: str, replaced: ReplacedRange) -> list[Entry]:
     """Every entry of the patch's run. Blocks. What was sent twice after a broker's crash is passed over."""
     deadline = time.monotonic() + session.settings.read_timeout_seconds
-    place = pulsar.MessageId(-1, patch.ledger_id, patch.entry_id, -1)
+    place = pulsar.MessageId(-1, replaced.ledger_id, replaced.entry_id, -1)
     reader = session.reader(topic, place)
     found: list[Entry] = []
     number = 0
     try:
-        while number < patch.messages:
+        while number < replaced.messages:
             message = reader.read_next(max(1, round(1000 * (deadline - time.monotonic()))))
             properties = message.properties()
             header = parse_header(properties)
-            if header and properties.get(BATCH_PROPERTY) == f"{patch.token} {number}":
+            if header and properties.get(BATCH_PROPERTY) == f"{replaced.token} {number}":
                 found += unpack_entries(header, message.data())
                 number += 1
     except pulsar.Timeout:
         seconds = session.settings.read_timeout_seconds
         raise StorageFailed(
-            f"{topic}: {number} of {patch.messages} messages that compaction wrote came within {seconds:g} s"
+            f"{topic}: {number} of {replaced.messages} messages that compaction wrote came within {seconds:g} s"
         ) from None
     finally:
         reader.close()

@@ -38,69 +38,73 @@ class TopicTrimmer(Protocol):
 
 
 class SpaceReclaimer:
-    """For one log. `state` gives its start and its end, and raises what the log does when it is over."""
+    """For one log. `bounds` gives its start and its end, and raises what the log does when it is over."""
 
     def __init__(
         self,
         topic: str,
         messages: MessageSource,
-        gathering: RangeMerger,
+        merger: RangeMerger,
         partition: PartitionState,
-        trimming: TopicTrimmer,
-        state: Callable[[], tuple[int, LogEnd]],
+        trimmer: TopicTrimmer,
+        bounds: Callable[[], tuple[int, LogEnd]],
     ) -> None:
         self._topic = topic
         self._messages = messages
-        self._gathering = gathering
+        self._merger = merger
         self._partition = partition
-        self._trimming = trimming
-        self._state = state
+        self._trimmer = trimmer
+        self._bounds = bounds
 
-    async def free(self) -> None:
+    async def reclaim(self) -> None:
         """`PartitionLog.reclaim`."""
-        start, end = self._state()
-        if not self._partition.patches and start <= self._partition.row.freed:
+        start, end = self._bounds()
+        if not self._partition.replaced_ranges and start <= self._partition.row.trim_offset:
             return
         await self._merge()
-        target = await self._in_turn(
-            lambda start, end: self._gathering.target(start, end.offset, end.bytes)
+        merge_end = await self._locked(
+            lambda start, end: self._merger.merge_end(start, end.offset, end.bytes)
         )
-        keep = await self._first_needed(target, end)
-        can_trim = keep is not None and await self._trimming.can_trim(self._topic, keep.position)
-        if not can_trim and not self._gathering.is_urgent:
+        keep = await self._first_needed(merge_end, end)
+        can_trim = keep is not None and await self._trimmer.can_trim(self._topic, keep.position)
+        if not can_trim and not self._merger.is_near_limit:
             return
-        while await self._in_turn(
-            lambda start, end: self._gathering.adopt(start, target, end.offset, end.bytes)
+        while await self._locked(
+            lambda start, end: self._merger.copy_gap(start, merge_end, end.offset, end.bytes)
         ):
             pass
         await self._merge()
-        if keep and can_trim and await self._in_turn(lambda start, end: self._note(start, keep)):
-            await self._trimming.trim(self._topic, keep.position)
+        if (
+            keep
+            and can_trim
+            and await self._locked(lambda start, end: self._store_trim_offset(start, keep))
+        ):
+            await self._trimmer.trim(self._topic, keep.position)
 
     async def _merge(self) -> None:
-        while await self._in_turn(lambda start, end: self._gathering.merge()):
+        while await self._locked(lambda start, end: self._merger.merge()):
             pass
 
-    async def _first_needed(self, target: int, end: LogEnd) -> StoredMessage | None:
-        """The first message that is not wholly before `target`. The last one is always needed: it says where the partition ends."""
-        if target >= end.offset:
+    async def _first_needed(self, merge_end: int, end: LogEnd) -> StoredMessage | None:
+        """The first message that is not wholly before `merge_end`. The last one is always needed: it says where the partition ends."""
+        if merge_end >= end.offset:
             return await self._messages.last()
-        found = await self._messages.read(target, end.offset, 0)
+        found = await self._messages.read(merge_end, end.offset, 0)
         return found[0] if found else None
 
-    async def _note(self, start: int, keep: StoredMessage) -> bool:
+    async def _store_trim_offset(self, start: int, keep: StoredMessage) -> bool:
         """Whether nothing from `start` to that message is read from the topic; that is durable then."""
         row, first = self._partition.row, keep.header.base_offset
-        if max(start, self._partition.patches.covered(start)) < first:
+        if max(start, self._partition.replaced_ranges.covered_until(start)) < first:
             return False
-        if first > row.freed:
-            await self._partition.change(freed=first, freed_bytes=keep.header.bytes_before)
+        if first > row.trim_offset:
+            await self._partition.change(trim_offset=first, trim_bytes=keep.header.bytes_before)
         return True
 
-    async def _in_turn(self, step: Callable[[int, LogEnd], Awaitable[T]]) -> T:
+    async def _locked(self, step: Callable[[int, LogEnd], Awaitable[T]]) -> T:
         """One step, with nobody else changing the partition meanwhile. Between two steps others have their turn."""
-        await self._partition.turn.acquire()
+        await self._partition.lock.acquire()
         try:
-            return await step(*self._state())
+            return await step(*self._bounds())
         finally:
-            self._partition.turn.release()
+            self._partition.lock.release()

@@ -73,54 +73,54 @@ class AppendQueue:
         self._leader = ExclusiveProducer(
             opened.session, opened.producer, room, self._acknowledged, self._ended
         )
-        self.next = self._passed = opened.end
-        self.over: StorageError | None = None
-        self.has_begun = False
+        self.next = self._sent_end = opened.end
+        self.end_reason: StorageError | None = None
+        self.has_stored_epoch = False
         """Whether this epoch, and offsets for it, are noted durably."""
         self._is_empty = opened.is_empty
-        self._held: deque[InFlightMessage] = deque()
-        self._unconfirmed: list[InFlightMessage] = []
-        self._noting: Deferred[None] | None = None
-        self._refusing: StorageError | None = None
+        self._pending: deque[InFlightMessage] = deque()
+        self._awaiting_reservation: list[InFlightMessage] = []
+        self._row_update: Deferred[None] | None = None
+        self._reservation_error: StorageError | None = None
 
     def append(self, entries: Sequence[Entry]) -> Deferred[None]:
         """`PartitionLog.append`. A payload that is not bytes is copied once; the tail keeps the copy."""
-        told: Deferred[None] = Deferred()
+        result: Deferred[None] = Deferred()
         try:
-            if self._refusing:
+            if self._reservation_error:
                 # Those that wait fail one after the other; until the last has, no offset could be the next.
-                raise StorageFailed(str(self._refusing))
+                raise StorageFailed(str(self._reservation_error))
             if entries:
-                self._send(self._sent(entries, told))
+                self._enqueue(self._build_message(entries, result))
             else:
-                told.callback(None)
+                result.callback(None)
         except StorageError as error:
-            told.errback(error)
-        return told
+            result.errback(error)
+        return result
 
     def epochs(self, end_offset: int, start_offset: int) -> Epochs:
         """Those that are durable, and this one from where it will begin."""
         epochs = self._partition.row.epochs
         return (
             epochs
-            if self.has_begun
+            if self.has_stored_epoch
             else add_epoch(epochs, self._opened.leader_epoch, end_offset, start_offset)
         )
 
     async def idle(self) -> None:
         """Returns when nothing that was appended waits any more, whatever became of it."""
-        while self._noting:
-            await self._noting
+        while self._row_update:
+            await self._row_update
         await self._leader.idle()
-        while self._noting:
-            await self._noting
+        while self._row_update:
+            await self._row_update
 
     def end(self, error: StorageError) -> Deferred[None]:
         """Append nothing more. Fires when the producer is gone."""
-        self.over = self.over or error
+        self.end_reason = self.end_reason or error
         return self._leader.end(error)
 
-    def _sent(self, entries: Sequence[Entry], told: Deferred[None]) -> InFlightMessage:
+    def _build_message(self, entries: Sequence[Entry], result: Deferred[None]) -> InFlightMessage:
         """The message of these entries. Raises OffsetOutOfRange, EntryTooLarge."""
         before = self.next
         expected, size, time = before.offset, 0, -1
@@ -154,33 +154,34 @@ class AppendQueue:
             len(kept),
         )
         return InFlightMessage(
-            header, kept, payload, header.properties(self._opened.entry_format), end, told
+            header, kept, payload, header.properties(self._opened.entry_format), end, result
         )
 
-    def _send(self, sent: InFlightMessage) -> None:
+    def _enqueue(self, sent: InFlightMessage) -> None:
         self._room.take(sent.cost)
         self.next = sent.end
-        if self._held or not self.has_begun or not self._is_given(sent.end.offset):
-            self._held.append(sent)
+        if self._pending or not self.has_stored_epoch or not self._is_reserved(sent.end.offset):
+            self._pending.append(sent)
         else:
-            self._pass_on(sent)
+            self._send_now(sent)
         # In good time, so that nobody waits for it but the first.
-        if self._noting is None and (
-            self._held or not self._is_given(sent.end.offset + self._settings.reserve_offsets // 2)
+        if self._row_update is None and (
+            self._pending
+            or not self._is_reserved(sent.end.offset + self._settings.reserve_offsets // 2)
         ):
-            self._note(self._reserve())
+            self._start_row_update(self._reserve())
 
-    def _is_given(self, offset: int) -> bool:
+    def _is_reserved(self, offset: int) -> bool:
         """Whether offsets up to there may be given out. Where there is no message yet, any: nobody is told of the first ones before they are noted."""
         return self._is_empty or offset <= self._partition.row.reserved
 
-    def _note(self, work: Coroutine[Any, Any, None]) -> None:
-        noting: Deferred[None] = Deferred()
-        self._noting = noting
+    def _start_row_update(self, work: Coroutine[Any, Any, None]) -> None:
+        update: Deferred[None] = Deferred()
+        self._row_update = update
 
         def done(result: Any) -> None:
-            if self._noting is noting:
-                self._noting = None
+            if self._row_update is update:
+                self._row_update = None
             if isinstance(result, Failure):
                 # A bug; nothing may wait for ever because of it.
                 logger.error(
@@ -188,19 +189,19 @@ class AppendQueue:
                 )
                 self.end(Fenced(f"noting offsets failed: {result.value}"))
             # What came while those that failed were told has waited for a turn of its own.
-            if self._held and not self.over and self._noting is None:
-                self._note(self._reserve())
-            noting.callback(None)
+            if self._pending and not self.end_reason and self._row_update is None:
+                self._start_row_update(self._reserve())
+            update.callback(None)
 
         Deferred.fromCoroutine(work).addBoth(done)
 
-    def _pass_on(self, sent: InFlightMessage) -> None:
-        self._passed = sent.end
+    def _send_now(self, sent: InFlightMessage) -> None:
+        self._sent_end = sent.end
         self._leader.send(sent)
 
     async def _reserve(self) -> None:
         """No offset is given out before it is noted that it may have been, nor in an epoch that is not noted."""
-        while not self.over:
+        while not self.end_reason:
             row = self._partition.row
             reserved = (
                 row.reserved
@@ -209,29 +210,33 @@ class AppendQueue:
             )
             try:
                 await self._partition.change(
-                    reserved=reserved, epochs=self.epochs(self._passed.offset, row.start_offset)
+                    reserved=reserved, epochs=self.epochs(self._sent_end.offset, row.start_offset)
                 )
             except StorageError as failure:
-                if not self.over:
-                    self._refuse_held(failure)
+                if not self.end_reason:
+                    self._fail_pending(failure)
                 return
-            self.has_begun = True
-            while self._held and not self.over and self._is_given(self._held[0].end.offset):
-                self._pass_on(self._held.popleft())
-            if not self._held:
+            self.has_stored_epoch = True
+            while (
+                self._pending
+                and not self.end_reason
+                and self._is_reserved(self._pending[0].end.offset)
+            ):
+                self._send_now(self._pending.popleft())
+            if not self._pending:
                 return
 
     def _acknowledged(self, messages: list[InFlightMessage]) -> None:
         if not self._is_empty:
             self._on_stored(messages)
             return
-        self._unconfirmed += messages
-        if self._noting is None:
-            self._note(self._confirm())
+        self._awaiting_reservation += messages
+        if self._row_update is None:
+            self._start_row_update(self._reserve_first_offsets())
 
-    async def _confirm(self) -> None:
+    async def _reserve_first_offsets(self) -> None:
         """The partition has its first messages. What is reserved is noted only now: a process that is killed before leaves no offset out."""
-        while self._unconfirmed and not self.over:
+        while self._awaiting_reservation and not self.end_reason:
             try:
                 await self._partition.change(
                     reserved=self.next.offset + self._settings.reserve_offsets
@@ -239,35 +244,38 @@ class AppendQueue:
             except StorageError as failure:
                 self.end(Fenced(f"it was not noted which offsets were given out: {failure}"))
                 return
-            if not self.over and self._unconfirmed[-1].end.offset <= self._partition.row.reserved:
+            if (
+                not self.end_reason
+                and self._awaiting_reservation[-1].end.offset <= self._partition.row.reserved
+            ):
                 self._is_empty = False
-                messages, self._unconfirmed = self._unconfirmed, []
+                messages, self._awaiting_reservation = self._awaiting_reservation, []
                 self._on_stored(messages)
 
-    def _refuse_held(self, failure: StorageError) -> None:
+    def _fail_pending(self, failure: StorageError) -> None:
         """What has not been handed to Pulsar is not stored; its offsets are free again when the last has been told."""
         if not isinstance(failure, StorageFailed):
             self.end(failure)
             return
-        held, self._held = self._held, deque()
-        self._refusing = failure
-        for sent in held:
+        pending, self._pending = self._pending, deque()
+        self._reservation_error = failure
+        for sent in pending:
             self._room.give(sent.cost)
-        while held:
-            sent = held.popleft()
-            if not held:
-                self._refusing = None
-                self.next = self._passed
+        while pending:
+            sent = pending.popleft()
+            if not pending:
+                self._reservation_error = None
+                self.next = self._sent_end
             sent.told.errback(failure)
-        self._refusing = None
+        self._reservation_error = None
 
     def _ended(self, error: StorageError, left: list[InFlightMessage]) -> None:
-        self.over = self.over or error
-        held, self._held = self._held, deque()
-        unconfirmed, self._unconfirmed = self._unconfirmed, []
-        for sent in held:
+        self.end_reason = self.end_reason or error
+        pending, self._pending = self._pending, deque()
+        unreserved, self._awaiting_reservation = self._awaiting_reservation, []
+        for sent in pending:
             self._room.give(sent.cost)
-        self._on_end(self.over, [*unconfirmed, *left, *held])
+        self._on_end(self.end_reason, [*unreserved, *left, *pending])
 
 
 def end_error(error: StorageError) -> LogClosed | Fenced:

@@ -75,9 +75,9 @@ class PartitionEntries:
                 before += len(entry.payload)
         return end_bytes
 
-    async def behind_bytes(self, start: int, end: int, position: int) -> Entry | None:
+    async def after_bytes(self, start: int, end: int, position: int) -> Entry | None:
         """The first with more than `position` bytes of payload before its end."""
-        stored = await self._message_behind_bytes(start, end, position)
+        stored = await self._message_after_bytes(start, end, position)
         if stored is None:
             return None
         before = stored.header.bytes_before
@@ -87,7 +87,7 @@ class PartitionEntries:
                 return entry
         return None
 
-    async def _message_behind_bytes(
+    async def _message_after_bytes(
         self, start: int, end: int, position: int
     ) -> StoredMessage | None:
         """By bisection: what lies before a message's end only grows."""

@@ -19,7 +19,11 @@ from storage.pulsar.compaction.side_topic import SideTopics
 from storage.pulsar.compaction.space_reclaim import TopicTrimmer
 from storage.pulsar.log.append_queue import OpenedPartition
 from storage.pulsar.log.entry_messages import Header
-from storage.pulsar.log.format_history import MultiFormatLog, PulsarPartitionLog, first_offset
+from storage.pulsar.log.format_history import (
+    MultiFormatLog,
+    PulsarPartitionLog,
+    first_available_offset,
+)
 from storage.pulsar.log.format_ranges import FormatRangeReader, KafkaRangeReader, NativeRangeReader
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_log import PulsarLog
@@ -48,37 +52,39 @@ class PulsarLogOpener:
     cache: ReaderCache
     room: InFlightLimit
     tail: TailCache
-    runs: SideTopics
-    trimming: TopicTrimmer
+    side_topics: SideTopics
+    trimmer: TopicTrimmer
     batch_format: BatchFormat | None
 
     async def open(
-        self, topic: str, entry_format: str, partition: PartitionState, when_over: OnEnd
+        self, topic: str, entry_format: str, partition: PartitionState, on_end: OnEnd
     ) -> PulsarPartitionLog:
         """The log of the topic of that full name, in that format from here on. Raises UnknownTopic, LogClosed, StorageFailed."""
-        await self._switch(topic, entry_format, partition)
-        stretches = partition.row.stretches or (FormatRange(0),)
-        stretch = stretches[-1]
-        if len(stretches) == 1:
-            return await self._open(topic, entry_format, partition, stretch, when_over)
+        await self._switch_format(topic, entry_format, partition)
+        format_ranges = partition.row.format_ranges or (FormatRange(0),)
+        format_range = format_ranges[-1]
+        if len(format_ranges) == 1:
+            return await self._open(topic, entry_format, partition, format_range, on_end)
         last = await EntryFinder(self.admin, topic).last()
-        ends = [one.first_offset for one in stretches[1:]]
-        pasts = [
-            self._past(topic, one, end, last or START, partition)
-            for one, end in zip(stretches[:-1], ends, strict=True)
+        ends = [one.first_offset for one in format_ranges[1:]]
+        range_readers = [
+            self._range_reader(topic, one, end, last or START, partition)
+            for one, end in zip(format_ranges[:-1], ends, strict=True)
         ]
         made: list[PulsarPartitionLog] = []
 
         def over(current: PulsarPartitionLog, error: StorageError) -> None:
-            for past in pasts:
-                Deferred.fromCoroutine(past.close()).addErrback(
+            for range_reader in range_readers:
+                Deferred.fromCoroutine(range_reader.close()).addErrback(
                     lambda failure: log.debug("closing readers: %s", failure.value)
                 )
-            when_over(made[0] if made else current, error)
+            on_end(made[0] if made else current, error)
 
-        current = await self._open(topic, entry_format, partition, stretch, over)
-        start = max(await first_offset(pasts, current), partition.row.start_offset)
-        made.append(MultiFormatLog(pasts, current, min(start, current.end_offset)))
+        current = await self._open(topic, entry_format, partition, format_range, over)
+        start = max(
+            await first_available_offset(range_readers, current), partition.row.start_offset
+        )
+        made.append(MultiFormatLog(range_readers, current, min(start, current.end_offset)))
         return made[0]
 
     async def _open(
@@ -86,87 +92,93 @@ class PulsarLogOpener:
         topic: str,
         entry_format: str,
         partition: PartitionState,
-        stretch: FormatRange,
-        when_over: OnEnd,
+        format_range: FormatRange,
+        on_end: OnEnd,
     ) -> PulsarPartitionLog:
-        if stretch.is_native:
+        if format_range.is_native:
             return await open_native_log(
                 self.session,
                 self.admin,
                 topic,
-                self._batches(topic),
+                self._require_batch_format(topic),
                 partition,
                 self.tail,
                 self.room,
-                when_over,
-                stretch,
+                on_end,
+                format_range,
             )
         opened = await open_partition(
             self.session, self.admin, self.cache, topic, entry_format, partition
         )
         log = PulsarLog(
-            _not_before(opened, stretch.first_offset),
+            _not_before(opened, format_range.first_offset),
             self.room,
             self.tail,
-            self.runs,
-            self.trimming,
-            when_over,
+            self.side_topics,
+            self.trimmer,
+            on_end,
         )
         try:
-            await log.see_trimmed()
+            await log.update_start_offset()
         except BaseException:
-            log.shut()
+            log.close()
             raise
         return log
 
-    def _past(
+    def _range_reader(
         self,
         topic: str,
-        stretch: FormatRange,
+        format_range: FormatRange,
         end_offset: int,
         last: Position,
         partition: PartitionState,
     ) -> FormatRangeReader:
-        if stretch.base is None:
+        if format_range.base is None:
             return KafkaRangeReader(
-                stretch, end_offset, self._reader(topic, partition), partition, self.runs
+                format_range,
+                end_offset,
+                self._reader(topic, partition),
+                partition,
+                self.side_topics,
             )
         epochs = partition.row.epochs
         stored = NativeEntries(
             self.session,
             EntryFinder(self.admin, topic),
-            self._batches(topic),
-            stretch.base,
+            self._require_batch_format(topic),
+            format_range.base,
             epochs[-1][0] if epochs else 0,
         )
         stored.last = last
-        return NativeRangeReader(stretch, end_offset, stored)
+        return NativeRangeReader(format_range, end_offset, stored)
 
     def _reader(self, topic: str, partition: PartitionState) -> PartitionReader:
         reader = PartitionReader(self.session, self.admin, self.cache, topic, self.session.settings)
         for epoch, begin in partition.row.epochs:
-            reader.began(epoch, begin)
+            reader.add_epoch(epoch, begin)
         return reader
 
-    def _batches(self, topic: str) -> BatchFormat:
+    def _require_batch_format(self, topic: str) -> BatchFormat:
         if self.batch_format is None:
             raise StorageFailed(
                 f"{topic} is in the entry format `pulsar`, and this store was given nothing to make batches of its messages"
             )
         return self.batch_format
 
-    async def _switch(self, topic: str, entry_format: str, partition: PartitionState) -> None:
+    async def _switch_format(
+        self, topic: str, entry_format: str, partition: PartitionState
+    ) -> None:
         """Begin a new stretch where the topic's format is of another kind than what was written last."""
-        stretches = partition.row.stretches
+        format_ranges = partition.row.format_ranges
         if (entry_format == NATIVE) == partition.row.is_native:
             return
         if entry_format == NATIVE:
-            await self._to_native(topic, partition, stretches or (FormatRange(0),))
+            await self._to_native(topic, partition, format_ranges or (FormatRange(0),))
         else:
-            await self._to_kafka(topic, partition, stretches)
+            await self._to_kafka(topic, partition, format_ranges)
 
     async def _to_native(
-        self, topic: str, partition: PartitionState, stretches: tuple[FormatRange, ...]
+        self, topic: str, partition: PartitionState, format_ranges: tuple[FormatRange, ...]
     ) -> None:
         """Native offsets begin where Kafka's end. A topic that has only ever had native messages has them all."""
         reader = self._reader(topic, partition)
@@ -175,7 +187,7 @@ class PulsarLogOpener:
         finally:
             await reader.close()
         if is_fresh:
-            await partition.change(stretches=(FormatRange(0, 0),))
+            await partition.change(format_ranges=(FormatRange(0, 0),))
             return
         # The right to write first: nobody may append batches once it is known where they end.
         opened = await open_partition(
@@ -191,27 +203,30 @@ class PulsarLogOpener:
                 opened.leader_epoch,
                 end.greatest_timestamp,
             )
-            index = await self._mark(topic, opened.producer, header)
+            index = await self._send_marker(topic, opened.producer, header)
         finally:
-            await self._let_go(opened.producer)
+            await self._close_producer(opened.producer)
             await opened.reader.close()
         await partition.change(
-            stretches=(*stretches, FormatRange(end.offset, end.offset - index - 1)),
+            format_ranges=(*format_ranges, FormatRange(end.offset, end.offset - index - 1)),
             reserved=end.offset,
         )
 
     async def _to_kafka(
-        self, topic: str, partition: PartitionState, stretches: tuple[FormatRange, ...]
+        self, topic: str, partition: PartitionState, format_ranges: tuple[FormatRange, ...]
     ) -> None:
         """Batches begin where native offsets end, behind a message that says so: who looks for the last batch need not pass over all of them."""
-        base = stretches[-1].base or 0
+        base = format_ranges[-1].base or 0
         producer = await self.session.run(
             partial(self.session.producer, topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
         )
         try:
             finder = EntryFinder(self.admin, topic)
             last = await finder.last()
-            end_offset, greatest = max(partition.row.start_offset, stretches[-1].first_offset), -1
+            end_offset, greatest = (
+                max(partition.row.start_offset, format_ranges[-1].first_offset),
+                -1,
+            )
             if last is None:
                 end_offset = max(end_offset, partition.row.reserved)
             else:
@@ -219,14 +234,16 @@ class PulsarLogOpener:
                 greatest = (await finder.peek(last)).publish_time + MAX_CLOCK_SKEW_MS
             _, size = await finder.sizes()
             epoch = await leader_epoch(self.admin, topic)
-            await self._mark(
+            await self._send_marker(
                 topic, producer, Header(end_offset, end_offset - 1, -1, size, epoch, greatest)
             )
         finally:
-            await self._let_go(producer)
-        await partition.change(stretches=(*stretches, FormatRange(end_offset)), reserved=end_offset)
+            await self._close_producer(producer)
+        await partition.change(
+            format_ranges=(*format_ranges, FormatRange(end_offset)), reserved=end_offset
+        )
 
-    async def _mark(self, topic: str, producer: pulsar.Producer, header: Header) -> int:
+    async def _send_marker(self, topic: str, producer: pulsar.Producer, header: Header) -> int:
         """Send a message without records that says where the next begins; its index."""
         message_id = await self.session.run(
             lambda: producer.send(b"", properties=header.properties("mixed_kafka"))
@@ -235,7 +252,7 @@ class PulsarLogOpener:
             parse_message_id(message_id.serialize()).position
         )
 
-    async def _let_go(self, producer: pulsar.Producer) -> None:
+    async def _close_producer(self, producer: pulsar.Producer) -> None:
         """Before anybody else may write the broker must know that it is gone."""
         await self.session.run(producer.close)
 

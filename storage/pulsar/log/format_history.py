@@ -20,25 +20,28 @@ class PulsarPartitionLog(PartitionLog, Protocol):
     partition: PartitionState
 
     @property
-    def is_over(self) -> bool: ...
+    def has_ended(self) -> bool: ...
     async def idle(self) -> None: ...
-    async def note_end(self) -> None: ...
-    def shut(self) -> Deferred[None]: ...
+    async def store_end_offset(self) -> None: ...
+    def close(self) -> Deferred[None]: ...
     async def position_of(self, offset: int) -> Position | None: ...
 
 
 class MultiFormatLog:
-    """A `PartitionLog`. `current` begins where the last of `pasts` ends; `start_offset` is the first that is still there of all of them."""
+    """A `PartitionLog`. `current` begins where the last of `range_readers` ends; `start_offset` is the first that is still there of all of them."""
 
     def __init__(
-        self, pasts: Sequence[FormatRangeReader], current: PulsarPartitionLog, start_offset: int
+        self,
+        range_readers: Sequence[FormatRangeReader],
+        current: PulsarPartitionLog,
+        start_offset: int,
     ) -> None:
         self.topic = current.topic
         self.partition = current.partition
-        self._pasts = pasts
+        self._range_readers = range_readers
         self._current = current
         self._start_offset = start_offset
-        self._current_offset = pasts[-1].end_offset
+        self._current_offset = range_readers[-1].end_offset
         self._watchers: list[Callable[[], None]] = []
 
     @property
@@ -66,8 +69,8 @@ class MultiFormatLog:
         return self._current.size
 
     @property
-    def is_over(self) -> bool:
-        return self._current.is_over
+    def has_ended(self) -> bool:
+        return self._current.has_ended
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[int | None]:
         return self._current.append(entries)
@@ -87,19 +90,21 @@ class MultiFormatLog:
         resident = self.read_resident(offset, max_bytes)
         if resident is not None:
             return resident
-        for past in self._pasts:
-            if offset < past.end_offset:
-                found = await past.read(offset, max_bytes)
+        for range_reader in self._range_readers:
+            if offset < range_reader.end_offset:
+                found = await range_reader.read(offset, max_bytes)
                 if found is not None:
                     return found
-                offset = past.end_offset
+                offset = range_reader.end_offset
         return await self._current.read(offset, max_bytes) if offset < self.end_offset else []
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
         start = self._start_offset
-        for past in self._pasts:
-            if start < past.end_offset and (
-                found := await past.at_time(max(start, past.first_offset), timestamp)
+        for range_reader in self._range_readers:
+            if start < range_reader.end_offset and (
+                found := await range_reader.at_time(
+                    max(start, range_reader.first_offset), timestamp
+                )
             ):
                 return found
         return await self._current.entry_for_time(timestamp)
@@ -107,9 +112,9 @@ class MultiFormatLog:
     async def latest_by_time(self) -> Entry | None:
         start = self._start_offset
         found = [
-            await past.latest(max(start, past.first_offset))
-            for past in self._pasts
-            if start < past.end_offset
+            await range_reader.latest(max(start, range_reader.first_offset))
+            for range_reader in self._range_readers
+            if start < range_reader.end_offset
         ]
         found.append(await self._current.latest_by_time())
         # The first of those that bear it.
@@ -133,7 +138,7 @@ class MultiFormatLog:
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
         """`PartitionLog.retain`; by bytes only what is behind the last switch counts."""
-        start = await first_offset(self._pasts, self._current)
+        start = await first_available_offset(self._range_readers, self._current)
         if since is not None:
             young = await self.entry_for_time(since)
             start = max(start, young.base_offset if young else self.end_offset)
@@ -169,23 +174,25 @@ class MultiFormatLog:
     async def idle(self) -> None:
         await self._current.idle()
 
-    async def note_end(self) -> None:
-        await self._current.note_end()
+    async def store_end_offset(self) -> None:
+        await self._current.store_end_offset()
 
-    def shut(self) -> Deferred[None]:
-        return self._current.shut()
+    def close(self) -> Deferred[None]:
+        return self._current.close()
 
     async def position_of(self, offset: int) -> Position | None:
-        for past in self._pasts:
-            if offset < past.end_offset:
-                return await past.position_of(offset)
+        for range_reader in self._range_readers:
+            if offset < range_reader.end_offset:
+                return await range_reader.position_of(offset)
         return await self._current.position_of(offset)
 
 
-async def first_offset(pasts: Sequence[FormatRangeReader], current: PulsarPartitionLog) -> int:
+async def first_available_offset(
+    range_readers: Sequence[FormatRangeReader], current: PulsarPartitionLog
+) -> int:
     """The first offset that Pulsar still has."""
-    for past in pasts:
-        offset = await past.start()
+    for range_reader in range_readers:
+        offset = await range_reader.start()
         if offset is not None:
             return offset
-    return max(current.start_offset, pasts[-1].end_offset)
+    return max(current.start_offset, range_readers[-1].end_offset)

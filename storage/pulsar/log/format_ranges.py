@@ -44,21 +44,21 @@ class KafkaRangeReader:
 
     def __init__(
         self,
-        stretch: FormatRange,
+        format_range: FormatRange,
         end_offset: int,
         reader: PartitionReader,
         partition: PartitionState,
-        runs: SideTopics,
+        side_topics: SideTopics,
     ) -> None:
-        self.first_offset = stretch.first_offset
+        self.first_offset = format_range.first_offset
         self.end_offset = end_offset
         self._reader = reader
         self._partition = partition
-        self._entries = Overlay(PartitionEntries(reader), runs, partition)
+        self._entries = Overlay(PartitionEntries(reader), side_topics, partition)
 
     async def start(self) -> int | None:
         first = await self._reader.first()
-        if first and first.header.base_offset <= self._partition.row.freed:
+        if first and first.header.base_offset <= self._partition.row.trim_offset:
             return self.first_offset
         offset = max(first.header.base_offset, self.first_offset) if first else self.end_offset
         return offset if offset < self.end_offset else None
@@ -67,10 +67,10 @@ class KafkaRangeReader:
         found = await self._entries.read(offset, self.end_offset, max_bytes)
         if found:
             return found
-        offset = self._partition.patches.covered(offset)
+        offset = self._partition.replaced_ranges.covered_until(offset)
         if (
             offset >= self.end_offset
-            or await self._reader.scan(offset, self.end_offset, lambda stored: True, 1)
+            or await self._reader.scan(offset, self.end_offset, lambda native_entries: True, 1)
             >= self.end_offset
         ):
             return None
@@ -92,25 +92,27 @@ class KafkaRangeReader:
 class NativeRangeReader:
     """Of native messages."""
 
-    def __init__(self, stretch: FormatRange, end_offset: int, stored: NativeEntries) -> None:
-        self.first_offset = stretch.first_offset
+    def __init__(
+        self, format_range: FormatRange, end_offset: int, native_entries: NativeEntries
+    ) -> None:
+        self.first_offset = format_range.first_offset
         self.end_offset = end_offset
-        self._stored = stored
+        self._native_entries = native_entries
 
     async def start(self) -> int | None:
-        first = await self._stored.first_offset()
+        first = await self._native_entries.first_offset()
         offset = self.end_offset if first is None else max(first, self.first_offset)
         return offset if offset < self.end_offset else None
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry] | None:
         return [
             entry
-            for entry in await self._stored.read(offset, max_bytes)
+            for entry in await self._native_entries.read(offset, max_bytes)
             if entry.base_offset < self.end_offset
         ] or None
 
     async def at_time(self, offset: int, timestamp: int) -> Entry | None:
-        published = await self._stored.offset_published(timestamp)
+        published = await self._native_entries.offset_for_publish_time(timestamp)
         offset = self.end_offset if published is None else max(offset, published)
         while found := await self._read_on(offset):
             for entry in found:
@@ -130,7 +132,7 @@ class NativeRangeReader:
         return (await self.read(offset, SCAN_BYTES) or []) if offset < self.end_offset else []
 
     async def position_of(self, offset: int) -> Position | None:
-        return await self._stored.position_of(offset)
+        return await self._native_entries.position_of(offset)
 
     async def close(self) -> None:
-        await self._stored.close()
+        await self._native_entries.close()

@@ -44,7 +44,7 @@ def index_entry(header: Header, position: Position) -> IndexEntry:
 class OffsetIndex:
     """Marks in the order of offsets, at most `limit`. What lies from one to before the next is a stretch.
 
-    `_greatest` has for each stretch what no `max_timestamp` in it exceeds. The last stretch is known up to `_known_to`.
+    `_greatest` has for each stretch what no `max_timestamp` in it exceeds. The last stretch is known up to `_known_until`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -56,74 +56,76 @@ class OffsetIndex:
         self._bytes = array("q")
         self._times = array("q")
         self._greatest = array("q")
-        self._known_to = -1
-        self._walk = SequentialScan(-1)
+        self._known_until = -1
+        self._scan = SequentialScan(-1)
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def floor(self, offset: int) -> IndexEntry | None:
         """The last mark at or before `offset`."""
-        return self._mark(bisect_right(self._offsets, offset) - 1)
+        return self._entry(bisect_right(self._offsets, offset) - 1)
 
     def above(self, offset: int) -> IndexEntry | None:
         """The first mark behind `offset`."""
-        return self._mark(bisect_right(self._offsets, offset))
+        return self._entry(bisect_right(self._offsets, offset))
 
     def before_time(self, timestamp: int) -> IndexEntry | None:
         """The last mark up to which no message of the partition reached `timestamp`."""
-        return self._mark(bisect_left(self._times, timestamp) - 1)
+        return self._entry(bisect_left(self._times, timestamp) - 1)
 
     def at_time(self, timestamp: int) -> IndexEntry | None:
         """The first mark up to which one did."""
-        return self._mark(bisect_left(self._times, timestamp))
+        return self._entry(bisect_left(self._times, timestamp))
 
     def before_byte(self, number: int) -> IndexEntry | None:
         """The last mark that begins with that byte of the partition's payload, or before it."""
-        return self._mark(bisect_right(self._bytes, number) - 1)
+        return self._entry(bisect_right(self._bytes, number) - 1)
 
-    def behind_byte(self, number: int) -> IndexEntry | None:
+    def after_byte(self, number: int) -> IndexEntry | None:
         """The first mark that begins behind it."""
-        return self._mark(bisect_right(self._bytes, number))
+        return self._entry(bisect_right(self._bytes, number))
 
     def appended(self, header: Header, position: Position) -> None:
         """The message is the newest of the partition, and acknowledged."""
         base, time = header.base_offset, header.max_timestamp
         if (
-            base == self._known_to
+            base == self._known_until
             and self._bytes
             and 0 <= header.bytes_before - self._bytes[-1] < self._spacing
         ):
             # As below, for the most: one more of a stretch that is known to its end.
             if time > self._greatest[-1]:
                 self._greatest[-1] = time
-            self._known_to = header.last_offset + 1
+            self._known_until = header.last_offset + 1
         elif (
-            not self._insert(header, position, is_wanted=base > self._known_to)
-            and base == self._known_to
+            not self._insert(header, position, is_required=base > self._known_until)
+            and base == self._known_until
         ):
             self._greatest[-1] = max(self._greatest[-1], time)
-            self._known_to = header.last_offset + 1
+            self._known_until = header.last_offset + 1
 
     def found(self, header: Header, position: Position) -> None:
         """The message was met while reading."""
         self._insert(header, position)
 
-    def walked(self, start: int, passed: Sequence[tuple[Header, Position]]) -> None:
+    def scanned(self, start: int, passed: Sequence[tuple[Header, Position]]) -> None:
         """All messages from offset `start` on were looked at, up to and including the last of `passed`. Walks that go on from each other are one."""
-        if start != self._walk.reached:
-            self._walk = SequentialScan(start)
+        if start != self._scan.reached:
+            self._scan = SequentialScan(start)
         for header, position in passed:
             self._insert(header, position)
-            self._step(header)
+            self._extend_scan(header)
 
-    def passable(self, offset: int, timestamp: int) -> int:
+    def skip_older(self, offset: int, timestamp: int) -> int:
         """The offset up to which nothing from `offset` on has a `max_timestamp` of at least `timestamp`; `offset` itself where that is not known."""
         index = bisect_right(self._offsets, offset) - 1
         while 0 <= index < len(self._offsets) and self._greatest[index] < timestamp:
             index += 1
             offset = (
-                self._offsets[index] if index < len(self._offsets) else max(offset, self._known_to)
+                self._offsets[index]
+                if index < len(self._offsets)
+                else max(offset, self._known_until)
             )
         return offset
 
@@ -134,27 +136,27 @@ class OffsetIndex:
             for column in self._columns():
                 del column[:gone]
 
-    def _step(self, header: Header) -> None:
+    def _extend_scan(self, header: Header) -> None:
         """The walk takes in one more message; where that completes a stretch, its greatest timestamp is known."""
-        walk = self._walk
+        scan = self._scan
         index = bisect_right(self._offsets, header.base_offset) - 1
         begin = self._offsets[index] if index >= 0 else -1
-        if begin >= walk.reached:
-            if index and walk.begin <= self._offsets[index - 1]:
-                self._greatest[index - 1] = min(self._greatest[index - 1], walk.greatest)
-            walk.begin, walk.greatest = begin, -1
-        walk.greatest = max(walk.greatest, header.max_timestamp)
-        walk.reached = header.last_offset + 1
-        if index < 0 or begin < walk.begin:
+        if begin >= scan.reached:
+            if index and scan.begin <= self._offsets[index - 1]:
+                self._greatest[index - 1] = min(self._greatest[index - 1], scan.greatest)
+            scan.begin, scan.greatest = begin, -1
+        scan.greatest = max(scan.greatest, header.max_timestamp)
+        scan.reached = header.last_offset + 1
+        if index < 0 or begin < scan.begin:
             return
         if index + 1 == len(self._offsets):
-            if walk.reached >= self._known_to:
-                self._greatest[index] = walk.greatest
-                self._known_to = walk.reached
-        elif walk.reached >= self._offsets[index + 1]:
-            self._greatest[index] = min(self._greatest[index], walk.greatest)
+            if scan.reached >= self._known_until:
+                self._greatest[index] = scan.greatest
+                self._known_until = scan.reached
+        elif scan.reached >= self._offsets[index + 1]:
+            self._greatest[index] = min(self._greatest[index], scan.greatest)
 
-    def _insert(self, header: Header, position: Position, *, is_wanted: bool = False) -> bool:
+    def _insert(self, header: Header, position: Position, *, is_required: bool = False) -> bool:
         """Mark this message unless it is or others are near; whether it was."""
         offset = header.base_offset
         index = bisect_left(self._offsets, offset)
@@ -162,13 +164,13 @@ class OffsetIndex:
             index < len(self._offsets) and self._offsets[index] == offset
         ):
             return False
-        if not is_wanted and not self._has_room(index, header.bytes_before):
+        if not is_required and not self._has_room(index, header.bytes_before):
             return False
-        if index == len(self._offsets) and offset >= self._known_to:
-            if offset > self._known_to and self._greatest:
+        if index == len(self._offsets) and offset >= self._known_until:
+            if offset > self._known_until and self._greatest:
                 # Nobody has seen what lies between.
                 self._greatest[-1] = UNKNOWN_TIMESTAMP
-            greatest, self._known_to = header.max_timestamp, header.last_offset + 1
+            greatest, self._known_until = header.max_timestamp, header.last_offset + 1
         else:
             # What a stretch did not exceed as a whole, its parts do not exceed.
             greatest = self._greatest[index - 1] if index else UNKNOWN_TIMESTAMP
@@ -196,7 +198,7 @@ class OffsetIndex:
             del column[1::2]
         self._greatest[:] = array("q", merged)
 
-    def _mark(self, index: int) -> IndexEntry | None:
+    def _entry(self, index: int) -> IndexEntry | None:
         if not 0 <= index < len(self._offsets):
             return None
         position = Position(self._ledgers[index], self._entries[index])

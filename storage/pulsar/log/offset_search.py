@@ -77,12 +77,12 @@ class MessageSearch:
         begin, most = 0, min(len(ledgers), self._source.settings.foreign_messages)
         while begin < most:
             end = min(begin + MESSAGES_PER_LOOKUP, most)
-            found = await self._look(ledgers.position(begin), ledgers.position(end - 1))
+            found = await self._lookup(ledgers.position(begin), ledgers.position(end - 1))
             if found:
                 return found
             begin = end
         if begin < len(ledgers):
-            raise self._hidden(begin, "first")
+            raise self._too_many_foreign(begin, "first")
         return None
 
     async def last(self, before: Position | None = None) -> StoredMessage | None:
@@ -91,7 +91,7 @@ class MessageSearch:
         if end is None:
             return None
         if before is None or end < before:
-            found = await self._look(end, end, for_last=True)
+            found = await self._lookup(end, end, for_last=True)
             if found:
                 return found
             before = end
@@ -101,17 +101,17 @@ class MessageSearch:
         least = max(0, begin - self._source.settings.foreign_messages)
         while upper > least:
             lower = max(least, upper - span)
-            found = await self._look(
+            found = await self._lookup(
                 ledgers.position(lower), ledgers.position(upper - 1), for_last=True
             )
             if found:
                 return found
             upper, span = lower, min(8 * span, MESSAGES_PER_LOOKUP)
         if upper:
-            raise self._hidden(begin - upper, "last")
+            raise self._too_many_foreign(begin - upper, "last")
         return None
 
-    async def narrowed(
+    async def narrow(
         self, low: IndexEntry, high: Position, high_bytes: int, is_before: Callable[[Header], bool]
     ) -> Position:
         """A place at or behind `low`, shortly before the first message for which `is_before` does not hold; that one is at `high` or before it.
@@ -130,7 +130,7 @@ class MessageSearch:
             end - begin > SEQUENTIAL_READ_MESSAGES or high_bytes - low_bytes > SEQUENTIAL_READ_BYTES
         ):
             middle = (begin + end) // 2
-            found = await self._look(
+            found = await self._lookup(
                 ledgers.position(middle),
                 ledgers.position(min(middle + MESSAGES_PER_LOOKUP, end) - 1),
             )
@@ -149,7 +149,7 @@ class MessageSearch:
                 end, high_bytes = middle, found.header.bytes_before
         return position
 
-    def _hidden(self, looked: int, which: str) -> StorageFailed:
+    def _too_many_foreign(self, looked: int, which: str) -> StorageFailed:
         return StorageFailed(
             f"{self._source.topic}: the {which} {looked} messages are not kopgate's (foreign_messages); who else writes to this topic?"
         )
@@ -157,7 +157,7 @@ class MessageSearch:
     async def _ledgers(self) -> Ledgers:
         return Ledgers.of(await self._admin.internal_stats(self._source.topic))
 
-    def _look(
+    def _lookup(
         self, start: Position, last: Position, *, for_last: bool = False
     ) -> Awaitable[StoredMessage | None]:
         return self._source.session.run(

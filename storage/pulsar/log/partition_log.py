@@ -24,37 +24,41 @@ logger = logging.getLogger(__name__)
 
 
 class PulsarLog:
-    """A `PartitionLog`. `when_over` is called once, with the reason, when nothing can be done with it any more."""
+    """A `PartitionLog`. `on_end` is called once, with the reason, when nothing can be done with it any more."""
 
     def __init__(
         self,
         opened: OpenedPartition,
         room: InFlightLimit,
         tail: TailCache,
-        runs: SideTopics,
-        trimming: TopicTrimmer,
-        when_over: Callable[[PulsarLog, StorageError], None],
+        side_topics: SideTopics,
+        trimmer: TopicTrimmer,
+        on_end: Callable[[PulsarLog, StorageError], None],
     ) -> None:
         self.topic = opened.topic
         self.leader_epoch = opened.leader_epoch
         self.partition = opened.partition
         self._reader = opened.reader
-        plain = PartitionEntries(opened.reader)
-        self._entries = Overlay(plain, runs, opened.partition)
+        topic_entries = PartitionEntries(opened.reader)
+        self._entries = Overlay(topic_entries, side_topics, opened.partition)
         settings = opened.session.settings
-        self._replacing = EntryReplacer(plain, self._entries, runs, opened.partition, settings)
-        gathering = RangeMerger(plain, self._entries, self._replacing, opened.partition, settings)
-        self._freeing = SpaceReclaimer(
-            opened.topic, opened.reader, gathering, opened.partition, trimming, self._bounds
+        self._replacer = EntryReplacer(
+            topic_entries, self._entries, side_topics, opened.partition, settings
         )
-        self._appending = AppendQueue(opened, room, self._stored, self._ended)
+        merger = RangeMerger(
+            topic_entries, self._entries, self._replacer, opened.partition, settings
+        )
+        self._reclaimer = SpaceReclaimer(
+            opened.topic, opened.reader, merger, opened.partition, trimmer, self._bounds
+        )
+        self._append_queue = AppendQueue(opened, room, self._on_stored, self._on_append_end)
         self._end = opened.end
         self._start_offset, self._start_bytes = opened.start
-        self._front: Entry | None = None
+        self._cached_first_entry: Entry | None = None
         self._tail = tail
-        self._run = CachedTail()
+        self._resident = CachedTail()
         self._watchers: list[Callable[[], None]] = []
-        self._when_over = when_over
+        self._on_end = on_end
 
     @property
     def start_offset(self) -> int:
@@ -66,39 +70,39 @@ class PulsarLog:
 
     @property
     def next_offset(self) -> int:
-        return self._appending.next.offset
+        return self._append_queue.next.offset
 
     @property
     def size(self) -> int:
-        return self._end.bytes - self.partition.patches.savings - self._start_bytes
+        return self._end.bytes - self.partition.replaced_ranges.bytes_saved - self._start_bytes
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Fenced or closed: `Store.log` makes another."""
-        return self._appending.over is not None
+        return self._append_queue.end_reason is not None
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
-        over = self._appending.over
-        return fail(end_error(over)) if over else self._appending.append(entries)
+        over = self._append_queue.end_reason
+        return fail(end_error(over)) if over else self._append_queue.append(entries)
 
-    def _stored(self, messages: list[InFlightMessage]) -> None:
+    def _on_stored(self, messages: list[InFlightMessage]) -> None:
         """First what has changed, then the watchers, then whoever waits: they see the whole burst."""
         for sent in messages:
             self._end = sent.end
-            self._reader.note(
+            self._reader.appended(
                 sent.header, Position(sent.position.ledger_id(), sent.position.entry_id())
             )
             for entry in sent.entries:
-                self._tail.add(self._run, entry)
-        self._tell_watchers()
+                self._tail.add(self._resident, entry)
+        self._notify_watchers()
         for sent in messages:
             sent.told.callback(None)
 
-    def _ended(self, error: StorageError, left: list[InFlightMessage]) -> None:
+    def _on_append_end(self, error: StorageError, left: list[InFlightMessage]) -> None:
         """Nothing can be done here any more; `left` was on its way."""
-        self._forget_run()
-        self._when_over(self, error)
-        self._tell_watchers()
+        self._clear_resident()
+        self._on_end(self, error)
+        self._notify_watchers()
         Deferred.fromCoroutine(self._reader.close())
         for sent in left:
             sent.told.errback(error)
@@ -108,7 +112,7 @@ class PulsarLog:
         self._check_offset(offset)
         if offset == self._end.offset:
             return []
-        return self._run.read(offset, max_bytes)
+        return self._resident.read(offset, max_bytes)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         resident = self.read_resident(offset, max_bytes)
@@ -117,9 +121,10 @@ class PulsarLog:
         entries = await self._entries.read(offset, self._end.offset, max_bytes)
         self._check_open()
         if not entries or (
-            entries[0].base_offset > offset and not self.partition.patches.at(offset)
+            entries[0].base_offset > offset
+            and not self.partition.replaced_ranges.containing(offset)
         ):
-            await self.see_trimmed()
+            await self.update_start_offset()
         # Deleted meanwhile, perhaps half of what was read.
         self._check_offset(offset)
         return entries
@@ -142,7 +147,7 @@ class PulsarLog:
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
         return epoch_end_offset(
-            self._appending.epochs(self._end.offset, self._start_offset),
+            self._append_queue.epochs(self._end.offset, self._start_offset),
             leader_epoch,
             self._end.offset,
         )
@@ -151,13 +156,13 @@ class PulsarLog:
         self._check_open()
         if offset > self._end.offset:
             raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self._end.offset}")
-        await self.partition.turn.acquire()
+        await self.partition.lock.acquire()
         try:
             self._check_open()
             if offset > self._start_offset:
                 await self._delete_before(offset)
         finally:
-            self.partition.turn.release()
+            self.partition.lock.release()
         return self._start_offset
 
     async def _delete_before(self, offset: int) -> None:
@@ -165,16 +170,16 @@ class PulsarLog:
         partition = self.partition
         before = await self._entries.bytes_before(offset, self._end.offset, self._end.bytes)
         self._check_open()
-        gone, come = partition.patches.cut(offset)
-        before += sum(patch.hidden - patch.size for patch in gone) - sum(
-            patch.hidden - patch.size for patch in come
+        dropped, added = partition.replaced_ranges.trim_before(offset)
+        before += sum(replaced.hidden_bytes - replaced.size for replaced in dropped) - sum(
+            replaced.hidden_bytes - replaced.size for replaced in added
         )
         rows: dict[bytes, bytes | None] = dict.fromkeys(
-            replaced_range_row(partition.key, patch)[0] for patch in gone
+            replaced_range_row(partition.key, replaced)[0] for replaced in dropped
         )
-        rows.update(replaced_range_row(partition.key, patch) for patch in come)
+        rows.update(replaced_range_row(partition.key, replaced) for replaced in added)
         await partition.change(rows, start_offset=offset, start_bytes=before)
-        partition.patches = partition.patches.changed(gone, come)
+        partition.replaced_ranges = partition.replaced_ranges.updated(dropped, added)
         self._move_start(offset, before)
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
@@ -183,8 +188,8 @@ class PulsarLog:
         Nothing else is deleted or replaced from the search to the deletion: it would change how many bytes remain.
         """
         self._check_open()
-        await self.see_trimmed()
-        await self.partition.turn.acquire()
+        await self.update_start_offset()
+        await self.partition.lock.acquire()
         try:
             self._check_open()
             offset = await self._retained_from(since, at_most_bytes)
@@ -192,40 +197,42 @@ class PulsarLog:
             if offset > self._start_offset:
                 await self._delete_before(offset)
         finally:
-            self.partition.turn.release()
+            self.partition.lock.release()
         return self._start_offset
 
     async def _retained_from(self, since: int | None, at_most_bytes: int | None) -> int:
         start, end = self._start_offset, self._end
-        front = await self._front_entry()
+        front = await self._first_entry()
         kept: list[Entry | None] = []
         if front and since is not None and front.max_timestamp < since:
             kept.append(await self._entries.at_time(start, end.offset, since))
         if front and at_most_bytes is not None and self.size - len(front.payload) >= at_most_bytes:
             kept.append(
-                await self._entries.behind_bytes(
-                    start, end.offset, end.bytes - self.partition.patches.savings - at_most_bytes
+                await self._entries.after_bytes(
+                    start,
+                    end.offset,
+                    end.bytes - self.partition.replaced_ranges.bytes_saved - at_most_bytes,
                 )
             )
         return max((entry.base_offset if entry else end.offset for entry in kept), default=start)
 
-    async def _front_entry(self) -> Entry | None:
+    async def _first_entry(self) -> Entry | None:
         """The first readable entry; None where there is none."""
         start = self._start_offset
-        if self._front is None or self._front.last_offset < start:
+        if self._cached_first_entry is None or self._cached_first_entry.last_offset < start:
             found = await self._entries.read(start, self._end.offset, 1)
             # Only what is asked of it: retention looks at it again and again, and it may be of any size.
-            self._front = found[0] if found else None
-        return self._front
+            self._cached_first_entry = found[0] if found else None
+        return self._cached_first_entry
 
-    async def see_trimmed(self) -> None:
+    async def update_start_offset(self) -> None:
         """Take notice of what Pulsar's own retention has deleted from the front."""
         end = self._end
         first = await self._reader.first()
         self._check_open()
         base = first.header.base_offset if first else end.offset
-        # What is before `freed` was deleted because it is elsewhere.
-        if base > self._start_offset and (base > self.partition.row.freed or not first):
+        # What is before `trim_offset` was deleted because it is elsewhere.
+        if base > self._start_offset and (base > self.partition.row.trim_offset or not first):
             before = await self._entries.bytes_before(base, end.offset, end.bytes)
             self._check_open()
             self._move_start(base, before)
@@ -234,7 +241,7 @@ class PulsarLog:
         if offset > self._start_offset:
             self._start_offset, self._start_bytes = offset, bytes_before
             self._reader.forget_before(offset)
-            self._tell_watchers()
+            self._notify_watchers()
 
     @property
     def can_replace(self) -> bool:
@@ -249,33 +256,33 @@ class PulsarLog:
                     f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}"
                 )
             expected = entry.last_offset + 1
-        await self.partition.turn.acquire()
+        await self.partition.lock.acquire()
         try:
             self._check_open()
-            await self._replacing.replace(
+            await self._replacer.replace(
                 first, last, entries, self._start_offset, self._end.offset, self._end.bytes
             )
-            self._forget_run()
-            self._front = None
+            self._clear_resident()
+            self._cached_first_entry = None
         finally:
-            self.partition.turn.release()
+            self.partition.lock.release()
 
     async def reclaim(self) -> None:
         self._check_open()
-        await self._freeing.free()
+        await self._reclaimer.reclaim()
 
     async def idle(self) -> None:
         """Returns when nothing that was appended waits any more, whatever became of it."""
-        await self._appending.idle()
+        await self._append_queue.idle()
 
-    async def note_end(self) -> None:
+    async def store_end_offset(self) -> None:
         """What is reserved is exactly what was given out; to be said when nothing is appended any more. Raises StorageError."""
-        if self._appending.has_begun and not self.is_over:
+        if self._append_queue.has_stored_epoch and not self.has_ended:
             await self.partition.change(reserved=self._end.offset)
 
-    def shut(self) -> Deferred[None]:
+    def close(self) -> Deferred[None]:
         """Refuse everything from now on: the topic is gone or the store is closed. Fires when the producer is gone."""
-        return self._appending.end(
+        return self._append_queue.end(
             LogClosed("the log is closed: its topic was deleted or the store was closed")
         )
 
@@ -290,25 +297,25 @@ class PulsarLog:
         if on_change in self._watchers:
             self._watchers.remove(on_change)
 
-    def _tell_watchers(self) -> None:
+    def _notify_watchers(self) -> None:
         for on_change in tuple(self._watchers):
             try:
                 on_change()
             except Exception:
                 logger.exception("a watcher of a log raised, which is a bug")
 
-    def _forget_run(self) -> None:
+    def _clear_resident(self) -> None:
         """What the cleared run still has in the tail's queue must not make entries of its successor leave early."""
-        self._run.clear()
-        self._run = CachedTail()
+        self._resident.clear()
+        self._resident = CachedTail()
 
     def _bounds(self) -> tuple[int, LogEnd]:
         self._check_open()
         return self._start_offset, self._end
 
     def _check_open(self) -> None:
-        if self._appending.over:
-            raise end_error(self._appending.over)
+        if self._append_queue.end_reason:
+            raise end_error(self._append_queue.end_reason)
 
     def _check_offset(self, offset: int) -> None:
         if not self._start_offset <= offset <= self._end.offset:

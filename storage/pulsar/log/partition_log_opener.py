@@ -39,12 +39,12 @@ async def open_partition(
         epoch = await leader_epoch(admin, topic)
         row = partition.row
         for one in row.epochs:
-            reader.began(*one)
+            reader.add_epoch(*one)
         last = await reader.last()
         if last is None:
             # New, or Pulsar has trimmed all: what was given out is never given out again.
             end = LogEnd(max(row.reserved, row.start_offset), 0, -1)
-            start = end.offset, -partition.patches.savings
+            start = end.offset, -partition.replaced_ranges.bytes_saved
         else:
             end = LogEnd(
                 last.header.last_offset + 1,
@@ -54,10 +54,10 @@ async def open_partition(
             start = (
                 (row.start_offset, row.start_bytes)
                 if row.start_offset <= end.offset
-                else (end.offset, end.bytes - partition.patches.savings)
+                else (end.offset, end.bytes - partition.replaced_ranges.bytes_saved)
             )
         for one in add_epoch(row.epochs, epoch, end.offset, start[0]):
-            reader.began(*one)
+            reader.add_epoch(*one)
         return OpenedPartition(
             session,
             topic,

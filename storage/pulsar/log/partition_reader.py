@@ -41,23 +41,23 @@ class PartitionReader:
         self._cache = cache
         self._source = ReaderSource(session, topic)
         self._index = OffsetIndex(settings.index_marks)
-        self._seeker = MessageSearch(self._source, admin, self._index)
+        self._message_search = MessageSearch(self._source, admin, self._index)
         self._newest: IndexEntry | None = None
 
-    def began(self, leader_epoch: int, first_offset: int) -> None:
+    def add_epoch(self, leader_epoch: int, first_offset: int) -> None:
         """The leader of that epoch gave out offsets from `first_offset` on. What an earlier one stored from there on is void: nobody was told of it."""
         began = [one for one in self._source.began if one[0] != leader_epoch]
         insort(began, (leader_epoch, first_offset))
         self._source.began = tuple(began[-self._settings.index_marks :])
 
-    def note(self, header: Header, position: Position) -> None:
+    def appended(self, header: Header, position: Position) -> None:
         """The message was acknowledged: the newest of the partition."""
         self._index.appended(header, position)
         self._newest = index_entry(header, position)
 
     async def first(self) -> StoredMessage | None:
         """The first message, also one that only marks an offset; None where there is none."""
-        stored = await self._seeker.first()
+        stored = await self._message_search.first()
         if stored:
             self._index.found(stored.header, stored.position)
         return stored
@@ -68,7 +68,7 @@ class PartitionReader:
         What a client library sent again may end sooner than what it had sent first: what lies behind the last message was then never
         acknowledged, and is void once the next leader's beginning was told to `began`. Raises StorageFailed where too much of others comes after it.
         """
-        stored = await self._seeker.last(before)
+        stored = await self._message_search.last(before)
         if stored:
             self._index.found(stored.header, stored.position)
             if before is None and (self._newest is None or self._newest.position < stored.position):
@@ -98,7 +98,7 @@ class PartitionReader:
         """
         reached, looked = offset, 0
         while reached < end_offset and looked < max_bytes:
-            passed = self._index.passable(reached, since()) if since else reached
+            passed = self._index.skip_older(reached, since()) if since else reached
             if passed > reached:
                 reached = min(passed, end_offset)
                 continue
@@ -114,14 +114,14 @@ class PartitionReader:
                 if visit(stored):
                     max_bytes = 0
                     break
-            self._index.walked(begin, visited)
+            self._index.scanned(begin, visited)
         return reached
 
     async def at_time(
         self, timestamp: int, start_offset: int, end_offset: int
     ) -> StoredMessage | None:
         """The first message from `start_offset` on (one that straddles it, too) and before `end_offset` whose `max_timestamp` is at least `timestamp`."""
-        found = await self._crossing(timestamp, end_offset)
+        found = await self._first_reaching(timestamp, end_offset)
         if found is None or (
             found.header.last_offset >= start_offset and found.header.max_timestamp >= timestamp
         ):
@@ -139,10 +139,10 @@ class PartitionReader:
 
     async def latest(self, start_offset: int, end_offset: int) -> StoredMessage | None:
         """The first message from `start_offset` on and before `end_offset` that bears the greatest `max_timestamp` there; None where none has one."""
-        newest = self._newest or await self._known_newest()
+        newest = self._newest or await self._newest_index_entry()
         if newest is None or newest.greatest_timestamp < 0:
             return None
-        found = await self._crossing(newest.greatest_timestamp, end_offset)
+        found = await self._first_reaching(newest.greatest_timestamp, end_offset)
         if (
             found
             and found.header.last_offset >= start_offset
@@ -170,7 +170,7 @@ class PartitionReader:
         """The first message from `start_offset` on (one that straddles it, too) and before `end_offset` that ends behind that byte of the payload
         that the partition ever had, counted as `Header.bytes_before` is."""
         found = await self._search(
-            (self._index.before_byte(number), self._index.behind_byte(number)),
+            (self._index.before_byte(number), self._index.after_byte(number)),
             end_offset,
             lambda one: one.bytes_before <= number,
             lambda stored: (
@@ -208,7 +208,7 @@ class PartitionReader:
             )
         if reader is None or (not found and reader.is_dry):
             # One that was kept and has nothing may stand at the end of a ledger that is gone.
-            reader = OpenReader(self._source, await self._place(offset))
+            reader = OpenReader(self._source, await self._reading_position(offset))
             found = await self._cache.use(
                 reader, partial(reader.read, offset, end, max_bytes, max_messages)
             )
@@ -216,23 +216,23 @@ class PartitionReader:
             self._index.found(found[0].header, found[0].position)
         return found, reader.is_dry
 
-    async def _place(self, offset: int) -> Position | None:
+    async def _reading_position(self, offset: int) -> Position | None:
         """Where to begin reading for `offset`; None is the beginning of the topic."""
-        low = self._index.floor(offset) or await self._known_first()
+        low = self._index.floor(offset) or await self._first_index_entry()
         if low is None or low.offset >= offset:
             return low.position if low else None
-        high = self._index.above(offset) or await self._known_newest()
+        high = self._index.above(offset) or await self._newest_index_entry()
         if high is None or high.offset <= offset:
             return max(low.position, high.position) if high else low.position
-        return await self._seeker.narrowed(
+        return await self._message_search.narrow(
             low, high.position, high.bytes_before, lambda header: header.base_offset <= offset
         )
 
-    async def _crossing(self, timestamp: int, end: int) -> StoredMessage | None:
+    async def _first_reaching(self, timestamp: int, end: int) -> StoredMessage | None:
         """The first message before `end`, of those that are there, up to which the partition had a time of at least `timestamp`."""
         low, high = (
             self._index.before_time(timestamp),
-            self._index.at_time(timestamp) or await self._known_newest(),
+            self._index.at_time(timestamp) or await self._newest_index_entry(),
         )
         if high is None or high.greatest_timestamp < timestamp:
             return None
@@ -250,16 +250,19 @@ class PartitionReader:
         is_before: Callable[[Header | IndexEntry], bool],
         is_it: Callable[[StoredMessage], bool],
     ) -> StoredMessage | None:
-        """The first message before `end` that `is_it`. `is_before` as `MessageSearch.narrowed` has it: so from the beginning up to that message or the one before it."""
-        low, high = around[0] or await self._known_first(), around[1] or await self._known_newest()
+        """The first message before `end` that `is_it`. `is_before` as `MessageSearch.narrow` has it: so from the beginning up to that message or the one before it."""
+        low, high = (
+            around[0] or await self._first_index_entry(),
+            around[1] or await self._newest_index_entry(),
+        )
         if low is None or high is None:
             return None
-        place = (
-            await self._seeker.narrowed(low, high.position, high.bytes_before, is_before)
+        position = (
+            await self._message_search.narrow(low, high.position, high.bytes_before, is_before)
             if is_before(low)
             else low.position
         )
-        reader = OpenReader(self._source, place)
+        reader = OpenReader(self._source, position)
         found = await self._cache.use(
             reader, partial(reader.read, 0, end, SCAN_BYTES, SCAN_MESSAGES)
         )
@@ -281,11 +284,11 @@ class PartitionReader:
                 return
             start = reached
 
-    async def _known_first(self) -> IndexEntry | None:
+    async def _first_index_entry(self) -> IndexEntry | None:
         stored = await self.first()
         return index_entry(stored.header, stored.position) if stored else None
 
-    async def _known_newest(self) -> IndexEntry | None:
+    async def _newest_index_entry(self) -> IndexEntry | None:
         if self._newest is None:
             await self.last()
         return self._newest

@@ -38,25 +38,25 @@ class FormatRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PartitionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`start_offset`: the first that may be read, and `start_bytes` the payload that lies before it. `reserved`: no offset from here on was ever
     given out; where Pulsar has trimmed every message, the partition goes on from it. `epochs`: (leader epoch, its first offset), in order.
-    `stretches`: where the format was switched; none for one that has always been Kafka's. `generation` is that of the side topic which
-    compaction writes to, and `written` the payload bytes that were written to it. `freed`: the first offset that the partition's own topic is still
-    needed for, with `freed_bytes` of payload before it; what can be read before it is in windows, and its messages may be deleted.
+    `format_ranges`: where the format was switched; none for one that has always been Kafka's. `generation` is that of the side topic which
+    compaction writes to, and `written` the payload bytes that were written to it. `trim_offset`: the first offset that the partition's own topic is still
+    needed for, with `trim_bytes` of payload before it; what can be read before it is in windows, and its messages may be deleted.
     """
 
     start_offset: int = 0
     start_bytes: int = 0
     reserved: int = 0
     epochs: Epochs = ()
-    stretches: tuple[FormatRange, ...] = ()
+    format_ranges: tuple[FormatRange, ...] = ()
     generation: int = 0
     written: int = 0
-    freed: int = 0
-    freed_bytes: int = 0
+    trim_offset: int = 0
+    trim_bytes: int = 0
 
     @property
     def is_native(self) -> bool:
         """Whether what was written last is."""
-        return bool(self.stretches) and self.stretches[-1].is_native
+        return bool(self.format_ranges) and self.format_ranges[-1].is_native
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -78,15 +78,15 @@ def encode_row(row: PartitionRow) -> bytes:
     return _ENCODER.encode(row)
 
 
-def replaced_range_row(key: bytes, patch: ReplacedRange) -> tuple[bytes, bytes]:
-    """Key and value of the row for `patch` in the partition of that key."""
-    return key + patch.first.to_bytes(8, "big"), _ENCODER.encode(patch)
+def replaced_range_row(key: bytes, replaced: ReplacedRange) -> tuple[bytes, bytes]:
+    """Key and value of the row for `replaced` in the partition of that key."""
+    return key + replaced.first.to_bytes(8, "big"), _ENCODER.encode(replaced)
 
 
 class PartitionState:
     """What is durable of one partition; the same object for all logs that it has one after the other.
 
-    `turn` is held by whoever reads, thinks and then changes; a single change takes its own turn.
+    `lock` is held by whoever reads, thinks and then changes; a single change takes its own turn.
     """
 
     def __init__(
@@ -94,43 +94,48 @@ class PartitionState:
         table: StateTable,
         key: bytes,
         row: PartitionRow,
-        patches: ReplacedRanges | None = None,
+        replaced_ranges: ReplacedRanges | None = None,
     ) -> None:
         self._table = table
         self.key = key
         self.row = row
-        self.patches = patches or ReplacedRanges()
-        self.turn = DeferredLock()
-        self.letting_go: Deferred[None] = succeed(None)
+        self.replaced_ranges = replaced_ranges or ReplacedRanges()
+        self.lock = DeferredLock()
+        self.producer_released: Deferred[None] = succeed(None)
         """Fires when the broker has settled all that the last log had under way and let go of its producer, or nobody hears from it any more."""
-        self._change = DeferredLock()
-        self._doubtful: dict[bytes, bytes | None] = {}
+        self._change_lock = DeferredLock()
+        self._uncertain_rows: dict[bytes, bytes | None] = {}
         """Rows as they should be, of puts that failed and may be stored all the same: the next put says it again."""
 
     async def change(self, rows: Mapping[bytes, bytes | None] | None = None, **fields: Any) -> None:
         """These fields of the row and other `rows`, in one durable step. Raises StorageFailed, Fenced, LogClosed; `row` is then as it was."""
-        await self._change.acquire()
+        await self._change_lock.acquire()
         try:
             row = structs.replace(self.row, **fields)
-            await self._table.put({**self._doubtful, **(rows or {}), self.key: encode_row(row)})
+            await self._table.put(
+                {**self._uncertain_rows, **(rows or {}), self.key: encode_row(row)}
+            )
         except EntryTooLarge:
             raise
         except StorageError:
-            self._doubtful.update(self._known(rows or {}))
+            self._uncertain_rows.update(self._current_rows(rows or {}))
             raise
         else:
             self.row = row
-            self._doubtful.clear()
+            self._uncertain_rows.clear()
         finally:
-            self._change.release()
+            self._change_lock.release()
 
-    def _known(self, keys: Iterable[bytes]) -> dict[bytes, bytes | None]:
-        known = dict(replaced_range_row(self.key, patch) for patch in self.patches)
-        return {key: known.get(key) for key in keys}
+    def _current_rows(self, keys: Iterable[bytes]) -> dict[bytes, bytes | None]:
+        current = dict(replaced_range_row(self.key, replaced) for replaced in self.replaced_ranges)
+        return {key: current.get(key) for key in keys}
 
     def keys(self) -> list[bytes]:
         """Of all its rows."""
-        return [self.key, *(replaced_range_row(self.key, patch)[0] for patch in self.patches)]
+        return [
+            self.key,
+            *(replaced_range_row(self.key, replaced)[0] for replaced in self.replaced_ranges),
+        ]
 
 
 def load_partitions(
@@ -138,15 +143,15 @@ def load_partitions(
 ) -> dict[bytes, PartitionState]:
     """The partitions of these rows, by key. Raises ValueError: to go on without what a row says could give out offsets a second time."""
     partitions: dict[bytes, PartitionState] = {}
-    patches: dict[bytes, list[ReplacedRange]] = {}
+    replaced_ranges: dict[bytes, list[ReplacedRange]] = {}
     for key, row in rows:
         if len(key) == _KEY_BYTES:
             partitions[key] = PartitionState(table, key, decode_row(row))
         else:
-            patches.setdefault(key[:_KEY_BYTES], []).append(_RANGE_DECODER.decode(row))
-    for key, some in patches.items():
+            replaced_ranges.setdefault(key[:_KEY_BYTES], []).append(_RANGE_DECODER.decode(row))
+    for key, some in replaced_ranges.items():
         if key in partitions:
-            partitions[key].patches = ReplacedRanges(some)
+            partitions[key].replaced_ranges = ReplacedRanges(some)
     return partitions
 
 

@@ -60,7 +60,7 @@ class MessageIdParser:
     def __init__(self) -> None:
         self._last = MessageLocation(START)
 
-    def of(self, message_id: Any) -> MessageLocation:
+    def parse(self, message_id: Any) -> MessageLocation:
         """Raises StorageFailed."""
         number = message_id.batch_index()
         last = self._last
@@ -69,11 +69,11 @@ class MessageIdParser:
             and number < last.messages
             and last.position == (message_id.ledger_id(), message_id.entry_id())
         ):
-            place = last._replace(number=number)
+            location = last._replace(number=number)
         else:
-            place = parse_message_id(message_id.serialize())
-        self._last = place
-        return place
+            location = parse_message_id(message_id.serialize())
+        self._last = location
+        return location
 
 
 class IndexCounter:
@@ -89,50 +89,50 @@ class IndexCounter:
         """The index of that entry is known."""
         self._position, self._index = position, last_index
 
-    def next(self, place: MessageLocation) -> int | None:
-        """The index of the last message of the entry at `place`; None where it must be asked for, and told by `anchor`."""
+    def next(self, location: MessageLocation) -> int | None:
+        """The index of the last message of the entry at `location`; None where it must be asked for, and told by `anchor`."""
         ledger, entry = self._position
-        if place.position != (ledger, entry + 1) or place.first_chunk is not None:
+        if location.position != (ledger, entry + 1) or location.first_chunk is not None:
             return None
-        self._position = place.position
-        self._index += place.messages
+        self._position = location.position
+        self._index += location.messages
         return self._index
 
 
 class EntryAssembler:
     """Messages, one by one, become entries: whole ones, each once. After a reconnect a reader may show again what it has shown before."""
 
-    __slots__ = ("_found", "_position", "done")
+    __slots__ = ("_found", "_position", "last_complete")
 
     def __init__(self, after: Position = START) -> None:
         #: The last entry that came.
-        self.done = after
+        self.last_complete = after
         self._position = after
         self._found: list[Any] = []
 
-    def add(self, place: MessageLocation, message: Callable[[], Any]) -> list[Any] | None:
+    def add(self, location: MessageLocation, message: Callable[[], Any]) -> list[Any] | None:
         """The messages of the entry that this one makes whole, or None. `message` is called where it is wanted.
 
         Raises StorageFailed where an entry came in part: then the offsets of what is missing cannot be told apart.
         """
-        if place.position <= self.done:
+        if location.position <= self.last_complete:
             return None
-        if place.position != self._position:
+        if location.position != self._position:
             if self._found:
                 raise StorageFailed(
                     f"of the messages of entry {self._position} only {len(self._found)} came"
                 )
-            self._position = place.position
-        if place.number < len(self._found):
+            self._position = location.position
+        if location.number < len(self._found):
             return None
-        if place.number > len(self._found):
+        if location.number > len(self._found):
             raise StorageFailed(
-                f"a message of entry {place.position} came before the {place.number - len(self._found)} in front of it"
+                f"a message of entry {location.position} came before the {location.number - len(self._found)} in front of it"
             )
         self._found.append(message())
-        if not place.is_last:
+        if not location.is_last:
             return None
-        self.done = place.position
+        self.last_complete = location.position
         found, self._found = self._found, []
         return found
 

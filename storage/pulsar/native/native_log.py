@@ -55,7 +55,7 @@ class LatestTimestampSearch:
 class NativeLogBounds:
     """What was found when the log was opened."""
 
-    stored: NativeEntries
+    native_entries: NativeEntries
     first_offset: int
     end_offset: int
     size: int
@@ -68,22 +68,24 @@ class NativeLog:
         self,
         opened: NativeLogBounds,
         partition: PartitionState,
-        entries: TailCache,
-        when_over: Callable[[NativeLog, StorageError], None],
+        tail_cache: TailCache,
+        on_end: Callable[[NativeLog, StorageError], None],
     ) -> None:
-        self._stored = stored = opened.stored
-        self.topic = stored.finder.topic
+        self._native_entries = native_entries = opened.native_entries
+        self.topic = native_entries.finder.topic
         self.partition = partition
-        self.leader_epoch = stored.leader_epoch
-        self._when_over = when_over
-        self._entries = entries
-        self._run = CachedTail()
+        self.leader_epoch = native_entries.leader_epoch
+        self._on_end = on_end
+        self._tail_cache = tail_cache
+        self._resident = CachedTail()
         self._start_offset = max(opened.first_offset, partition.row.start_offset)
         self._end_offset = max(opened.end_offset, self._start_offset)
         self._next_offset = FIRST_PROVISIONAL_OFFSET
         self._size = opened.size
-        self.arrivals = TailEntries(stored, self._take, self._tell, self.end)
-        self._youngest = LatestTimestampSearch()
+        self.tail_entries = TailEntries(
+            native_entries, self._on_entry, self._notify_watchers, self.end
+        )
+        self._latest_timestamp = LatestTimestampSearch()
         self._watchers: list[Callable[[], None]] = []
         self._idle: list[Deferred[None]] = []
         self._failure: StorageError | None = None
@@ -122,22 +124,22 @@ class NativeLog:
                     "a batch at a time is appended to a topic in the format `pulsar`"
                 )
             (entry,) = entries
-            appending = PendingAppend(entry.payload, entry.last_offset - entry.base_offset + 1)
-            sender.send(appending)
+            pending = PendingAppend(entry.payload, entry.last_offset - entry.base_offset + 1)
+            sender.send(pending)
         except StorageError as error:
             return fail(error)
         self._next_offset = expected
-        self.arrivals.in_flight += 1
-        appending.told.addBoth(self._told)
-        return _uncancelled(appending.told)
+        self.tail_entries.in_flight += 1
+        pending.result.addBoth(self._append_finished)
+        return _uncancelled(pending.result)
 
-    def _told(self, result: Any) -> Any:
-        self.arrivals.settled()
-        if not self.arrivals.in_flight:
-            self._tell_idle()
+    def _append_finished(self, result: Any) -> Any:
+        self.tail_entries.append_finished()
+        if not self.tail_entries.in_flight:
+            self._notify_idle()
         return result
 
-    def _take(self, position: Position, entry: Entry) -> None:
+    def _on_entry(self, position: Position, entry: Entry) -> None:
         if entry.base_offset < self._end_offset:
             # Whatever it is that has happened to this topic: no offset may be used twice.
             self.end(
@@ -146,8 +148,8 @@ class NativeLog:
                 )
             )
             return
-        self._stored.last = position
-        self._entries.add(self._run, entry)
+        self._native_entries.last = position
+        self._tail_cache.add(self._resident, entry)
         self._end_offset = entry.last_offset + 1
         self._size += len(entry.payload)
 
@@ -156,9 +158,9 @@ class NativeLog:
         resident = self.read_resident(offset, max_bytes)
         if resident is not None:
             return resident
-        found = await self._stored.read(offset, max_bytes)
+        found = await self._native_entries.read(offset, max_bytes)
         if not found or found[0].base_offset > offset:
-            await self._see_trimmed()
+            await self._update_start_offset()
         # Deleted meanwhile, perhaps.
         self._check_offset(offset)
         return found
@@ -166,7 +168,7 @@ class NativeLog:
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
         """`PartitionLog.read_resident`."""
         self._check_offset(offset)
-        return [] if offset == self._end_offset else self._run.read(offset, max_bytes)
+        return [] if offset == self._end_offset else self._resident.read(offset, max_bytes)
 
     def _check_offset(self, offset: int) -> None:
         if self._failure is not None:
@@ -176,17 +178,17 @@ class NativeLog:
                 f"offset {offset} is not within {self._start_offset} to {self._end_offset}"
             )
 
-    async def _see_trimmed(self) -> None:
+    async def _update_start_offset(self) -> None:
         """Take notice of what Pulsar's own retention has deleted from the front."""
-        first = await self._stored.first_offset()
+        first = await self._native_entries.first_offset()
         start = self._end_offset if first is None else min(first, self._end_offset)
         if start > self._start_offset:
             self._start_offset = start
-            self._tell()
+            self._notify_watchers()
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
         """`PartitionLog.entry_for_time`, of records that were not written more than an hour before their own time."""
-        offset = await self._stored.offset_published(timestamp)
+        offset = await self._native_entries.offset_for_publish_time(timestamp)
         return (
             None
             if offset is None
@@ -195,7 +197,7 @@ class NativeLog:
 
     async def latest_by_time(self) -> Entry | None:
         """`PartitionLog.latest_by_time`."""
-        return await self._youngest.find(self._start_offset, self._scan)
+        return await self._latest_timestamp.find(self._start_offset, self._scan)
 
     async def _scan(self, offset: int, is_enough: Callable[[Entry], bool]) -> Entry | None:
         """The first entry from `offset` on of which `is_enough` says so."""
@@ -224,18 +226,18 @@ class NativeLog:
         if offset > self._start_offset:
             await self.partition.change(start_offset=offset)
             self._start_offset = max(self._start_offset, offset)
-            self._tell()
+            self._notify_watchers()
         return self._start_offset
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
         """`PartitionLog.retain`, by whole ledgers where it goes by bytes; what Pulsar itself has deleted goes, too."""
-        await self._see_trimmed()
+        await self._update_start_offset()
         start = self._start_offset
         if since is not None and start < self._end_offset:
             young = await self.entry_for_time(since)
             start = max(start, self._end_offset if young is None else young.base_offset)
         if at_most_bytes is not None and start < self._end_offset:
-            start = max(start, await self._stored.offset_for_bytes(at_most_bytes) or 0)
+            start = max(start, await self._native_entries.offset_for_bytes(at_most_bytes) or 0)
         return await self.delete_before(start)
 
     @property
@@ -258,7 +260,7 @@ class NativeLog:
         if on_change in self._watchers:
             self._watchers.remove(on_change)
 
-    def _tell(self) -> None:
+    def _notify_watchers(self) -> None:
         for on_change in tuple(self._watchers):
             try:
                 on_change()
@@ -272,7 +274,7 @@ class NativeLog:
         return self.sender
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Nothing can be done with it any more."""
         return self._failure is not None
 
@@ -282,44 +284,44 @@ class NativeLog:
             return succeed(None)
         self._failure = error
         # A new one: what the old one still has in the tail's queue must not make entries of its successor leave early.
-        self._run.clear()
-        self._run = CachedTail()
-        self.arrivals.end(error)
+        self._resident.clear()
+        self._resident = CachedTail()
+        self.tail_entries.end(error)
         released = Deferred.fromCoroutine(self._release(error))
-        self._when_over(self, error)
-        self._tell()
-        self._tell_idle()
+        self._on_end(self, error)
+        self._notify_watchers()
+        self._notify_idle()
         return released
 
     async def _release(self, error: StorageError) -> None:
         if self.sender:
-            self.partition.letting_go = gone = self.sender.end(error)
-            await gone
+            self.partition.producer_released = closed = self.sender.end(error)
+            await closed
         if self.tail:
             await self.tail.close()
-        await self._stored.close()
+        await self._native_entries.close()
 
-    def shut(self) -> Deferred[None]:
+    def close(self) -> Deferred[None]:
         """The store is closing, or the topic was deleted."""
         return self.end(LogClosed("the log is closed"))
 
     async def idle(self) -> None:
         """Returns when nothing is in flight."""
-        if self.arrivals.in_flight and self._failure is None:
-            told: Deferred[None] = Deferred()
-            self._idle.append(told)
-            await told
+        if self.tail_entries.in_flight and self._failure is None:
+            result: Deferred[None] = Deferred()
+            self._idle.append(result)
+            await result
 
-    async def note_end(self) -> None:
+    async def store_end_offset(self) -> None:
         """Where the partition ends, for the day when Pulsar has deleted all of it. Raises StorageError."""
         if self._failure is None and self.partition.row.reserved != self._end_offset:
             await self.partition.change(reserved=self._end_offset)
 
     async def position_of(self, offset: int) -> Position | None:
         """Where in Pulsar's topic the entry with `offset` is."""
-        return await self._stored.position_of(offset)
+        return await self._native_entries.position_of(offset)
 
-    def _tell_idle(self) -> None:
+    def _notify_idle(self) -> None:
         idle, self._idle = self._idle, []
         for told in idle:
             told.callback(None)

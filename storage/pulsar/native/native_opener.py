@@ -24,58 +24,63 @@ async def open_native_log(
     topic: str,
     batch_format: BatchFormat,
     partition: PartitionState,
-    entries: TailCache,
+    tail_cache: TailCache,
     room: InFlightLimit,
-    when_over: Callable[[NativeLog, StorageError], None],
-    stretch: FormatRange,
+    on_end: Callable[[NativeLog, StorageError], None],
+    format_range: FormatRange,
 ) -> NativeLog:
-    """The log of the topic of that full name, which begins with `stretch`. Raises StorageFailed where the brokers keep no index, and what making readers and producers raises.
+    """The log of the topic of that full name, which begins with `format_range`. Raises StorageFailed where the brokers keep no index, and what making readers and producers raises.
 
     A batch that the log before has given up may still be on its way to the bookies; the broker does not let go of its producer before that is settled.
     Read earlier, the end would be before it, and a retry be stored a second time.
     """
-    await partition.letting_go
+    await partition.producer_released
     epochs = partition.row.epochs
-    stored = NativeEntries(
+    native_entries = NativeEntries(
         session,
         EntryFinder(admin, topic),
         batch_format,
-        stretch.base or 0,
+        format_range.base or 0,
         leader_epoch=epochs[-1][0] if epochs else 0,
     )
     log = NativeLog(
-        await _find_bounds(stored, partition, stretch.first_offset), partition, entries, when_over
+        await _find_bounds(native_entries, partition, format_range.first_offset),
+        partition,
+        tail_cache,
+        on_end,
     )
     producer = await open_producer(session, topic)
     log.sender = NativeSender(
-        session, producer, batch_format, room, log.arrivals.acknowledged, log.end
+        session, producer, batch_format, room, log.tail_entries.append_acknowledged, log.end
     )
 
     def lost(error: StorageError) -> None:
         log.end(Fenced(f"what was written to the topic cannot be followed: {error}"))
 
-    log.tail = TailReader(session, topic, batch_format, stored.last, log.arrivals.add, lost)
-    log.arrivals.leave = log.tail.leave
+    log.tail = TailReader(
+        session, topic, batch_format, native_entries.last, log.tail_entries.add, lost
+    )
+    log.tail_entries.release = log.tail.release
     try:
         await log.tail.open()
     except StorageError:
-        await log.shut()
+        await log.close()
         raise
     return log
 
 
 async def _find_bounds(
-    stored: NativeEntries, partition: PartitionState, first: int
+    native_entries: NativeEntries, partition: PartitionState, first: int
 ) -> NativeLogBounds:
-    _, size = await stored.finder.sizes()
-    last = await stored.finder.last()
+    _, size = await native_entries.finder.sizes()
+    last = await native_entries.finder.last()
     if last is None:
         # What Pulsar has deleted wholly is no reason to begin at 0 again: the first message that comes will tell.
         known = max(first, partition.row.reserved, partition.row.start_offset)
-        return NativeLogBounds(stored, known, known, size)
-    end_offset = stored.base + await stored.finder.index_of(last) + 1
-    there = await stored.first_offset()
-    first_offset = end_offset if there is None else max(there, first)
-    stored.last = last
-    stored.average_bytes = max(1, size // max(1, end_offset - first_offset))
-    return NativeLogBounds(stored, first_offset, end_offset, size)
+        return NativeLogBounds(native_entries, known, known, size)
+    end_offset = native_entries.base + await native_entries.finder.index_of(last) + 1
+    first_available = await native_entries.first_offset()
+    first_offset = end_offset if first_available is None else max(first_available, first)
+    native_entries.last = last
+    native_entries.average_bytes = max(1, size // max(1, end_offset - first_offset))
+    return NativeLogBounds(native_entries, first_offset, end_offset, size)

@@ -28,9 +28,9 @@ MESSAGE_WAIT_MS = 2000
 
 
 class PackedEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry, packed, but for its offset. `place` is that of its last message."""
+    """One entry, packed, but for its offset. `location` is that of its last message."""
 
-    place: MessageLocation
+    location: MessageLocation
     payload: bytearray
     max_timestamp: int
 
@@ -64,13 +64,13 @@ def message_fields(message: pulsar.Message) -> MessageFields:
 
 
 def pack_entry(
-    batch_format: BatchFormat, place: MessageLocation, messages: Sequence[MessageFields]
+    batch_format: BatchFormat, location: MessageLocation, messages: Sequence[MessageFields]
 ) -> PackedEntry:
     """The messages of one entry as a batch."""
     found = [record_from_message(message) for message in messages]
     batch = PlainBatch([record for record, _ in found], found[0][1])
     return PackedEntry(
-        place, batch_format.pack(batch), max(record.timestamp for record in batch.records)
+        location, batch_format.pack(batch), max(record.timestamp for record in batch.records)
     )
 
 
@@ -95,11 +95,11 @@ class NativeReader:
         self._format = batch_format
         self._position = position
         self._queue = queue
-        self._gathering = EntryAssembler(START)
-        self._places = MessageIdParser()
+        self._assembler = EntryAssembler(START)
+        self._id_parser = MessageIdParser()
         self._reader: Any = None
 
-    def more(self, max_bytes: int, last: Position) -> list[PackedEntry]:
+    def read(self, max_bytes: int, last: Position) -> list[PackedEntry]:
         """Entries up to and including the one at `last`, until they have `max_bytes`; at least one, where there is one. Raises StorageFailed.
 
         What goes beyond `max_bytes` is given all the same: it is not read again.
@@ -110,7 +110,7 @@ class NativeReader:
             )
         found: list[PackedEntry] = []
         was_quiet = False
-        while max_bytes > 0 and self._gathering.done < last:
+        while max_bytes > 0 and self._assembler.last_complete < last:
             try:
                 message = self._reader.read_next(MESSAGE_WAIT_MS)
             except pulsar.Timeout:
@@ -120,12 +120,12 @@ class NativeReader:
                 was_quiet = True
                 continue
             was_quiet = False
-            place = self._places.of(message.message_id())
-            if place.position < self._position:
+            location = self._id_parser.parse(message.message_id())
+            if location.position < self._position:
                 continue
-            entry = self._gathering.add(place, lambda message=message: message_fields(message))  # type: ignore[misc]
+            entry = self._assembler.add(location, lambda message=message: message_fields(message))  # type: ignore[misc]
             if entry is not None:
-                found.append(pack_entry(self._format, place, entry))
+                found.append(pack_entry(self._format, location, entry))
                 max_bytes -= len(found[-1].payload)
         return found
 

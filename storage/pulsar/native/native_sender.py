@@ -41,14 +41,14 @@ class UnreadableBatch(StorageError):
 class PendingAppend:
     """One batch on its way: who waits for it, and where it came to lie."""
 
-    __slots__ = ("is_settled", "payload", "place", "records", "told")
+    __slots__ = ("is_released", "location", "payload", "records", "result")
 
     def __init__(self, payload: Buffer, records: int) -> None:
         self.payload = payload
         self.records = records
-        self.told: Deferred[int] = Deferred()
-        self.place: MessageLocation | None = None
-        self.is_settled = False
+        self.result: Deferred[int] = Deferred()
+        self.location: MessageLocation | None = None
+        self.is_released = False
 
     @property
     def cost(self) -> int:
@@ -109,55 +109,55 @@ class NativeSender:
         self._queue: deque[PendingAppend] = deque()
         self._in_flight: deque[PendingAppend] = deque()
         self._records = 0
-        self._is_at_work = False
-        self.is_over = False
+        self._is_sending = False
+        self.has_ended = False
 
-    def send(self, appending: PendingAppend) -> None:
+    def send(self, pending: PendingAppend) -> None:
         """Behind all that was sent before. Raises EntryTooLarge, and StorageFailed where too much is in flight."""
         limit = self._session.settings.queue_operations
-        if appending.records > limit:
+        if pending.records > limit:
             raise EntryTooLarge(
-                f"{appending.records} records in one batch, and at most {limit} may be in flight (queue_operations)"
+                f"{pending.records} records in one batch, and at most {limit} may be in flight (queue_operations)"
             )
-        if self._records + appending.records > limit:
+        if self._records + pending.records > limit:
             raise StorageFailed(
                 f"{self._records} records wait for Pulsar already (queue_operations={limit}): try again later"
             )
-        self._room.take(appending.cost)
-        self._records += appending.records
-        self._in_flight.append(appending)
-        self._queue.append(appending)
-        if not self._is_at_work:
-            self._is_at_work = True
-            self._session.run(self._work).addErrback(
+        self._room.take(pending.cost)
+        self._records += pending.records
+        self._in_flight.append(pending)
+        self._queue.append(pending)
+        if not self._is_sending:
+            self._is_sending = True
+            self._session.run(self._send_queued).addErrback(
                 lambda failure: self.end(Fenced(f"a batch was not sent: {failure.value}"))
             )
 
-    def _work(self) -> None:
+    def _send_queued(self) -> None:
         """In a thread, and in one at a time: what is queued is sent in its order."""
         while True:
             try:
-                appending = self._queue.popleft()
+                pending = self._queue.popleft()
             except IndexError:
                 break
-            self._hand_over(appending)
-        self._session.wake.post(self._worked)
+            self._send_batch(pending)
+        self._session.wake.post(self._sending_finished)
 
-    def _worked(self) -> None:
-        self._is_at_work = bool(self._queue)
-        if self._is_at_work:
-            self._session.run(self._work).addErrback(
+    def _sending_finished(self) -> None:
+        self._is_sending = bool(self._queue)
+        if self._is_sending:
+            self._session.run(self._send_queued).addErrback(
                 lambda failure: self.end(Fenced(f"a batch was not sent: {failure.value}"))
             )
 
-    def _hand_over(self, appending: PendingAppend) -> None:
+    def _send_batch(self, pending: PendingAppend) -> None:
         try:
-            batch = self._format.unpack(appending.payload)
+            batch = self._format.unpack(pending.payload)
         except ValueError as error:
             self._session.wake.post(
                 partial(
-                    self._answered,
-                    appending,
+                    self._finish,
+                    pending,
                     UnreadableBatch(f"the batch cannot be taken apart: {error}"),
                 )
             )
@@ -170,15 +170,15 @@ class NativeSender:
         try:
             for message in messages[:-1]:
                 send(message, _ignore)
-            send(messages[-1], partial(self._acknowledged, appending, len(messages)))
+            send(messages[-1], partial(self._acknowledged, pending, len(messages)))
             self._producer._producer.flush_async(_ignore)
         except pulsar.PulsarException as error:
             self._session.wake.post(
-                partial(self._answered, appending, error_for_result(type(error).__name__))
+                partial(self._finish, pending, error_for_result(type(error).__name__))
             )
 
     def _acknowledged(
-        self, appending: PendingAppend, records: int, result: Any, message_id: Any
+        self, pending: PendingAppend, records: int, result: Any, message_id: Any
     ) -> None:
         """The library's callback for the last record, in its thread. Nothing may be raised here."""
         keep_thread_state()
@@ -186,47 +186,47 @@ class NativeSender:
         try:
             if result == pulsar.Result.MessageTooBig:
                 failure = EntryTooLarge(
-                    f"{len(appending.payload)} bytes of records, taken apart, are more than a broker takes in one message"
+                    f"{len(pending.payload)} bytes of records, taken apart, are more than a broker takes in one message"
                 )
             elif result != pulsar.Result.Ok:
                 failure = error_for_result(result.name)
             else:
-                appending.place = parse_message_id(message_id.serialize())
-                if appending.place.position < FIRST_POSITION:
+                pending.location = parse_message_id(message_id.serialize())
+                if pending.location.position < FIRST_POSITION:
                     # Pulsar's deduplication knew it again when the library sent it a second time, and does not say where the first lies.
                     failure = Fenced("a batch is stored, and Pulsar does not say where")
-                elif appending.place.messages != records:
+                elif pending.location.messages != records:
                     failure = Fenced("pulsar-client has sent a batch in several pieces")
         except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
             failure = Fenced(f"an acknowledgement could not be understood: {error}")
-        self._session.wake.post(partial(self._answered, appending, failure))
+        self._session.wake.post(partial(self._finish, pending, failure))
 
-    def _answered(self, appending: PendingAppend, failure: StorageError | None) -> None:
-        self._settle(appending)
-        if self.is_over:
+    def _finish(self, pending: PendingAppend, failure: StorageError | None) -> None:
+        self._release(pending)
+        if self.has_ended:
             return
-        if failure is None and self._in_flight[0] is not appending:
+        if failure is None and self._in_flight[0] is not pending:
             failure = Fenced("Pulsar acknowledged batches out of their order")
         if isinstance(failure, Fenced | LogClosed):
             self.end(failure)
             return
-        self._in_flight.remove(appending)
+        self._in_flight.remove(pending)
         if failure is None:
-            self._on_stored(appending)
+            self._on_stored(pending)
         else:
-            appending.told.errback(failure)
+            pending.result.errback(failure)
 
-    def _settle(self, appending: PendingAppend) -> None:
-        if not appending.is_settled:
-            appending.is_settled = True
-            self._room.give(appending.cost)
-            self._records -= appending.records
+    def _release(self, pending: PendingAppend) -> None:
+        if not pending.is_released:
+            pending.is_released = True
+            self._room.give(pending.cost)
+            self._records -= pending.records
 
     def end(self, error: StorageError) -> Deferred[None]:
         """Nothing is sent any more, and what became of what is in flight is unknown. Fires when the producer is gone."""
-        if self.is_over:
+        if self.has_ended:
             return succeed(None)
-        self.is_over = True
+        self.has_ended = True
         self._queue.clear()
         left = list(self._in_flight)
         self._in_flight.clear()
@@ -237,18 +237,18 @@ class NativeSender:
             except pulsar.PulsarException as failure:
                 log.debug("closing a producer: %s", type(failure).__name__)
 
-        def settle(_: Any) -> None:
-            for appending in left:
-                self._settle(appending)
+        def release_all(_: Any) -> None:
+            for pending in left:
+                self._release(pending)
 
         try:
             closed = self._session.run(close)
         except LogClosed:
             closed = succeed(None)
-        closed.addBoth(settle)
+        closed.addBoth(release_all)
         self._on_end(error)
-        for appending in left:
-            appending.told.errback(error)
+        for pending in left:
+            pending.result.errback(error)
         return closed
 
 

@@ -30,14 +30,14 @@ class ReadCursor:
 
     reader: NativeReader
     counter: IndexCounter = field(default_factory=IndexCounter)
-    ahead: deque[Entry] = field(default_factory=deque)
+    buffered: deque[Entry] = field(default_factory=deque)
     next_offset: int = -1
 
     def take(self, max_bytes: int) -> list[Entry]:
         """As many as fit, at least one where there is one."""
         found: list[Entry] = []
-        while self.ahead and (not found or len(self.ahead[0].payload) <= max_bytes):
-            found.append(self.ahead.popleft())
+        while self.buffered and (not found or len(self.buffered[0].payload) <= max_bytes):
+            found.append(self.buffered.popleft())
             max_bytes -= len(found[-1].payload)
             self.next_offset = found[-1].last_offset + 1
         return found
@@ -63,20 +63,20 @@ class NativeEntries:
         self.average_bytes = 1024
         self._cursors: OrderedDict[ReadCursor, None] = OrderedDict()
 
-    async def number(self, counter: IndexCounter, gathered: PackedEntry) -> Entry:
+    async def assign_offsets(self, counter: IndexCounter, packed: PackedEntry) -> Entry:
         """The entry with its offsets."""
-        index = counter.next(gathered.place)
+        index = counter.next(packed.location)
         if index is None:
-            index = await self.finder.index_of(gathered.place.position)
-            counter.anchor(gathered.place.position, index)
-        return self.stamped(gathered, index)
+            index = await self.finder.index_of(packed.location.position)
+            counter.anchor(packed.location.position, index)
+        return self.stamp(packed, index)
 
-    def stamped(self, gathered: PackedEntry, index: int) -> Entry:
+    def stamp(self, packed: PackedEntry, index: int) -> Entry:
         """The entry whose last message has that index."""
         last = self.base + index
-        first = last - gathered.place.messages + 1
-        self.batch_format.stamp(gathered.payload, first, self.leader_epoch)
-        return Entry(first, last, gathered.max_timestamp, gathered.payload)
+        first = last - packed.location.messages + 1
+        self.batch_format.stamp(packed.payload, first, self.leader_epoch)
+        return Entry(first, last, packed.max_timestamp, packed.payload)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         """Entries up to `last` that end at or behind `offset`, as `PartitionLog.read` gives them."""
@@ -85,14 +85,14 @@ class NativeEntries:
             return []
         self._cursors.pop(cursor, None)
         try:
-            while not cursor.ahead and await self._read_on(cursor, offset, max_bytes):
+            while not cursor.buffered and await self._read_on(cursor, offset, max_bytes):
                 pass
         except BaseException:
             self._close(cursor)
             raise
         found = cursor.take(max_bytes)
         if found:
-            self._keep(cursor)
+            self._cache(cursor)
         else:
             self._close(cursor)
         return found
@@ -100,19 +100,19 @@ class NativeEntries:
     async def _read_on(self, cursor: ReadCursor, offset: int, max_bytes: int) -> bool:
         """Whether there was anything to read."""
         last = self.last
-        lot = await self.session.run(lambda: cursor.reader.more(max(max_bytes, 1), last))
-        for gathered in lot:
-            entry = await self.number(cursor.counter, gathered)
+        packed_entries = await self.session.run(lambda: cursor.reader.read(max(max_bytes, 1), last))
+        for packed in packed_entries:
+            entry = await self.assign_offsets(cursor.counter, packed)
             if entry.last_offset >= offset:
-                cursor.ahead.append(entry)
-        return bool(lot)
+                cursor.buffered.append(entry)
+        return bool(packed_entries)
 
     async def position_of(self, offset: int) -> Position | None:
         """Of the entry that holds `offset`."""
         found = await self._find(offset)
         return found and found[0]
 
-    async def offset_published(self, timestamp: int) -> int | None:
+    async def offset_for_publish_time(self, timestamp: int) -> int | None:
         """The offset from which on there may be records as young as `timestamp`; None where there are none."""
         entries = await self.finder.entries()
         found = await self.finder.first(
@@ -139,15 +139,15 @@ class NativeEntries:
         are to Kafka."""
         ledgers, size = await self.finder.sizes()
         entries = await self.finder.entries()
-        goes = None
+        last_deletable = None
         for ledger, ledger_size in ledgers:
             size -= ledger_size
             if size < at_most_bytes:
                 break
-            goes = ledger
-        if goes is None:
+            last_deletable = ledger
+        if last_deletable is None:
             return None
-        number = entries.number(Position(goes + 1, 0))
+        number = entries.number(Position(last_deletable + 1, 0))
         if number == len(entries):
             return None
         return self._first_offset(await self.finder.peek(entries.position(number)))
@@ -178,7 +178,7 @@ class NativeEntries:
         entries = await self.finder.entries()
         return await self.finder.first(entries, lambda one: one.index >= offset - self.base)
 
-    def _keep(self, cursor: ReadCursor) -> None:
+    def _cache(self, cursor: ReadCursor) -> None:
         self._cursors[cursor] = None
         while len(self._cursors) > MAX_CACHED_CURSORS:
             self._close(self._cursors.popitem(last=False)[0])

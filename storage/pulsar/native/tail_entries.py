@@ -40,81 +40,81 @@ class TailEntries:
         self._on_failure = on_failure
         self._counter = IndexCounter()
         self._queue: deque[PackedEntry] = deque()
-        self._is_at_work = False
-        self._is_over = False
+        self._is_processing = False
+        self._has_ended = False
         # Of own batches: acknowledged and not yet arrived; and what has arrived while one was in flight, which may be it.
         self._acknowledged: dict[Position, PendingAppend] = {}
-        self._arrived: dict[Position, int] = {}
-        self._placed: list[tuple[PendingAppend, int]] = []
+        self._received: dict[Position, int] = {}
+        self._completed: list[tuple[PendingAppend, int]] = []
         #: Called for each entry that has been dealt with.
-        self.leave: Callable[[PackedEntry], None] = lambda gathered: None
+        self.release: Callable[[PackedEntry], None] = lambda packed: None
         #: How many own batches are in flight.
         self.in_flight = 0
 
-    def add(self, gathered: PackedEntry) -> None:
-        self._queue.append(gathered)
-        if not self._is_at_work and not self._is_over:
-            self._is_at_work = True
-            Deferred.fromCoroutine(self._work()).addErrback(self._failed)
+    def add(self, packed: PackedEntry) -> None:
+        self._queue.append(packed)
+        if not self._is_processing and not self._has_ended:
+            self._is_processing = True
+            Deferred.fromCoroutine(self._process()).addErrback(self._failed)
 
-    def acknowledged(self, appending: PendingAppend) -> None:
+    def append_acknowledged(self, pending: PendingAppend) -> None:
         """An own batch is stored; whoever appended it is told once it has arrived."""
-        assert appending.place
-        base_offset = self._arrived.pop(appending.place.position, None)
+        assert pending.location
+        base_offset = self._received.pop(pending.location.position, None)
         if base_offset is None:
-            self._acknowledged[appending.place.position] = appending
+            self._acknowledged[pending.location.position] = pending
         else:
-            appending.told.callback(base_offset)
+            pending.result.callback(base_offset)
 
-    def settled(self) -> None:
+    def append_finished(self) -> None:
         """One own batch less is in flight."""
         self.in_flight -= 1
         if not self.in_flight:
-            self._arrived.clear()
+            self._received.clear()
 
     def end(self, error: StorageError) -> None:
         """Nothing more is dealt with; what was acknowledged and has not arrived is lost to view. What has arrived is stored, and told so."""
-        self._is_over = True
+        self._has_ended = True
         self._queue.clear()
-        self._tell_placed()
-        waiting = list(self._acknowledged.values())
+        self._complete_appends()
+        unfinished = list(self._acknowledged.values())
         self._acknowledged.clear()
-        for appending in waiting:
-            appending.told.errback(error)
+        for pending in unfinished:
+            pending.result.errback(error)
 
-    async def _work(self) -> None:
+    async def _process(self) -> None:
         while self._queue:
-            gathered = self._queue[0]
-            entry = await self._numbered(gathered)
+            packed = self._queue[0]
+            entry = await self._assign_offsets(packed)
             if not self._queue:
                 # The log has ended meanwhile.
                 return
             self._queue.popleft()
-            self.leave(gathered)
-            position = gathered.place.position
+            self.release(packed)
+            position = packed.location.position
             self._on_entry(position, entry)
-            appending = self._acknowledged.pop(position, None)
-            if appending is not None:
-                self._placed.append((appending, entry.base_offset))
+            pending = self._acknowledged.pop(position, None)
+            if pending is not None:
+                self._completed.append((pending, entry.base_offset))
             elif self.in_flight:
-                self._arrived[position] = entry.base_offset
+                self._received[position] = entry.base_offset
             if not self._queue:
-                self._tell()
-        self._is_at_work = False
+                self._pause()
+        self._is_processing = False
 
-    def _tell(self) -> None:
+    def _pause(self) -> None:
         self._on_pause()
-        self._tell_placed()
+        self._complete_appends()
 
-    def _tell_placed(self) -> None:
-        placed, self._placed = self._placed, []
-        for appending, base_offset in placed:
-            appending.told.callback(base_offset)
+    def _complete_appends(self) -> None:
+        completed, self._completed = self._completed, []
+        for pending, base_offset in completed:
+            pending.result.callback(base_offset)
 
-    async def _numbered(self, gathered: PackedEntry) -> Entry:
+    async def _assign_offsets(self, packed: PackedEntry) -> Entry:
         for _ in range(INDEX_ATTEMPTS):
             try:
-                return await self._stored.number(self._counter, gathered)
+                return await self._stored.assign_offsets(self._counter, packed)
             except NotFound:
                 raise
             except StorageFailed as error:
@@ -122,7 +122,7 @@ class TailEntries:
                     "%s: an entry's index is asked for again: %s", self._stored.finder.topic, error
                 )
                 await self._stored.session.pause(INDEX_RETRY_SECONDS)
-        return await self._stored.number(self._counter, gathered)
+        return await self._stored.assign_offsets(self._counter, packed)
 
     def _failed(self, failure: Any) -> None:
         error = failure.value

@@ -31,7 +31,7 @@ class ByteGate:
         self._changed = threading.Condition()
         self._is_open = True
 
-    def enter(self, size: int) -> bool:
+    def acquire(self, size: int) -> bool:
         """False when closed. What is larger than the limit enters alone."""
         with self._changed:
             self._changed.wait_for(
@@ -40,7 +40,7 @@ class ByteGate:
             self._held += size
             return self._is_open
 
-    def leave(self, size: int) -> None:
+    def release(self, size: int) -> None:
         with self._changed:
             self._held -= size
             self._changed.notify_all()
@@ -52,7 +52,7 @@ class ByteGate:
 
 
 class TailReader:
-    """Tells `on_entry` of every entry behind `after`, in order, and `on_failure` once why it cannot. `leave` is to be called for each when dealt with."""
+    """Tells `on_entry` of every entry behind `after`, in order, and `on_failure` once why it cannot. `release` is to be called for each when dealt with."""
 
     def __init__(
         self,
@@ -67,32 +67,32 @@ class TailReader:
         self._topic = topic
         self._format = batch_format
         self._after = after
-        self._gathering = EntryAssembler(after)
-        self._places = MessageIdParser()
+        self._assembler = EntryAssembler(after)
+        self._id_parser = MessageIdParser()
         self._on_entry = on_entry
         self._on_failure = on_failure
         self._gate = ByteGate(session.settings.arriving_bytes)
-        self._is_over = False
+        self._is_closed = False
         self._reader: Any = None
 
     async def open(self) -> None:
         start = pulsar.MessageId.earliest if self._after == START else reading_start(self._after)
         self._reader = await self._session.run(
-            lambda: self._session.reader(self._topic, start, listener=self._heard)
+            lambda: self._session.reader(self._topic, start, listener=self._on_message)
         )
 
-    def _heard(self, reader: Any, message: pulsar.Message) -> None:
+    def _on_message(self, reader: Any, message: pulsar.Message) -> None:
         """In the library's thread. Nothing may be raised here."""
-        if self._is_over:
+        if self._is_closed:
             return
         try:
-            place = self._places.of(message.message_id())
-            entry = self._gathering.add(place, lambda: message_fields(message))
+            location = self._id_parser.parse(message.message_id())
+            entry = self._assembler.add(location, lambda: message_fields(message))
             if entry is None:
                 return
-            gathered = pack_entry(self._format, place, entry)
+            packed = pack_entry(self._format, location, entry)
         except Exception as error:  # noqa: BLE001 - whatever it is, this log can go on no more
-            self._is_over = True
+            self._is_closed = True
             failure = (
                 error
                 if isinstance(error, StorageError)
@@ -100,14 +100,14 @@ class TailReader:
             )
             self._session.wake.post(partial(self._on_failure, failure))
             return
-        if self._gate.enter(len(gathered.payload)):
-            self._session.wake.post(partial(self._on_entry, gathered))
+        if self._gate.acquire(len(packed.payload)):
+            self._session.wake.post(partial(self._on_entry, packed))
 
-    def leave(self, gathered: PackedEntry) -> None:
-        self._gate.leave(len(gathered.payload))
+    def release(self, packed: PackedEntry) -> None:
+        self._gate.release(len(packed.payload))
 
     async def close(self) -> None:
-        self._is_over = True
+        self._is_closed = True
         self._gate.close()
         reader, self._reader = self._reader, None
         if reader is not None:

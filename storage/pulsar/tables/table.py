@@ -37,19 +37,21 @@ class PulsarTable:
         self._admin = admin
         self._settings = settings
         self._topic = table_topic(settings, name)
-        self._upkeep = TableCompactor(admin, settings, reactor, self._topic)
-        self._writer = TableWriter(session, settings, reactor, self._topic, self._upkeep.wrote)
+        self._compactor = TableCompactor(admin, settings, reactor, self._topic)
+        self._writer = TableWriter(
+            session, settings, reactor, self._topic, self._compactor.add_written
+        )
         self._loading = DeferredLock()
 
     async def open(self) -> None:
         """Make the topic where it is missing, and take the right to write from whoever had it. Raises StorageFailed."""
-        await self._upkeep.prepare()
+        await self._compactor.prepare()
         await self._writer.open()
-        self._upkeep.start()
+        self._compactor.start()
 
     async def close(self) -> None:
         """Write what is queued; later puts fail with LogClosed."""
-        self._upkeep.stop()
+        self._compactor.stop()
         await self._writer.close()
 
     async def items(self) -> list[tuple[bytes, bytes]]:

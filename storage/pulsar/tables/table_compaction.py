@@ -81,9 +81,9 @@ class TableCompactor:
         self._path = path_of(topic)
         self._written = 0
         """Bytes since the last compaction began, and all of the topic where that is not known."""
-        self._asked = 0
+        self._requested = 0
         """Bytes before the compaction that was asked for, until it is known how it ended."""
-        self._before = -1
+        self._ledger_before = -1
         """The ledger of the compaction before that one."""
         self._timer: ScheduledCall | None = None
         self._is_stopped = False
@@ -101,7 +101,7 @@ class TableCompactor:
 
     def start(self) -> None:
         """Look after it from now on."""
-        self._later()
+        self._schedule()
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -109,10 +109,10 @@ class TableCompactor:
             self._timer.cancel()
             self._timer = None
 
-    def wrote(self, size: int) -> None:
+    def add_written(self, size: int) -> None:
         self._written += size
 
-    async def look(self) -> None:
+    async def compact_if_due(self) -> None:
         """Compact the topic if that is worth while by now. Raises StorageFailed."""
         compaction: CompactionStatus = await self._admin.get(
             f"{self._path}/compaction", CompactionStatus
@@ -120,12 +120,15 @@ class TableCompactor:
         if compaction.status == "RUNNING":
             return
         space = await topic_space(self._admin, self._topic)
-        if compaction.status == "NOT_RUN" and space.compacted_ledger.ledger_id == self._before:
+        if (
+            compaction.status == "NOT_RUN"
+            and space.compacted_ledger.ledger_id == self._ledger_before
+        ):
             # The topic moved, or its broker was killed, in the midst of it: the broker that has it now knows of none.
-            self._written += self._asked
-        self._asked = 0
+            self._written += self._requested
+        self._requested = 0
         if compaction.status == "ERROR":
-            self._complain(f"compaction failed: {compaction.last_error}")
+            self._log_failure(f"compaction failed: {compaction.last_error}")
             self._written = space.total_size
         elif self._is_failing:
             self._is_failing = False
@@ -135,25 +138,27 @@ class TableCompactor:
             with suppress(Conflict):
                 await self._admin.put(f"{self._path}/compaction")
             self._written -= written
-            self._asked, self._before = written, space.compacted_ledger.ledger_id
+            self._requested, self._ledger_before = written, space.compacted_ledger.ledger_id
 
-    def _later(self) -> None:
+    def _schedule(self) -> None:
         if not self._is_stopped:
-            self._timer = self._reactor.callLater(self._settings.table_upkeep_seconds, self._run)
+            self._timer = self._reactor.callLater(
+                self._settings.table_upkeep_seconds, self._on_timer
+            )
 
-    def _run(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        Deferred.fromCoroutine(self._look()).addBoth(lambda _: self._later())
+        Deferred.fromCoroutine(self._run_once()).addBoth(lambda _: self._schedule())
 
-    async def _look(self) -> None:
+    async def _run_once(self) -> None:
         try:
-            await self.look()
+            await self.compact_if_due()
         except StorageError as error:
-            self._complain(str(error))
+            self._log_failure(str(error))
         except Exception:
             log.exception("looking after %s failed, which is a bug", self._topic)
 
-    def _complain(self, reason: str) -> None:
+    def _log_failure(self, reason: str) -> None:
         """Once, until it works again."""
         if not self._is_failing:
             self._is_failing = True

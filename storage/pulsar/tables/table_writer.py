@@ -39,18 +39,18 @@ log = logging.getLogger(__name__)
 
 
 class PendingPut:
-    """Messages that are stored together; `told` fires when they are durable."""
+    """Messages that are stored together; `result` fires when they are durable."""
 
-    __slots__ = ("rows", "size", "told")
+    __slots__ = ("result", "rows", "size")
 
     def __init__(self, rows: Mapping[str, bytes], size: int) -> None:
         self.rows = rows
         self.size = size
-        self.told: Deferred[None] = Deferred()
+        self.result: Deferred[None] = Deferred()
 
 
 class TableWriter:
-    """`written` is called with the bytes of each burst that was stored."""
+    """`on_stored` is called with the bytes of each burst that was stored."""
 
     def __init__(
         self,
@@ -58,27 +58,27 @@ class TableWriter:
         settings: PulsarSettings,
         reactor: Reactor,
         topic: str,
-        written: Callable[[int], None],
+        on_stored: Callable[[int], None],
     ) -> None:
         self._session = session
         self._settings = settings
         self._reactor = reactor
         self._topic = topic
-        self._written = written
+        self._on_stored = on_stored
         self._producer: Any = None
-        self._given = 0
+        self._last_assigned_id = 0
         """The sequence id of the last row that the library was given."""
         self._thread: WorkerPool | None = None
         self._waiting: deque[PendingPut] = deque()
         self._waiting_bytes = 0
         self._burst: list[PendingPut] = []
-        self._ended: Failure | None = None
+        self._end_error: Failure | None = None
         self._idle: Deferred[None] | None = None
         self._is_failing = False
 
     async def open(self) -> None:
         """Take the right to write: whoever had it is fenced. Raises StorageFailed, UnknownTopic."""
-        made = await self._session.run(
+        producer = await self._session.run(
             lambda: self._session.producer(
                 self._topic,
                 pulsar.ProducerAccessMode.ExclusiveWithFencing,
@@ -89,8 +89,8 @@ class TableWriter:
                 batch_delay_ms=UNLIMITED_MILLISECONDS,
             )
         )
-        self._producer = made
-        self._given = made.last_sequence_id()
+        self._producer = producer
+        self._last_assigned_id = producer.last_sequence_id()
         self._thread = WorkerPool(self._session.wake, 1, 1, "pulsar-table")
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Deferred[None]:
@@ -106,8 +106,8 @@ class TableWriter:
 
     def send(self, messages: Mapping[str, bytes], size: int) -> Deferred[None]:
         """Queue these messages by their keys, to be stored together, after all that was queued before."""
-        if self._ended:
-            return failed(self._ended)
+        if self._end_error:
+            return failed(self._end_error)
         if not messages:
             return succeed(None)
         if (
@@ -123,12 +123,12 @@ class TableWriter:
         self._waiting.append(put)
         self._waiting_bytes += size
         if not self._burst:
-            self._write()
-        return put.told
+            self._send_burst()
+        return put.result
 
     async def close(self) -> None:
         """Write what is queued, for `close_timeout_seconds` at the most, and let the topic go. Later puts fail with LogClosed."""
-        self._ended = lambda: LogClosed("the store is closed")
+        self._end_error = lambda: LogClosed("the store is closed")
         if self._burst:
             self._idle = Deferred()
             try:
@@ -138,7 +138,7 @@ class TableWriter:
                     "%s: Pulsar did not acknowledge what was written last; whether it is stored is unknown",
                     self._topic,
                 )
-                self._finish(
+                self._fail_all(
                     lambda: StorageFailed(
                         "the store was closed before Pulsar answered; whether it is stored is unknown"
                     )
@@ -151,7 +151,7 @@ class TableWriter:
             except StorageError as error:
                 log.warning("%s: %s", self._topic, error)
 
-    def _write(self) -> None:
+    def _send_burst(self) -> None:
         """Send the next burst: as many whole puts as fit. Of rows that several of them set, the last is sent alone: they are one step anyway."""
         size = 0
         messages: dict[str, bytes] = {}
@@ -165,11 +165,11 @@ class TableWriter:
         self._waiting_bytes -= size
         producer, thread = self._producer, self._thread
         if thread is None:
-            self._finish(lambda: LogClosed("the table is not open"))
+            self._fail_all(lambda: LogClosed("the table is not open"))
             return
         is_small = len(messages) <= self._settings.table_rows_at_once
         before = producer.last_sequence_id()
-        self._given += len(messages)
+        self._last_assigned_id += len(messages)
         if is_small:
             send_batch(producer, messages)
 
@@ -179,7 +179,7 @@ class TableWriter:
             producer.flush()
             self._check_published(before, producer.last_sequence_id())
 
-        thread.run(flush).addCallbacks(lambda _: self._stored(size), self._failed)
+        thread.run(flush).addCallbacks(lambda _: self._burst_stored(size), self._burst_failed)
 
     def _check_published(self, before: int, last: int) -> None:
         """That with a burst `last` has become the sequence id of its last row. Raises StorageFailed."""
@@ -187,20 +187,20 @@ class TableWriter:
             raise StorageFailed(
                 "the client library gave the rows up before it sent them; is a backlog quota exceeded?"
             )
-        if last != self._given:
-            given, self._given = self._given, last
+        if last != self._last_assigned_id:
+            expected_id, self._last_assigned_id = self._last_assigned_id, last
             raise StorageFailed(
-                f"the client library sent other rows than it was given: its last number is {last}, not {given}"
+                f"the client library sent other rows than it was given: its last number is {last}, not {expected_id}"
             )
 
-    def _stored(self, size: int) -> None:
-        self._written(size)
+    def _burst_stored(self, size: int) -> None:
+        self._on_stored(size)
         if self._is_failing:
             self._is_failing = False
             log.warning("%s takes rows again", self._topic)
-        self._next(None)
+        self._finish_burst(None)
 
-    def _failed(self, failure: Any) -> None:
+    def _burst_failed(self, failure: Any) -> None:
         if not isinstance(failure.value, (pulsar.PulsarException, StorageError)):
             log.error(
                 "writing to %s failed, which is a bug",
@@ -212,30 +212,30 @@ class TableWriter:
             # Nobody here has closed it, and the library closes one for good only if another producer has the topic.
             fenced = f"{self._topic}: another process writes this table now; whether the rows are stored is unknown"
             log.error("%s", fenced)
-            self._finish(lambda: Fenced(fenced))
+            self._fail_all(lambda: Fenced(fenced))
             return
         is_known = isinstance(error, EntryTooLarge)
         reason = f"{self._topic}: {error}; {'nothing of it' if is_known else 'whether it'} is stored{'' if is_known else ', is unknown'}"
         if not self._is_failing:
             self._is_failing = True
             log.error("%s", reason)
-        self._next(lambda: type(error)(reason))
+        self._finish_burst(lambda: type(error)(reason))
 
-    def _next(self, failure: Failure | None) -> None:
+    def _finish_burst(self, failure: Failure | None) -> None:
         """Tell those of the burst; what they put now is in the next one, with what has come meanwhile."""
         for put in self._burst:
             finish(put, failure)
         self._burst = []
         if self._waiting:
-            self._write()
+            self._send_burst()
         elif self._idle:
             idle, self._idle = self._idle, None
             idle.callback(None)
 
-    def _finish(self, failure: Failure) -> None:
+    def _fail_all(self, failure: Failure) -> None:
         """All puts fail, now and for ever."""
         if not self._idle:
-            self._ended = failure
+            self._end_error = failure
         puts = [*self._burst, *self._waiting]
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -261,12 +261,12 @@ def send_batch(producer: Any, messages: Mapping[str, bytes]) -> None:
 def finish(put: PendingPut, failure: Failure | None) -> None:
     """Each gets an exception of its own: one that many raise again grows a traceback through all of them."""
     if failure is None:
-        put.told.callback(None)
+        put.result.callback(None)
     else:
-        put.told.errback(failure())
+        put.result.errback(failure())
 
 
 def failed(failure: Failure) -> Deferred[None]:
-    told: Deferred[None] = Deferred()
-    told.errback(failure())
-    return told
+    result: Deferred[None] = Deferred()
+    result.errback(failure())
+    return result

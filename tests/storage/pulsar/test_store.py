@@ -107,7 +107,7 @@ async def test_retention_by_bytes_counts_what_a_compaction_before_it_leaves(log)
     """20,000 bytes, of which the compaction leaves 11,000: one entry less would be below the limit."""
     for n in range(20):
         await log.append([sized(n, 1000)])
-    turn = log.partition.turn
+    turn = log.partition.lock
     await turn.acquire()
     replacing = Deferred.fromCoroutine(log.replace(10, 18, []))
     retaining = Deferred.fromCoroutine(log.retain(since=None, at_most_bytes=10_500))
@@ -235,7 +235,7 @@ async def test_a_log_whose_topic_is_deleted_while_it_opens_is_not_handed_out(sto
     await store.delete_topic("orders")
     with suppress(UnknownTopic, StorageFailed):
         # It may have been open before the topic went.
-        assert (await opening).is_over
+        assert (await opening).has_ended
     assert "orders" not in store.topics
     # Nothing of it is left in the broker, where it would stand in the way of the next one.
     await store.create_topic(topic())
@@ -281,7 +281,7 @@ async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_sto
         with pytest.raises(Fenced, match="another process has taken the store"):
             await old.log("orders", 0)
         await log.append([entry(1)])
-        assert (log.is_over, await new.log("orders", 0) is log) == (False, True)
+        assert (log.has_ended, await new.log("orders", 0) is log) == (False, True)
     finally:
         await new.close()
         await old.close()

@@ -79,15 +79,15 @@ class Topic:
         self.stored = [one for one in self.stored if one.position >= keep]
 
 
-class MemoryRuns:
+class MemorySideTopics:
     def __init__(self) -> None:
         self.topics: dict[int, dict[str, list[Entry]]] = {}
         self.refuses = False
 
-    async def make(self, partition: bytes, generation: int) -> None:
+    async def create(self, partition: bytes, generation: int) -> None:
         self.topics.setdefault(generation, {})
 
-    async def drop(self, partition: bytes, generation: int) -> None:
+    async def delete(self, partition: bytes, generation: int) -> None:
         del self.topics[generation]
 
     async def write(
@@ -97,18 +97,26 @@ class MemoryRuns:
             raise StorageFailed("no answer")
         token = f"{len(self.topics[generation])}"
         self.topics[generation][token] = list(entries)
-        newest = max((one.max_timestamp for one in entries), default=-1)
+        max_timestamp = max((one.max_timestamp for one in entries), default=-1)
         size = sum(len(one.payload) for one in entries)
         return ReplacedRange(
-            first, last, 0, 0, size, generation, messages=len(entries), token=token, newest=newest
+            first,
+            last,
+            0,
+            0,
+            size,
+            generation,
+            messages=len(entries),
+            token=token,
+            max_timestamp=max_timestamp,
         )
 
-    async def read(self, partition: bytes, patch: ReplacedRange) -> list[Entry]:
-        entries = self.topics[patch.generation][patch.token]
+    async def read(self, partition: bytes, replaced: ReplacedRange) -> list[Entry]:
+        entries = self.topics[replaced.generation][replaced.token]
         return [
             one
             for one in entries
-            if patch.first <= one.base_offset and one.last_offset <= patch.last
+            if replaced.first <= one.base_offset and one.last_offset <= replaced.last
         ]
 
 
@@ -141,7 +149,7 @@ class Scene:
         self.model = list(entries)
         self.end = entries[-1].last_offset + 1
         self.topic = Topic(entries)
-        self.runs = MemoryRuns()
+        self.side_topics = MemorySideTopics()
         self.table = MemoryTable()
         self.partition = PartitionState(self.table, KEY, PartitionRow(), ReplacedRanges())
         self.settings = FakeSession(compacted_garbage_bytes=garbage, compacted_windows=50).settings
@@ -149,49 +157,49 @@ class Scene:
 
     def open(self) -> None:
         entries = PartitionEntries(self.topic)
-        self.overlay = Overlay(entries, self.runs, self.partition)
-        self.replacing = EntryReplacer(
-            entries, self.overlay, self.runs, self.partition, self.settings
+        self.overlay = Overlay(entries, self.side_topics, self.partition)
+        self.replacer = EntryReplacer(
+            entries, self.overlay, self.side_topics, self.partition, self.settings
         )
 
     def replace(self, first: int, last: int, kept: list[Entry], start: int = 0) -> None:
-        done(self.replacing.replace(first, last, kept, start, self.end, self.topic.bytes))
-        gone = [
+        done(self.replacer.replace(first, last, kept, start, self.end, self.topic.bytes))
+        dropped = [
             one
             for one in self.model
             if first <= one.base_offset and one.last_offset <= last and one.last_offset >= start
         ]
-        left = [one for one in self.model if one not in gone]
+        left = [one for one in self.model if one not in dropped]
         self.model = sorted(
             [*left, *(one for one in kept if one.last_offset >= start)],
             key=lambda one: one.base_offset,
         )
 
-    def free(self, start: int = 0) -> None:
+    def reclaim(self, start: int = 0) -> None:
         """`PartitionLog.reclaim` of a log with that start."""
         end = LogEnd(self.end, self.topic.bytes, -1)
-        gathered = RangeMerger(
+        merger = RangeMerger(
             PartitionEntries(self.topic),
             self.overlay,
-            self.replacing,
+            self.replacer,
             self.partition,
             self.settings,
         )
         done(
             SpaceReclaimer(
-                "t", self.topic, gathered, self.partition, self.topic, lambda: (start, end)
-            ).free()
+                "t", self.topic, merger, self.partition, self.topic, lambda: (start, end)
+            ).reclaim()
         )
 
     def delete_before(self, offset: int) -> None:
         """What a log does with the windows."""
-        gone, come = self.partition.patches.cut(offset)
-        self.partition.patches = self.partition.patches.changed(gone, come)
+        dropped, added = self.partition.replaced_ranges.trim_before(offset)
+        self.partition.replaced_ranges = self.partition.replaced_ranges.updated(dropped, added)
 
     def size(self, start: int = 0) -> int:
         return (
             self.topic.bytes
-            - self.partition.patches.savings
+            - self.partition.replaced_ranges.bytes_saved
             - done(self.overlay.bytes_before(start, self.end, self.topic.bytes))
         )
 
@@ -212,8 +220,8 @@ class Scene:
         found = done(self.overlay.at_time(start, self.end, timestamp))
         assert plain([found] if found else []) == plain(young[:1])
         limit = max_bytes % (self.size(start) + 1)
-        position = self.topic.bytes - self.partition.patches.savings - limit
-        behind = done(self.overlay.behind_bytes(start, self.end, position))
+        position = self.topic.bytes - self.partition.replaced_ranges.bytes_saved - limit
+        behind = done(self.overlay.after_bytes(start, self.end, position))
         kept = list(readable)
         while kept and sum(len(one.payload) for one in kept[1:]) >= limit:
             kept = kept[1:]
@@ -257,8 +265,10 @@ def test_replacements_and_reads_are_as_of_a_list(rows, data, garbage):
         first, last = sorted(
             data.draw(st.tuples(st.integers(0, scene.end), st.integers(0, scene.end)))
         )
-        gone = [one for one in scene.model if first <= one.base_offset and one.last_offset <= last]
-        kept = data.draw(st.lists(st.sampled_from(gone), unique_by=id)) if gone else []
+        dropped = [
+            one for one in scene.model if first <= one.base_offset and one.last_offset <= last
+        ]
+        kept = data.draw(st.lists(st.sampled_from(dropped), unique_by=id)) if dropped else []
         kept = sorted(
             (Entry(one.base_offset, one.last_offset, one.max_timestamp, b"less") for one in kept),
             key=lambda one: one.base_offset,
@@ -268,14 +278,14 @@ def test_replacements_and_reads_are_as_of_a_list(rows, data, garbage):
             start = max(start, data.draw(st.integers(0, scene.end)))
             scene.delete_before(start)
         if data.draw(st.booleans()):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(
+            with pytest.MonkeyPatch.context() as context:
+                context.setattr(
                     range_merge, "MIN_RANGES", data.draw(st.sampled_from([0, MIN_RANGES]))
                 )
-                patch.setattr(
+                context.setattr(
                     range_merge, "COPY_BYTES", data.draw(st.sampled_from([1, 40, 1 << 20]))
                 )
-                scene.free(start)
+                scene.reclaim(start)
         scene.check(start, data.draw(st.integers(0, 100)), data.draw(st.integers(0, 20)))
 
 
@@ -294,16 +304,16 @@ def test_where_most_is_garbage_the_rest_is_written_anew_and_the_old_topic_goes()
     scene = Scene(entries_from([(10, 5, 100)] * 5), garbage=50)
     for n in range(4):
         scene.replace(0, 49, [Entry(5, 5, 5, b"%d" % n * 30)])
-    assert list(scene.runs.topics) == [scene.partition.row.generation]
+    assert list(scene.side_topics.topics) == [scene.partition.row.generation]
     assert scene.partition.row.generation > 0
-    assert len(scene.runs.topics[scene.partition.row.generation]) <= 3
+    assert len(scene.side_topics.topics[scene.partition.row.generation]) <= 3
     assert plain(done(scene.overlay.read(0, scene.end, 1000))) == [(5, 5, 5, b"3" * 30)]
 
 
 def test_a_replacement_that_cannot_be_written_changes_nothing():
     scene = Scene(entries_from([(10, 5, 100)] * 3))
     scene.replace(0, 9, [])
-    scene.runs.refuses = True
+    scene.side_topics.refuses = True
     before = dict(scene.table.rows)
     with pytest.raises(StorageFailed):
         scene.replace(10, 19, [Entry(12, 12, 5, b"x")])
@@ -317,7 +327,7 @@ def test_what_a_put_may_have_stored_though_it_failed_is_put_right_by_the_next():
     scene.table.answers = False
     with pytest.raises(StorageFailed):
         done(
-            scene.replacing.replace(
+            scene.replacer.replace(
                 10, 29, [Entry(12, 12, 5, b"x")], 0, scene.end, scene.topic.bytes
             )
         )
@@ -337,7 +347,7 @@ def test_windows_are_bounded():
             scene.replace(n, n, [])
         except StorageFailed:
             refused += 1
-    assert len(scene.partition.patches) == 50
+    assert len(scene.partition.replaced_ranges) == 50
     assert refused == 50
 
 
@@ -346,9 +356,9 @@ def test_windows_are_brought_together_before_there_are_too_many():
     for n in range(0, 400, 2):
         scene.replace(n, n, [])
         if n % 30 == 0:
-            scene.free()
-    scene.free()
-    assert len(scene.partition.patches) <= 25
+            scene.reclaim()
+    scene.reclaim()
+    assert len(scene.partition.replaced_ranges) <= 25
     scene.check(0, 1000, 5)
 
 
@@ -356,16 +366,16 @@ def test_few_windows_are_let_be():
     scene = Scene(entries_from([(10, 5, 100)] * 10))
     for n in range(0, 40, 10):
         scene.replace(n, n + 9, [Entry(n, n, 5, b"x" * 30)])
-    scene.free()
-    assert MIN_RANGES > len(scene.partition.patches) == 4
+    scene.reclaim()
+    assert MIN_RANGES > len(scene.partition.replaced_ranges) == 4
 
 
 def test_what_is_needed_no_more_is_deleted_and_nothing_else():
     scene = Scene(entries_from([(10, n, 100) for n in range(10)]))
     scene.replace(10, 59, [Entry(35, 35, 3, b"left")])
-    scene.free()
+    scene.reclaim()
     assert [one.header.base_offset for one in scene.topic.stored] == [60, 70, 80, 90]
-    assert (scene.partition.row.freed, scene.partition.row.freed_bytes) == (60, 600)
+    assert (scene.partition.row.trim_offset, scene.partition.row.trim_bytes) == (60, 600)
     scene.check(0, 10_000, 3)
     scene.partition = load_partitions(scene.table, scene.table.rows.items())[KEY]
     scene.open()
@@ -375,11 +385,11 @@ def test_what_is_needed_no_more_is_deleted_and_nothing_else():
 def test_more_is_not_copied_than_can_be_deleted():
     scene = Scene(entries_from([(10, 5, 100)] * 10))
     scene.replace(50, 59, [])
-    scene.free()
+    scene.reclaim()
     assert len(scene.topic.stored) == 10
-    assert scene.partition.patches.size == 0
+    assert scene.partition.replaced_ranges.size == 0
     scene.replace(60, 99, [])
-    scene.free()
+    scene.reclaim()
     assert [one.header.base_offset for one in scene.topic.stored] == [90]
 
 
@@ -387,14 +397,14 @@ def test_what_could_not_be_deleted_is_tried_again():
     scene = Scene(entries_from([(10, 5, 100)] * 10))
     scene.replace(0, 49, [])
     kept = list(scene.topic.stored)
-    scene.free()
+    scene.reclaim()
     scene.topic.stored = kept
-    scene.free()
+    scene.reclaim()
     assert [one.header.base_offset for one in scene.topic.stored] == [50, 60, 70, 80, 90]
 
 
 def test_what_was_deleted_before_the_start_is_freed_and_the_last_message_stays():
     scene = Scene(entries_from([(10, 5, 100)] * 10))
-    scene.free(scene.end)
+    scene.reclaim(scene.end)
     assert [one.header.base_offset for one in scene.topic.stored] == [90]
-    assert scene.partition.row.freed == 90
+    assert scene.partition.row.trim_offset == 90

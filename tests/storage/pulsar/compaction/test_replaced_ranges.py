@@ -7,14 +7,18 @@ import pytest
 from storage.pulsar.compaction.replaced_ranges import ReplacedRange, ReplacedRanges, cut_out
 
 
-def patch(
+def replaced(
     first: int, last: int, *, before: int = 0, hidden: int = 0, size: int = 0
 ) -> ReplacedRange:
     return ReplacedRange(first, last, before, hidden, size, messages=1, token=f"{first}")
 
 
-PATCHES = ReplacedRanges(
-    [patch(30, 39, hidden=50, size=20), patch(10, 19, hidden=100, size=40), patch(20, 29, size=5)]
+RANGES = ReplacedRanges(
+    [
+        replaced(30, 39, hidden=50, size=20),
+        replaced(10, 19, hidden=100, size=40),
+        replaced(20, 29, size=5),
+    ]
 )
 
 
@@ -22,60 +26,69 @@ PATCHES = ReplacedRanges(
     ("offset", "first"), [(9, None), (10, 10), (19, 10), (20, 20), (39, 30), (40, None)]
 )
 def test_a_window_has_its_first_and_its_last_offset(offset, first):
-    found = PATCHES.at(offset)
+    found = RANGES.containing(offset)
     assert (found.first if found else None) == first
 
 
 @pytest.mark.parametrize(("offset", "first"), [(0, 10), (10, 20), (29, 30), (30, None)])
 def test_the_next_window_begins_behind_the_offset(offset, first):
-    found = PATCHES.behind(offset)
+    found = RANGES.after(offset)
     assert (found.first if found else None) == first
 
 
 def test_windows_that_adjoin_are_a_region():
-    patches = ReplacedRanges([patch(0, 4), patch(5, 9), patch(11, 12)])
-    assert [[one.first for one in region] for region in patches.regions()] == [[0, 5], [11]]
+    ranges = ReplacedRanges([replaced(0, 4), replaced(5, 9), replaced(11, 12)])
+    assert [[one.first for one in region] for region in ranges.contiguous_groups()] == [
+        [0, 5],
+        [11],
+    ]
 
 
 def test_windows_before_the_start_go_and_the_next_begins_their_region():
-    patches = ReplacedRanges(
+    ranges = ReplacedRanges(
         [
-            patch(0, 4, before=7, hidden=3),
-            patch(5, 9, before=1, hidden=10),
-            patch(11, 12, before=30),
+            replaced(0, 4, before=7, hidden=3),
+            replaced(5, 9, before=1, hidden=10),
+            replaced(11, 12, before=30),
         ]
     )
-    assert patches.cut(4) == ([], [])
-    gone, come = patches.cut(7)
-    assert [one.first for one in gone] == [0, 5]
-    assert [(one.first, one.before, one.hidden) for one in come] == [(5, 10, 10)]
-    gone, come = patches.cut(10)
-    assert ([one.first for one in gone], come) == ([0, 5], [])
+    assert ranges.trim_before(4) == ([], [])
+    dropped, added = ranges.trim_before(7)
+    assert [one.first for one in dropped] == [0, 5]
+    assert [(one.first, one.bytes_before, one.hidden_bytes) for one in added] == [(5, 10, 10)]
+    dropped, added = ranges.trim_before(10)
+    assert ([one.first for one in dropped], added) == ([0, 5], [])
 
 
 def test_what_adjoins_from_an_offset_on_is_covered():
-    patches = ReplacedRanges([patch(0, 4), patch(5, 9), patch(11, 12)])
-    assert [patches.covered(offset) for offset in (0, 7, 10, 12, 13)] == [10, 10, 10, 13, 13]
-    assert [one.first for one in patches.chain(2, 5)] == [0]
-    assert [one.first for one in patches.chain(2, 6)] == [0, 5]
+    ranges = ReplacedRanges([replaced(0, 4), replaced(5, 9), replaced(11, 12)])
+    assert [ranges.covered_until(offset) for offset in (0, 7, 10, 12, 13)] == [10, 10, 10, 13, 13]
+    assert [one.first for one in ranges.contiguous_from(2, 5)] == [0]
+    assert [one.first for one in ranges.contiguous_from(2, 6)] == [0, 5]
 
 
 @pytest.mark.parametrize(("size", "crowd"), [(0, [6, 7]), (1, [5, 6, 7]), (3, [0, 5, 6, 7])])
 def test_a_crowd_adjoins_and_shows_little(size, crowd):
-    patches = ReplacedRanges(
-        [patch(0, 4, size=2), patch(5, 5, size=1), patch(6, 6), patch(7, 7), patch(9, 9)]
+    ranges = ReplacedRanges(
+        [
+            replaced(0, 4, size=2),
+            replaced(5, 5, size=1),
+            replaced(6, 6),
+            replaced(7, 7),
+            replaced(9, 9),
+        ]
     )
-    assert [one.first for one in patches.crowd(size)] == crowd
+    assert [one.first for one in ranges.small_neighbors(size)] == crowd
 
 
 def test_savings_are_what_is_hidden_less_what_is_shown():
-    assert PATCHES.savings == 85
-    assert PATCHES.size == 65
+    assert RANGES.bytes_saved == 85
+    assert RANGES.size == 65
 
 
 def test_windows_that_share_an_offset_are_within():
-    assert [one.first for one in PATCHES.within(19, 30)] == [10, 20, 30]
-    assert PATCHES.within(40, 50) == []
+    assert [one.first for one in RANGES.overlapping(19, 30)] == [10, 20, 30]
+    assert RANGES.overlapping(40, 50) == []
 
 
 SIZES = [(11, 1), (14, 2), (16, 4), (19, 8)]
@@ -94,15 +107,15 @@ SIZES = [(11, 1), (14, 2), (16, 4), (19, 8)]
 def test_what_is_left_of_a_window_shows_what_lies_in_it_and_hides_all_that_it_hid(
     first, last, left, rest
 ):
-    pieces, hidden = cut_out(patch(10, 19, before=7, hidden=100, size=15), first, last, SIZES)
-    assert [(one.first, one.last, one.size, one.hidden) for one in pieces] == left
+    pieces, hidden = cut_out(replaced(10, 19, before=7, hidden=100, size=15), first, last, SIZES)
+    assert [(one.first, one.last, one.size, one.hidden_bytes) for one in pieces] == left
     assert hidden == rest
-    assert all((one.token, one.before) == ("10", 7) for one in pieces)
+    assert all((one.token, one.bytes_before) == ("10", 7) for one in pieces)
 
 
 def test_changed_patches_are_others():
-    gone = PATCHES.at(20)
-    assert gone
-    after = PATCHES.changed([gone], [patch(20, 24), patch(25, 29)])
+    dropped = RANGES.containing(20)
+    assert dropped
+    after = RANGES.updated([dropped], [replaced(20, 24), replaced(25, 29)])
     assert [one.first for one in after] == [10, 20, 25, 30]
-    assert len(PATCHES) == 3
+    assert len(RANGES) == 3

@@ -46,7 +46,7 @@ def test_an_empty_index_knows_no_place() -> None:
     index = OffsetIndex(10)
     assert index.floor(0) is None
     assert index.above(0) is None
-    assert index.passable(5, 1) == 5
+    assert index.skip_older(5, 1) == 5
 
 
 def test_a_place_is_found_for_any_offset_at_or_after_it() -> None:
@@ -99,14 +99,14 @@ def test_stretches_that_were_appended_here_are_passed_over_up_to_the_first_that_
     None
 ):
     index = appended(10, messages(*[INITIAL_SPACING] * 4, times=[10, 30, 20, 40]))
-    assert [index.passable(0, time) for time in (10, 11, 30, 31, 40, 41)] == [0, 1, 1, 3, 3, 4]
+    assert [index.skip_older(0, time) for time in (10, 11, 30, 31, 40, 41)] == [0, 1, 1, 3, 3, 4]
 
 
 def test_a_stretch_with_a_gap_in_it_is_not_passed_over() -> None:
     index = appended(10, messages(INITIAL_SPACING, times=[10]))
     index.appended(Header(9, 9, 20, 9 * INITIAL_SPACING, 0), Position(8, 0))
-    assert index.passable(0, 15) == 0
-    assert index.passable(9, 25) == 10
+    assert index.skip_older(0, 15) == 0
+    assert index.skip_older(9, 25) == 10
 
 
 def test_what_was_only_met_while_reading_is_passed_over_when_it_was_walked_through() -> None:
@@ -114,11 +114,11 @@ def test_what_was_only_met_while_reading_is_passed_over_when_it_was_walked_throu
     index = OffsetIndex(10)
     index.found(*partition[0])
     index.found(*partition[3])
-    assert index.passable(0, 99) == 0
-    index.walked(0, partition[:2])
-    assert index.passable(0, 99) == 1
-    index.walked(2, partition[2:])
-    assert index.passable(0, 99) == 4
+    assert index.skip_older(0, 99) == 0
+    index.scanned(0, partition[:2])
+    assert index.skip_older(0, 99) == 1
+    index.scanned(2, partition[2:])
+    assert index.skip_older(0, 99) == 4
 
 
 def test_the_marks_on_both_sides_of_a_time_are_found() -> None:
@@ -150,7 +150,7 @@ def test_the_marks_on_both_sides_of_a_byte_are_found() -> None:
         marks[1],
         marks[2],
     ]
-    assert [index.behind_byte(number) for number in numbers] == [marks[1], marks[1], marks[2], None]
+    assert [index.after_byte(number) for number in numbers] == [marks[1], marks[1], marks[2], None]
 
 
 def test_a_message_that_takes_no_offset_has_no_place() -> None:
@@ -164,8 +164,8 @@ def test_a_walk_that_begins_in_a_stretch_says_nothing_of_its_beginning() -> None
     index = OffsetIndex(10)
     index.found(*partition[0])
     index.found(Header(4, 4, 40, 4 + INITIAL_SPACING, 0), Position(7, 4))
-    index.walked(1, partition[1:])
-    assert index.passable(0, 50) == 0
+    index.scanned(1, partition[1:])
+    assert index.skip_older(0, 50) == 0
 
 
 sizes = st.lists(st.integers(0, 4), min_size=1, max_size=60)
@@ -195,7 +195,7 @@ def test_whatever_was_seen_a_place_is_true_and_nothing_that_matters_is_passed_ov
         elif way == "find" and seen:
             index.found(*seen[number % end])
         elif way == "walk" and seen[number:]:
-            index.walked(seen[number][0].base_offset, seen[number : number + count])
+            index.scanned(seen[number][0].base_offset, seen[number : number + count])
         elif way == "forget":
             index.forget_before(number)
             start = max(start, number)
@@ -211,7 +211,7 @@ def test_whatever_was_seen_a_place_is_true_and_nothing_that_matters_is_passed_ov
             assert above is None or above == places[above.offset]
             assert above is None or above.offset > offset
             for time in (-1, 3, 9, 10):
-                passed = index.passable(offset, time)
+                passed = index.skip_older(offset, time)
                 assert offset <= passed
                 assert [
                     header
@@ -232,4 +232,4 @@ def test_where_everything_was_appended_here_nothing_needs_to_be_looked_through_f
 ) -> None:
     times = data.draw(st.lists(st.integers(-1, 9), min_size=len(sizes), max_size=len(sizes)))
     index = appended(limit, messages(*[size * INITIAL_SPACING for size in sizes], times=times))
-    assert index.passable(0, 10) == len(sizes)
+    assert index.skip_older(0, 10) == len(sizes)

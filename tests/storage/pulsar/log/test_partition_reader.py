@@ -93,8 +93,8 @@ async def test_what_a_replaced_leader_stored_too_late_is_void(partition, side):
         [*numbered(0, 8, epoch=1), *numbered(5, 7, epoch=1), *numbered(7, 9, size=20, epoch=2)]
     )
     reader = side.reader(partition)
-    reader.began(1, 0)
-    reader.began(2, 7)
+    reader.add_epoch(1, 0)
+    reader.add_epoch(2, 7)
     found = await reader.read(0, 9, ALL)
     assert offsets(found) == list(range(9))
     assert [len(one.payload) for one in found] == [10] * 7 + [20] * 2
@@ -226,7 +226,7 @@ async def test_where_the_broker_has_trimmed_the_next_message_comes(partition, si
 async def test_where_all_was_trimmed_nothing_comes(partition, side):
     reader = side.reader(partition)
     (place,) = partition.write(numbered(0, 1))
-    reader.note(header(0), place)
+    reader.appended(header(0), place)
     partition.roll()
     partition.trim()
     assert await reader.read(0, 1, ALL) == []
@@ -260,7 +260,7 @@ async def read_through(reader, end):
 
 def note_all(reader, messages, places):
     for (one, _), place in zip(messages, places, strict=True):
-        reader.note(one, place)
+        reader.appended(one, place)
 
 
 @ensureDeferred

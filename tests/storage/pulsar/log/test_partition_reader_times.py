@@ -119,7 +119,7 @@ async def test_a_scan_leaves_out_what_is_known_to_be_older(partition, side):
     reader = side.reader(partition)
     messages = timed([10, 20, 90, 30, 40], size=100_000)
     for (one, _), place in zip(messages, partition.write(messages), strict=True):
-        reader.note(one, place)
+        reader.appended(one, place)
     seen = []
 
     def visit(stored):

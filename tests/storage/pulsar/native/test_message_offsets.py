@@ -24,7 +24,7 @@ def at(ledger, entry, number=0, messages=1, first_chunk=None):
 
 
 @pytest.mark.parametrize(
-    ("serialized", "place"),
+    ("serialized", "location"),
     [
         (b"\x08#\x10\x00 \x000\x03", at(35, 0, 0, 3)),
         (b"\x08#\x10\x00 \x020\x03", at(35, 0, 2, 3)),
@@ -33,8 +33,8 @@ def at(ledger, entry, number=0, messages=1, first_chunk=None):
         (pulsar.MessageId(2, 1 << 40, 5, -1).serialize(), at(1 << 40, 5)),
     ],
 )
-def test_an_id_tells_the_entry_the_place_in_it_and_how_many_it_has(serialized, place):
-    assert parse_message_id(serialized) == place
+def test_an_id_tells_the_entry_the_place_in_it_and_how_many_it_has(serialized, location):
+    assert parse_message_id(serialized) == location
 
 
 def test_the_id_of_a_chunked_message_tells_where_its_first_chunk_is():
@@ -48,8 +48,8 @@ def test_the_places_of_an_entrys_messages_follow_from_the_first_ones():
         pulsar.MessageId.deserialize(b"\x08#\x10\x00 %c0\x03" % number) for number in range(3)
     )
     other = pulsar.MessageId(-1, 36, 0, -1)
-    places = MessageIdParser()
-    assert [places.of(one) for one in (first, second, third, other, second)] == [
+    parser = MessageIdParser()
+    assert [parser.parse(one) for one in (first, second, third, other, second)] == [
         at(35, 0, 0, 3),
         at(35, 0, 1, 3),
         at(35, 0, 2, 3),
@@ -61,10 +61,10 @@ def test_the_places_of_an_entrys_messages_follow_from_the_first_ones():
 @given(st.binary(max_size=30))
 def test_other_bytes_are_a_place_or_refused(junk):
     try:
-        place = parse_message_id(junk)
+        location = parse_message_id(junk)
     except StorageFailed:
         return
-    assert 0 <= place.number < place.messages
+    assert 0 <= location.number < location.messages
 
 
 def test_entries_are_counted_from_one_that_is_known():
@@ -73,11 +73,11 @@ def test_entries_are_counted_from_one_that_is_known():
     assert [counter.next(at(29, 1, 4, 5)), counter.next(at(29, 2))] == [5, 6]
 
 
-@pytest.mark.parametrize("place", [at(29, 3), at(30, 0), at(29, 2, first_chunk=Position(29, 2))])
-def test_what_does_not_follow_at_once_must_be_asked_for(place):
+@pytest.mark.parametrize("location", [at(29, 3), at(30, 0), at(29, 2, first_chunk=Position(29, 2))])
+def test_what_does_not_follow_at_once_must_be_asked_for(location):
     counter = IndexCounter()
     counter.anchor(Position(29, 1), 5)
-    assert counter.next(place) is None
+    assert counter.next(location) is None
 
 
 def test_after_chunks_it_goes_on_from_what_was_asked():
@@ -88,22 +88,22 @@ def test_after_chunks_it_goes_on_from_what_was_asked():
     assert counter.next(at(29, 5)) == 9
 
 
-def gathered(places, after=START):
-    gathering = EntryAssembler(after)
+def assembled(locations, after=START):
+    assembler = EntryAssembler(after)
     return [
         found
-        for number, place in enumerate(places)
-        if (found := gathering.add(place, lambda number=number: number)) is not None
+        for number, location in enumerate(locations)
+        if (found := assembler.add(location, lambda number=number: number)) is not None
     ]
 
 
 def test_messages_of_a_batch_are_one_entry():
-    assert gathered([at(1, 0), at(1, 1, 0, 2), at(1, 1, 1, 2), at(2, 0)]) == [[0], [1, 2], [3]]
+    assert assembled([at(1, 0), at(1, 1, 0, 2), at(1, 1, 1, 2), at(2, 0)]) == [[0], [1, 2], [3]]
 
 
 def test_what_is_shown_again_is_not_taken_again():
     first, second = at(1, 1, 0, 2), at(1, 1, 1, 2)
-    assert gathered([at(1, 0), first, at(1, 0), first, second, second, first, at(1, 2)]) == [
+    assert assembled([at(1, 0), first, at(1, 0), first, second, second, first, at(1, 2)]) == [
         [0],
         [1, 4],
         [7],
@@ -111,10 +111,10 @@ def test_what_is_shown_again_is_not_taken_again():
 
 
 def test_what_was_there_before_is_not_taken():
-    assert gathered([at(1, 0), at(1, 1), at(1, 2)], after=Position(1, 1)) == [[2]]
+    assert assembled([at(1, 0), at(1, 1), at(1, 2)], after=Position(1, 1)) == [[2]]
 
 
-@pytest.mark.parametrize("places", [[at(1, 0, 0, 2), at(1, 1)], [at(1, 0, 1, 2)]])
-def test_an_entry_that_comes_in_part_is_an_error(places):
+@pytest.mark.parametrize("locations", [[at(1, 0, 0, 2), at(1, 1)], [at(1, 0, 1, 2)]])
+def test_an_entry_that_comes_in_part_is_an_error(locations):
     with pytest.raises(StorageFailed):
-        gathered(places)
+        assembled(locations)

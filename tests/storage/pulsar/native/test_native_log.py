@@ -81,12 +81,12 @@ class Bench:
 
     async def again(self) -> NativeLog:
         """Closed and opened."""
-        await self.logs[-1].shut()
+        await self.logs[-1].close()
         return await self.open()
 
     async def close(self) -> None:
         for log in self.logs:
-            await log.shut()
+            await log.close()
         await self.admin.close()
         await self.session.close()
 
@@ -366,7 +366,7 @@ async def test_a_batch_that_has_arrived_is_answered_although_the_log_ends_before
     bench: Bench, sender: NativeApplication
 ) -> None:
     log = await bench.open()
-    index_of = log._stored.finder.index_of
+    index_of = log._native_entries.finder.index_of
     peeks: list[Deferred[None]] = []
 
     async def held(position: Any) -> int:
@@ -374,15 +374,15 @@ async def test_a_batch_that_has_arrived_is_answered_although_the_log_ends_before
         await peeks[-1]
         return await index_of(position)
 
-    log._stored.finder.index_of = held  # type: ignore[method-assign]
+    log._native_entries.finder.index_of = held  # type: ignore[method-assign]
     own = append(log, *values(b"a"))
-    await until(lambda: len(peeks) == 1 and bool(log.arrivals._acknowledged))
+    await until(lambda: len(peeks) == 1 and bool(log.tail_entries._acknowledged))
     # Its index is not counted on from the entry before it, but asked for.
     sender.send(b"c" * 11_000_000, chunked=True)
-    await until(lambda: len(log.arrivals._queue) == 2)
+    await until(lambda: len(log.tail_entries._queue) == 2)
     peeks[0].callback(None)
     await until(lambda: len(peeks) == 2)
-    await log.shut()
+    await log.close()
     assert await own.addTimeout(10, reactor) == 0
     peeks[1].callback(None)
 
@@ -505,8 +505,8 @@ async def test_where_all_was_trimmed_it_goes_on_at_the_brokers_index(
 ) -> None:
     log = await bench.open()
     await append(log, *values(b"a", b"b"))
-    await log.note_end()
-    await log.shut()
+    await log.store_end_offset()
+    await log.close()
     sender.trim()
     again = await bench.open()
     assert (again.start_offset, again.end_offset) == (2, 2)

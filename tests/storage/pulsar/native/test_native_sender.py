@@ -54,13 +54,13 @@ class Scene:
         )
 
     def send(self, records: int = 1) -> PendingAppend:
-        appending = PendingAppend(
+        pending = PendingAppend(
             FORMAT.pack(PlainBatch([PlainRecord(None, b"v", (), 1)] * records)), records
         )
-        appending.told.addErrback(lambda failure: self.failures.append(failure.value))
+        pending.result.addErrback(lambda failure: self.failures.append(failure.value))
         self.failures: list[Exception] = getattr(self, "failures", [])
-        self.sender.send(appending)
-        return appending
+        self.sender.send(pending)
+        return pending
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_what_is_acknowledged_is_stored_where_the_last_records_id_says(scene):
     for number, answer in enumerate(scene.library.sent):
         answer(OK, message_id(7, number))
     assert scene.stored == sent
-    assert [one.place.position for one in sent] == [(7, 0), (7, 1)]
+    assert [one.location.position for one in sent] == [(7, 0), (7, 1)]
     assert scene.room.held_operations == 0
 
 

@@ -89,11 +89,11 @@ async def test_a_table_that_is_rewritten_for_long_takes_bounded_space_and_loses_
         rows = {b"%d" % row: b"%d " % turn + VALUE for row in range(ROWS)}
         await table.put(rows)
         if turn % 10 == 9:
-            upkeep = TableCompactor(
+            compactor = TableCompactor(
                 admin, tables.settings, reactor, table_topic(tables.settings, "rows")
             )
-            await upkeep.prepare()
-            await upkeep.look()
+            await compactor.prepare()
+            await compactor.compact_if_due()
             tables.until_compacted()
             # A ledger is deleted as a whole, and closed after 10 minutes or when its topic moves.
             tables.move()
@@ -121,17 +121,19 @@ async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(
     tables: BrokerTables, admin: PulsarAdmin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
-    upkeep = TableCompactor(admin, tables.settings, reactor, table_topic(tables.settings, "rows"))
-    await upkeep.prepare()
+    compactor = TableCompactor(
+        admin, tables.settings, reactor, table_topic(tables.settings, "rows")
+    )
+    await compactor.prepare()
     await table.put({b"a": b"1"})
-    upkeep.wrote(LIMIT - 1)
-    await upkeep.look()
+    compactor.add_written(LIMIT - 1)
+    await compactor.compact_if_due()
     assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
-    upkeep.wrote(1)
-    await upkeep.look()
+    compactor.add_written(1)
+    await compactor.compact_if_due()
     tables.until_compacted()
     before = tables.admin("GET", "/internalStats")["compactedLedger"]
-    await upkeep.look()
+    await compactor.compact_if_due()
     assert tables.admin("GET", "/compaction")["status"] == "SUCCESS"
     assert tables.admin("GET", "/internalStats")["compactedLedger"] == before
 
@@ -142,9 +144,11 @@ async def test_what_the_process_before_left_uncompacted_counts(
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     await table.put({b"%d" % row: VALUE for row in range(LIMIT // len(VALUE) + 1)})
-    upkeep = TableCompactor(admin, tables.settings, reactor, table_topic(tables.settings, "rows"))
-    await upkeep.prepare()
-    await upkeep.look()
+    compactor = TableCompactor(
+        admin, tables.settings, reactor, table_topic(tables.settings, "rows")
+    )
+    await compactor.prepare()
+    await compactor.compact_if_due()
     assert tables.admin("GET", "/compaction")["status"] != "NOT_RUN"
 
 
@@ -178,11 +182,13 @@ async def test_a_compaction_that_got_lost_is_asked_for_again(
     tables: BrokerTables, unheard: Unheard
 ) -> None:
     await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
-    upkeep = TableCompactor(unheard, tables.settings, reactor, table_topic(tables.settings, "rows"))
-    await upkeep.prepare()
-    upkeep.wrote(LIMIT)
+    compactor = TableCompactor(
+        unheard, tables.settings, reactor, table_topic(tables.settings, "rows")
+    )
+    await compactor.prepare()
+    compactor.add_written(LIMIT)
     for times in (1, 2, 3):
-        await upkeep.look()
+        await compactor.compact_if_due()
         assert unheard.asked == times
         assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
 
@@ -193,16 +199,18 @@ async def test_a_compaction_that_failed_is_told_once_and_asked_for_again_until_i
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     await table.put({b"%d" % row: VALUE for row in range(LIMIT // len(VALUE) + 1)})
-    upkeep = TableCompactor(unheard, tables.settings, reactor, table_topic(tables.settings, "rows"))
-    await upkeep.prepare()
+    compactor = TableCompactor(
+        unheard, tables.settings, reactor, table_topic(tables.settings, "rows")
+    )
+    await compactor.prepare()
     for times in (1, 2, 3):
-        await upkeep.look()
+        await compactor.compact_if_due()
         assert unheard.asked == times
         unheard.says = CompactionStatus("ERROR", "request timeout")
     unheard.says = CompactionStatus("RUNNING")
-    await upkeep.look()
+    await compactor.compact_if_due()
     unheard.says = CompactionStatus("SUCCESS")
-    await upkeep.look()
+    await compactor.compact_if_due()
     assert unheard.asked == 3
     assert [one.split(" ", 1)[1] for one in caplog.messages if "compact" in one] == [
         "grows until it is compacted again: compaction failed: request timeout",
@@ -216,13 +224,15 @@ async def test_a_compaction_that_ended_before_the_topic_moved_is_not_asked_for_a
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     await table.put({b"a": b"1"})
-    upkeep = TableCompactor(admin, tables.settings, reactor, table_topic(tables.settings, "rows"))
-    await upkeep.prepare()
-    upkeep.wrote(LIMIT)
-    await upkeep.look()
+    compactor = TableCompactor(
+        admin, tables.settings, reactor, table_topic(tables.settings, "rows")
+    )
+    await compactor.prepare()
+    compactor.add_written(LIMIT)
+    await compactor.compact_if_due()
     tables.until_compacted()
     tables.move()
-    await upkeep.look()
+    await compactor.compact_if_due()
     assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
 
 
