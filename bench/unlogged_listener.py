@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gateway import app
 from gateway.cli.main import main
-from gateway.protocol.session import Session
+from gateway.protocol.session import LoginSession
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from gateway.traffic.traffic_log import TrafficLog
@@ -21,7 +21,7 @@ UNLOGGED = "UNLOGGED"
 class PartialTrafficLog(TrafficLog):
     """A traffic log that ignores the listener UNLOGGED."""
 
-    def connection(self, peer: Peer, session: Session) -> Recorder:
+    def connection(self, peer: Peer, session: LoginSession) -> Recorder:
         return NULL_RECORDER if peer.listener == UNLOGGED else super().connection(peer, session)
 
 

@@ -28,7 +28,7 @@ from gateway.fetch.fetch_sessions import FetchSessions
 from gateway.groups.consumer.topology import TopicView
 from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
-from gateway.net.flow_control import Outgoing
+from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
@@ -47,7 +47,7 @@ from gateway.traffic.traffic_log import (
 from gateway.traffic.traffic_topic import TopicSink
 from storage.log import Store
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 _INT32_MAX = (1 << 31) - 1
 _CLUSTER_ID = b"cluster.id"
@@ -66,7 +66,7 @@ async def open_broker(
     run: Callable[..., Awaitable[Any]],
     run_for: Callable[..., Awaitable[Any]],
     start: Callable[[Coroutine[Any, Any, None]], None],
-    outgoing: Outgoing,
+    outgoing: OutgoingBytes,
 ) -> Broker:
     """Everything behind the sockets, on a store that is open. Raises StorageError."""
     # What may fail comes before what has timers: groups are the last that the store is asked for.
@@ -178,7 +178,7 @@ def open_traffic(
         max_keys=settings.traffic_log_max_rows_per_connection,
         max_rows=settings.traffic_log_queue_lines,
         salt=salt,
-        topic_name=partial(_name_of, topics),
+        topic_name=partial(traffic_topic_name, topics),
     )
     log.start()
     return log
@@ -195,8 +195,8 @@ def _traffic_files(settings: Settings, root: Path, began: int) -> LineWriter:
         TrafficFolder(root, settings.node_id, began),
         Rotation(settings.traffic_log_rotate_bytes, settings.traffic_log_rotate_ms),
         RetentionLimits(
-            _or_none(settings.traffic_log_retention_ms),
-            _or_none(settings.traffic_log_retention_bytes),
+            _none_if_negative(settings.traffic_log_retention_ms),
+            _none_if_negative(settings.traffic_log_retention_bytes),
             settings.traffic_log_compression_level,
         ),
         now_ms,
@@ -207,11 +207,11 @@ def _traffic_files(settings: Settings, root: Path, began: int) -> LineWriter:
     return writer
 
 
-def _or_none(limit: int) -> int | None:
+def _none_if_negative(limit: int) -> int | None:
     return None if limit < 0 else limit
 
 
-def _name_of(topics: Topics, topic: str | bytes) -> str:
+def traffic_topic_name(topics: Topics, topic: str | bytes) -> str:
     """What the traffic log calls it: one name for all that it goes by, and its id where there is no such topic (any more)."""
     live = topics.get(topic)
     if live is not None:

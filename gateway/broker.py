@@ -10,12 +10,12 @@ from gateway.cluster import Cluster
 from gateway.coarse_clock import CoarseClock
 from gateway.configs.broker_configs import BrokerConfigs
 from gateway.configs.group_configs import GroupConfigs
-from gateway.coroutines import Clock, Waits, unbroken_within
+from gateway.coroutines import Clock, InterruptibleWaits, shield_with_timeout
 from gateway.fetch.conversion import Converter
 from gateway.fetch.fetch_sessions import FetchSessions
 from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
-from gateway.net.flow_control import Outgoing
+from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.reply_cache import ReplyCache
@@ -29,7 +29,7 @@ from storage.log import StorageError, Store
 class Broker:
     """`now()` is the time in ms since 1970; `clock` counts waits, `deadlines` those that hardly ever end by themselves; `run(function, *args)` runs a function on another thread,
     `run_for(owner, function, *args)` does so for a client, in turn with the others;
-    `waits` are the long polls under way; `outgoing` says how large replies may be; `traffic` writes down who does what."""
+    `interruptible_waits` are the long polls under way; `outgoing` says how large replies may be; `traffic` writes down who does what."""
 
     configs: BrokerConfigs
     group_configs: GroupConfigs
@@ -46,9 +46,9 @@ class Broker:
     now: Callable[[], int]
     run: Callable[..., Awaitable[Any]]
     run_for: Callable[..., Awaitable[Any]]
-    waits: Waits = field(default_factory=Waits)
+    interruptible_waits: InterruptibleWaits = field(default_factory=InterruptibleWaits)
     metadata_replies: ReplyCache = field(default_factory=ReplyCache)
-    outgoing: Outgoing = field(default_factory=Outgoing)
+    outgoing: OutgoingBytes = field(default_factory=OutgoingBytes)
     traffic: RecorderFactory = NO_TRAFFIC_LOG
 
     async def confirm_coordinator(self) -> None:
@@ -61,7 +61,7 @@ class Broker:
         if self.store.may_be_lost:
             seconds = self.settings.offsets_commit_timeout_ms / 1000
             try:
-                await unbroken_within(self.clock, seconds, self.store.confirm_held())
+                await shield_with_timeout(self.clock, seconds, self.store.confirm_held())
             except (StorageError, TimeoutError) as failure:
                 raise KafkaError(ErrorCode.NOT_COORDINATOR, str(failure)) from failure
 

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from gateway.coroutines import Clock
 
 #: Seconds by which a call may come late.
-GRAIN = 0.1
+GRANULARITY_SECONDS = 0.1
 
 
-class Call:
+class CoarseCall:
     """A call that is still to come, or not any more."""
 
     __slots__ = ("_arguments", "_function", "_slot")
 
     def __init__(
-        self, slot: set[Call], function: Callable[..., object], arguments: tuple[object, ...]
+        self, slot: set[CoarseCall], function: Callable[..., object], arguments: tuple[object, ...]
     ) -> None:
         self._slot = slot
         self._function = function
@@ -49,30 +49,30 @@ class CoarseClock:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._slots: dict[int, set[Call]] = {}
+        self._slots: dict[int, set[CoarseCall]] = {}
         self._is_ticking = False
 
     def seconds(self) -> float:
         return self._clock.seconds()
 
-    def callLater(self, delay: float, callable: Callable[..., object], *args: object) -> Call:
-        number = int((self._clock.seconds() + delay) / GRAIN) + 1
+    def callLater(self, delay: float, callable: Callable[..., object], *args: object) -> CoarseCall:
+        number = int((self._clock.seconds() + delay) / GRANULARITY_SECONDS) + 1
         slot = self._slots.get(number)
         if slot is None:
             slot = self._slots[number] = set()
             self._tick_later()
-        call = Call(slot, callable, args)
+        call = CoarseCall(slot, callable, args)
         slot.add(call)
         return call
 
     def _tick_later(self) -> None:
         if not self._is_ticking:
             self._is_ticking = True
-            self._clock.callLater(GRAIN, self._tick)
+            self._clock.callLater(GRANULARITY_SECONDS, self._tick)
 
     def _tick(self) -> None:
         self._is_ticking = False
-        now = int(self._clock.seconds() / GRAIN)
+        now = int(self._clock.seconds() / GRANULARITY_SECONDS)
         for number in sorted(self._slots):
             if number <= now:
                 for call in list(self._slots.pop(number)):

@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 T = TypeVar("T")
 
 
-class Timer(Protocol):
+class DelayedCall(Protocol):
     """A call that is still to come, or not any more."""
 
     def active(self) -> bool: ...
@@ -26,28 +26,30 @@ class Clock(Protocol):
     """What counts the waits, in seconds: a reactor, or Twisted's `task.Clock` in tests."""
 
     def seconds(self) -> float: ...
-    def callLater(self, delay: float, callable: Callable[..., object], *args: object) -> Timer: ...
+    def callLater(
+        self, delay: float, callable: Callable[..., object], *args: object
+    ) -> DelayedCall: ...
 
 
 #: What `start` hands back: call it to cancel what waits. Calling it after the end does nothing.
 Cancel = Callable[[], None]
 
 __all__ = [
-    "NOT_YET",
+    "PENDING",
     "Cancel",
     "CancelledError",
     "Clock",
-    "Gathered",
-    "Shared",
-    "Timer",
-    "Waits",
-    "Wake",
+    "DelayedCall",
+    "InterruptibleWaits",
+    "SharedResult",
+    "TaskGroup",
+    "Waiter",
     "call_later",
     "gather",
-    "has_ended",
+    "has_fired",
+    "shield",
+    "shield_with_timeout",
     "start",
-    "unbroken",
-    "unbroken_within",
 ]
 
 
@@ -108,7 +110,7 @@ class _Running(Generic[T]):
             self.awaited.cancel()
 
 
-class Wake:
+class Waiter:
     """One waiter, woken by an event or by a deadline. Not for reuse while somebody waits."""
 
     __slots__ = ("_clock", "_waiting")
@@ -117,7 +119,7 @@ class Wake:
         self._clock = clock
         self._waiting: Deferred[bool] | None = None
 
-    def fire(self) -> None:
+    def wake_up(self) -> None:
         """Wake the waiter, if there is one."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
@@ -141,16 +143,16 @@ class Wake:
             waiting.callback(False)
 
 
-class Waits:
+class InterruptibleWaits:
     """The waits that may be cut short without harm, so that a shutdown need not sit them out."""
 
     __slots__ = ("_are_over", "_under_way")
 
     def __init__(self) -> None:
-        self._under_way: set[Wake] = set()
+        self._under_way: set[Waiter] = set()
         self._are_over = False
 
-    async def wait(self, wake: Wake, seconds: float) -> bool:
+    async def wait(self, wake: Waiter, seconds: float) -> bool:
         """As `wake.wait`, but at an end as soon as all waits are."""
         if self._are_over:
             return True
@@ -164,10 +166,10 @@ class Waits:
         """Wake everyone, now and from now on."""
         self._are_over = True
         for wake in list(self._under_way):
-            wake.fire()
+            wake.wake_up()
 
 
-class Shared(Awaitable[T]):
+class SharedResult(Awaitable[T]):
     """One result for any number of waiters, in the order in which they began to wait."""
 
     __slots__ = ("_failure", "_result", "_waiting")
@@ -203,7 +205,7 @@ class Shared(Awaitable[T]):
             raise self._failure
         return cast(T, self._result)
 
-    async def within(self, clock: Clock, seconds: float) -> T:
+    async def with_timeout(self, clock: Clock, seconds: float) -> T:
         """As awaiting it, for at most so long; what it is the result of goes on. Raises TimeoutError."""
         if self._waiting is not None and seconds > 0:
             deferred: Deferred[None] = Deferred()
@@ -233,13 +235,13 @@ async def gather(
             return [await works[0]]
         except Exception as failure:  # noqa: BLE001 - it is a result like any other
             return [failure]
-    gathered = Gathered(so_far)
+    gathered = TaskGroup(so_far)
     for work in works:
-        gathered.begin(work)
+        gathered.start_task(work)
     return await gathered.wait()
 
 
-class Gathered(Generic[T]):
+class TaskGroup(Generic[T]):
     """Coroutines that run at the same time and begin one after the other. `results` has what is there, NOT_YET for the others."""
 
     __slots__ = ("_everything", "_has_all", "_missing", "results")
@@ -248,12 +250,12 @@ class Gathered(Generic[T]):
         self.results: list[T | BaseException] = [] if results is None else results
         self._missing = 0
         self._has_all = False
-        self._everything: Shared[None] = Shared()
+        self._everything: SharedResult[None] = SharedResult()
 
-    def begin(self, work: Coroutine[Any, Any, T]) -> None:
+    def start_task(self, work: Coroutine[Any, Any, T]) -> None:
         """Start one more."""
         index = len(self.results)
-        self.results.append(NOT_YET)
+        self.results.append(PENDING)
         self._missing += 1
         start(work, partial(self._ended, index), partial(self._ended, index))
 
@@ -272,26 +274,26 @@ class Gathered(Generic[T]):
 
 
 #: In the place of a result that there is not.
-NOT_YET = RuntimeError("not ended yet")
+PENDING = RuntimeError("not ended yet")
 
 
-def has_ended(waiting: object) -> bool:
+def has_fired(waiting: object) -> bool:
     """Whether what is waited for has ended already, as far as that can be told without waiting."""
     return isinstance(waiting, Deferred) and bool(waiting.called)
 
 
-async def unbroken(work: Coroutine[Any, Any, T]) -> T:
+async def shield(work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, which goes on to its end whether or not the one who waits for it is cancelled: for what must not be left half done."""
-    ended: Shared[T] = Shared()
+    ended: SharedResult[T] = SharedResult()
     start(work, ended.succeed, ended.fail)
     return await ended
 
 
-async def unbroken_within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """As `unbroken`, waited for at most so long. Raises TimeoutError."""
-    ended: Shared[T] = Shared()
+async def shield_with_timeout(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """As `shield`, waited for at most so long. Raises TimeoutError."""
+    ended: SharedResult[T] = SharedResult()
     start(work, ended.succeed, ended.fail)
-    return await ended.within(clock, seconds)
+    return await ended.with_timeout(clock, seconds)
 
 
 def call_later(clock: Clock, seconds: float, what: Callable[[], None]) -> Cancel:

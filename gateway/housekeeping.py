@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway import logs
 from gateway.broker import Broker
-from gateway.coroutines import Cancel, Wake, call_later
+from gateway.coroutines import Cancel, Waiter, call_later
 from gateway.groups.offsets.offset_expiry import OffsetExpiry
 from gateway.partitions.compaction import LogCleaner
 from gateway.protocol.errors import KafkaError
@@ -19,11 +19,11 @@ from gateway.settings.model import Settings
 from gateway.topics.topic_state import TopicState
 from storage.log import StorageError
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 _MINUTE_MS = 60_000
 
-Round = Callable[[], Awaitable[None]]
+Job = Callable[[], Awaitable[None]]
 #: How long until the next round; asked each time, because the setting may change.
 Interval = Callable[[Settings], int]
 
@@ -37,41 +37,41 @@ class Housekeeping:
         self._log_cleaner = LogCleaner(broker)
         retention_ms = broker.settings.offsets_retention_minutes * _MINUTE_MS
         self._expiry = OffsetExpiry(broker.offsets, broker.groups, retention_ms, broker.clock)
-        self._cancels: dict[Round, Cancel] = {}
+        self._timers: dict[Job, Cancel] = {}
         self._is_stopped = False
 
     def start(self) -> None:
         # Apart from each other: a pass over a large log may take many minutes, and retention does not wait for it.
-        self._later(self._retain_all, lambda settings: settings.log_retention_check_interval_ms)
-        self._later(self._log_cleaner.run_once, lambda settings: settings.log_cleaner_backoff_ms)
-        self._later(
+        self._schedule(self._retain_all, lambda settings: settings.log_retention_check_interval_ms)
+        self._schedule(self._log_cleaner.run_once, lambda settings: settings.log_cleaner_backoff_ms)
+        self._schedule(
             self._expire_offsets, lambda settings: settings.offsets_retention_check_interval_ms
         )
-        self._later(self._expire_fetch_sessions, lambda _: _MINUTE_MS)
+        self._schedule(self._expire_fetch_sessions, lambda _: _MINUTE_MS)
 
     def stop(self) -> None:
         self._is_stopped = True
         self._log_cleaner.stop()
         self._expiry.stop()
-        for cancel in self._cancels.values():
+        for cancel in self._timers.values():
             cancel()
 
-    def _later(self, a_round: Round, interval_ms: Interval) -> None:
+    def _schedule(self, job: Job, interval_ms: Interval) -> None:
         seconds = interval_ms(self._broker.settings) / 1000
-        self._cancels[a_round] = call_later(
-            self._broker.clock, seconds, partial(self._begin, a_round, interval_ms)
+        self._timers[job] = call_later(
+            self._broker.clock, seconds, partial(self._start_job, job, interval_ms)
         )
 
-    def _begin(self, a_round: Round, interval_ms: Interval) -> None:
-        self._start(self._go_round(a_round, interval_ms))
+    def _start_job(self, job: Job, interval_ms: Interval) -> None:
+        self._start(self._run_job(job, interval_ms))
 
-    async def _go_round(self, a_round: Round, interval_ms: Interval) -> None:
+    async def _run_job(self, job: Job, interval_ms: Interval) -> None:
         try:
-            await a_round()
+            await job()
         finally:
             # The next round counts from the end of this one: however long it takes, there is never a second.
             if not self._is_stopped:
-                self._later(a_round, interval_ms)
+                self._schedule(job, interval_ms)
 
     async def _expire_offsets(self) -> None:
         broker = self._broker
@@ -84,14 +84,14 @@ class Housekeeping:
         broker = self._broker
         while not self._is_stopped and broker.fetch_sessions.expire(broker.now()):
             # A session may have 10,000 partitions, some milliseconds' work.
-            await Wake(broker.clock).wait(0)
+            await Waiter(broker.clock).wait(0)
 
     async def _retain_all(self) -> None:
-        await self._forget_gone()
+        await self._forget_deleted_topics()
         for live in list(self._broker.topics):
-            await self._look_after(live)
+            await self._apply_retention(live)
 
-    async def _forget_gone(self) -> None:
+    async def _forget_deleted_topics(self) -> None:
         """What is left of topics that others deleted a whole round ago."""
         broker = self._broker
         for topic in await broker.topics.forget_deleted(
@@ -101,20 +101,20 @@ class Housekeeping:
             if broker.topics.get(topic.topic_id) is None:
                 await broker.offsets.delete_topic(topic)
 
-    async def _look_after(self, live: TopicState) -> None:
+    async def _apply_retention(self, live: TopicState) -> None:
         for index in range(live.topic.partitions):
-            if self._is_over(live):
+            if self._is_gone(live):
                 return
             try:
                 await self._retain(live, index)
             except (StorageError, KafkaError) as failure:
-                if self._is_over(live):
+                if self._is_gone(live):
                     return
                 _log.warning(
                     "retention failed", topic=live.name, partition=index, reason=str(failure)
                 )
 
-    def _is_over(self, live: TopicState) -> bool:
+    def _is_gone(self, live: TopicState) -> bool:
         """The topic was deleted, or the gateway is going down."""
         return self._is_stopped or self._broker.topics.get(live.name) is not live
 

@@ -1,6 +1,6 @@
 """The log: one line an event, written by a thread of its own, so that a blocked stderr never blocks the reactor.
 
-An event is a name and fields: `logs.part(__name__).warning("refused", peer=peer, api_key=3)` becomes
+An event is a name and fields: `logs.get_logger(__name__).warning("refused", peer=peer, api_key=3)` becomes
 
     2026-11-21T10:58:44.123Z warning gateway.protocol.session refused peer=127.0.0.1:5000 api_key=3
 
@@ -26,7 +26,7 @@ import msgspec
 
 Field = str | int | float | bool | bytes | None
 
-OWN_PARTS = ("gateway", "auth", "compat", "storage")
+OWN_PACKAGES = ("gateway", "auth", "compat", "storage")
 """The packages that `log_level` is meant for. Other libraries are heard from `warning` up unless a level of their own is set."""
 
 MAX_VALUE_CHARS = 1_000
@@ -43,7 +43,7 @@ _BARE = re.compile(r"[A-Za-z0-9_.:/@%+,\[\]()*~^$#!?;&<>|-]+\Z")
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
 
 
-class Part:
+class EventLogger:
     """The events of one part of the gateway. The first argument names the event; a field is shown by its own name."""
 
     __slots__ = ("_logger",)
@@ -52,61 +52,61 @@ class Part:
         self._logger = logging.getLogger(name)
 
     def debug(self, event: str, /, **fields: Field) -> None:
-        self._say(logging.DEBUG, event, fields)
+        self._log(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: Field) -> None:
-        self._say(logging.INFO, event, fields)
+        self._log(logging.INFO, event, fields)
 
     def warning(self, event: str, /, **fields: Field) -> None:
-        self._say(logging.WARNING, event, fields)
+        self._log(logging.WARNING, event, fields)
 
     def error(self, event: str, /, **fields: Field) -> None:
-        self._say(logging.ERROR, event, fields)
+        self._log(logging.ERROR, event, fields)
 
     def bug(self, event: str, error: BaseException, /, **fields: Field) -> None:
         """An error that nobody foresaw, with its traceback in the same line."""
         if self._logger.isEnabledFor(logging.ERROR):
             trace = "".join(traceback.format_exception(error))
-            self._say(
+            self._log(
                 logging.ERROR,
                 event,
                 {**fields, "error": f"{type(error).__name__}: {error}", "traceback": trace},
             )
 
-    def hears_debug(self) -> bool:
+    def is_debug_enabled(self) -> bool:
         """Whether `debug` is written; ask before computing what only a debug event needs."""
         return self._logger.isEnabledFor(logging.DEBUG)
 
-    def _say(self, level: int, event: str, fields: Mapping[str, Field]) -> None:
+    def _log(self, level: int, event: str, fields: Mapping[str, Field]) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", event, extra={"event": event, "fields": fields})
 
 
-def part(name: str) -> Part:
+def get_logger(name: str) -> EventLogger:
     """The part of that name, usually `__name__`."""
-    return Part(name)
+    return EventLogger(name)
 
 
-class Sink(Protocol):
+class LogStream(Protocol):
     """Where lines go: stderr, or what a test reads."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
 
 
-class Log:
+class ProcessLog:
     """The log of this process while it is open; a context manager. `dropped` counts the lines that found the queue full or the sink broken."""
 
     def __init__(
         self,
-        sink: Sink,
+        sink: LogStream,
         layout: Literal["text", "json"] = "text",
         level: str = "info",
         levels: Mapping[str, str] | None = None,
         queue_events: int = 10_000,
     ) -> None:
         self._writer = _Writer(sink, _FORMATS[layout](), queue_events)
-        self._levels = {"": "warning", **dict.fromkeys(OWN_PARTS, level), **(levels or {})}
+        self._levels = {"": "warning", **dict.fromkeys(OWN_PACKAGES, level), **(levels or {})}
         self._before: dict[str, int] = {}
         self._handlers_before: list[logging.Handler] = []
 
@@ -145,11 +145,11 @@ class Log:
 class _Writer(logging.Handler):
     """Formats where the event happens (so that nothing of a connection is kept) and writes in a thread."""
 
-    def __init__(self, sink: Sink, formatter: logging.Formatter, queue_events: int) -> None:
+    def __init__(self, sink: LogStream, formatter: logging.Formatter, queue_events: int) -> None:
         super().__init__()
         self.setFormatter(formatter)
         self.dropped = 0
-        self._told = 0
+        self._reported_drops = 0
         self._sink = sink
         self._queue: queue.Queue[str | None] = queue.Queue(queue_events)
         self._stopping = threading.Event()
@@ -181,13 +181,13 @@ class _Writer(logging.Handler):
             line = self._queue.get()
             if line is not None:
                 self._write(line)
-            if self.dropped > self._told and self._queue.empty():
-                self._tell_drops()
+            if self.dropped > self._reported_drops and self._queue.empty():
+                self._log_drops()
             if self._stopping.is_set() and self._queue.empty():
                 return
 
-    def _tell_drops(self) -> None:
-        count, self._told = self.dropped - self._told, self.dropped
+    def _log_drops(self) -> None:
+        count, self._reported_drops = self.dropped - self._reported_drops, self.dropped
         fields = {
             "event": "lines dropped",
             "fields": {"count": count, "reason": "stderr was too slow or closed"},
@@ -230,7 +230,7 @@ class _Json(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "part": record.name,
-            "event": _whole(event),
+            "event": _without_surrogates(event),
         }
         for name, value in fields.items():
             row[name if name not in row else f"{name}_"] = (
@@ -281,10 +281,10 @@ def _text_of(name: str, value: object) -> str:
         # The end of a traceback says what happened, the beginning of anything else says what it is.
         cut = f"...({len(text) - limit} more)"
         text = cut + text[-limit:] if name == "traceback" else text[:limit] + cut
-    return _whole(text)
+    return _without_surrogates(text)
 
 
-def _whole(text: str) -> str:
+def _without_surrogates(text: str) -> str:
     """Without lone surrogates, which no encoding can write."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 

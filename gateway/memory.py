@@ -4,7 +4,7 @@ By default glibc returns such blocks to the kernel at once and asks for them aga
 some of them costs a bounded amount of memory and saves a third of the CPU of large fetches. Elsewhere (musl, macOS) nothing is changed.
 See mallopt(3).
 
-Free memory below a block that is in use stays in the heap all the same. It is returned when a load has ended (`Trimming`): decision 029.
+Free memory below a block that is in use stays in the heap all the same. It is returned when a load has ended (`HeapTrimmer`): decision 029.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from collections.abc import Callable
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 #: Free memory at the end of the heap that is kept: some fetch replies of the usual size. What is above goes back to the kernel.
-KEPT_BYTES = 64 << 20
+KEPT_FREE_BYTES = 64 << 20
 
 #: The heap grows by this at a time.
-STEP_BYTES = 4 << 20
+HEAP_STEP_BYTES = 4 << 20
 
 #: Blocks from this size on come straight from the kernel and return to it: the greatest value that glibc takes.
 LARGE_BLOCK_BYTES = 32 << 20
 
 #: Heaps for all threads: what one thread converts another one sends, so heaps of their own would only keep more memory.
-ARENAS = 2
+MAX_ARENAS = 2
 
 #: How often it is looked whether free memory can go back to the kernel, in seconds.
-TRIM_SECONDS = 5.0
+TRIM_INTERVAL_SECONDS = 5.0
 
 #: A process is quiet that uses less than this share of one CPU. To trim a heap with 1 GiB to return holds up others that allocate for
 #: some 0.1 s, and a busy process would use that memory again at once.
 QUIET_CPU_SHARE = 0.25
 
 
-def tune() -> bool:
+def configure_allocator() -> bool:
     """Set the allocator up. False where it is not glibc's, or would not be set."""
     if not sys.platform.startswith("linux"):
         return False
@@ -48,10 +48,10 @@ def tune() -> bool:
         return False
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     wanted = {
-        _M_TRIM_THRESHOLD: KEPT_BYTES,
-        _M_TOP_PAD: STEP_BYTES,
+        _M_TRIM_THRESHOLD: KEPT_FREE_BYTES,
+        _M_TOP_PAD: HEAP_STEP_BYTES,
         _M_MMAP_THRESHOLD: LARGE_BLOCK_BYTES,
-        _M_ARENA_MAX: ARENAS,
+        _M_ARENA_MAX: MAX_ARENAS,
     }
     taken = [mallopt(parameter, value) == 1 for parameter, value in wanted.items()]
     return all(taken)
@@ -64,19 +64,19 @@ def trim() -> None:
         malloc_trim(0)
 
 
-def trim_in_thread() -> None:
+def trim_in_background() -> None:
     """The call releases the interpreter's lock."""
     threading.Thread(target=trim, name="trim", daemon=True).start()
 
 
-class Trimming:
-    """Calls `trim` at the end of each interval of TRIM_SECONDS in which the process was quiet. `cpu_seconds` is what it has used so far."""
+class HeapTrimmer:
+    """Calls `trim` at the end of each interval of TRIM_INTERVAL_SECONDS in which the process was quiet. `cpu_seconds` is what it has used so far."""
 
     __slots__ = ("_cpu_seconds", "_trim", "_used")
 
     def __init__(
         self,
-        trim: Callable[[], None] = trim_in_thread,
+        trim: Callable[[], None] = trim_in_background,
         cpu_seconds: Callable[[], float] = time.process_time,
     ) -> None:
         self._trim = trim
@@ -85,11 +85,11 @@ class Trimming:
 
     def end_interval(self) -> None:
         before, self._used = self._used, self._cpu_seconds()
-        if self._used - before < QUIET_CPU_SHARE * TRIM_SECONDS:
+        if self._used - before < QUIET_CPU_SHARE * TRIM_INTERVAL_SECONDS:
             self._trim()
 
 
-def settle() -> None:
+def freeze_startup_objects() -> None:
     """What was made at the start stays: the collector need not walk it again, which would stop everything for tens of milliseconds."""
     gc.collect()
     gc.freeze()

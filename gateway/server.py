@@ -21,23 +21,23 @@ from gateway import handlers as handlers  # importing them routes them
 from gateway import logs, memory
 from gateway.app import make_mechanisms, make_tls, open_broker
 from gateway.broker import Broker
-from gateway.coroutines import Wake, start, unbroken_within
+from gateway.coroutines import Waiter, shield_with_timeout, start
 from gateway.housekeeping import Housekeeping
-from gateway.net.connection import overdue
-from gateway.net.flow_control import Budget, LoginBudget, Outgoing
-from gateway.net.listeners import Doors, Listener, TlsListener
+from gateway.net.connection import overdue_connections
+from gateway.net.flow_control import LoginBudget, MemoryBudget, OutgoingBytes
+from gateway.net.listeners import ConnectionLimits, Listener, TlsListener
 from gateway.net.sweep import Sweep
 from gateway.net.transport import Port
 from gateway.protocol.wire import compiled
 from gateway.settings.addresses import Endpoint
 from gateway.settings.model import Settings
 from gateway.settings.stores import make_store
-from gateway.workers import TooMuchWaits, Workers
+from gateway.workers import FairWorkers, TooManyWaiting
 from storage.log import NotReady, StorageError, Store
 
 __all__ = ["run"]
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: How often connections are looked at for idleness and deadlines, in seconds: the grain of those limits.
 SWEEP_SECONDS = 1.0
@@ -55,46 +55,46 @@ CLOSE_SECONDS = 1.5
 
 
 #: Between two attempts to open a store that is not ready, in seconds; twice as long each time.
-SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 8.0
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 8.0
 
 #: Bytes of unfinished frames on all connections that are not logged in: 256 of the largest tokens.
-LOGIN_BYTES = 16 << 20
+MAX_LOGIN_BYTES = 16 << 20
 
 Listeners = list[tuple[Endpoint, Listener, TlsContextFactory | None]]
 
 #: What is listened on, and what clients are told of it, by listener.
-Bound = tuple[list[Endpoint], dict[str, tuple[str, int]]]
+BoundListeners = tuple[list[Endpoint], dict[str, tuple[str, int]]]
 
 
-class StartFailed(Exception):
+class StartupError(Exception):
     """The server could not start; the message says why and what to do."""
 
 
-class Server:
+class GatewayServer:
     """A gateway process. `lost` is called when somebody else takes its store away: it can only be drained then."""
 
     def __init__(self, settings: Settings, reactor: Any, lost: Callable[[str], None]) -> None:
         self._settings = settings
         self._reactor = reactor
-        self._doors = Doors(settings)
-        self._budget = Budget(settings.max_in_flight_bytes, reactor)
-        self._login_budget = LoginBudget(LOGIN_BYTES)
-        self._outgoing = Outgoing(settings.max_in_flight_bytes)
+        self._limits = ConnectionLimits(settings)
+        self._budget = MemoryBudget(settings.max_in_flight_bytes, reactor)
+        self._login_budget = LoginBudget(MAX_LOGIN_BYTES)
+        self._outgoing = OutgoingBytes(settings.max_in_flight_bytes)
         self._store = self._make_store()
         self._lost = lost
-        self._conversions = Workers(reactor, settings.conversion_threads, "convert")
-        self._checks = Workers(
+        self._conversions = FairWorkers(reactor, settings.conversion_threads, "convert")
+        self._password_checks = FairWorkers(
             reactor,
             settings.sasl_check_threads,
             "check",
             max_waiting=settings.sasl_max_waiting_checks,
         )
         self._ports: list[Any] = []
-        self._unswept = Sweep(self._doors.connections, SWEEP_STEPS)
-        self._sweep = LoopingCall(self._close_overdue)
-        self._sweep.clock = reactor
-        self._trimming = LoopingCall(memory.Trimming().end_interval)
-        self._trimming.clock = reactor
+        self._connection_sweep = Sweep(self._limits.connections, SWEEP_STEPS)
+        self._sweep_loop = LoopingCall(self._close_overdue)
+        self._sweep_loop.clock = reactor
+        self._trim_loop = LoopingCall(memory.HeapTrimmer().end_interval)
+        self._trim_loop.clock = reactor
         self._housekeeping: Housekeeping | None = None
         self._broker: Broker | None = None
         self._is_store_open = False
@@ -116,17 +116,17 @@ class Server:
             listeners = self._make_listeners()
             broker, bound = await self._open(listeners)
         except (StorageError, TlsError, UsersFileError, ValueError) as failure:
-            raise StartFailed(str(failure)) from failure
+            raise StartupError(str(failure)) from failure
         self._broker = broker
-        broker.configs.watch(self._doors.use)
-        self._doors.use(broker.settings)
+        broker.configs.watch(self._limits.update)
+        self._limits.update(broker.settings)
         for _, listener, _ in listeners:
             listener.broker = broker
         for port in self._ports:
             port.startReading()
-        self._sweep.start(SWEEP_SECONDS / SWEEP_STEPS, now=False)
-        self._trimming.start(memory.TRIM_SECONDS, now=False)
-        self._housekeeping = Housekeeping(broker, self._background)
+        self._sweep_loop.start(SWEEP_SECONDS / SWEEP_STEPS, now=False)
+        self._trim_loop.start(memory.TRIM_INTERVAL_SECONDS, now=False)
+        self._housekeeping = Housekeeping(broker, self._run_in_background)
         self._housekeeping.start()
         if KERNEL != "cython":
             _log.warning(
@@ -142,8 +142,8 @@ class Server:
     async def _open(self, listeners: Listeners) -> tuple[Broker, list[Endpoint]]:
         """The store, the addresses and what is between them. Tried again as long as the store is not ready and there is time."""
         deadline = self._reactor.seconds() + self._settings.pulsar_start_timeout_ms / 1000
-        pause = SHORTEST_PAUSE_SECONDS
-        bound: Bound | None = None
+        pause = MIN_RETRY_SECONDS
+        bound: BoundListeners | None = None
         while True:
             try:
                 await self._store.open()
@@ -161,10 +161,10 @@ class Server:
                     reason=reason,
                 )
             await self._discard_store()
-            await Wake(self._reactor).wait(min(pause, left))
+            await Waiter(self._reactor).wait(min(pause, left))
             if self._is_draining:
-                raise StartFailed("the gateway was told to end while it started")
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+                raise StartupError("the gateway was told to end while it started")
+            pause = min(2 * pause, MAX_RETRY_SECONDS)
             self._store = self._make_store()
 
     def _open_broker(self, advertised: dict[str, tuple[str, int]]) -> Coroutine[Any, Any, Broker]:
@@ -175,7 +175,7 @@ class Server:
             self._reactor,
             self._conversions.run,
             self._conversions.run_for,
-            self._background,
+            self._run_in_background,
             self._outgoing,
         )
 
@@ -191,7 +191,7 @@ class Server:
             for endpoint in settings.listeners
         }
         mechanisms = (
-            make_mechanisms(settings, self._check)
+            make_mechanisms(settings, self._check_password)
             if any(p.has_sasl for p in protocols.values())
             else None
         )
@@ -201,7 +201,7 @@ class Server:
             protocol = protocols[endpoint.name]
             listener = Listener(
                 endpoint.name,
-                self._doors,
+                self._limits,
                 self._budget,
                 self._login_budget,
                 mechanisms if protocol.has_sasl else None,
@@ -209,7 +209,7 @@ class Server:
             made.append((endpoint, listener, tls if protocol.has_tls else None))
         return made
 
-    def _bind(self, listeners: Listeners) -> Bound:
+    def _bind(self, listeners: Listeners) -> BoundListeners:
         bound = []
         for endpoint, listener, tls in listeners:
             factory: Any = listener
@@ -221,7 +221,7 @@ class Server:
             try:
                 port.startListening()
             except CannotListenError as failure:
-                raise StartFailed(
+                raise StartupError(
                     f"cannot listen on {endpoint}: {failure.socketError}"
                 ) from failure
             # Nothing is accepted before there is a broker to serve it; until then the kernel holds the connections.
@@ -241,47 +241,47 @@ class Server:
         deadline = self._reactor.seconds() + self._settings.shutdown_timeout_ms / 1000
         for port in self._ports:
             await port.stopListening()
-        for loop in (self._sweep, self._trimming):
+        for loop in (self._sweep_loop, self._trim_loop):
             if loop.running:
                 loop.stop()
         if self._housekeeping is not None:
             self._housekeeping.stop()
         if self._broker is not None:
-            self._broker.waits.end()
+            self._broker.interruptible_waits.end()
             self._broker.groups.close()
             await self._drain_connections(deadline)
             await self._broker.traffic.close(CLOSE_SECONDS)
             if not self._is_store_lost:
-                await self._save(deadline)
+                await self._save_within(deadline)
         if self._is_store_open:
             await self._close_store(deadline)
         await self._close_workers(deadline)
 
     async def _close_workers(self, deadline: float) -> None:
         """A call cannot be broken off: one that takes longer ends with the process."""
-        for workers in (self._conversions, self._checks):
+        for workers in (self._conversions, self._password_checks):
             with suppress(TimeoutError):
-                await unbroken_within(
+                await shield_with_timeout(
                     self._reactor, max(deadline - self._reactor.seconds(), 0), workers.close()
                 )
 
-    async def _save(self, deadline: float) -> None:
+    async def _save_within(self, deadline: float) -> None:
         left = max(deadline - self._reactor.seconds(), CLOSE_SECONDS)
         try:
-            await unbroken_within(self._reactor, left, self._saved())
+            await shield_with_timeout(self._reactor, left, self._save_snapshots())
         except (StorageError, TimeoutError) as failure:
             # The next start reads it from the logs.
             _log.warning(
                 "producer snapshots not written", reason=str(failure) or "the store takes too long"
             )
 
-    async def _saved(self) -> None:
+    async def _save_snapshots(self) -> None:
         if self._broker is not None:
             await self._broker.topics.save_all()
 
     async def _close_store(self, deadline: float) -> None:
         try:
-            await unbroken_within(
+            await shield_with_timeout(
                 self._reactor,
                 max(deadline - self._reactor.seconds(), CLOSE_SECONDS),
                 self._store.close(),
@@ -290,43 +290,45 @@ class Server:
             _log.warning("store cut off at the end of the drain")
 
     async def _drain_connections(self, deadline: float) -> None:
-        while self._doors.connections:
-            for connection in list(self._doors.connections):
+        while self._limits.connections:
+            for connection in list(self._limits.connections):
                 connection.drain()
-            if not self._doors.connections:
+            if not self._limits.connections:
                 return
             left = deadline - self._reactor.seconds()
             if left <= 0:
                 _log.warning(
                     "connections cut off at the end of the drain",
-                    connections=len(self._doors.connections),
+                    connections=len(self._limits.connections),
                 )
-                for connection in list(self._doors.connections):
+                for connection in list(self._limits.connections):
                     connection.abort()
                 return
-            await Wake(self._reactor).wait(min(left, 0.02))
+            await Waiter(self._reactor).wait(min(left, 0.02))
 
     def _close_overdue(self) -> None:
-        for connection, reason in overdue(self._unswept.step(), self._reactor.seconds()):
+        for connection, reason in overdue_connections(
+            self._connection_sweep.step(), self._reactor.seconds()
+        ):
             connection.close_overdue(reason)
 
-    def _check(self, host: str, check: Callable[[], bool]) -> Deferred[bool]:
-        return self._checks.run_for(host, check).addErrback(_busy)
+    def _check_password(self, host: str, check: Callable[[], bool]) -> Deferred[bool]:
+        return self._password_checks.run_for(host, check).addErrback(_to_authentication_busy)
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         start(
             work, lambda _: None, lambda failure: _log.bug("work in the background failed", failure)
         )
 
 
-def _busy(failure: Failure) -> NoReturn:
-    failure.trap(TooMuchWaits)
+def _to_authentication_busy(failure: Failure) -> NoReturn:
+    failure.trap(TooManyWaiting)
     raise AuthenticationBusy("too many password checks wait already")
 
 
 def run(settings: Settings, reactor: Any) -> int:
     """Serve until SIGTERM or SIGINT. The process's exit code: 0 after a drain, 1 where it could not start or lost its store."""
-    memory.tune()
+    memory.configure_allocator()
     outcome = 0
     is_ending = False
 
@@ -343,10 +345,10 @@ def run(settings: Settings, reactor: Any) -> int:
         )
         end()
 
-    server = Server(settings, reactor, lost)
+    server = GatewayServer(settings, reactor, lost)
 
     def started(bound: list[Endpoint]) -> None:
-        memory.settle()
+        memory.freeze_startup_objects()
         addresses = ",".join(map(str, bound))
         sys.stdout.write(
             f"ready listeners={addresses} store={settings.store} node={settings.node_id}\n"
@@ -359,7 +361,7 @@ def run(settings: Settings, reactor: Any) -> int:
             # Its store was closed under it, or it gave up: nobody wants it to start any more.
             return
         outcome = 1
-        if isinstance(failure, StartFailed):
+        if isinstance(failure, StartupError):
             # What a store misses of its cluster may be several things, each with its remedy.
             for reason in str(failure).splitlines() or [""]:
                 _log.error("cannot start", reason=reason)

@@ -19,11 +19,11 @@ T = TypeVar("T")
 Work = Callable[[], Any]
 
 
-class TooMuchWaits(Exception):
+class TooManyWaiting(Exception):
     """The queue is full, and no owner has more waiting work than the one that failed with this."""
 
 
-class Workers:
+class FairWorkers:
     """`threads` threads. At most `max_waiting` pieces of work wait; None leaves that to the limits on connections and requests.
 
     If the queue is full, the owner with the most waiting work loses its newest piece.
@@ -83,7 +83,7 @@ class Workers:
         owner = max(self._owners, key=lambda one: len(self._owners[one]))
         newest = next(reversed(self._owners[owner]))
         self._withdraw(owner, newest)
-        newest.errback(TooMuchWaits(f"{self._max_waiting} wait already"))
+        newest.errback(TooManyWaiting(f"{self._max_waiting} wait already"))
 
     def _start(self) -> None:
         """Hand the oldest work of the owner whose turn it is to a free thread."""

@@ -25,7 +25,7 @@ from gateway.settings import layers
 from gateway.settings.layers import SettingsError
 from gateway.settings.model import Settings
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 
 def _version() -> str:
@@ -141,7 +141,7 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
         for problem in error.problems:
             click.echo(f"kopgate: {problem}", err=True)
         sys.exit(2)
-    with logs.Log(
+    with logs.ProcessLog(
         sys.stderr,
         settings.log_format,
         settings.log_level,

@@ -17,7 +17,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from storage.log import StateTable
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: The resource name of the configs of all brokers.
 ALL_BROKERS = ""

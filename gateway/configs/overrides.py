@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from gateway.coroutines import Shared, unbroken
+from gateway.coroutines import SharedResult, shield
 from gateway.partitions.partition import storage_error
 from gateway.protocol.errors import KafkaError
 from storage.log import StateTable, StorageError
@@ -23,7 +23,7 @@ class ConfigTable:
         self._table = table
         self._check = check
         self._rows: dict[str, Overrides] = {}
-        self._altering: Shared[None] | None = None
+        self._altering: SharedResult[None] | None = None
 
     async def open(self) -> None:
         """Read the table. Overrides of another version that this one does not take are ignored. Raises StorageError."""
@@ -60,10 +60,10 @@ class ConfigTable:
             await self._altering
         changed = change(self.get(key))
         self._check(changed)
-        await unbroken(self._put(key, changed))
+        await shield(self._put(key, changed))
 
     async def _put(self, key: str, overrides: Overrides) -> None:
-        altering = self._altering = Shared()
+        altering = self._altering = SharedResult()
         try:
             await self._table.put(
                 {key.encode(): msgspec.json.encode(overrides) if overrides else None}

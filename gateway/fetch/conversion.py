@@ -22,9 +22,9 @@ from compat.records import (
     zstd_to_gzip,
 )
 from gateway import logs
-from gateway.coroutines import Cancel, Shared, start
+from gateway.coroutines import Cancel, SharedResult, start
 from gateway.partitions.record_batch import ATTRIBUTES, HEADER_BYTES, magic_of
-from gateway.protocol.errors import ErrorCode, KafkaError, release
+from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
 from storage.log import Buffer, Entry
 
 #: (topic id, partition, base offset, size, checksum, magic). An entry changes by compaction, which may even leave a packed one its size.
@@ -52,7 +52,7 @@ class ConversionBudget:
         self.left_us = FETCH_CPU_US
 
 
-class ConversionJob(Shared[dict[CacheKey, Buffer | KafkaError]]):
+class ConversionJob(SharedResult[dict[CacheKey, Buffer | KafkaError]]):
     """A job under way. Its result has the entries that were converted; a job that became too expensive leaves out the last ones.
 
     `cpu_us` is the CPU time it took, in microseconds. `waiters` counts the requests that wait for it; without any it is dropped.
@@ -92,7 +92,7 @@ V2_WITHOUT_ZSTD, V2_WITH_ZSTD = 2, 3
 _CRC = Struct(">I")
 _CRC_AT = 17
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 
 class SourcePartition(NamedTuple):
@@ -337,7 +337,7 @@ def _convert_all(
             break
     for outcome in outcomes:
         if isinstance(outcome, RecordsError):
-            release(outcome)
+            clear_frames(outcome)
     return outcomes, cpu_us
 
 

@@ -24,7 +24,7 @@ from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import MAGIC, magic_of
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import OPENING_ROWS, Turns
+from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
 from storage.log import Buffer, Entry
@@ -68,16 +68,16 @@ class FetchReader:
         "_magic",
         "_max_reply_bytes",
         "_request",
-        "_turns",
+        "_slices",
     )
 
     def __init__(
-        self, caller: Caller, request: FetchRequest, magic: int | None, turns: Turns
+        self, caller: Caller, request: FetchRequest, magic: int | None, slices: TimeSlices
     ) -> None:
         self._caller = caller
         self._broker = caller.broker
         self._request = request
-        self._turns = turns
+        self._slices = slices
         #: The format that the consumer reads: 0, 1, or 2 with or without zstd.
         self._magic = _v2_variant(request.version) if magic is None else magic
         self._max_reply_bytes = 0
@@ -88,14 +88,14 @@ class FetchReader:
     async def read(self, partitions: list[CachedPartition]) -> FetchPass:
         """One pass in this order. Failures are told in their rows."""
         outgoing = self._broker.outgoing
-        self._max_reply_bytes = outgoing.promise(
+        self._max_reply_bytes = outgoing.reserve(
             min(self._request.max_bytes, self._broker.settings.fetch_max_bytes)
         )
         self._budget = None
         try:
             return await self._read(partitions)
         finally:
-            outgoing.keep(self._max_reply_bytes)
+            outgoing.release(self._max_reply_bytes)
 
     async def _read(self, partitions: list[CachedPartition]) -> FetchPass:
         result = FetchPass(min(self._request.min_bytes, self._max_reply_bytes // 2 + 1))
@@ -103,11 +103,11 @@ class FetchReader:
             if cached.partition is None:
                 # Those that are not open yet open at the same time, lest each waits for the one before.
                 self._broker.topics.prefetch(*cached.key)
-                await self._turns.take(OPENING_ROWS)
+                await self._slices.take(PARTITION_OPEN_ROWS)
         order = self._order(partitions)
         for cached in order:
-            if self._turns.count():
-                await self._turns.pause()
+            if self._slices.count():
+                await self._slices.pause()
             try:
                 fetched = await self._read_one(cached, result.size)
             except KafkaError as failure:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gateway import logs
-from gateway.coroutines import CancelledError, Shared, unbroken
+from gateway.coroutines import CancelledError, SharedResult, shield
 from gateway.groups.classic.classic_group import ClassicGroup
 from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.groups.consumer.consumer_group import CommitValidator, ConsumerGroup
@@ -19,7 +19,7 @@ from gateway.groups.group_migration import check_upgrade, to_consumer_group
 from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import StorageError
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class GroupCoordinator(GroupDriver):
 
     async def join(self, group_id: str, request: MemberJoin) -> JoinResult:
         """The outcome of a JoinGroup, which may take as long as the slowest of the other members. A cancelled one waits no longer."""
-        waiting: Shared[JoinResult] = Shared()
+        waiting: SharedResult[JoinResult] = SharedResult()
         member_id = (
             request.member_id
             or f"{(request.instance_id or request.client_id)[:_MAX_PREFIX]}-{self._new_id()}"
@@ -58,7 +58,7 @@ class GroupCoordinator(GroupDriver):
         before: ConsumerGroup,
         request: MemberJoin,
         member_id: str,
-        waiting: Shared[JoinResult],
+        waiting: SharedResult[JoinResult],
     ) -> ClassicGroup:
         """A consumer group without members becomes a classic one, unless whoever joins is refused."""
         if request.member_id:
@@ -87,12 +87,12 @@ class GroupCoordinator(GroupDriver):
             )
         except KafkaError as refusal:
             return SyncResult(refusal.code)
-        waiting: Shared[SyncResult] = Shared()
+        waiting: SharedResult[SyncResult] = SharedResult()
         group.sync(request, waiting, self._now())
         self._apply_effects(group)
         return await self._wait(group, request.member_id, waiting)
 
-    async def _wait(self, group: AnyGroup, member_id: str, waiting: Shared[T]) -> T:
+    async def _wait(self, group: AnyGroup, member_id: str, waiting: SharedResult[T]) -> T:
         try:
             return await waiting
         except CancelledError:
@@ -118,7 +118,7 @@ class GroupCoordinator(GroupDriver):
 
     async def consumer_heartbeat(self, group_id: str, request: MemberHeartbeat) -> HeartbeatResult:
         """The outcome of a ConsumerGroupHeartbeat, once what it changes is stored. A newcomer without an id is given one."""
-        waiting: Shared[HeartbeatResult] = Shared()
+        waiting: SharedResult[HeartbeatResult] = SharedResult()
         try:
             self.check_active(group_id)
             before = self._groups.get(group_id)
@@ -242,7 +242,7 @@ class GroupCoordinator(GroupDriver):
             return
         group.check_empty()
         try:
-            await unbroken(self._delete_rows(group, lambda: group.is_empty))
+            await shield(self._delete_rows(group, lambda: group.is_empty))
         except StorageError as failure:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 

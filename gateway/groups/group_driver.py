@@ -10,7 +10,7 @@ from typing import Any, cast
 from msgspec import structs
 
 from gateway import logs
-from gateway.coroutines import Cancel, Clock, Shared, unbroken_within
+from gateway.coroutines import Cancel, Clock, SharedResult, shield_with_timeout
 from gateway.groups.classic import classic_rows
 from gateway.groups.classic.classic_group import ClassicGroup
 from gateway.groups.classic.classic_member import JoinResult, SyncResult
@@ -27,7 +27,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from storage.log import StateTable, StorageError, StorageFailed
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: To look at what time has brought costs about 1 us for each member, and thousands may be due one millisecond after the other. So the next look comes
 #: a millisecond later for each so many members.
@@ -132,7 +132,9 @@ class GroupDriver:
     def _apply(self, group: AnyGroup, effect: Effect) -> None:
         match effect:
             case Reply(handle, reply):
-                cast("Shared[JoinResult | SyncResult | HeartbeatResult]", handle).succeed(reply)
+                cast("SharedResult[JoinResult | SyncResult | HeartbeatResult]", handle).succeed(
+                    reply
+                )
             case StoreClassicGroup():
                 self._start(self._store_group(cast("ClassicGroup", group), effect))
             case StoreRows():
@@ -204,7 +206,7 @@ class GroupDriver:
         """Raises StorageError, also where it takes too long: then it may be stored all the same, but never after what is put later."""
         milliseconds = self._settings.offsets_commit_timeout_ms
         try:
-            await unbroken_within(
+            await shield_with_timeout(
                 self._clock, milliseconds / 1000, _awaited(self._table.put(stored))
             )
         except TimeoutError:

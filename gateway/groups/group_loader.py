@@ -14,7 +14,7 @@ from gateway.groups.consumer.topology import Topology
 from gateway.settings.model import Settings
 from storage.log import StateTable, StorageError
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: Of the rows of consumer groups: their keys and, by number, their values.
 _Rows = dict[str, list[tuple[bytes, int, bytes]]]

@@ -8,7 +8,7 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from gateway.coroutines import Cancel, Clock, Timer
+from gateway.coroutines import Cancel, Clock, DelayedCall
 
 #: For how long calls are made in one turn, in seconds; the last one is always finished.
 TURN_SECONDS = 0.005
@@ -33,7 +33,7 @@ class GroupTimers:
         self._numbers = count()
         self._calls: list[tuple[float, int, _Call]] = []
         self._cancelled = 0
-        self._timer: Timer | None = None
+        self._timer: DelayedCall | None = None
         self._fires_at = 0.0
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from kafka.protocol.admin.topics import DescribeTopicPartitionsResponse
 from gateway.handlers.metadata import TOPIC_OPERATIONS
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import uuid_of
@@ -40,11 +40,11 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
     begin = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
     left = max(min(request.response_partition_limit, MAX_PARTITIONS), 1)
     rows: list[Any] = []
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     for name, live in _from(begin[0], asked, caller):
-        await turns.take()
+        await slices.take()
         if left == 0:
-            return await in_bytes(_page(rows, name, 0), turns, caller)
+            return await encode_if_large(_page(rows, name, 0), slices, caller)
         if live is None:
             rows.append(_unknown(name, caller))
             continue
@@ -52,10 +52,10 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
         last = min(first + left, live.topic.partitions)
         rows.append(_row(live, name, first, last, caller))
         if last < live.topic.partitions:
-            return await in_bytes(_page(rows, name, last), turns, caller)
+            return await encode_if_large(_page(rows, name, last), slices, caller)
         left -= max(last - first, 0)
-        await turns.take(max(last - first, 0))
-    return await in_bytes(_page(rows, None, 0), turns, caller)
+        await slices.take(max(last - first, 0))
+    return await encode_if_large(_page(rows, None, 0), slices, caller)
 
 
 def _from(begin: str, asked: set[str], caller: Caller) -> Iterator[tuple[str, TopicState | None]]:
@@ -78,11 +78,11 @@ def _page(rows: list[Any], next_topic: str | None, next_partition: int) -> Any:
 
 async def _refused(names: set[str], caller: Caller) -> Any:
     """A cursor that is none: there is no place for the error but with each topic."""
-    rows, turns = [], Turns(caller.broker.clock)
+    rows, slices = [], TimeSlices(caller.broker.clock)
     for name in sorted(names):
         rows.append(_failed(name, ErrorCode.INVALID_REQUEST, _NOT_ASKED))
-        await turns.take()
-    return await in_bytes(_page(rows, None, 0), turns, caller)
+        await slices.take()
+    return await encode_if_large(_page(rows, None, 0), slices, caller)
 
 
 def _unknown(name: str, caller: Caller) -> Any:

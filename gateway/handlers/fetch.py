@@ -5,7 +5,7 @@ max_wait_ms is an upper bound; `gateway.protocol.long_poll` says when the wait i
 
 from __future__ import annotations
 
-from gateway.coroutines import Wake
+from gateway.coroutines import Waiter
 from gateway.fetch.fetch_reader import FetchPass, FetchReader
 from gateway.fetch.fetch_sessions import (
     FINAL_EPOCH,
@@ -17,7 +17,7 @@ from gateway.fetch.fetch_sessions import (
 )
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import TURN_ROWS, Turns, in_bytes
+from gateway.protocol.large_requests import SLICE_ROWS, TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import (
@@ -42,15 +42,15 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
         refused = FetchResponse((), error_code=failure.code)
         caller.traffic.fetched(request, refused)
         return refused
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     try:
-        await _follow(current, request, caller, turns)
-        reader = FetchReader(caller, request, magic, turns)
+        await _follow(current, request, caller, slices)
+        reader = FetchReader(caller, request, magic, slices)
         reading = await reader.read(list(current.pending))
         if (
             current.partitions
             and not _is_sufficient(reading, request)
-            and not caller.long_poll.is_unwanted
+            and not caller.long_poll.should_end
         ):
             await _wait(current, reading, request, caller)
             again = await reader.read(list(current.pending))
@@ -59,12 +59,12 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
             reading.has_unknown_topics = reading.has_unknown_topics or again.has_unknown_topics
         _forget_unknown(current, reading, request, caller)
         reply = await _reply(
-            current, reading, turns, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH)
+            current, reading, slices, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH)
         )
         caller.traffic.fetched(request, reply)
-        if len(reading.rows) <= TURN_ROWS:
+        if len(reading.rows) <= SLICE_ROWS:
             return reply
-        made: FetchResponse = await in_bytes(reply, turns, caller, write_fetch_response)
+        made: FetchResponse = await encode_if_large(reply, slices, caller, write_fetch_response)
         return made
     except KafkaError as failure:
         refused = FetchResponse((), error_code=failure.code)
@@ -104,7 +104,7 @@ def _begin(request: FetchRequest, caller: Caller) -> FetchSession:
 
 
 async def _follow(
-    current: FetchSession, request: FetchRequest, caller: Caller, turns: Turns
+    current: FetchSession, request: FetchRequest, caller: Caller, slices: TimeSlices
 ) -> None:
     """Take the request's partitions into its round. Raises KafkaError for a session that has no room for them."""
     sessions = caller.broker.fetch_sessions
@@ -114,8 +114,8 @@ async def _follow(
     for wanted_topic in request.topics:
         for wanted in wanted_topic.partitions:
             current.update((wanted_topic.topic, wanted.index), wanted)
-            if turns.count():
-                await turns.pause()
+            if slices.count():
+                await slices.pause()
     if current.session_id != NO_SESSION and not sessions.has_room(current, caller.broker.now()):
         if request.session_epoch != INITIAL_EPOCH:
             # It begins again with a full request, which then does without a session.
@@ -150,21 +150,23 @@ async def _wait(
     for cached in reading.rows:
         if not cached.has_unread_records:
             current.pending.pop(cached, None)
-    wake, long_poll = Wake(caller.broker.clock), caller.long_poll
+    wake, long_poll = Waiter(caller.broker.clock), caller.long_poll
 
     def look() -> None:
         if _has_sufficient_bytes(current, reading):
-            wake.fire()
+            wake.wake_up()
 
     if _has_sufficient_bytes(current, reading):
         # It came while the other partitions were read.
         return
     current.on_change = look
-    long_poll.on_request = wake.fire
+    long_poll.on_request = wake.wake_up
     try:
         # As long as the consumer likes, as in Kafka: it costs a timer, ends with the connection (which TCP's keep-alive tells of a peer that is
         # gone without a word) and with a shutdown, and holds up nothing but Fetch requests behind it on the same connection.
-        if not await caller.broker.waits.wait(wake, long_poll.seconds(request.max_wait_ms)):
+        if not await caller.broker.interruptible_waits.wait(
+            wake, long_poll.wait_seconds(request.max_wait_ms)
+        ):
             long_poll.timed_out()
     finally:
         current.on_change = None
@@ -190,13 +192,13 @@ def _has_sufficient_bytes(current: FetchSession, reading: FetchPass) -> bool:
 
 
 async def _reply(
-    current: FetchSession, reading: FetchPass, turns: Turns, *, is_full: bool
+    current: FetchSession, reading: FetchPass, slices: TimeSlices, *, is_full: bool
 ) -> FetchResponse:
     """All rows, or in a session that goes on only those that say something new."""
     topics: dict[str | bytes, list[PartitionFetched]] = {}
     for cached, row in reading.rows.items():
-        if turns.count():
-            await turns.pause()
+        if slices.count():
+            await slices.pause()
         if is_full or _has_changed(cached, row):
             topics.setdefault(cached.key[0], []).append(row)
         cached.sent_high_watermark = row.high_watermark

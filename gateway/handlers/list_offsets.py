@@ -13,8 +13,8 @@ from gateway.fetch.conversion import SourcePartition
 from gateway.fetch.fetch_reader import check_epoch
 from gateway.partitions.partition import Partition
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode, KafkaError, release
-from gateway.protocol.large_requests import OPENING_ROWS, Turns, in_bytes
+from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
+from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from storage.log import Entry, StorageError
@@ -55,10 +55,10 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
         for topic in request.topics
         for asked in topic.partitions
     )
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     for name, index in counts:
         caller.broker.topics.prefetch(name, index)
-        await turns.take(OPENING_ROWS)
+        await slices.take(PARTITION_OPEN_ROWS)
     topics = []
     for topic in request.topics:
         rows = []
@@ -66,13 +66,13 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
             rows.append(
                 await _look_up(topic.name, asked, counts[topic.name, asked.partition_index], caller)
             )
-            await turns.take()
+            await slices.take()
         caller.traffic.topic_accessed(
             ApiKey.LIST_OFFSETS, caller.api_version, topic.name, [row.error_code for row in rows]
         )
         topics.append(_Topic(name=topic.name, partitions=rows))
-        await turns.take()
-    return await in_bytes(ListOffsetsResponse(topics=topics), turns, caller)
+        await slices.take()
+    return await encode_if_large(ListOffsetsResponse(topics=topics), slices, caller)
 
 
 async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
@@ -179,7 +179,7 @@ async def _look_into(
     except NoMemory as failure:
         raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(failure)) from failure
     except RecordsError as failure:
-        release(failure)
+        clear_frames(failure)
         source = SourcePartition(
             partition.topic, broker.topics.require(partition.topic).topic.topic_id, partition.index
         )
@@ -209,11 +209,11 @@ async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
     """Where an epoch ended (KIP-101, KIP-279). v1 adds the epoch itself to the answer, v2 the client's own epoch, v3 replica id."""
     results = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
     topics = []
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     for topic in request.topics:
         rows = []
         for asked in topic.partitions:
-            await turns.take(OPENING_ROWS)
+            await slices.take(PARTITION_OPEN_ROWS)
             code, epoch, end_offset = ErrorCode.NONE, -1, -1
             try:
                 partition = await caller.broker.topics.partition(topic.topic, asked.partition)
@@ -236,5 +236,5 @@ async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
             [row.error_code for row in rows],
         )
         topics.append(results(topic=topic.topic, partitions=rows))
-        await turns.take()
-    return await in_bytes(OffsetForLeaderEpochResponse(topics=topics), turns, caller)
+        await slices.take()
+    return await encode_if_large(OffsetForLeaderEpochResponse(topics=topics), slices, caller)

@@ -9,8 +9,8 @@ from kafka.protocol.metadata.metadata import MetadataResponse
 
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import Turns, in_bytes
-from gateway.protocol.routes import Encoded, serves
+from gateway.protocol.large_requests import TimeSlices, encode_if_large
+from gateway.protocol.routes import EncodedReply, serves
 from gateway.protocol.wire import messages
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import topic_id_of, uuid_of
@@ -66,10 +66,10 @@ async def describe(
     version = topics.version + topics.opener.version
     kept = broker.metadata_replies.get(key, version)
     if kept is not None:
-        return Encoded([kept])
-    turns = Turns(broker.clock)
+        return EncodedReply([kept])
+    slices = TimeSlices(broker.clock)
     failures = (
-        await _create_missing(wanted, caller, turns) if may_create and wanted is not None else {}
+        await _create_missing(wanted, caller, slices) if may_create and wanted is not None else {}
     )
     version = topics.version + topics.opener.version
     rows = []
@@ -80,11 +80,11 @@ async def describe(
             else _find(*one, request, caller, failures)
         )
         rows.append(
-            await _describe(found[0], found[1], request, caller, turns)
+            await _describe(found[0], found[1], request, caller, slices)
             if isinstance(found, tuple)
             else found
         )
-        await turns.take()
+        await slices.take()
     reply = MetadataResponse(
         brokers=[
             MetadataResponse.MetadataResponseBroker(
@@ -99,17 +99,17 @@ async def describe(
         if request.include_cluster_authorized_operations
         else NOT_ASKED,
     )
-    made = await in_bytes(reply, turns, caller)
+    made = await encode_if_large(reply, slices, caller)
     if any(row.error_code for row in rows):
         return made
     body = (
         bytes(made.buffers[0])
-        if isinstance(made, Encoded)
+        if isinstance(made, EncodedReply)
         else messages.encode(reply, caller.api_version)
     )
     if version == topics.version + topics.opener.version:
-        broker.metadata_replies.keep(key, version, body)
-    return Encoded([body])
+        broker.metadata_replies.put(key, version, body)
+    return EncodedReply([body])
 
 
 def _names(asked: list[Any], version: int) -> list[_Asked]:
@@ -119,7 +119,7 @@ def _names(asked: list[Any], version: int) -> list[_Asked]:
 
 
 async def _create_missing(
-    wanted: Iterable[_Asked], caller: Caller, turns: Turns
+    wanted: Iterable[_Asked], caller: Caller, slices: TimeSlices
 ) -> dict[str, ErrorCode]:
     """Make the topics that are not there; why some could not be made. As many at a time as one request may make (CreateTopics' limit)."""
     topics, settings = caller.broker.topics, caller.broker.settings
@@ -131,11 +131,11 @@ async def _create_missing(
             topics.add_internal(name)
         elif name is not None and _may_be_made(name, topic_id, caller):
             missing.append(name)
-        await turns.take()
+        await slices.take()
     if not missing:
         return {}
     most = max(settings.max_partitions_per_topic // settings.num_partitions, 1)
-    outcomes = await turns.gather(topics.find_or_create(name) for name in missing[:most])
+    outcomes = await slices.gather(topics.find_or_create(name) for name in missing[:most])
     # The others come with the next request: clients ask again after this error.
     failures = dict.fromkeys(missing[most:], ErrorCode.LEADER_NOT_AVAILABLE)
     for name, outcome in zip(missing, outcomes, strict=False):
@@ -196,7 +196,9 @@ def _operations(request: Any) -> set[int]:
     return TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
 
 
-async def _describe(live: TopicState, name: str, request: Any, caller: Caller, turns: Turns) -> Any:
+async def _describe(
+    live: TopicState, name: str, request: Any, caller: Caller, slices: TimeSlices
+) -> Any:
     """`name` is what it was asked for by, which the client must find in the reply."""
     cluster = caller.broker.cluster
     partitions = []
@@ -213,7 +215,7 @@ async def _describe(live: TopicState, name: str, request: Any, caller: Caller, t
                 offline_replicas=[],
             )
         )
-        await turns.take()
+        await slices.take()
     return _Topic(
         error_code=0,
         name=name,

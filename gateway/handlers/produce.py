@@ -12,7 +12,7 @@ from kafka.protocol.producer.transaction import InitProducerIdResponse
 
 from compat.records import MessageSet, RecordsError, RecordsTooLarge, record_keys
 from gateway import logs
-from gateway.coroutines import NOT_YET, Gathered, Wake, gather, unbroken_within
+from gateway.coroutines import PENDING, TaskGroup, Waiter, gather, shield_with_timeout
 from gateway.partitions.message_sets import (
     LARGE_MESSAGE_SET,
     convert_to_batch,
@@ -21,9 +21,9 @@ from gateway.partitions.message_sets import (
 from gateway.partitions.partition import AppendResult, Partition, storage_error
 from gateway.partitions.record_batch import BatchHeader, check_batch
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode, KafkaError, Refused, release
-from gateway.protocol.large_requests import TURN_ROWS
-from gateway.protocol.routes import Later, serves
+from gateway.protocol.errors import ErrorCode, KafkaError, Refused, clear_frames
+from gateway.protocol.large_requests import SLICE_ROWS
+from gateway.protocol.routes import DelayedReply, serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.produce_codec import (
     PartitionProduced,
@@ -35,7 +35,7 @@ from gateway.protocol.wire.produce_codec import (
 from gateway.topics.topic_names import RESERVED_TOPICS
 from storage.log import StorageError
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: Batches whose keys must be looked at are looked at on another thread from so many records on, too: they take about a millisecond.
 MANY_RECORDS = 500
@@ -81,7 +81,7 @@ Ready = tuple[Partition, memoryview, BatchHeader | MessageSet, str] | KafkaError
 @serves(ApiKey.PRODUCE, 0, 13)
 async def produce(
     request: ProduceRequest, caller: Caller
-) -> Later[ProduceResponse | None] | ProduceResponse | None:
+) -> DelayedReply[ProduceResponse | None] | ProduceResponse | None:
     """Records to append. v0-2 carry message sets, v3 one batch a partition and transactions, v7 zstd, v13 topic ids.
 
     Everything that may wait comes first; then all appends are queued at once, in the order of the request.
@@ -102,7 +102,7 @@ async def produce(
                 unnamed -= len(prepared.records)
             ready.append(prepared)
             if len(ready) % TURN_PARTITIONS == 0:
-                await Wake(caller.broker.clock).wait(0)
+                await Waiter(caller.broker.clock).wait(0)
     so_far: list[AppendResult | BaseException] = []
     if len(ready) > TURN_PARTITIONS:
         outcomes, so_far = await _begin_in_turns(ready, caller)
@@ -112,8 +112,8 @@ async def produce(
     caller.traffic.produced(request, ready)
     reply = _answer(request, ready, outcomes, caller)
     if request.acks == 0 or request.timeout_ms <= 0:
-        return Later(reply)
-    return Later(
+        return DelayedReply(reply)
+    return DelayedReply(
         reply, request.timeout_ms / 1000, partial(_too_late, request, ready, so_far, caller)
     )
 
@@ -123,11 +123,11 @@ async def _begin_in_turns(
 ) -> tuple[Coroutine[Any, Any, Outcomes], list[AppendResult | BaseException]]:
     """Queue the appends of a request for many partitions, and let others have their turn in between. The
     next request of the connection starts after all of them, so that the order in each partition is kept."""
-    gathered: Gathered[AppendResult] = Gathered()
+    gathered: TaskGroup[AppendResult] = TaskGroup()
     for count, one in enumerate(ready, 1):
-        gathered.begin(_append(one, caller.broker.now(), caller))
+        gathered.start_task(_append(one, caller.broker.now(), caller))
         if count % TURN_PARTITIONS == 0:
-            await Wake(caller.broker.clock).wait(0)
+            await Waiter(caller.broker.clock).wait(0)
     return gathered.wait(), gathered.results
 
 
@@ -217,7 +217,7 @@ async def _check_keys(
         if found is None:
             found = await caller.run(_null_keys, records, limit, max_record_errors)
     except RecordsError as failure:
-        release(failure)
+        clear_frames(failure)
         code = (
             ErrorCode.MESSAGE_TOO_LARGE
             if isinstance(failure, RecordsTooLarge)
@@ -265,7 +265,7 @@ def _append(ready: Ready, now: int, caller: Caller) -> Coroutine[Any, Any, Appen
 
 
 async def _fail(failure: KafkaError) -> AppendResult:
-    release(failure)
+    clear_frames(failure)
     raise failure
 
 
@@ -300,7 +300,7 @@ def _too_late(
 
     Kafka waits for other replicas with acks=-1 alone. With acks=1 the gateway waits for the store as well, so that has an end, too.
     """
-    return ProduceResponse(_rows(request, ready, so_far or [NOT_YET] * len(ready), caller))
+    return ProduceResponse(_rows(request, ready, so_far or [PENDING] * len(ready), caller))
 
 
 def _rows(
@@ -332,8 +332,8 @@ async def _rows_in_turns(
         for sent in topic.partitions:
             count, (one, outcome) = next(ended)
             partitions.append(_row(topic.topic, sent.index, one, outcome, caller))
-            if count % TURN_ROWS == 0:
-                await Wake(caller.broker.clock).wait(0)
+            if count % SLICE_ROWS == 0:
+                await Waiter(caller.broker.clock).wait(0)
         rows.append((topic.topic, partitions))
     return rows
 
@@ -352,7 +352,7 @@ def _row(
         caller.traffic.topic_accessed(ApiKey.PRODUCE, caller.api_version, topic, (code,))
         records = outcome.records if isinstance(outcome, RecordsInvalid) else ()
         return PartitionProduced(index, code, error_message=outcome.message, record_errors=records)
-    if outcome is NOT_YET:
+    if outcome is PENDING:
         caller.traffic.topic_accessed(
             ApiKey.PRODUCE, caller.api_version, topic, (ErrorCode.REQUEST_TIMED_OUT,)
         )
@@ -413,7 +413,7 @@ async def init_producer_id(request: Any, caller: Caller) -> Any:
         return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
     try:
         longest = caller.broker.settings.offsets_commit_timeout_ms / 1000
-        producer_id = await unbroken_within(
+        producer_id = await shield_with_timeout(
             caller.broker.clock, longest, caller.broker.producer_ids.next_id()
         )
     except TimeoutError:

@@ -23,7 +23,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 
 @serves(ApiKey.SASL_HANDSHAKE, 0, 1)

@@ -16,48 +16,48 @@ from auth.mechanism import Mechanism
 from gateway import logs
 from gateway.broker import Broker
 from gateway.coroutines import call_later
-from gateway.net.flow_control import Budget, Flow, LoginBudget
-from gateway.net.framing import Splitter
-from gateway.net.transport import GOODBYE_SECONDS, Connection, no_delay
+from gateway.net.flow_control import ConnectionFlow, LoginBudget, MemoryBudget
+from gateway.net.framing import FrameSplitter
+from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection, no_delay
 from gateway.protocol.dispatch import Dispatch
 from gateway.protocol.errors import Refused
-from gateway.protocol.session import Session
+from gateway.protocol.session import LoginSession
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.traffic_rows import Reason
 from storage.log import Buffer
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: A peer that takes no byte of its reply for so long has stopped reading; the reply's memory is worth more than the connection.
-STALLED_SECONDS = 120.0
+WRITE_STALL_SECONDS = 120.0
 
 #: How long a peer has for its part of a goodbye (TLS waits for the peer's own), and for what was still on its way to it.
-LEAVING_SECONDS = 10.0
+CLOSE_TIMEOUT_SECONDS = 10.0
 
 #: How long a frame may take to arrive before the log-in, in seconds, if `request_receive_timeout_ms` is not shorter: 64 KiB at 7 KB/s.
 LOGIN_FRAME_SECONDS = 10.0
 
 _IDLE = "idle"
-_GONE = "gone without a goodbye"
-_NOT_LOGGED_IN = "not logged in in time"
-_SLOW = "a request did not arrive in time"
+_CLOSE_TIMED_OUT = "gone without a goodbye"
+_LOGIN_TIMED_OUT = "not logged in in time"
+_RECEIVE_TIMED_OUT = "a request did not arrive in time"
 _STALLED = "the peer stopped reading"
 
 #: The same for the traffic log. Whoever goes without a goodbye was to go for another reason, which is told already.
-_ENDS: dict[str, Reason] = {
+_TRAFFIC_REASONS: dict[str, Reason] = {
     _IDLE: "idle",
-    _NOT_LOGGED_IN: "error:login-timeout",
-    _SLOW: "error:request-timeout",
+    _LOGIN_TIMED_OUT: "error:login-timeout",
+    _RECEIVE_TIMED_OUT: "error:request-timeout",
     _STALLED: "error:stalled",
 }
 
 
-class Home(Interface):
+class ListenerInterface(Interface):
     """The listener that a connection came through: what it is served with, and who is told of it."""
 
     name: str
     broker: Broker
-    budget: Budget
+    budget: MemoryBudget
     login_budget: LoginBudget
     mechanisms: Mapping[str, Mechanism] | None
 
@@ -72,7 +72,7 @@ class KafkaConnection(Protocol):
     # Twisted types its transports by zope interfaces, which mypy does not know.
     transport: Any
 
-    def __init__(self, listener: Home, host: str, port: int) -> None:
+    def __init__(self, listener: ListenerInterface, host: str, port: int) -> None:
         broker = listener.broker
         settings = broker.settings
         self._listener = listener
@@ -80,10 +80,10 @@ class KafkaConnection(Protocol):
         self._settings = settings
         self.host = host
         self.peer = f"{host}:{port}"
-        self.session = Session(listener.mechanisms, host)
-        self._is_login = not self.session.is_ready
-        self._splitter = Splitter(self._frame_limit())
-        self._flow = Flow(
+        self.session = LoginSession(listener.mechanisms, host)
+        self._is_logging_in = not self.session.is_ready
+        self._splitter = FrameSplitter(self._frame_limit())
+        self._flow = ConnectionFlow(
             listener.budget,
             max_bytes=settings.max_in_flight_bytes_per_connection,
             max_requests=settings.max_in_flight_requests_per_connection,
@@ -102,44 +102,44 @@ class KafkaConnection(Protocol):
             traffic=self._traffic,
         )
         self.opened = self.last_active = self._clock.seconds()
-        self._frame_began: float | None = None
-        self._left: float | None = None
+        self._frame_started_at: float | None = None
+        self._closing_since: float | None = None
         self._is_tls = self._awaits_handshake = False
-        self._is_leaving = False
+        self._is_closing = False
         self._is_closed = False
 
     def connectionMade(self) -> None:
-        self._is_tls = self._awaits_handshake = self._raw_transport() not in (None, self.transport)
+        self._is_tls = self._awaits_handshake = self._tcp_transport() not in (None, self.transport)
         no_delay(self.transport)
         self.transport.registerProducer(self, True)
         self._listener.opened(self)
 
     def received(self, chunk: memoryview) -> None:
         """Bytes of a plain connection."""
-        if self._is_leaving:
+        if self._is_closing:
             return
         self.last_active = self._clock.seconds()
         try:
             frames = self._splitter.feed(chunk)
         except Refused as refusal:
             self._traffic.closing("error:frame")
-            self._dispatch.refuse(str(refusal))
+            self._dispatch.log_refusal(str(refusal))
             self.abort()
             return
-        unfinished = self._splitter.unfinished
-        if not unfinished:
-            self._frame_began = None
-        elif frames or self._frame_began is None:
-            self._frame_began = self.last_active
-        self._holds(unfinished, has_begun=bool(frames))
+        partial_bytes = self._splitter.partial_bytes
+        if not partial_bytes:
+            self._frame_started_at = None
+        elif frames or self._frame_started_at is None:
+            self._frame_started_at = self.last_active
+        self._count_partial_frame(partial_bytes, has_begun=bool(frames))
         if frames:
             was_ready = self.session.is_ready
-            self._dispatch.arrived(frames)
+            self._dispatch.frames_received(frames)
             if self.session.is_ready != was_ready:
-                self._logged_in()
-        if unfinished:
-            self._dispatch.arriving(self._splitter.beginning)
-        self._flow.settle()
+                self._apply_login_state()
+        if partial_bytes:
+            self._dispatch.partial_frame_received(self._splitter.partial_start)
+        self._flow.pause_if_over_limit()
 
     def dataReceived(self, data: bytes) -> None:
         """Bytes of a TLS connection, decrypted."""
@@ -154,10 +154,10 @@ class KafkaConnection(Protocol):
         self._is_closed = True
         if reason is not None and isinstance(reason.value, SSL.Error):
             self._traffic.closing("error:tls")
-            self._dispatch.refuse(f"TLS: {_reason_of(reason.value)}")
+            self._dispatch.log_refusal(f"TLS: {_tls_error_text(reason.value)}")
         self._dispatch.close()
         # This object and its transport refer to each other, so the garbage collector frees them, perhaps much later.
-        self._splitter.drop()
+        self._splitter.discard_partial()
         self._flow.close()
         self._listener.login_budget.partial_frame(self, 0)
         self._traffic.closed(
@@ -166,18 +166,18 @@ class KafkaConnection(Protocol):
         self._listener.closed(self)
 
     def write(self, buffers: list[Buffer]) -> None:
-        if self._is_login:
+        if self._is_logging_in:
             # The log-in may have ended since the last byte came.
-            self._logged_in()
+            self._apply_login_state()
         self.last_active = self._clock.seconds()
         self.transport.writeSequence(buffers)
 
-    def hang_up(self, delay_ms: int = 0) -> None:
+    def request_close(self, delay_ms: int = 0) -> None:
         self._stop_reading()
         if delay_ms:
-            call_later(self._clock, delay_ms / 1000, self._lose)
+            call_later(self._clock, delay_ms / 1000, self._start_closing)
         else:
-            self._lose()
+            self._start_closing()
 
     def abort(self) -> None:
         if not self._is_closed:
@@ -188,31 +188,35 @@ class KafkaConnection(Protocol):
         self._stop_reading()
         self._traffic.closing("drain")
         if self._dispatch.is_idle:
-            self._lose()
+            self._start_closing()
         return self._is_closed
 
-    def overdue(self, now: float) -> str | None:
+    def overdue_reason(self, now: float) -> str | None:
         """Why this connection has lasted long enough, None where it has not. `now` in the clock's seconds."""
         settings = self._settings
-        if self._left is not None:
-            return _GONE if now - max(self._left, self._last_sent()) > LEAVING_SECONDS else None
+        if self._closing_since is not None:
+            return (
+                _CLOSE_TIMED_OUT
+                if now - max(self._closing_since, self._last_sent()) > CLOSE_TIMEOUT_SECONDS
+                else None
+            )
         is_known = self.session.is_ready and not self._awaits_handshake
         if (
             not is_known
             and now - self.opened > settings.connection_authentication_timeout_ms / 1000
         ):
-            return _NOT_LOGGED_IN
+            return _LOGIN_TIMED_OUT
         longest = settings.request_receive_timeout_ms / 1000
-        if self._is_login:
+        if self._is_logging_in:
             longest = min(longest, LOGIN_FRAME_SECONDS)
         if (
-            self._frame_began is not None
+            self._frame_started_at is not None
             and not self._flow.is_paused
-            and now - self._frame_began > longest
+            and now - self._frame_started_at > longest
         ):
-            return _SLOW
-        raw = self._raw_transport()
-        if raw is not None and raw.unsent_bytes and now - raw.last_sent > STALLED_SECONDS:
+            return _RECEIVE_TIMED_OUT
+        raw = self._tcp_transport()
+        if raw is not None and raw.unsent_bytes and now - raw.last_sent > WRITE_STALL_SECONDS:
             return _STALLED
         if (
             self._dispatch.is_idle
@@ -222,47 +226,47 @@ class KafkaConnection(Protocol):
         return None
 
     def close_overdue(self, reason: str) -> None:
-        if reason == _GONE:
+        if reason == _CLOSE_TIMED_OUT:
             self.abort()
             return
-        self._traffic.closing(_ENDS[reason])
+        self._traffic.closing(_TRAFFIC_REASONS[reason])
         if reason == _IDLE:
             _log.debug("idle connection closed", peer=self.peer)
-            self._lose()
+            self._start_closing()
         else:
-            self._dispatch.refuse(reason)
+            self._dispatch.log_refusal(reason)
             self.abort()
 
     # IPushProducer: the transport's word on what it can still take
     def pauseProducing(self) -> None:
-        self._dispatch.hold_writing(True)
+        self._dispatch.pause_writing(True)
 
     def resumeProducing(self) -> None:
-        self._dispatch.hold_writing(False)
+        self._dispatch.pause_writing(False)
 
     def stopProducing(self) -> None:
         return
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Others that are not logged in need the room that an unfinished frame takes up."""
-        self._is_leaving = True
+        self._is_closing = True
         self._traffic.closing("error:busy")
-        self._dispatch.refuse("an unfinished frame before the log-in, and too many of others")
+        self._dispatch.log_refusal("an unfinished frame before the log-in, and too many of others")
         self.abort()
 
-    def _holds(self, unfinished: int, *, has_begun: bool = False) -> None:
-        if self._is_login:
-            self._listener.login_budget.partial_frame(self, unfinished, has_begun=has_begun)
+    def _count_partial_frame(self, partial_bytes: int, *, has_begun: bool = False) -> None:
+        if self._is_logging_in:
+            self._listener.login_budget.partial_frame(self, partial_bytes, has_begun=has_begun)
         else:
-            self._flow.holds(unfinished)
+            self._flow.partial_frame(partial_bytes)
 
-    def _logged_in(self) -> None:
+    def _apply_login_state(self) -> None:
         """Perhaps: whatever differs before and after a log-in is set."""
         self._splitter.limit = self._frame_limit()
-        if self._is_login and self.session.is_ready:
-            self._holds(0)
-            self._is_login = False
-            self._holds(self._splitter.unfinished)
+        if self._is_logging_in and self.session.is_ready:
+            self._count_partial_frame(0)
+            self._is_logging_in = False
+            self._count_partial_frame(self._splitter.partial_bytes)
 
     def _frame_limit(self) -> int:
         settings = self._settings
@@ -272,14 +276,14 @@ class KafkaConnection(Protocol):
             else settings.sasl_server_max_receive_size
         )
 
-    def _raw_transport(self) -> Connection | None:
+    def _tcp_transport(self) -> TcpConnection | None:
         raw: Any = self.transport
-        while raw is not None and not isinstance(raw, Connection):
+        while raw is not None and not isinstance(raw, TcpConnection):
             raw = getattr(raw, "transport", None)
         return raw
 
     def _last_sent(self) -> float:
-        raw = self._raw_transport()
+        raw = self._tcp_transport()
         return 0.0 if raw is None or not raw.unsent_bytes else raw.last_sent
 
     def _pause(self) -> None:
@@ -287,26 +291,26 @@ class KafkaConnection(Protocol):
             self.transport.pauseProducing()
 
     def _resume(self) -> None:
-        if self._is_closed or self._is_leaving:
+        if self._is_closed or self._is_closing:
             return
-        if self._frame_began is not None:
+        if self._frame_started_at is not None:
             # The time that we did not read is not the peer's.
-            self._frame_began = self._clock.seconds()
+            self._frame_started_at = self._clock.seconds()
         self.transport.resumeProducing()
 
     def _stop_reading(self) -> None:
         """For good: what is owed is still sent."""
-        if not self._is_leaving:
-            self._is_leaving = True
+        if not self._is_closing:
+            self._is_closing = True
             self._pause()
 
-    def _lose(self) -> None:
-        if not self._is_closed and self._left is None:
-            self._left = self._clock.seconds()
-            self._is_leaving = True
-            raw = self._raw_transport()
+    def _start_closing(self) -> None:
+        if not self._is_closed and self._closing_since is None:
+            self._closing_since = self._clock.seconds()
+            self._is_closing = True
+            raw = self._tcp_transport()
             if raw is not None:
-                raw.is_quiet = self._left - self.last_active > GOODBYE_SECONDS
+                raw.skips_half_close = self._closing_since - self.last_active > HALF_CLOSE_SECONDS
             self.transport.unregisterProducer()
             self.transport.loseConnection()
             if self._is_tls and raw is not None:
@@ -314,7 +318,7 @@ class KafkaConnection(Protocol):
                 raw.loseConnection()  # type: ignore[no-untyped-call]
 
 
-def _reason_of(error: SSL.Error) -> str:
+def _tls_error_text(error: SSL.Error) -> str:
     """OpenSSL's own words: plain text on a TLS port, a client that does not trust the certificate, no common version."""
     told = error.args[0] if error.args else []
     return (
@@ -324,12 +328,12 @@ def _reason_of(error: SSL.Error) -> str:
     )
 
 
-def overdue(
+def overdue_connections(
     connections: Iterable[KafkaConnection], now: float
 ) -> list[tuple[KafkaConnection, str]]:
     """Those whose time is up, and why."""
     return [
         (connection, reason)
         for connection in connections
-        if (reason := connection.overdue(now)) is not None
+        if (reason := connection.overdue_reason(now)) is not None
     ]

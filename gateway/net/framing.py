@@ -13,30 +13,30 @@ from gateway.protocol.errors import Refused
 _LENGTH = Struct(">i")
 
 
-class Splitter:
+class FrameSplitter:
     """Cuts what arrives into frames. `limit` (bytes) may be changed between calls: it is small before a log-in and large after."""
 
-    __slots__ = ("_frame", "_missing", "_prefix", "limit")
+    __slots__ = ("_frame", "_prefix", "_remaining", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._prefix = b""
         self._frame = bytearray()
-        self._missing = 0
+        self._remaining = 0
 
     @property
-    def unfinished(self) -> int:
+    def partial_bytes(self) -> int:
         """How many bytes have come of a frame that is not whole yet, its length among them; 0 where none has begun."""
-        return 4 + len(self._frame) if self._missing else len(self._prefix)
+        return 4 + len(self._frame) if self._remaining else len(self._prefix)
 
     @property
-    def beginning(self) -> bytes:
+    def partial_start(self) -> bytes:
         """The first bytes, two at most, that have come of a frame that is not whole yet, its length not among them."""
         return bytes(self._frame[:2])
 
-    def drop(self) -> None:
+    def discard_partial(self) -> None:
         """Release what has come of a frame that will never be whole."""
-        self._prefix, self._frame, self._missing = b"", bytearray(), 0
+        self._prefix, self._frame, self._remaining = b"", bytearray(), 0
 
     def feed(self, chunk: bytes | memoryview) -> list[bytearray]:
         """The frames that `chunk` completes, in order. Raises Refused for a length below zero or above the limit."""
@@ -44,12 +44,12 @@ class Splitter:
         view = memoryview(chunk)
         position, end = 0, len(view)
         while position < end:
-            if self._missing:
-                taken = min(self._missing, end - position)
+            if self._remaining:
+                taken = min(self._remaining, end - position)
                 self._frame += view[position : position + taken]
                 position += taken
-                self._missing -= taken
-                if not self._missing:
+                self._remaining -= taken
+                if not self._remaining:
                     frames.append(self._frame)
                     self._frame = bytearray()
                 continue
@@ -70,5 +70,5 @@ class Splitter:
                 frames.append(bytearray(view[position : position + length]))
                 position += length
             else:
-                self._missing = length
+                self._remaining = length
         return frames

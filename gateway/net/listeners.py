@@ -16,26 +16,26 @@ from auth.tls import TlsContextFactory
 from gateway import logs
 from gateway.broker import Broker
 from gateway.net.connection import KafkaConnection
-from gateway.net.flow_control import Budget, LoginBudget
+from gateway.net.flow_control import LoginBudget, MemoryBudget
 from gateway.settings.model import Settings
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 
-class Doors:
+class ConnectionLimits:
     """Who is in, over all listeners: the limits on connections."""
 
     def __init__(self, settings: Settings) -> None:
-        self.use(settings)
+        self.update(settings)
         self._by_ip: Counter[str] = Counter()
         self.connections: set[KafkaConnection] = set()
 
-    def use(self, settings: Settings) -> None:
+    def update(self, settings: Settings) -> None:
         """Take these limits from now on. Connections beyond them stay open."""
         self._max = settings.max_connections
         self._max_per_ip = settings.max_connections_per_ip
 
-    def why_not(self, host: str) -> str | None:
+    def refusal_reason(self, host: str) -> str | None:
         """Why one more connection from `host` is not let in."""
         if len(self.connections) >= self._max:
             return f"max_connections={self._max} are open"
@@ -43,11 +43,11 @@ class Doors:
             return f"max_connections_per_ip={self._max_per_ip} are open from this address"
         return None
 
-    def enter(self, connection: KafkaConnection, host: str) -> None:
+    def add(self, connection: KafkaConnection, host: str) -> None:
         self.connections.add(connection)
         self._by_ip[host] += 1
 
-    def leave(self, connection: KafkaConnection, host: str) -> None:
+    def remove(self, connection: KafkaConnection, host: str) -> None:
         self.connections.discard(connection)
         self._by_ip[host] -= 1
         if not self._by_ip[host]:
@@ -62,13 +62,13 @@ class Listener(Factory):
     def __init__(
         self,
         name: str,
-        doors: Doors,
-        budget: Budget,
+        limits: ConnectionLimits,
+        budget: MemoryBudget,
         login_budget: LoginBudget,
         mechanisms: Mapping[str, Mechanism] | None,
     ) -> None:
         self.name = name
-        self.doors = doors
+        self.limits = limits
         self.budget = budget
         self.login_budget = login_budget
         self.mechanisms = mechanisms
@@ -76,7 +76,7 @@ class Listener(Factory):
         self.broker: Broker
 
     def buildProtocol(self, addr: Any) -> KafkaConnection | None:
-        reason = self.doors.why_not(addr.host)
+        reason = self.limits.refusal_reason(addr.host)
         if reason is not None:
             _log.warning(
                 "connection refused",
@@ -88,10 +88,10 @@ class Listener(Factory):
         return KafkaConnection(self, addr.host, addr.port)
 
     def opened(self, connection: KafkaConnection) -> None:
-        self.doors.enter(connection, connection.host)
+        self.limits.add(connection, connection.host)
 
     def closed(self, connection: KafkaConnection) -> None:
-        self.doors.leave(connection, connection.host)
+        self.limits.remove(connection, connection.host)
 
 
 class TlsListener(TLSMemoryBIOFactory):

@@ -16,7 +16,7 @@ from twisted.internet import main, tcp
 from twisted.python.failure import Failure
 
 from gateway.coroutines import Cancel, call_later
-from gateway.net.flow_control import Outgoing
+from gateway.net.flow_control import OutgoingBytes
 from storage.log import Buffer
 
 #: One read from a socket: some requests of 16 KiB in one piece, 1 MiB in a few. One buffer serves all connections.
@@ -26,11 +26,11 @@ READ_BYTES = 256 << 10
 SEND_BUFFERS = 1024
 
 #: From so many unsent bytes on nothing new is started for the connection.
-UNSENT_BYTES = 1 << 20
+MAX_UNSENT_BYTES = 1 << 20
 
 #: How long a peer may take to hang up too, once all that it gets is on its way. Most do at once; what does not look at its socket just now is not
 #: waited for: it finds its replies and the end behind them.
-GOODBYE_SECONDS = 1.0
+HALF_CLOSE_SECONDS = 1.0
 
 _AGAIN = frozenset({EAGAIN, EWOULDBLOCK, EINTR, ENOBUFS})
 
@@ -38,14 +38,14 @@ _arrived = bytearray(READ_BYTES)
 _arrived_view = memoryview(_arrived)
 
 
-class Outbox:
+class FlushQueue:
     """TLS connections with something to send at the end of this turn of the reactor: they write a piece at a time, which then leaves in one call."""
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
-        self._connections: list[Connection] = []
+        self._connections: list[TcpConnection] = []
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: TcpConnection) -> None:
         if not self._connections:
             self._reactor.callLater(0, self._flush)
         self._connections.append(connection)
@@ -62,10 +62,10 @@ class Receiver(Protocol):
     def received(self, chunk: memoryview, /) -> None: ...
 
 
-class Connection(tcp.Server):
+class TcpConnection(tcp.Server):
     """A connection. A protocol with a method `received` gets views of a shared buffer, any other (TLS) bytes of its own."""
 
-    bufferSize = UNSENT_BYTES
+    bufferSize = MAX_UNSENT_BYTES
     server: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -75,12 +75,12 @@ class Connection(tcp.Server):
         #: When bytes last left, in the reactor's seconds; for the one who watches for peers that do not read.
         self.last_sent = self.reactor.seconds()
         self._receive = getattr(self.protocol, "received", None)
-        self._is_in_outbox = False
+        self._is_in_flush_queue = False
         self._is_waiting_to_write = False
         #: Whether nothing was sent for so long that the peer has it: then its side of the goodbye is not waited for.
-        self.is_quiet = False
+        self.skips_half_close = False
         # Set once all is said and the peer is heard out.
-        self._parting: Cancel | None = None
+        self._half_close_timer: Cancel | None = None
 
     @property
     def unsent_bytes(self) -> int:
@@ -113,17 +113,17 @@ class Connection(tcp.Server):
                 self._unsent.append(memoryview(buffer))
                 self._unsent_bytes += len(buffer)
                 self.server.outgoing.unsent += len(buffer)
-        if self._unsent and not self._is_in_outbox and not self._is_waiting_to_write:
+        if self._unsent and not self._is_in_flush_queue and not self._is_waiting_to_write:
             if self._receive is not None:
                 self.flush()
             else:
-                self._is_in_outbox = True
-                self.server.outbox.add(self)
+                self._is_in_flush_queue = True
+                self.server.flush_queue.add(self)
         self._maybePauseProducer()
 
     def flush(self) -> None:
         """Send what is there."""
-        self._is_in_outbox = False
+        self._is_in_flush_queue = False
         if not self.connected or self._aborting:
             return
         self.last_sent = self.reactor.seconds()
@@ -155,11 +155,11 @@ class Connection(tcp.Server):
             except OSError as failure:
                 return None if failure.errno in _AGAIN else main.CONNECTION_LOST
             self.last_sent = self.reactor.seconds()
-            if self._drop(sent):
+            if self._remove_sent(sent):
                 return None
         return None
 
-    def _drop(self, sent: int) -> bool:
+    def _remove_sent(self, sent: int) -> bool:
         """Take `sent` bytes off the queue. True where a buffer was sent in part: the socket is full."""
         self._unsent_bytes -= sent
         self.server.outgoing.unsent -= sent
@@ -179,7 +179,7 @@ class Connection(tcp.Server):
         """All is sent. Say so, and read away what still comes until the peer hangs up too: to close over bytes that nobody has read is a reset,
         which takes from the peer what has not reached it yet."""
         self.stopWriting()
-        if self.is_quiet:
+        if self.skips_half_close:
             return main.CONNECTION_DONE
         try:
             self.socket.shutdown(SHUT_WR)
@@ -187,22 +187,24 @@ class Connection(tcp.Server):
             return main.CONNECTION_LOST
         self._receive = _ignore
         self.startReading()
-        self._parting = call_later(self.reactor, GOODBYE_SECONDS, self._part)
+        self._half_close_timer = call_later(
+            self.reactor, HALF_CLOSE_SECONDS, self._finish_half_close
+        )
         return None
 
-    def _part(self) -> None:
+    def _finish_half_close(self) -> None:
         self.connectionLost(Failure(main.CONNECTION_DONE))
 
     def abortConnection(self) -> None:
-        if self._parting is None:
+        if self._half_close_timer is None:
             super().abortConnection()
         else:
             # It is all on its way, and the kernel brings it there.
-            self.reactor.callLater(0, self._part)
+            self.reactor.callLater(0, self._finish_half_close)
 
     def connectionLost(self, reason: Any) -> None:
-        if self._parting is not None:
-            self._parting()
+        if self._half_close_timer is not None:
+            self._half_close_timer()
         self._unsent.clear()
         self.server.outgoing.unsent -= self._unsent_bytes
         self._unsent_bytes = 0
@@ -214,9 +216,9 @@ def _ignore(_: memoryview) -> None:
 
 
 class Port(tcp.Port):
-    """A listening port whose connections are `Connection`s."""
+    """A listening port whose connections are `TcpConnection`s."""
 
-    transport = Connection
+    transport = TcpConnection
 
     def __init__(
         self,
@@ -225,10 +227,10 @@ class Port(tcp.Port):
         backlog: int,
         interface: str,
         reactor: Any,
-        outgoing: Outgoing,
+        outgoing: OutgoingBytes,
     ) -> None:
         super().__init__(port, factory, backlog, interface, reactor)
-        self.outbox = Outbox(reactor)
+        self.flush_queue = FlushQueue(reactor)
         self.outgoing = outgoing
 
 
@@ -238,4 +240,4 @@ def no_delay(connection: Any) -> None:
     connection.setTcpKeepAlive(True)
 
 
-__all__ = ["Connection", "Port", "Receiver", "no_delay"]
+__all__ = ["Port", "Receiver", "TcpConnection", "no_delay"]

@@ -19,7 +19,7 @@ from gateway import logs
 from gateway.broker import Broker
 from gateway.configs.topic_configs import CompactionConfig
 from gateway.configs.value_types import LONG_MAX
-from gateway.coroutines import Wake
+from gateway.coroutines import Waiter
 from gateway.partitions.latest_records import Cleaner, DeleteHorizon, OffsetMap, add_delete_horizon
 from gateway.partitions.partition import Partition
 from gateway.protocol.errors import KafkaError
@@ -33,7 +33,7 @@ from storage.log import (
     StorageFailed,
 )
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: Keys that one pass remembers, some 100 to 150 bytes each: as much memory as Kafka's log.cleaner.dedupe.buffer.size. A log with more takes more passes.
 MAX_KEYS = 1_000_000
@@ -191,7 +191,7 @@ class LogCleaner:
             for index in range(state.topic.partitions):
                 checked += 1
                 if checked % CHECKS_PER_TURN == 0:
-                    await Wake(self._broker.clock).wait(0)
+                    await Waiter(self._broker.clock).wait(0)
                 if self._should_stop(state):
                     break
                 await self._clean_if_due(state, index, table, reclaims=reclaims)

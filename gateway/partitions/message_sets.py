@@ -21,7 +21,7 @@ from compat.records import (
 )
 from gateway.partitions.record_batch import BatchHeader, read_batch
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode, KafkaError, release
+from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
 
 #: From this size on, or if they unpack to more than this, old message sets are worked on by another thread.
 LARGE_MESSAGE_SET = 64 << 10
@@ -42,7 +42,7 @@ async def validate_message_set(records: memoryview, caller: Caller) -> MessageSe
         checked: MessageSet = await caller.run(_check, records, limit)
         return checked
     except RecordsError as failure:
-        release(failure)
+        clear_frames(failure)
         raise _error(failure) from failure
 
 
@@ -60,7 +60,7 @@ async def convert_to_batch(
         if found is None:
             found = await caller.run(_convert, records, limit)
     except RecordsError as failure:
-        release(failure)
+        clear_frames(failure)
         raise _error(failure) from failure
     converted, cpu_us = found
     return memoryview(converted), read_batch(converted), cpu_us

@@ -19,7 +19,7 @@ from gateway.settings.model import Settings
 from gateway.topics.topic_state import OpenBackoff, Opening, TopicState
 from storage.log import StorageError, Store, UnknownTopic
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: The pause after the second failure in a row. The first has none, since most are over at once; each further one has twice as much.
 INITIAL_BACKOFF = 0.1
@@ -51,7 +51,7 @@ class PartitionOpener:
         """A partition that is there but not open, once it is. Raises KafkaError."""
         opening = state.opening.get(index) or self._start_opening(state, index)
         try:
-            return await opening.result.within(
+            return await opening.result.with_timeout(
                 self._clock, opening.deadline - self._clock.seconds()
             )
         except TimeoutError:
@@ -128,7 +128,9 @@ class PartitionOpener:
         if recovery is None:
             return
         try:
-            await recovery.finished.within(self._clock, recovery.deadline - self._clock.seconds())
+            await recovery.finished.with_timeout(
+                self._clock, recovery.deadline - self._clock.seconds()
+            )
         except TimeoutError:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,

@@ -16,7 +16,7 @@ import msgspec
 
 from compat.records import MessageSet, stamp_message_set
 from gateway.configs.topic_configs import TopicConfig
-from gateway.coroutines import Shared, has_ended, start
+from gateway.coroutines import SharedResult, has_fired, start
 from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager
 from gateway.partitions.record_batch import BatchHeader, stamp_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -57,7 +57,7 @@ class _QueuedAppend:
     """An append that waits for the one before it to be packed. `queue` puts it into the log, and gives the wait for durability."""
 
     queue: Callable[[], Awaitable[Coroutine[Any, Any, AppendResult]]]
-    result: Shared[AppendResult] = field(default_factory=Shared)
+    result: SharedResult[AppendResult] = field(default_factory=SharedResult)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class _InFlightBatch:
     batch: BatchHeader
     now: int
     end_offset: int
-    shared: Shared[AppendResult] = field(default_factory=Shared)
+    shared: SharedResult[AppendResult] = field(default_factory=SharedResult)
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class ProducerRecovery:
 
     offset: int
     deadline: float
-    finished: Shared[None] = field(default_factory=Shared)
+    finished: SharedResult[None] = field(default_factory=SharedResult)
 
 
 class Partition:
@@ -189,7 +189,7 @@ class Partition:
         )
         sequenced = self._in_flight[base_offset] = _InFlightBatch(batch, now, end_offset)
         finishing = self._finish(waiting, result, len(records), sequenced)
-        if not has_ended(waiting):
+        if not has_fired(waiting):
             return finishing
         # A batch that the log refuses at once must be forgotten before the next one is checked,
         # not only when the caller awaits this.
@@ -359,7 +359,7 @@ class Partition:
 
 
 async def _duplicate_result(
-    duplicate: BatchMetadata, first: Shared[AppendResult] | None
+    duplicate: BatchMetadata, first: SharedResult[AppendResult] | None
 ) -> AppendResult:
     """A retry: the answer of the first try, once that is durable."""
     if first is not None:
@@ -367,7 +367,7 @@ async def _duplicate_result(
     return AppendResult(duplicate.base_offset, duplicate.log_append_time)
 
 
-async def _result(result: Shared[AppendResult]) -> AppendResult:
+async def _result(result: SharedResult[AppendResult]) -> AppendResult:
     return await result
 
 

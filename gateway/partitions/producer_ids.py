@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.coroutines import Shared, start
+from gateway.coroutines import SharedResult, start
 from storage.log import StateTable
 
 #: Ids reserved at a time: a restart skips at most this many, and one write serves as many producers. Kafka's PRODUCER_ID_BLOCK_SIZE.
@@ -18,7 +18,7 @@ class ProducerIds:
         self._table = table
         self._next = 0
         self._block_end = 0
-        self._reserving: Shared[None] | None = None
+        self._reserving: SharedResult[None] | None = None
 
     async def open(self) -> None:
         """Find where the last block ended. Raises StorageError."""
@@ -36,7 +36,7 @@ class ProducerIds:
     async def _reserve(self) -> None:
         reserving = self._reserving
         if reserving is None:
-            reserving = self._reserving = Shared()
+            reserving = self._reserving = SharedResult()
             # On its own: a client that goes away while it waits must not take the block from the others.
             start(self._write_block(), reserving.succeed, reserving.fail)
         await reserving

@@ -17,7 +17,7 @@ from gateway.partitions.producer_state import ProducerStateManager
 from gateway.partitions.record_batch import HEADER_BYTES, magic_of, read_batch
 from storage.log import OffsetOutOfRange, PartitionLog, StateTable, StorageError, Store, Topic
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: The producers' state of a partition is saved after so many bytes: what a restart may have to read again, some 50 ms a partition.
 SNAPSHOT_BYTES = 64 << 20

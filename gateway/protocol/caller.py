@@ -10,7 +10,7 @@ import msgspec
 from auth.mechanism import Principal
 from gateway.broker import Broker
 from gateway.protocol.long_poll import LongPoll
-from gateway.protocol.session import Session
+from gateway.protocol.session import LoginSession
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 
 
@@ -19,7 +19,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     request was about. `long_poll` is the connection's."""
 
     broker: Broker
-    session: Session
+    session: LoginSession
     peer: str
     listener: str
     api_version: int

@@ -97,7 +97,7 @@ class ErrorCode(IntEnum):
 
 
 #: What Kafka says to the codes that its own clients print most.
-_WORDS = {
+_MESSAGES = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "This server does not host this topic-partition.",
     ErrorCode.UNKNOWN_TOPIC_ID: "This server does not host this topic ID.",
     ErrorCode.OFFSET_OUT_OF_RANGE: "The requested offset is not within the range of offsets maintained by the server.",
@@ -118,7 +118,7 @@ class KafkaError(Exception):
             message = message[: MAX_MESSAGE_CHARS - 3] + "..."
         super().__init__(message or code.name)
         self.code = code
-        self.message = message or _WORDS.get(code) or code.name.replace("_", " ").capitalize()
+        self.message = message or _MESSAGES.get(code) or code.name.replace("_", " ").capitalize()
 
 
 class Refused(Exception):
@@ -128,7 +128,7 @@ class Refused(Exception):
 _MAY_WAIT = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
-def release(failure: BaseException) -> None:
+def clear_frames(failure: BaseException) -> None:
     """Let go of the functions that `failure` came through. An exception keeps their variables, for example records that were unpacked, until the
     garbage collector comes by, which may be long after.
 

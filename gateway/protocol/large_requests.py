@@ -6,22 +6,22 @@ from collections.abc import Callable, Coroutine, Iterable
 from itertools import islice
 from typing import Any, TypeVar
 
-from gateway.coroutines import Clock, Wake, gather
+from gateway.coroutines import Clock, Waiter, gather
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.routes import Encoded
+from gateway.protocol.routes import EncodedReply
 from gateway.protocol.wire.messages import encode
 from storage.log import Buffer
 
 #: Rows of a reply that are made in one turn of the reactor, some 5 ms' worth. A reply that has more is put into bytes on another thread.
-TURN_ROWS = 500
+SLICE_ROWS = 500
 
 #: Calls of one request that run at the same time, and how many rows each of them counts as: some 50 us.
-WORKS_AT_ONCE = 50
-WORK_ROWS = 5
+MAX_CONCURRENT_CALLS = 50
+CALL_ROWS = 5
 
 #: As how many rows a partition counts that may have to be opened.
-OPENING_ROWS = 4
+PARTITION_OPEN_ROWS = 4
 
 #: Configs of one topic or resource that a request may name; there are some 40.
 MAX_CONFIGS = 500
@@ -32,14 +32,14 @@ MAX_CHANGES = 10_000
 T = TypeVar("T")
 
 
-class Turns:
+class TimeSlices:
     """The slices of one request. Between two slices the reactor serves others, by way of `clock`."""
 
     __slots__ = ("_clock", "_left", "rows")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._left = TURN_ROWS
+        self._left = SLICE_ROWS
         self.rows = 0
         """Rows counted in all slices."""
 
@@ -51,8 +51,8 @@ class Turns:
 
     async def pause(self) -> None:
         """Begin the next slice once the reactor has served others."""
-        self._left = TURN_ROWS
-        await Wake(self._clock).wait(0)
+        self._left = SLICE_ROWS
+        await Waiter(self._clock).wait(0)
 
     async def take(self, rows: int = 1) -> None:
         """Count rows, and pause at the end of a slice."""
@@ -63,9 +63,9 @@ class Turns:
         """As `waiting.gather`, a few at a time. `works` makes each coroutine when it is its turn."""
         outcomes: list[T | BaseException] = []
         works = iter(works)
-        while some := list(islice(works, WORKS_AT_ONCE)):
+        while some := list(islice(works, MAX_CONCURRENT_CALLS)):
             outcomes += await gather(some)
-            await self.take(len(some) * WORK_ROWS)
+            await self.take(len(some) * CALL_ROWS)
         return outcomes
 
 
@@ -91,10 +91,13 @@ def _encode(reply: Any, version: int) -> list[Buffer]:
     return [encode(reply, version)]
 
 
-async def in_bytes(
-    reply: Any, turns: Turns, caller: Caller, write: Callable[[Any, int], list[Buffer]] = _encode
+async def encode_if_large(
+    reply: Any,
+    slices: TimeSlices,
+    caller: Caller,
+    write: Callable[[Any, int], list[Buffer]] = _encode,
 ) -> Any:
     """The reply, encoded by `write` already if it is a large one. Its parts must not change any more."""
-    if turns.rows <= TURN_ROWS:
+    if slices.rows <= SLICE_ROWS:
         return reply
-    return Encoded(await caller.run(write, reply, caller.api_version))
+    return EncodedReply(await caller.run(write, reply, caller.api_version))

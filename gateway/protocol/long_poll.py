@@ -16,46 +16,46 @@ from __future__ import annotations
 from collections.abc import Callable
 
 #: The first wait after a Produce. Twice as long each time, it takes nine fetches to get to half a second.
-SHORTEST_SECONDS = 0.001
+MIN_WAIT_SECONDS = 0.001
 
 
 class LongPoll:
     """One connection's. `on_request` is set by the Fetch that waits, and called when a request is behind it."""
 
-    __slots__ = ("_behind", "_is_arriving", "_limit", "_overlaps", "on_request")
+    __slots__ = ("_has_partial_request", "_limit", "_overlaps", "_requests_behind", "on_request")
 
     def __init__(self) -> None:
         #: Requests that have arrived and are not being served yet, Fetch requests not counted.
-        self._behind = 0
-        self._is_arriving = False
+        self._requests_behind = 0
+        self._has_partial_request = False
         #: Whether the client ever sent a request while a Fetch of it waited.
         self._overlaps = False
         self._limit: float | None = None
         self.on_request: Callable[[], None] | None = None
 
     @property
-    def is_unwanted(self) -> bool:
+    def should_end(self) -> bool:
         """Whether a request waits behind the Fetch that is being served."""
-        return self._behind > 0 or self._is_arriving
+        return self._requests_behind > 0 or self._has_partial_request
 
-    def arrived(self, others: int) -> None:
+    def requests_arrived(self, others: int) -> None:
         """Requests arrived, `others` of them not Fetch. What had arrived in part is one of the requests."""
-        self._is_arriving = False
-        self._behind += others
-        self._announce()
+        self._has_partial_request = False
+        self._requests_behind += others
+        self._notify()
 
-    def arriving(self) -> None:
+    def partial_request_arrived(self) -> None:
         """A request that is no Fetch arrived in part. While a Fetch waits, the rest may not be read (`flow.BEHIND_BYTES`)."""
-        self._is_arriving = True
-        self._announce()
+        self._has_partial_request = True
+        self._notify()
 
-    def starts(self, *, is_produce: bool) -> None:
+    def request_started(self, *, is_produce: bool) -> None:
         """A request that is no Fetch is served now."""
-        self._behind -= 1
+        self._requests_behind -= 1
         if is_produce and not self._overlaps:
-            self._limit = SHORTEST_SECONDS
+            self._limit = MIN_WAIT_SECONDS
 
-    def seconds(self, max_wait_ms: int) -> float:
+    def wait_seconds(self, max_wait_ms: int) -> float:
         """How long the next Fetch may wait."""
         longest = max_wait_ms / 1000
         if self._limit is None:
@@ -70,8 +70,8 @@ class LongPoll:
         if self._limit is not None:
             self._limit *= 2
 
-    def _announce(self) -> None:
-        if self.on_request is not None and self.is_unwanted:
+    def _notify(self) -> None:
+        if self.on_request is not None and self.should_end:
             self._overlaps = True
             self._limit = None
             self.on_request()

@@ -14,34 +14,34 @@ MAX_REPLIES = 4096
 class ReplyCache:
     """Bodies by what was asked. They all belong to one version of what they tell about, and go when that version does."""
 
-    __slots__ = ("_bodies", "_max_bytes", "_version", "kept_bytes")
+    __slots__ = ("_bodies", "_max_bytes", "_version", "cached_bytes")
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._bodies: OrderedDict[Hashable, bytes] = OrderedDict()
         self._version = -1
-        self.kept_bytes = 0
+        self.cached_bytes = 0
 
     def __len__(self) -> int:
         return len(self._bodies)
 
-    def get(self, asked: Hashable, version: int) -> bytes | None:
-        """The body that was kept for `asked` at this `version`."""
+    def get(self, key: Hashable, version: int) -> bytes | None:
+        """The body that was kept for `key` at this `version`."""
         if version != self._version:
             return None
-        body = self._bodies.get(asked)
+        body = self._bodies.get(key)
         if body is not None:
-            self._bodies.move_to_end(asked)
+            self._bodies.move_to_end(key)
         return body
 
-    def keep(self, asked: Hashable, version: int, body: bytes) -> None:
+    def put(self, key: Hashable, version: int, body: bytes) -> None:
         """Keep a body, and let those go that were asked for longest ago."""
         if version != self._version:
             self._bodies.clear()
-            self.kept_bytes = 0
+            self.cached_bytes = 0
             self._version = version
-        self.kept_bytes += len(body) - len(self._bodies.pop(asked, b""))
-        self._bodies[asked] = body
-        while self.kept_bytes > self._max_bytes or len(self._bodies) > MAX_REPLIES:
+        self.cached_bytes += len(body) - len(self._bodies.pop(key, b""))
+        self._bodies[key] = body
+        while self.cached_bytes > self._max_bytes or len(self._bodies) > MAX_REPLIES:
             _, oldest = self._bodies.popitem(last=False)
-            self.kept_bytes -= len(oldest)
+            self.cached_bytes -= len(oldest)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Later(msgspec.Struct, Generic[T], frozen=True):
+class DelayedReply(msgspec.Struct, Generic[T], frozen=True):
     """A reply that is still to come, from a handler that has already put its work in order: the next request of the connection may start.
 
     If it has not come after `seconds` the reply is what `late` gives, and the work goes on; None is no limit. The garbage collector must see through it:
@@ -36,7 +36,7 @@ class Later(msgspec.Struct, Generic[T], frozen=True):
     late: Callable[[], T] | None = None
 
 
-class Encoded(msgspec.Struct, frozen=True, gc=False):
+class EncodedReply(msgspec.Struct, frozen=True, gc=False):
     """A reply whose body is in bytes already, in the version that was asked in."""
 
     buffers: list[Buffer]
@@ -86,7 +86,7 @@ def supported_versions() -> dict[ApiKey, tuple[int, int]]:
 
 
 def _route(api_key: ApiKey, version: int, handler: Handler) -> Route:
-    decode, encode = _ROADS.get(api_key) or (
+    decode, encode = _HAND_WRITTEN_CODECS.get(api_key) or (
         partial(messages.decode, messages.REQUESTS[api_key]),
         _encode,
     )
@@ -98,7 +98,7 @@ def _route(api_key: ApiKey, version: int, handler: Handler) -> Route:
 
 
 def _encode(reply: Any, version: int) -> list[Buffer]:
-    return reply.buffers if isinstance(reply, Encoded) else [messages.encode(reply, version)]
+    return reply.buffers if isinstance(reply, EncodedReply) else [messages.encode(reply, version)]
 
 
 def _encode_produce(reply: produce_codec.ProduceResponse, version: int) -> list[Buffer]:
@@ -108,7 +108,7 @@ def _encode_produce(reply: produce_codec.ProduceResponse, version: int) -> list[
 def _encode_fetch(reply: Any, version: int) -> list[Buffer]:
     return (
         reply.buffers
-        if isinstance(reply, Encoded)
+        if isinstance(reply, EncodedReply)
         else fetch_codec.write_fetch_response(reply, version)
     )
 
@@ -120,12 +120,12 @@ def _encode_heartbeat(reply: heartbeat_codec.HeartbeatResponse, version: int) ->
 def _encode_offset_commit(reply: Any, version: int) -> list[Buffer]:
     return (
         reply.buffers
-        if isinstance(reply, Encoded)
+        if isinstance(reply, EncodedReply)
         else [offset_commit_codec.write_offset_commit_response(reply, version)]
     )
 
 
-_ROADS: dict[
+_HAND_WRITTEN_CODECS: dict[
     ApiKey, tuple[Callable[[bytearray, int, int], Any], Callable[[Any, int], list[Buffer]]]
 ] = {
     ApiKey.PRODUCE: (produce_codec.read_produce, _encode_produce),
@@ -134,4 +134,12 @@ _ROADS: dict[
     ApiKey.OFFSET_COMMIT: (offset_commit_codec.read_offset_commit, _encode_offset_commit),
 }
 
-__all__ = ["ROUTES", "Encoded", "Handler", "Later", "Route", "serves", "supported_versions"]
+__all__ = [
+    "ROUTES",
+    "DelayedReply",
+    "EncodedReply",
+    "Handler",
+    "Route",
+    "serves",
+    "supported_versions",
+]

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway import logs
 from gateway.configs.topic_configs import effective_config
-from gateway.coroutines import Clock, Shared, start, unbroken
+from gateway.coroutines import Clock, SharedResult, shield, start
 from gateway.partitions.opener import PartitionOpener
 from gateway.partitions.partition import Partition, storage_error
 from gateway.partitions.producer_snapshots import ProducerSnapshots
@@ -23,7 +23,7 @@ from gateway.topics.topic_names import (
 from gateway.topics.topic_state import TopicState
 from storage.log import StorageError, Store, Topic, TopicExists, UnknownTopic
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 
 #: The ids of internal topics are made from it and their names: the same in every gateway, at every start.
@@ -51,7 +51,7 @@ class Topics:
         self._snapshots = ProducerSnapshots(
             settings.max_producer_ids_per_partition, settings.producer_id_expiration_ms, now, start
         )
-        self._creating: dict[str, Shared[TopicState]] = {}
+        self._creating: dict[str, SharedResult[TopicState]] = {}
         self._deleted_by_others: dict[bytes, tuple[Topic, int]] = {}
         self._internal: dict[str, TopicState] = {}
         self.names = TopicNames(store)
@@ -237,7 +237,7 @@ class Topics:
     async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> TopicState:
         """Make a topic; durable when it returns. Raises KafkaError."""
         name = self.check_new_name(name)
-        creating = self._creating[name] = Shared()
+        creating = self._creating[name] = SharedResult()
         self._by_collision_name[unify_collision_chars(name)] = name
         # On its own: a client that goes away while it waits must not leave a topic that is stored and not known.
         start(
@@ -280,10 +280,10 @@ class Topics:
             await state.altering
         if state.is_deleted:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        await unbroken(self._alter(state, change(state.topic)))
+        await shield(self._alter(state, change(state.topic)))
 
     async def _alter(self, state: TopicState, topic: Topic) -> None:
-        altering = state.altering = Shared()
+        altering = state.altering = SharedResult()
         try:
             await self._store.alter_topic(topic)
             self._apply_definition(state, topic)
@@ -306,7 +306,7 @@ class Topics:
 
     async def delete(self, state: TopicState) -> None:
         """Delete a topic and all that is known of it. Raises KafkaError."""
-        await unbroken(self._delete(state))
+        await shield(self._delete(state))
 
     async def _delete(self, state: TopicState) -> None:
         if state.is_deleted:

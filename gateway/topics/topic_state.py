@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.configs.topic_configs import TopicConfig
-from gateway.coroutines import Shared
+from gateway.coroutines import SharedResult
 from gateway.partitions.partition import Partition
 from gateway.protocol.errors import KafkaError
 from storage.log import Topic
@@ -16,7 +16,7 @@ class Opening:
     """A partition that is being opened. Nobody waits for it longer than `deadline`, in seconds of the broker's clock."""
 
     deadline: float
-    result: Shared[Partition] = field(default_factory=Shared)
+    result: SharedResult[Partition] = field(default_factory=SharedResult)
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class TopicState:
     backoffs: dict[int, OpenBackoff] = field(default_factory=dict)
     opened_at: dict[int, float] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
-    altering: Shared[None] | None = None
+    altering: SharedResult[None] | None = None
     is_deleting: bool = False
     is_deleted: bool = False
 

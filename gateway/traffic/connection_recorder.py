@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from gateway.protocol.session import Session
+from gateway.protocol.session import LoginSession
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 from gateway.protocol.wire.header import RequestHeader
@@ -70,7 +70,7 @@ class ConnectionRecorder(Recorder):
         "_ticks",
     )
 
-    def __init__(self, log: RowDestination, name: str, peer: Peer, session: Session) -> None:
+    def __init__(self, log: RowDestination, name: str, peer: Peer, session: LoginSession) -> None:
         self._log = log
         self._name = name
         self._peer = peer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gateway import logs
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: The log says at most so often that lines were dropped, in seconds.
 LOG_INTERVAL_SECONDS = 60.0

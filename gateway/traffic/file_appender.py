@@ -12,7 +12,7 @@ from gateway import logs
 from gateway.traffic.dropped_lines import DroppedLines
 from gateway.traffic.log_files import AppendableFile, TrafficFolder, create_locked, is_unlinked
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: How long a disk that failed is let alone, in seconds: one that is full has room again when somebody has made it.
 RETRY_SECONDS = 5.0

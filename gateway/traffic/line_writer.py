@@ -19,7 +19,7 @@ from gateway.traffic.log_files import (
     create_locked,
 )
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: How often old files are looked at where none is finished meanwhile, in seconds.
 MAINTENANCE_SECONDS = 600.0

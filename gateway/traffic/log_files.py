@@ -24,7 +24,7 @@ from isal import igzip
 
 from gateway import logs
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 UNCOMPRESSED = ".jsonl"
 _HOUR_MS = 3_600_000

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.coroutines import Cancel, Clock, call_later
-from gateway.protocol.session import Session
+from gateway.protocol.session import LoginSession
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.connection_recorder import ConnectionRecorder
 from gateway.traffic.counters import RowLimits
@@ -41,7 +41,7 @@ class LineSink(Protocol):
 class RecorderFactory:
     """No traffic log."""
 
-    def connection(self, peer: Peer, session: Session) -> Recorder:
+    def connection(self, peer: Peer, session: LoginSession) -> Recorder:
         """What notes the doings of a new connection."""
         return NULL_RECORDER
 
@@ -108,7 +108,7 @@ class TrafficLog(RecorderFactory):
         self._next_due = max(self._next_due, now - SLOTS * self._slot_seconds) + self._slot_seconds
         self._cancel = call_later(self._clock, max(self._next_due - now, 0), self._run_slot)
 
-    def connection(self, peer: Peer, session: Session) -> Recorder:
+    def connection(self, peer: Peer, session: LoginSession) -> Recorder:
         if self._salt is not None:
             hidden = blake2b(
                 peer.address.encode(), key=self._salt, digest_size=_HASH_BYTES

@@ -10,7 +10,7 @@ from typing import Any
 from compat.records import Codec
 from compat.records.codecs import compress
 from compat.records.layout import BATCH_OVERHEAD, build_batch, read_batch
-from gateway.coroutines import Clock, Shared
+from gateway.coroutines import Clock, SharedResult
 from gateway.partitions import record_batch
 from gateway.partitions.partition import Partition
 from gateway.partitions.record_format import V2BatchFormat
@@ -50,7 +50,7 @@ class TopicSink:
         self._start = start
         self._waiting: deque[tuple[bytes, int]] = deque()
         self._bytes = 0
-        self._appending: Shared[None] | None = None
+        self._appending: SharedResult[None] | None = None
 
     def put(self, block: bytes, lines: int) -> None:
         """Take so many whole lines, or drop them."""
@@ -60,7 +60,7 @@ class TopicSink:
         self._waiting.append((block, lines))
         self._bytes += len(block)
         if self._appending is None:
-            self._appending = Shared()
+            self._appending = SharedResult()
             self._start(self._append_all())
 
     async def stop(self, seconds: float) -> None:
@@ -68,7 +68,7 @@ class TopicSink:
         if self._appending is None:
             return
         try:
-            await self._appending.within(self._clock, seconds)
+            await self._appending.with_timeout(self._clock, seconds)
         except TimeoutError:
             self._dropped.add(
                 sum(lines for _, lines in self._waiting), f"{TRAFFIC_TOPIC}: the store is too slow"

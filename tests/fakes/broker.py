@@ -23,7 +23,7 @@ from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.partitions.producer_ids import ProducerIds
 from gateway.protocol.caller import Caller
 from gateway.protocol.long_poll import LongPoll
-from gateway.protocol.session import Session
+from gateway.protocol.session import LoginSession
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
 from tests.fakes.memory_store import Medium, MemoryStore
@@ -122,7 +122,7 @@ class BrokerEnvironment:
         """Somebody on a listener without log-in."""
         return Caller(
             self.broker,
-            Session(None),
+            LoginSession(None),
             "127.0.0.1:50000",
             "PLAINTEXT",
             version,

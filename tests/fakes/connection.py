@@ -21,9 +21,9 @@ from twisted.internet.task import Clock
 from auth.mechanism import AuthenticationFailed, Principal, SaslOutcome
 from gateway import handlers as handlers  # importing them routes them
 from gateway.coarse_clock import CoarseClock
-from gateway.net.flow_control import Budget, Flow
+from gateway.net.flow_control import ConnectionFlow, MemoryBudget
 from gateway.protocol.dispatch import Dispatch
-from gateway.protocol.session import Session
+from gateway.protocol.session import LoginSession
 from gateway.settings.model import Settings
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from tests.fakes.broker import Threads
@@ -69,25 +69,25 @@ class Client:
         *,
         max_requests: int = 100,
         max_bytes: int = 1 << 20,
-        budget: Budget | None = None,
+        budget: MemoryBudget | None = None,
         broker: Any = None,
         listener: str = "SASL_PLAINTEXT",
-        record: Callable[[Session], Recorder] = lambda session: NULL_RECORDER,
+        record: Callable[[LoginSession], Recorder] = lambda session: NULL_RECORDER,
     ) -> None:
         self.written: list[bytes] = []
         self.writes = 0
-        self.hung_up_after_ms: list[int] = []
+        self.closed_after_ms: list[int] = []
         self.is_aborted = False
         self.is_read = True
-        self.budget = budget or Budget(1 << 30, Clock())
-        self.flow = Flow(
+        self.budget = budget or MemoryBudget(1 << 30, Clock())
+        self.flow = ConnectionFlow(
             self.budget,
             max_bytes=max_bytes,
             max_requests=max_requests,
             pause=self._pause,
             resume=self._resume,
         )
-        self.session = Session(
+        self.session = LoginSession(
             None if mechanisms is None else {mechanism.name: mechanism for mechanism in mechanisms}
         )
         self.settings = Settings(connection_failed_authentication_delay_ms=100)
@@ -105,16 +105,16 @@ class Client:
 
     def says(self, *frames: bytes) -> None:
         """All of them arrive in one chunk."""
-        self.dispatch.arrived([bytearray(frame) for frame in frames])
-        self.flow.settle()
+        self.dispatch.frames_received([bytearray(frame) for frame in frames])
+        self.flow.pause_if_over_limit()
 
-    def turns(self) -> None:
+    def run_reactor(self) -> None:
         """The reactor turns until it has nothing more to do."""
         self.dispatch._broker.clock.advance(0)
 
     def hears(self) -> list[bytes]:
         """The frames that came since last time, without their lengths."""
-        self.turns()
+        self.run_reactor()
         stream, self.written = b"".join(self.written), []
         frames = []
         while stream:
@@ -133,8 +133,8 @@ class Client:
         self.writes += 1
         self.written += [bytes(buffer) for buffer in buffers]
 
-    def hang_up(self, delay_ms: int = 0) -> None:
-        self.hung_up_after_ms.append(delay_ms)
+    def request_close(self, delay_ms: int = 0) -> None:
+        self.closed_after_ms.append(delay_ms)
 
     def abort(self) -> None:
         self.is_aborted = True

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.app import _name_of
-from gateway.protocol.session import Session
+from gateway.app import traffic_topic_name
+from gateway.protocol.session import LoginSession
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.recorder import Recorder
 from gateway.traffic.traffic_log import TrafficLog
@@ -82,7 +82,7 @@ class Scene:
             max_keys=max_keys,
             max_rows=max_rows,
             salt=salt,
-            topic_name=lambda topic: _name_of(self.env.broker.topics, topic),
+            topic_name=lambda topic: traffic_topic_name(self.env.broker.topics, topic),
             ticks=lambda: self.ticks,
         )
         self.recorder: Recorder | None = None
@@ -99,7 +99,7 @@ class Scene:
             }
         )
 
-        def record(session: Session) -> Recorder:
+        def record(session: LoginSession) -> Recorder:
             self.recorder = self.log.connection(seen, session)
             return self.recorder
 

@@ -7,8 +7,8 @@ import pytest
 
 from compat.records import read_records
 from gateway.app import open_broker, open_traffic
-from gateway.net.flow_control import Outgoing
-from gateway.protocol.session import Session
+from gateway.net.flow_control import OutgoingBytes
+from gateway.protocol.session import LoginSession
 from gateway.settings.model import Settings
 from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
 from gateway.traffic.client_identity import Peer
@@ -50,7 +50,7 @@ def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are
     store = MemoryStore(medium)
     ended(store.open())
     advertised = {"PLAINTEXT": ("127.0.0.1", 9092)}
-    outgoing = Outgoing(1 << 20)
+    outgoing = OutgoingBytes(1 << 20)
     broker = ended(
         open_broker(
             Settings(),
@@ -93,7 +93,7 @@ def test_a_salt_that_cannot_be_read_is_refused_by_its_name(env, tmp_path):
 
 def test_the_topic_alone_will_do(env):
     log = opened(env, traffic_topic=True)
-    log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), Session(None)).closed(
+    log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), LoginSession(None)).closed(
         "client"
     )
     ended(log.close(5))

@@ -8,7 +8,7 @@ import weakref
 import pytest
 from twisted.internet.task import Clock
 
-from gateway.coarse_clock import GRAIN, CoarseClock
+from gateway.coarse_clock import GRANULARITY_SECONDS, CoarseClock
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def test_a_call_comes_never_early_and_a_tick_after_the_next_grain_at_most(clock,
     called: list[float] = []
     begun = clock.seconds()
     call = coarse.callLater(delay, lambda: called.append(coarse.seconds() - begun))
-    passed(clock, delay + 3 * GRAIN)
-    assert delay <= called[0] <= delay + 2 * GRAIN
+    passed(clock, delay + 3 * GRANULARITY_SECONDS)
+    assert delay <= called[0] <= delay + 2 * GRANULARITY_SECONDS
     assert not call.active()
 
 
@@ -70,7 +70,7 @@ def test_one_timer_is_enough_for_all_and_none_is_there_for_nothing(clock, coarse
     assert len(clock.getDelayedCalls()) == 1
     for call in calls:
         call.cancel()
-    passed(clock, 2 * GRAIN)
+    passed(clock, 2 * GRANULARITY_SECONDS)
     assert clock.getDelayedCalls() == []
 
 
@@ -98,7 +98,7 @@ def test_a_call_releases_its_arguments_without_the_garbage_collector(clock, coar
         if is_cancelled:
             call.cancel()
         else:
-            passed(clock, 1 + 2 * GRAIN)
+            passed(clock, 1 + 2 * GRANULARITY_SECONDS)
         del request, call
         assert seen() is None
     finally:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
-from gateway.coroutines import Shared, Waits, Wake, call_later, gather, start
+from gateway.coroutines import InterruptibleWaits, SharedResult, Waiter, call_later, gather, start
 from tests.fakes.broker import Started
 
 
@@ -133,9 +133,9 @@ def test_ten_thousand_waits_in_a_row_need_no_deep_stack():
 
 def test_a_wake_ends_by_the_event_or_by_the_deadline():
     clock = Clock()
-    by_event, by_deadline = Wake(clock), Wake(clock)
+    by_event, by_deadline = Waiter(clock), Waiter(clock)
     runs = Run(by_event.wait(5)), Run(by_deadline.wait(5))
-    by_event.fire()
+    by_event.wake_up()
     clock.advance(4.9)
     assert runs[1].ends == []
     clock.advance(0.2)
@@ -145,28 +145,28 @@ def test_a_wake_ends_by_the_event_or_by_the_deadline():
 
 def test_firing_at_nobody_does_nothing():
     clock = Clock()
-    wake = Wake(clock)
-    wake.fire()
+    wake = Waiter(clock)
+    wake.wake_up()
     run = Run(wake.wait(1))
     assert run.ends == []
-    wake.fire()
-    wake.fire()
+    wake.wake_up()
+    wake.wake_up()
     assert run.result is True
 
 
 def test_a_cancelled_wait_leaves_no_timer():
     clock = Clock()
-    wake = Wake(clock)
+    wake = Waiter(clock)
     run = Run(wake.wait(5))
     run.cancel()
-    wake.fire()
+    wake.wake_up()
     assert isinstance(run.failure, CancelledError)
     assert clock.getDelayedCalls() == []
 
 
 def test_a_wake_may_be_waited_for_again():
     clock = Clock()
-    wake = Wake(clock)
+    wake = Waiter(clock)
     assert [self_ended(wake, clock), self_ended(wake, clock)] == [False, False]
 
 
@@ -178,11 +178,11 @@ def self_ended(wake, clock):
 
 def test_the_end_of_all_waits_wakes_those_that_wait_and_those_that_would():
     clock = Clock()
-    waits = Waits()
-    runs = [Run(waits.wait(Wake(clock), 60)) for _ in range(3)]
+    waits = InterruptibleWaits()
+    runs = [Run(waits.wait(Waiter(clock), 60)) for _ in range(3)]
     runs[0].cancel()
     waits.end()
-    late = Run(waits.wait(Wake(clock), 60))
+    late = Run(waits.wait(Waiter(clock), 60))
     assert [run.result for run in [*runs[1:], late]] == [True, True, True]
     assert clock.getDelayedCalls() == []
 
@@ -191,7 +191,7 @@ def test_the_end_of_all_waits_wakes_those_that_wait_and_those_that_would():
 
 
 def test_one_result_reaches_all_in_the_order_in_which_they_wait():
-    shared = Shared()
+    shared = SharedResult()
     order = []
 
     async def work(index):
@@ -205,7 +205,7 @@ def test_one_result_reaches_all_in_the_order_in_which_they_wait():
 
 
 def test_one_failure_reaches_all():
-    shared = Shared()
+    shared = SharedResult()
     runs = [Run(value_of(shared))]
     failure = KeyError("it")
     shared.fail(failure)
@@ -214,7 +214,7 @@ def test_one_failure_reaches_all():
 
 
 def test_one_that_is_cancelled_does_not_trouble_the_others():
-    shared = Shared()
+    shared = SharedResult()
     first, second = Run(value_of(shared)), Run(value_of(shared))
     first.cancel()
     shared.succeed(1)
@@ -277,18 +277,18 @@ def test_taking_back_is_harmless_at_any_time(when):
 
 
 def test_a_result_that_comes_in_time_is_waited_for_and_leaves_nothing_behind():
-    clock, shared = Clock(), Shared[int]()
-    waiting = Started(shared.within(clock, 5))
+    clock, shared = Clock(), SharedResult[int]()
+    waiting = Started(shared.with_timeout(clock, 5))
     shared.succeed(7)
     assert (waiting.result, clock.getDelayedCalls()) == (7, [])
 
 
 def test_a_result_is_not_waited_for_longer_than_was_said_and_may_come_for_others():
-    clock, shared = Clock(), Shared[int]()
+    clock, shared = Clock(), SharedResult[int]()
     patient, hasty, late = (
-        Started(shared.within(clock, 5)),
-        Started(shared.within(clock, 1)),
-        Started(shared.within(clock, 0)),
+        Started(shared.with_timeout(clock, 5)),
+        Started(shared.with_timeout(clock, 1)),
+        Started(shared.with_timeout(clock, 0)),
     )
     assert isinstance(late.failure, TimeoutError)
     clock.advance(1)
@@ -299,8 +299,8 @@ def test_a_result_is_not_waited_for_longer_than_was_said_and_may_come_for_others
 
 
 def test_a_wait_for_a_result_that_is_cancelled_leaves_nothing_behind():
-    clock, shared = Clock(), Shared[int]()
-    waiting = Started(shared.within(clock, 5))
+    clock, shared = Clock(), SharedResult[int]()
+    waiting = Started(shared.with_timeout(clock, 5))
     waiting.cancel()
     assert isinstance(waiting.failure, CancelledError)
     shared.succeed(1)

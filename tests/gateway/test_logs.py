@@ -22,7 +22,7 @@ WRITTEN_SECONDS = 60.0
 
 def lines_of(write, **kwargs):
     sink = io.StringIO()
-    with logs.Log(sink, **kwargs) as log:
+    with logs.ProcessLog(sink, **kwargs) as log:
         write()
         log.close(WRITTEN_SECONDS)
     # "\n" alone: splitlines would hide a separator that was not escaped.
@@ -34,7 +34,7 @@ def line_of(write, **kwargs):
     return line
 
 
-SESSION = logs.part("gateway.protocol.session")
+SESSION = logs.get_logger("gateway.protocol.session")
 
 
 def test_a_text_line_is_time_level_part_event_and_fields():
@@ -157,10 +157,10 @@ def test_other_libraries_are_heard_from_warning_up():
 
 def test_a_part_has_its_own_level():
     def speak():
-        logs.part("gateway.protocol.session").debug("a")
-        logs.part("gateway.protocol.session.inner").debug("b")
-        logs.part("gateway.protocol.dispatch").debug("c")
-        logs.part("storage.lmdb").info("d")
+        logs.get_logger("gateway.protocol.session").debug("a")
+        logs.get_logger("gateway.protocol.session.inner").debug("b")
+        logs.get_logger("gateway.protocol.dispatch").debug("c")
+        logs.get_logger("storage.lmdb").info("d")
 
     heard = lines_of(speak, levels={"gateway.protocol.session": "debug", "storage": "warning"})
     assert [line.split(" ")[3] for line in heard] == ["a", "b"]
@@ -169,9 +169,10 @@ def test_a_part_has_its_own_level():
 def test_a_part_knows_whether_debug_is_heard():
     heard = []
     lines_of(
-        lambda: heard.append(SESSION.hears_debug()), levels={"gateway.protocol.session": "debug"}
+        lambda: heard.append(SESSION.is_debug_enabled()),
+        levels={"gateway.protocol.session": "debug"},
     )
-    lines_of(lambda: heard.append(SESSION.hears_debug()))
+    lines_of(lambda: heard.append(SESSION.is_debug_enabled()))
     assert heard == [True, False]
 
 
@@ -205,7 +206,7 @@ class Gate:
 
 def test_a_blocked_sink_blocks_nobody_and_what_is_dropped_is_counted_and_told():
     gate = Gate()
-    with logs.Log(gate, queue_events=100) as log:
+    with logs.ProcessLog(gate, queue_events=100) as log:
         SESSION.info("first")
         assert gate.entered.wait(WRITTEN_SECONDS)
         for i in range(150):
@@ -222,7 +223,7 @@ def test_a_blocked_sink_blocks_nobody_and_what_is_dropped_is_counted_and_told():
 
 def test_closing_leaves_a_blocked_sink_behind():
     gate = Gate()
-    log = logs.Log(gate, queue_events=100)
+    log = logs.ProcessLog(gate, queue_events=100)
     with log:
         SESSION.info("first")
         assert gate.entered.wait(WRITTEN_SECONDS)
@@ -233,7 +234,7 @@ def test_closing_leaves_a_blocked_sink_behind():
 def test_a_pipe_that_nobody_reads_blocks_nobody():
     reader, writer = os.pipe()
     sink = os.fdopen(writer, "w")
-    with logs.Log(sink, queue_events=100) as log:
+    with logs.ProcessLog(sink, queue_events=100) as log:
         for i in range(5_000):  # far beyond the 64 KiB of a pipe and the queue
             SESSION.info("n", i=i, filler="x" * 500)
         log.close(timeout=0.01)
@@ -247,7 +248,7 @@ def test_a_sink_whose_reader_has_gone_harms_nobody():
     reader, writer = os.pipe()
     os.close(reader)
     sink = os.fdopen(writer, "w", buffering=1)
-    with logs.Log(sink) as log:
+    with logs.ProcessLog(sink) as log:
         SESSION.info("n")
         log.close(WRITTEN_SECONDS)
     assert log.dropped >= 1
@@ -256,6 +257,6 @@ def test_a_sink_whose_reader_has_gone_harms_nobody():
 
 
 def test_a_log_call_that_cannot_be_formatted_harms_nobody():
-    with logs.Log(io.StringIO()) as log:
+    with logs.ProcessLog(io.StringIO()) as log:
         logging.getLogger("otherlib.conn").warning("%d", "not a number")
     assert log.dropped == 1

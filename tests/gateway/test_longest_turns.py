@@ -233,7 +233,7 @@ def longest_turn(key: ApiKey, version: int, largest: str, most: int, *, is_known
     gc.collect()
     gc.disable()
     try:
-        reactor.timed(client.dispatch.arrived, [frame])
+        reactor.timed(client.dispatch.frames_received, [frame])
         until = reactor.seconds() + LONGEST_WAIT
         while not client.dispatch.is_idle:
             result = threads.next()

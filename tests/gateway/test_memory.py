@@ -8,16 +8,16 @@ from gateway import memory
 
 
 def test_glibc_takes_every_value():
-    assert memory.tune() == (platform.libc_ver()[0] == "glibc")
+    assert memory.configure_allocator() == (platform.libc_ver()[0] == "glibc")
 
 
 def test_telling_it_twice_does_no_harm():
-    assert memory.tune() == memory.tune()
+    assert memory.configure_allocator() == memory.configure_allocator()
 
 
 def test_what_was_made_at_the_start_is_not_collected_again():
     kept = [[] for _ in range(1000)]
-    memory.settle()
+    memory.freeze_startup_objects()
     try:
         assert gc.get_freeze_count() >= len(kept)
     finally:
@@ -26,9 +26,9 @@ def test_what_was_made_at_the_start_is_not_collected_again():
 
 def test_memory_is_returned_at_the_end_of_intervals_in_which_the_process_was_quiet():
     trimmed = []
-    busy, quiet = memory.TRIM_SECONDS, memory.TRIM_SECONDS / 100
+    busy, quiet = memory.TRIM_INTERVAL_SECONDS, memory.TRIM_INTERVAL_SECONDS / 100
     used = accumulate([1000.0, quiet, busy, busy, quiet])
-    trimming = memory.Trimming(lambda: trimmed.append(True), lambda: next(used))
+    trimming = memory.HeapTrimmer(lambda: trimmed.append(True), lambda: next(used))
     counts = []
     for _ in range(4):
         trimming.end_interval()

@@ -15,7 +15,7 @@ import pytest
 from kafka.protocol.consumer.fetch import FetchResponse
 from kafka.protocol.producer.produce import ProduceResponse
 
-from gateway.net.transport import GOODBYE_SECONDS
+from gateway.net.transport import HALF_CLOSE_SECONDS
 from tests.certificates import Authority
 from tests.compat.records.building import Sample, batch
 from tests.peers.gateway import MIB, Peer, Stopwatch, fetching, framed, gateway, producing
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.peer]
 RECORDS = batch([Sample(0, 1_700_000_000_000, b"k", b"v" * 100)])
 
 #: Far below the time of a shutdown where it is PATIENT, by the stopwatch, however busy the machine is. It takes one second: a peer that does not close its
-#: side has that for its goodbye (`transport.GOODBYE_SECONDS`).
+#: side has that for its goodbye (`transport.HALF_CLOSE_SECONDS`).
 SOON = 20.0
 PATIENT = {"shutdown_timeout_ms": 90_000}
 
@@ -279,7 +279,7 @@ def test_a_tls_peer_that_never_sends_close_notify_is_not_waited_for(
         with trust.wrap_socket(Peer(server.address).socket, server_hostname="localhost") as silent:
             silent.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
             assert silent.recv(MIB)[4:8] == b"\0\0\0\x07"
-            time.sleep(1.5 * GOODBYE_SECONDS if is_idle else 0)
+            time.sleep(1.5 * HALF_CLOSE_SECONDS if is_idle else 0)
             code, seconds = stop(server)
             # The gateway's close_notify: without it this would be an SSLEOFError.
             assert silent.recv(1) == b""

@@ -8,7 +8,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from gateway import server as servers
-from gateway.server import Server, StartFailed
+from gateway.server import GatewayServer, StartupError
 from gateway.settings.model import Settings
 from storage.log import NotReady, StorageFailed
 from tests.fakes.broker import Started
@@ -40,7 +40,7 @@ class Starting:
             listeners="PLAINTEXT://127.0.0.1:0",
             pulsar_start_timeout_ms=round(TIMEOUT_SECONDS * 1000),
         )
-        self.server = Server(settings, self.clock, lambda reason: None)
+        self.server = GatewayServer(settings, self.clock, lambda reason: None)
 
     def _make(self, *_: object) -> Unready:
         self.made += 1
@@ -67,16 +67,16 @@ def test_a_store_that_is_not_ready_is_tried_again_with_longer_pauses_until_the_t
             starting.clock.advance(1)
     assert tries == [0, 1, 3, 7, 15, 23, 31, 39, 47, 55, 63, 71, 79, 87]
     assert starting.clock.seconds() == TIMEOUT_SECONDS
-    with pytest.raises(StartFailed, match="there is no bookie"):
+    with pytest.raises(StartupError, match="there is no bookie"):
         assert start.result
 
 
 def test_what_nobody_can_wait_for_ends_the_start_at_once(starting: Starting) -> None:
     starting.failure = StorageFailed("there is no such tenant")
-    starting.server = Server(
+    starting.server = GatewayServer(
         Settings(listeners="PLAINTEXT://127.0.0.1:0"), starting.clock, lambda reason: None
     )
-    with pytest.raises(StartFailed, match="no such tenant"):
+    with pytest.raises(StartupError, match="no such tenant"):
         assert Started(starting.server.start()).result
 
 
@@ -89,5 +89,5 @@ def test_a_gateway_that_is_told_to_end_while_it_waits_makes_no_other_store(
     Started(starting.server.drain())
     starting.clock.advance(TIMEOUT_SECONDS)
     assert starting.made == made
-    with pytest.raises(StartFailed, match="told to end"):
+    with pytest.raises(StartupError, match="told to end"):
         assert start.result

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 from twisted.internet.defer import CancelledError
 
-from gateway.workers import TooMuchWaits, Workers
+from gateway.workers import FairWorkers, TooManyWaiting
 from tests.fakes.broker import Started
 
 
@@ -66,7 +66,7 @@ def held(workers):
 
 
 def test_owners_take_turns(reactor):
-    workers, order = Workers(reactor, 1, "test"), []
+    workers, order = FairWorkers(reactor, 1, "test"), []
     gate, _ = held(workers)
     works = [
         kept(workers.run_for(owner, order.append, owner + str(n)))
@@ -79,7 +79,7 @@ def test_owners_take_turns(reactor):
 
 
 def test_cancelled_work_that_waits_is_never_begun(reactor):
-    workers, order = Workers(reactor, 1, "test"), []
+    workers, order = FairWorkers(reactor, 1, "test"), []
     gate, _ = held(workers)
     first, second = workers.run_for("a", order.append, 1), workers.run_for("a", order.append, 2)
     outcome, last = kept(first), kept(second)
@@ -91,7 +91,7 @@ def test_cancelled_work_that_waits_is_never_begun(reactor):
 
 
 def test_cancelled_work_that_runs_keeps_its_thread_until_it_ends(reactor):
-    workers = Workers(reactor, 1, "test")
+    workers = FairWorkers(reactor, 1, "test")
     gate = Gate()
     running = workers.run(gate)
     outcome = kept(running)
@@ -106,20 +106,20 @@ def test_cancelled_work_that_runs_keeps_its_thread_until_it_ends(reactor):
 
 
 def test_a_full_queue_drops_the_newest_work_of_whoever_has_most(reactor):
-    workers = Workers(reactor, 1, "test", max_waiting=3)
+    workers = FairWorkers(reactor, 1, "test", max_waiting=3)
     gate, _ = held(workers)
     many = [kept(workers.run_for("many", int, n)) for n in range(3)]
     one = kept(workers.run_for("one", str, "served"))
-    assert many[2][0].check(TooMuchWaits)
+    assert many[2][0].check(TooManyWaiting)
     excess = kept(workers.run_for("many", int, 4))
-    assert excess[0].check(TooMuchWaits)
+    assert excess[0].check(TooManyWaiting)
     gate.opened.set()
     reactor.turns(lambda: one and many[1])
     assert (many[0], one, many[1]) == ([0], ["served"], [1])
 
 
 def test_a_failure_is_its_callers(reactor):
-    workers = Workers(reactor, 1, "test")
+    workers = FairWorkers(reactor, 1, "test")
     outcome = kept(workers.run(int, "x"))
     reactor.turns(lambda: outcome)
     assert outcome[0].check(ValueError)
@@ -129,7 +129,7 @@ def test_a_failure_is_its_callers(reactor):
 
 
 def test_closing_drops_what_waits_and_ends_with_what_runs(reactor):
-    workers, order = Workers(reactor, 1, "test"), []
+    workers, order = FairWorkers(reactor, 1, "test"), []
     gate, _ = held(workers)
     workers.run_for("a", order.append, 1)
     closing = Started(workers.close())

@@ -38,7 +38,7 @@ def main() -> int:
     settings = Settings(
         listeners=(parse_endpoint("PLAINTEXT://127.0.0.1:0"),), shutdown_timeout_ms=500
     )
-    with logs.Log(
+    with logs.ProcessLog(
         sys.stderr,
         settings.log_format,
         settings.log_level,

@@ -13,7 +13,7 @@ from sys import getsizeof
 from typing import Any
 
 from gateway import logs
-from gateway.coroutines import Clock, unbroken_within
+from gateway.coroutines import Clock, shield_with_timeout
 from gateway.groups.offsets.offset_rows import (
     CommittedOffset,
     OffsetKey,
@@ -27,7 +27,7 @@ from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
 from storage.log import EntryTooLarge, StateTable, StorageError, Topic
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: A group's offsets by topic id and partition.
 GroupOffsets = dict[bytes, dict[int, CommittedOffset]]
@@ -272,7 +272,7 @@ class CommittedOffsets:
 
     async def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await unbroken_within(self._clock, self._timeout, work)
+            await shield_with_timeout(self._clock, self._timeout, work)
         except TimeoutError:
             # As Kafka answers when its offsets topic takes longer than offsets.commit.timeout.ms (CoordinatorOperationExceptionHelper).
             raise KafkaError(

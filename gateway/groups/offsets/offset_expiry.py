@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from gateway import logs
-from gateway.coroutines import Clock, Wake, gather
+from gateway.coroutines import Clock, Waiter, gather
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import KafkaError
 
-_log = logs.part(__name__)
+_log = logs.get_logger(__name__)
 
 #: Offsets looked at in one turn of the reactor, some 5 ms' worth.
 OFFSETS_PER_TURN = 5_000
@@ -73,7 +73,7 @@ class OffsetExpiry:
                 expired_by_group = {}
             if checked >= OFFSETS_PER_TURN:
                 checked = 0
-                await Wake(self._clock).wait(0)
+                await Waiter(self._clock).wait(0)
                 if self._is_stopped:
                     return
         deleted += await self._delete(expired_by_group)
@@ -136,4 +136,4 @@ class OffsetExpiry:
                 self._groups.delete_in_background(group.group_id)
                 forgotten += 1
                 if forgotten % GROUPS_PER_DELETION == 0:
-                    await Wake(self._clock).wait(0)
+                    await Waiter(self._clock).wait(0)

@@ -18,7 +18,12 @@ from gateway.configs.value_types import ConfigType, show
 from gateway.handlers.admin.describe_configs import ResourceType, broker_id_is_number
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import Turns, check_changes, check_configs, in_bytes
+from gateway.protocol.large_requests import (
+    TimeSlices,
+    check_changes,
+    check_configs,
+    encode_if_large,
+)
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.settings.model import Settings
@@ -90,7 +95,7 @@ async def _alter(
     request: Any, caller: Caller, change_of: Callable[[Any], Change], response: Any
 ) -> Any:
     """The response, with one row for each resource of the request, in its order."""
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     counts = Counter(
         (resource.resource_type, resource.resource_name) for resource in request.resources
     )
@@ -116,7 +121,7 @@ async def _alter(
             )
 
     rows = []
-    outcomes = await turns.gather(alter_one(resource) for resource in request.resources)
+    outcomes = await slices.gather(alter_one(resource) for resource in request.resources)
     for resource, outcome in zip(request.resources, outcomes, strict=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, KafkaError):
             raise outcome
@@ -128,8 +133,8 @@ async def _alter(
                 resource_name=resource.resource_name,
             )
         )
-        await turns.take()
-    return await in_bytes(response(responses=rows), turns, caller)
+        await slices.take()
+    return await encode_if_large(response(responses=rows), slices, caller)
 
 
 def _check_resource(kind: int, name: str, caller: Caller) -> None:

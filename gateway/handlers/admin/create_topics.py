@@ -16,11 +16,17 @@ from kafka.protocol.admin.topics import (
 from gateway.configs.broker_configs import BrokerConfigs
 from gateway.configs.entries import topic_entries
 from gateway.configs.topic_configs import check
-from gateway.coroutines import unbroken
+from gateway.coroutines import shield
 from gateway.handlers.admin.partition_reassignments import check_replicas
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import WORK_ROWS, Turns, check_changes, check_configs, in_bytes
+from gateway.protocol.large_requests import (
+    CALL_ROWS,
+    TimeSlices,
+    check_changes,
+    check_configs,
+    encode_if_large,
+)
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import topic_id_of, uuid_of
@@ -58,21 +64,21 @@ async def create_topics(request: Any, caller: Caller) -> Any:
     topics, settings = caller.broker.topics, caller.broker.settings
     counts = Counter(topic.name for topic in request.topics)
     asked = [topic for topic in request.topics if counts[topic.name] == 1]
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     plans: list[_Plan | KafkaError] = []
     for topic in asked:
         plans.append(_plan(topic, caller, len(counts)))
-        await turns.take(WORK_ROWS)
+        await slices.take(CALL_ROWS)
     _limit(plans, settings.max_partitions_per_topic)
     outcomes = (
         plans
         if request.validate_only
-        else await turns.gather(_create(plan, topics) for plan in plans)
+        else await slices.gather(_create(plan, topics) for plan in plans)
     )
     rows = []
     for topic, outcome in zip(asked, outcomes, strict=True):
         rows.append(_created(topic.name, outcome, caller))
-        await turns.take(WORK_ROWS)
+        await slices.take(CALL_ROWS)
     for name, count in counts.items():
         if count > 1:
             rows.append(
@@ -80,8 +86,8 @@ async def create_topics(request: Any, caller: Caller) -> Any:
                     name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."), caller
                 )
             )
-            await turns.take()
-    return await in_bytes(CreateTopicsResponse(topics=rows), turns, caller)
+            await slices.take()
+    return await encode_if_large(CreateTopicsResponse(topics=rows), slices, caller)
 
 
 def _plan(asked: Any, caller: Caller, count: int) -> _Plan | KafkaError:
@@ -232,7 +238,7 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
     ]
     found: dict[str, tuple[str, TopicState]] = {}
     rows = []
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     # Those by id first: of a topic that is named both ways, the name is refused.
     counts = Counter(asked).items()
     by_id, by_name = (
@@ -240,7 +246,7 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
         [one for one in counts if one[0][0] is not None],
     )
     for (name, topic_id), count in (*by_id, *by_name):
-        await turns.take()
+        await slices.take()
         try:
             check_changes(len(asked))
             live = _find(name, topic_id, count, topics)
@@ -254,11 +260,11 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
             found[live.name] = name or live.name, live
         except KafkaError as failure:
             rows.append(_deleted(name, topic_id, failure))
-    outcomes = await turns.gather(unbroken(_delete(live, caller)) for _, live in found.values())
+    outcomes = await slices.gather(shield(_delete(live, caller)) for _, live in found.values())
     for (name, live), outcome in zip(found.values(), outcomes, strict=True):
         rows.append(_deleted(name, live.topic.topic_id, outcome))
-        await turns.take()
-    return await in_bytes(DeleteTopicsResponse(responses=rows), turns, caller)
+        await slices.take()
+    return await encode_if_large(DeleteTopicsResponse(responses=rows), slices, caller)
 
 
 async def _delete(live: TopicState, caller: Caller) -> None:
@@ -298,21 +304,21 @@ async def create_partitions(request: Any, caller: Caller) -> Any:
     """Give topics more partitions. The brokers of an assignment must exist, as with CreateTopics."""
     counts = Counter(topic.name for topic in request.topics)
     asked = [topic for topic in request.topics if counts[topic.name] == 1]
-    turns = Turns(caller.broker.clock)
-    outcomes = await turns.gather(
+    slices = TimeSlices(caller.broker.clock)
+    outcomes = await slices.gather(
         _extend(topic, caller, len(counts), validate_only=request.validate_only) for topic in asked
     )
     rows = []
     for topic, outcome in zip(asked, outcomes, strict=True):
         rows.append(_extended(topic.name, outcome))
-        await turns.take()
+        await slices.take()
     for name, count in counts.items():
         if count > 1:
             rows.append(
                 _extended(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
             )
-            await turns.take()
-    return await in_bytes(CreatePartitionsResponse(results=rows), turns, caller)
+            await slices.take()
+    return await encode_if_large(CreatePartitionsResponse(results=rows), slices, caller)
 
 
 async def _extend(asked: Any, caller: Caller, changes: int, *, validate_only: bool) -> None:

@@ -8,7 +8,7 @@ from kafka.protocol.admin.topics import DeleteRecordsResponse
 
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import OPENING_ROWS, Turns, in_bytes
+from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.topics.topic_names import INTERNAL_TOPICS
@@ -30,7 +30,7 @@ async def delete_records(request: Any, caller: Caller) -> Any:
             {row.partition_index: row.offset for row in topic.partitions}
         )
     topics = []
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     for name, offsets in asked.items():
         rows = []
         for index, offset in offsets.items():
@@ -46,12 +46,12 @@ async def delete_records(request: Any, caller: Caller) -> Any:
                 rows.append(
                     _Partition(partition_index=index, low_watermark=-1, error_code=failure.code)
                 )
-            await turns.take(OPENING_ROWS)
+            await slices.take(PARTITION_OPEN_ROWS)
         caller.traffic.topic_accessed(
             ApiKey.DELETE_RECORDS, caller.api_version, name, [row.error_code for row in rows]
         )
         topics.append(_Topic(name=name, partitions=rows))
-    return await in_bytes(DeleteRecordsResponse(topics=topics), turns, caller)
+    return await encode_if_large(DeleteRecordsResponse(topics=topics), slices, caller)
 
 
 async def _delete(name: str, index: int, offset: int, caller: Caller) -> int:

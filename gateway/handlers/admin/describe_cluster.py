@@ -10,7 +10,7 @@ from kafka.protocol.admin.transactions import DescribeProducersResponse
 from gateway.handlers.metadata import CLUSTER_OPERATIONS, NOT_ASKED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import OPENING_ROWS, Turns, in_bytes
+from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from storage.log import StorageError
@@ -72,8 +72,8 @@ _LogDirTopic = _LogDir.DescribeLogDirsTopic
 async def describe_log_dirs(request: Any, caller: Caller) -> Any:
     """How many bytes the partitions that this gateway leads take, and what room there is. v3 has an error for all, v4 the room (KIP-827),
     v5 cordoned directories (KIP-1066), of which there are none. Partitions that are not there are left out, as in Kafka."""
-    turns = Turns(caller.broker.clock)
-    sizes = await _sizes(request.topics, caller, turns)
+    slices = TimeSlices(caller.broker.clock)
+    sizes = await _sizes(request.topics, caller, slices)
     results: list[Any] = []
     for usage in caller.broker.store.usage():
         # However many places a store names, its logs are not in one of them more than in another: they are told with the first.
@@ -88,10 +88,12 @@ async def describe_log_dirs(request: Any, caller: Caller) -> Any:
                 is_cordoned=False,
             )
         )
-    return await in_bytes(DescribeLogDirsResponse(error_code=0, results=results), turns, caller)
+    return await encode_if_large(
+        DescribeLogDirsResponse(error_code=0, results=results), slices, caller
+    )
 
 
-async def _sizes(asked: list[Any] | None, caller: Caller, turns: Turns) -> list[Any]:
+async def _sizes(asked: list[Any] | None, caller: Caller, slices: TimeSlices) -> list[Any]:
     broker = caller.broker
     wanted: dict[str, set[int]] = {}
     if asked is None:
@@ -103,7 +105,7 @@ async def _sizes(asked: list[Any] | None, caller: Caller, turns: Turns) -> list[
     for name, indexes in wanted.items():
         rows = []
         for index in sorted(indexes):
-            await turns.take()
+            await slices.take()
             size = await _size(name, index, caller)
             if size is not None:
                 row = _LogDirTopic.DescribeLogDirsPartition
@@ -153,17 +155,17 @@ async def describe_producers(request: Any, caller: Caller) -> Any:
     wanted: dict[str, set[int]] = {}
     for topic in request.topics:
         wanted.setdefault(topic.name, set()).update(topic.partition_indexes)
-    topics, turns = [], Turns(caller.broker.clock)
+    topics, slices = [], TimeSlices(caller.broker.clock)
     for name, indexes in wanted.items():
         rows = []
         for index in sorted(indexes):
-            rows.append(await _producers(name, index, caller, turns))
-            await turns.take(OPENING_ROWS)
+            rows.append(await _producers(name, index, caller, slices))
+            await slices.take(PARTITION_OPEN_ROWS)
         topics.append(_Producers(name=name, partitions=rows))
-    return await in_bytes(DescribeProducersResponse(topics=topics), turns, caller)
+    return await encode_if_large(DescribeProducersResponse(topics=topics), slices, caller)
 
 
-async def _producers(name: str, index: int, caller: Caller, turns: Turns) -> Any:
+async def _producers(name: str, index: int, caller: Caller, slices: TimeSlices) -> Any:
     if caller.broker.topics.has_internal_partition(name, index):
         # kafka-transactions.sh asks for those of every partition.
         return _Partition(
@@ -181,7 +183,7 @@ async def _producers(name: str, index: int, caller: Caller, turns: Turns) -> Any
         )
     rows = []
     for producer_id, producer in list(partition.producers):
-        await turns.take()
+        await slices.take()
         last = producer.batches[-1]
         rows.append(
             _Partition.ProducerState(

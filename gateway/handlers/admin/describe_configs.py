@@ -20,7 +20,7 @@ from gateway.configs.entries import (
 from gateway.configs.value_types import ConfigType
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.settings.model import Settings
@@ -45,8 +45,8 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
     """Configs and where they come from. v0 only says what is a default, v1 knows sources and synonyms (KIP-226), v3 types and documentation
     (KIP-569). A resource that is asked for twice is answered once, with what was asked of it in all."""
     results = []
-    turns = Turns(caller.broker.clock)
-    for (kind, name), keys in (await _merged(request.resources, turns)).items():
+    slices = TimeSlices(caller.broker.clock)
+    for (kind, name), keys in (await _merged(request.resources, slices)).items():
         try:
             entries = _entries(kind, name, caller)
             rows = [_row(entry, request) for entry in entries if keys is None or entry.name in keys]
@@ -59,7 +59,7 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
                     configs=rows,
                 )
             )
-            await turns.take(len(rows))
+            await slices.take(len(rows))
         except KafkaError as failure:
             results.append(
                 _Result(
@@ -70,11 +70,13 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
                     configs=[],
                 )
             )
-        await turns.take()
-    return await in_bytes(DescribeConfigsResponse(results=results), turns, caller)
+        await slices.take()
+    return await encode_if_large(DescribeConfigsResponse(results=results), slices, caller)
 
 
-async def _merged(resources: Iterable[Any], turns: Turns) -> dict[tuple[int, str], set[str] | None]:
+async def _merged(
+    resources: Iterable[Any], slices: TimeSlices
+) -> dict[tuple[int, str], set[str] | None]:
     """By type and name: which configs are asked for, None for all. An empty list means all as well."""
     asked: dict[tuple[int, str], set[str] | None] = {}
     for resource in resources:
@@ -84,7 +86,7 @@ async def _merged(resources: Iterable[Any], turns: Turns) -> dict[tuple[int, str
             asked[key] = None
         elif keys is not None:
             keys.update(resource.configuration_keys)
-        await turns.take()
+        await slices.take()
     return asked
 
 
@@ -189,16 +191,18 @@ async def list_config_resources(request: Any, caller: Caller) -> Any:
         return ListConfigResourcesResponse(
             error_code=ErrorCode.UNSUPPORTED_VERSION, config_resources=[]
         )
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     rows = []
     for kind in sorted(asked):
         for name in list(_names(ResourceType(kind), caller)):
             rows.append(
                 ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind)
             )
-            await turns.take()
-    return await in_bytes(
-        ListConfigResourcesResponse(error_code=ErrorCode.NONE, config_resources=rows), turns, caller
+            await slices.take()
+    return await encode_if_large(
+        ListConfigResourcesResponse(error_code=ErrorCode.NONE, config_resources=rows),
+        slices,
+        caller,
     )
 
 

@@ -9,7 +9,7 @@ from kafka.protocol.admin.cluster import DescribeQuorumResponse, UpdateFeaturesR
 
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.admin_messages import (
     AddRaftVoterResponse,
@@ -46,7 +46,7 @@ async def update_features(request: Any, caller: Caller) -> Any:
         return UpdateFeaturesResponse(
             error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=message
         )
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     rows = []
     for update in request.feature_updates:
         why = _unknown_feature(update, caller)
@@ -57,10 +57,10 @@ async def update_features(request: Any, caller: Caller) -> Any:
                 error_message=why,
             )
         )
-        await turns.take()
-    return await in_bytes(
+        await slices.take()
+    return await encode_if_large(
         UpdateFeaturesResponse(error_code=ErrorCode.NONE, error_message=None, results=rows),
-        turns,
+        slices,
         caller,
     )
 

@@ -9,7 +9,7 @@ from kafka.protocol.producer.transaction import WriteTxnMarkersResponse
 
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 
@@ -26,7 +26,7 @@ _Topic = _Marker.WritableTxnMarkerTopicResult
 @serves(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0)
 async def describe_transactions(request: Any, caller: Caller) -> Any:
     """TRANSACTIONAL_ID_NOT_FOUND for each (KIP-664)."""
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     rows = []
     for transactional_id in request.transactional_ids:
         rows.append(
@@ -41,8 +41,10 @@ async def describe_transactions(request: Any, caller: Caller) -> Any:
                 topics=[],
             )
         )
-        await turns.take()
-    return await in_bytes(DescribeTransactionsResponse(transaction_states=rows), turns, caller)
+        await slices.take()
+    return await encode_if_large(
+        DescribeTransactionsResponse(transaction_states=rows), slices, caller
+    )
 
 
 @serves(ApiKey.LIST_TRANSACTIONS, 0, 2)
@@ -59,7 +61,7 @@ async def list_transactions(request: Any, caller: Caller) -> Any:
 async def write_txn_markers(request: Any, caller: Caller) -> Any:
     """CLUSTER_AUTHORIZATION_FAILED for each partition: only brokers may write markers, and an administrator who aborts a
     transaction by hand (KIP-664). There is none to abort, and no client retries this error."""
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     markers = []
     for marker in request.markers:
         topics = []
@@ -70,9 +72,9 @@ async def write_txn_markers(request: Any, caller: Caller) -> Any:
                 rows.append(
                     row(partition_index=index, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
                 )
-                await turns.take()
+                await slices.take()
             topics.append(_Topic(name=topic.name, partitions=rows))
-            await turns.take()
+            await slices.take()
         markers.append(_Marker(producer_id=marker.producer_id, topics=topics))
-        await turns.take()
-    return await in_bytes(WriteTxnMarkersResponse(markers=markers), turns, caller)
+        await slices.take()
+    return await encode_if_large(WriteTxnMarkersResponse(markers=markers), slices, caller)

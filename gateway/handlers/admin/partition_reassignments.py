@@ -16,7 +16,7 @@ from kafka.protocol.admin.topics import (
 
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 
@@ -36,7 +36,7 @@ async def elect_leaders(request: Any, caller: Caller) -> Any:
         return ElectLeadersResponse(
             error_code=ErrorCode.INVALID_REQUEST, replica_election_results=[]
         )
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     topics = []
     for topic in request.topic_partitions or ():
         count = _partitions(topic.topic, caller)
@@ -48,12 +48,12 @@ async def elect_leaders(request: Any, caller: Caller) -> Any:
                     partition_id=index, error_code=failure.code, error_message=failure.message
                 )
             )
-            await turns.take()
+            await slices.take()
         topics.append(_Elected(topic=topic.topic, partition_result=rows))
-        await turns.take()
-    return await in_bytes(
+        await slices.take()
+    return await encode_if_large(
         ElectLeadersResponse(error_code=ErrorCode.NONE, replica_election_results=topics),
-        turns,
+        slices,
         caller,
     )
 
@@ -78,7 +78,7 @@ def _not_elected(topic: str, index: int, count: int | None) -> KafkaError:
 async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
     """Only the assignment that a partition has can be asked for, and no reassignment is ever in progress (KIP-455). v1 may
     forbid another number of replicas (KIP-860), of which there is one."""
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     topics = []
     for topic in request.topics:
         count = _partitions(topic.name, caller)
@@ -97,16 +97,16 @@ async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
                     error_message=message,
                 )
             )
-            await turns.take(1 + len(partition.replicas or ()))
+            await slices.take(1 + len(partition.replicas or ()))
         topics.append(_Reassigned(name=topic.name, partitions=rows))
-        await turns.take()
+        await slices.take()
     reply = AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
         error_code=ErrorCode.NONE,
         error_message=None,
         responses=topics,
     )
-    return await in_bytes(reply, turns, caller)
+    return await encode_if_large(reply, slices, caller)
 
 
 def _check_reassignment(topic: str, partition: Any, count: int | None, caller: Caller) -> None:
@@ -164,7 +164,7 @@ async def list_partition_reassignments(request: Any, caller: Caller) -> Any:
 async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
     """A partition can only be moved to where it is (KIP-113). Of a partition that is named for several directories the last
     counts, as in Kafka."""
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     here = {usage.path for usage in caller.broker.store.usage()}
     results: dict[str, dict[int, ErrorCode]] = {}
     for directory in request.dirs:
@@ -173,8 +173,8 @@ async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
             rows = results.setdefault(topic.name, {})
             for index in topic.partitions:
                 rows[index] = _not_moved(directory.path in here, index, count)
-                await turns.take()
-            await turns.take()
+                await slices.take()
+            await slices.take()
     topics = []
     for name, rows in results.items():
         moved = []
@@ -182,10 +182,10 @@ async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
             moved.append(
                 _Moved.AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code)
             )
-            await turns.take()
+            await slices.take()
         topics.append(_Moved(topic_name=name, partitions=moved))
-        await turns.take()
-    return await in_bytes(AlterReplicaLogDirsResponse(results=topics), turns, caller)
+        await slices.take()
+    return await encode_if_large(AlterReplicaLogDirsResponse(results=topics), slices, caller)
 
 
 def _not_moved(is_here: bool, index: int, count: int | None) -> ErrorCode:

@@ -19,7 +19,7 @@ from kafka.protocol.admin.users import (
 from auth.mechanism import ANONYMOUS
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.admin_messages import (
     CreateDelegationTokenResponse,
@@ -52,7 +52,7 @@ async def describe_acls(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.CREATE_ACLS, 0, 3)
 async def create_acls(request: Any, caller: Caller) -> Any:
     """SECURITY_DISABLED for each of them."""
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     rows = []
     for _ in request.creations:
         rows.append(
@@ -60,14 +60,14 @@ async def create_acls(request: Any, caller: Caller) -> Any:
                 error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER
             )
         )
-        await turns.take()
-    return await in_bytes(CreateAclsResponse(results=rows), turns, caller)
+        await slices.take()
+    return await encode_if_large(CreateAclsResponse(results=rows), slices, caller)
 
 
 @serves(ApiKey.DELETE_ACLS, 0, 3)
 async def delete_acls(request: Any, caller: Caller) -> Any:
     """SECURITY_DISABLED for each filter."""
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     rows = []
     for _ in request.filters:
         row = DeleteAclsResponse.DeleteAclsFilterResult
@@ -78,8 +78,8 @@ async def delete_acls(request: Any, caller: Caller) -> Any:
                 matching_acls=[],
             )
         )
-        await turns.take()
-    return await in_bytes(DeleteAclsResponse(filter_results=rows), turns, caller)
+        await slices.take()
+    return await encode_if_large(DeleteAclsResponse(filter_results=rows), slices, caller)
 
 
 def _no_tokens(caller: Caller) -> ErrorCode:
@@ -131,7 +131,7 @@ async def describe_delegation_token(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0)
 async def describe_user_scram_credentials(request: Any, caller: Caller) -> Any:
     """Nobody has any (KIP-554)."""
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     rows = []
     for name, count in _counted(user.name for user in request.users or ()):
         if count > 1:
@@ -145,17 +145,17 @@ async def describe_user_scram_credentials(request: Any, caller: Caller) -> Any:
         rows.append(
             _Described(user=name, error_code=code, error_message=message, credential_infos=[])
         )
-        await turns.take()
+        await slices.take()
     reply = DescribeUserScramCredentialsResponse(
         error_code=ErrorCode.NONE, error_message=None, results=rows
     )
-    return await in_bytes(reply, turns, caller)
+    return await encode_if_large(reply, slices, caller)
 
 
 @serves(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0)
 async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
     """None can be deleted, because none is there, and none can be added."""
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     added = {user.name for user in request.upsertions}
     rows = []
     for name, count in _counted(user.name for user in (*request.deletions, *request.upsertions)):
@@ -175,8 +175,8 @@ async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
                 "Attempt to delete a user credential that does not exist",
             )
         rows.append(_Altered(user=name, error_code=code, error_message=message))
-        await turns.take()
-    return await in_bytes(AlterUserScramCredentialsResponse(results=rows), turns, caller)
+        await slices.take()
+    return await encode_if_large(AlterUserScramCredentialsResponse(results=rows), slices, caller)
 
 
 def _counted(names: Iterable[str]) -> Iterable[tuple[str, int]]:
@@ -221,7 +221,7 @@ def _wrong_filter(components: Iterable[Any]) -> tuple[ErrorCode, str | None]:
 @serves(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1)
 async def alter_client_quotas(request: Any, caller: Caller) -> Any:
     """None can be added. Removing is refused, too: the request cannot have been meant for a cluster without quotas."""
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     rows = []
     for entry in request.entries:
         entity = []
@@ -229,7 +229,7 @@ async def alter_client_quotas(request: Any, caller: Caller) -> Any:
             entity.append(
                 _Quota.EntityData(entity_type=part.entity_type, entity_name=part.entity_name)
             )
-            await turns.take()
+            await slices.take()
         rows.append(
             _Quota(
                 error_code=ErrorCode.INVALID_REQUEST,
@@ -237,5 +237,5 @@ async def alter_client_quotas(request: Any, caller: Caller) -> Any:
                 entity=entity,
             )
         )
-        await turns.take()
-    return await in_bytes(AlterClientQuotasResponse(entries=rows), turns, caller)
+        await slices.take()
+    return await encode_if_large(AlterClientQuotasResponse(entries=rows), slices, caller)

@@ -12,7 +12,7 @@ from gateway.handlers.groups.describe_groups import GROUP_OPERATIONS
 from gateway.handlers.metadata import NOT_ASKED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.group_messages import ConsumerGroupDescribeResponse
@@ -34,7 +34,7 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
     """
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
     rows = []
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
@@ -49,8 +49,8 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
         else:
             row.authorized_operations = operations
         rows.append(row)
-        await turns.take(1 + len(row.members))
-    return await in_bytes(ConsumerGroupDescribeResponse(groups=rows), turns, caller)
+        await slices.take(1 + len(row.members))
+    return await encode_if_large(ConsumerGroupDescribeResponse(groups=rows), slices, caller)
 
 
 def _refused(group_id: str, failure: KafkaError) -> Any:

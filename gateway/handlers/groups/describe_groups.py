@@ -17,7 +17,7 @@ from gateway.groups.classic.classic_states import GroupState
 from gateway.handlers.metadata import NOT_ASKED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 
@@ -40,7 +40,7 @@ async def list_groups(request: Any, caller: Caller) -> Any:
     states = {state.strip().lower() for state in request.states_filter or ()}
     types = {kind.lower() for kind in request.types_filter or ()}
     rows = []
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     for group_id, protocol_type, state, kind in _all_groups(caller):
         if (not states or state.lower() in states) and (not types or kind in types):
             rows.append(
@@ -51,8 +51,10 @@ async def list_groups(request: Any, caller: Caller) -> Any:
                     group_type=kind,
                 )
             )
-        await turns.take()
-    return await in_bytes(ListGroupsResponse(error_code=ErrorCode.NONE, groups=rows), turns, caller)
+        await slices.take()
+    return await encode_if_large(
+        ListGroupsResponse(error_code=ErrorCode.NONE, groups=rows), slices, caller
+    )
 
 
 def _all_groups(caller: Caller) -> Iterable[tuple[str, str, str, str]]:
@@ -84,7 +86,7 @@ async def describe_classic_groups(
     this request no consumer group is: ConsumerGroupDescribe finds those."""
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
     rows = []
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
@@ -101,8 +103,8 @@ async def describe_classic_groups(
             row = missing(group_id)
         row.authorized_operations = operations
         rows.append(row)
-        await turns.take(1 + len(row.members))
-    return await in_bytes(DescribeGroupsResponse(groups=rows), turns, caller)
+        await slices.take(1 + len(row.members))
+    return await encode_if_large(DescribeGroupsResponse(groups=rows), slices, caller)
 
 
 def not_found(group_id: str, code: ErrorCode, message: str | None) -> Any:
@@ -171,9 +173,9 @@ async def delete_groups(request: Any, caller: Caller) -> Any:
             results=[_Deleted(group_id=group_id, error_code=refusal.code) for group_id in names]
         )
     rows: list[Any] = []
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     for group_id, outcome in zip(
-        names, await turns.gather(_delete(group_id, caller) for group_id in names), strict=True
+        names, await slices.gather(_delete(group_id, caller) for group_id in names), strict=True
     ):
         if outcome is not None and not isinstance(outcome, KafkaError):
             raise outcome
@@ -182,8 +184,8 @@ async def delete_groups(request: Any, caller: Caller) -> Any:
                 group_id=group_id, error_code=ErrorCode.NONE if outcome is None else outcome.code
             )
         )
-        await turns.take()
-    return await in_bytes(DeleteGroupsResponse(results=rows), turns, caller)
+        await slices.take()
+    return await encode_if_large(DeleteGroupsResponse(results=rows), slices, caller)
 
 
 async def _delete(group_id: str, caller: Caller) -> None:

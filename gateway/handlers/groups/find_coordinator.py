@@ -12,7 +12,7 @@ from kafka.protocol.metadata.find_coordinator import FindCoordinatorResponse
 
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.topics.topic_names import CONSUMER_OFFSETS
@@ -39,7 +39,7 @@ async def find_coordinator(request: Any, caller: Caller) -> Any:
         return FindCoordinatorResponse(
             error_code=code, error_message=message, node_id=node_id, host=host, port=port
         )
-    rows, turns = [], Turns(caller.broker.clock)
+    rows, slices = [], TimeSlices(caller.broker.clock)
     for key in keys:
         rows.append(
             FindCoordinatorResponse.Coordinator(
@@ -51,5 +51,5 @@ async def find_coordinator(request: Any, caller: Caller) -> Any:
                 error_message=message,
             )
         )
-        await turns.take()
-    return await in_bytes(FindCoordinatorResponse(coordinators=rows), turns, caller)
+        await slices.take()
+    return await encode_if_large(FindCoordinatorResponse(coordinators=rows), slices, caller)

@@ -9,7 +9,7 @@ from kafka.protocol.consumer.group import JoinGroupResponse, LeaveGroupResponse,
 from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.heartbeat_codec import HeartbeatRequest, HeartbeatResponse
@@ -168,7 +168,7 @@ async def leave_group(request: Any, caller: Caller) -> Any:
     except KafkaError as failure:
         return LeaveGroupResponse(error_code=failure.code, members=[])
     rows = []
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     for member in request.members:
         code = leave_group_member(
             request.group_id, member.member_id, member.group_instance_id, member.reason, caller
@@ -180,9 +180,9 @@ async def leave_group(request: Any, caller: Caller) -> Any:
                 error_code=code,
             )
         )
-        await turns.take()
-    return await in_bytes(
-        LeaveGroupResponse(error_code=ErrorCode.NONE, members=rows), turns, caller
+        await slices.take()
+    return await encode_if_large(
+        LeaveGroupResponse(error_code=ErrorCode.NONE, members=rows), slices, caller
     )
 
 

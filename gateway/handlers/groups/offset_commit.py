@@ -12,7 +12,7 @@ from kafka.protocol.consumer.group import OffsetDeleteResponse, OffsetFetchRespo
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import TURN_ROWS, Turns, in_bytes
+from gateway.protocol.large_requests import SLICE_ROWS, TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import topic_id_of, uuid_of
@@ -63,7 +63,7 @@ async def commit_offsets(
     codes: dict[str | bytes, dict[int, ErrorCode]] = {}
     existing: dict[tuple[str, int], CommittedPartition] = {}
     keys: dict[str, list[str | bytes]] = {}
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     for topic in request.topics:
         key = topic.topic
         codes_of_topic = codes.setdefault(key, {})
@@ -80,21 +80,21 @@ async def commit_offsets(
                 # In the order of the request; what it comes to is put down below.
                 codes_of_topic[asked.partition_index] = ErrorCode.NONE
                 existing[name, asked.partition_index] = asked
-            await turns.take()
+            await slices.take()
     for (name, index), code in (
-        await _commit_existing(request, existing, caller, times, turns)
+        await _commit_existing(request, existing, caller, times, slices)
     ).items():
         for key in keys[name]:
             if index in codes[key]:
                 codes[key][index] = code
-        await turns.take()
+        await slices.take()
     for key, codes_of_topic in codes.items():
         caller.traffic.topic_accessed(
             ApiKey.OFFSET_COMMIT, caller.api_version, key, codes_of_topic.values(), request.group_id
         )
-        await turns.take()
-    reply: OffsetCommitResponse = await in_bytes(
-        OffsetCommitResponse(codes), turns, caller, _write_commit
+        await slices.take()
+    reply: OffsetCommitResponse = await encode_if_large(
+        OffsetCommitResponse(codes), slices, caller, _write_commit
     )
     return reply
 
@@ -125,7 +125,7 @@ async def _commit_existing(
     existing: dict[tuple[str, int], CommittedPartition],
     caller: Caller,
     times: CommitTimes,
-    turns: Turns,
+    slices: TimeSlices,
 ) -> dict[tuple[str, int], ErrorCode]:
     """What became of each of these partitions, which are there."""
     if not existing:
@@ -156,11 +156,11 @@ async def _commit_existing(
             codes[name, index] = code
             if code is ErrorCode.NONE:
                 rows[name, index] = row
-            await turns.take()
+            await slices.take()
         await broker.offsets.commit(
             request.group_id,
             rows,
-            partial(turns.take, TURN_ROWS) if len(rows) > TURN_ROWS else None,
+            partial(slices.take, SLICE_ROWS) if len(rows) > SLICE_ROWS else None,
         )
     except KafkaError as failure:
         return dict.fromkeys(existing, failure.code)
@@ -207,7 +207,7 @@ async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
     if len(counts) == 1:
         caller.traffic.group_named(request.groups[0].group_id)
     groups = []
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     for asked in request.groups:
         code, topics = ErrorCode.NONE, []
         try:
@@ -218,12 +218,12 @@ async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
                 asked.group_id, asked.member_id, asked.member_epoch
             )
             found = committed_offsets(asked.group_id, asked.topics, caller)
-            topics = await _topic_rows(_FetchedGroup.OffsetFetchResponseTopics, found, turns)
+            topics = await _topic_rows(_FetchedGroup.OffsetFetchResponseTopics, found, slices)
         except KafkaError as failure:
             code = failure.code
         groups.append(_FetchedGroup(group_id=asked.group_id, topics=topics, error_code=code))
-        await turns.take()
-    return await in_bytes(OffsetFetchResponse(groups=groups), turns, caller)
+        await slices.take()
+    return await encode_if_large(OffsetFetchResponse(groups=groups), slices, caller)
 
 
 class TopicOffsets(NamedTuple):
@@ -274,10 +274,10 @@ def _no_offset(partition: int) -> None:
 
 async def single_group_reply(found: Iterable[TopicOffsets], caller: Caller) -> Any:
     """The reply of the versions for one group."""
-    turns = Turns(caller.broker.clock)
-    topics = await _topic_rows(_FetchedTopic, found, turns)
-    return await in_bytes(
-        OffsetFetchResponse(topics=topics, error_code=ErrorCode.NONE), turns, caller
+    slices = TimeSlices(caller.broker.clock)
+    topics = await _topic_rows(_FetchedTopic, found, slices)
+    return await encode_if_large(
+        OffsetFetchResponse(topics=topics, error_code=ErrorCode.NONE), slices, caller
     )
 
 
@@ -294,15 +294,15 @@ async def single_group_refusal(request: Any, caller: Caller, refusal: KafkaError
     return await single_group_reply(found, caller)
 
 
-async def _topic_rows(kind: Any, found: Iterable[TopicOffsets], turns: Turns) -> list[Any]:
+async def _topic_rows(kind: Any, found: Iterable[TopicOffsets], slices: TimeSlices) -> list[Any]:
     topics = []
     for one in found:
-        topics.append(await _topic_row(kind, one, turns))
-        await turns.take()
+        topics.append(await _topic_row(kind, one, slices))
+        await slices.take()
     return topics
 
 
-async def _topic_row(kind: Any, found: TopicOffsets, turns: Turns) -> Any:
+async def _topic_row(kind: Any, found: TopicOffsets, slices: TimeSlices) -> Any:
     make = (
         kind.OffsetFetchResponsePartition
         if kind is _FetchedTopic
@@ -320,7 +320,7 @@ async def _topic_row(kind: Any, found: TopicOffsets, turns: Turns) -> Any:
                 error_code=found.missing if committed is NO_OFFSET else ErrorCode.NONE,
             )
         )
-        await turns.take()
+        await slices.take()
     if kind is _FetchedTopic:
         return kind(name=found.name, partitions=rows)
     return kind(name=found.name, topic_id=uuid_of(found.topic_id), partitions=rows)
@@ -331,7 +331,7 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
     """Forget single partitions (KIP-496), but none of a topic that a member of the group still reads."""
     caller.traffic.group_named(request.group_id)
     codes: dict[str, dict[int, ErrorCode]] = {}
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     try:
         await caller.broker.confirm_coordinator()
         subscribed = _subscribed_topics(request.group_id, caller)
@@ -342,7 +342,7 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
         for name, codes_of_topic in codes.items():
             for index in codes_of_topic:
                 codes_of_topic[index] = _deletion_error(name, index, subscribed, caller)
-                await turns.take()
+                await slices.take()
         deletable = [
             (name, index)
             for name, codes_of_topic in codes.items()
@@ -366,11 +366,11 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
             rows.append(
                 _DeletedTopic.OffsetDeleteResponsePartition(partition_index=index, error_code=code)
             )
-            await turns.take()
+            await slices.take()
         topics.append(_DeletedTopic(name=name, partitions=rows))
-        await turns.take()
-    return await in_bytes(
-        OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics), turns, caller
+        await slices.take()
+    return await encode_if_large(
+        OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics), slices, caller
     )
 
 

@@ -19,7 +19,7 @@ from gateway.handlers.list_offsets import find
 from gateway.handlers.metadata import describe
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import OPENING_ROWS, Turns, in_bytes
+from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
@@ -47,20 +47,20 @@ async def metadata_empty_means_all(request: Any, caller: Caller) -> Any:
 async def list_offsets_v0(request: Any, caller: Caller) -> Any:
     """Kafka 0.8 to 0.10.0: up to `max_num_offsets` offsets a partition."""
     topics = []
-    turns = Turns(caller.broker.clock)
+    slices = TimeSlices(caller.broker.clock)
     for topic in request.topics:
         rows = []
         for asked in topic.partitions:
             rows.append(await _look_up(topic.name, asked, caller))
-            await turns.take(OPENING_ROWS)
+            await slices.take(PARTITION_OPEN_ROWS)
         caller.traffic.topic_accessed(
             ApiKey.LIST_OFFSETS, 0, topic.name, [row.error_code for row in rows]
         )
         topics.append(
             ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=rows)
         )
-        await turns.take()
-    return await in_bytes(ListOffsetsResponse(topics=topics), turns, caller)
+        await slices.take()
+    return await encode_if_large(ListOffsetsResponse(topics=topics), slices, caller)
 
 
 async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:

@@ -14,14 +14,14 @@ _INTERFACE = 1
 """What this file expects of the compiled one, whose INTERFACE it is (1 where it says none); it changes with any function that the two share."""
 
 
-def _never(*_: object) -> None:
+def _unavailable(*_: object) -> None:
     return
 
 
-batch: Callable[..., Any] = _never
-header: Callable[..., Any] = _never
-reply: Callable[..., Any] = _never
-request: Callable[..., Any] = _never
+batch: Callable[..., Any] = _unavailable
+header: Callable[..., Any] = _unavailable
+reply: Callable[..., Any] = _unavailable
+request: Callable[..., Any] = _unavailable
 
 if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     try:

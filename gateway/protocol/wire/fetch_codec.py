@@ -16,10 +16,10 @@ from gateway.protocol.wire.primitives import (
     INT32,
     MAX_ELEMENTS,
     read_count,
-    read_string,
+    read_nullable_string,
     skip_tags,
-    string,
-    uvarint,
+    write_string,
+    write_uvarint,
 )
 from storage.log import Buffer
 
@@ -120,7 +120,7 @@ def read_fetch(frame: bytearray, position: int, version: int) -> FetchRequest:
         forgotten, position = _read_forgotten(frame, position, version)
     rack_id: str | None = ""
     if version >= 11:
-        rack_id, position = read_string(frame, position, compact=compact)
+        rack_id, position = read_nullable_string(frame, position, compact=compact)
     return FetchRequest(
         version,
         replica_id,
@@ -194,7 +194,7 @@ def _read_topic(frame: bytearray, position: int, version: int) -> tuple[str | by
         topic = bytes(frame[position : position + 16])
         position += 16
     else:
-        topic, position = read_string(frame, position, compact=version >= FIRST_FLEXIBLE)
+        topic, position = read_nullable_string(frame, position, compact=version >= FIRST_FLEXIBLE)
     if not topic:
         raise ValueError("a topic without a name")
     return topic, position
@@ -220,7 +220,7 @@ def write_fetch_response(response: FetchResponse, version: int) -> list[Buffer]:
         glue += INT32.pack(response.throttle_time_ms)
     glue += _count(len(response.topics), compact)
     for topic, partitions in response.topics:
-        glue += topic if isinstance(topic, bytes) else string(topic, compact=compact)
+        glue += topic if isinstance(topic, bytes) else write_string(topic, compact=compact)
         glue += _count(len(partitions), compact)
         for partition in partitions:
             glue = _write_partition(buffers, glue, partition, version)
@@ -247,7 +247,7 @@ def _write_partition(
         glue += b"\xff\xff\xff\xff"  # preferred_read_replica: none
     size = sum(map(len, partition.records))
     # Never null: Java 0.9 fails on a record set of length -1.
-    glue += uvarint(size + 1) if compact else _SIZE.pack(size)
+    glue += write_uvarint(size + 1) if compact else _SIZE.pack(size)
     if size:
         buffers.append(glue)
         buffers.extend(partition.records)
@@ -280,4 +280,4 @@ def _write_tags(glue: bytearray, partition: PartitionFetched) -> None:
 
 
 def _count(count: int, compact: bool) -> bytes:
-    return uvarint(count + 1) if compact else INT32.pack(count)
+    return write_uvarint(count + 1) if compact else INT32.pack(count)

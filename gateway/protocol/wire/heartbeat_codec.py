@@ -10,7 +10,13 @@ from functools import cache
 import msgspec
 
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.wire.primitives import INT16, INT32, read_string, read_text, skip_tags
+from gateway.protocol.wire.primitives import (
+    INT16,
+    INT32,
+    read_nullable_string,
+    read_string,
+    skip_tags,
+)
 
 FIRST_FLEXIBLE = 4
 
@@ -33,12 +39,12 @@ class HeartbeatResponse(msgspec.Struct, frozen=True, gc=False):
 def read_heartbeat(frame: bytearray, position: int, version: int) -> HeartbeatRequest:
     """Read the request whose body begins at `position`. Raises ValueError, IndexError or struct.error on bytes that make no sense."""
     compact = version >= FIRST_FLEXIBLE
-    group_id, position = read_text(frame, position, compact=compact)
+    group_id, position = read_string(frame, position, compact=compact)
     (generation_id,) = INT32.unpack_from(frame, position)
-    member_id, position = read_text(frame, position + 4, compact=compact)
+    member_id, position = read_string(frame, position + 4, compact=compact)
     group_instance_id = None
     if version >= 3:
-        group_instance_id, position = read_string(frame, position, compact=compact)
+        group_instance_id, position = read_nullable_string(frame, position, compact=compact)
     if compact:
         skip_tags(frame, position)
     return HeartbeatRequest(group_id, generation_id, member_id, group_instance_id)

@@ -27,7 +27,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from gateway.protocol.errors import Refused
 from gateway.protocol.wire import admin_messages, group_messages
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.protocol.wire.shape import Shape
+from gateway.protocol.wire.shape import SchemaCheck
 
 #: The request of each key. Handlers take the classes of their replies from where the request's is.
 REQUESTS: dict[ApiKey, Any] = {
@@ -109,12 +109,12 @@ def decode(request: Any, frame: bytearray, position: int, version: int) -> Any:
         raise Refused(f"an unreadable body: {unreadable}") from None
 
 
-def _shape_of(request: Any, version: int) -> Shape:
-    shape = _SHAPES[request, version] = Shape(request, version)
+def _shape_of(request: Any, version: int) -> SchemaCheck:
+    shape = _SHAPES[request, version] = SchemaCheck(request, version)
     return shape
 
 
-_SHAPES: dict[tuple[Any, int], Shape] = {}
+_SHAPES: dict[tuple[Any, int], SchemaCheck] = {}
 
 
 def encode(response: Any, version: int) -> bytes:

@@ -17,11 +17,11 @@ from gateway.protocol.wire.primitives import (
     MAX_ELEMENTS,
     Bytes,
     read_count,
+    read_nullable_string,
     read_string,
-    read_text,
     skip_tags,
-    string,
-    uvarint,
+    write_string,
+    write_uvarint,
 )
 
 FIRST_FLEXIBLE = 8
@@ -72,12 +72,12 @@ def read_offset_commit(frame: bytearray, position: int, version: int) -> OffsetC
     """Read the request whose body begins at `position`. Raises ValueError, IndexError or struct.error on bytes that make no sense."""
     compact = version >= FIRST_FLEXIBLE
     generation, member_id, group_instance_id, retention = -1, "", None, -1
-    group_id, position = read_text(frame, position, compact=compact)
+    group_id, position = read_string(frame, position, compact=compact)
     if version >= 1:
         (generation,) = INT32.unpack_from(frame, position)
-        member_id, position = read_text(frame, position + 4, compact=compact)
+        member_id, position = read_string(frame, position + 4, compact=compact)
     if version >= 7:
-        group_instance_id, position = read_string(frame, position, compact=compact)
+        group_instance_id, position = read_nullable_string(frame, position, compact=compact)
     if 2 <= version <= 4:
         (retention,) = INT64.unpack_from(frame, position)
         position += 8
@@ -90,7 +90,7 @@ def read_offset_commit(frame: bytearray, position: int, version: int) -> OffsetC
             topic = bytes(frame[position : position + 16])
             position += 16
         else:
-            topic, position = read_text(frame, position, compact=compact)
+            topic, position = read_string(frame, position, compact=compact)
         partitions, position = _read_partitions(frame, position, version, left)
         left -= len(partitions)
         if compact:
@@ -120,7 +120,7 @@ def _read_partitions(
         else:
             index, offset = _PARTITION.unpack_from(frame, position)
             position += 12
-        metadata, position = read_string(frame, position, compact=compact)
+        metadata, position = read_nullable_string(frame, position, compact=compact)
         if compact:
             position = skip_tags(frame, position)
         partitions.append(CommittedPartition(index, offset, metadata, epoch, time))
@@ -133,7 +133,7 @@ def write_offset_commit_response(response: OffsetCommitResponse, version: int) -
     out = [INT32.pack(0)] if version >= 3 else []
     out.append(_count(len(response.topics), compact))
     for topic, codes in response.topics.items():
-        out.append(topic if isinstance(topic, bytes) else string(topic, compact=compact))
+        out.append(topic if isinstance(topic, bytes) else write_string(topic, compact=compact))
         out.append(_count(len(codes), compact))
         if compact:
             out += [_FLEXIBLE_RESULT.pack(index, code, 0) for index, code in codes.items()]
@@ -146,4 +146,4 @@ def write_offset_commit_response(response: OffsetCommitResponse, version: int) -
 
 
 def _count(count: int, compact: bool) -> bytes:
-    return uvarint(count + 1) if compact else INT32.pack(count)
+    return write_uvarint(count + 1) if compact else INT32.pack(count)

@@ -43,7 +43,7 @@ def read_uvarint(source: Bytes, position: int) -> tuple[int, int]:
             raise ValueError("a varint of more than five bytes")
 
 
-def uvarint(value: int) -> bytes:
+def write_uvarint(value: int) -> bytes:
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -68,7 +68,7 @@ def skip_tags(source: Bytes, position: int) -> int:
     return position
 
 
-def read_string(source: Bytes, position: int, *, compact: bool) -> tuple[str | None, int]:
+def read_nullable_string(source: Bytes, position: int, *, compact: bool) -> tuple[str | None, int]:
     """(text or None for null, position after it)."""
     if compact:
         length, position = read_uvarint(source, position)
@@ -86,18 +86,18 @@ def read_string(source: Bytes, position: int, *, compact: bool) -> tuple[str | N
     return source[position:end].decode(), end
 
 
-def read_text(source: Bytes, position: int, *, compact: bool) -> tuple[str, int]:
+def read_string(source: Bytes, position: int, *, compact: bool) -> tuple[str, int]:
     """(text, position after it), where null makes no sense."""
-    text, position = read_string(source, position, compact=compact)
+    text, position = read_nullable_string(source, position, compact=compact)
     if text is None:
         raise ValueError("a null where there is none")
     return text, position
 
 
-def string(text: str, *, compact: bool) -> bytes:
+def write_string(text: str, *, compact: bool) -> bytes:
     raw = text.encode()
     if compact:
-        return uvarint(len(raw) + 1) + raw
+        return write_uvarint(len(raw) + 1) + raw
     return INT16.pack(len(raw)) + raw
 
 

@@ -17,11 +17,11 @@ from gateway.protocol.wire.primitives import (
     INT16,
     INT32,
     read_count,
-    read_string,
+    read_nullable_string,
     read_uvarint,
     skip_tags,
-    string,
-    uvarint,
+    write_string,
+    write_uvarint,
 )
 
 FIRST_FLEXIBLE = 9
@@ -102,7 +102,7 @@ def read_produce(frame: bytearray, position: int, version: int) -> ProduceReques
     compact = version >= FIRST_FLEXIBLE
     transactional_id = None
     if version >= 3:
-        transactional_id, position = read_string(frame, position, compact=compact)
+        transactional_id, position = read_nullable_string(frame, position, compact=compact)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, position)
     count, position = read_count(
         frame, position + 6, compact=compact, smallest=3, most=MAX_PARTITIONS
@@ -116,7 +116,7 @@ def read_produce(frame: bytearray, position: int, version: int) -> ProduceReques
             topic = bytes(view[position : position + 16])
             position += 16
         else:
-            topic, position = read_string(frame, position, compact=compact)
+            topic, position = read_nullable_string(frame, position, compact=compact)
         if not topic:
             raise ValueError("a topic without a name")
         partitions, position = _read_partitions(view, frame, position, compact, left)
@@ -160,7 +160,7 @@ def write_produce_response(response: ProduceResponse, version: int) -> bytes:
     compact = version >= FIRST_FLEXIBLE
     out = [_count(len(response.topics), compact)]
     for topic, partitions in response.topics:
-        out.append(topic if isinstance(topic, bytes) else string(topic, compact=compact))
+        out.append(topic if isinstance(topic, bytes) else write_string(topic, compact=compact))
         out.append(_count(len(partitions), compact))
         for partition in partitions:
             _write_partition(out, partition, version)
@@ -184,16 +184,16 @@ def _write_partition(out: list[bytes], partition: PartitionProduced, version: in
     compact = version >= FIRST_FLEXIBLE
     out.append(_count(len(partition.record_errors), compact))
     for record in partition.record_errors:
-        out += INT32.pack(record.batch_index), string(record.message, compact=compact)
+        out += INT32.pack(record.batch_index), write_string(record.message, compact=compact)
         if compact:
             out.append(b"\0")
     if partition.error_message is None:
         out.append(b"\0" if compact else INT16.pack(-1))
     else:
-        out.append(string(partition.error_message, compact=compact))
+        out.append(write_string(partition.error_message, compact=compact))
     if compact:
         out.append(b"\0")
 
 
 def _count(count: int, compact: bool) -> bytes:
-    return uvarint(count + 1) if compact else INT32.pack(count)
+    return write_uvarint(count + 1) if compact else INT32.pack(count)

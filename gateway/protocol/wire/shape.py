@@ -21,10 +21,10 @@ from gateway.protocol.wire.primitives import (
 #: What the decoder may copy for tagged fields in one message. Real clients send none that it does not know.
 MAX_COPIED_BYTES = 64 << 20
 
-Step = Callable[["_Walk", int], int]
+Step = Callable[["_CheckState", int], int]
 
 
-class Shape:
+class SchemaCheck:
     """The shape of the requests of one version. `request` is the codec's class."""
 
     __slots__ = ("_steps",)
@@ -34,14 +34,14 @@ class Shape:
 
     def check(self, frame: bytearray, position: int) -> None:
         """Raises ValueError, IndexError or struct.error where the body that begins at `position` is not of this shape."""
-        walk = _Walk(frame)
+        walk = _CheckState(frame)
         for step in self._steps:
             position = step(walk, position)
         if position > len(frame):
             raise ValueError("it ends early")
 
 
-class _Walk:
+class _CheckState:
     """Where a check has got to: what has been seen of what is limited."""
 
     __slots__ = ("copied", "elements", "source", "tags")
@@ -107,7 +107,7 @@ def _skip(size: int) -> Step:
 
 
 def _text(name: str, compact: bool, may_be_null: bool, *, is_long: bool) -> Step:
-    def step(walk: _Walk, position: int) -> int:
+    def step(walk: _CheckState, position: int) -> int:
         length, position = _length(walk.source, position, compact, is_long=is_long)
         if length < 0:
             _check_null(name, length, may_be_null)
@@ -122,7 +122,7 @@ def _text(name: str, compact: bool, may_be_null: bool, *, is_long: bool) -> Step
 
 
 def _array(name: str, steps: list[Step], compact: bool, may_be_null: bool) -> Step:
-    def step(walk: _Walk, position: int) -> int:
+    def step(walk: _CheckState, position: int) -> int:
         count, position = _length(walk.source, position, compact, is_long=True)
         if count < 0:
             _check_null(name, count, may_be_null)
@@ -139,7 +139,7 @@ def _array(name: str, steps: list[Step], compact: bool, may_be_null: bool) -> St
 def _struct(steps: list[Step], may_be_null: bool) -> Step:
     """A structure in a field of its own; one that may be null begins with a byte that says so (KIP-893)."""
 
-    def step(walk: _Walk, position: int) -> int:
+    def step(walk: _CheckState, position: int) -> int:
         if may_be_null:
             is_null = walk.source[position] == 0xFF
             position += 1
@@ -166,7 +166,7 @@ def _check_null(name: str, length: int, may_be_null: bool) -> None:
         raise ValueError(f"{name} is null" if length == -1 else f"{name} has a length of {length}")
 
 
-def _skip_tags(walk: _Walk, position: int) -> int:
+def _skip_tags(walk: _CheckState, position: int) -> int:
     source = walk.source
     count, position = read_uvarint(source, position)
     if not count:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway import handlers as handlers  # importing them routes them
 from gateway.partitions.partition import Partition
-from gateway.protocol.routes import ROUTES, Later
+from gateway.protocol.routes import ROUTES, DelayedReply
 from storage.log import Entry
 from tests.fakes.broker import BrokerEnvironment, Started, ended
 
@@ -19,7 +19,7 @@ def asked(env: BrokerEnvironment, request: Any, version: int) -> Started:
 
     async def serve() -> bytes:
         reply = await route.handler(body, env.caller(version))
-        if isinstance(reply, Later):
+        if isinstance(reply, DelayedReply):
             reply = await reply.reply
         return b"" if reply is None else b"".join(map(bytes, route.encode(reply, version)))
 

@@ -246,7 +246,7 @@ def test_a_fetch_of_nothing_is_answered_at_once(env):
 
 def test_a_shutdown_ends_every_poll(env):
     polling = poll(env, at(0))
-    env.broker.waits.end()
+    env.broker.interruptible_waits.end()
     assert polling.is_done
     assert poll(env, at(0)).is_done
 

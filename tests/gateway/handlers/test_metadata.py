@@ -8,7 +8,7 @@ import pytest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.routes import ROUTES, Encoded
+from gateway.protocol.routes import ROUTES, EncodedReply
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
@@ -217,7 +217,7 @@ def served(env: BrokerEnvironment, wanted: Any, version: int = 9) -> Any:
 def test_a_reply_is_encoded_once_for_all_who_ask_the_same(env: BrokerEnvironment) -> None:
     env.topic("orders")
     first, second = served(env, request("orders")), served(env, request("orders"))
-    assert isinstance(first, Encoded)
+    assert isinstance(first, EncodedReply)
     assert first.buffers[0] is second.buffers[0]
 
 

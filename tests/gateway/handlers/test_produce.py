@@ -16,7 +16,7 @@ from gateway.handlers.produce import TURN_PARTITIONS
 from gateway.partitions.message_sets import LARGE_MESSAGE_SET
 from gateway.partitions.partition import ProducerRecovery
 from gateway.protocol.errors import ErrorCode, Refused
-from gateway.protocol.routes import ROUTES, Later
+from gateway.protocol.routes import ROUTES, DelayedReply
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.produce_codec import (
     PartitionProduced,
@@ -62,7 +62,7 @@ def start(env: BrokerEnvironment, asked: ProduceRequest) -> Started:
         reply = await ROUTES[ApiKey.PRODUCE, asked.version].handler(
             asked, env.caller(asked.version)
         )
-        return await reply.reply if isinstance(reply, Later) else reply
+        return await reply.reply if isinstance(reply, DelayedReply) else reply
 
     return Started(serve())
 
@@ -520,7 +520,7 @@ def test_an_id_that_cannot_be_reserved_is_a_storage_error(env):
 
 def waiting(
     env: BrokerEnvironment, *sent: tuple[int, memoryview | None], **more: Any
-) -> tuple[Started, Later[Any]]:
+) -> tuple[Started, DelayedReply[Any]]:
     """A produce that waits for the store, and what it leaves for later."""
     reply = Started(
         ROUTES[ApiKey.PRODUCE, NEW].handler(request(NEW, *sent, **more), env.caller(NEW))

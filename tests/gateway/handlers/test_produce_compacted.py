@@ -9,7 +9,7 @@ from crc32c import crc32c
 
 from gateway import handlers as handlers  # importing them routes them
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.routes import ROUTES, Later
+from gateway.protocol.routes import ROUTES, DelayedReply
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.produce_codec import (
     PartitionProduced,
@@ -40,7 +40,7 @@ def produced(env: BrokerEnvironment, version: int, records: memoryview) -> Parti
 
 async def answer(env: BrokerEnvironment, asked: ProduceRequest) -> Any:
     reply = await ROUTES[ApiKey.PRODUCE, asked.version].handler(asked, env.caller(asked.version))
-    return await reply.reply if isinstance(reply, Later) else reply
+    return await reply.reply if isinstance(reply, DelayedReply) else reply
 
 
 WITHOUT_KEY: list[Pair] = [(b"a", b"1"), (None, b"2")]

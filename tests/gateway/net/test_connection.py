@@ -14,15 +14,15 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from gateway.net.connection import (
-    LEAVING_SECONDS,
+    CLOSE_TIMEOUT_SECONDS,
     LOGIN_FRAME_SECONDS,
-    STALLED_SECONDS,
+    WRITE_STALL_SECONDS,
     KafkaConnection,
-    overdue,
+    overdue_connections,
 )
-from gateway.net.flow_control import TURN_SECONDS, Budget, LoginBudget
-from gateway.net.transport import GOODBYE_SECONDS, Connection
-from gateway.protocol.routes import ROUTES, Later, Route
+from gateway.net.flow_control import RESUME_INTERVAL_SECONDS, LoginBudget, MemoryBudget
+from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection
+from gateway.protocol.routes import ROUTES, DelayedReply, Route
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.settings.model import Settings
 from gateway.traffic.recorder import Recorder
@@ -64,7 +64,7 @@ class Door:
         self.broker = SimpleNamespace(
             clock=self.clock, settings=self.settings, traffic=NO_TRAFFIC_LOG
         )
-        self.budget = Budget(budget_bytes, self.clock)
+        self.budget = MemoryBudget(budget_bytes, self.clock)
         self.login_budget = LoginBudget(login_bytes)
         self.inside = []
 
@@ -82,7 +82,7 @@ class Door:
     def sweeps(self, after=0.0):
         """Time passes, and then the server looks at its connections."""
         self.clock.advance(after)
-        due = overdue(self.inside, self.clock.seconds())
+        due = overdue_connections(self.inside, self.clock.seconds())
         for connection, reason in due:
             connection.close_overdue(reason)
         return [reason for _, reason in due]
@@ -100,7 +100,7 @@ def waiting(monkeypatch):
         return await answer
 
     async def append(request, caller):
-        return Later(finish())
+        return DelayedReply(finish())
 
     for key, handler in [(ApiKey.METADATA, poll), (ApiKey.PRODUCE, append)]:
         monkeypatch.setitem(
@@ -314,12 +314,12 @@ def test_time_in_which_the_gateway_does_not_read_is_not_the_peer_s(waiting):
 def test_a_peer_that_takes_nothing_of_its_reply_has_stopped_reading():
     door = Door()
     connection = door.lets_in()
-    raw = Connection.__new__(Connection)
+    raw = TcpConnection.__new__(TcpConnection)
     raw._unsent_bytes, raw.last_sent = 1000, door.clock.seconds()
     connection.transport.transport = raw
-    assert door.sweeps(after=STALLED_SECONDS - 1) == []
+    assert door.sweeps(after=WRITE_STALL_SECONDS - 1) == []
     raw.last_sent = door.clock.seconds()
-    assert door.sweeps(after=STALLED_SECONDS - 1) == []
+    assert door.sweeps(after=WRITE_STALL_SECONDS - 1) == []
     assert door.sweeps(after=2) == ["the peer stopped reading"]
     assert connection.transport.is_aborted
 
@@ -379,7 +379,7 @@ def test_a_peer_that_never_says_goodbye_is_cut_off(caplog):
     door = Door(connections_max_idle_ms=60_000)
     connection = door.lets_in()
     assert door.sweeps(after=61) == ["idle"]
-    assert door.sweeps(after=LEAVING_SECONDS - 1) == []
+    assert door.sweeps(after=CLOSE_TIMEOUT_SECONDS - 1) == []
     assert not connection.transport.is_aborted
     assert len(door.sweeps(after=2)) == 1
     assert connection.transport.is_aborted
@@ -427,7 +427,7 @@ def test_nothing_resumes_a_connection_that_is_gone():
     says(connection, struct.pack(">i", 500) + bytes(200))
     assert not connection.transport.is_read
     connection.connectionLost()
-    door.clock.advance(2 * TURN_SECONDS)
+    door.clock.advance(2 * RESUME_INTERVAL_SECONDS)
     assert not connection.transport.is_read
     assert door.budget.used == 0
 
@@ -496,10 +496,10 @@ def test_the_traffic_log_is_told_of_a_drain_and_of_a_frame_that_is_none(told):
 
 def test_the_traffic_log_is_told_of_a_peer_that_stopped_reading(told):
     door, connection = watched(told)
-    raw = Connection.__new__(Connection)
+    raw = TcpConnection.__new__(TcpConnection)
     raw._unsent_bytes, raw.last_sent = 1000, door.clock.seconds()
     connection.transport.transport = raw
-    door.sweeps(STALLED_SECONDS + 1)
+    door.sweeps(WRITE_STALL_SECONDS + 1)
     assert told.reasons == ["error:stalled"]
 
 
@@ -508,7 +508,7 @@ def test_the_traffic_log_is_told_why_a_connection_was_to_go_and_not_that_it_went
 ):
     door, connection = watched(told, connections_max_idle_ms=1000)
     assert door.sweeps(2) == ["idle"]
-    assert len(door.sweeps(LEAVING_SECONDS + 1)) == 1
+    assert len(door.sweeps(CLOSE_TIMEOUT_SECONDS + 1)) == 1
     assert connection.transport.is_aborted
     assert told.reasons == ["idle"]
 
@@ -521,34 +521,37 @@ def test_the_traffic_log_is_told_of_a_request_that_met_a_bug(told, waiting):
 
 
 @pytest.mark.parametrize(
-    ("idle_seconds", "is_quiet"), [(GOODBYE_SECONDS + 0.1, True), (GOODBYE_SECONDS - 0.1, False)]
+    ("idle_seconds", "skips_half_close"),
+    [(HALF_CLOSE_SECONDS + 0.1, True), (HALF_CLOSE_SECONDS - 0.1, False)],
 )
 def test_a_connection_that_was_idle_is_closed_at_a_drain_without_waiting_for_its_peer(
-    idle_seconds, is_quiet
+    idle_seconds, skips_half_close
 ):
     door = Door()
     connection = door.lets_in()
     says(connection, framed(versions()))
-    raw = Connection.__new__(Connection)
-    raw.is_quiet = False
+    raw = TcpConnection.__new__(TcpConnection)
+    raw.skips_half_close = False
     connection.transport.transport = raw
     door.clock.advance(idle_seconds)
     connection.drain()
-    assert raw.is_quiet is is_quiet
+    assert raw.skips_half_close is skips_half_close
 
 
 def test_over_tls_the_peers_close_notify_is_not_waited_for(monkeypatch):
     door = Door()
-    raw = Connection.__new__(Connection)
+    raw = TcpConnection.__new__(TcpConnection)
     raw._unsent_bytes = 0
     ended = []
     connection = KafkaConnection(door, "192.0.2.1", 5000)
     secured = Transport()
     secured.transport = raw
     # The gateway's own close_notify is on its way before.
-    monkeypatch.setattr(Connection, "loseConnection", lambda _: ended.append(secured.disconnecting))
+    monkeypatch.setattr(
+        TcpConnection, "loseConnection", lambda _: ended.append(secured.disconnecting)
+    )
     connection.makeConnection(secured)
-    door.clock.advance(GOODBYE_SECONDS + 0.1)
+    door.clock.advance(HALF_CLOSE_SECONDS + 0.1)
     connection.drain()
     assert ended == [True]
-    assert raw.is_quiet
+    assert raw.skips_half_close

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from twisted.internet.task import Clock
 
-from gateway.net.flow_control import BEHIND_BYTES, CHUNK_BYTES, TURN_SECONDS, Budget, Flow, Outgoing
+from gateway.net.flow_control import (
+    MAX_BYTES_BEHIND_WAITING_REQUEST,
+    RESUME_INTERVAL_SECONDS,
+    RESUME_RESERVE_BYTES,
+    ConnectionFlow,
+    MemoryBudget,
+    OutgoingBytes,
+)
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -19,7 +26,7 @@ class Client:
     def __init__(self, budget, *, max_bytes=16 * MIB, max_requests=100):
         self.reads = True
         self.resumes = 0
-        self.flow = Flow(
+        self.flow = ConnectionFlow(
             budget,
             max_bytes=max_bytes,
             max_requests=max_requests,
@@ -29,10 +36,10 @@ class Client:
 
     def sends(self, *requests, then=0):
         """One chunk: these requests, and `then` bytes of an unfinished frame."""
-        self.flow.holds(then)
+        self.flow.partial_frame(then)
         for size in requests:
-            self.flow.took(size, 1)
-        self.flow.settle()
+            self.flow.requests_arrived(size, 1)
+        self.flow.pause_if_over_limit()
 
     def _pause(self):
         self.reads = False
@@ -44,12 +51,12 @@ class Client:
 
 def env(limit=100 * MIB):
     clock = Clock()
-    return Budget(limit, clock), clock
+    return MemoryBudget(limit, clock), clock
 
 
 def turn(clock, times=1):
     for _ in range(times):
-        clock.advance(TURN_SECONDS)
+        clock.advance(RESUME_INTERVAL_SECONDS)
 
 
 def test_a_connection_at_its_limit_of_bytes_is_not_read_until_it_is_below():
@@ -59,7 +66,7 @@ def test_a_connection_at_its_limit_of_bytes_is_not_read_until_it_is_below():
     assert client.reads
     client.sends(1)
     assert not client.reads
-    client.flow.gave(1, 1)
+    client.flow.requests_finished(1, 1)
     assert client.reads
 
 
@@ -68,7 +75,7 @@ def test_a_connection_at_its_limit_of_requests_is_not_read_until_it_is_below():
     client = Client(budget, max_requests=2)
     client.sends(1, 1)
     assert not client.reads
-    client.flow.gave(1, 1)
+    client.flow.requests_finished(1, 1)
     assert client.reads
 
 
@@ -77,7 +84,7 @@ def test_one_request_above_the_limit_of_its_connection_is_taken():
     client = Client(budget, max_bytes=1000)
     client.sends(5000)
     assert not client.reads
-    client.flow.gave(5000, 1)
+    client.flow.requests_finished(5000, 1)
     assert client.reads
 
 
@@ -85,28 +92,28 @@ def test_little_is_read_behind_a_request_that_waits():
     budget, _ = env()
     client = Client(budget)
     client.sends(100)
-    client.flow.waits(100)
+    client.flow.set_waiting(100)
     client.sends(1000)
     assert client.reads
-    client.sends(then=BEHIND_BYTES)
+    client.sends(then=MAX_BYTES_BEHIND_WAITING_REQUEST)
     assert not client.reads
-    client.flow.waits(None)
+    client.flow.set_waiting(None)
     assert client.reads
-    client.sends(BEHIND_BYTES)
+    client.sends(MAX_BYTES_BEHIND_WAITING_REQUEST)
     assert client.reads
 
 
 def test_as_much_is_read_behind_a_large_request_that_waits():
     budget, _ = env()
     client = Client(budget)
-    client.sends(BEHIND_BYTES)
-    client.flow.waits(BEHIND_BYTES)
-    client.sends(BEHIND_BYTES - 1)
+    client.sends(MAX_BYTES_BEHIND_WAITING_REQUEST)
+    client.flow.set_waiting(MAX_BYTES_BEHIND_WAITING_REQUEST)
+    client.sends(MAX_BYTES_BEHIND_WAITING_REQUEST - 1)
     assert client.reads
     client.sends(1)
     assert not client.reads
-    client.flow.waits(None)
-    client.flow.gave(BEHIND_BYTES, 1)
+    client.flow.set_waiting(None)
+    client.flow.requests_finished(MAX_BYTES_BEHIND_WAITING_REQUEST, 1)
     assert client.reads
 
 
@@ -118,7 +125,7 @@ def test_all_connections_together_are_limited():
     assert (busy.reads, other.reads) == (False, False)
     turn(clock, 10)
     assert (busy.reads, other.reads) == (False, False)
-    busy.flow.gave(100 * MIB, 1)
+    busy.flow.requests_finished(100 * MIB, 1)
     turn(clock)
     assert (busy.reads, other.reads) == (True, True)
 
@@ -130,13 +137,13 @@ def test_the_longest_waiting_goes_on_first():
     clients[1].sends(10)
     clients[2].sends(10)
     # Room for one chunk, and so for one of them.
-    clients[0].flow.gave(CHUNK_BYTES, 0)
+    clients[0].flow.requests_finished(RESUME_RESERVE_BYTES, 0)
     turn(clock)
     assert [client.reads for client in clients] == [True, False, False]
-    clients[0].sends(CHUNK_BYTES)
+    clients[0].sends(RESUME_RESERVE_BYTES)
     turn(clock)
     assert [client.reads for client in clients] == [False, False, False]
-    clients[0].flow.gave(2 * CHUNK_BYTES, 1)
+    clients[0].flow.requests_finished(2 * RESUME_RESERVE_BYTES, 1)
     turn(clock)
     assert [client.reads for client in clients] == [False, True, True]
 
@@ -148,7 +155,7 @@ def test_no_more_go_on_at_a_time_than_there_is_room_for():
     clients = [Client(budget) for _ in range(100)]
     for client in clients:
         client.sends(1)
-    holder.flow.gave(10 * CHUNK_BYTES, 0)
+    holder.flow.requests_finished(10 * RESUME_RESERVE_BYTES, 0)
     turn(clock)
     assert 1 + sum(client.reads for client in clients) in (9, 10, 11)
 
@@ -159,7 +166,7 @@ def test_an_idle_connection_whose_turn_it_was_holds_nobody_up():
     holder.sends(100 * MIB)
     idle.sends(1)
     waiting.sends(1)
-    holder.flow.gave(100, 0)
+    holder.flow.requests_finished(100, 0)
     turn(clock, 5)
     assert idle.reads
     assert waiting.reads
@@ -187,11 +194,11 @@ def test_unfinished_frames_that_hold_the_budget_end_one_after_the_other():
         clients[1].sends(then=size * MIB)
         turn(clock, 3)
     clients[1].sends(90 * MIB)
-    clients[1].flow.gave(90 * MIB, 1)
+    clients[1].flow.requests_finished(90 * MIB, 1)
     turn(clock)
     assert [client.reads for client in clients] == [False, True, True]
     clients[2].sends(60 * MIB)
-    clients[2].flow.gave(60 * MIB, 1)
+    clients[2].flow.requests_finished(60 * MIB, 1)
     turn(clock)
     assert [client.reads for client in clients] == [True, True, True]
 
@@ -217,7 +224,7 @@ def test_small_requests_are_served_while_unfinished_frames_hold_the_budget():
         for client in small:
             assert client.reads
             client.sends(1000)
-            client.flow.gave(1000, 1)
+            client.flow.requests_finished(1000, 1)
 
 
 def test_the_frame_that_is_let_go_on_does_not_keep_small_requests_out():
@@ -233,7 +240,7 @@ def test_the_frame_that_is_let_go_on_does_not_keep_small_requests_out():
     for _ in range(10):
         small.sends(1000)
         assert small.reads
-        small.flow.gave(1000, 1)
+        small.flow.requests_finished(1000, 1)
 
 
 def test_of_those_that_begin_large_frames_meanwhile_each_gets_in_one_chunk():
@@ -244,10 +251,10 @@ def test_of_those_that_begin_large_frames_meanwhile_each_gets_in_one_chunk():
     for _ in range(100):
         for client in clients:
             if client.reads:
-                come[client] += CHUNK_BYTES
+                come[client] += RESUME_RESERVE_BYTES
                 client.sends(then=come[client])
         turn(clock)
-    assert budget.used == 80 * MIB + 200 * CHUNK_BYTES
+    assert budget.used == 80 * MIB + 200 * RESUME_RESERVE_BYTES
 
 
 def test_one_that_comes_when_the_house_is_full_gets_in_one_chunk():
@@ -255,7 +262,7 @@ def test_one_that_comes_when_the_house_is_full_gets_in_one_chunk():
     for _ in range(2):
         Client(budget, max_bytes=200 * MIB).sends(then=60 * MIB)
     late = Client(budget)
-    late.sends(then=CHUNK_BYTES)
+    late.sends(then=RESUME_RESERVE_BYTES)
     turn(clock, 100)
     assert not late.reads
 
@@ -280,7 +287,7 @@ def test_one_that_is_gone_is_never_resumed():
     client = Client(budget)
     client.sends(100)
     client.flow.close()
-    client.flow.gave(100, 1)
+    client.flow.requests_finished(100, 1)
     turn(clock, 3)
     assert client.resumes == 0
     assert budget.used == 0
@@ -290,33 +297,33 @@ def test_nobody_waiting_means_nothing_to_do():
     budget, clock = env(100)
     client = Client(budget)
     client.sends(100)
-    client.flow.gave(100, 1)
+    client.flow.requests_finished(100, 1)
     turn(clock, 2)
     assert client.reads
     assert clock.getDelayedCalls() == []
 
 
 def test_a_reply_may_have_a_quarter_of_the_room_that_is_left():
-    outgoing = Outgoing(100 * MIB)
-    assert outgoing.promise(10 * MIB) == 10 * MIB
-    assert outgoing.promise(50 * MIB) == (90 * MIB) // 4
-    outgoing.keep(10 * MIB)
-    outgoing.keep((90 * MIB) // 4)
+    outgoing = OutgoingBytes(100 * MIB)
+    assert outgoing.reserve(10 * MIB) == 10 * MIB
+    assert outgoing.reserve(50 * MIB) == (90 * MIB) // 4
+    outgoing.release(10 * MIB)
+    outgoing.release((90 * MIB) // 4)
     outgoing.unsent = 99 * MIB
-    assert outgoing.promise(50 * MIB) == MIB // 4
+    assert outgoing.reserve(50 * MIB) == MIB // 4
     outgoing.unsent = 200 * MIB
-    assert outgoing.promise(50 * MIB) == 0
+    assert outgoing.reserve(50 * MIB) == 0
 
 
 def test_however_many_ask_together_no_more_is_promised_than_there_is_room_for():
-    outgoing = Outgoing(100 * MIB)
-    assert sum(outgoing.promise(50 * MIB) for _ in range(1000)) <= 100 * MIB
+    outgoing = OutgoingBytes(100 * MIB)
+    assert sum(outgoing.reserve(50 * MIB) for _ in range(1000)) <= 100 * MIB
 
 
 def test_a_limit_below_zero_or_of_nothing_promises_nothing():
-    outgoing = Outgoing(100 * MIB)
-    assert [outgoing.promise(wanted) for wanted in (0, -1, -(2**31))] == [0, 0, 0]
-    assert outgoing.promised == 0
+    outgoing = OutgoingBytes(100 * MIB)
+    assert [outgoing.reserve(wanted) for wanted in (0, -1, -(2**31))] == [0, 0, 0]
+    assert outgoing.reserved == 0
 
 
 class BrokerEnvironment(RuleBasedStateMachine):
@@ -328,7 +335,7 @@ class BrokerEnvironment(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.clock = Clock()
-        self.budget = Budget(self.LIMIT, self.clock)
+        self.budget = MemoryBudget(self.LIMIT, self.clock)
         self.owed = {}
         self.frames = {}
         self.leaving = []
@@ -350,7 +357,7 @@ class BrokerEnvironment(RuleBasedStateMachine):
         if not client.reads or self.frames[client] is None:
             return
         come, size = self.frames[client]
-        come = min(come + CHUNK_BYTES, size)
+        come = min(come + RESUME_RESERVE_BYTES, size)
         if come == size:
             self.frames[client] = None
             self.owed[client].append(size)
@@ -362,7 +369,7 @@ class BrokerEnvironment(RuleBasedStateMachine):
     @rule(client=clients)
     def is_answered(self, client):
         if self.owed[client]:
-            client.flow.gave(self.owed[client].pop(0), 1)
+            client.flow.requests_finished(self.owed[client].pop(0), 1)
 
     @rule(client=consumes(clients), keeps=st.booleans())
     def goes(self, client, keeps):
@@ -371,37 +378,37 @@ class BrokerEnvironment(RuleBasedStateMachine):
         del self.frames[client]
         kept = owed if keeps else []
         given = [] if keeps else owed
-        client.flow.gave(sum(given), len(given))
+        client.flow.requests_finished(sum(given), len(given))
         client.flow.close()
         self.leaving += [(client, size) for size in kept]
 
     @rule()
     def time_passes(self):
-        self.clock.advance(TURN_SECONDS)
+        self.clock.advance(RESUME_INTERVAL_SECONDS)
 
     @invariant()
     def what_is_counted_is_there(self):
-        assert self.budget.under_way == sum(map(sum, self.owed.values())) + sum(
+        assert self.budget.request_bytes == sum(map(sum, self.owed.values())) + sum(
             size for _, size in self.leaving
         )
-        assert self.budget.unfinished == sum(frame[0] for frame in self.frames.values() if frame)
+        assert self.budget.partial_bytes == sum(frame[0] for frame in self.frames.values() if frame)
 
     @invariant()
     def the_limit_holds_but_for_a_chunk_each_and_one_frame(self):
-        assert self.budget.used <= self.LIMIT + self.LIMIT // 8 + 3 * MIB + CHUNK_BYTES * (
+        assert self.budget.used <= self.LIMIT + self.LIMIT // 8 + 3 * MIB + RESUME_RESERVE_BYTES * (
             len(self.owed) + 1
         )
 
     def teardown(self):
         """Everybody is served in the end: nobody waits for ever, and nothing is left in the books."""
         for client, size in self.leaving:
-            client.flow.gave(size, 1)
+            client.flow.requests_finished(size, 1)
         self.leaving = []
         for _ in range(60 * (len(self.owed) + 1)):
             for client in self.owed:
                 self.is_answered(client)
                 self.reads_a_chunk(client)
-            self.clock.advance(TURN_SECONDS)
+            self.clock.advance(RESUME_INTERVAL_SECONDS)
         assert all(frame is None for frame in self.frames.values())
         assert not any(self.owed.values())
         assert all(client.reads for client in self.owed)

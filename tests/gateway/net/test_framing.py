@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.net.framing import Splitter
+from gateway.net.framing import FrameSplitter
 from gateway.protocol.errors import Refused
 
 LIMIT = 1000
@@ -23,24 +23,24 @@ def framed(*bodies):
 
 @given(bodies=contents)
 def test_frames_that_come_in_one_piece_are_cut_apart(bodies):
-    assert Splitter(LIMIT).feed(framed(*bodies)) == bodies
+    assert FrameSplitter(LIMIT).feed(framed(*bodies)) == bodies
 
 
 @given(bodies=contents)
 def test_frames_that_come_byte_by_byte_are_put_together(bodies):
-    splitter = Splitter(LIMIT)
+    splitter = FrameSplitter(LIMIT)
     stream = framed(*bodies)
     assert [
         frame for index in range(len(stream)) for frame in splitter.feed(stream[index : index + 1])
     ] == bodies
-    assert splitter.unfinished == 0
+    assert splitter.partial_bytes == 0
 
 
 @given(bodies=contents, data=st.data())
 def test_frames_are_the_same_however_the_stream_is_cut(bodies, data):
     stream = framed(*bodies)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    splitter = Splitter(LIMIT)
+    splitter = FrameSplitter(LIMIT)
     pieces = [
         stream[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)
     ]
@@ -51,11 +51,11 @@ def test_frames_are_the_same_however_the_stream_is_cut(bodies, data):
 def test_what_comes_after_whole_frames_waits_for_its_rest(bodies, begun):
     stream = framed(begun)
     for length in range(1, len(stream)):
-        splitter = Splitter(LIMIT)
+        splitter = FrameSplitter(LIMIT)
         assert splitter.feed(framed(*bodies) + stream[:length]) == bodies
-        assert splitter.unfinished == length
+        assert splitter.partial_bytes == length
         assert splitter.feed(stream[length:]) == [begun]
-        assert splitter.unfinished == 0
+        assert splitter.partial_bytes == 0
 
 
 @given(
@@ -65,7 +65,7 @@ def test_what_comes_after_whole_frames_waits_for_its_rest(bodies, begun):
     )
 )
 def test_any_bytes_are_frames_or_refused_and_no_more_is_kept_than_came(pieces):
-    splitter = Splitter(50)
+    splitter = FrameSplitter(50)
     came = given_out = 0
     for piece in pieces:
         came += len(piece)
@@ -75,18 +75,18 @@ def test_any_bytes_are_frames_or_refused_and_no_more_is_kept_than_came(pieces):
             return
         given_out += sum(4 + len(frame) for frame in frames)
         assert all(len(frame) <= 50 for frame in frames)
-        assert splitter.unfinished == came - given_out < 4 + 50
+        assert splitter.partial_bytes == came - given_out < 4 + 50
 
 
 def test_an_empty_frame_is_a_frame():
-    assert Splitter(LIMIT).feed(bytes(8)) == [b"", b""]
+    assert FrameSplitter(LIMIT).feed(bytes(8)) == [b"", b""]
 
 
 @pytest.mark.parametrize("length", [-1, -(2**31), LIMIT + 1, 2**31 - 1, 0x16030100, 0x47455420])
 def test_a_length_that_may_not_be_is_refused_before_any_of_its_bytes(length):
     with pytest.raises(Refused, match=str(length)):
-        Splitter(LIMIT).feed(struct.pack(">i", length))
-    splitter = Splitter(LIMIT)
+        FrameSplitter(LIMIT).feed(struct.pack(">i", length))
+    splitter = FrameSplitter(LIMIT)
     for byte in struct.pack(">i", length)[:3]:
         splitter.feed(bytes([byte]))
     with pytest.raises(Refused):
@@ -94,11 +94,11 @@ def test_a_length_that_may_not_be_is_refused_before_any_of_its_bytes(length):
 
 
 def test_a_frame_of_exactly_the_limit_is_taken():
-    assert Splitter(LIMIT).feed(framed(bytes(LIMIT))) == [bytes(LIMIT)]
+    assert FrameSplitter(LIMIT).feed(framed(bytes(LIMIT))) == [bytes(LIMIT)]
 
 
 def test_a_new_limit_holds_from_the_next_length_on():
-    splitter = Splitter(10)
+    splitter = FrameSplitter(10)
     splitter.feed(framed(bytes(10))[:-1])
     splitter.limit = 20
     assert splitter.feed(b"\0" + framed(bytes(20))) == [bytes(10), bytes(20)]
@@ -109,23 +109,23 @@ def test_a_new_limit_holds_from_the_next_length_on():
 
 def test_a_frame_is_its_owner_s_alone():
     stream = bytearray(framed(b"abc", b"def"))
-    first, second = Splitter(LIMIT).feed(memoryview(stream))
+    first, second = FrameSplitter(LIMIT).feed(memoryview(stream))
     stream[:] = bytes(len(stream))
     first[0:1] = b"x"
     assert (first, second) == (b"xbc", b"def")
 
 
 def test_an_announced_frame_takes_no_memory_before_its_bytes_are_there():
-    splitter = Splitter(1 << 30)
+    splitter = FrameSplitter(1 << 30)
     splitter.feed(struct.pack(">i", 1 << 30) + b"abc")
-    assert splitter.unfinished == 7
+    assert splitter.partial_bytes == 7
 
 
 def test_a_frame_that_comes_in_many_reads_is_not_joined_anew_for_each():
     """A splitter that joins all parts on every read holds the frame twice and has a quadratic cost."""
     size, chunk = 4 << 20, 1460  # one Ethernet frame, the most reads that a stream can take
     stream = memoryview(framed(bytes(size)))
-    splitter = Splitter(size)
+    splitter = FrameSplitter(size)
     frames = []
     tracemalloc.start()
     try:
@@ -139,8 +139,8 @@ def test_a_frame_that_comes_in_many_reads_is_not_joined_anew_for_each():
 
 
 def test_of_a_frame_that_is_dropped_nothing_is_left():
-    splitter = Splitter(1 << 20)
+    splitter = FrameSplitter(1 << 20)
     splitter.feed(framed(bytes(1 << 20))[:-1])
-    splitter.drop()
-    assert (splitter.unfinished, splitter.beginning) == (0, b"")
+    splitter.discard_partial()
+    assert (splitter.partial_bytes, splitter.partial_start) == (0, b"")
     assert splitter.feed(framed(b"abc")) == [b"abc"]

@@ -22,9 +22,9 @@ from zope.interface import directlyProvides
 
 from auth.tls import TlsContextFactory, TlsFiles
 from gateway.net import transport
-from gateway.net.flow_control import Outgoing
+from gateway.net.flow_control import OutgoingBytes
 from gateway.net.listeners import TlsListener
-from gateway.net.transport import SEND_BUFFERS, UNSENT_BYTES, Connection, Port, no_delay
+from gateway.net.transport import MAX_UNSENT_BYTES, SEND_BUFFERS, Port, TcpConnection, no_delay
 from tests.certificates import Authority
 from tests.contract.waiting import settle
 
@@ -87,7 +87,7 @@ class Bench:
     def __init__(self, tls=None):
         self.peers = Peers()
         self.tls = tls
-        self.outgoing = Outgoing()
+        self.outgoing = OutgoingBytes()
         factory = self.peers
         if tls is not None:
             directlyProvides(tls, IOpenSSLServerConnectionCreator)
@@ -201,12 +201,12 @@ async def test_empty_buffers_are_nothing(bench):
 async def test_a_reader_that_is_slow_is_told_of_and_so_is_that_it_reads_again(bench):
     client, peer = await bench.connect(receive_buffer=4096)
     peer.transport.registerProducer(peer, True)
-    size = UNSENT_BYTES + 16 * MIB
+    size = MAX_UNSENT_BYTES + 16 * MIB
     peer.transport.write(bytes(size))
     await until(lambda: peer.told == ["pause"])
     await deferLater(reactor, 0.05)
     assert peer.told == ["pause"]
-    assert peer.transport.unsent_bytes > UNSENT_BYTES
+    assert peer.transport.unsent_bytes > MAX_UNSENT_BYTES
     await read(client, size)
     await until(lambda: peer.told == ["pause", "resume"])
     peer.transport.write(b"x")
@@ -219,8 +219,8 @@ async def test_a_reader_that_keeps_up_leaves_nothing_paused(bench):
     client, peer = await bench.connect()
     peer.transport.registerProducer(peer, True)
     for _ in range(20):
-        peer.transport.write(bytes(UNSENT_BYTES + 1))
-        await read(client, UNSENT_BYTES + 1)
+        peer.transport.write(bytes(MAX_UNSENT_BYTES + 1))
+        await read(client, MAX_UNSENT_BYTES + 1)
     await until(lambda: peer.told[-1:] != ["pause"])
     peer.transport.unregisterProducer()
 
@@ -250,7 +250,7 @@ async def test_an_end_right_after_a_paused_write_still_comes(bench):
 @ensureDeferred
 async def test_the_end_is_no_reset_for_a_peer_that_is_still_talking(bench, monkeypatch):
     # Longer than the conversation takes on any machine.
-    monkeypatch.setattr(transport, "GOODBYE_SECONDS", 60.0)
+    monkeypatch.setattr(transport, "HALF_CLOSE_SECONDS", 60.0)
     client, peer = await bench.connect(receive_buffer=4096)
     peer.transport.pauseProducing()
     client.send(bytes(100_000))
@@ -268,7 +268,7 @@ async def test_the_end_is_no_reset_for_a_peer_that_is_still_talking(bench, monke
 
 @ensureDeferred
 async def test_a_peer_that_does_not_hang_up_too_is_not_waited_for_long(bench, monkeypatch):
-    monkeypatch.setattr(transport, "GOODBYE_SECONDS", 0.05)
+    monkeypatch.setattr(transport, "HALF_CLOSE_SECONDS", 0.05)
     client, peer = await bench.connect()
     peer.transport.write(b"last words")
     peer.transport.loseConnection()
@@ -278,9 +278,9 @@ async def test_a_peer_that_does_not_hang_up_too_is_not_waited_for_long(bench, mo
 
 @ensureDeferred
 async def test_the_end_of_a_quiet_connection_waits_for_nobody(bench, monkeypatch):
-    monkeypatch.setattr(transport, "GOODBYE_SECONDS", 3600.0)
+    monkeypatch.setattr(transport, "HALF_CLOSE_SECONDS", 3600.0)
     client, peer = await bench.connect()
-    peer.transport.is_quiet = True
+    peer.transport.skips_half_close = True
     peer.transport.loseConnection()
     await until(lambda: peer.lost == [ConnectionDone])
     assert await read(client, 1) == b""
@@ -517,14 +517,14 @@ class ScriptedSocket:
 )
 def test_however_little_the_socket_takes_at_a_time_the_bytes_are_the_same(writes, takes):
     clock = MemoryReactorClock()
-    outbox = SimpleNamespace(add=lambda connection: connection.flush())
+    flush_queue = SimpleNamespace(add=lambda connection: connection.flush())
     scripted = ScriptedSocket(takes)
-    outgoing = Outgoing()
-    connection = Connection(
+    outgoing = OutgoingBytes()
+    connection = TcpConnection(
         scripted,
         Protocol(),
         ("192.0.2.1", 1),
-        SimpleNamespace(outbox=outbox, outgoing=outgoing, _realPortNumber=9092),
+        SimpleNamespace(flush_queue=flush_queue, outgoing=outgoing, _realPortNumber=9092),
         1,
         clock,
     )

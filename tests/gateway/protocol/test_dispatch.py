@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
-from gateway.net.flow_control import BEHIND_BYTES, Budget
-from gateway.protocol.dispatch import SEND_BYTES, TURN_REQUESTS
+from gateway.net.flow_control import MAX_BYTES_BEHIND_WAITING_REQUEST, MemoryBudget
+from gateway.protocol.dispatch import MAX_BUFFERED_REPLY_BYTES, MAX_REQUESTS_PER_TURN
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
-from gateway.protocol.routes import ROUTES, Later, Route
+from gateway.protocol.routes import ROUTES, DelayedReply, Route
 from gateway.protocol.wire.api_keys import ApiKey
 from tests.fakes.broker import open_environment
 from tests.fakes.connection import PEER, Client, bare, events, versions
@@ -46,7 +46,7 @@ class Handlers:
         self.started.append(body)
         if body in self.preparing:
             await self.preparing[body]
-        return Later(self._finish(body))
+        return DelayedReply(self._finish(body))
 
     async def _finish(self, body):
         answer = self.answers.get(body)
@@ -94,7 +94,7 @@ class Large:
 
     def write(self, buffers):
         self.writes += 1
-        self.client.dispatch.hold_writing(self.is_slow)
+        self.client.dispatch.pause_writing(self.is_slow)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_reply_that_is_ready_is_written_before_the_next_request_starts(client,
     written = behind.notes(lambda: list(client.written))
     client.says(produce(b"p1"), other(b"m2"))
     append.callback(b"p1")
-    client.turns()
+    client.run_reactor()
     assert len(written[b"m2"]) > 0
     assert client.hears() == [reply(b"p1"), reply(b"m2")]
 
@@ -198,7 +198,7 @@ def test_any_other_request_waits_for_the_appends_before_it(client, behind):
     client.says(produce(b"p1"), other(b"m2"), produce(b"p3"))
     assert behind.started == [b"p1"]
     append.callback(b"p1")
-    client.turns()
+    client.run_reactor()
     assert behind.started == [b"p1", b"m2", b"p3"]
     assert client.hears() == [reply(b"p1"), reply(b"m2"), reply(b"p3")]
 
@@ -223,8 +223,8 @@ def test_a_request_without_a_reply_leaves_no_gap(client, behind):
 
 def test_ten_thousand_requests_in_one_chunk_leave_others_their_turns(client, behind):
     client.says(*[other(b"m%d" % index) for index in range(10_000)])
-    assert len(behind.started) == TURN_REQUESTS
-    client.turns()
+    assert len(behind.started) == MAX_REQUESTS_PER_TURN
+    client.run_reactor()
     assert client.hears() == [reply(b"m%d" % index) for index in range(10_000)]
 
 
@@ -232,29 +232,34 @@ def test_requests_that_take_long_leave_others_their_turns_one_by_one(client, beh
     behind.clock, behind.takes = client.clock, 0.01
     client.says(*[other(b"m%d" % index) for index in range(10)])
     assert len(behind.started) == 1
-    client.turns()
+    client.run_reactor()
     assert client.hears() == [reply(b"m%d" % index) for index in range(10)]
 
 
 def test_requests_behind_one_that_waits_are_served_in_turns_too(client, behind):
     first = behind.waits(b"m0")
     client.says(*[other(b"m%d" % index) for index in range(10_000)])
-    client.turns()
+    client.run_reactor()
     assert behind.started == [b"m0"]
     first.callback(b"m0")
-    assert len(behind.started) == 1 + TURN_REQUESTS
-    client.turns()
+    assert len(behind.started) == 1 + MAX_REQUESTS_PER_TURN
+    client.run_reactor()
     assert len(client.hears()) == 10_000
 
 
 def test_large_replies_are_sent_before_more_are_made(client, behind):
     large = Large(client)
     client.write = large.write
-    client.says(*[bare(OTHER, 0, b"m%d" % index + bytes(SEND_BYTES), index) for index in range(10)])
+    client.says(
+        *[
+            bare(OTHER, 0, b"m%d" % index + bytes(MAX_BUFFERED_REPLY_BYTES), index)
+            for index in range(10)
+        ]
+    )
     # The outlet says after the first that its peer reads slowly.
     assert len(behind.started) == 1
     large.is_slow = False
-    client.dispatch.hold_writing(False)
+    client.dispatch.pause_writing(False)
     assert len(behind.started) == 10
     assert large.writes == 10
 
@@ -262,8 +267,8 @@ def test_large_replies_are_sent_before_more_are_made(client, behind):
 def test_what_was_to_go_on_does_not_when_the_peer_has_gone(client, behind):
     client.says(*[other(b"m%d" % index) for index in range(1000)])
     client.goes()
-    client.turns()
-    assert len(behind.started) == TURN_REQUESTS
+    client.run_reactor()
+    assert len(behind.started) == MAX_REQUESTS_PER_TURN
     assert client.budget.used == 0
 
 
@@ -273,7 +278,7 @@ def test_the_cost_of_a_request_does_not_grow_with_those_around_it(behind):
         frames = [other(b"m%d" % index) for index in range(count)]
         began = time.process_time()
         client.says(*frames)
-        client.turns()
+        client.run_reactor()
         return time.process_time() - began
 
     few = min(seconds(4000) for _ in range(5))
@@ -351,10 +356,10 @@ def test_each_request_behind_a_fetch_ends_one_wait(consumer):
 def test_a_fetch_that_waits_is_answered_when_a_part_of_another_request_arrives(consumer):
     """The rest may not be read before."""
     consumer.says(fetch(1))
-    consumer.dispatch.arriving(b"")
-    consumer.dispatch.arriving(b"\0")
+    consumer.dispatch.partial_frame_received(b"")
+    consumer.dispatch.partial_frame_received(b"\0")
     assert answered(consumer) == []
-    consumer.dispatch.arriving(versions(correlation_id=2)[:2])
+    consumer.dispatch.partial_frame_received(versions(correlation_id=2)[:2])
     assert answered(consumer) == [1]
     consumer.says(versions(correlation_id=2), fetch(3))
     assert answered(consumer) == [2]
@@ -362,7 +367,7 @@ def test_a_fetch_that_waits_is_answered_when_a_part_of_another_request_arrives(c
 
 def test_a_part_of_another_fetch_lets_a_fetch_wait(consumer):
     consumer.says(fetch(1))
-    consumer.dispatch.arriving(fetch(2)[:2])
+    consumer.dispatch.partial_frame_received(fetch(2)[:2])
     assert answered(consumer) == []
 
 
@@ -383,17 +388,17 @@ def test_reading_stops_at_the_limit_of_waiting_requests_and_nothing_is_lost(behi
 
 
 def test_nothing_starts_while_the_peer_reads_too_slowly(client, behind):
-    client.dispatch.hold_writing(True)
+    client.dispatch.pause_writing(True)
     client.says(other(b"m1"), produce(b"p2"))
     assert behind.started == []
-    client.dispatch.hold_writing(False)
+    client.dispatch.pause_writing(False)
     assert client.hears() == [reply(b"m1"), reply(b"p2")]
 
 
 def test_what_was_under_way_is_answered_all_the_same_when_the_peer_reads_too_slowly(client, behind):
     append = behind.waits(b"p1")
     client.says(produce(b"p1"), produce(b"p2"))
-    client.dispatch.hold_writing(True)
+    client.dispatch.pause_writing(True)
     client.says(produce(b"p3"))
     append.callback(b"p1")
     assert client.hears() == [reply(b"p1"), reply(b"p2")]
@@ -405,19 +410,19 @@ def test_large_requests_behind_one_that_waits_are_not_read_until_it_is_answered(
     client.says(other(b"m1"))
     client.says(other(b"m2"))
     assert client.is_read
-    client.says(bare(PRODUCE, 0, b"p3" + bytes(BEHIND_BYTES), 3))
+    client.says(bare(PRODUCE, 0, b"p3" + bytes(MAX_BYTES_BEHIND_WAITING_REQUEST), 3))
     assert not client.is_read
     poll.callback(b"m1")
     assert client.is_read
     assert len(client.hears()) == 3
-    client.says(bare(PRODUCE, 0, b"p4" + bytes(BEHIND_BYTES), 4))
+    client.says(bare(PRODUCE, 0, b"p4" + bytes(MAX_BYTES_BEHIND_WAITING_REQUEST), 4))
     assert client.is_read
 
 
 def test_large_appends_behind_an_append_are_read(client, behind):
     behind.waits(b"p1")
     client.says(produce(b"p1"))
-    client.says(bare(PRODUCE, 0, b"p2" + bytes(BEHIND_BYTES), 2))
+    client.says(bare(PRODUCE, 0, b"p2" + bytes(MAX_BYTES_BEHIND_WAITING_REQUEST), 2))
     assert client.is_read
 
 
@@ -533,7 +538,7 @@ def test_nothing_is_started_between_a_failure_and_the_end(client, behind):
     first.errback(Refused("no"))
     second.callback(b"p2")
     client.says(produce(b"p4"))
-    client.dispatch.hold_writing(False)
+    client.dispatch.pause_writing(False)
     assert behind.started == [b"p1", b"p2"]
     assert client.hears() == []
     client.goes()
@@ -577,7 +582,7 @@ class Traffic(RuleBasedStateMachine):
             self.patch.setitem(
                 ROUTES, (key, 0), Route(key, handler, read, lambda reply, version: [reply], False)
             )
-        self.budget = Budget(1 << 30, Clock())
+        self.budget = MemoryBudget(1 << 30, Clock())
         self.client = Client(budget=self.budget, max_requests=8)
         self.sent = []
         self.heard = []
@@ -614,7 +619,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(held=st.booleans())
     def the_peer_reads_slowly_or_does_not(self, held):
-        self.client.dispatch.hold_writing(held)
+        self.client.dispatch.pause_writing(held)
 
     @rule()
     def the_peer_goes(self):
@@ -637,7 +642,7 @@ class Traffic(RuleBasedStateMachine):
             assert len(waiting) <= 1 or all(body.startswith(b"p") for body in waiting)
 
     def teardown(self):
-        self.client.dispatch.hold_writing(False)
+        self.client.dispatch.pause_writing(False)
         while any(
             not answer.called
             for body, answer in self.behind.answers.items()
@@ -646,7 +651,7 @@ class Traffic(RuleBasedStateMachine):
             for body, answer in list(self.behind.answers.items()):
                 if body in self.behind.started and not answer.called:
                     answer.callback(body)
-            self.client.turns()
+            self.client.run_reactor()
         self.replies_come_in_the_order_of_requests()
         assert self.is_gone or self.heard == self.sent
         assert self.client.dispatch.is_idle
@@ -663,7 +668,7 @@ def late(behind, monkeypatch, seconds=5):
 
     async def produce_within(request, caller):
         later = await behind.produce(request, caller)
-        return Later(later.reply, seconds, lambda: b"late")
+        return DelayedReply(later.reply, seconds, lambda: b"late")
 
     monkeypatch.setitem(
         ROUTES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 
-from gateway.coroutines import Shared, start
-from gateway.protocol.errors import ErrorCode, KafkaError, release
+from gateway.coroutines import SharedResult, start
+from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
 from gateway.protocol.wire.primitives import MAX_STRING_BYTES
 
 
@@ -41,7 +41,7 @@ def test_a_failure_that_is_kept_lets_go_of_what_it_came_through():
     try:
         failure = kept(seen)
         assert seen[0]() is not None
-        release(failure)
+        clear_frames(failure)
         assert seen[0]() is None
     finally:
         gc.enable()
@@ -50,7 +50,7 @@ def test_a_failure_that_is_kept_lets_go_of_what_it_came_through():
 
 def test_who_releases_a_failure_ends_nobody_that_caught_it_and_waits_for_something_else():
     """A partition that cannot be opened fails for all who ask for it with one exception: a Produce, which is answered, and a Fetch, which goes on."""
-    opening, turn, ends = Shared(), Shared(), []
+    opening, turn, ends = SharedResult(), SharedResult(), []
 
     async def fetch():
         try:
@@ -63,7 +63,7 @@ def test_who_releases_a_failure_ends_nobody_that_caught_it_and_waits_for_somethi
         try:
             await opening
         except KafkaError as failure:
-            release(failure)
+            clear_frames(failure)
         return "refused"
 
     for work in (fetch(), produce()):
@@ -74,7 +74,7 @@ def test_who_releases_a_failure_ends_nobody_that_caught_it_and_waits_for_somethi
 
 
 def test_a_failure_that_was_never_raised_is_released_as_well():
-    release(KafkaError(ErrorCode.INVALID_REQUEST))
+    clear_frames(KafkaError(ErrorCode.INVALID_REQUEST))
 
 
 def test_a_failure_without_a_message_reads_as_its_code_does():

@@ -29,24 +29,24 @@ from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.handlers.groups import join_group, offset_commit
 from gateway.protocol import large_requests as turns_of_requests
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.large_requests import TURN_ROWS, WORK_ROWS, WORKS_AT_ONCE, Turns
+from gateway.protocol.large_requests import CALL_ROWS, MAX_CONCURRENT_CALLS, SLICE_ROWS, TimeSlices
 from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest
 from tests.fakes.broker import Started, ended, open_environment
 from tests.gateway.handlers.asking import answer, asked
 from tests.gateway.handlers.group_requests import join_request
 
-NAMES = [f"g{number}" for number in range(3 * TURN_ROWS + 1)]
+NAMES = [f"g{number}" for number in range(3 * SLICE_ROWS + 1)]
 
 
 def test_a_turn_has_so_many_rows():
     env = open_environment()
-    turns = Turns(env.clock)
-    assert Started(turns.take(TURN_ROWS - 1)).is_done
-    assert not (second := Started(turns.take())).is_done
+    slices = TimeSlices(env.clock)
+    assert Started(slices.take(SLICE_ROWS - 1)).is_done
+    assert not (second := Started(slices.take())).is_done
     env.clock.advance(0)
     assert second.is_done
-    assert Started(turns.take()).is_done
-    assert turns.rows == TURN_ROWS + 1
+    assert Started(slices.take()).is_done
+    assert slices.rows == SLICE_ROWS + 1
 
 
 def test_many_rows_take_more_than_one_turn_and_all_of_them_are_told():
@@ -74,11 +74,11 @@ def test_many_rows_take_more_than_one_turn_and_all_of_them_are_told():
 def test_all_that_a_group_has_committed_is_told_in_turns():
     env = open_environment()
     for name in ("a", "b", "c"):
-        env.topic(name, TURN_ROWS)
+        env.topic(name, SLICE_ROWS)
     rows = {
         (name, index): CommittedOffset(1, -1, "", 5)
         for name in ("b", "c", "a")
-        for index in reversed(range(TURN_ROWS))
+        for index in reversed(range(SLICE_ROWS))
     }
     ended(env.broker.offsets.commit("g", rows))
     started = asked(env, OffsetFetchRequest(group_id="g", topics=None), 5)
@@ -90,8 +90,8 @@ def test_all_that_a_group_has_committed_is_told_in_turns():
     env.clock.advance(0)
     told = answer(OffsetFetchRequest(), started.result, 5).topics
     assert [(topic.name, [row.partition_index for row in topic.partitions]) for topic in told] == [
-        ("a", list(range(TURN_ROWS))),
-        ("c", list(range(TURN_ROWS))),
+        ("a", list(range(SLICE_ROWS))),
+        ("c", list(range(SLICE_ROWS))),
     ]
 
 
@@ -108,11 +108,11 @@ def test_calls_of_one_request_run_a_few_at_a_time():
 
     env, begun = open_environment(), []
     pauses = pauses_of(env)
-    count = 10 * WORKS_AT_ONCE + 1
-    assert ended_in_turns(env, Turns(env.clock).gather(work(n) for n in range(count))) == list(
+    count = 10 * MAX_CONCURRENT_CALLS + 1
+    assert ended_in_turns(env, TimeSlices(env.clock).gather(work(n) for n in range(count))) == list(
         range(count)
     )
-    assert len(pauses) == count * WORK_ROWS // TURN_ROWS
+    assert len(pauses) == count * CALL_ROWS // SLICE_ROWS
     assert begun == list(range(count))
 
 
@@ -211,7 +211,7 @@ def test_others_have_their_turn_while_many_topics_are_changed_or_described(reque
     pauses = pauses_of(env)
     started = asked(env, request, version)
     env.clock.advance(0)
-    assert len(pauses) >= len(NAMES) // TURN_ROWS
+    assert len(pauses) >= len(NAMES) // SLICE_ROWS
     assert [row.error_code for row in getattr(answer(request, started.result, version), rows)] == [
         0 if "CreateTopics" in type(request).__name__ else 3
     ] * len(NAMES)
@@ -234,7 +234,7 @@ def test_a_request_that_would_change_too_much_changes_nothing(request_of, monkey
 
 
 def test_more_offsets_than_one_commit_may_have_are_all_refused(monkeypatch):
-    monkeypatch.setattr(offset_commit, "MAX_OFFSETS", 2)
+    monkeypatch.setattr(offset_commit, "MAX_OFFSETS_PER_COMMIT", 2)
     env = open_environment()
     env.topic("orders", 3)
 

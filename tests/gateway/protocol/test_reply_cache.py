@@ -5,44 +5,44 @@ from gateway.protocol.reply_cache import MAX_REPLIES, ReplyCache
 
 def test_a_body_is_kept_for_those_who_ask_the_same() -> None:
     cache = ReplyCache()
-    cache.keep("all", 1, b"body")
+    cache.put("all", 1, b"body")
     assert cache.get("all", 1) == b"body"
     assert cache.get("some", 1) is None
 
 
 def test_bodies_go_with_the_version_that_they_tell_about() -> None:
     cache = ReplyCache()
-    cache.keep("all", 1, b"body")
+    cache.put("all", 1, b"body")
     assert cache.get("all", 2) is None
-    cache.keep("some", 2, b"other")
-    assert (cache.get("all", 1), len(cache), cache.kept_bytes) == (None, 1, 5)
+    cache.put("some", 2, b"other")
+    assert (cache.get("all", 1), len(cache), cache.cached_bytes) == (None, 1, 5)
 
 
 def test_no_more_bytes_are_kept_than_the_limit_and_those_asked_for_last_stay() -> None:
     cache = ReplyCache(max_bytes=10)
     for name in ("a", "b"):
-        cache.keep(name, 1, bytes(4))
+        cache.put(name, 1, bytes(4))
     cache.get("a", 1)
-    cache.keep("c", 1, bytes(4))
+    cache.put("c", 1, bytes(4))
     assert [name for name in ("a", "b", "c") if cache.get(name, 1)] == ["a", "c"]
-    assert cache.kept_bytes == 8
+    assert cache.cached_bytes == 8
 
 
 def test_a_body_above_the_limit_is_not_kept() -> None:
     cache = ReplyCache(max_bytes=10)
-    cache.keep("a", 1, bytes(11))
-    assert (len(cache), cache.kept_bytes) == (0, 0)
+    cache.put("a", 1, bytes(11))
+    assert (len(cache), cache.cached_bytes) == (0, 0)
 
 
 def test_a_body_that_is_kept_again_counts_once() -> None:
     cache = ReplyCache()
-    cache.keep("a", 1, bytes(4))
-    cache.keep("a", 1, bytes(6))
-    assert (len(cache), cache.kept_bytes) == (1, 6)
+    cache.put("a", 1, bytes(4))
+    cache.put("a", 1, bytes(6))
+    assert (len(cache), cache.cached_bytes) == (1, 6)
 
 
 def test_no_more_replies_are_kept_than_the_limit_however_small() -> None:
     cache = ReplyCache()
     for number in range(MAX_REPLIES + 5):
-        cache.keep(number, 1, b"")
+        cache.put(number, 1, b"")
     assert len(cache) == MAX_REPLIES

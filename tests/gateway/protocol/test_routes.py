@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 
 from gateway import handlers as handlers  # importing them routes them
 from gateway.protocol import routes
-from gateway.protocol.routes import ROUTES, Later, serves, supported_versions
+from gateway.protocol.routes import ROUTES, DelayedReply, serves, supported_versions
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import REQUESTS
 
@@ -101,7 +101,7 @@ def test_a_reply_that_is_to_come_goes_with_what_it_holds_even_in_a_circle():
 
     held = [Records()]
     gone = weakref.ref(held[0])
-    later = Later(reply(held))
+    later = DelayedReply(reply(held))
     held.append(later)
     later.reply.send(None)
     del held, later

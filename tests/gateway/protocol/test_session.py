@@ -13,7 +13,7 @@ from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from twisted.internet.defer import Deferred
 
 from auth.mechanism import AuthenticationBusy
-from gateway.protocol.session import MOVES, Session, State
+from gateway.protocol.session import TRANSITIONS, LoginSession, LoginState
 from tests.fakes.connection import (
     Client,
     Scripted,
@@ -63,8 +63,8 @@ def versions_reply(frame, version):
 
 
 def test_a_listener_without_log_in_is_ready_at_once():
-    assert Session(None).is_ready
-    assert not Session({"PLAIN": plain()}).is_ready
+    assert LoginSession(None).is_ready
+    assert not LoginSession({"PLAIN": plain()}).is_ready
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4])
@@ -130,7 +130,7 @@ def test_an_unknown_mechanism_is_told_which_there_are_and_then_hung_up_on(versio
     client = Client([plain(), in_two_steps()])
     client.says(handshake("GSSAPI", version))
     assert handshake_reply(client.hears()[0], version) == (33, ["PLAIN", "SCRAM"])
-    assert client.hung_up_after_ms == [100]
+    assert client.closed_after_ms == [100]
     client.says(handshake("PLAIN", version), versions())
     assert client.hears() == []
 
@@ -178,7 +178,7 @@ def test_a_bare_token_that_fails_is_hung_up_on_after_the_delay(caplog):
     client.hears()
     client.says(b"\0alice\0guess", b"\0alice\0secret")
     assert client.hears() == []
-    assert client.hung_up_after_ms == [100]
+    assert client.closed_after_ms == [100]
     assert not client.session.is_ready
     ((event, fields),) = events(caplog)
     assert event == "login failed"
@@ -226,7 +226,7 @@ def test_a_token_that_fails_is_told_and_hung_up_on_after_the_delay(caplog):
     error_code, message, _ = authenticate_reply(reply)
     assert error_code == 58
     assert "wrong user name or password" in message
-    assert client.hung_up_after_ms == [100]
+    assert client.closed_after_ms == [100]
     assert [event for event, _ in events(caplog)] == ["login failed"]
 
 
@@ -302,7 +302,7 @@ def test_a_client_that_goes_takes_its_log_in_with_it(version, caplog):
     assert cancelled == [checked]
     assert events(caplog) == []
     assert client.budget.used == 0
-    assert client.session.state is State.OVER
+    assert client.session.state is LoginState.CLOSED
 
 
 @pytest.mark.parametrize("version", ROADS)
@@ -353,10 +353,10 @@ def test_whatever_is_said_before_the_log_in_has_one_answer_or_is_hung_up_on(capl
     caplog.clear()
     client = Client([plain(), in_two_steps()])
     for frame in frames:
-        if client.session.is_ready or client.session.is_over:
+        if client.session.is_ready or client.session.is_closed:
             break
         client.says(frame)
-        assert len(client.hears()) == 1 or client.is_aborted or client.hung_up_after_ms
+        assert len(client.hears()) == 1 or client.is_aborted or client.closed_after_ms
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -386,12 +386,12 @@ def test_who_is_ready_may_ask_for_versions_again():
 # the table itself
 
 
-@pytest.mark.parametrize("before", State)
-@pytest.mark.parametrize("after", State)
+@pytest.mark.parametrize("before", LoginState)
+@pytest.mark.parametrize("after", LoginState)
 def test_only_the_moves_of_the_table_are_made(before, after):
-    session = Session({"PLAIN": plain()})
+    session = LoginSession({"PLAIN": plain()})
     session.state = before
-    if after in MOVES[before]:
+    if after in TRANSITIONS[before]:
         session._move(after)
         assert session.state is after
     else:
@@ -400,8 +400,8 @@ def test_only_the_moves_of_the_table_are_made(before, after):
 
 
 def test_what_is_over_stays_over():
-    assert MOVES[State.OVER] == set()
-    session = Session(None)
+    assert TRANSITIONS[LoginState.CLOSED] == set()
+    session = LoginSession(None)
     session.end()
     session.end()
-    assert session.is_over
+    assert session.is_closed

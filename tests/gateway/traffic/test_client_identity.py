@@ -81,7 +81,7 @@ def test_at_the_end_the_first_requests_and_the_highest_versions_are_told():
     scene = Scene()
     client = scene.connects()
     client.says(versions(0), METADATA_OF_ALL_V0, versions(2), *[METADATA_OF_ALL_V0] * 20)
-    client.turns()
+    client.run_reactor()
     scene.env.clock.advance(3)
     scene.leaves(client)
     closed = scene.event("closed")

@@ -267,7 +267,7 @@ def test_requests_of_a_group_are_told_with_it(scene):
     )
     client.says(request(commit))
     client.says(request(asked))
-    client.turns()
+    client.run_reactor()
     scene.leaves(client)
     for api_key in (8, 9):
         assert scene.usage(api_key=api_key, topic=None)["group"] == "g"
@@ -364,7 +364,7 @@ def test_a_latency_counts_from_the_beginning_of_the_work_to_the_reply(scene):
     client.says(request(fetching(4, max_wait_ms=500)))
     scene.ticks += 300_000_000
     scene.env.clock.advance(0.5)
-    client.turns()
+    client.run_reactor()
     scene.leaves(client)
     told = scene.usage(api_key=1, topic=None)
     assert told["latency_us_sum"] == 300_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from twisted.internet.task import Clock
 
-from gateway.protocol.session import Session
+from gateway.protocol.session import LoginSession
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from gateway.traffic.traffic_log import (
@@ -41,7 +41,7 @@ def opened(clock=None, salt=None, max_keys=10, max_rows=100):
 
 
 def connect(log, peer=PEER):
-    return log.connection(peer, Session(None))
+    return log.connection(peer, LoginSession(None))
 
 
 def test_rows_are_numbered_from_0_without_gaps_over_all_connections():
@@ -197,7 +197,7 @@ def test_at_the_end_open_connections_are_closed_and_the_writer_stopped():
 
 
 def test_without_a_traffic_log_everything_may_be_said_and_nothing_is_noted():
-    recorder = NO_TRAFFIC_LOG.connection(PEER, Session(None))
+    recorder = NO_TRAFFIC_LOG.connection(PEER, LoginSession(None))
     assert recorder is NULL_RECORDER
     assert type(recorder) is Recorder
     recorder.topic_accessed(3, 1, "t", [1])

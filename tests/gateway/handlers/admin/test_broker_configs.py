@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.net.listeners import Doors
+from gateway.net.listeners import ConnectionLimits
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
 from tests.gateway.handlers.admin.test_alter_configs import (
@@ -204,12 +204,12 @@ def test_client_metrics_are_refused(env: BrokerEnvironment) -> None:
 
 
 def test_limits_on_connections_change_while_it_runs(env: BrokerEnvironment) -> None:
-    doors = Doors(env.broker.settings)
-    env.broker.configs.watch(doors.use)
-    assert doors.why_not("10.0.0.1") is None
+    limits = ConnectionLimits(env.broker.settings)
+    env.broker.configs.watch(limits.update)
+    assert limits.refusal_reason("10.0.0.1") is None
     put(env, "max.connections", "1")
-    doors.connections.add(None)  # type: ignore[arg-type]
-    assert doors.why_not("10.0.0.1") == "max_connections=1 are open"
+    limits.connections.add(None)  # type: ignore[arg-type]
+    assert limits.refusal_reason("10.0.0.1") == "max_connections=1 are open"
 
 
 def test_a_value_of_a_newer_version_is_ignored() -> None:

@@ -13,11 +13,11 @@ from gateway.protocol.wire.primitives import (
     MAX_STRING_BYTES,
     MAX_TAGS,
     read_count,
-    read_string,
+    read_nullable_string,
     read_uvarint,
     skip_tags,
-    string,
-    uvarint,
+    write_string,
+    write_uvarint,
 )
 from tests.gateway.protocol.wire import flexible
 from tests.gateway.protocol.wire.values import texts
@@ -38,15 +38,15 @@ from tests.gateway.protocol.wire.values import texts
     ],
 )
 def test_a_varint_has_seven_bits_a_byte_the_lowest_first(value, written):
-    assert uvarint(value) == bytes.fromhex(written)
+    assert write_uvarint(value) == bytes.fromhex(written)
     assert read_uvarint(bytes.fromhex(written), 0) == (value, len(written) // 2)
 
 
 @given(value=st.integers(0, 2**32 - 1), before=st.binary(max_size=3), after=st.binary(max_size=3))
 def test_a_varint_is_read_back_wherever_it_stands(value, before, after):
-    assert read_uvarint(before + uvarint(value) + after, len(before)) == (
+    assert read_uvarint(before + write_uvarint(value) + after, len(before)) == (
         value,
-        len(before) + len(uvarint(value)),
+        len(before) + len(write_uvarint(value)),
     )
 
 
@@ -64,13 +64,13 @@ def test_a_varint_that_ends_early_is_refused(cut):
 
 @given(text=texts, compact=st.booleans())
 def test_a_string_is_read_back(text, compact):
-    written = string(text, compact=compact)
-    assert read_string(written + b"more", 0, compact=compact) == (text, len(written))
+    written = write_string(text, compact=compact)
+    assert read_nullable_string(written + b"more", 0, compact=compact) == (text, len(written))
 
 
 @pytest.mark.parametrize(("null", "compact"), [(b"\xff\xff", False), (b"\0", True)])
 def test_a_null_string_is_none(null, compact):
-    assert read_string(null, 0, compact=compact) == (None, len(null))
+    assert read_nullable_string(null, 0, compact=compact) == (None, len(null))
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_a_null_string_is_none(null, compact):
 )
 def test_a_string_longer_than_its_message_is_refused(lying, compact):
     with pytest.raises(ValueError):
-        read_string(lying, 0, compact=compact)
+        read_nullable_string(lying, 0, compact=compact)
 
 
 def test_a_string_that_is_no_utf8_is_refused():
     with pytest.raises(UnicodeDecodeError):
-        read_string(b"\x02\xff", 0, compact=True)
+        read_nullable_string(b"\x02\xff", 0, compact=True)
 
 
 @pytest.mark.parametrize("count", [-1, -2, 5, 2**31 - 1, -(2**31)])
@@ -131,17 +131,22 @@ def test_a_tag_longer_than_its_message_is_refused(lying):
 
 
 def test_a_section_of_more_tags_than_any_client_has_is_refused():
-    assert skip_tags(uvarint(MAX_TAGS) + b"\0\0" * MAX_TAGS, 0) == 2 + 2 * MAX_TAGS
+    assert skip_tags(write_uvarint(MAX_TAGS) + b"\0\0" * MAX_TAGS, 0) == 2 + 2 * MAX_TAGS
     with pytest.raises(ValueError):
-        skip_tags(uvarint(MAX_TAGS + 1) + b"\0\0" * (MAX_TAGS + 1), 0)
+        skip_tags(write_uvarint(MAX_TAGS + 1) + b"\0\0" * (MAX_TAGS + 1), 0)
 
 
 @pytest.mark.parametrize("compact", [True, False])
 def test_a_string_has_at_most_as_many_bytes_as_sixteen_bits_can_say(compact):
     longest = "x" * MAX_STRING_BYTES
-    assert read_string(string(longest, compact=compact), 0, compact=compact)[0] == longest
+    assert (
+        read_nullable_string(write_string(longest, compact=compact), 0, compact=compact)[0]
+        == longest
+    )
 
 
 def test_a_longer_string_is_refused_where_its_length_could_be_said():
     with pytest.raises(ValueError, match="32768"):
-        read_string(string("x" * (MAX_STRING_BYTES + 1), compact=True), 0, compact=True)
+        read_nullable_string(
+            write_string("x" * (MAX_STRING_BYTES + 1), compact=True), 0, compact=True
+        )
