@@ -150,14 +150,14 @@ def measure(rows: int, folder: Path, cores: int) -> dict[str, Any]:
     from reports.analysis import facts
     from reports.ingest.ingest_job import ingest, stored
     from reports.ingest.schema import USAGE
-    from reports.run import Order, run
+    from reports.run import ReportRequest, run
     from reports.spark_session import open_session
 
     now = datetime.now(UTC)
     size = logs(folder / "logs", rows, now)
     packed = sum(path.stat().st_size for path in (folder / "logs").rglob("*.gz"))
     spark = open_session(f"local[{cores}]", MEMORY)
-    order = Order(folder / "logs", folder / "out", facts.target("kafka-4.0"))
+    order = ReportRequest(folder / "logs", folder / "out", facts.load_target("kafka-4.0"))
     processes = [os.getpid(), *_with_children(spark.sparkContext._gateway.proc.pid)]
     began, began_cpu = time.monotonic(), _cpu(processes)
     ingest(spark, folder / "logs", order.tables, now)

@@ -14,7 +14,7 @@ from reports.analysis import facts
 from reports.ingest.taken_files import TablesError
 from reports.page import answer
 from reports.places import argument
-from reports.run import Order, run
+from reports.run import ReportRequest, run
 from reports.spark_session import open_session
 
 
@@ -29,13 +29,13 @@ def main() -> int:
     )
     given = parser.parse_args()
     try:
-        order = Order(given.logs, given.out, facts.target(given.target), given.since)
+        order = ReportRequest(given.logs, given.out, facts.load_target(given.target), given.since)
         summary = run(open_session(None), order, datetime.now(UTC))
     except (TablesError, ValueError) as error:
         sys.stderr.write(f"Error: {error}\n")
         return 1
     sys.stderr.writelines(f"{line}\n" for line in answer.warnings(summary["log"]))
-    sys.stdout.write("\n".join(answer.in_five_lines(summary)) + "\n")
+    sys.stdout.write("\n".join(answer.five_lines(summary)) + "\n")
     return answer.exit_code(summary)
 
 

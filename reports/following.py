@@ -18,17 +18,17 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from reports.failures import told
-from reports.ingest.ingest_job import Ingested, Intake
+from reports.ingest.ingest_job import Ingester, IngestResult
 from reports.ingest.row_parser import to_rows
 from reports.ingest.taken_files import Tables, TablesError
 from reports.places import argument
+from reports.spark_errors import translate_errors
 from reports.spark_session import open_session
 
 TOPIC = "__kopgate_traffic"
-EVERY = 600
+INTERVAL_SECONDS = 600
 """Seconds from batch to batch: each is a folder of its own, and a month of these is some thousands."""
-MOST_AT_ONCE = 2_000_000
+MAX_ROWS_PER_BATCH = 2_000_000
 """Rows in a batch."""
 
 
@@ -43,9 +43,9 @@ def follow(
     place = tables.folder / "following"
 
     def take(lines: DataFrame, number: int) -> None:
-        take_batch(lines, tables, f"{_query(place)}/{number}", datetime.now(UTC))
+        ingest_batch(lines, tables, f"{_query(place)}/{number}", datetime.now(UTC))
 
-    with told(tables.folder):
+    with translate_errors(tables.folder):
         # What the topic has no more is a gap in the numbers of its rows, and reported as that.
         source = (
             spark.readStream.format("kafka")
@@ -53,7 +53,7 @@ def follow(
             .option("startingOffsets", "earliest")
             .option("failOnDataLoss", "false")
         )
-        lines = source.option("maxOffsetsPerTrigger", MOST_AT_ONCE).options(**options).load()
+        lines = source.option("maxOffsetsPerTrigger", MAX_ROWS_PER_BATCH).options(**options).load()
         lines = lines.select(
             F.coalesce(F.col("value").cast("string"), F.lit("")).alias("value"), "timestamp"
         )
@@ -67,13 +67,13 @@ def follow(
         timed.start().awaitTermination()
 
 
-def take_batch(lines: DataFrame, tables: Tables, source: str, now: datetime) -> Ingested:
+def ingest_batch(lines: DataFrame, tables: Tables, source: str, now: datetime) -> IngestResult:
     """`lines` has `value` and the record's `timestamp`. Whoever makes a report from the tables is waited for."""
-    with told(tables.folder), tables.alone(waits=True):
-        intake = Intake(lines.sparkSession, tables, now)
-        if any(batch.source == source for batch in intake.batches):
-            return Ingested()
-        return intake.compare(
+    with translate_errors(tables.folder), tables.locked(waits=True):
+        ingester = Ingester(lines.sparkSession, tables, now)
+        if any(batch.source == source for batch in ingester.batches):
+            return IngestResult()
+        return ingester.compare(
             to_rows(lines.withColumn("path", F.lit(TOPIC)), now, F.col("timestamp")), source=source
         )
 
@@ -96,7 +96,7 @@ def _options(file: Path | None) -> dict[str, str]:
     return options
 
 
-def _needs_package(error: BaseException) -> str | None:
+def _missing_package_hint(error: BaseException) -> str | None:
     if "data source: kafka" not in str(error):
         return None
     scala = "2.12" if pyspark.__version__.startswith("3.") else "2.13"
@@ -130,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--every",
         type=float,
-        default=EVERY,
+        default=INTERVAL_SECONDS,
         metavar="SECONDS",
         help="from batch to batch (%(default)s)",
     )
@@ -150,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
             None if given.once else given.every,
         )
     except (TablesError, ValueError, OSError) as error:
-        sys.stderr.write(f"Error: {_needs_package(error.__cause__ or error) or error}\n")
+        sys.stderr.write(f"Error: {_missing_package_hint(error.__cause__ or error) or error}\n")
         return 1
     return 0
 

@@ -14,53 +14,53 @@ from typing import Any
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
 
-NO_NEWS = re.compile(
+IGNORED_LINES = re.compile(
     r"WARNING: Using incubator modules: jdk\.incubator\.vector$"
     r"|Picked up (JAVA_TOOL|JDK_JAVA|_JAVA)_OPTIONS: "
     r'|Setting default log level to "[A-Z]+"\.$'
     r"|To adjust logging level use sc\.setLogLevel\(newLevel\)\."
 )
 """Lines that Java and Spark write at each start, whatever the level of the log."""
-ECHOES = ("Exception while sending command.", "KeyboardInterrupt while sending command.")
+PY4J_ECHOES = ("Exception while sending command.", "KeyboardInterrupt while sending command.")
 """What py4j writes to the root of the log: it raises the same, but for its thread that lets go of objects, which may do so while Java ends."""
-END_SECONDS = 5.0
+TERMINATE_SECONDS = 5.0
 """For its shutdown hooks, which remove its temporary files; then it is killed."""
-LAST_WORDS_SECONDS = 5.0
+DRAIN_SECONDS = 5.0
 
 
-def quieten() -> None:
+def silence_py4j() -> None:
     """Py4j writes what it raises to the log as well, under its own name and under none."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
-    logging.getLogger().addFilter(_is_no_echo)
+    logging.getLogger().addFilter(_is_not_echo)
 
 
-def _is_no_echo(record: logging.LogRecord) -> bool:
-    return record.msg not in ECHOES
+def _is_not_echo(record: logging.LogRecord) -> bool:
+    return record.msg not in PY4J_ECHOES
 
 
-class Java:
-    """One process. `say` is told each line that it writes, from a thread; `held` is around its start, which is not to be interrupted half-way."""
+class JavaProcess:
+    """One process. `say` is told each line that it writes, from a thread; `deferred` is around its start, which is not to be interrupted half-way."""
 
     def __init__(
         self,
         say: Callable[[str], None],
-        held: Callable[[], AbstractContextManager[None]] = nullcontext,
+        deferred: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._say = say
-        self._held = held
+        self._deferred = deferred
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
-        self._is_over = False
+        self._is_stopped = False
 
     def launch(self, conf: SparkConf) -> Any:
         """Gives the gateway to it, for SparkContext."""
-        quieten()
+        silence_py4j()
         reading, writing = os.pipe()
         self._reader = threading.Thread(
             target=self._read, args=(reading,), name="words of Java", daemon=True
         )
         self._reader.start()
-        with self._held():
+        with self._deferred():
             try:
                 gateway = launch_gateway(conf, {"stdout": writing, "stderr": writing})
                 self._process = gateway.proc
@@ -68,22 +68,22 @@ class Java:
                 os.close(writing)
         return gateway
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """It is gone when this returns; whoever still asks it for something gets an error. What it says of its end is no news."""
-        self._is_over = self._process is not None
+        self._is_stopped = self._process is not None
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(END_SECONDS)
+                self._process.wait(TERMINATE_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
         if self._reader is not None:
-            self._reader.join(LAST_WORDS_SECONDS)
+            self._reader.join(DRAIN_SECONDS)
 
     def _read(self, descriptor: int) -> None:
         with open(descriptor, encoding="utf-8", errors="replace") as words:
             for line in words:
                 text = line.rstrip()
-                if text and not self._is_over and not NO_NEWS.match(text):
+                if text and not self._is_stopped and not IGNORED_LINES.match(text):
                     self._say(text)

@@ -6,14 +6,14 @@ import signal
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from reports.failures import told
-from reports.interrupts import Signals, Stopped
-from reports.java import Java
-from reports.run import Order, run
+from reports.interrupts import Interrupted, SignalHandler
+from reports.java import JavaProcess
+from reports.run import ReportRequest, run
+from reports.spark_errors import translate_errors
 from reports.spark_session import open_session
 
 
-class Seen(Protocol):
+class ProgressDisplay(Protocol):
     """Where a person sees how far it is."""
 
     def __call__(self, step: str, part: float) -> None: ...
@@ -21,26 +21,30 @@ class Seen(Protocol):
     def print_above(self, text: str) -> None: ...
 
 
-def report_here(
-    order: Order, master: str, memory: str, seen: Seen, signals: Signals
+def run_local_report(
+    order: ReportRequest,
+    master: str,
+    memory: str,
+    progress: ProgressDisplay,
+    signals: SignalHandler,
 ) -> dict[str, Any]:
     """The summary. Raises TablesError where nothing can be said, and Stopped."""
-    java = Java(seen.print_above, signals.held)
+    java = JavaProcess(progress.print_above, signals.deferred)
     # First Java: it would write on while others clean up after it.
-    signals.first = java.end
+    signals.before_interrupt = java.stop
     try:
-        with told(order.out):
+        with translate_errors(order.out):
             session = open_session(master, memory, java.launch)
         # Spark has put a handler of its own in between, which asks Java to stop what it is at, and waits for it.
-        signals.take()
-        return run(session, order, datetime.now(UTC), seen)
+        signals.reinstall()
+        return run(session, order, datetime.now(UTC), progress)
     except Exception:
-        if signals.came is not None:
+        if signals.received is not None:
             # Whoever asked Java for something while it ended.
-            raise Stopped(signals.came) from None
+            raise Interrupted(signals.received) from None
         raise
     except KeyboardInterrupt:
         # By that handler, before it was replaced.
-        raise Stopped(signal.SIGINT) from None
+        raise Interrupted(signal.SIGINT) from None
     finally:
-        java.end()
+        java.stop()

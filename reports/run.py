@@ -13,40 +13,40 @@ from pyspark.sql import functions as F
 
 from reports.analysis import activity as of_activity
 from reports.analysis import client_history, costs, readiness
-from reports.analysis.behaviour import kinds
-from reports.analysis.facts import Target, api_names
+from reports.analysis.behaviour import connection_kinds
+from reports.analysis.facts import MigrationTarget, api_names
 from reports.analysis.identity import identify
-from reports.analysis.trend import outlook, trend
-from reports.analysis.words import APPLICATION, REFUSED, STATES
-from reports.failures import told
-from reports.ingest.ingest_job import Ingested, stored, take_new
-from reports.ingest.reread import take_again
+from reports.analysis.terms import APPLICATION, REFUSED, STATES
+from reports.analysis.trend import forecast, trend
+from reports.ingest.ingest_job import IngestResult, ingest_new, stored
+from reports.ingest.quarantine_retry import retry_quarantined
 from reports.ingest.schema import CONNECTION, USAGE
 from reports.ingest.taken_files import Tables, TablesError
 from reports.outputs import Outputs
-from reports.page.answer import many
-from reports.page.page_data import collect
+from reports.page.answer import count_of
+from reports.page.page_data import build_page_model
 from reports.page.report_page import page
-from reports.preview import must_be_apart
+from reports.preconditions import check_folders_apart
+from reports.spark_errors import translate_errors
 
-DAYS = 30
+DEFAULT_DAYS = 30
 """How far a report looks back where nobody says: a month has every weekly and monthly job in it."""
-FURTHER = "--since looks further back"
-MOST_IN_SUMMARY = 50
+SINCE_HINT = "--since looks further back"
+MAX_IN_SUMMARY = 50
 """Blockers and costs that the summary lists; the tables have all."""
 STEPS = ("clients", "readiness", "costs", "trend", "summary")
 
-Progress = Callable[[str, float], None]
+ReportProgress = Callable[[str, float], None]
 """Is told what is done, and which part of the whole is behind it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ReportRequest:
     """What is asked for. Without `logs` the tables count as they are. `since` is the first day; without it the last DAYS count."""
 
     logs: Path | None
     out: Path
-    target: Target
+    target: MigrationTarget
     since: date | None = None
 
     @property
@@ -55,17 +55,20 @@ class Order:
 
 
 def run(
-    spark: SparkSession, order: Order, now: datetime, progress: Progress = lambda step, part: None
+    spark: SparkSession,
+    order: ReportRequest,
+    now: datetime,
+    progress: ReportProgress = lambda step, part: None,
 ) -> dict[str, Any]:
     """Gives the summary, which is also in `summary.json`. Raises TablesError where nothing can be said."""
     logs, out = order.logs, order.out
     if logs:
-        must_be_apart(logs, out)
+        check_folders_apart(logs, out)
     # The tables stay as they are until all is read.
-    with told(out), order.tables.alone():
-        taken = take_again(spark, order.tables, now)
+    with translate_errors(out), order.tables.locked():
+        taken = retry_quarantined(spark, order.tables, now)
         if logs:
-            taken += take_new(
+            taken += ingest_new(
                 spark, logs, order.tables, now, lambda done, of: progress("files", done / of / 2)
             )
         summary = _report(spark, order, now, taken, progress)
@@ -74,39 +77,43 @@ def run(
 
 
 def _report(
-    spark: SparkSession, order: Order, now: datetime, taken: Ingested, progress: Progress
+    spark: SparkSession,
+    order: ReportRequest,
+    now: datetime,
+    taken: IngestResult,
+    progress: ReportProgress,
 ) -> dict[str, Any]:
-    since = order.since or now.astimezone(UTC).date() - timedelta(days=DAYS)
+    since = order.since or now.astimezone(UTC).date() - timedelta(days=DEFAULT_DAYS)
     everything = stored(spark, order.tables, CONNECTION)
     usage = stored(spark, order.tables, USAGE).filter(F.col("date") >= F.lit(since))
     connections = everything.filter(F.col("date") >= F.lit(since))
     place = order.logs or order.tables.folder
     if usage.isEmpty() and connections.isEmpty():
         raise TablesError(
-            f"there is nothing of a traffic log in {place}{f' since {since}; {FURTHER}' if everything.head(1) else _why_nothing(taken)}"
+            f"there is nothing of a traffic log in {place}{f' since {since}; {SINCE_HINT}' if everything.head(1) else _why_nothing(taken)}"
         )
     outputs = Outputs(order.out, spark)
-    who = of_activity.who_is_who(everything).persist()
+    who = of_activity.latest_connection_rows(everything).persist()
     did = of_activity.activity(usage, connections, who).persist()
     bare = of_activity.bare_tokens(did)
-    connected = kinds(usage, connections, who).persist()
+    connected = connection_kinds(usage, connections, who).persist()
     try:
         if did.isEmpty():
             raise TablesError(
-                f"there is no application in {place} since {since}: whoever connected asked for nothing, or never logged in; {FURTHER}"
+                f"there is no application in {place} since {since}: whoever connected asked for nothing, or never logged in; {SINCE_HINT}"
             )
         tables = _tables(outputs, did, identify(connected), bare, order.target, progress)
         summary = _summary(tables, order.target, now, taken)
         summary["log"]["library_not_looked_for"] = tables.left_out
         summary["log"]["never_logged_in"] = of_activity.never_logged_in(
-            of_activity.who_is_who(connections)
+            of_activity.latest_connection_rows(connections)
         ).count()
         summary["log"]["lines_missing"] = client_history.missing_lines(
             usage.select("connection", "sequence").unionByName(
                 connections.select("connection", "sequence")
             )
         )
-        shown = collect(
+        shown = build_page_model(
             tables.clients, tables.matrix, tables.distribution, tables.days, tables.bindings
         )
         tables.outputs.text("report.html", page(summary, shown, order.target, api_names()))
@@ -119,18 +126,18 @@ def _report(
     return summary
 
 
-def _why_nothing(taken: Ingested) -> str:
+def _why_nothing(taken: IngestResult) -> str:
     if taken.damaged:
         name, reason = taken.damaged[0]
-        return f": {many(len(taken.damaged), 'file')} cannot be used, first {name}: {reason}"
+        return f": {count_of(len(taken.damaged), 'file')} cannot be used, first {name}: {reason}"
     if taken.quarantined:
         reason = next(iter(taken.quarantined))
-        return f": {many(sum(taken.quarantined.values()), 'line')} went into quarantine, first for this: {reason}"
+        return f": {count_of(sum(taken.quarantined.values()), 'line')} went into quarantine, first for this: {reason}"
     return ": its files have no lines yet"
 
 
 @dataclass(frozen=True, slots=True)
-class _Tables:
+class _ReportTables:
     outputs: Outputs
     clients: DataFrame
     matrix: DataFrame
@@ -146,9 +153,9 @@ def _tables(
     did: DataFrame,
     named: DataFrame,
     bare: DataFrame,
-    target: Target,
-    progress: Progress,
-) -> _Tables:
+    target: MigrationTarget,
+    progress: ReportProgress,
+) -> _ReportTables:
     def step(name: str) -> None:
         progress(name, 0.5 + STEPS.index(name) / len(STEPS) / 2)
 
@@ -168,7 +175,7 @@ def _tables(
     written = outputs.table(
         "clients",
         _with_times(applications),
-        [readiness.by_state(), most, F.desc("requests"), *by_application],
+        [readiness.state_order(), most, F.desc("requests"), *by_application],
     )
     left_out = identity.filter("is_left_out").select(*APPLICATION).distinct().count()
     identity.unpersist()
@@ -193,7 +200,7 @@ def _tables(
     step("trend")
     days = outputs.table("trend", trend(did, found), [F.col("date")])
     step("summary")
-    return _Tables(outputs, written, sent, spread, bound, converted, days, left_out)
+    return _ReportTables(outputs, written, sent, spread, bound, converted, days, left_out)
 
 
 def _with_times(rows: DataFrame) -> DataFrame:
@@ -203,7 +210,9 @@ def _with_times(rows: DataFrame) -> DataFrame:
     return rows
 
 
-def _summary(tables: _Tables, target: Target, now: datetime, taken: Ingested) -> dict[str, Any]:
+def _summary(
+    tables: _ReportTables, target: MigrationTarget, now: datetime, taken: IngestResult
+) -> dict[str, Any]:
     states = {
         row["state"]: row["count"] for row in tables.clients.groupBy("state").count().collect()
     }
@@ -249,7 +258,7 @@ def _blockers(applications: DataFrame) -> list[dict[str, Any]]:
     top = rows.orderBy(F.desc("bytes"), F.desc("refused_requests"), *APPLICATION).select(
         *fields, F.date_format("last_refused", "yyyy-MM-dd").alias("last_refused")
     )
-    return [row.asDict(recursive=True) for row in top.limit(MOST_IN_SUMMARY).collect()]
+    return [row.asDict(recursive=True) for row in top.limit(MAX_IN_SUMMARY).collect()]
 
 
 def _bindings(bound: DataFrame) -> dict[str, Any]:
@@ -274,13 +283,13 @@ def _conversions(converted: DataFrame) -> dict[str, Any]:
         "records": total["converted_records"],
         "bytes": total["converted_bytes"],
         "cpu_seconds": float(total["cpu_seconds"]),
-        "most": [row.asDict() for row in most.limit(MOST_IN_SUMMARY).collect()],
+        "most": [row.asDict() for row in most.limit(MAX_IN_SUMMARY).collect()],
     }
 
 
 def _trend(table: DataFrame, days: list[dict[str, Any]], today: date) -> dict[str, Any]:
     past = [row["refused_applications"] for row in days if row["date"] < today]
-    seen = outlook(table, today)
+    seen = forecast(table, today)
     return {
         "days": seen.days,
         "first": past[0] if past else None,

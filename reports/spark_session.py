@@ -12,7 +12,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 #: What the jobs stand on, wherever they run.
-NEEDED = {
+REQUIRED_SETTINGS = {
     # Days are days of UTC, as in the log's folders.
     "spark.sql.session.timeZone": "UTC",
     # Skewed joins and partitions are split while they run.
@@ -33,7 +33,7 @@ NO_PERFORMANCE_FILE = "-XX:-UsePerfData"
 _LOG4J = Path(__file__).with_name("log4j2.properties").as_uri()
 
 #: On one machine: no page, no bar of Spark's own, nothing on the network.
-LOCAL = {
+LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -52,7 +52,7 @@ def open_session(
     """`master` is None under spark-submit, which says it. `memory` is the driver's, where this starts it, by `launch` if there is one. `more` has `_`
     for `.`.
     """
-    settings = {"spark.app.name": "kopgate report", **NEEDED}
+    settings = {"spark.app.name": "kopgate report", **REQUIRED_SETTINGS}
     if master is not None:
         settings["spark.master"] = master
         if master.startswith("local"):
@@ -60,7 +60,9 @@ def open_session(
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             os.environ.setdefault("SPARK_LAUNCHER_OPTS", NO_PERFORMANCE_FILE)
             # Spark's 200 are for a cluster; here most of the time would go into parts with nothing in them.
-            settings |= LOCAL | {"spark.sql.shuffle.partitions": str(max(4, 2 * _cores(master)))}
+            settings |= LOCAL_SETTINGS | {
+                "spark.sql.shuffle.partitions": str(max(4, 2 * _cores(master)))
+            }
         if memory is not None:
             settings["spark.driver.memory"] = memory
     settings |= {name.replace("_", "."): value for name, value in more.items()}

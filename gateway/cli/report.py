@@ -17,10 +17,10 @@ import click
 from gateway.cli.progress import ProgressBar
 from reports.analysis import facts
 from reports.ingest.taken_files import TablesError
-from reports.interrupts import Signals, Stopped
+from reports.interrupts import Interrupted, SignalHandler
 from reports.page import answer
 from reports.places import folder
-from reports.preview import must_be_possible
+from reports.preconditions import check_preconditions
 from reports.since import day
 
 NO_PYSPARK = "reports need PySpark, which is not installed: pip install 'kopgate[report]'"
@@ -116,16 +116,16 @@ def report(
     kopgate report --logs /var/log/kopgate-traffic --out report --target kafka-4.x --since 90d
     """
     try:
-        chosen = facts.target(target)
+        chosen = facts.load_target(target)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--target") from None
     if logs and not logs.is_dir():
         raise click.BadParameter(f"{logs} is not a folder", param_hint="--logs")
-    signals = Signals()
+    signals = SignalHandler()
     try:
-        with signals.heeded():
+        with signals.installed():
             run, order = _load_reports()
-            must_be_possible(logs, out)
+            check_preconditions(logs, out)
             if not shutil.which("java") and not os.environ.get("JAVA_HOME"):
                 _fail(NO_JAVA)
             with ProgressBar(sys.stderr) as progress:
@@ -133,7 +133,7 @@ def report(
                 summary = run(order(logs, out, chosen, since), master, memory, progress, signals)
     except TablesError as error:
         _fail(str(error))
-    except Stopped as stopped:
+    except Interrupted as stopped:
         click.echo(STOPPED, err=True)
         sys.exit(stopped.exit_code)
     _print_answer(summary, out)
@@ -144,7 +144,7 @@ def _print_answer(summary: dict[str, Any], out: Path) -> None:
     for line in answer.warnings(summary["log"]):
         click.echo(line, err=True)
     try:
-        click.echo("\n".join(answer.in_five_lines(summary)))
+        click.echo("\n".join(answer.five_lines(summary)))
     except OSError as error:
         # Python would try it once more at its end, and fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -157,10 +157,10 @@ def _load_reports() -> tuple[Any, Any]:
     """What does the work: a function, and what it is told."""
     if importlib.util.find_spec("pyspark") is None:
         _fail(NO_PYSPARK)
-    from reports.local_run import report_here
-    from reports.run import Order
+    from reports.local_run import run_local_report
+    from reports.run import ReportRequest
 
-    return report_here, Order
+    return run_local_report, ReportRequest
 
 
 def _fail(problem: str) -> NoReturn:

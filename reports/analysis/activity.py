@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from reports.analysis.words import APPLICATION
+from reports.analysis.terms import APPLICATION
 from reports.ingest.row_parser import EARLIEST
 from reports.ingest.schema import MAGICS
 
@@ -33,7 +33,7 @@ BARE, ROADLESS = "mechanism = 'GSSAPI'", "road = 'none'"
 """A GSSAPI token without a SaslHandshake."""
 REQUEST = ("api_key", "api_version", "topic", "group")
 SOFTWARE = ("software", "software_version")
-OF_CONNECTION = (
+CONNECTION_COLUMNS = (
     "date",
     "connection",
     "client_id",
@@ -43,27 +43,27 @@ OF_CONNECTION = (
     *SOFTWARE,
     *REQUEST,
 )
-BEGINNING = ("first_requests", "habits")
+OPENING_COLUMNS = ("first_requests", "habits")
 """What a connection says at its end, or once while it stays open, of how it began."""
 
 
 def activity(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame:
-    """`usage` and `connections` are rows of the period, `who` is what `who_is_who` gives. Columns: date, APPLICATION, listener, SOFTWARE, REQUEST,
+    """`usage` and `connections` are rows of the period, `who` is what `latest_connection_rows` gives. Columns: date, APPLICATION, listener, SOFTWARE, REQUEST,
     SUMS, FORMATS, first_seen and last_seen (ms).
 
     Rows of a connection that closed or settled and says the highest versions that it sent are in it with no requests: so what it sent is known where
     usage rows were lost. Who never logged in where it must is no application, but for those who try it by a bare GSSAPI token: theirs are rows without
     an api key, and all that is known of them is their address.
     """
-    dated = _known(_by_connection(usage), who)
-    dated = dated.unionByName(_known(_said_at_the_end(connections), who))
-    dated = dated.unionByName(_with_bare_tokens(connections), allowMissingColumns=True)
+    dated = _with_connection(_by_connection(usage), who)
+    dated = dated.unionByName(_with_connection(_from_connection_rows(connections), who))
+    dated = dated.unionByName(_bare_token_rows(connections), allowMissingColumns=True)
     return dated.groupBy("date", *APPLICATION, "listener", *SOFTWARE, *REQUEST).agg(
         *_sums(), *_seen()
     )
 
 
-def who_is_who(connections: DataFrame) -> DataFrame:
+def latest_connection_rows(connections: DataFrame) -> DataFrame:
     """One row a connection, as its latest row has it: every row repeats what is known so far."""
     fields = (
         "listener",
@@ -74,7 +74,7 @@ def who_is_who(connections: DataFrame) -> DataFrame:
         "principal",
         "client_ids",
         *SOFTWARE,
-        *BEGINNING,
+        *OPENING_COLUMNS,
     )
     latest = connections.groupBy("connection").agg(
         F.max_by(F.struct(*fields), "sequence").alias("latest")
@@ -99,7 +99,7 @@ def bare_tokens(activity: DataFrame) -> DataFrame:
     )
 
 
-def _with_bare_tokens(connections: DataFrame) -> DataFrame:
+def _bare_token_rows(connections: DataFrame) -> DataFrame:
     """They are refused here, too, so a connection has hardly more than its address."""
     bare = connections.filter(f"{BARE} and {ROADLESS}")
     who = {
@@ -123,15 +123,16 @@ def requests_by_connection(usage: DataFrame, connections: DataFrame, who: DataFr
         "api_key",
         "api_version",
     )
-    rows = _known(_by_connection(usage, keys), who, BEGINNING)
+    rows = _with_connection(_by_connection(usage, keys), who, OPENING_COLUMNS)
     rows = rows.unionByName(
-        _known(_said_at_the_end(connections), who, BEGINNING), allowMissingColumns=True
+        _with_connection(_from_connection_rows(connections), who, OPENING_COLUMNS),
+        allowMissingColumns=True,
     )
     columns = (
         "connection",
         *APPLICATION,
         *SOFTWARE,
-        *BEGINNING,
+        *OPENING_COLUMNS,
         "api_key",
         "api_version",
         "requests",
@@ -142,7 +143,7 @@ def requests_by_connection(usage: DataFrame, connections: DataFrame, who: DataFr
     )
 
 
-def _by_connection(usage: DataFrame, keys: Sequence[str] = OF_CONNECTION) -> DataFrame:
+def _by_connection(usage: DataFrame, keys: Sequence[str] = CONNECTION_COLUMNS) -> DataFrame:
     """First by connection, which needs none of `who`: what is joined then is what is left."""
     counts = [
         F.col(f"magic_{way}")[magic].alias(f"magic_{way}_{magic}")
@@ -154,7 +155,7 @@ def _by_connection(usage: DataFrame, keys: Sequence[str] = OF_CONNECTION) -> Dat
     bytes_ = [F.when(is_whole, F.col(name)).alias(name) for name in ("bytes_in", "bytes_out")]
     of_topic = F.coalesce("bytes_in", F.lit(0)) + F.coalesce("bytes_out", F.lit(0))
     rows = usage.select(
-        *OF_CONNECTION,
+        *CONNECTION_COLUMNS,
         *[name for name in SUMS if "bytes" not in name or name == "converted_bytes"], *bytes_, *counts,
         F.when(F.col("topic").isNotNull(), of_topic).alias("topic_bytes"),
         *_times("began"),
@@ -162,7 +163,7 @@ def _by_connection(usage: DataFrame, keys: Sequence[str] = OF_CONNECTION) -> Dat
     return rows.groupBy(*keys).agg(*_sums(), *_seen())
 
 
-def _said_at_the_end(connections: DataFrame) -> DataFrame:
+def _from_connection_rows(connections: DataFrame) -> DataFrame:
     """What connections that closed or settled say of themselves. One with several client ids does not say which of them sent what, so each may have."""
     ended = connections.filter("event in ('closed', 'settled') and highest is not null")
     by_id = ended.select(
@@ -178,10 +179,10 @@ def _said_at_the_end(connections: DataFrame) -> DataFrame:
         .drop("key")
         .filter("api_key >= 0 and api_version >= 0")
     )
-    return rows.select("*", *_nothing("topic", "group"), *zeros)
+    return rows.select("*", *_null_columns("topic", "group"), *zeros)
 
 
-def _known(rows: DataFrame, who: DataFrame, more: Sequence[str] = ()) -> DataFrame:
+def _with_connection(rows: DataFrame, who: DataFrame, more: Sequence[str] = ()) -> DataFrame:
     """With APPLICATION and the rest from the connection's own row, which was written later and knows more than an early usage row; `more` of that row is
     added as it is.
     """
@@ -220,5 +221,5 @@ def _seen() -> list[Column]:
     return [F.min("first_seen").alias("first_seen"), F.max("last_seen").alias("last_seen")]
 
 
-def _nothing(*names: str) -> list[Column]:
+def _null_columns(*names: str) -> list[Column]:
     return [F.lit(None).cast("string").alias(name) for name in names]

@@ -6,13 +6,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from compat.fingerprint.table import protocol_settings
-from reports.analysis.facts import Target
-from reports.analysis.identity import numbers
-from reports.analysis.literals import table_of
-from reports.analysis.words import BELOW, REFUSED
+from reports.analysis.facts import MigrationTarget
+from reports.analysis.identity import version_key
+from reports.analysis.small_tables import small_table
+from reports.analysis.terms import BELOW, REFUSED
 
 
-def baselines(spark: SparkSession, target: Target) -> DataFrame:
+def baselines(spark: SparkSession, target: MigrationTarget) -> DataFrame:
     """By library: `supported` and `instead` as in the target, `lowest` with the words for it, and its protocol setting, where it has one."""
     rows = []
     for name, row in sorted(target.libraries.items()):
@@ -30,10 +30,10 @@ def baselines(spark: SparkSession, target: Target) -> DataFrame:
             )
         )
     columns = ("library", "supported", "lowest", "least", "instead", "configured", "setting")
-    return table_of(spark, rows, ", ".join(f"{column} string" for column in columns))
+    return small_table(spark, rows, ", ".join(f"{column} string" for column in columns))
 
 
-def needs(target: Target) -> Column:
+def needs(target: MigrationTarget) -> Column:
     """Of rows with a state, a library and its `baselines`, and whether they ask for ApiVersions (`asks`); nothing where the target names no library."""
     if not target.libraries:
         return F.lit("")
@@ -52,15 +52,15 @@ def needs(target: Target) -> Column:
     )
     return (
         F.when(~F.col("state").isin(REFUSED, BELOW), F.lit(""))
-        .when(F.col("library").isNull(), F.lit(_of_each(target)))
+        .when(F.col("library").isNull(), F.lit(_any_library(target)))
         .when(F.col("instead").isNotNull(), other)
         .when(F.col("lowest").isNull(), unknown)
         .when(F.col("state") == BELOW, version)
-        .otherwise(_not_to_be_refused(version))
+        .otherwise(_upgrade_or_setting(version))
     )
 
 
-def _of_each(target: Target) -> str:
+def _any_library(target: MigrationTarget) -> str:
     """Where it is not known which library it is."""
     each = " or ".join(
         f"{name} {row.lowest}" for name, row in target.libraries.items() if row.lowest
@@ -71,7 +71,7 @@ def _of_each(target: Target) -> str:
     return f"{each}, with its protocol setting left out, where it has one{none}"
 
 
-def _not_to_be_refused(version: Column) -> Column:
+def _upgrade_or_setting(version: Column) -> Column:
     """A version that is new enough is refused where a setting tells it to speak an older protocol. A library that takes what the broker offers unless it
     is told otherwise shows by its asking that it is not; what has no such setting needs another look.
     """
@@ -79,7 +79,7 @@ def _not_to_be_refused(version: Column) -> Column:
         (F.col("configured") == "unasked") & ~F.col("asks") & F.col("version_high").isNull()
     )
     may_be_set = F.coalesce((F.col("configured") == "always") | is_unasked, F.lit(False))
-    is_new_enough = F.coalesce(numbers("version_low") >= numbers("lowest"), F.lit(False))
+    is_new_enough = F.coalesce(version_key("version_low") >= version_key("lowest"), F.lit(False))
     setting = F.concat(F.lit("its protocol setting ("), F.col("setting"), F.lit(") left out"))
     tried = F.concat(
         F.lit("a look at what it does: "),

@@ -11,21 +11,21 @@ from pyspark.sql import functions as F
 
 from compat.fingerprint.behaviour import OPENING_REQUESTS, SASL_REQUESTS, Behaviour
 from reports.analysis.activity import SOFTWARE, requests_by_connection
-from reports.analysis.words import APPLICATION
+from reports.analysis.terms import APPLICATION
 from reports.ingest.schema import HABITS
 
-MOST_KEPT = 16
+MAX_KEPT = 16
 """Beginnings, and values of a habit, that are kept of a kind of connection: what does more is no single library."""
-MOST_VERSIONS = 256
+MAX_VERSIONS = 256
 """Requests with their versions that are kept of a connection; a release of a library sends some twenty."""
-MOST_KINDS = 64
+MAX_KINDS = 64
 """Kinds of connections of one application that are looked at, those with most traffic first."""
 
 
-def kinds(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame:
+def connection_kinds(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame:
     """A row for each kind of connection of an application: APPLICATION, SOFTWARE, sent, kind, bytes, requests, connections, last_seen, is_beyond.
 
-    Connections that sent the same name, and the same requests in the same versions (`sent`), are of one kind. `kind` is a text that `read` reads, null
+    Connections that sent the same name, and the same requests in the same versions (`sent`), are of one kind. `kind` is a text that `parse_kind` reads, null
     where the client sent its name. `is_beyond` is true for those without a name beyond MOST_KINDS.
     """
     pairs = F.sort_array(F.collect_set(F.struct("api_key", "api_version")))
@@ -34,7 +34,7 @@ def kinds(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame
     )
     # Each row of a connection has the same beginning.
     each = each.agg(
-        F.slice(pairs, 1, MOST_VERSIONS).alias("sent"),
+        F.slice(pairs, 1, MAX_VERSIONS).alias("sent"),
         *_sums(),
         F.first("first_requests").alias("first"),
         F.first("habits").alias("habits"),
@@ -64,11 +64,11 @@ def kinds(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame
         "requests",
         "connections",
         "last_seen",
-        (F.col("kind").isNotNull() & (place > MOST_KINDS)).alias("is_beyond"),
+        (F.col("kind").isNotNull() & (place > MAX_KINDS)).alias("is_beyond"),
     )
 
 
-def read(kind: str) -> Behaviour:
+def parse_kind(kind: str) -> Behaviour:
     row: dict[str, Any] = json.loads(kind)
     openings = frozenset(
         tuple(map(int, keys.split(","))) for keys in row.get("openings", ()) if keys
@@ -98,7 +98,7 @@ def _sums() -> list[Column]:
 
 
 def _set_of(name: str) -> Column:
-    return F.slice(F.sort_array(F.collect_set(name)), 1, MOST_KEPT)
+    return F.slice(F.sort_array(F.collect_set(name)), 1, MAX_KEPT)
 
 
 def _opening() -> Column:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from reports.analysis.words import APPLICATION
-from reports.ingest.row_parser import process
+from reports.analysis.terms import APPLICATION
+from reports.ingest.row_parser import process_of
 
 DIMENSIONS = ("principal", "client_id", "topic", "group", "listener")
 
@@ -71,7 +71,7 @@ def missing_lines(rows: DataFrame) -> int:
     Each process numbers its lines without a gap, and each number is in the tables once, so counting does. What is before the first or behind the last
     that is known cannot be missed.
     """
-    spans = rows.groupBy(process("connection").alias("process")).agg(
+    spans = rows.groupBy(process_of("connection").alias("process")).agg(
         (F.max("sequence") - F.min("sequence") + 1 - F.count("sequence")).alias("gap")
     )
     return int(spans.agg(F.coalesce(F.sum("gap"), F.lit(0))).collect()[0][0])

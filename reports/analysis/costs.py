@@ -6,8 +6,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from reports.analysis.activity import FORMATS
-from reports.analysis.readiness import MOST_NAMES
-from reports.analysis.words import APPLICATION, REFUSED
+from reports.analysis.readiness import MAX_NAMES
+from reports.analysis.terms import APPLICATION, REFUSED
 
 PRODUCE, FETCH = 0, 1
 
@@ -39,7 +39,7 @@ def bindings(activity: DataFrame, applications: DataFrame) -> DataFrame:
         F.slice(
             F.sort_array(F.collect_set(F.when(F.col("is_old"), F.struct(*APPLICATION)))),
             1,
-            MOST_NAMES,
+            MAX_NAMES,
         ).alias("old_applications"),
         F.sum("bytes").alias("bytes"),
     )

@@ -11,11 +11,11 @@ import msgspec
 
 from compat.fingerprint.table import version_numbers
 
-HERE = Path(__file__).parent.parent
-TARGETS = HERE / "targets"
+PACKAGE = Path(__file__).parent.parent
+TARGETS = PACKAGE / "targets"
 DEFAULT_TARGET = "kafka-4.0"
 """The strictest of Kafka 4's releases: who is ready for it is ready for the others."""
-NEVER = 1 << 15
+NO_VERSION = 1 << 15
 """As a minimum: no version of that request is served."""
 
 
@@ -41,7 +41,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max(known, key=version_numbers, default=None) if not self.instead else None
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _TargetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A target as it is written down: what it has, or what it has beside (or instead of) what the one has that it is `like`. A key that is misspelt is
     refused: left out, what it says would be served.
     """
@@ -57,7 +57,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MigrationTarget:
     """What applications are to be moved to. A request is refused below its minimum and above its maximum, which is named only where clients do not ask
     for it first; a library is unsupported below its baseline.
     """
@@ -75,7 +75,7 @@ def target_names() -> list[str]:
     return sorted(path.stem for path in TARGETS.glob("*.toml"))
 
 
-def target(name: str) -> Target:
+def load_target(name: str) -> MigrationTarget:
     """By the name of its file, or by a path to one of one's own. Raises ValueError for what is neither."""
     path = Path(name) if name.endswith(".toml") else TARGETS / f"{name}.toml"
     if ("/" in name.removesuffix(".toml") and not name.endswith(".toml")) or not path.is_file():
@@ -84,28 +84,28 @@ def target(name: str) -> Target:
         )
     try:
         file = msgspec.convert(
-            tomllib.loads(path.read_text("utf-8")), _File, strict=True, str_keys=True
+            tomllib.loads(path.read_text("utf-8")), _TargetFile, strict=True, str_keys=True
         )
-        return _completed(path.stem, file, _like(file))
+        return _merge(path.stem, file, _base_target(file))
     except (OSError, msgspec.ValidationError, ValueError) as error:
         raise ValueError(f"{path} is no target: {error}") from error
 
 
-def _like(file: _File) -> Target:
+def _base_target(file: _TargetFile) -> MigrationTarget:
     if file.like is None:
-        return Target("", "", (), {}, {}, True, {})
+        return MigrationTarget("", "", (), {}, {}, True, {})
     # Only those that are here, so that no file leads to itself.
     if file.like not in target_names():
         raise ValueError(f"`like` is one of {', '.join(target_names())}, and not {file.like!r}")
-    return target(file.like)
+    return load_target(file.like)
 
 
-def _completed(name: str, file: _File, other: Target) -> Target:
-    return Target(
+def _merge(name: str, file: _TargetFile, other: MigrationTarget) -> MigrationTarget:
+    return MigrationTarget(
         name,
         file.title,
         (*file.sources, *other.sources),
-        other.minimums | file.minimums | dict.fromkeys(file.removed, NEVER),
+        other.minimums | file.minimums | dict.fromkeys(file.removed, NO_VERSION),
         other.maximums | file.maximums,
         other.serves_bare_gssapi if file.bare_gssapi is None else file.bare_gssapi,
         other.libraries | file.libraries,
@@ -133,4 +133,4 @@ def generations() -> list[tuple[int, int, int, str]]:
 
 
 def _table(name: str) -> dict[str, Any]:
-    return tomllib.loads((HERE / name).read_text("utf-8"))
+    return tomllib.loads((PACKAGE / name).read_text("utf-8"))

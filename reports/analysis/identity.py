@@ -19,17 +19,17 @@ from compat.fingerprint.matcher import identify as identify_behaviour
 from compat.fingerprint.splitter import NOT_COMPARED, NamedClient, Splitter
 from compat.fingerprint.table import LibraryTable, build_table, read_runs
 from reports.analysis.activity import SOFTWARE
-from reports.analysis.behaviour import MOST_KEPT, read, requests_of
+from reports.analysis.behaviour import MAX_KEPT, parse_kind, requests_of
 from reports.analysis.facts import api_names, generations, library_names
-from reports.analysis.literals import table_of
-from reports.analysis.words import APPLICATION
+from reports.analysis.small_tables import small_table
+from reports.analysis.terms import APPLICATION
 
-SENT_BY_ITSELF = 1.0
+STATED_CONFIDENCE = 1.0
 """The confidence in what the client says of itself."""
 MAX_BEHAVIOURS = 10_000
 """Different doings that are looked at, those of most applications first; of others the library stays unknown, and the report says of how many. A release of
 a library makes some tens."""
-MOST_NAMES = 50
+MAX_NAMES = 50
 """Libraries with versions that one application's connections are told apart by, those with most traffic first: a client may call itself anything."""
 LEFT_OUT = "one of too many kinds of clients to tell its library"
 PART = "part"
@@ -50,7 +50,7 @@ def identify(kinds: DataFrame) -> DataFrame:
     the application. `generation` is the Kafka release whose own client is the first to send such requests.
     """
     named = _named(kinds)
-    return _parts(named.unionByName(_nameless(kinds, named)))
+    return _parts(named.unionByName(_unnamed(kinds, named)))
 
 
 def _named(kinds: DataFrame) -> DataFrame:
@@ -69,7 +69,7 @@ def _named(kinds: DataFrame) -> DataFrame:
             F.desc("bytes"), F.desc("connections"), "library", "version"
         )
     )
-    is_left_out = place > MOST_NAMES
+    is_left_out = place > MAX_NAMES
     name = F.when(~is_left_out, F.concat_ws(" ", F.lit("named"), "library", "version")).otherwise(
         F.lit(LEFT_OUT)
     )
@@ -81,7 +81,7 @@ def _named(kinds: DataFrame) -> DataFrame:
             F.when(~is_left_out, F.col("version")).alias(version)
             for version in ("version_low", "version_high")
         ],
-        F.when(~is_left_out, F.lit(SENT_BY_ITSELF)).otherwise(F.lit(0.0)).alias("confidence"),
+        F.when(~is_left_out, F.lit(STATED_CONFIDENCE)).otherwise(F.lit(0.0)).alias("confidence"),
         F.when(~is_left_out, F.col("evidence")).otherwise(F.lit(LEFT_OUT)).alias("evidence"),
         F.lit(None).cast("string").alias("difference"),
         is_left_out.alias("is_left_out"),
@@ -101,7 +101,7 @@ def _sums() -> list[Column]:
     ]
 
 
-def _nameless(kinds: DataFrame, named: DataFrame) -> DataFrame:
+def _unnamed(kinds: DataFrame, named: DataFrame) -> DataFrame:
     """One row for each kind of connection without a name, with the part that it is of."""
     own = kinds.filter("kind is not null")
     looked_at = own.filter("not is_beyond")
@@ -116,12 +116,12 @@ def _nameless(kinds: DataFrame, named: DataFrame) -> DataFrame:
         )
     )
     did = did.join(names, list(APPLICATION), "left").withColumn(
-        "client_id_library", _client_id_library(_known())
+        "client_id_library", _client_id_library(_library_table())
     )
     did = did.select(
         *APPLICATION, F.to_json(F.struct("kinds", "names", "client_id_library")).alias("behaviour")
     )
-    judged = _concluded(did, _known())
+    judged = _identify_all(did, _library_table())
     key = F.md5("kind").alias("kind_key")
     rows = own.select(*APPLICATION, key, "is_beyond", *_SUMMED).join(
         judged, [*APPLICATION, "kind_key"], "left"
@@ -155,16 +155,16 @@ def _parts(rows: DataFrame) -> DataFrame:
 
 
 @cache
-def _known() -> LibraryTable:
+def _library_table() -> LibraryTable:
     return build_table(read_runs())
 
 
 @cache
 def _splitter() -> Splitter:
-    return Splitter(_known())
+    return Splitter(_library_table())
 
 
-def _concluded(did: DataFrame, table: LibraryTable) -> DataFrame:
+def _identify_all(did: DataFrame, table: LibraryTable) -> DataFrame:
     """APPLICATION, kind_key and the part that each kind of connection is of. The doings are few, so they are judged here, and joined back."""
     key = F.md5("behaviour")
     behaviours = (
@@ -176,17 +176,19 @@ def _concluded(did: DataFrame, table: LibraryTable) -> DataFrame:
     verdicts = [
         (row["key"], *verdict)
         for row in behaviours.select(key.alias("key"), "behaviour").collect()
-        for verdict in _judged(row["behaviour"], table)
+        for verdict in _identify_clients(row["behaviour"], table)
     ]
-    judged = table_of(did.sparkSession, verdicts, _VERDICT).withColumnRenamed("kind", "kind_key")
+    judged = small_table(did.sparkSession, verdicts, _VERDICT).withColumnRenamed("kind", "kind_key")
     return did.select(*APPLICATION, key.alias("key")).join(F.broadcast(judged), "key").drop("key")
 
 
-def _judged(behaviour: str, table: LibraryTable) -> Iterator[tuple[str | float | None, ...]]:
+def _identify_clients(
+    behaviour: str, table: LibraryTable
+) -> Iterator[tuple[str | float | None, ...]]:
     """By kind of connection, what its client is."""
     row = json.loads(behaviour)
     texts: list[str] = row["kinds"]
-    connections = [read(text) for text in texts]
+    connections = [parse_kind(text) for text in texts]
     named = [
         NamedClient(one["library"], one.get("version"), requests_of(one["sent"]))
         for one in row.get("names", ())
@@ -195,7 +197,7 @@ def _judged(behaviour: str, table: LibraryTable) -> Iterator[tuple[str | float |
     clients = _splitter().split(connections, named, client_id_library)
     # A client with a name has all that its connections sent.
     whole = [
-        _whole(
+        _combine(
             [
                 *([Behaviour(named[one.named].requests)] if one.named is not None else []),
                 *(connections[index] for index in one.connections),
@@ -213,7 +215,7 @@ def _judged(behaviour: str, table: LibraryTable) -> Iterator[tuple[str | float |
                 if own.version is None
                 else ["named", own.library, own.version]
             )
-            verdict = (part, own.library, own.version, own.version, SENT_BY_ITSELF, None, None)
+            verdict = (part, own.library, own.version, own.version, STATED_CONFIDENCE, None, None)
         else:
             found = identify_behaviour(whole[number], table)
             versions = (found.version_low, found.version_high)
@@ -235,7 +237,7 @@ def _md5(text: str) -> str:
     return hashlib.md5(text.encode("utf-8"), usedforsecurity=False).hexdigest()
 
 
-def _whole(connections: Sequence[Behaviour], client_id_library: str | None) -> Behaviour:
+def _combine(connections: Sequence[Behaviour], client_id_library: str | None) -> Behaviour:
     """What connections did together."""
     requests: dict[int, frozenset[int]] = {}
     habits: dict[str, frozenset[str]] = {}
@@ -243,9 +245,9 @@ def _whole(connections: Sequence[Behaviour], client_id_library: str | None) -> B
         for key, versions in one.requests.items():
             requests[key] = requests.get(key, frozenset()) | versions
         for name, values in one.habits.items():
-            habits[name] = frozenset(sorted(habits.get(name, frozenset()) | values)[:MOST_KEPT])
+            habits[name] = frozenset(sorted(habits.get(name, frozenset()) | values)[:MAX_KEPT])
     openings = sorted({opening for one in connections for opening in one.openings})
-    return Behaviour(requests, frozenset(openings[:MOST_KEPT]), habits, client_id_library)
+    return Behaviour(requests, frozenset(openings[:MAX_KEPT]), habits, client_id_library)
 
 
 def _difference(behaviour: Behaviour, others: Sequence[Behaviour]) -> str | None:
@@ -293,7 +295,7 @@ def _version() -> Column:
     return F.nullif(F.when(within != "", within).otherwise(own), F.lit("")).alias("version")
 
 
-def numbers(version: Column | str) -> Column:
+def version_key(version: Column | str) -> Column:
     """A column with a version like 1.10.2 as an array that sorts as versions do; null where there is none."""
     return F.transform(F.split(version, r"\."), lambda part: part.cast("int"))
 
@@ -301,8 +303,10 @@ def numbers(version: Column | str) -> Column:
 def _requests(parts: DataFrame) -> DataFrame:
     """What each part sends at most, as a text, and the generation of that."""
     spark = parts.sparkSession
-    names = table_of(spark, sorted(api_names().items()), "api_key int, api string")
-    first = table_of(spark, generations(), "api_key int, highest int, number int, release string")
+    names = small_table(spark, sorted(api_names().items()), "api_key int, api string")
+    first = small_table(
+        spark, generations(), "api_key int, highest int, number int, release string"
+    )
     each = parts.select(*APPLICATION, PART, F.explode("sent").alias("pair")).select(
         *APPLICATION, PART, "pair.*"
     )

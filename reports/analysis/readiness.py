@@ -8,31 +8,33 @@ from pyspark.sql import functions as F
 from compat.fingerprint.behaviour import API_VERSIONS
 from reports.analysis.activity import FORMATS, SUMS
 from reports.analysis.advice import baselines, needs
-from reports.analysis.facts import NEVER, Target, api_names
-from reports.analysis.identity import PART, SENT_BY_ITSELF, numbers
-from reports.analysis.literals import table_of
-from reports.analysis.words import APPLICATION, BELOW, FINE, REFUSED, STATES, UNKNOWN
+from reports.analysis.facts import NO_VERSION, MigrationTarget, api_names
+from reports.analysis.identity import PART, STATED_CONFIDENCE, version_key
+from reports.analysis.small_tables import small_table
+from reports.analysis.terms import APPLICATION, BELOW, FINE, REFUSED, STATES, UNKNOWN
 
-MOST_REASONS = 50
+MAX_REASONS = 50
 """Requests that are named as refused to one application, which may send what it likes; blockers has all."""
-MOST_NAMES = 100
+MAX_NAMES = 100
 """Topics, groups and listeners that are listed for an application; how many there are is told in full."""
 NOT_SERVED = "api_version < minimum or api_version > maximum"
-OF_LIBRARIES = (
+LIBRARY_FIELDS = (
     "library", "version_low", "version_high", "confidence", "share", "state", "reasons", "needs", "evidence", "difference", "generation",
     "connections", "requests", "bytes", "last_seen",
 )  # fmt: skip
 """What is told of each library of an application. `share` is of the bytes of all its requests and replies, null where there are none."""
-SURE_ENOUGH = 0.9
+MIN_CONFIDENCE = 0.9
 """The confidence that a conclusion needs to call somebody fine or below."""
 
 
-def findings(activity: DataFrame, bare: DataFrame, target: Target) -> DataFrame:
+def findings(activity: DataFrame, bare: DataFrame, target: MigrationTarget) -> DataFrame:
     """Each thing that the target would refuse: date, APPLICATION, what (as "Produce 2"), why, requests, bytes, first_seen, last_seen."""
     below = activity.join(F.broadcast(_limits(activity.sparkSession, target)), "api_key").filter(
         NOT_SERVED
     )
-    requests = below.groupBy("date", *APPLICATION, _what().alias("what"), _why().alias("why")).agg(
+    requests = below.groupBy(
+        "date", *APPLICATION, _request_text().alias("what"), _reason_text().alias("why")
+    ).agg(
         F.sum("requests").alias("requests"),
         F.sum(F.col("bytes_in") + F.col("bytes_out")).alias("bytes"),
         F.min("first_seen").alias("first_seen"),
@@ -57,23 +59,23 @@ def blockers(found: DataFrame) -> DataFrame:
     )
 
 
-def _limits(spark: SparkSession, target: Target) -> DataFrame:
+def _limits(spark: SparkSession, target: MigrationTarget) -> DataFrame:
     names = api_names()
     keys = sorted(target.minimums.keys() | target.maximums.keys())
     rows = [
         (key, names.get(key, f"key {key}"), target.minimums.get(key, 0), target.maximums.get(key))
         for key in keys
     ]
-    return table_of(spark, rows, "api_key int, api string, minimum int, maximum int")
+    return small_table(spark, rows, "api_key int, api string, minimum int, maximum int")
 
 
-def _what() -> Column:
+def _request_text() -> Column:
     return F.concat_ws(" ", "api", F.col("api_version").cast("string"))
 
 
-def _why() -> Column:
+def _reason_text() -> Column:
     return (
-        F.when(F.col("minimum") == NEVER, F.lit("not served any more"))
+        F.when(F.col("minimum") == NO_VERSION, F.lit("not served any more"))
         .when(
             F.col("api_version") < F.col("minimum"),
             F.concat(F.lit("served from version "), F.col("minimum").cast("string")),
@@ -89,7 +91,7 @@ def _all_reasons() -> Column:
 
 
 def applications(
-    activity: DataFrame, identity: DataFrame, blocking: DataFrame, target: Target
+    activity: DataFrame, identity: DataFrame, blocking: DataFrame, target: MigrationTarget
 ) -> DataFrame:
     """One row an application, with its state for the target, why, and what it needs.
 
@@ -127,7 +129,7 @@ def applications(
     )
     low, high = _lowest(), _highest()
     for name in ("topic", "group", "listener"):
-        rows = rows.withColumn(f"{name}s", F.slice(f"all_{name}", 1, MOST_NAMES)).withColumn(
+        rows = rows.withColumn(f"{name}s", F.slice(f"all_{name}", 1, MAX_NAMES)).withColumn(
             f"{name}_count", F.size(f"all_{name}")
         )
     return rows.select(
@@ -138,7 +140,9 @@ def applications(
     )  # fmt: skip
 
 
-def _by_application(identity: DataFrame, libraries: DataFrame, target: Target) -> DataFrame:
+def _by_application(
+    identity: DataFrame, libraries: DataFrame, target: MigrationTarget
+) -> DataFrame:
     """APPLICATION and its libraries: an array, in the order of states and of traffic."""
     limits = F.broadcast(_limits(identity.sparkSession, target))
     sent = (
@@ -149,7 +153,7 @@ def _by_application(identity: DataFrame, libraries: DataFrame, target: Target) -
     refused = (
         sent.join(limits, "api_key")
         .filter(NOT_SERVED)
-        .select(*APPLICATION, PART, _what().alias("what"), _why().alias("why"))
+        .select(*APPLICATION, PART, _request_text().alias("what"), _reason_text().alias("why"))
     )
     refused = refused.groupBy(*APPLICATION, PART).agg(_all_reasons())
     total = F.sum("bytes").over(Window.partitionBy(*APPLICATION))
@@ -163,10 +167,12 @@ def _by_application(identity: DataFrame, libraries: DataFrame, target: Target) -
     told = parts.withColumn(
         "last_seen", F.date_format(F.timestamp_millis("last_seen"), "yyyy-MM-dd")
     )
-    one = F.struct(by_state().alias("place"), (-F.col("bytes")).alias("less"), PART, *OF_LIBRARIES)
+    one = F.struct(
+        state_order().alias("place"), (-F.col("bytes")).alias("less"), PART, *LIBRARY_FIELDS
+    )
     ordered = F.sort_array(F.collect_list(one))
     each = F.transform(
-        ordered, lambda part: F.struct(*[part[name].alias(name) for name in OF_LIBRARIES])
+        ordered, lambda part: F.struct(*[part[name].alias(name) for name in LIBRARY_FIELDS])
     )
     return told.groupBy(*APPLICATION).agg(each.alias("libraries"))
 
@@ -175,11 +181,12 @@ def _needs_of_each() -> Column:
     """Of each part that needs something: which it is, and what it needs."""
     needy = F.filter("libraries", lambda part: part["needs"] != "")
     return F.array_join(
-        F.transform(needy, lambda part: F.concat(_called(part), F.lit(": "), part["needs"])), "; "
+        F.transform(needy, lambda part: F.concat(_describe_part(part), F.lit(": "), part["needs"])),
+        "; ",
     )
 
 
-def _called(part: Column) -> Column:
+def _describe_part(part: Column) -> Column:
     """As "librdkafka 0.11.0 to 0.11.6"; of a client whose library is not known what it sends."""
     low, high = part["version_low"], part["version_high"]
     versions = (
@@ -208,7 +215,7 @@ def _lowest() -> Column:
     pairs = F.transform(
         known,
         lambda part: F.struct(
-            numbers(part["version_low"]).alias("order"), part["version_low"].alias("version")
+            version_key(part["version_low"]).alias("order"), part["version_low"].alias("version")
         ),
     )
     return F.array_min(pairs)["version"]
@@ -220,7 +227,7 @@ def _highest() -> Column:
     pairs = F.transform(
         own,
         lambda part: F.struct(
-            numbers(part["version_high"]).alias("order"), part["version_high"].alias("version")
+            version_key(part["version_high"]).alias("order"), part["version_high"].alias("version")
         ),
     )
     return F.when(
@@ -228,20 +235,24 @@ def _highest() -> Column:
     )
 
 
-def _state(target: Target) -> Column:
+def _state(target: MigrationTarget) -> Column:
     """Where the target names no baseline, what is served is fine. A range that a baseline lies in is below it where the client itself named its
     versions, and not known where it was concluded. A conclusion that is not sure enough decides nothing; a range without an end ends above.
     """
-    low, high, supported = numbers("version_low"), numbers("version_high"), numbers("supported")
+    low, high, supported = (
+        version_key("version_low"),
+        version_key("version_high"),
+        version_key("supported"),
+    )
     return (
         F.when(F.col("reasons").isNotNull(), F.lit(REFUSED))
         .when(F.lit(not target.libraries), F.lit(FINE))
-        .when(F.col("library").isNull() | (F.col("confidence") < SURE_ENOUGH), F.lit(UNKNOWN))
+        .when(F.col("library").isNull() | (F.col("confidence") < MIN_CONFIDENCE), F.lit(UNKNOWN))
         .when(F.col("instead").isNotNull(), F.lit(BELOW))
         .when(F.col("supported").isNull(), F.lit(FINE))
         .when(low.isNull(), F.lit(UNKNOWN))
         .when(
-            (high < supported) | ((low < supported) & (F.col("confidence") >= SENT_BY_ITSELF)),
+            (high < supported) | ((low < supported) & (F.col("confidence") >= STATED_CONFIDENCE)),
             F.lit(BELOW),
         )
         .when(low < supported, F.lit(UNKNOWN))
@@ -249,7 +260,7 @@ def _state(target: Target) -> Column:
     )
 
 
-def by_state() -> Column:
+def state_order() -> Column:
     """Rows in the order of STATES."""
     return F.coalesce(
         *[F.when(F.col("state") == state, F.lit(place)) for place, state in enumerate(STATES)]
@@ -264,10 +275,10 @@ def _reasons() -> Column:
     baseline = baseline.otherwise(
         F.concat_ws(" ", F.lit("below"), F.col("library"), F.col("supported"))
     )
-    more = F.size("reasons") - MOST_REASONS
+    more = F.size("reasons") - MAX_REASONS
     refused = F.concat_ws(
         ", ",
-        F.slice("reasons", 1, MOST_REASONS),
+        F.slice("reasons", 1, MAX_REASONS),
         F.when(more > 0, F.concat(F.lit("and "), more.cast("string"), F.lit(" more"))),
     )
     return (

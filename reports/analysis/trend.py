@@ -9,17 +9,17 @@ from datetime import date, timedelta
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from reports.analysis.words import APPLICATION
+from reports.analysis.terms import APPLICATION
 
-FEWEST_DAYS = 7
+MIN_DAYS = 7
 """A line through fewer days says more of the days of the week than of the years."""
-FARTHEST_DAYS = 3650
+MAX_DAYS_AHEAD = 3650
 """A line that meets zero later than that has no slope."""
 PACE = "at the pace of these days"
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Forecast:
     """`reaches_zero` is None where it would not, or where too few days are known to say; `why` tells which."""
 
     days: int
@@ -46,7 +46,7 @@ def trend(activity: DataFrame, found: DataFrame) -> DataFrame:
     return days.join(F.broadcast(refused), "date", "left").fillna(0, columns)
 
 
-def outlook(days: DataFrame, today: date) -> Outlook:
+def forecast(days: DataFrame, today: date) -> Forecast:
     """The line through the refused applications of the days before `today`: where it meets zero. `days` is what `trend` gives."""
     day = F.datediff("date", F.lit(today)).cast("double")
     past = days.filter(F.col("date") < F.lit(today))
@@ -57,12 +57,12 @@ def outlook(days: DataFrame, today: date) -> Outlook:
     known, per_day, at_today, last = past.agg(
         F.count("*"), *line, F.max_by("refused_applications", "date")
     ).collect()[0]
-    if known < FEWEST_DAYS or per_day is None:
-        return Outlook(
-            known, per_day, None, f"it takes {FEWEST_DAYS} full days, and there are {known}"
+    if known < MIN_DAYS or per_day is None:
+        return Forecast(
+            known, per_day, None, f"it takes {MIN_DAYS} full days, and there are {known}"
         )
     if at_today <= 0:
-        return Outlook(known, per_day, today, PACE if last else "nobody is left")
-    if per_day >= 0 or at_today / -per_day > FARTHEST_DAYS:
-        return Outlook(known, per_day, None, "it does not get less")
-    return Outlook(known, per_day, today + timedelta(days=math.ceil(at_today / -per_day)), PACE)
+        return Forecast(known, per_day, today, PACE if last else "nobody is left")
+    if per_day >= 0 or at_today / -per_day > MAX_DAYS_AHEAD:
+        return Forecast(known, per_day, None, "it does not get less")
+    return Forecast(known, per_day, today + timedelta(days=math.ceil(at_today / -per_day)), PACE)

@@ -11,20 +11,20 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from reports.analysis.literals import table_of
-from reports.ingest.file_check import Examined
+from reports.analysis.small_tables import small_table
+from reports.ingest.file_check import ExaminedFile
 from reports.ingest.log_files import LogFile
-from reports.ingest.row_parser import as_lines, process
-from reports.ingest.row_spans import Span
+from reports.ingest.row_parser import process_of, to_quarantine_lines
+from reports.ingest.row_spans import RowSpan
 from reports.ingest.schema import QUARANTINE, STORED
 
-MOST_PROCESSES = 10_000
+MAX_PROCESSES = 10_000
 """Gateways' processes in one batch that is compared, each some hundred bytes in its note: a gateway that starts every ten seconds has as many in a day."""
-TOO_MANY_PROCESSES = f"of more than {MOST_PROCESSES} processes at once"
+TOO_MANY_PROCESSES = f"of more than {MAX_PROCESSES} processes at once"
 
 
 @dataclass(slots=True)
-class InFile:
+class FileRows:
     """The rows of one file, as they are in the table. `total` is the sum of their numbers."""
 
     processes: set[str] = field(default_factory=set)
@@ -33,7 +33,7 @@ class InFile:
     rows: int = 0
     total: int = 0
 
-    def is_within(self, span: Span | None) -> bool:
+    def is_within(self, span: RowSpan | None) -> bool:
         return (
             span is not None
             and self.processes == {span.process}
@@ -41,9 +41,9 @@ class InFile:
             and self.last <= span.last
         )
 
-    def span(self) -> Span:
+    def span(self) -> RowSpan:
         (process,) = self.processes
-        return Span(process, self.first, self.last, self.is_gapless)
+        return RowSpan(process, self.first, self.last, self.is_gapless)
 
     @property
     def is_gapless(self) -> bool:
@@ -55,12 +55,12 @@ class InFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class WrittenRows:
     """`rows` by kind, `quarantined` by reason, `files` by the last part of their names."""
 
     rows: dict[str, int]
     quarantined: dict[str, int]
-    files: dict[str, InFile]
+    files: dict[str, FileRows]
 
     @property
     def lines(self) -> int:
@@ -75,9 +75,9 @@ def write(rows: DataFrame, folder: Path) -> None:
     rebalanced.write.mode("overwrite").partitionBy("kind", "date").parquet(str(folder))
 
 
-def found(spark: SparkSession, folder: Path) -> Found:
+def read_back(spark: SparkSession, folder: Path) -> WrittenRows:
     """From what lies there."""
-    which = process("connection")
+    which = process_of("connection")
     numbers = [
         F.min("sequence").alias("first"),
         F.max("sequence").alias("last"),
@@ -86,9 +86,9 @@ def found(spark: SparkSession, folder: Path) -> Found:
     ends = [F.min(which).alias("low"), F.max(which).alias("high")]
     rows: Counter[str] = Counter()
     quarantined: Counter[str] = Counter()
-    files: dict[str, InFile] = defaultdict(InFile)
+    files: dict[str, FileRows] = defaultdict(FileRows)
     for row in (
-        read(spark, folder)
+        read_rows(spark, folder)
         .groupBy("kind", "problem", "file")
         .agg(F.count("*").alias("rows"), *numbers, *ends)
         .collect()
@@ -102,53 +102,55 @@ def found(spark: SparkSession, folder: Path) -> Found:
         seen.first, seen.last = min(seen.first, row["first"]), max(seen.last, row["last"])
         seen.rows += row["rows"]
         seen.total += row["total"]
-    return Found(dict(rows), dict(quarantined), dict(files))
+    return WrittenRows(dict(rows), dict(quarantined), dict(files))
 
 
-def proven(
+def verify_files(
     spark: SparkSession,
     folder: Path,
     files: Sequence[LogFile],
-    examined: Mapping[str, Examined],
-    seen: Found,
-) -> tuple[list[Span], list[LogFile]]:
+    examined: Mapping[str, ExaminedFile],
+    seen: WrittenRows,
+) -> tuple[list[RowSpan], list[LogFile]]:
     """Which rows are there, and the files of which it is not shown that theirs are there once: those whose lines between the first and the last are not
     as those two say.
     """
     named = Counter(file.path.name for file in files)
     # Spark may write a name in another way than the disk does.
     are_all_known = seen.files.keys() <= named.keys()
-    spans: list[Span] = []
-    doubtful: list[LogFile] = []
-    with_gaps: dict[str, tuple[LogFile, InFile]] = {}
+    spans: list[RowSpan] = []
+    unverified: list[LogFile] = []
+    with_gaps: dict[str, tuple[LogFile, FileRows]] = {}
     for file in files:
-        rows, span = seen.files.get(file.path.name, InFile()), examined[file.name].span
+        rows, span = seen.files.get(file.path.name, FileRows()), examined[file.name].span
         is_known = are_all_known and named[file.path.name] == 1
         if is_known and not rows.rows:
             continue
         if not is_known or not rows.is_within(span):
-            doubtful.append(file)
+            unverified.append(file)
         elif rows.is_gapless:
             spans.append(rows.span())
         else:
             with_gaps[file.path.name] = file, rows
-    once = _rows_that_are_there_once(spark, folder, with_gaps)
+    once = _files_with_distinct_rows(spark, folder, with_gaps)
     for name, (file, rows) in with_gaps.items():
         if name in once:
             spans.append(rows.span())
         else:
-            doubtful.append(file)
-    return spans, doubtful
+            unverified.append(file)
+    return spans, unverified
 
 
-def _rows_that_are_there_once(
+def _files_with_distinct_rows(
     spark: SparkSession, folder: Path, names: Collection[str]
 ) -> set[str]:
     """Of these files those that have each of their rows once."""
     if not names:
         return set()
     rows = (
-        read(spark, folder).filter(F.col("kind") != QUARANTINE).filter(F.col("file").isin(*names))
+        read_rows(spark, folder)
+        .filter(F.col("kind") != QUARANTINE)
+        .filter(F.col("file").isin(*names))
     )
     counted = rows.groupBy("file").agg(
         F.count("*").alias("rows"), F.count_distinct("sequence").alias("numbers")
@@ -160,35 +162,35 @@ def new_rows(rows: DataFrame, there: DataFrame | None) -> DataFrame:
     """Of `rows` (those of the log, and lines for the quarantine) each row of the log once, and none that is `there`."""
     good = (
         rows.filter("problem is null")
-        .withColumn("process", process("connection"))
+        .withColumn("process", process_of("connection"))
         .dropDuplicates(["process", "sequence"])
     )
     if there is not None:
-        known = there.select(process("connection").alias("process"), "sequence")
+        known = there.select(process_of("connection").alias("process"), "sequence")
         good = good.join(known, ["process", "sequence"], "left_anti")
     return good.select(*rows.columns).unionByName(rows.filter("problem is not null"))
 
 
-def bounded(rows: DataFrame, now: datetime) -> tuple[DataFrame, list[Span]]:
+def limit_processes(rows: DataFrame, now: datetime) -> tuple[DataFrame, list[RowSpan]]:
     """`rows` and their spans. Of too many processes those with the most rows are left; the rows of the others become lines for the quarantine."""
-    spans = spans_of(rows, MOST_PROCESSES + 1)
-    if len(spans) <= MOST_PROCESSES:
+    spans = spans_of(rows, MAX_PROCESSES + 1)
+    if len(spans) <= MAX_PROCESSES:
         return rows, spans
-    del spans[MOST_PROCESSES:]
-    names = table_of(rows.sparkSession, [[span.process] for span in spans], "process string")
-    good = rows.filter("problem is null").withColumn("process", process("connection"))
+    del spans[MAX_PROCESSES:]
+    names = small_table(rows.sparkSession, [[span.process] for span in spans], "process string")
+    good = rows.filter("problem is null").withColumn("process", process_of("connection"))
     kept, others = (
         good.join(names, "process", how).select(*rows.columns) for how in ("left_semi", "left_anti")
     )
-    return kept.unionByName(as_lines(others, TOO_MANY_PROCESSES, now)).unionByName(
+    return kept.unionByName(to_quarantine_lines(others, TOO_MANY_PROCESSES, now)).unionByName(
         rows.filter("problem is not null")
     ), spans
 
 
-def spans_of(rows: DataFrame, most: int = MOST_PROCESSES) -> list[Span]:
+def spans_of(rows: DataFrame, most: int = MAX_PROCESSES) -> list[RowSpan]:
     """Of the `most` processes with the most rows."""
     good = rows.filter(F.col("sequence").isNotNull()).groupBy(
-        process("connection").alias("process")
+        process_of("connection").alias("process")
     )
     found = (
         good.agg(F.min("sequence"), F.max("sequence"), F.count("*").alias("rows"))
@@ -197,21 +199,21 @@ def spans_of(rows: DataFrame, most: int = MOST_PROCESSES) -> list[Span]:
         .collect()
     )
     return [
-        Span(name, first, last, count == last - first + 1) for name, first, last, count in found
+        RowSpan(name, first, last, count == last - first + 1) for name, first, last, count in found
     ]
 
 
-def read(spark: SparkSession, folder: Path) -> DataFrame:
-    return spark.read.schema(STORED).option("basePath", str(folder)).parquet(literally(folder))
+def read_rows(spark: SparkSession, folder: Path) -> DataFrame:
+    return spark.read.schema(STORED).option("basePath", str(folder)).parquet(escape_path(folder))
 
 
-def literally(path: Path) -> str:
+def escape_path(path: Path) -> str:
     """Spark takes a path for a pattern."""
     return "".join(
         f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in str(path.absolute())
     )
 
 
-def joined(*counts: Mapping[str, int]) -> dict[str, int]:
+def sum_counts(*counts: Mapping[str, int]) -> dict[str, int]:
     """Their sums."""
     return dict(sorted(sum(map(Counter, counts), Counter[str]()).items()))

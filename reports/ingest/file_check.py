@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reports.ingest.row_spans import Span
+from reports.ingest.row_spans import RowSpan
 
-PIECE = 1 << 20
+CHUNK_BYTES = 1 << 20
 """Bytes that are held at a time, unpacked."""
-PACKED_PIECE = 1 << 16
+COMPRESSED_CHUNK_BYTES = 1 << 16
 """Bytes that are held at a time, packed: what is left of them is copied at the end of each compressed part."""
-LONGEST_LINE = 8 << 20
+MAX_LINE_BYTES = 8 << 20
 """Bytes: Spark holds a whole line in memory, and a row has some hundreds."""
-MOST_BYTES = 4 << 30
+MAX_UNPACKED_BYTES = 4 << 30
 """Unpacked; a gateway begins a new file long before."""
-MOST_RATIO, RATIO_COUNTS_FROM = 200, 64 << 20
+MAX_RATIO, RATIO_MIN_BYTES = 200, 64 << 20
 """How often its own size a file of this many bytes may unpack to. Rows of a log are some 15 times as large as their file."""
-LONGEST_KEPT = 1 << 16
+MAX_KEPT_LINE_BYTES = 1 << 16
 """Bytes of a file's first and last line that are looked at; a row has some hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class ExaminedFile:
     """`damage` says why nothing may be taken of the file. The hash and the size are of what is in it, compressed or not.
 
     `span` is what its first and last line say, where they agree: the lines between them may say otherwise.
@@ -36,23 +36,23 @@ class Examined:
     sha256: str
     size: int
     lines: int
-    span: Span | None
+    span: RowSpan | None
     damage: str | None = None
 
 
-def examine(path: Path) -> Examined:
+def examine(path: Path) -> ExaminedFile:
     """Reads it once, in pieces; what is wrong with it is in the answer, never an exception."""
-    seen = _Seen()
+    seen = _FileScanner()
     damage = None
     try:
-        most = _most(path)
-        for piece in _pieces(path):
+        most = _max_unpacked_bytes(path)
+        for piece in _chunks(path):
             seen.add(piece)
-            if seen.size > most or seen.line_bytes > LONGEST_LINE:
+            if seen.size > most or seen.line_bytes > MAX_LINE_BYTES:
                 damage = (
                     f"it unpacks to more than {most} bytes"
                     if seen.size > most
-                    else f"it has a line of more than {LONGEST_LINE} bytes"
+                    else f"it has a line of more than {MAX_LINE_BYTES} bytes"
                 )
                 break
     except EOFError:
@@ -64,29 +64,33 @@ def examine(path: Path) -> Examined:
     return seen.result(damage)
 
 
-def _most(path: Path) -> int:
+def _max_unpacked_bytes(path: Path) -> int:
     """Bytes that the file may unpack to."""
-    return min(MOST_BYTES, max(RATIO_COUNTS_FROM, MOST_RATIO * path.stat().st_size))
+    return min(MAX_UNPACKED_BYTES, max(RATIO_MIN_BYTES, MAX_RATIO * path.stat().st_size))
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         if not path.name.endswith(".gz"):
-            while piece := file.read(PIECE):
+            while piece := file.read(CHUNK_BYTES):
                 yield piece
             return
         unpacker = zlib.decompressobj(wbits=31)
-        packed = file.read(PACKED_PIECE)
+        packed = file.read(COMPRESSED_CHUNK_BYTES)
         while packed:
-            yield unpacker.decompress(packed, PIECE)
-            packed = unpacker.unconsumed_tail or unpacker.unused_data or file.read(PACKED_PIECE)
+            yield unpacker.decompress(packed, CHUNK_BYTES)
+            packed = (
+                unpacker.unconsumed_tail
+                or unpacker.unused_data
+                or file.read(COMPRESSED_CHUNK_BYTES)
+            )
             if unpacker.eof and packed:
                 unpacker = zlib.decompressobj(wbits=31)
         if not unpacker.eof:
             raise EOFError
 
 
-class _Seen:
+class _FileScanner:
     def __init__(self) -> None:
         self.size = 0
         self.line_bytes = 0
@@ -105,27 +109,27 @@ class _Seen:
         self._newlines += newlines
         if not self._first_is_whole:
             head, newline, _ = piece.partition(b"\n")
-            self._first = (self._first + head)[:LONGEST_KEPT]
+            self._first = (self._first + head)[:MAX_KEPT_LINE_BYTES]
             self._first_is_whole = bool(newline)
         if newlines:
             lines = piece.rsplit(b"\n", 2)
             whole = lines[-2] if newlines > 1 else self._line + lines[-2]
-            self._before = whole[-LONGEST_KEPT:]
+            self._before = whole[-MAX_KEPT_LINE_BYTES:]
             self._line, self.line_bytes = b"", 0
         self.line_bytes += len(piece) - piece.rfind(b"\n") - 1
-        self._line = (self._line + piece[piece.rfind(b"\n") + 1 :])[-LONGEST_KEPT:]
+        self._line = (self._line + piece[piece.rfind(b"\n") + 1 :])[-MAX_KEPT_LINE_BYTES:]
 
-    def result(self, damage: str | None) -> Examined:
+    def result(self, damage: str | None) -> ExaminedFile:
         """A last line without its end counts: it may be half, and is looked at with the others."""
         lines = self._newlines + bool(self._line)
-        first, last = _place(self._first), _place(self._line) or _place(self._before)
+        first, last = _row_id(self._first), _row_id(self._line) or _row_id(self._before)
         span = None
         if first and last and first[0] == last[0] and first[1] <= last[1]:
-            span = Span(first[0], first[1], last[1])
-        return Examined(self._hash.hexdigest(), self.size, lines, span, damage)
+            span = RowSpan(first[0], first[1], last[1])
+        return ExaminedFile(self._hash.hexdigest(), self.size, lines, span, damage)
 
 
-def _place(line: bytes) -> tuple[str, int] | None:
+def _row_id(line: bytes) -> tuple[str, int] | None:
     """The process that wrote a line, and the line's number there; None for what is no row."""
     try:
         row: Any = json.loads(line)

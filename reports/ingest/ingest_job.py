@@ -16,30 +16,35 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from reports.analysis.literals import empty
-from reports.failures import is_of_spark, told
+from reports.analysis.small_tables import empty_table
 from reports.ingest import batch_writer, file_check, log_files
-from reports.ingest.file_check import Examined
-from reports.ingest.file_selection import Choice, Known, choose, noted
+from reports.ingest.file_check import ExaminedFile
+from reports.ingest.file_selection import (
+    FileSelection,
+    IngestedContent,
+    as_taken_file,
+    select_files,
+)
 from reports.ingest.log_files import LogFile, UnreadableError
 from reports.ingest.row_parser import EARLIEST, to_rows
-from reports.ingest.row_spans import Rows, Span
+from reports.ingest.row_spans import RowSpan, RowSpans
 from reports.ingest.schema import CONNECTION, STORED, USAGE
-from reports.ingest.taken_files import Batch, Tables, TablesError, TakenFile
+from reports.ingest.taken_files import IngestedBatch, Tables, TablesError, TakenFile
+from reports.spark_errors import is_spark_error, translate_errors
 
 BATCH_BYTES = 8 << 30
 """Bytes of files in a batch, as they lie: what an interrupted run has to do again. One job takes a few minutes for it."""
 BATCH_FILES = 2_000
 """So that a batch's note stays a file that one can look at."""
-MOST_ATTEMPTS = 1_000
+MAX_ATTEMPTS = 1_000
 """How often a run looks for files; it does so again after each time that there were new ones."""
 
-Say = Callable[[int, int], None]
+FilesProgress = Callable[[int, int], None]
 """Is told how many files are done, of how many."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ingested:
+class IngestResult:
     """What a run did. `repeated_rows` were in the tables already; `damaged` has names and reasons; nothing of those files is in the tables."""
 
     files: int = 0
@@ -50,27 +55,33 @@ class Ingested:
     repeated_rows: int = 0
     damaged: list[tuple[str, str]] = field(default_factory=list)
 
-    def __add__(self, other: Ingested) -> Ingested:
-        return Ingested(
+    def __add__(self, other: IngestResult) -> IngestResult:
+        return IngestResult(
             self.files + other.files,
             self.repeated + other.repeated,
             self.known + other.known,
-            batch_writer.joined(self.rows, other.rows),
-            batch_writer.joined(self.quarantined, other.quarantined),
+            batch_writer.sum_counts(self.rows, other.rows),
+            batch_writer.sum_counts(self.quarantined, other.quarantined),
             self.repeated_rows + other.repeated_rows,
             self.damaged + other.damaged,
         )
 
 
 def ingest(
-    spark: SparkSession, logs: Path, tables: Tables, now: datetime, say: Say = lambda done, of: None
-) -> Ingested:
+    spark: SparkSession,
+    logs: Path,
+    tables: Tables,
+    now: datetime,
+    say: FilesProgress = lambda done, of: None,
+) -> IngestResult:
     """Takes what is new below `logs`. Raises TablesError where it cannot go on: what was taken until then stays taken, the rest is left for the next run."""
-    with told(tables.folder), tables.alone():
-        return take_new(spark, logs, tables, now, say)
+    with translate_errors(tables.folder), tables.locked():
+        return ingest_new(spark, logs, tables, now, say)
 
 
-def take_new(spark: SparkSession, logs: Path, tables: Tables, now: datetime, say: Say) -> Ingested:
+def ingest_new(
+    spark: SparkSession, logs: Path, tables: Tables, now: datetime, say: FilesProgress
+) -> IngestResult:
     """As `ingest`, by who has the tables for himself.
 
     Finished files first, until there are no more of them: gateways finish files while others are read. Then what they write to now.
@@ -82,43 +93,45 @@ def take_new(spark: SparkSession, logs: Path, tables: Tables, now: datetime, say
         raise TablesError(
             f"the clock of this machine says that it is {today}; set it, or every row would be of a day that has not come"
         )
-    intake = Intake(spark, tables, now)
-    total = Ingested(known=sum(file.name in intake.known.names for file in log_files.find(logs)))
+    ingester = Ingester(spark, tables, now)
+    total = IngestResult(
+        known=sum(file.name in ingester.known.names for file in log_files.find(logs))
+    )
     seen: set[str] = set()
-    for _ in range(MOST_ATTEMPTS):
-        sound, strange = log_files.sound(log_files.find(logs), today + timedelta(days=1))
-        new = [file for file in sound if file.name not in intake.known.names | seen]
+    for _ in range(MAX_ATTEMPTS):
+        sound, strange = log_files.check_names(log_files.find(logs), today + timedelta(days=1))
+        new = [file for file in sound if file.name not in ingester.known.names | seen]
         finished = [file for file in new if file.is_finished]
         try:
-            copies, unreadable = ([], []) if finished else _copies(new, tables.copies)
+            copies, unreadable = ([], []) if finished else _copy_open_files(new, tables.copies)
             for group in _groups(finished or copies):
-                total += intake.take(group, is_passing=not finished)
+                total += ingester.ingest_files(group, is_passing=not finished)
                 seen.update(file.name for file in group)
                 say(len(seen), len(seen | {file.name for file in new}))
         except FileNotFoundError:
             # Finished and compressed, or deleted for their age, since they were found.
             continue
         if not finished:
-            return total + Ingested(damaged=[*strange, *unreadable])
+            return total + IngestResult(damaged=[*strange, *unreadable])
     raise TablesError(f"files below {logs} come and go faster than they can be read")
 
 
 def stored(
-    spark: SparkSession, tables: Tables, kind: str, batches: Iterable[Batch] | None = None
+    spark: SparkSession, tables: Tables, kind: str, batches: Iterable[IngestedBatch] | None = None
 ) -> DataFrame:
     """The rows of a kind in every batch that counts, or in these, with a column `date` by which they lie in folders."""
     names = [batch.name for batch in (tables.batches() if batches is None else batches)]
     paths = [path for name in names if (path := tables.rows_of(name) / f"kind={kind}").is_dir()]
     if not paths:
-        return empty(spark, STORED)
+        return empty_table(spark, STORED)
     return (
         spark.read.schema(STORED)
         .option("basePath", str(tables.folder))
-        .parquet(*map(batch_writer.literally, paths))
+        .parquet(*map(batch_writer.escape_path, paths))
     )
 
 
-class Intake:
+class Ingester:
     """Takes files, or lines from elsewhere, into the tables, batch by batch."""
 
     def __init__(self, spark: SparkSession, tables: Tables, now: datetime) -> None:
@@ -126,61 +139,63 @@ class Intake:
         self._tables = tables
         self._now = now
         self.batches = tables.batches()
-        self.known = Known(self.batches)
+        self.known = IngestedContent(self.batches)
 
-    def take(self, group: Sequence[LogFile], is_passing: bool) -> Ingested:
+    def ingest_files(self, group: Sequence[LogFile], is_passing: bool) -> IngestResult:
         """Raises FileNotFoundError where one of the files went away."""
-        examined = _examine(group)
+        examined = _examine_all(group)
         if any(examined[file.name].damage and not file.path.exists() for file in group):
             raise FileNotFoundError
-        choice = choose(group, examined, self.known)
+        choice = select_files(group, examined, self.known)
         try:
-            plain, doubtful = self._plain(choice, examined, is_passing)
-            later = choose([*choice.compare, *doubtful], examined, self.known)
-            compared = self._compared(later, examined, is_passing)
+            plain, unverified = self._ingest_distinct(choice, examined, is_passing)
+            later = select_files([*choice.compare, *unverified], examined, self.known)
+            compared = self._ingest_compared(later, examined, is_passing)
         except Exception as error:
-            if (isinstance(error, TablesError) or is_of_spark(error)) and not all(
+            if (isinstance(error, TablesError) or is_spark_error(error)) and not all(
                 file.path.exists() for file in group
             ):
                 raise FileNotFoundError from error
             raise
-        return Ingested(damaged=choice.damaged) + plain + compared
+        return IngestResult(damaged=choice.damaged) + plain + compared
 
-    def _plain(
-        self, choice: Choice, examined: Mapping[str, Examined], is_passing: bool
-    ) -> tuple[Ingested, list[LogFile]]:
+    def _ingest_distinct(
+        self, choice: FileSelection, examined: Mapping[str, ExaminedFile], is_passing: bool
+    ) -> tuple[IngestResult, list[LogFile]]:
         """Files that have no row of another, and those that were thought to be such and are not: these are left out."""
         files = choice.take
-        doubtful: list[LogFile] = []
+        unverified: list[LogFile] = []
         while True:
-            name = self._tables.new_name()
-            spans: list[Span] = []
-            found = batch_writer.Found({}, {}, {})
+            name = self._tables.new_batch_name()
+            spans: list[RowSpan] = []
+            found = batch_writer.WrittenRows({}, {}, {})
             if any(examined[file.name].lines for file in files):
                 folder = self._tables.rows_of(name)
                 batch_writer.write(self._rows_of(files), folder)
-                found = batch_writer.found(self._spark, folder)
-                _must_be(found.lines, sum(examined[file.name].lines for file in files))
-                spans, odd = batch_writer.proven(self._spark, folder, files, examined, found)
+                found = batch_writer.read_back(self._spark, folder)
+                _check_line_count(found.lines, sum(examined[file.name].lines for file in files))
+                spans, odd = batch_writer.verify_files(self._spark, folder, files, examined, found)
                 if odd:
-                    self._tables.drop(name)
-                    doubtful += odd
+                    self._tables.remove_rows(name)
+                    unverified += odd
                     files = [file for file in files if file not in odd]
                     continue
-            notes = [*(noted(file, examined[file.name]) for file in files), *choice.repeats]
-            batch = Batch(
+            notes = [*(as_taken_file(file, examined[file.name]) for file in files), *choice.repeats]
+            batch = IngestedBatch(
                 name, tuple(notes), found.rows, found.quarantined, is_passing, tuple(spans)
             )
-            return self._note(batch), doubtful
+            return self._commit(batch), unverified
 
-    def _compared(
-        self, choice: Choice, examined: Mapping[str, Examined], is_passing: bool
-    ) -> Ingested:
+    def _ingest_compared(
+        self, choice: FileSelection, examined: Mapping[str, ExaminedFile], is_passing: bool
+    ) -> IngestResult:
         """Files of which each row is looked up."""
         files = [*choice.take, *choice.compare]
-        notes = (*(noted(file, examined[file.name]) for file in files), *choice.repeats)
+        notes = (*(as_taken_file(file, examined[file.name]) for file in files), *choice.repeats)
         if not files:
-            return self._note(Batch(self._tables.new_name(), notes, is_passing=is_passing))
+            return self._commit(
+                IngestedBatch(self._tables.new_batch_name(), notes, is_passing=is_passing)
+            )
         return self.compare(
             self._rows_of(files),
             sum(examined[file.name].lines for file in files),
@@ -195,31 +210,35 @@ class Intake:
         files: tuple[TakenFile, ...] = (),
         is_passing: bool = False,
         source: str | None = None,
-    ) -> Ingested:
+    ) -> IngestResult:
         """Takes of `rows` (as `to_rows` gives them, of so many lines) those that are not in the tables."""
-        name = self._tables.new_name()
+        name = self._tables.new_batch_name()
         # Written first, so that lines are read and taken apart once, whatever is asked of them then.
         everything, folder = self._tables.rows_of(f"{name}-all"), self._tables.rows_of(name)
         batch_writer.write(rows, everything)
-        came = batch_writer.found(self._spark, everything)
+        read_rows = batch_writer.read_back(self._spark, everything)
         if lines is not None:
-            _must_be(came.lines, lines)
-        there, spans = batch_writer.bounded(batch_writer.read(self._spark, everything), self._now)
+            _check_line_count(read_rows.lines, lines)
+        there, spans = batch_writer.limit_processes(
+            batch_writer.read_rows(self._spark, everything), self._now
+        )
         batch_writer.write(batch_writer.new_rows(there, self._stored(spans)), folder)
-        self._tables.drop(f"{name}-all")
-        found = batch_writer.found(self._spark, folder)
-        repeated = came.lines - found.lines
-        new = batch_writer.spans_of(batch_writer.read(self._spark, folder)) if found.rows else []
-        return self._note(
-            Batch(
+        self._tables.remove_rows(f"{name}-all")
+        found = batch_writer.read_back(self._spark, folder)
+        repeated = read_rows.lines - found.lines
+        new = (
+            batch_writer.spans_of(batch_writer.read_rows(self._spark, folder)) if found.rows else []
+        )
+        return self._commit(
+            IngestedBatch(
                 name, files, found.rows, found.quarantined, is_passing, tuple(new), repeated, source
             )
         )
 
-    def _stored(self, spans: Sequence[Span]) -> DataFrame | None:
+    def _stored(self, spans: Sequence[RowSpan]) -> DataFrame | None:
         """The rows of every batch that may have one of these."""
-        wanted = Rows(spans)
-        batches = [batch for batch in self.batches if any(map(wanted.touches, batch.spans))]
+        wanted = RowSpans(spans)
+        batches = [batch for batch in self.batches if any(map(wanted.overlaps, batch.spans))]
         if not batches:
             return None
         return stored(self._spark, self._tables, USAGE, batches).unionByName(
@@ -228,18 +247,18 @@ class Intake:
 
     def _rows_of(self, files: Sequence[LogFile]) -> DataFrame:
         lines = self._spark.read.option("lineSep", "\n").text(
-            [batch_writer.literally(file.path) for file in files]
+            [batch_writer.escape_path(file.path) for file in files]
         )
         return to_rows(lines.select("value", F.col("_metadata.file_path").alias("path")), self._now)
 
-    def _note(self, batch: Batch) -> Ingested:
+    def _commit(self, batch: IngestedBatch) -> IngestResult:
         """What has neither files nor lines needs no note."""
         if batch.files or batch.source:
-            self._tables.note(batch)
+            self._tables.commit(batch)
             self.batches.append(batch)
             self.known.add(batch)
         repeated = sum(file.repeats is not None for file in batch.files)
-        return Ingested(
+        return IngestResult(
             len(batch.files) - repeated,
             repeated,
             0,
@@ -249,25 +268,27 @@ class Intake:
         )
 
 
-def _must_be(lines: int, wanted: int) -> None:
+def _check_line_count(lines: int, wanted: int) -> None:
     if lines != wanted:
         raise TablesError(
             f"of {wanted} lines {lines} came out: a file changed while it was read; run it again"
         )
 
 
-def _copies(new: Sequence[LogFile], folder: Path) -> tuple[list[LogFile], list[tuple[str, str]]]:
+def _copy_open_files(
+    new: Sequence[LogFile], folder: Path
+) -> tuple[list[LogFile], list[tuple[str, str]]]:
     copies: list[LogFile] = []
     unreadable: list[tuple[str, str]] = []
     for file in new:
         try:
-            copies.append(log_files.copied(file, folder))
+            copies.append(log_files.copy_complete_lines(file, folder))
         except UnreadableError as error:
             unreadable.append((file.name, str(error)))
     return copies, unreadable
 
 
-def _examine(group: Sequence[LogFile]) -> dict[str, Examined]:
+def _examine_all(group: Sequence[LogFile]) -> dict[str, ExaminedFile]:
     # Unpacking and hashing run without the interpreter's lock.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(

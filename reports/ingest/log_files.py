@@ -17,7 +17,7 @@ NAME = re.compile(r"(?P<node>\d+)-(?P<start>[0-9a-z]+)-(?P<number>\d+)")
 DAY = re.compile(r"date=(\d{4}-\d\d-\d\d)/")
 
 
-MOST_COPIED = 4 << 30
+MAX_COPIED_BYTES = 4 << 30
 """Bytes of a file that is written to: gateways go on to another one long before, and a copy needs as much room."""
 
 
@@ -56,17 +56,19 @@ def find(logs: Path) -> list[LogFile]:
                     found[key] = path
     last = _last_of_each_process(found)
     return [
-        LogFile(path, name, path.name.endswith(COMPRESSED) or _is_behind(name, last))
+        LogFile(path, name, path.name.endswith(COMPRESSED) or _has_successor(name, last))
         for name, path in sorted(found.items())
     ]
 
 
-def sound(found: Iterable[LogFile], until: date) -> tuple[list[LogFile], list[tuple[str, str]]]:
+def check_names(
+    found: Iterable[LogFile], until: date
+) -> tuple[list[LogFile], list[tuple[str, str]]]:
     """Those that can be taken, and of the others names and reasons. `until` is the last day that a gateway's clock may say."""
     good: list[LogFile] = []
     strange: list[tuple[str, str]] = []
     for file in found:
-        reason = _strangeness(file, until)
+        reason = _name_problem(file, until)
         if reason is None:
             good.append(file)
         else:
@@ -74,7 +76,7 @@ def sound(found: Iterable[LogFile], until: date) -> tuple[list[LogFile], list[tu
     return good, strange
 
 
-def _strangeness(file: LogFile, until: date) -> str | None:
+def _name_problem(file: LogFile, until: date) -> str | None:
     try:
         file.name.encode("utf-8")
     except UnicodeEncodeError:
@@ -90,7 +92,7 @@ def _strangeness(file: LogFile, until: date) -> str | None:
     )
 
 
-def copied(file: LogFile, folder: Path) -> LogFile:
+def copy_complete_lines(file: LogFile, folder: Path) -> LogFile:
     """The file as it is now, as far as its last whole line, at the same place below `folder`: what is written meanwhile does not change it.
 
     Raises FileNotFoundError where it was finished and compressed in the meantime, UnreadableError where it cannot be read.
@@ -98,11 +100,11 @@ def copied(file: LogFile, folder: Path) -> LogFile:
     path = folder / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as copy:
-        for piece in _pieces(file.path):
+        for piece in _chunks(file.path):
             copy.write(piece)
-            if copy.tell() > MOST_COPIED:
+            if copy.tell() > MAX_COPIED_BYTES:
                 path.unlink()
-                raise UnreadableError(f"it has more than {MOST_COPIED} bytes")
+                raise UnreadableError(f"it has more than {MAX_COPIED_BYTES} bytes")
     if path.stat().st_size:
         with path.open("r+b") as copy:
             with mmap.mmap(copy.fileno(), 0) as content:
@@ -111,7 +113,7 @@ def copied(file: LogFile, folder: Path) -> LogFile:
     return LogFile(path, file.name, file.is_finished)
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _chunks(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             while piece := file.read(1 << 20):
@@ -122,7 +124,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
         raise UnreadableError(f"it cannot be read: {error.strerror}") from error
 
 
-def _place(name: str) -> tuple[str, int] | None:
+def _process_and_number(name: str) -> tuple[str, int] | None:
     """The process that writes it, and its number there; None for a file that a gateway did not name."""
     match = NAME.fullmatch(name.rsplit("/", 1)[-1].removesuffix(PLAIN))
     return None if match is None else (f"{match['node']}-{match['start']}", int(match["number"]))
@@ -130,14 +132,14 @@ def _place(name: str) -> tuple[str, int] | None:
 
 def _last_of_each_process(names: Iterable[str]) -> dict[str, int]:
     last: dict[str, int] = {}
-    for process, number in filter(None, map(_place, names)):
+    for process, number in filter(None, map(_process_and_number, names)):
         last[process] = max(number, last.get(process, number))
     return last
 
 
-def _is_behind(name: str, last: dict[str, int]) -> bool:
+def _has_successor(name: str, last: dict[str, int]) -> bool:
     """Whether its process has gone on to another file. That another process of the same node has begun one says nothing: the starts in their names are
     of a clock, which may have been set back, and one that is on its way out still writes.
     """
-    place = _place(name)
+    place = _process_and_number(name)
     return place is not None and place[1] < last[place[0]]

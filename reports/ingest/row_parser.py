@@ -19,17 +19,17 @@ from reports.ingest.schema import (
     VERSIONS,
 )
 
-LONGEST_ROW = 1 << 18
+MAX_ROW_BYTES = 1 << 18
 """Bytes; a row has some hundreds, and its names are cut to 512 characters each."""
-LONGEST_LINE_KEPT = 16_384
+MAX_QUARANTINED_CHARS = 16_384
 """Characters of a line that is kept in the quarantine."""
-LONGEST_CONNECTION = 512
+MAX_CONNECTION_CHARS = 512
 """Characters; it has some thirty. What comes before its last `-` is noted of each process."""
-MOST = 1 << 50
+MAX_COUNT = 1 << 50
 """What is counted stays below it; so a sum of them stays a number of 64 bits."""
 EARLIEST = date(2020, 1, 1)
 """A day before it comes from a clock that was never set."""
-BEFORE_ITS_FOLDER, AFTER_ITS_FOLDER = timedelta(hours=1), timedelta(hours=25)
+MAX_BEFORE_FOLDER_HOUR, MAX_AFTER_FOLDER_HOUR = timedelta(hours=1), timedelta(hours=25)
 """How far a row may be from the hour in which its file was begun: files are rotated within a day. Beyond, the clock has jumped. A record of the topic is
 written when its row is."""
 COUNTED = (
@@ -47,9 +47,9 @@ BATCHES = tuple(f"{name}.{magic}" for name in ("magic_in", "magic_out") for magi
 NUMBERS = ("sequence", "api_key", "api_version", *TIMES, *COUNTED, *BATCHES)
 """None of these is below zero."""
 UNKNOWN_VERSION = "unknown schema version"
-HIGHEST_VERSION_TOLD = 99
+MAX_NAMED_VERSION = 99
 """A schema version beyond it is none, and would make a reason of its own of each such line."""
-NEEDED = {
+REQUIRED_FIELDS = {
     CONNECTION: ("at", "node", "connection", "sequence", "event"),
     USAGE: ("at", "node", "connection", "sequence", "api_key", "api_version"),
 }
@@ -65,11 +65,11 @@ def to_rows(lines: DataFrame, now: datetime, written: Column | None = None) -> D
     row = F.from_json(
         "value", LINE, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN}
     ).alias("row")
-    written = _folder() if written is None else written
+    written = _folder_hour() if written is None else written
     read = lines.select(
         "value", row, F.substring_index("path", "/", -1).alias("file"), written.alias("written")
     )
-    read = read.withColumn("clock_jumped", F.coalesce(_is_far(), F.lit(False)))
+    read = read.withColumn("clock_jumped", F.coalesce(_is_clock_jump(), F.lit(False)))
     read = read.withColumn(
         "date",
         F.to_date(
@@ -84,7 +84,7 @@ def to_rows(lines: DataFrame, now: datetime, written: Column | None = None) -> D
         "file",
         F.when(~is_bad, F.col("clock_jumped")).alias("clock_jumped"),
         "problem",
-        F.when(is_bad, _readable(F.substring("value", 1, LONGEST_LINE_KEPT))).alias("line"),
+        F.when(is_bad, _readable(F.substring("value", 1, MAX_QUARANTINED_CHARS))).alias("line"),
         F.when(is_bad, F.lit(QUARANTINE)).otherwise(F.col("row.kind")).alias("kind"),
         F.when(is_bad, F.lit(now.astimezone(UTC).date())).otherwise(F.col("date")).alias("date"),
     )
@@ -94,10 +94,10 @@ def to_rows(lines: DataFrame, now: datetime, written: Column | None = None) -> D
     )
 
 
-def as_lines(rows: DataFrame, problem: str, now: datetime) -> DataFrame:
+def to_quarantine_lines(rows: DataFrame, problem: str, now: datetime) -> DataFrame:
     """Rows of the log as lines for the quarantine, with what was read of them."""
     names = ROW.fieldNames()
-    line = F.substring(F.to_json(F.struct("kind", *names)), 1, LONGEST_LINE_KEPT)
+    line = F.substring(F.to_json(F.struct("kind", *names)), 1, MAX_QUARANTINED_CHARS)
     said = {
         "problem": F.lit(problem),
         "line": line,
@@ -117,13 +117,13 @@ def reasons_of_known_versions() -> list[str]:
     return [f"{UNKNOWN_VERSION} {version}" for version in VERSIONS]
 
 
-def process(connection: str) -> Column:
+def process_of(connection: str) -> Column:
     """Which gateway's process numbered the row."""
     return F.regexp_extract(connection, "^(.*)-[^-]*$", 1)
 
 
 def _unknown_version() -> Column:
-    is_told = F.col("row.v").between(0, HIGHEST_VERSION_TOLD)
+    is_told = F.col("row.v").between(0, MAX_NAMED_VERSION)
     number = F.when(is_told, F.concat(F.lit(" "), F.col("row.v").cast("string"))).otherwise(
         F.lit("")
     )
@@ -134,11 +134,11 @@ def _lacks(kind: str, name: str) -> Column:
     return (F.col("row.kind") == kind) & F.col(f"row.{name}").isNull()
 
 
-def _is_no_count() -> Column:
+def _has_bad_number() -> Column:
     is_none = F.lit(False)
     for name in NUMBERS:
         is_none = is_none | F.coalesce(
-            (F.col(f"row.{name}") < 0) | (F.col(f"row.{name}") > MOST), F.lit(False)
+            (F.col(f"row.{name}") < 0) | (F.col(f"row.{name}") > MAX_COUNT), F.lit(False)
         )
     return is_none
 
@@ -148,7 +148,7 @@ def _readable(text: Column) -> Column:
     return F.encode(text, "UTF-8").cast("string")
 
 
-def _folder() -> Column:
+def _folder_hour() -> Column:
     """The hour in which the file was begun, by its path; null where that does not say. Spark may write `=` as %3D."""
     hour = F.regexp_extract(
         "path", "/date(?:=|%3D)([0-9]{4}-[0-9]{2}-[0-9]{2}/hour(?:=|%3D)[0-9]{2})/", 1
@@ -159,10 +159,10 @@ def _folder() -> Column:
     ).cast("timestamp")
 
 
-def _is_far() -> Column:
+def _is_clock_jump() -> Column:
     at = F.timestamp_millis("row.at")
-    return (at < F.col("written") - F.expr(_interval(BEFORE_ITS_FOLDER))) | (
-        at >= F.col("written") + F.expr(_interval(AFTER_ITS_FOLDER))
+    return (at < F.col("written") - F.expr(_interval(MAX_BEFORE_FOLDER_HOUR))) | (
+        at >= F.col("written") + F.expr(_interval(MAX_AFTER_FOLDER_HOUR))
     )
 
 
@@ -177,7 +177,7 @@ def _problem(now: datetime) -> Column:
         F.col("row.kind").isNotNull() | F.col("row.v").isNotNull() | F.col(f"row.{BROKEN}").isNull()
     )
     reasons = [
-        (F.octet_length("value") > LONGEST_ROW, F.lit("a line that is longer than any row")),
+        (F.octet_length("value") > MAX_ROW_BYTES, F.lit("a line that is longer than any row")),
         (text == "", F.lit("empty line")),
         (~is_object & text.startswith("{") & ~text.endswith("}"), F.lit("half line")),
         (~is_object, F.lit("not a JSON object")),
@@ -185,18 +185,21 @@ def _problem(now: datetime) -> Column:
         (F.col(f"row.{BROKEN}").isNotNull() & ~text.endswith("}"), F.lit("half line")),
         (F.col(f"row.{BROKEN}").isNotNull(), F.lit("a field of the wrong type")),
         (F.col("row.v").isNull(), F.lit("no schema version")),
-        (F.col("row.kind").isNull() | ~F.col("row.kind").isin(*NEEDED), F.lit("unknown kind")),
+        (
+            F.col("row.kind").isNull() | ~F.col("row.kind").isin(*REQUIRED_FIELDS),
+            F.lit("unknown kind"),
+        ),
         *[
             (_lacks(kind, name), F.lit(f"no {name}"))
-            for kind, names in NEEDED.items()
+            for kind, names in REQUIRED_FIELDS.items()
             for name in names
         ],
         (~F.col("row.connection").contains("-"), F.lit("a connection that names no process")),
         (
-            F.length("row.connection") > LONGEST_CONNECTION,
+            F.length("row.connection") > MAX_CONNECTION_CHARS,
             F.lit("a connection with too long a name"),
         ),
-        (_is_no_count(), F.lit("a number that cannot be")),
+        (_has_bad_number(), F.lit("a number that cannot be")),
         (
             ~F.col("date").between(
                 F.lit(EARLIEST), F.lit(now.astimezone(UTC).date() + timedelta(days=1))

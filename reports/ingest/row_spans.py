@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """Rows of a gateway's process, from number `first` to `last`; all of them where it `is_whole`, else some."""
 
     process: str
@@ -16,22 +16,22 @@ class Span:
     last: int
     is_whole: bool = True
 
-    def touches(self, other: Span) -> bool:
+    def overlaps(self, other: RowSpan) -> bool:
         return (
             self.process == other.process and self.first <= other.last and other.first <= self.last
         )
 
 
-class Rows:
+class RowSpans:
     """Some set of rows. Spans that are whole are joined where they meet, so that a process that runs for years is one of them."""
 
-    def __init__(self, spans: Iterable[Span] = ()) -> None:
+    def __init__(self, spans: Iterable[RowSpan] = ()) -> None:
         self._whole: dict[str, list[tuple[int, int]]] = {}
-        self._some: dict[str, list[Span]] = {}
+        self._some: dict[str, list[RowSpan]] = {}
         for span in spans:
             self.add(span)
 
-    def add(self, span: Span) -> None:
+    def add(self, span: RowSpan) -> None:
         if not span.is_whole:
             self._some.setdefault(span.process, []).append(span)
             return
@@ -43,22 +43,24 @@ class Rows:
         del spans[begin:end]
         insort(spans, (first, last))
 
-    def has(self, span: Span) -> bool:
+    def covers(self, span: RowSpan) -> bool:
         """Whether every row from its first to its last is there, for certain."""
         spans = self._whole.get(span.process, [])
         place = bisect_left(spans, span.last, key=lambda known: known[1])
         return place < len(spans) and spans[place][0] <= span.first
 
-    def touches(self, span: Span) -> bool:
+    def overlaps(self, span: RowSpan) -> bool:
         """Whether one of its rows may be there."""
         spans = self._whole.get(span.process, [])
         place = bisect_left(spans, span.first, key=lambda known: known[1])
         return (place < len(spans) and spans[place][0] <= span.last) or any(
-            span.touches(known) for known in self._some.get(span.process, [])
+            span.overlaps(known) for known in self._some.get(span.process, [])
         )
 
-    def spans(self) -> list[Span]:
-        whole = [Span(process, *ends) for process, spans in self._whole.items() for ends in spans]
+    def spans(self) -> list[RowSpan]:
+        whole = [
+            RowSpan(process, *ends) for process, spans in self._whole.items() for ends in spans
+        ]
         return sorted(
             [*whole, *(span for spans in self._some.values() for span in spans)],
             key=lambda span: (span.process, span.first),

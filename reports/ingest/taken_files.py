@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reports.ingest.row_spans import Span
+from reports.ingest.row_spans import RowSpan
 
 FORMAT = 2
 """Of the notes in this folder."""
@@ -42,7 +42,7 @@ class TakenFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class IngestedBatch:
     """What one commit added: `rows` by kind, `quarantined` by reason, and which rows those are. `repeated_rows` were in other batches already. One that
     came from no file says in `source` from where. A batch of files that are still written to holds until the next run only.
     """
@@ -52,7 +52,7 @@ class Batch:
     rows: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
     is_passing: bool = False
-    spans: tuple[Span, ...] = ()
+    spans: tuple[RowSpan, ...] = ()
     repeated_rows: int = 0
     source: str | None = None
 
@@ -66,14 +66,14 @@ class Tables:
         self.copies = folder / "copies"
         """Of files that are still written to, while they are read."""
 
-    def batches(self) -> list[Batch]:
+    def batches(self) -> list[IngestedBatch]:
         """In the order in which they were taken."""
         if not self._notes.is_dir():
             return []
         return [_read(path) for path in sorted(self._notes.glob("*.json"))]
 
     @contextmanager
-    def alone(self, *, waits: bool = False) -> Iterator[None]:
+    def locked(self, *, waits: bool = False) -> Iterator[None]:
         """For whoever writes, and for whoever reads what the next writer removes. While another process is here it `waits`, or raises TablesError; the
         other's end, however it comes, gives way.
         """
@@ -85,15 +85,15 @@ class Tables:
                 raise TablesError(
                     f"another process is at work on {self.folder}; wait for it"
                 ) from None
-            self._remove_passing()
+            self._remove_temporary()
             self._remove_unfinished()
-            self._check()
+            self._check_files()
             try:
                 yield
             finally:
                 self._remove_unfinished()
 
-    def new_name(self) -> str:
+    def new_batch_name(self) -> str:
         """For a batch that is to come. No other run has the same, so that nothing of a run that was killed, and whose Spark writes on for a moment, can
         come to lie among what counts.
         """
@@ -103,11 +103,11 @@ class Tables:
     def rows_of(self, batch: str) -> Path:
         return self.folder / f"batch={batch}"
 
-    def drop(self, batch: str) -> None:
+    def remove_rows(self, batch: str) -> None:
         """The rows of a batch that was not noted."""
         shutil.rmtree(self.rows_of(batch), ignore_errors=True)
 
-    def _remove_passing(self) -> None:
+    def _remove_temporary(self) -> None:
         """What was to hold until the next run."""
         for batch in self.batches():
             if batch.is_passing:
@@ -118,28 +118,32 @@ class Tables:
         noted = {batch.name for batch in self.batches()}
         for path in self.folder.glob("batch=*"):
             if path.name.removeprefix("batch=") not in noted:
-                self.drop(path.name.removeprefix("batch="))
+                self.remove_rows(path.name.removeprefix("batch="))
         for path in self._notes.glob(".*.new"):
             path.unlink()
         shutil.rmtree(self.copies, ignore_errors=True)
 
-    def _check(self) -> None:
+    def _check_files(self) -> None:
         """That what was noted is there. Spark reads what it finds: without a file that a disk lost it would say that somebody is ready who is not."""
         for path in sorted(self._notes.glob("*.json")):
             folder = self.rows_of(path.stem)
             wanted = _content(path).get("lies")
-            if wanted is not None and wanted != (found := _lying(folder)):
+            if wanted is not None and wanted != (found := _file_totals(folder)):
                 raise TablesError(
                     f"{folder} has {found['files']} files of {found['bytes']} bytes, and had {wanted['files']} of {wanted['bytes']}: put it back, "
                     f"or remove {path}, and what it has is taken anew from the logs that are left"
                 )
 
-    def note(self, batch: Batch) -> None:
+    def commit(self, batch: IngestedBatch) -> None:
         """From here on its rows count, also after a power cut."""
         for path in [*self.rows_of(batch.name).rglob("*"), self.rows_of(batch.name), self.folder]:
             _sync(path)
         new = self._notes / f".{batch.name}.new"
-        content = {"format": FORMAT, "lies": _lying(self.rows_of(batch.name)), **asdict(batch)}
+        content = {
+            "format": FORMAT,
+            "lies": _file_totals(self.rows_of(batch.name)),
+            **asdict(batch),
+        }
         new.write_text(json.dumps(content, ensure_ascii=True), "utf-8")
         _sync(new)
         try:
@@ -163,7 +167,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _lying(folder: Path) -> dict[str, int]:
+def _file_totals(folder: Path) -> dict[str, int]:
     """What Spark would read there; it looks at nothing that is hidden."""
     sizes = [
         path.stat().st_size
@@ -177,15 +181,15 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith((".", "_")) for part in path.parts)
 
 
-def _read(path: Path) -> Batch:
+def _read(path: Path) -> IngestedBatch:
     note = _content(path)
     note.pop("lies", None)
     try:
         files, spans = note.pop("files"), note.pop("spans")
-        return Batch(
+        return IngestedBatch(
             **note,
             files=tuple(TakenFile(**row) for row in files),
-            spans=tuple(Span(**row) for row in spans),
+            spans=tuple(RowSpan(**row) for row in spans),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from error

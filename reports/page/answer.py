@@ -7,7 +7,7 @@ from typing import Any
 
 READY, NOT_READY = 0, 3
 """Exit codes."""
-LONGEST_NAME = 80
+MAX_NAME_CHARS = 80
 """Letters of a name that are shown; clients may call themselves anything, up to 512. The tables have all."""
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -16,7 +16,7 @@ def exit_code(summary: Mapping[str, Any]) -> int:
     return READY if summary["ready"] else NOT_READY
 
 
-def in_five_lines(summary: Mapping[str, Any]) -> list[str]:
+def five_lines(summary: Mapping[str, Any]) -> list[str]:
     lines = [
         _readiness(summary),
         _first_to_move(summary),
@@ -63,7 +63,7 @@ def _readiness(summary: Mapping[str, Any]) -> str:
         f"{count['unknown']} of unknown library or version",
         f"{count['fine']} fine",
     ]
-    return f"{summary['target']}: {verdict}. {many(count['total'], 'application')} {period(summary)}: {', '.join(parts)}"
+    return f"{summary['target']}: {verdict}. {count_of(count['total'], 'application')} {period(summary)}: {', '.join(parts)}"
 
 
 def _first_to_move(summary: Mapping[str, Any]) -> str:
@@ -71,21 +71,21 @@ def _first_to_move(summary: Mapping[str, Any]) -> str:
         return "to move first: nobody"
     first = summary["blockers"][0]
     needs = f"; it needs {first['needs']}" if first["needs"] else ""
-    return f"to move first: {called(first)}, {size(first['bytes'])} in all, sends {first['reasons']}{needs}"
+    return f"to move first: {describe(first)}, {format_bytes(first['bytes'])} in all, sends {first['reasons']}{needs}"
 
 
 def _bound(summary: Mapping[str, Any]) -> str:
     bound = summary["bindings"]
     if not bound["topics"] and not bound["groups"]:
         return "bound together: no topic and no group has both old and new applications"
-    return f"bound together: {many(bound['topics'], 'topic')} and {many(bound['groups'], 'group')} with old and new applications, first {cut(bound['first'])}"
+    return f"bound together: {count_of(bound['topics'], 'topic')} and {count_of(bound['groups'], 'group')} with old and new applications, first {shorten(bound['first'])}"
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
     if not cost["conversions"]:
         return "conversions: none"
     first = cost["most"][0]
-    return f"conversions: {seconds(cost['cpu_seconds'])} of CPU for {size(cost['bytes'])}, most of it ({seconds(first['cpu_seconds'])}) for {called(first)}"
+    return f"conversions: {format_seconds(cost['cpu_seconds'])} of CPU for {format_bytes(cost['bytes'])}, most of it ({format_seconds(first['cpu_seconds'])}) for {describe(first)}"
 
 
 def _trend(trend: Mapping[str, Any]) -> str:
@@ -99,14 +99,14 @@ def _trend(trend: Mapping[str, Any]) -> str:
     return f"trend: {moved}; from which day on there are none cannot be told: {trend['why']}"
 
 
-def called(application: Mapping[str, Any]) -> str:
+def describe(application: Mapping[str, Any]) -> str:
     """An application for a person, by what is known of it."""
     names = (
         application["client_id"] or "no client id",
         application["principal"] or "nobody",
         application["address"] or "somewhere",
     )
-    return "{} ({} at {})".format(*map(cut, names))
+    return "{} ({} at {})".format(*map(shorten, names))
 
 
 def period(summary: Mapping[str, Any]) -> str:
@@ -115,19 +115,19 @@ def period(summary: Mapping[str, Any]) -> str:
     return f"on {first}" if first == last else f"from {first} to {last}"
 
 
-def cut(name: str, letters: int = LONGEST_NAME) -> str:
+def shorten(name: str, letters: int = MAX_NAME_CHARS) -> str:
     """With its end, in which long names differ."""
     end = letters // 3
     return name if len(name) <= letters else f"{name[: letters - end - 1]}…{name[-end:]}"
 
 
-def seconds(number: float) -> str:
+def format_seconds(number: float) -> str:
     if 0 < number < 0.001:
         return "under 1 ms"
     return f"{number * 1000:.0f} ms" if number < 1 else f"{number:,.1f} s"
 
 
-def size(number: float) -> str:
+def format_bytes(number: float) -> str:
     for unit in UNITS[:-1]:
         if number < 1024:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -135,5 +135,5 @@ def size(number: float) -> str:
     return f"{number:.1f} {UNITS[-1]}"
 
 
-def many(number: int, what: str) -> str:
+def count_of(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from reports.page.answer import LONGEST_NAME, cut
+from reports.page.answer import MAX_NAME_CHARS, shorten
 
-MOST_LISTED = 6
+MAX_LISTED = 6
 """Names in a cell; how many more there are is told."""
 
 
@@ -21,14 +21,14 @@ class Cell:
     is_heading: bool = False
 
 
-def text(value: object, letters: int = LONGEST_NAME) -> str:
-    return escape(cut(str(value), letters))
+def text(value: object, letters: int = MAX_NAME_CHARS) -> str:
+    return escape(shorten(str(value), letters))
 
 
 def listed(names: Sequence[str], count: int | None = None) -> str:
     """The first names, and how many more there are."""
-    more = (len(names) if count is None else count) - MOST_LISTED
-    return ", ".join(map(text, names[:MOST_LISTED])) + (f" and {more:,} more" if more > 0 else "")
+    more = (len(names) if count is None else count) - MAX_LISTED
+    return ", ".join(map(text, names[:MAX_LISTED])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str) -> str:

@@ -10,28 +10,28 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from reports.analysis.readiness import by_state
-from reports.analysis.words import APPLICATION
-from reports.page.figures import Figures
+from reports.analysis.readiness import state_order
+from reports.analysis.terms import APPLICATION
+from reports.page.page_model import PageModel
 
-MOST_APPLICATIONS = 200
+MAX_APPLICATIONS = 200
 """That the page lists; clients.csv has all."""
-MOST_KINDS = 20
+MAX_KINDS = 20
 """Libraries with versions that the page tells apart."""
-MOST_SERIES = 7
+MAX_SERIES = 7
 """Kinds with a colour of their own over time; the rest are one."""
 
 
-def collect(
+def build_page_model(
     clients: DataFrame,
     matrix: DataFrame,
     distribution: DataFrame,
     days: DataFrame,
     bindings: DataFrame,
-) -> Figures:
+) -> PageModel:
     """Of the tables as they are written."""
-    order = [by_state(), F.desc(F.col("bytes_in") + F.col("bytes_out")), *APPLICATION]
-    shown = clients.orderBy(*order).limit(MOST_APPLICATIONS)
+    order = [state_order(), F.desc(F.col("bytes_in") + F.col("bytes_out")), *APPLICATION]
+    shown = clients.orderBy(*order).limit(MAX_APPLICATIONS)
     applications = [
         row.asDict(recursive=True)
         for row in shown.withColumn("last_seen", F.date_format("last_seen", "yyyy-MM-dd")).collect()
@@ -43,8 +43,8 @@ def collect(
             row["lowest"],
             row["highest"],
         )
-    bound = bindings.orderBy(F.desc("bytes"), "kind", "name").limit(MOST_APPLICATIONS)
-    return Figures(
+    bound = bindings.orderBy(F.desc("bytes"), "kind", "name").limit(MAX_APPLICATIONS)
+    return PageModel(
         applications,
         dict(versions),
         _kinds(clients),
@@ -72,7 +72,7 @@ def _kinds(clients: DataFrame) -> list[tuple[str, dict[str, int]]]:
     grouped = clients.groupBy(kind_of("version_high").alias("kind"), "state").agg(
         F.count("*").alias("count")
     )
-    for row in _most(grouped, "state", MOST_KINDS).collect():
+    for row in _most(grouped, "state", MAX_KINDS).collect():
         counted[row["kind"]][row["state"]] = row["count"]
     return _ordered(counted)
 
@@ -84,7 +84,7 @@ def _kinds_by_day(distribution: DataFrame) -> list[tuple[str, dict[date, int]]]:
     grouped = once.groupBy("date", kind_of("version").alias("kind")).agg(
         F.sum("applications").alias("count")
     )
-    for row in _most(grouped, "date", MOST_SERIES).collect():
+    for row in _most(grouped, "date", MAX_SERIES).collect():
         counted[row["kind"]][row["date"]] = row["count"]
     return _ordered(counted)
 

@@ -22,10 +22,10 @@ BELOW = 24
 """Pixels for the days."""
 COLOURS = 8
 """Classes c0 to c7 of the page's style, dark and light in turns."""
-FEWEST_PLACES = 7
+MIN_COLUMNS = 7
 """Of a plot by day, so that one day is a column and no wall."""
-MOST_TICKS = 4
-MOST_DOTS = 40
+MAX_TICKS = 4
+MAX_DOTS = 40
 """Days that are marked on a line, and that have a gap between columns."""
 
 
@@ -78,7 +78,7 @@ def columns(
                     calendar[day],
                     floors[day] / ticks[-1],
                     value / ticks[-1],
-                    0.8 if places <= MOST_DOTS else 1,
+                    0.8 if places <= MAX_DOTS else 1,
                 )
                 floors[day] += value
         drawn += f'<path class="c{number % COLOURS}" d="{path}"/>'
@@ -128,7 +128,7 @@ def line(
         if zero and zero > days[-1]
         else known
     )
-    width = max(ahead, 1) if known else FEWEST_PLACES - 1
+    width = max(ahead, 1) if known else MIN_COLUMNS - 1
     ticks = _ticks(max(values, default=0))
 
     def at(place: float, value: float) -> tuple[float, float]:
@@ -140,7 +140,7 @@ def line(
         left = 1 - (ahead - known) / (zero - days[-1]).days
         drawn += _polyline("ahead", [points[-1], at(ahead, values[-1] * left)])
     inner = f'<svg y="{TOP}" width="100%" height="{HEIGHT}" viewBox="0 0 100 {HEIGHT}" preserveAspectRatio="none" overflow="visible">{drawn}</svg>'
-    if len(points) <= MOST_DOTS:
+    if len(points) <= MAX_DOTS:
         inner += "".join(
             f'<circle class="dot" cx="{x:.2f}%" cy="{TOP + y:.1f}" r="3.5"/>' for x, y in points
         )
@@ -169,13 +169,13 @@ def _calendar(days: Sequence[date]) -> tuple[dict[date, int], int]:
     first = days[0]
     length = days[-1].toordinal() - first.toordinal() + 1
     return {first + timedelta(days=place): place for place in range(length)}, max(
-        length, FEWEST_PLACES
+        length, MIN_COLUMNS
     )
 
 
 def _ticks(most: float) -> list[float]:
     """Round numbers from zero to the first that is not below `most`; whole ones, as applications are."""
-    rough = max(most, 1) / MOST_TICKS
+    rough = max(most, 1) / MAX_TICKS
     power = 10 ** math.floor(math.log10(rough))
     step = max(1, next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough))
     return [step * number for number in range(math.ceil(max(most, 1) / step) + 1)]

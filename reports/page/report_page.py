@@ -9,11 +9,19 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from reports.analysis.facts import Target
-from reports.analysis.words import BELOW, FINE, REFUSED, STATES, UNKNOWN
+from reports.analysis.facts import MigrationTarget
+from reports.analysis.terms import BELOW, FINE, REFUSED, STATES, UNKNOWN
 from reports.page import plots, tables
-from reports.page.answer import called, in_five_lines, many, period, printable, seconds, size
-from reports.page.figures import Figures
+from reports.page.answer import (
+    count_of,
+    describe,
+    five_lines,
+    format_bytes,
+    format_seconds,
+    period,
+    printable,
+)
+from reports.page.page_model import PageModel
 from reports.page.tables import SIGNS, WORDS
 
 STYLE = Path(__file__).with_name("page.css")
@@ -24,15 +32,15 @@ MEANINGS = {
     FINE: "Served and supported.",
 }
 SHORT = {REFUSED: "refused", BELOW: "too old", UNKNOWN: "not known", FINE: "fine"}
-MOST_TO_MOVE = 5
+MAX_TO_MOVE = 5
 """Applications that the head names; the table below has the others."""
-MOST_COSTS = 10
+MAX_COSTS = 10
 """Applications whose conversions are plotted."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(
-    summary: Mapping[str, Any], shown: Figures, target: Target, names: Mapping[int, str]
+    summary: Mapping[str, Any], shown: PageModel, target: MigrationTarget, names: Mapping[int, str]
 ) -> str:
     """`names` are the requests' by api key."""
     title = f"Ready for {summary['title']}?"
@@ -77,7 +85,7 @@ def _head(title: str, summary: Mapping[str, Any]) -> str:
         for state in STATES
     )
     made_at = datetime.fromisoformat(summary["made_at"])
-    others = [line.partition(": ") for line in in_five_lines(summary)[2:]]
+    others = [line.partition(": ") for line in five_lines(summary)[2:]]
     lines = "".join(
         f"<dt>{escape(name.capitalize())}</dt><dd>{escape(words)}</dd>" for name, _, words in others
     )
@@ -91,7 +99,7 @@ def _head(title: str, summary: Mapping[str, Any]) -> str:
 
 def _verdict(summary: Mapping[str, Any]) -> str:
     count = summary["applications"]
-    seen = f"{many(count['total'], 'application')} seen {period(summary)}"
+    seen = f"{count_of(count['total'], 'application')} seen {period(summary)}"
     if summary["ready"]:
         return f"<strong>Ready.</strong> Nobody would be refused of {seen}."
     return f"<strong>Not ready.</strong> {count[REFUSED]:,} would be refused of {seen}."
@@ -102,15 +110,15 @@ def _to_move(summary: Mapping[str, Any]) -> str:
     if not summary["blockers"]:
         return "nobody"
     items = ""
-    for row in summary["blockers"][:MOST_TO_MOVE]:
+    for row in summary["blockers"][:MAX_TO_MOVE]:
         needs = f"; needs {escape(row['needs'])}" if row["needs"] else ""
         sends = re.sub(r" \([^)]*\)", "", row["reasons"])
-        items += f"<li><b>{escape(called(row))}</b>, {size(row['bytes'])}: sends {escape(sends)}{needs}</li>"
-    more = summary["applications"][REFUSED] - MOST_TO_MOVE
+        items += f"<li><b>{escape(describe(row))}</b>, {format_bytes(row['bytes'])}: sends {escape(sends)}{needs}</li>"
+    more = summary["applications"][REFUSED] - MAX_TO_MOVE
     return f"<ol>{items}</ol>" + (f"and {more:,} more" if more > 0 else "")
 
 
-def _kinds(shown: Figures) -> str:
+def _kinds(shown: PageModel) -> str:
     """What would be refused comes first; "others", which are the last, stay there."""
     rows = [
         plots.Bar(kind, [(states.get(state, 0), state) for state in STATES], ", ".join(f"{states[state]:,} {SHORT[state]}" for state in STATES if states.get(state)))
@@ -119,7 +127,7 @@ def _kinds(shown: Figures) -> str:
     return plots.bars("Applications by library and version", rows)
 
 
-def _by_day(shown: Figures) -> str:
+def _by_day(shown: PageModel) -> str:
     days = [row["date"] for row in shown.days]
     series = [(kind, [by_day.get(day, 0) for day in days]) for kind, by_day in shown.kinds_by_day]
     return plots.columns(
@@ -127,7 +135,7 @@ def _by_day(shown: Figures) -> str:
     )
 
 
-def _trend(shown: Figures, summary: Mapping[str, Any]) -> str:
+def _trend(shown: PageModel, summary: Mapping[str, Any]) -> str:
     """Today is not over, and is left out where there are other days."""
     today = datetime.fromisoformat(summary["made_at"]).date()
     full = [row for row in shown.days if row["date"] < today] or shown.days
@@ -136,7 +144,7 @@ def _trend(shown: Figures, summary: Mapping[str, Any]) -> str:
     plot = plots.line(
         "Who would be refused, day by day", "applications that would be refused", days, values, today, date.fromisoformat(zero) if zero else None
     )  # fmt: skip
-    return _noted(plot, in_five_lines(summary)[4].removeprefix("trend: "))
+    return _noted(plot, five_lines(summary)[4].removeprefix("trend: "))
 
 
 def _noted(figure: str, words: str) -> str:
@@ -151,11 +159,11 @@ def _costs(summary: Mapping[str, Any]) -> str:
         return f"<figure><figcaption>{title}</figcaption><p>There were none.</p></figure>"
     rows = [
         plots.Bar(
-            called(row),
+            describe(row),
             [(row["cpu_seconds"], "c0")],
-            f"{seconds(row['cpu_seconds'])} CPU, {size(row['converted_bytes'])}",
+            f"{format_seconds(row['cpu_seconds'])} CPU, {format_bytes(row['converted_bytes'])}",
         )
-        for row in cost["most"][:MOST_COSTS]
+        for row in cost["most"][:MAX_COSTS]
     ]
     note = "Whoever is the first to need a conversion has its CPU time; others who need the same soon after get it for nothing."
     return _noted(plots.bars(f"{title}: CPU time and bytes by application", rows), note)
@@ -168,26 +176,26 @@ def _what_binding_means() -> str:
 def _log(summary: Mapping[str, Any]) -> str:
     log = summary["log"]
     lines = [
-        f"Taken from it: {many(log['files'], 'new file')}; {log['known']:,} known before; {log['repeated']:,} that only repeated others."
+        f"Taken from it: {count_of(log['files'], 'new file')}; {log['known']:,} known before; {log['repeated']:,} that only repeated others."
     ]
     lines += [f"Nothing of {file['file']} is in it: {file['reason']}." for file in log["damaged"]]
     if log["repeated_rows"]:
         lines.append(f"{log['repeated_rows']:,} rows were in other files, too; each counts once.")
     lines += [
-        f"In quarantine: {many(count, 'new line')}: {reason}."
+        f"In quarantine: {count_of(count, 'new line')}: {reason}."
         for reason, count in log["quarantined"].items()
     ]
     lines += (
-        [f"Missing, though gateways counted them: {many(log['lines_missing'], 'line')}."]
+        [f"Missing, though gateways counted them: {count_of(log['lines_missing'], 'line')}."]
         if log["lines_missing"]
         else []
     )
     if log["library_not_looked_for"]:
         lines.append(
-            f"Of too many kinds to tell their library: {many(log['library_not_looked_for'], 'application')}."
+            f"Of too many kinds to tell their library: {count_of(log['library_not_looked_for'], 'application')}."
         )
     if log["never_logged_in"]:
         lines.append(
-            f"No applications, since they never got through the log-in: {many(log['never_logged_in'], 'connection')}."
+            f"No applications, since they never got through the log-in: {count_of(log['never_logged_in'], 'connection')}."
         )
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"

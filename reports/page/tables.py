@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from reports.analysis.facts import Target
-from reports.analysis.words import APPLICATION, BELOW, FINE, REFUSED, UNKNOWN
-from reports.page.answer import called, size
-from reports.page.figures import Figures, Row
+from reports.analysis.facts import MigrationTarget
+from reports.analysis.terms import APPLICATION, BELOW, FINE, REFUSED, UNKNOWN
+from reports.page.answer import describe, format_bytes
 from reports.page.markup import Cell, listed, table, text
+from reports.page.page_model import PageModel, Row
 
 WORDS = {
     REFUSED: "would be refused",
@@ -21,15 +21,15 @@ SIGNS = {REFUSED: "✕", BELOW: "▼", UNKNOWN: "?", FINE: "✓"}
 """A state is never told by its colour alone."""
 USUAL = (0, 1, 2, 3, 8, 9, 10, 11)
 """The requests that everybody sends come first in the matrix."""
-MOST_REQUESTS = 20
+MAX_REQUESTS = 20
 """Columns of the matrix that fit on a sheet."""
-LONGEST_EVIDENCE = 300
-MOST_LIBRARIES = 6
+MAX_EVIDENCE_CHARS = 300
+MAX_LIBRARIES = 6
 """Of one application, that its cell names."""
 CERTAIN = 1.0
 
 
-def applications(shown: Figures, total: int, refused: int) -> str:
+def applications(shown: PageModel, total: int, refused: int) -> str:
     rows = [
         [
             _name(row),
@@ -40,7 +40,7 @@ def applications(shown: Figures, total: int, refused: int) -> str:
             Cell(_why(row)),
             Cell(_used(row)),
             Cell(
-                f"{size(row['bytes_in'] + row['bytes_out'])}<small>{text(row['last_seen'])}</small>",
+                f"{format_bytes(row['bytes_in'] + row['bytes_out'])}<small>{text(row['last_seen'])}</small>",
                 "number",
             ),
         ]
@@ -59,7 +59,7 @@ def applications(shown: Figures, total: int, refused: int) -> str:
     )
 
 
-def _left_out(shown: Figures, total: int, refused: int) -> str:
+def _left_out(shown: PageModel, total: int, refused: int) -> str:
     """What is not on the page is said before what is."""
     listed = len(shown.applications)
     if listed >= total:
@@ -73,16 +73,16 @@ def _libraries(row: Row) -> str:
     """One with its evidence; of several each with its share of the traffic, its state, and what distinguishes it."""
     several = row.get("libraries") or []
     if len(several) < 2:
-        return f"{_library(row)}<small>{text(_evidence(row), LONGEST_EVIDENCE)}</small>"
-    items = "".join(f"<li>{_one_of_several(one)}</li>" for one in several[:MOST_LIBRARIES])
-    more = len(several) - MOST_LIBRARIES
+        return f"{_library(row)}<small>{text(_evidence(row), MAX_EVIDENCE_CHARS)}</small>"
+    items = "".join(f"<li>{_one_of_several(one)}</li>" for one in several[:MAX_LIBRARIES])
+    more = len(several) - MAX_LIBRARIES
     return f"<ul>{items}</ul>" + (f"and {more:,} more" if more > 0 else "")
 
 
 def _one_of_several(one: Row) -> str:
     share = "" if one["share"] is None else f", {_percent(one['share'])} of the traffic"
     told = f"{SIGNS[one['state']]} {_library(one)}{share}, last seen {text(one['last_seen'])}"
-    return f"{told}<small>{text(one['difference'] or _evidence(one), LONGEST_EVIDENCE)}</small>"
+    return f"{told}<small>{text(one['difference'] or _evidence(one), MAX_EVIDENCE_CHARS)}</small>"
 
 
 def _percent(share: float) -> str:
@@ -126,15 +126,15 @@ def _used(row: Row) -> str:
     return topics + (f"<small>groups: {groups}</small>" if groups else "")
 
 
-def bindings(shown: Figures) -> str:
+def bindings(shown: PageModel) -> str:
     if not shown.bindings:
         return "<p>Nothing: no topic and no group has both.</p>"
     rows = [
         [
             Cell(f"{text(row['name'])}<small>{row['kind']}</small>", "name", is_heading=True),
-            Cell(listed([called(one) for one in row["old_applications"]], row["old"])),
+            Cell(listed([describe(one) for one in row["old_applications"]], row["old"])),
             Cell(f"{row['new']:,}", "number"),
-            Cell(size(row["bytes"]), "number"),
+            Cell(format_bytes(row["bytes"]), "number"),
         ]
         for row in shown.bindings
     ]
@@ -142,7 +142,7 @@ def bindings(shown: Figures) -> str:
     return table("Topics and groups that both use, by traffic", head, rows, "cards bindings")
 
 
-def matrix(shown: Figures, target: Target, names: Mapping[int, str]) -> str:
+def matrix(shown: PageModel, target: MigrationTarget, names: Mapping[int, str]) -> str:
     keys = _columns(shown, target)
     left_out = len({key for versions in shown.versions.values() for key in versions}) - len(keys)
     more = f" {left_out} more requests are in matrix.csv." if left_out else ""
@@ -155,17 +155,17 @@ def matrix(shown: Figures, target: Target, names: Mapping[int, str]) -> str:
     return told + table("Versions of requests by application", head, rows, "wide")
 
 
-def _columns(shown: Figures, target: Target) -> Sequence[int]:
+def _columns(shown: PageModel, target: MigrationTarget) -> Sequence[int]:
     """The usual ones, and of the others first those that are refused."""
     sent: dict[int, bool] = {}
     for versions in shown.versions.values():
         for key, pair in versions.items():
             sent[key] = sent.get(key, False) or _is_refused(pair, target, key)
     order = sorted(sent, key=lambda key: (key not in USUAL, not sent[key], key))
-    return order[:MOST_REQUESTS]
+    return order[:MAX_REQUESTS]
 
 
-def _version(versions: tuple[int, int] | None, target: Target, key: int) -> Cell:
+def _version(versions: tuple[int, int] | None, target: MigrationTarget, key: int) -> Cell:
     if versions is None:
         return Cell("")
     lowest, highest = versions
@@ -177,7 +177,7 @@ def _version(versions: tuple[int, int] | None, target: Target, key: int) -> Cell
     )
 
 
-def _is_refused(versions: tuple[int, int], target: Target, key: int) -> bool:
+def _is_refused(versions: tuple[int, int], target: MigrationTarget, key: int) -> bool:
     maximum = target.maximums.get(key)
     return versions[0] < target.minimums.get(key, 0) or (
         maximum is not None and versions[1] > maximum

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gateway.cli.progress import ProgressBar
 from reports.analysis.facts import DEFAULT_TARGET, target_names
-from reports.interrupts import Signals, Stopped
+from reports.interrupts import Interrupted, SignalHandler
 from tests.legacy_clients.applications import COMPANY, Application, Ran, run
 from tests.legacy_clients.brokers import GatewayFailed
 
@@ -42,9 +42,9 @@ def main() -> int:
     if missing := _missing():
         return _say(f"Error: the report cannot be made: {'; '.join(missing)}", 1)
     try:
-        with Signals().heeded():
+        with SignalHandler().installed():
             return _demo(given.out or Path(tempfile.mkdtemp(prefix="kopgate-demo-")), given.target)
-    except Stopped as stopped:
+    except Interrupted as stopped:
         return stopped.exit_code
     except (GatewayFailed, OSError, subprocess.SubprocessError) as error:
         return _say(f"Error: {error}", 1)
@@ -68,7 +68,7 @@ def _demo(out: Path, target: str) -> int:
                 lambda number, who: progress.show(_turn(number, who)),
             )
         is_whole = True
-    except Stopped:
+    except Interrupted:
         _say("stopped; clients that were fetched stay, and the same command begins anew", 0)
         raise
     finally:

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from reports.page.report_page import page
-from tests.reports import made_up
+from tests.reports import sample_report
 from tests.reports.browser import CUT, MEDIA, SCREEN, TELEPHONE
 
 pytestmark = pytest.mark.peer
@@ -34,11 +34,11 @@ COVERED = """[...document.querySelectorAll('svg')].flatMap(plot => {
 def made(request, tmp_path):
     """The file of a page."""
     said = REPORTS[request.param]
-    shown = made_up.figures(**said)
+    shown = sample_report.figures(**said)
     zero = "2026-01-25" if request.param == "usual" else None
-    summary = made_up.summary(shown, said["applications"], said.get("refused"), zero)
+    summary = sample_report.summary(shown, said["applications"], said.get("refused"), zero)
     file = tmp_path / "report.html"
-    file.write_text(page(summary, shown, made_up.TARGET, made_up.NAMES), "utf-8")
+    file.write_text(page(summary, shown, sample_report.TARGET, sample_report.NAMES), "utf-8")
     return file
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.reports.conftest import FOR_SMALL_TABLES
-from tests.reports.logs import Process, ms
+from tests.reports.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
 
@@ -153,7 +153,7 @@ def test_a_report_on_a_cluster_is_that_of_one_machine(spark, environment, master
     """By spark-submit, and by the command."""
     from reports.analysis import facts
     from reports.page import answer
-    from reports.run import Order, run
+    from reports.run import ReportRequest, run
 
     there, here = tmp_path / "there", tmp_path / "here"
     first = submitted(environment, master, "--logs", logs, "--out", there, "--since", DAYS[0])
@@ -165,8 +165,10 @@ def test_a_report_on_a_cluster_is_that_of_one_machine(spark, environment, master
     assert list((tmp_path / "work").glob("app-*/0")), (
         "no executor of the cluster had any part in it"
     )
-    order = Order(logs, here, facts.target(facts.DEFAULT_TARGET), date.fromisoformat(DAYS[0]))
-    assert answer.in_five_lines(run(spark, order, datetime.now(UTC))) == lines
+    order = ReportRequest(
+        logs, here, facts.load_target(facts.DEFAULT_TARGET), date.fromisoformat(DAYS[0])
+    )
+    assert answer.five_lines(run(spark, order, datetime.now(UTC))) == lines
     assert said(there) == said(here)
     from_here = [
         sys.executable,

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.legacy_clients.brokers import are_required
-from tests.reports.at_a_terminal import running_in, when
-from tests.reports.held import held
-from tests.reports.logs import Process, ms
+from tests.reports.suspended import suspend_at
+from tests.reports.terminal import running_in, when
+from tests.reports.traffic_logs import Process, ms
 
 # A report as a process of its own took five minutes on a machine with much else to do.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
@@ -97,7 +97,7 @@ def killed_when(pattern, there, logs, out):
         return set(glob.glob(f"{out}/**/{pattern}", recursive=True))
 
     before = made()
-    words = held(command(logs, out), out, there)
+    words = suspend_at(command(logs, out), out, there)
     with subprocess.Popen(
         words,
         cwd=ROOT,

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.gateway.cli.screen import lines_of
-from tests.reports.at_a_terminal import COLUMNS, Terminal, running_in, when
+from tests.reports.terminal import COLUMNS, Terminal, running_in, when
 
 pytestmark = [
     pytest.mark.spark,

@@ -14,9 +14,9 @@ import pytest
 
 from gateway.cli.report import STOPPED
 from tests.gateway.cli.screen import lines_of
-from tests.reports.at_a_terminal import COLUMNS, Terminal, running_in, when
-from tests.reports.held import held
-from tests.reports.logs import Process, ms
+from tests.reports.suspended import suspend_at
+from tests.reports.terminal import COLUMNS, Terminal, running_in, when
+from tests.reports.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
 
@@ -158,7 +158,7 @@ def test_ctrl_c_is_exit_code_130_with_one_line_and_nothing_goes_on_or_is_left_ha
         "while rows are written": ("tables", lambda: glob.glob(f"{out}/tables/batch=*/_temporary")),
         "while the report is made": ("matrix", lambda: glob.glob(f"{out}/matrix")),
     }[point]
-    here = Terminal(held(command("--logs", logs, "--out", out), out, there))
+    here = Terminal(suspend_at(command("--logs", logs, "--out", out), out, there))
     when(here.process, seen)
     here.ctrl_c()
     code, answer, written, left = here.end()
@@ -178,7 +178,7 @@ def test_ctrl_c_is_exit_code_130_with_one_line_and_nothing_goes_on_or_is_left_ha
 
 def test_java_that_is_killed_is_exit_code_1_and_said_so(logs, tmp_path):
     out = tmp_path / "out"
-    here = Terminal(held(command("--logs", logs, "--out", out), out, "tables"))
+    here = Terminal(suspend_at(command("--logs", logs, "--out", out), out, "tables"))
     when(here.process, lambda: glob.glob(f"{out}/tables/batch=*"))
     for place in glob.glob("/proc/[0-9]*"):
         kill_if_java_of(here.process.pid, int(Path(place).name))

@@ -11,14 +11,15 @@ import pytest
 
 from compat.fingerprint.matcher import MIN_SHARE
 from compat.fingerprint.table import OBSERVED, version_numbers
-from tests.compat.fingerprint.judging import UNSEEN
-from tests.reports.logs import Process, ms
-from tests.reports.test_run import planted, reported
+from tests.compat.fingerprint.evaluation import UNSEEN
+from tests.reports import known_traffic
+from tests.reports.test_run import reported
+from tests.reports.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 JUDGEMENT = UNSEEN.parent / "kafka-4.jsonl"
-DAY = planted.DAYS[-1]
+DAY = known_traffic.DAYS[-1]
 SETTING = "its protocol setting"
 #: A library and a version in what an application needs; what is not refused, but below the baseline, stands apart.
 ADVISED = re.compile(r"([a-z][a-z-]+) (?:\(not refused from )?(\d[\d.]*\d)")

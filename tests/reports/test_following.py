@@ -15,9 +15,9 @@ import pytest
 from tests.peers.cache import CannotInstall
 from tests.peers.gateway import gateway, one_record
 from tests.peers.traffic import rows_of
-from tests.reports.at_a_terminal import running_in
 from tests.reports.conftest import FOR_SMALL_TABLES
-from tests.reports.logs import Process, ms
+from tests.reports.terminal import running_in
+from tests.reports.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -139,8 +139,8 @@ def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_k
 def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_record(spark, tmp_path):
     from pyspark.sql import functions as F
 
-    from reports.analysis.literals import table_of
-    from reports.following import take_batch
+    from reports.analysis.small_tables import small_table
+    from reports.following import ingest_batch
     from reports.ingest.ingest_job import stored
     from reports.ingest.taken_files import Tables
 
@@ -154,10 +154,10 @@ def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_record(spark, tmp
     ]
     said = {"api_key": 0, "api_version": 9}
     values = [(json.dumps(process.row("usage", at, "1-a-1", **said)), written) for at in times]
-    records = table_of(spark, values, "value string, written long")
+    records = small_table(spark, values, "value string, written long")
     tables = Tables(tmp_path / "tables")
     lines = records.select("value", F.timestamp_millis("written").alias("timestamp"))
-    assert take_batch(lines, tables, "q/0", datetime(2026, 11, 20, 8, tzinfo=UTC)).rows == {
+    assert ingest_batch(lines, tables, "q/0", datetime(2026, 11, 20, 8, tzinfo=UTC)).rows == {
         "usage": 5
     }
     found = {
@@ -174,13 +174,13 @@ def test_of_too_many_processes_in_a_batch_those_with_the_most_rows_count_and_the
 ):
     from pyspark.sql import functions as F
 
-    from reports.analysis.literals import table_of
-    from reports.following import take_batch
+    from reports.analysis.small_tables import small_table
+    from reports.following import ingest_batch
     from reports.ingest import batch_writer
     from reports.ingest.ingest_job import stored
     from reports.ingest.taken_files import Tables
 
-    monkeypatch.setattr(batch_writer, "MOST_PROCESSES", 2)
+    monkeypatch.setattr(batch_writer, "MAX_PROCESSES", 2)
     at, now = ms("2026-11-20", 0, 10), datetime(2026, 11, 20, 8, tzinfo=UTC)
     processes = [Process(tmp_path, start=f"p{number}") for number in range(4)]
     tables = Tables(tmp_path / "tables")
@@ -191,10 +191,10 @@ def test_of_too_many_processes_in_a_batch_those_with_the_most_rows_count_and_the
             for one, count in zip(processes, counts, strict=True)
             for _ in range(count)
         ]
-        lines = table_of(spark, rows, "value string, written long").select(
+        lines = small_table(spark, rows, "value string, written long").select(
             "value", F.timestamp_millis("written").alias("timestamp")
         )
-        return take_batch(lines, tables, f"q/{batch}", now)
+        return ingest_batch(lines, tables, f"q/{batch}", now)
 
     def there():
         rows = stored(spark, tables, "usage").select("connection", "sequence").collect()

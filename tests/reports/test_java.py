@@ -13,13 +13,13 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def quiet():
-    from reports.java import _is_no_echo, quieten
+    from reports.java import _is_not_echo, silence_py4j
 
     level = logging.getLogger("py4j").level
-    quieten()
+    silence_py4j()
     yield
     logging.getLogger("py4j").setLevel(level)
-    logging.getLogger().removeFilter(_is_no_echo)
+    logging.getLogger().removeFilter(_is_not_echo)
 
 
 def asks_one_that_hangs_up():

@@ -29,7 +29,7 @@ def plans(spark, tmp_path_factory):
     guesses = spark.conf.get("spark.sql.autoBroadcastJoinThreshold")
     spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
     try:
-        summed = activity.activity(log, log, activity.who_is_who(log))
+        summed = activity.activity(log, log, activity.latest_connection_rows(log))
         # The rest is of tables with these columns, so that each plan has its own joins alone.
         did = spark.read.schema(summed.schema).parquet(str(tmp_path_factory.mktemp("did")))
         whose = StructType([did.schema[name] for name in ("principal", "client_id", "address")])
@@ -38,15 +38,15 @@ def plans(spark, tmp_path_factory):
         )
         named = named.parquet(str(tmp_path_factory.mktemp("named")))
         states = named.withColumnRenamed("library", "state")
-        found = readiness.findings(did, activity.bare_tokens(did), facts.target("kafka-4.0"))
+        found = readiness.findings(did, activity.bare_tokens(did), facts.load_target("kafka-4.0"))
         yield {
             "activity": of(summed),
             "limits": of(found),
             "libraries": of(client_history.distribution(did, named)),
             "states": of(costs.bindings(did, states)),
             "verdicts": of(
-                identity._concluded(
-                    named.withColumnRenamed("library", "behaviour"), identity._known()
+                identity._identify_all(
+                    named.withColumnRenamed("library", "behaviour"), identity._library_table()
                 )
             ),
             "days": of(trend.trend(did, found.select("date", *whose.names, "requests", "bytes"))),

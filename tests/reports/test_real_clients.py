@@ -106,12 +106,12 @@ def report(request, ran):
     """The target, and the report's tables by name: that of the demo, and one for the other target."""
     out = ran[1] / "report"
     if request.param != DEFAULT_TARGET:
-        from reports.run import Order
+        from reports.run import ReportRequest
         from reports.run import run as reported
 
         reported(
             request.getfixturevalue("spark"),
-            Order(ran[1] / "log", out, facts.target(request.param)),
+            ReportRequest(ran[1] / "log", out, facts.load_target(request.param)),
             datetime.now(UTC),
         )
     summary = json.loads((out / "summary.json").read_text())

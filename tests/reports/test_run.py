@@ -9,26 +9,26 @@ from datetime import UTC, date, datetime
 
 import pytest
 
-from tests.reports import planted
-from tests.reports.logs import Process, ms
+from tests.reports import known_traffic
+from tests.reports.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
-NOW = datetime.fromisoformat(f"{planted.NOW}T09:00:00+00:00").astimezone(UTC)
+NOW = datetime.fromisoformat(f"{known_traffic.NOW}T09:00:00+00:00").astimezone(UTC)
 
 
 def reported(spark, logs, out, target="kafka-4.0", since=None):
     from reports.analysis import facts
-    from reports.run import Order, run
+    from reports.run import ReportRequest, run
 
-    return run(spark, Order(logs, out, facts.target(target), since), NOW)
+    return run(spark, ReportRequest(logs, out, facts.load_target(target), since), NOW)
 
 
 @pytest.fixture(scope="module")
 def report(spark, tmp_path_factory):
     """Where the planted log is, where its report is, and the summary."""
     folder = tmp_path_factory.mktemp("planted")
-    planted.write(folder / "logs")
+    known_traffic.write(folder / "logs")
     return folder / "logs", folder / "out", reported(spark, folder / "logs", folder / "out")
 
 
@@ -40,16 +40,18 @@ def table(out, name):
 def test_each_application_is_in_the_state_that_it_was_planted_in(report):
     rows = table(report[1], "clients")
     assert {row["client_id"]: row["state"] for row in rows} == {
-        name: state for name, (state, _) in planted.STATES.items()
+        name: state for name, (state, _) in known_traffic.STATES.items()
     }
-    assert len(rows) == len(planted.STATES)
+    assert len(rows) == len(known_traffic.STATES)
 
 
 def test_each_planted_blocker_is_found_and_nothing_else(report):
     found = defaultdict(set)
     for row in table(report[1], "blockers"):
         found[row["client_id"]].add(row["what"])
-    assert found == {name: blockers for name, (_, blockers) in planted.STATES.items() if blockers}
+    assert found == {
+        name: blockers for name, (_, blockers) in known_traffic.STATES.items() if blockers
+    }
 
 
 def test_blockers_are_in_the_order_of_their_traffic(report):
@@ -63,7 +65,7 @@ def test_blockers_are_in_the_order_of_their_traffic(report):
 
 def test_bytes_are_counted_once_in_requests_and_topics(report):
     (billing,) = [row for row in table(report[1], "clients") if row["client_id"] == "billing"]
-    days = len(planted.DAYS)
+    days = len(known_traffic.DAYS)
     assert int(billing["bytes_in"]) == 4 * 10 * 1024 * days
     assert int(billing["topic_bytes"]) == (90 + 300) * 1024 * days
     assert (int(billing["requests"]), int(billing["records"]), int(billing["magic_in_0"])) == (
@@ -136,7 +138,7 @@ def numbers(row, *names):
 
 
 #: Of `billing` and `shop` on any day: 40 requests, of which 10 are of a group, each of 1 KiB with a reply of a tenth; topics have the bytes of their batches alone.
-KIB = planted.KIB
+KIB = known_traffic.KIB
 ALL, OF_GROUP = (40, 40 * KIB + 4 * KIB), (10, 10 * KIB + KIB)
 OF_BILLING = {
     ("principal", "User:ANONYMOUS"): ALL,
@@ -155,7 +157,7 @@ OF_SHOP = {
 }
 
 
-@pytest.mark.parametrize("day", [planted.DAYS[0], planted.DAYS[-1]])
+@pytest.mark.parametrize("day", [known_traffic.DAYS[0], known_traffic.DAYS[-1]])
 @pytest.mark.parametrize(
     ("kind", "wanted"), [(("", "", "0.9"), OF_BILLING), (("java", "2.8.2", "2.8"), OF_SHOP)]
 )
@@ -174,7 +176,9 @@ def test_libraries_are_spread_over_days_and_each_dimension_as_planted(report, da
     assert found == {place: (1, *counted) for place, counted in wanted.items()}
 
 
-@pytest.mark.parametrize(("day", "count"), [(planted.DAYS[0], 11), (planted.DAYS[-1], 10)])
+@pytest.mark.parametrize(
+    ("day", "count"), [(known_traffic.DAYS[0], 11), (known_traffic.DAYS[-1], 10)]
+)
 def test_each_application_of_a_day_is_in_each_dimension_once(report, day, count):
     """Who is known by an address alone has neither principal nor client id."""
     applications = defaultdict(int)
@@ -194,10 +198,10 @@ def test_batches_are_counted_by_topic_and_record_format(report):
     found = {
         (row["date"], row["topic"]): numbers(row, *ways) for row in table(report[1], "formats")
     }
-    wanted = {(day, "orders"): (4, 0, 4, 5, 0, 0) for day in planted.DAYS} | {
-        (day, "invoices"): (0,) * 6 for day in planted.DAYS
+    wanted = {(day, "orders"): (4, 0, 4, 5, 0, 0) for day in known_traffic.DAYS} | {
+        (day, "invoices"): (0,) * 6 for day in known_traffic.DAYS
     }
-    assert found == wanted | {(day, "events"): (0, 4, 0, 0, 0, 0) for day in planted.DAYS[:5]}
+    assert found == wanted | {(day, "events"): (0, 4, 0, 0, 0, 0) for day in known_traffic.DAYS[:5]}
 
 
 def test_of_each_request_the_lowest_and_the_highest_version_are_told(report):
@@ -206,7 +210,7 @@ def test_of_each_request_the_lowest_and_the_highest_version_are_told(report):
         for row in table(report[1], "matrix")
         if row["client_id"] in ("franz", "lost-rows")
     }
-    sent = 10 * len(planted.DAYS)
+    sent = 10 * len(known_traffic.DAYS)
     assert found == {
         ("franz", "0"): (11, 11, sent),
         ("franz", "1"): (17, 17, sent),
@@ -220,13 +224,13 @@ def test_of_each_request_the_lowest_and_the_highest_version_are_told(report):
 
 def test_what_is_no_application_is_in_none_of_the_tables(report):
     for name in ("clients", "blockers", "matrix"):
-        assert {row["client_id"] for row in table(report[1], name)} & planted.NONE == set()
-    assert report[2]["log"]["never_logged_in"] == len(planted.DAYS)
+        assert {row["client_id"] for row in table(report[1], name)} & known_traffic.NONE == set()
+    assert report[2]["log"]["never_logged_in"] == len(known_traffic.DAYS)
 
 
 def test_lines_that_were_lost_are_counted(report):
     """Two usage rows a day of the application whose rows were lost."""
-    assert report[2]["log"]["lines_missing"] == 2 * len(planted.DAYS)
+    assert report[2]["log"]["lines_missing"] == 2 * len(known_traffic.DAYS)
 
 
 def test_the_summary_is_on_disk_and_the_answer_is_not_ready(report):
@@ -234,13 +238,15 @@ def test_the_summary_is_on_disk_and_the_answer_is_not_ready(report):
 
     assert json.loads((report[1] / "summary.json").read_text()) == report[2]
     assert answer.exit_code(report[2]) == 3
-    assert len(answer.in_five_lines(report[2])) == 5
+    assert len(answer.five_lines(report[2])) == 5
     assert not (report[1] / ".new").exists()
 
 
 def test_the_page_names_every_application(report):
     made = (report[1] / "report.html").read_text()
-    assert [name for name in planted.STATES if name and f">{name}<small>User:" not in made] == []
+    assert [
+        name for name in known_traffic.STATES if name and f">{name}<small>User:" not in made
+    ] == []
     # Of a bare token nothing is known but where it comes from.
     assert ">no client id<small>nobody at 10.0.1.3<" in made
 
@@ -262,21 +268,21 @@ def test_every_table_is_there_as_parquet_with_as_many_rows(spark, report):
     }
 
 
-@pytest.mark.parametrize("target", planted.STATES_FOR)
+@pytest.mark.parametrize("target", known_traffic.STATES_FOR)
 def test_another_target_makes_something_else_of_the_same_log(spark, report, target):
     """The tables of that log, without all that is written of them."""
     from reports.analysis import activity, facts, readiness
-    from reports.analysis.behaviour import kinds
+    from reports.analysis.behaviour import connection_kinds
     from reports.analysis.identity import identify
     from reports.ingest.ingest_job import stored
     from reports.ingest.taken_files import Tables
 
-    tables, aim = Tables(report[1] / "tables"), facts.target(target)
+    tables, aim = Tables(report[1] / "tables"), facts.load_target(target)
     connections = stored(spark, tables, "connection")
-    who = activity.who_is_who(connections)
+    who = activity.latest_connection_rows(connections)
     usage = stored(spark, tables, "usage")
     did = activity.activity(usage, connections, who).persist()
-    named = identify(kinds(usage, connections, who))
+    named = identify(connection_kinds(usage, connections, who))
     found = readiness.findings(did, activity.bare_tokens(did), aim)
     states = (
         readiness.applications(did, named, readiness.blockers(found), aim)
@@ -284,7 +290,7 @@ def test_another_target_makes_something_else_of_the_same_log(spark, report, targ
         .collect()
     )
     did.unpersist()
-    assert {row["client_id"]: row["state"] for row in states} == planted.STATES_FOR[target]
+    assert {row["client_id"]: row["state"] for row in states} == known_traffic.STATES_FOR[target]
 
 
 def test_days_before_since_are_not_in_the_report_and_the_tables_are_enough(spark, report):
@@ -295,7 +301,7 @@ def test_days_before_since_are_not_in_the_report_and_the_tables_are_enough(spark
         4,
     )
     assert summary["log"]["never_logged_in"] == len(
-        [day for day in planted.DAYS if day >= "2026-11-16"]
+        [day for day in known_traffic.DAYS if day >= "2026-11-16"]
     )
     assert "nightly" not in {row["client_id"] for row in table(report[1], "clients")}
 
@@ -419,17 +425,17 @@ def test_a_clock_that_says_any_year_leaves_times_that_can_be(spark, tmp_path):
 def test_of_as_many_libraries_as_clients_make_up_the_page_gets_the_most_numerous_and_the_others_together(
     spark, monkeypatch
 ):
-    from reports.analysis.literals import table_of
+    from reports.analysis.small_tables import small_table
     from reports.page import page_data
 
-    monkeypatch.setattr(page_data, "MOST_KINDS", 2)
-    monkeypatch.setattr(page_data, "MOST_SERIES", 1)
+    monkeypatch.setattr(page_data, "MAX_KINDS", 2)
+    monkeypatch.setattr(page_data, "MAX_SERIES", 1)
     made_up = (
         [("java", "3.9.1", "fine")] * 3
         + [("b", "1.0", "fine"), ("b", "1.0.7", "refused")]
         + [(f"x{n}", None, "refused") for n in range(5)]
     )
-    clients = table_of(
+    clients = small_table(
         spark,
         [(*row, None) for row in made_up],
         "library string, version_high string, state string, generation string",
@@ -442,7 +448,7 @@ def test_of_as_many_libraries_as_clients_make_up_the_page_gets_the_most_numerous
     days = [("2026-11-18", "client_id", *row[:2], None, 1) for row in made_up] + [
         ("2026-11-19", "client_id", "java", "3.9.0", None, 2)
     ]
-    spread = table_of(
+    spread = small_table(
         spark,
         days,
         "date date, dimension string, library string, version string, generation string, applications int",
@@ -470,15 +476,15 @@ def test_where_there_are_too_many_kinds_of_clients_it_says_of_how_many_the_libra
     monkeypatch.setattr(identity, "MAX_BEHAVIOURS", 1)
     process, begin, rows = Process(tmp_path / "logs"), ms("2026-11-18"), []
     sent = {
-        "first": (planted.PRODUCE, 3),
-        "second": (planted.PRODUCE, 3),
-        "other": (planted.FETCH, 5),
+        "first": (known_traffic.PRODUCE, 3),
+        "second": (known_traffic.PRODUCE, 3),
+        "other": (known_traffic.FETCH, 5),
     }
     for name, pair in sent.items():
-        rows += process.connection(begin, begin + 60_000, [name], planted.requests(pair))
+        rows += process.connection(begin, begin + 60_000, [name], known_traffic.requests(pair))
     named = {"software": "apache-kafka-java", "software_version": "3.9.1"}
     rows += process.connection(
-        begin, begin + 60_000, ["named"], planted.requests((planted.FETCH, 12)), **named
+        begin, begin + 60_000, ["named"], known_traffic.requests((known_traffic.FETCH, 12)), **named
     )
     process.file("2026-11-18", 12, rows)
     assert reported(spark, process.logs, tmp_path / "out")["log"]["library_not_looked_for"] == 1
@@ -529,7 +535,11 @@ def test_a_log_of_probes_and_of_log_ins_that_failed_is_no_report(spark, tmp_path
     rows = process.connection(begin, begin + 1000, principal=None)
     failed = {"principal": None, "protocol": "SASL_PLAINTEXT", "mechanism": "PLAIN"}
     rows += process.connection(
-        begin, begin + 1000, ["wrong-password"], planted.requests((planted.HANDSHAKE, 1)), **failed
+        begin,
+        begin + 1000,
+        ["wrong-password"],
+        known_traffic.requests((known_traffic.HANDSHAKE, 1)),
+        **failed,
     )
     # Idle: it logged in, and that was all.
     rows += process.connection(begin, begin + 1000, protocol="SASL_PLAINTEXT", mechanism="PLAIN")

@@ -13,12 +13,13 @@ from compat.fingerprint.table import OBSERVED, version_numbers
 from reports.analysis import facts
 from tests.legacy_clients.applications import Application, Reads, Writes, run
 from tests.legacy_clients.brokers import are_required
-from tests.reports.logs import Process, ms
-from tests.reports.test_run import planted, reported
+from tests.reports import known_traffic
+from tests.reports.test_run import reported
+from tests.reports.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
-DAY = planted.DAYS[-1]
+DAY = known_traffic.DAYS[-1]
 KIB = 1024
 #: By client id, who hides behind it: a recorded client and what its traffic is, in KiB.
 BEHIND = {
@@ -203,11 +204,13 @@ def real(spark, tmp_path_factory):
     ran = run(company, folder, folder / "logs")
     if ran.left_out and are_required():
         pytest.fail(f"left out: {ran.left_out}")
-    from reports.run import Order
+    from reports.run import ReportRequest
     from reports.run import run as made
 
     made(
-        spark, Order(folder / "logs", folder / "out", facts.target("kafka-4.x")), datetime.now(UTC)
+        spark,
+        ReportRequest(folder / "logs", folder / "out", facts.load_target("kafka-4.x")),
+        datetime.now(UTC),
     )
     with (folder / "out" / "clients.csv").open(newline="") as file:
         rows = {row["client_id"]: row for row in csv.DictReader(file)}

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.reports import planted, skewed
+from tests.reports import known_traffic, skewed_traffic
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
-NOW = datetime.fromisoformat(f"{planted.NOW}T09:00:00+00:00").astimezone(UTC)
+NOW = datetime.fromisoformat(f"{known_traffic.NOW}T09:00:00+00:00").astimezone(UTC)
 ALL_IN_ONE = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.skewJoin.enabled": "false"}
 #: As where all is too large: nothing is copied because it is small, no parts are put together, and parts of a few KiB are split.
 IN_MANY = {
@@ -66,11 +66,11 @@ def reported(spark, tmp_path_factory):
     """The log, taken into tables once, and two reports on it."""
     from reports.analysis import facts
     from reports.ingest.ingest_job import ingest, stored
-    from reports.run import Order, run
+    from reports.run import ReportRequest, run
 
     folder = tmp_path_factory.mktemp("skewed")
-    skewed.write(folder / "logs")
-    order = Order(None, folder / "out", facts.target("kafka-4.0"))
+    skewed_traffic.write(folder / "logs")
+    order = ReportRequest(None, folder / "out", facts.load_target("kafka-4.0"))
     ingest(spark, folder / "logs", order.tables, NOW)
     ways = []
     for settings in (ALL_IN_ONE, IN_MANY):
@@ -98,7 +98,7 @@ def test_nearly_all_of_the_log_is_what_it_is_skewed_by(reported):
         for rows in (reported.usage, reported.connections)
     )
     assert most(usage, "connection") == ("2-hot-1", pytest.approx(0.75, abs=0.1))
-    assert most(connections, "peer") == (skewed.MACHINE[2], pytest.approx(0.75, abs=0.1))
+    assert most(connections, "peer") == (skewed_traffic.MACHINE[2], pytest.approx(0.75, abs=0.1))
     for name in ("principal", "client_id", "topic", "group"):
         assert most(usage, name) == (None, pytest.approx(0.8, abs=0.2))
     assert most([row for row in usage if row["topic"]], "topic") == (
@@ -136,17 +136,17 @@ def as_told(summary):
 def test_in_a_skewed_log_each_application_has_its_state_and_the_hot_ones_all_that_is_theirs(
     reported,
 ):
-    states = {name or "10.0.1.3": state for name, (state, _) in planted.STATES.items()}
-    states |= {address: wanted["state"] for (_, _, address), wanted in skewed.HOT.items()}
+    states = {name or "10.0.1.3": state for name, (state, _) in known_traffic.STATES.items()}
+    states |= {address: wanted["state"] for (_, _, address), wanted in skewed_traffic.HOT.items()}
     assert {
         row["client_id"] or row["address"]: row["state"] for row in reported.tables["clients"]
     } == states
     rows = {who(row): row for row in reported.tables["clients"]}
-    for hot, wanted in skewed.HOT.items():
+    for hot, wanted in skewed_traffic.HOT.items():
         assert {name: rows[hot][name] for name in wanted} == wanted
     counted = reported.summary["applications"]
     assert (counted["total"], counted["refused"]) == (len(states), 8)
-    assert reported.summary["log"]["lines_missing"] == 2 * len(planted.DAYS)
+    assert reported.summary["log"]["lines_missing"] == 2 * len(known_traffic.DAYS)
 
 
 def test_in_a_skewed_log_the_others_have_the_blockers_and_costs_that_they_were_planted_with(
@@ -155,22 +155,22 @@ def test_in_a_skewed_log_the_others_have_the_blockers_and_costs_that_they_were_p
     blockers = defaultdict(set)
     for row in reported.tables["blockers"]:
         blockers[row["client_id"] or row["address"]].add(row["what"])
-    wanted = {name or "10.0.1.3": what for name, (_, what) in planted.STATES.items() if what}
-    assert blockers == wanted | {skewed.MACHINE[2]: {"Fetch 3"}}
+    wanted = {name or "10.0.1.3": what for name, (_, what) in known_traffic.STATES.items() if what}
+    assert blockers == wanted | {skewed_traffic.MACHINE[2]: {"Fetch 3"}}
     (cost,) = reported.tables["conversions"]
     assert (cost["client_id"], cost["topic"], cost["cpu_seconds"]) == ("billing", "orders", "5.0")
     bound = {
         (row["kind"], row["name"], int(row["old"]), int(row["new"]), int(row["bytes"]))
         for row in reported.tables["bindings"]
     }
-    assert bound == skewed.BOUND
+    assert bound == skewed_traffic.BOUND
 
 
 def test_in_a_skewed_log_the_trend_moves_by_one_application_for_each_that_is_hot(reported):
     assert [
         (int(row["applications"]), int(row["refused_applications"]))
         for row in reported.tables["trend"]
-    ] == skewed.DAYS
+    ] == skewed_traffic.DAYS
 
 
 def below(node):
@@ -202,7 +202,7 @@ def executed(spark, usage, connections, settings):
     from reports.analysis import activity
 
     with set_to(spark, settings):
-        its = activity.who_is_who(connections).persist()
+        its = activity.latest_connection_rows(connections).persist()
         its.count()
         did = activity.activity(usage, connections, its)
         rows = sorted(map(str, did.collect()))
@@ -303,13 +303,13 @@ def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path)
 
     with set_to(spark, IN_MANY):
         log = spark.read.schema(schema.STORED).parquet(str(tmp_path))
-        connections = activity.who_is_who(log)
+        connections = activity.latest_connection_rows(log)
         summed = activity.activity(log, log, connections)
         did = spark.read.schema(summed.schema).parquet(str(tmp_path))
-        named = identity.identify(behaviour.kinds(log, log, connections))
-        found = readiness.findings(did, activity.bare_tokens(did), facts.target("kafka-4.0"))
+        named = identity.identify(behaviour.connection_kinds(log, log, connections))
+        found = readiness.findings(did, activity.bare_tokens(did), facts.load_target("kafka-4.0"))
         applications = readiness.applications(
-            did, named, readiness.blockers(found), facts.target("kafka-4.0")
+            did, named, readiness.blockers(found), facts.load_target("kafka-4.0")
         )
         tables = {
             "activity": summed, "applications": applications, "distribution": client_history.distribution(did, applications), "matrix": client_history.matrix(did),

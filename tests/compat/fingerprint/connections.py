@@ -10,7 +10,7 @@ from typing import Any
 from compat.fingerprint.behaviour import API_VERSIONS, Behaviour, opening
 from compat.fingerprint.splitter import NamedClient
 from compat.fingerprint.table import OBSERVED
-from tests.compat.fingerprint.judging import UNSEEN
+from tests.compat.fingerprint.evaluation import UNSEEN
 
 NAMES_ITSELF = 3
 """The lowest version of ApiVersions that has the client's name."""

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from gateway.cli import report as command
 from gateway.cli.main import main
 from reports.ingest.taken_files import TablesError
-from reports.interrupts import Stopped
+from reports.interrupts import Interrupted
 
 SUMMARY = {
     "target": "kafka-4.0", "ready": False, "from": "2026-11-01", "until": "2026-11-20",
@@ -111,7 +111,7 @@ def test_where_stdout_takes_no_answer_it_says_so_and_where_it_is(tmp_path):
 
 
 def test_stopped_by_ctrl_c_it_says_so_and_what_becomes_of_its_work(jobs, tmp_path):
-    jobs.error = Stopped(signal.SIGINT)
+    jobs.error = Interrupted(signal.SIGINT)
     done = report(tmp_path)
     assert (done.exit_code, done.stdout, done.stderr.splitlines()[-1]) == (130, "", command.STOPPED)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.reports.logs import Process, ms
+from tests.reports.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -38,8 +38,8 @@ def refused(spark, rows):
     lines = spark.range(1).select(F.inline(read)).withColumn("date", F.lit(DAY).cast("date"))
     lines = lines.withColumn("clock_jumped", F.lit(False))
     connections, usage = (lines.filter(F.col("kind") == kind) for kind in ("connection", "usage"))
-    did = activity.activity(usage, connections, activity.who_is_who(connections))
-    found = readiness.findings(did, activity.bare_tokens(did), facts.target("kafka-4.0"))
+    did = activity.activity(usage, connections, activity.latest_connection_rows(connections))
+    found = readiness.findings(did, activity.bare_tokens(did), facts.load_target("kafka-4.0"))
     return {(row["client_id"], row["what"]) for row in found.select("client_id", "what").collect()}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from compat.fingerprint.table import build_table, protocol_settings, read_runs, version_numbers
 from reports.analysis import facts
-from tests.compat.fingerprint.judging import UNSEEN
+from tests.compat.fingerprint.evaluation import UNSEEN
 
 KAFKA_4 = ("kafka-4.0", "kafka-4.x")
 RUNS = [*read_runs(), *read_runs(UNSEEN)]
@@ -24,7 +24,7 @@ def verdicts():
 
 
 def refused(run, target):
-    minimums = facts.target(target).minimums
+    minimums = facts.load_target(target).minimums
     return {
         key: min(versions)
         for key, versions in run.behaviour.requests.items()
@@ -34,12 +34,12 @@ def refused(run, target):
 
 def test_each_target_is_read_and_names_its_sources():
     assert facts.target_names() == ["kafka-4.0", "kafka-4.x", "kop"]
-    assert all(facts.target(name).sources for name in facts.target_names())
+    assert all(facts.load_target(name).sources for name in facts.target_names())
     assert facts.DEFAULT_TARGET in facts.target_names()
 
 
 def test_the_minimums_of_kafka_4_are_those_of_kip_896():
-    minimums = facts.target("kafka-4.0").minimums
+    minimums = facts.load_target("kafka-4.0").minimums
     assert {key: minimums[key] for key in (0, 1, 2, 8, 9, 11, 19, 20, 23, 32)} == {
         0: 3,
         1: 4,
@@ -56,22 +56,22 @@ def test_the_minimums_of_kafka_4_are_those_of_kip_896():
 
 
 def test_from_4_0_1_on_join_group_0_is_served_again():
-    strict, later = (facts.target(name).minimums for name in ("kafka-4.0", "kafka-4.x"))
+    strict, later = (facts.load_target(name).minimums for name in ("kafka-4.0", "kafka-4.x"))
     assert strict.keys() - later.keys() == {11}
     assert later.items() <= strict.items()
 
 
 def test_kop_closes_on_a_greeting_that_is_newer_than_it():
-    assert (facts.target("kop").minimums, facts.target("kop").maximums) == ({}, {18: 3})
-    assert facts.target("kafka-4.0").maximums == {}
+    assert (facts.load_target("kop").minimums, facts.load_target("kop").maximums) == ({}, {18: 3})
+    assert facts.load_target("kafka-4.0").maximums == {}
 
 
 def test_what_only_brokers_sent_is_not_served_in_any_version():
-    assert facts.target("kafka-4.0").minimums[6] == facts.NEVER
+    assert facts.load_target("kafka-4.0").minimums[6] == facts.NO_VERSION
 
 
 def test_the_baseline_is_that_of_kip_896():
-    libraries = facts.target("kafka-4.0").libraries
+    libraries = facts.load_target("kafka-4.0").libraries
     assert {name: row.supported for name, row in libraries.items() if row.supported} == {
         "java": "2.1.0", "librdkafka": "1.8.2", "kafkajs": "1.15.0", "sarama": "1.29.1", "kafka-python": "2.0.2",
     }  # fmt: skip
@@ -79,7 +79,7 @@ def test_the_baseline_is_that_of_kip_896():
 
 @pytest.mark.parametrize("target", KAFKA_4)
 def test_every_library_that_is_told_has_an_advice(target):
-    libraries = facts.target(target).libraries
+    libraries = facts.load_target(target).libraries
     assert set(libraries) == {run.library for run in RUNS}
     assert [
         name for name, row in libraries.items() if row.instead and not libraries[row.instead].lowest
@@ -91,7 +91,7 @@ def test_from_the_lowest_version_on_that_is_named_each_one_works_in_a_real_kafka
     target,
 ):
     """Not each that was recorded was tried; what it sent is known of all."""
-    libraries, works = facts.target(target).libraries, verdicts()
+    libraries, works = facts.load_target(target).libraries, verdicts()
     judged, wrong = set(), []
     for run in RUNS:
         lowest = libraries[run.library].lowest
@@ -111,7 +111,7 @@ def test_from_the_lowest_version_on_that_is_named_each_one_works_in_a_real_kafka
 def test_what_is_said_not_to_be_refused_is_the_lowest_that_was_tried_or_lies_between_that_and_what_failed():
     works = verdicts()
     wrong = {}
-    for name, row in facts.target("kafka-4.x").libraries.items():
+    for name, row in facts.load_target("kafka-4.x").libraries.items():
         runs = [
             run
             for run in RUNS
@@ -129,7 +129,7 @@ def test_what_is_said_not_to_be_refused_is_the_lowest_that_was_tried_or_lies_bet
 
 def test_where_another_library_is_named_the_last_release_was_tried_and_none_worked_at_all():
     works = verdicts()
-    for name, row in facts.target("kafka-4.x").libraries.items():
+    for name, row in facts.load_target("kafka-4.x").libraries.items():
         if row.instead:
             runs = [run for run in RUNS if run.library == name]
             (library,) = build_table(runs).libraries
@@ -152,7 +152,7 @@ def test_what_can_be_told_to_speak_an_older_protocol_has_a_name_for_that():
 def test_a_target_may_be_a_file_of_ones_own(tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text('title = "Ours"\nsources = ["us"]\n[minimums]\n0 = 7\n')
-    target = facts.target(str(path))
+    target = facts.load_target(str(path))
     assert (target.name, target.minimums, target.serves_bare_gssapi, target.libraries) == (
         "ours",
         {0: 7},
@@ -166,7 +166,7 @@ def test_a_target_that_is_like_another_has_what_it_does_not_say_itself(tmp_path)
     path.write_text(
         'title = "Ours"\nlike = "kafka-4.x"\nsources = ["us"]\n[minimums]\n3 = 1\n[libraries.java]\nsupported = "3.0.0"\n'
     )
-    target, other = facts.target(str(path)), facts.target("kafka-4.x")
+    target, other = facts.load_target(str(path)), facts.load_target("kafka-4.x")
     assert (target.title, target.sources) == ("Ours", ("us", *other.sources))
     assert target.minimums == {**other.minimums, 3: 1}
     assert target.libraries == {**other.libraries, "java": facts.Baseline(supported="3.0.0")}
@@ -176,7 +176,7 @@ def test_a_target_that_is_like_another_has_what_it_does_not_say_itself(tmp_path)
 @pytest.mark.parametrize("name", ["kafka-5", "../targets/kafka-4.0", "", "/etc/passwd"])
 def test_a_target_that_is_not_there_is_said_with_those_that_are(name):
     with pytest.raises(ValueError, match=r"there are kafka-4\.0, kafka-4\.x, kop"):
-        facts.target(name)
+        facts.load_target(name)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_file_that_is_no_target_is_said_to_be_none(tmp_path, text):
     path = tmp_path / "bad.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match="is no target"):
-        facts.target(str(path))
+        facts.load_target(str(path))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_key_that_a_target_does_not_have_is_named(tmp_path, misspelt):
     path = tmp_path / "bad.toml"
     path.write_text(f'title = "x"\nsources = []\nminimums = {{ 0 = 3 }}\n{misspelt}\n')
     with pytest.raises(ValueError, match=r"is no target: .*(minimum|maximum|library|support)`"):
-        facts.target(str(path))
+        facts.load_target(str(path))
 
 
 def test_a_generation_is_the_first_release_whose_client_sends_that_version():
@@ -226,7 +226,7 @@ def test_a_generation_is_the_first_release_whose_client_sends_that_version():
 def test_every_request_of_a_target_and_a_generation_has_a_name():
     names = facts.api_names()
     assert (
-        set(facts.target("kafka-4.0").minimums) | {key for key, *_ in facts.generations()}
+        set(facts.load_target("kafka-4.0").minimums) | {key for key, *_ in facts.generations()}
         <= names.keys()
     )
     assert (names[0], names[18]) == ("Produce", "ApiVersions")

@@ -21,11 +21,11 @@ def before(*refused, last=1, apart=1):
 
 
 def seen(spark, days):
-    from reports.analysis.literals import table_of
-    from reports.analysis.trend import outlook
+    from reports.analysis.small_tables import small_table
+    from reports.analysis.trend import forecast
 
-    return outlook(
-        table_of(
+    return forecast(
+        small_table(
             spark,
             [(str(day), count) for day, count in days.items()],
             "date date, refused_applications bigint",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reports.ingest import file_check
 from reports.ingest.file_check import examine
-from reports.ingest.row_spans import Span
+from reports.ingest.row_spans import RowSpan
 
 
 def row(sequence, process="1-a"):
@@ -40,11 +40,11 @@ def test_compressed_or_not_the_content_is_the_same(tmp_path):
         len(CONTENT),
         3,
     )
-    assert (plain.span, plain.damage) == (Span("1-a", 3, 9), None)
+    assert (plain.span, plain.damage) == (RowSpan("1-a", 3, 9), None)
 
 
 def test_a_file_of_several_compressed_parts_is_whole(tmp_path):
-    assert examine(file(tmp_path, gzip.compress(row(1)) + gzip.compress(row(2)))).span == Span(
+    assert examine(file(tmp_path, gzip.compress(row(1)) + gzip.compress(row(2)))).span == RowSpan(
         "1-a", 1, 2
     )
 
@@ -81,7 +81,7 @@ def test_a_file_that_is_gone_is_said_to_be(tmp_path):
 
 def test_a_last_line_without_its_end_is_a_line_and_does_not_hide_the_one_before(tmp_path):
     seen = examine(file(tmp_path, CONTENT + b'{"conn', "f.jsonl"))
-    assert (seen.lines, seen.span) == (4, Span("1-a", 3, 9))
+    assert (seen.lines, seen.span) == (4, RowSpan("1-a", 3, 9))
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,17 @@ def test_where_it_is_cut_into_pieces_does_not_matter(tmp_path_factory, parts, pi
     path = file(tmp_path_factory.mktemp("pieces"), content, "f.jsonl")
     whole = examine(path)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(file_check, "PIECE", piece)
+        patched.setattr(file_check, "CHUNK_BYTES", piece)
         assert examine(path) == whole
-    assert (whole.lines, whole.span) == (content.count(b"\n"), Span("1-a", 1, 7))
+    assert (whole.lines, whole.span) == (content.count(b"\n"), RowSpan("1-a", 1, 7))
 
 
 def test_a_compressed_file_is_unpacked_a_piece_at_a_time(tmp_path, monkeypatch):
     path = file(tmp_path, zlib.compress(bytes(5_000_000), wbits=31))
     seen = []
-    monkeypatch.setattr(file_check._Seen, "add", lambda self, piece: seen.append(len(piece)))
+    monkeypatch.setattr(file_check._FileScanner, "add", lambda self, piece: seen.append(len(piece)))
     assert examine(path).damage is None
-    assert (sum(seen), max(seen)) == (5_000_000, file_check.PIECE)
+    assert (sum(seen), max(seen)) == (5_000_000, file_check.CHUNK_BYTES)
 
 
 def test_a_file_that_unpacks_to_very_much_is_not_unpacked_to_its_end(tmp_path):
@@ -122,20 +122,20 @@ def test_a_file_that_unpacks_to_very_much_is_not_unpacked_to_its_end(tmp_path):
     assert len(bomb) < 300_000
     seen = examine(file(tmp_path, bomb))
     assert seen.damage == f"it unpacks to more than {64 << 20} bytes"
-    assert seen.size <= (64 << 20) + file_check.PIECE
+    assert seen.size <= (64 << 20) + file_check.CHUNK_BYTES
 
 
 @pytest.mark.parametrize("name", ["f.jsonl", "f.jsonl.gz"])
 def test_a_file_of_more_than_gateways_ever_write_is_not_read_to_its_end(
     tmp_path, monkeypatch, name
 ):
-    monkeypatch.setattr(file_check, "MOST_BYTES", 2 << 20)
+    monkeypatch.setattr(file_check, "MAX_UNPACKED_BYTES", 2 << 20)
     content = row(1) * 200_000
     seen = examine(
         file(tmp_path, gzip.compress(content) if name.endswith(".gz") else content, name)
     )
     assert seen.damage == f"it unpacks to more than {2 << 20} bytes"
-    assert seen.size <= (2 << 20) + file_check.PIECE < len(content)
+    assert seen.size <= (2 << 20) + file_check.CHUNK_BYTES < len(content)
 
 
 def test_a_line_that_has_no_end_is_not_read_to_its_end(tmp_path):
@@ -145,8 +145,8 @@ def test_a_line_that_has_no_end_is_not_read_to_its_end(tmp_path):
 
 
 def test_very_many_lines_that_are_not_too_long_are_none_that_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_check, "PIECE", 9)
-    monkeypatch.setattr(file_check, "LONGEST_LINE", 41)
+    monkeypatch.setattr(file_check, "CHUNK_BYTES", 9)
+    monkeypatch.setattr(file_check, "MAX_LINE_BYTES", 41)
     assert examine(file(tmp_path, (b"x" * 40 + b"\n") * 100, "f.jsonl")).damage is None
 
 

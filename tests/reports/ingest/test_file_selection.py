@@ -7,19 +7,23 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.ingest.file_check import Examined
-from reports.ingest.file_selection import Known, choose
+from reports.ingest.file_check import ExaminedFile
+from reports.ingest.file_selection import IngestedContent, select_files
 from reports.ingest.log_files import LogFile
-from reports.ingest.row_spans import Rows, Span
-from reports.ingest.taken_files import Batch, TakenFile
+from reports.ingest.row_spans import RowSpan, RowSpans
+from reports.ingest.taken_files import IngestedBatch, TakenFile
 
 
 def examined(sha, first=None, last=None, process="1-a", size=100, lines=1, damage=None):
-    return Examined(sha, size, lines, None if first is None else Span(process, first, last), damage)
+    return ExaminedFile(
+        sha, size, lines, None if first is None else RowSpan(process, first, last), damage
+    )
 
 
 def chosen(files, *batches):
-    choice = choose([LogFile(Path(name), name, True) for name in files], files, Known(batches))
+    choice = select_files(
+        [LogFile(Path(name), name, True) for name in files], files, IngestedContent(batches)
+    )
     return (
         names(choice.take),
         names(choice.compare),
@@ -33,7 +37,7 @@ def names(files):
 
 
 def batch(*files, spans=()):
-    return Batch("1-x", tuple(files), spans=spans)
+    return IngestedBatch("1-x", tuple(files), spans=spans)
 
 
 def test_the_same_content_under_another_name_repeats_the_first():
@@ -64,7 +68,7 @@ def test_a_file_whose_lines_do_not_say_which_rows_it_has_is_compared():
 
 
 def test_a_file_whose_rows_are_all_in_the_tables_repeats_them():
-    known = batch(spans=(Span("1-a", 0, 9), Span("1-a", 10, 99)))
+    known = batch(spans=(RowSpan("1-a", 0, 9), RowSpan("1-a", 10, 99)))
     assert chosen({"a": examined("x", 5, 60), "b": examined("y", 90, 100)}, known)[1:3] == (
         ["b"],
         {"a": "rows 5 to 60 of 1-a"},
@@ -72,13 +76,13 @@ def test_a_file_whose_rows_are_all_in_the_tables_repeats_them():
 
 
 def test_where_rows_are_missing_in_the_tables_a_file_is_compared():
-    assert chosen({"a": examined("x", 5, 60)}, batch(spans=(Span("1-a", 0, 99, is_whole=False),)))[
-        1:3
-    ] == (["a"], {})
+    assert chosen(
+        {"a": examined("x", 5, 60)}, batch(spans=(RowSpan("1-a", 0, 99, is_whole=False),))
+    )[1:3] == (["a"], {})
 
 
 def test_a_file_with_more_lines_than_its_ends_leave_room_for_is_compared():
-    known = batch(spans=(Span("1-a", 0, 99),))
+    known = batch(spans=(RowSpan("1-a", 0, 99),))
     assert chosen({"a": examined("x", 5, 9, lines=6), "b": examined("y", 5, 9, lines=7)}, known)[
         1:3
     ] == (
@@ -115,7 +119,7 @@ def test_no_row_is_in_two_files_that_are_taken_without_a_look(spans):
         f"f{place}": examined(f"{span}", span[0], span[0] + span[1])
         for place, span in enumerate(spans)
     }
-    taken, rows = [files[name].span for name in chosen(files)[0]], Rows()
+    taken, rows = [files[name].span for name in chosen(files)[0]], RowSpans()
     for span in taken:
-        assert not rows.touches(span)
+        assert not rows.overlaps(span)
         rows.add(span)

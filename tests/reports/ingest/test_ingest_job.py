@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from tests.reports.logs import Process, lines, ms
+from tests.reports.traffic_logs import Process, lines, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -28,7 +28,7 @@ def process(tmp_path):
 
 
 @pytest.fixture
-def take(spark, tmp_path):
+def ingest_files(spark, tmp_path):
     """Takes the logs into the tables; `into` names other tables."""
     from reports.ingest.ingest_job import ingest
     from reports.ingest.taken_files import Tables
@@ -260,7 +260,7 @@ def test_a_run_that_ends_before_its_batch_is_noted_counts_for_nothing(
 
     process.file(DAY, 12, some(process, 5))
     with monkeypatch.context() as patched:
-        patched.setattr(Tables, "note", full)
+        patched.setattr(Tables, "commit", full)
         with pytest.raises(TablesError, match="there is no room left"):
             take()
     assert sequences(stored()) == []
@@ -299,7 +299,7 @@ def test_a_file_that_is_finished_while_the_run_looks_at_it_counts_in_that_run(
     from reports.ingest import log_files
 
     path = process.file(DAY, 12, some(process, 2), packed=False)
-    copied = log_files.copied
+    copy_complete_lines = log_files.copy_complete_lines
 
     def late(file, folder):
         if path.exists():
@@ -307,9 +307,9 @@ def test_a_file_that_is_finished_while_the_run_looks_at_it_counts_in_that_run(
                 gzip.compress(path.read_bytes() + lines(some(process, 1)))
             )
             path.unlink()
-        return copied(file, folder)
+        return copy_complete_lines(file, folder)
 
-    monkeypatch.setattr(log_files, "copied", late)
+    monkeypatch.setattr(log_files, "copy_complete_lines", late)
     assert take().files == 1
     assert sequences(stored()) == [0, 1, 2]
 

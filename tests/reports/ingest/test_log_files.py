@@ -9,7 +9,13 @@ from datetime import date
 import pytest
 
 from reports.ingest import log_files
-from reports.ingest.log_files import LogFile, UnreadableError, copied, find, sound
+from reports.ingest.log_files import (
+    LogFile,
+    UnreadableError,
+    check_names,
+    copy_complete_lines,
+    find,
+)
 
 
 def put(logs, *names):
@@ -129,7 +135,7 @@ def test_a_copy_has_whole_lines_only_and_lies_at_the_same_place(tmp_path, conten
     put(tmp_path, "logs/date=2026-11-20/hour=09/1-a-0.jsonl")
     (file,) = find(tmp_path / "logs")
     file.path.write_bytes(content)
-    copy = copied(file, tmp_path / "copies")
+    copy = copy_complete_lines(file, tmp_path / "copies")
     assert (copy.path, copy.name, copy.path.read_bytes()) == (
         tmp_path / "copies" / file.name,
         file.name,
@@ -138,24 +144,28 @@ def test_a_copy_has_whole_lines_only_and_lies_at_the_same_place(tmp_path, conten
     assert file.path.read_bytes() == content
 
 
-def test_a_file_that_is_gone_cannot_be_copied(tmp_path):
+def test_a_file_that_is_gone_cannot_be_copy_complete_lines(tmp_path):
     with pytest.raises(FileNotFoundError):
-        copied(LogFile(tmp_path / "1-a-0.jsonl", "1-a-0.jsonl", False), tmp_path / "copies")
+        copy_complete_lines(
+            LogFile(tmp_path / "1-a-0.jsonl", "1-a-0.jsonl", False), tmp_path / "copies"
+        )
 
 
 def test_a_file_that_cannot_be_read_cannot_be_copied_and_it_is_said_why(tmp_path):
     (tmp_path / "1-a-0.jsonl").symlink_to("/proc/self/mem")
     with pytest.raises(UnreadableError, match="it cannot be read: Input/output error"):
-        copied(LogFile(tmp_path / "1-a-0.jsonl", "1-a-0.jsonl", False), tmp_path / "copies")
+        copy_complete_lines(
+            LogFile(tmp_path / "1-a-0.jsonl", "1-a-0.jsonl", False), tmp_path / "copies"
+        )
 
 
 def test_a_copy_of_a_file_that_is_too_large_is_not_made_to_its_end(tmp_path, monkeypatch):
     put(tmp_path, "logs/1-a-0.jsonl")
     os.truncate(tmp_path / "logs" / "1-a-0.jsonl", 64 << 20)
-    monkeypatch.setattr(log_files, "MOST_COPIED", 8 << 20)
+    monkeypatch.setattr(log_files, "MAX_COPIED_BYTES", 8 << 20)
     (file,) = find(tmp_path / "logs")
     with pytest.raises(UnreadableError, match="it has more than 8388608 bytes"):
-        copied(file, tmp_path / "copies")
+        copy_complete_lines(file, tmp_path / "copies")
     assert list((tmp_path / "copies").iterdir()) == []
 
 
@@ -172,7 +182,7 @@ def test_a_name_that_spark_reads_no_file_of_and_a_day_that_has_not_come_keep_no_
     put(tmp_path, *names)
     with open(os.fsencode(tmp_path) + b"/1-a-\xff.jsonl.gz", "wb"):
         pass
-    good, strange = sound(find(tmp_path), date(2026, 11, 22))
+    good, strange = check_names(find(tmp_path), date(2026, 11, 22))
     assert [file.name for file in good] == [
         "date=2026-11-22/hour=09/1-a-0.jsonl",
         "date=x/1-b-0.jsonl",

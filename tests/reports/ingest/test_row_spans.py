@@ -7,10 +7,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.ingest.row_spans import Rows, Span
+from reports.ingest.row_spans import RowSpan, RowSpans
 
 SPANS = st.builds(
-    lambda process, first, more: Span(process, first, first + more),
+    lambda process, first, more: RowSpan(process, first, first + more),
     st.sampled_from("ab"),
     st.integers(0, 30),
     st.integers(0, 8),
@@ -23,14 +23,14 @@ def each(span):
 
 @given(st.lists(SPANS, max_size=12), SPANS)
 def test_what_is_there_is_what_was_added(added, asked):
-    rows, wanted = Rows(added), set().union(*map(each, added))
-    assert rows.has(asked) == (each(asked) <= wanted)
-    assert rows.touches(asked) == bool(each(asked) & wanted)
+    rows, wanted = RowSpans(added), set().union(*map(each, added))
+    assert rows.covers(asked) == (each(asked) <= wanted)
+    assert rows.overlaps(asked) == bool(each(asked) & wanted)
 
 
 @given(st.lists(SPANS, max_size=12))
 def test_spans_that_meet_are_one(added):
-    spans = Rows(added).spans()
+    spans = RowSpans(added).spans()
     assert set().union(*map(each, spans)) == set().union(*map(each, added))
     assert [
         (one, next_)
@@ -40,13 +40,13 @@ def test_spans_that_meet_are_one(added):
 
 
 def test_of_a_span_with_gaps_no_row_is_certain_and_each_may_be_there():
-    rows = Rows([Span("a", 10, 20, is_whole=False)])
+    rows = RowSpans([RowSpan("a", 10, 20, is_whole=False)])
     assert (
-        rows.has(Span("a", 12, 12)),
-        rows.touches(Span("a", 20, 25)),
-        rows.touches(Span("a", 21, 25)),
+        rows.covers(RowSpan("a", 12, 12)),
+        rows.overlaps(RowSpan("a", 20, 25)),
+        rows.overlaps(RowSpan("a", 21, 25)),
     ) == (False, True, False)
-    assert (rows.touches(Span("b", 12, 12)), rows.spans()) == (
+    assert (rows.overlaps(RowSpan("b", 12, 12)), rows.spans()) == (
         False,
-        [Span("a", 10, 20, is_whole=False)],
+        [RowSpan("a", 10, 20, is_whole=False)],
     )

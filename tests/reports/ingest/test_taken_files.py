@@ -7,17 +7,17 @@ import shutil
 
 import pytest
 
-from reports.ingest.row_spans import Span
-from reports.ingest.taken_files import Batch, Tables, TablesError, TakenFile
+from reports.ingest.row_spans import RowSpan
+from reports.ingest.taken_files import IngestedBatch, Tables, TablesError, TakenFile
 
 FILE = TakenFile("a.jsonl", "x", 10, 2)
 REPEATS = TakenFile("b.jsonl", "x", 10, 2, repeats="a.jsonl")
-BATCH = Batch(
+BATCH = IngestedBatch(
     "00000001-x",
     (FILE, REPEATS),
     {"usage": 1},
     {"half line": 1},
-    spans=(Span("1-a", 0, 1), Span("1-b", 7, 9, is_whole=False)),
+    spans=(RowSpan("1-a", 0, 1), RowSpan("1-b", 7, 9, is_whole=False)),
     source="q/1",
 )
 
@@ -28,11 +28,11 @@ def tables(tmp_path):
 
 
 def noted(tables, batch=BATCH):
-    with tables.alone():
+    with tables.locked():
         folder = tables.rows_of(batch.name)
         folder.mkdir(exist_ok=True)
         (folder / "part").write_text("rows")
-        tables.note(batch)
+        tables.commit(batch)
 
 
 def test_what_was_noted_is_read_back(tables):
@@ -43,7 +43,7 @@ def test_what_was_noted_is_read_back(tables):
 def test_rows_that_were_not_noted_are_removed_by_the_next_run(tables):
     noted(tables)
     tables.rows_of("00000002-y").mkdir()
-    with tables.alone():
+    with tables.locked():
         assert (tables.rows_of("00000001-x").exists(), tables.rows_of("00000002-y").exists()) == (
             True,
             False,
@@ -51,7 +51,7 @@ def test_rows_that_were_not_noted_are_removed_by_the_next_run(tables):
 
 
 def test_rows_that_were_not_noted_are_removed_where_a_run_fails(tables):
-    with pytest.raises(TablesError, match="no room"), tables.alone():
+    with pytest.raises(TablesError, match="no room"), tables.locked():
         fail_with(tables)
     assert sorted(path.name for path in tables.folder.iterdir()) == ["taken"]
 
@@ -63,28 +63,28 @@ def fail_with(tables):
 
 
 def test_a_passing_batch_counts_until_the_next_run(tables):
-    passing = Batch("00000001-x", (FILE,), {"usage": 2}, is_passing=True)
+    passing = IngestedBatch("00000001-x", (FILE,), {"usage": 2}, is_passing=True)
     noted(tables, passing)
     assert tables.batches() == [passing]
-    with tables.alone():
+    with tables.locked():
         assert (tables.batches(), tables.rows_of("00000001-x").exists()) == ([], False)
 
 
 def test_a_batch_cannot_be_noted_twice(tables):
     noted(tables)
     with pytest.raises(TablesError, match="has a batch 00000001-x already"):
-        noted(tables, Batch("00000001-x", ()))
+        noted(tables, IngestedBatch("00000001-x", ()))
     assert tables.batches() == [BATCH]
 
 
 def test_two_cannot_take_at_the_same_time(tables):
     with (
-        tables.alone(),
+        tables.locked(),
         pytest.raises(TablesError, match="another process is at work"),
-        Tables(tables.folder).alone(),
+        Tables(tables.folder).locked(),
     ):
         pass
-    with tables.alone():
+    with tables.locked():
         pass
 
 
@@ -100,11 +100,11 @@ def test_a_note_that_makes_no_sense_is_said_to(tables, content):
 
 
 def test_no_two_batches_have_the_same_name_though_neither_was_noted(tables):
-    first, second = tables.new_name(), tables.new_name()
+    first, second = tables.new_batch_name(), tables.new_batch_name()
     assert first != second
     assert (first[:8], second[:8]) == ("00000001", "00000001")
     noted(tables)
-    assert tables.new_name().startswith("00000002-")
+    assert tables.new_batch_name().startswith("00000002-")
 
 
 @pytest.mark.parametrize("name", ["00000001-x (copy)", "00000002-x", "mine"])
@@ -140,7 +140,7 @@ def test_rows_that_are_not_as_they_were_noted_are_said_and_nothing_is_made_of_th
     (tables.rows_of(BATCH.name) / ".part.crc").write_text("hidden")
     (tables.rows_of(BATCH.name) / "_temporary").mkdir()
     (tables.rows_of(BATCH.name) / "_temporary" / "part").write_text("hidden")
-    with tables.alone():
+    with tables.locked():
         pass
     damage(tables.rows_of(BATCH.name))
     with (
@@ -148,11 +148,11 @@ def test_rows_that_are_not_as_they_were_noted_are_said_and_nothing_is_made_of_th
             TablesError,
             match=r"batch=00000001-x has \d files of \d+ bytes, and had 1 of 4: put it back, or remove \S+00000001-x.json",
         ),
-        tables.alone(),
+        tables.locked(),
     ):
         pytest.fail("it goes on")
     (tables.folder / "taken" / "00000001-x.json").unlink()
-    with tables.alone():
+    with tables.locked():
         assert (tables.batches(), tables.rows_of(BATCH.name).exists()) == ([], False)
 
 
@@ -164,5 +164,5 @@ def test_a_note_that_does_not_say_how_much_it_noted_counts(tables):
             {name: value for name, value in json.loads(note.read_text()).items() if name != "lies"}
         )
     )
-    with tables.alone():
+    with tables.locked():
         assert tables.batches() == [BATCH]

@@ -20,7 +20,7 @@ def summary():
 
 
 def test_where_nothing_is_refused_the_answer_is_ready(summary):
-    lines = answer.in_five_lines(summary)
+    lines = answer.five_lines(summary)
     assert len(lines) == 5
     assert lines[0].startswith(
         "kafka-4.0: ready. 1 application from 2026-11-01 to 2026-11-20: 0 refused"
@@ -34,9 +34,7 @@ def test_where_nothing_is_refused_the_answer_is_ready(summary):
 
 
 def test_one_day_is_told_as_one(summary):
-    assert (
-        "1 application on 2026-11-20: " in answer.in_five_lines(summary | {"from": "2026-11-20"})[0]
-    )
+    assert "1 application on 2026-11-20: " in answer.five_lines(summary | {"from": "2026-11-20"})[0]
 
 
 def test_who_is_refused_is_named_with_what_it_needs(summary):
@@ -47,7 +45,7 @@ def test_who_is_refused_is_named_with_what_it_needs(summary):
         "needs": "java 2.1.0",
     }
     summary |= {"ready": False, "blockers": [blocker]}
-    lines = answer.in_five_lines(summary)
+    lines = answer.five_lines(summary)
     assert "NOT READY" in lines[0]
     assert lines[1] == (
         "to move first: billing (User:a at 10.0.0.1), 5.0 GiB in all, sends Produce 1 (served from version 3); it needs java 2.1.0"
@@ -57,7 +55,7 @@ def test_who_is_refused_is_named_with_what_it_needs(summary):
 
 def test_the_trend_says_the_day_or_why_there_is_none(summary):
     assert (
-        answer.in_five_lines(summary)[4]
+        answer.five_lines(summary)[4]
         == "trend: no full day yet; from which day on there are none cannot be told: it takes 7 full days, and there are 0"
     )
     summary["trend"] = {
@@ -68,14 +66,14 @@ def test_the_trend_says_the_day_or_why_there_is_none(summary):
         "why": "at the pace of these days",
     }
     assert (
-        answer.in_five_lines(summary)[4]
+        answer.five_lines(summary)[4]
         == "trend: from 7 to 2 refused applications a day; none from 2026-12-24 (at the pace of these days)"
     )
 
 
 def test_an_application_without_names_is_called_something():
     assert (
-        answer.called({"principal": "", "client_id": "", "address": ""})
+        answer.describe({"principal": "", "client_id": "", "address": ""})
         == "no client id (nobody at somewhere)"
     )
 
@@ -84,13 +82,13 @@ def test_an_application_without_names_is_called_something():
     ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 60, "1024.0 PiB")]
 )
 def test_a_size_is_told_in_the_unit_that_fits(number, text):
-    assert answer.size(number) == text
+    assert answer.format_bytes(number) == text
 
 
 def test_a_long_name_is_cut_and_keeps_its_end():
-    assert answer.cut("a" * 100 + "-east", 11) == "aaaaaaa…ast"
-    assert answer.cut("a" * 80) == "a" * 80
-    assert len(answer.cut("a" * 81)) == 80
+    assert answer.shorten("a" * 100 + "-east", 11) == "aaaaaaa…ast"
+    assert answer.shorten("a" * 80) == "a" * 80
+    assert len(answer.shorten("a" * 81)) == 80
 
 
 @pytest.mark.parametrize(
@@ -105,7 +103,7 @@ def test_a_long_name_is_cut_and_keeps_its_end():
     ],
 )
 def test_seconds_are_told_so_that_few_are_not_none(number, text):
-    assert answer.seconds(number) == text
+    assert answer.format_seconds(number) == text
 
 
 def test_what_a_client_calls_itself_does_nothing_to_a_terminal(summary):
@@ -116,7 +114,7 @@ def test_what_a_client_calls_itself_does_nothing_to_a_terminal(summary):
         "reasons": "Produce 1",
         "needs": "",
     }
-    lines = answer.in_five_lines(summary | {"blockers": [evil]})
+    lines = answer.five_lines(summary | {"blockers": [evil]})
     assert lines[1].startswith(
         "to move first: a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}c ("
     )

@@ -17,11 +17,11 @@ CLIENTS = [
 
 
 def test_a_library_without_a_highest_version_is_not_called_as_all_of_it(spark):
-    from reports.analysis.literals import table_of
+    from reports.analysis.small_tables import small_table
     from reports.page.page_data import kind_of
 
-    rows = table_of(spark, CLIENTS, "library string, version string, generation string")
-    assert [row[0] for row in rows.select(kind_of("version")).collect()] == [
+    rows = small_table(spark, CLIENTS, "library string, version string, generation string")
+    assert [row[0] for row in rows.select(kind_of("version")).build_page_model()] == [
         "java 2.8",
         "kafka-python 1.4",
         "kafka-python, version open",

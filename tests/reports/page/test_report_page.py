@@ -9,21 +9,23 @@ from html.parser import HTMLParser
 
 import pytest
 
-from reports.analysis.facts import Target
+from reports.analysis.facts import MigrationTarget
 from reports.page.report_page import page
-from tests.reports import made_up
+from tests.reports import sample_report
 
 EVIL = "<img src=x onerror=alert(1)>'\""
 
 
-def made(shown, summary, target=made_up.TARGET):
-    return page(summary, shown, target, made_up.NAMES)
+def made(shown, summary, target=sample_report.TARGET):
+    return page(summary, shown, target, sample_report.NAMES)
 
 
 @pytest.fixture
 def shown():
-    old = made_up.application(EVIL, reasons="Produce 1 (served from version 3)", needs="java 2.1.0")
-    new = made_up.application(
+    old = sample_report.application(
+        EVIL, reasons="Produce 1 (served from version 3)", needs="java 2.1.0"
+    )
+    new = sample_report.application(
         "shop", "fine", library="java", version_low="2.8.2", version_high="3.9.0", confidence=1.0
     )
     key = ("User:a", EVIL, "10.0.0.1")
@@ -36,7 +38,7 @@ def shown():
         "bytes": 1024,
     }
     return replace(
-        made_up.figures(days=8),
+        sample_report.figures(days=8),
         applications=[old, new],
         versions={
             key: {0: (1, 2), 3: (0, 0)},
@@ -48,7 +50,7 @@ def shown():
 
 @pytest.fixture
 def summary(shown):
-    told = made_up.summary(shown, 300, refused=1)
+    told = sample_report.summary(shown, 300, refused=1)
     told["log"] |= {
         "damaged": [{"file": EVIL, "reason": "cut off"}],
         "quarantined": {"half line": 2},
@@ -160,15 +162,15 @@ def test_the_answer_comes_first_and_then_what_would_be_refused(shown, summary):
 
 
 def test_where_nobody_is_refused_the_page_says_ready():
-    shown = made_up.figures(12, refused=0)
-    text = made(shown, made_up.summary(shown, 12, refused=0))
+    shown = sample_report.figures(12, refused=0)
+    text = made(shown, sample_report.summary(shown, 12, refused=0))
     assert "<strong>Ready.</strong> Nobody would be refused of 12 applications seen" in text
     assert "There were none." in text
     assert "no topic and no group has both" in text
 
 
 def test_a_version_that_is_refused_stands_out_by_more_than_colour(shown, summary):
-    text = made(shown, summary, Target("t", "T", (), {0: 3}, {18: 3}, True, {}))
+    text = made(shown, summary, MigrationTarget("t", "T", (), {0: 3}, {18: 3}, True, {}))
     assert '<td class="version refused" data-label="Produce">1–2 ✕</td>' in text
     assert '<td class="version refused" data-label="ApiVersions">0–4 ✕</td>' in text
     assert '<td class="version" data-label="Produce">9</td>' in text
@@ -199,8 +201,8 @@ def test_what_is_left_out_is_said(shown, summary):
 
 
 def test_of_many_that_would_be_refused_those_are_counted_that_are_not_on_the_page():
-    shown = made_up.figures(1000, refused=300)
-    text = made(shown, made_up.summary(shown, 1000, refused=300))
+    shown = sample_report.figures(1000, refused=300)
+    text = made(shown, sample_report.summary(shown, 1000, refused=300))
     assert (
         "first 200 of 1,000 applications. The other 800 are in clients.csv, 100 that would be refused among them."
         in text
@@ -208,16 +210,16 @@ def test_of_many_that_would_be_refused_those_are_counted_that_are_not_on_the_pag
 
 
 def test_requests_that_have_no_column_are_counted_and_refused_ones_have_one(shown, summary):
-    many = dict.fromkeys(range(40), (0, 5))
-    wide = replace(shown, versions={("User:a", "shop", "10.0.0.1"): many})
-    text = made(wide, summary, Target("t", "T", (), {39: 1}, {}, True, {}))
+    count_of = dict.fromkeys(range(40), (0, 5))
+    wide = replace(shown, versions={("User:a", "shop", "10.0.0.1"): count_of})
+    text = made(wide, summary, MigrationTarget("t", "T", (), {39: 1}, {}, True, {}))
     assert "20 more requests are in matrix.csv." in text
     assert '<td class="version refused" data-label="key 39">0–5 ✕</td>' in text
 
 
 def test_a_page_of_long_names_and_many_days_can_still_be_sent_by_mail():
-    shown = made_up.figures(1000, days=400, refused=300, name="a-very-long-name-" * 30 + "{}")
-    text = made(shown, made_up.summary(shown, 1000, refused=300))
+    shown = sample_report.figures(1000, days=400, refused=300, name="a-very-long-name-" * 30 + "{}")
+    text = made(shown, sample_report.summary(shown, 1000, refused=300))
     assert len(text.encode()) < 2_000_000
     assert "a-very-long-name-" * 5 not in text
     assert {row["client_id"][-20:] for row in shown.applications} - {

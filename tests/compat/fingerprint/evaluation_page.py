@@ -1,6 +1,6 @@
 """Figures of library detection for docs/reports.md.
 
-`python -m tests.compat.fingerprint.figures` writes them into the page; a test compares them.
+`python -m tests.compat.fingerprint.evaluation_page` writes them into the page; a test compares them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 
-from tests.compat.fingerprint.judging import Judged, Round, rounds, share, strangers
+from tests.compat.fingerprint.evaluation import Judged, Round, rounds, share, strangers
 
 PAGE = Path(__file__).parents[3] / "docs" / "reports.md"
 BEGIN, END = (
-    "<!-- figures: python -m tests.compat.fingerprint.figures -->\n",
+    "<!-- figures: python -m tests.compat.fingerprint.evaluation_page -->\n",
     "<!-- end of figures -->\n",
 )
 AIMED_AT = 0.90

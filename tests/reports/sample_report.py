@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import date, timedelta
 
-from reports.analysis.facts import Target
-from reports.page.figures import Figures
+from reports.analysis.facts import MigrationTarget
+from reports.page.page_model import PageModel
 
 FIRST = date(2026, 1, 1)
 #: That the page is given at most.
@@ -46,7 +46,7 @@ NAMES |= {
     55: "DescribeQuorum",
     60: "DescribeCluster",
 }
-TARGET = Target("kafka-4.0", "Apache Kafka 4.0.0", (), {0: 3, 1: 4, 11: 2}, {}, False, {})
+TARGET = MigrationTarget("kafka-4.0", "Apache Kafka 4.0.0", (), {0: 3, 1: 4, 11: 2}, {}, False, {})
 
 
 def application(client_id, state="refused", **more):
@@ -89,7 +89,7 @@ def figures(applications=16, days=10, refused=None, name="application-{}"):
         }
         for number in range(3 if refused else 0)
     ]
-    return Figures(listed, versions, kinds, trend, by_day, bindings)
+    return PageModel(listed, versions, kinds, trend, by_day, bindings)
 
 
 def _application(number, refused, name):

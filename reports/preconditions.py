@@ -11,7 +11,7 @@ from reports.ingest.taken_files import Tables, TablesError
 NOTHING = "there is nothing of a traffic log in {place}: --logs is the folder that `kopgate serve --traffic-log` writes to, a minute after clients came"
 
 
-def must_be_apart(logs: Path, out: Path) -> None:
+def check_folders_apart(logs: Path, out: Path) -> None:
     """Raises TablesError where the report would lie among the logs."""
     if out.resolve() == logs.resolve() or logs.resolve() in out.resolve().parents:
         raise TablesError(
@@ -19,10 +19,10 @@ def must_be_apart(logs: Path, out: Path) -> None:
         )
 
 
-def must_be_possible(logs: Path | None, out: Path) -> None:
+def check_preconditions(logs: Path | None, out: Path) -> None:
     """Raises TablesError where there is nothing to report, or the report can be put nowhere."""
     if logs:
-        must_be_apart(logs, out)
+        check_folders_apart(logs, out)
     try:
         if not (logs and log_files.find(logs)) and not Tables(out / "tables").batches():
             raise TablesError(NOTHING.format(place=logs or out / "tables"))

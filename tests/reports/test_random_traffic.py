@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.reports import noise, planted
+from tests.reports import known_traffic, random_traffic
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
-NOW = datetime.fromisoformat(f"{planted.NOW}T09:00:00+00:00").astimezone(UTC)
+NOW = datetime.fromisoformat(f"{known_traffic.NOW}T09:00:00+00:00").astimezone(UTC)
 NUMBERS = {
     "Produce": 0,
     "Fetch": 1,
@@ -28,9 +28,9 @@ NUMBERS |= {"DeleteTopics": 20, "DescribeConfigs": 32}
 def reported(spark, logs, out):
     """The summary, and the tables by name."""
     from reports.analysis import facts
-    from reports.run import Order, run
+    from reports.run import ReportRequest, run
 
-    summary = run(spark, Order(logs, out, facts.target("kafka-4.0")), NOW)
+    summary = run(spark, ReportRequest(logs, out, facts.load_target("kafka-4.0")), NOW)
     tables = {}
     for path in out.glob("*.csv"):
         with path.open(newline="") as file:
@@ -46,8 +46,10 @@ def who(row):
 def among_noise(spark, tmp_path_factory):
     """The planted log with traffic around it that Kafka 4 serves, and the report on both."""
     folder = tmp_path_factory.mktemp("among-noise")
-    planted.write(folder / "logs")
-    found = noise.write(folder / "logs", 4, planted.DAYS, lowest=noise.MINIMUMS)
+    known_traffic.write(folder / "logs")
+    found = random_traffic.write(
+        folder / "logs", 4, known_traffic.DAYS, lowest=random_traffic.MINIMUMS
+    )
     assert found.refused == {}
     return found, *reported(spark, folder / "logs", folder / "out")
 
@@ -57,8 +59,8 @@ def test_each_planted_blocker_is_found_among_noise_and_nothing_else(among_noise)
     blockers = defaultdict(set)
     for row in tables["blockers"]:
         blockers[row["client_id"]].add(row["what"])
-    assert blockers == {name: what for name, (_, what) in planted.STATES.items() if what}
-    assert summary["applications"]["total"] == len(planted.STATES) + len(found.applications)
+    assert blockers == {name: what for name, (_, what) in known_traffic.STATES.items() if what}
+    assert summary["applications"]["total"] == len(known_traffic.STATES) + len(found.applications)
     assert summary["applications"]["refused"] == len(blockers)
 
 
@@ -85,7 +87,7 @@ def test_noise_does_not_move_the_trend(among_noise):
 def by_chance(spark, tmp_path_factory):
     """Traffic of every kind by chance alone, as plain counting finds it, and the report on it."""
     folder = tmp_path_factory.mktemp("by-chance")
-    found = noise.write(folder / "logs", 896, planted.DAYS)
+    found = random_traffic.write(folder / "logs", 896, known_traffic.DAYS)
     return found, *reported(spark, folder / "logs", folder / "out")
 
 

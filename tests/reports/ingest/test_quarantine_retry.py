@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.reports.at_a_terminal import running_in, when
-from tests.reports.logs import Process, lines, ms
+from tests.reports.terminal import running_in, when
+from tests.reports.traffic_logs import Process, lines, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -52,13 +52,13 @@ def knows(pyspark, monkeypatch):
 @pytest.fixture
 def take(spark, process, tables):
     """Takes what is new, and before that what is in the quarantine and known by now: gives what came of that."""
-    from reports.ingest.ingest_job import take_new
-    from reports.ingest.reread import take_again
+    from reports.ingest.ingest_job import ingest_new
+    from reports.ingest.quarantine_retry import retry_quarantined
 
     def run():
-        with tables.alone():
-            found = take_again(spark, tables, NOW)
-            take_new(spark, process.logs, tables, NOW, lambda done, of: None)
+        with tables.locked():
+            found = retry_quarantined(spark, tables, NOW)
+            ingest_new(spark, process.logs, tables, NOW, lambda done, of: None)
             return found
 
     return run
@@ -150,7 +150,7 @@ def test_a_line_that_is_none_of_its_version_goes_to_quarantine_for_that(
 STEPS = {
     "all lines are written": ("reports.ingest.batch_writer.write", 1),
     "new rows are written": ("reports.ingest.batch_writer.write", 2),
-    "what was written is looked at": ("reports.ingest.batch_writer.found", 2),
+    "what was written is looked at": ("reports.ingest.batch_writer.read_back", 2),
     "they are noted": ("reports.ingest.taken_files.os.link", 1),
 }
 
@@ -191,15 +191,15 @@ import sys, time
 from datetime import datetime
 from pathlib import Path
 from reports.ingest import row_parser
-from reports.ingest.reread import take_again
+from reports.ingest.quarantine_retry import retry_quarantined
 from reports.spark_session import open_session
 from reports.ingest.taken_files import Tables
 from tests.reports.conftest import FOR_SMALL_TABLES
 
-row_parser.VERSIONS, Tables.note = (1, 2), lambda *_: time.sleep(3600)
+row_parser.VERSIONS, Tables.commit = (1, 2), lambda *_: time.sleep(3600)
 tables = Tables(Path(sys.argv[1]))
-with tables.alone():
-    take_again(open_session("local[1]", "512m", **FOR_SMALL_TABLES), tables, datetime.fromisoformat(sys.argv[2]))
+with tables.locked():
+    retry_quarantined(open_session("local[1]", "512m", **FOR_SMALL_TABLES), tables, datetime.fromisoformat(sys.argv[2]))
 """
 
 
@@ -253,7 +253,7 @@ def test_a_process_that_is_killed_leaves_each_to_count_once(
         knows(1, 2)
         take()
     assert numbers() == list(range(7))
-    with tables.alone():
+    with tables.locked():
         assert {path.name for path in tables.folder.glob("batch=*")} == {
             f"batch={batch.name}" for batch in tables.batches()
         }

@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PageModel:
     """Rows are those of the tables of that name. `versions` is by application: by api key the lowest and highest version that it sends. `kinds` are
     libraries with versions, with their applications by state, and over time all of them.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.reports.logs import Process, ms
+from tests.reports.traffic_logs import Process, ms
 
 DAYS = [f"2026-11-{day:02}" for day in range(10, 20)]
 NOW = "2026-11-20"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 #: Spark's tasks sleep once a file matches the pattern, so that nothing further is finished.
-HELD = """
+SCRIPT = """
 import sys
 from pathlib import Path
 from gateway.cli.main import main
@@ -18,16 +18,16 @@ except ImportError:  # before Spark 4
 out, there, *words = sys.argv[1:]
 write = DataFrame.write.fget
 
-def held(rows):
+def suspended(rows):
     is_there = any(Path(out).glob(there))
     return write(rows.filter("java_method('java.lang.Thread', 'sleep', 86400000L) is null") if is_there else rows)
 
-DataFrame.write = property(held)
+DataFrame.write = property(suspended)
 main(words, prog_name="kopgate")
 """
 
 
-def held(command: list[str], out: Path, there: str) -> list[str]:
+def suspend_at(command: list[str], out: Path, there: str) -> list[str]:
     """A command (`python -m gateway report ...`) that is suspended once a file below `out` matches `there`."""
     python, _, _, *words = command
-    return [python, "-c", HELD, str(out), there, *words]
+    return [python, "-c", SCRIPT, str(out), there, *words]

@@ -5,10 +5,10 @@ Neither has a principal or a client id, and what has a topic or a group has near
 
 from __future__ import annotations
 
-from tests.reports import planted
-from tests.reports.logs import Process, ms
+from tests.reports import known_traffic
+from tests.reports.traffic_logs import Process, ms
 
-DAY = planted.DAYS[-1]
+DAY = known_traffic.DAYS[-1]
 FETCH, HEARTBEAT = 1, 12
 MINUTES, CONNECTIONS = 1300, 600
 #: A connection that reads `orders` all day, in the group of `billing`; and a machine whose connections send a request each, as Kafka 4 does not serve it.
@@ -16,7 +16,7 @@ MIRROR, MACHINE = ("", "", "10.9.0.2"), ("", "", "10.9.0.1")
 
 
 def write(logs):
-    planted.write(logs)
+    known_traffic.write(logs)
     process, begin = Process(logs, 2, "hot"), ms(DAY, 1)
     rows = [*_mirror(process, begin)]
     for number in range(CONNECTIONS):
@@ -85,8 +85,8 @@ HOT = {
 }  # fmt: skip
 #: Kind, name, old and new applications, bytes: `billing` is old, `shop` and the mirror are not.
 BOUND = {
-    ("topic", "orders", 1, 2, (390 + 90) * planted.KIB * 10 + 8000 * MINUTES),
-    ("group", "billers", 1, 2, 2 * 11 * planted.KIB * 10 + 60 * MINUTES),
+    ("topic", "orders", 1, 2, (390 + 90) * known_traffic.KIB * 10 + 8000 * MINUTES),
+    ("group", "billers", 1, 2, 2 * 11 * known_traffic.KIB * 10 + 60 * MINUTES),
 }
 #: Applications, and those that are refused, by day.
 DAYS = [(12, 7)] * 5 + [(11, 6)] * 4 + [(13, 7)]

@@ -11,28 +11,28 @@ from datetime import datetime
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from reports.ingest.ingest_job import Ingested, Intake, stored
+from reports.ingest.ingest_job import Ingester, IngestResult, stored
 from reports.ingest.row_parser import reasons_of_known_versions, to_rows
 from reports.ingest.schema import QUARANTINE
-from reports.ingest.taken_files import Batch, Tables
+from reports.ingest.taken_files import IngestedBatch, Tables
 
 
-def take_again(spark: SparkSession, tables: Tables, now: datetime) -> Ingested:
+def retry_quarantined(spark: SparkSession, tables: Tables, now: datetime) -> IngestResult:
     """By who has the tables for himself. In which hour's file a line was is not known any more: a row counts on the day of its `at`."""
-    intake = Intake(spark, tables, now)
-    total = Ingested()
+    ingester = Ingester(spark, tables, now)
+    total = IngestResult()
     for reason in reasons_of_known_versions():
-        left = _left(intake.batches, reason)
+        left = _unchecked_batches(ingester.batches, reason)
         if left:
             lines = stored(spark, tables, QUARANTINE, left).filter(F.col("problem") == reason)
             rows = to_rows(
                 lines.select(F.col("line").alias("value"), F.col("file").alias("path")), now
             )
-            total += intake.compare(rows, source=f"{reason} until {left[-1].name}")
+            total += ingester.compare(rows, source=f"{reason} until {left[-1].name}")
     return total
 
 
-def _left(batches: list[Batch], reason: str) -> list[Batch]:
+def _unchecked_batches(batches: list[IngestedBatch], reason: str) -> list[IngestedBatch]:
     """Those that have such lines, and were not looked through. A batch's name begins with its number."""
     before = f"{reason} until "
     until = max(

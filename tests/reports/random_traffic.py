@@ -7,7 +7,7 @@ import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from tests.reports.logs import Process, ms
+from tests.reports.traffic_logs import Process, ms
 
 FETCH = 1
 #: The lowest versions that Kafka 4.0.0 serves, by hand from KIP-896; of the keys that are not here it serves all.

@@ -1,12 +1,19 @@
-"""How well libraries are told: what the table promises. `python -m tests.compat.fingerprint.judging` shows each case."""
+"""How well libraries are told: what the table promises. `python -m tests.compat.fingerprint.evaluation` shows each case."""
 
 from __future__ import annotations
 
 import pytest
 
 from compat.fingerprint.table import build_table, read_runs, version_numbers
-from tests.compat.fingerprint.figures import AIMED_AT, BEGIN, END, PAGE, as_markdown, undated
-from tests.compat.fingerprint.judging import UNSEEN, rounds, share, strangers, unseen
+from tests.compat.fingerprint.evaluation import UNSEEN, rounds, share, strangers, unseen
+from tests.compat.fingerprint.evaluation_page import (
+    AIMED_AT,
+    BEGIN,
+    END,
+    PAGE,
+    as_markdown,
+    undated,
+)
 
 MISSED = {"each version held out, client ids of applications": 0.85}
 """Where AIMED_AT is not reached, what was when it was last looked at: less than that is a step back. The page has the exact figures of all, and a test of its own."""
@@ -54,7 +61,7 @@ def test_where_no_library_is_named_the_true_one_is_one_of_those_that_it_may_be(o
 def test_what_the_page_says_of_how_well_it_goes_is_what_was_judged():
     _, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     assert rest.partition(END)[0] == as_markdown(), (
-        "run `python -m tests.compat.fingerprint.figures`"
+        "run `python -m tests.compat.fingerprint.evaluation_page`"
     )
 
 

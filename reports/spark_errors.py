@@ -11,30 +11,30 @@ from pyspark.errors import PySparkException
 
 from reports.ingest.taken_files import TablesError
 
-FULL = "there is no room left in {folder}; what was taken until now stays taken: make room and run it again"
-NO_START = "Java did not start; above is what it says: it must be 17 or newer (`java -version`, JAVA_HOME), and --memory be as in 2g"
-ENDED = "Java has ended, or was killed; what was taken until now stays taken: if this machine had no memory left, name a smaller --memory; run it again"
+NO_SPACE = "there is no room left in {folder}; what was taken until now stays taken: make room and run it again"
+JAVA_NOT_STARTED = "Java did not start; above is what it says: it must be 17 or newer (`java -version`, JAVA_HOME), and --memory be as in 2g"
+JAVA_ENDED = "Java has ended, or was killed; what was taken until now stays taken: if this machine had no memory left, name a smaller --memory; run it again"
 NO_MEMORY = "Java has too little memory; what was taken until now stays taken: give it more (--memory) and run it again"
-LONGEST = 500
+MAX_ERROR_CHARS = 500
 """Characters of what Spark says."""
 
 
 @contextmanager
-def told(folder: Path) -> Iterator[None]:
+def translate_errors(folder: Path) -> Iterator[None]:
     """What the disk and Spark raise, as TablesError. `folder` is where they write."""
     try:
         yield
     except ConnectionError as error:
-        raise TablesError(ENDED) from error
+        raise TablesError(JAVA_ENDED) from error
     except OSError as error:
-        raise TablesError(_why(error, folder)) from error
+        raise TablesError(_os_error_text(error, folder)) from error
     except Exception as error:
-        if not is_of_spark(error):
+        if not is_spark_error(error):
             raise
-        raise TablesError(_spark_says(error, folder)) from error
+        raise TablesError(_spark_error_text(error, folder)) from error
 
 
-def is_of_spark(error: Exception) -> bool:
+def is_spark_error(error: Exception) -> bool:
     """What Java throws comes by py4j, which is imported by nobody but Spark."""
     return isinstance(error, PySparkException) or type(error).__name__ in (
         "Py4JJavaError",
@@ -43,23 +43,23 @@ def is_of_spark(error: Exception) -> bool:
     )
 
 
-def _why(error: OSError, folder: Path) -> str:
+def _os_error_text(error: OSError, folder: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return FULL.format(folder=folder)
+        return NO_SPACE.format(folder=folder)
     return f"{error.filename or folder}: {error.strerror or error}; what was taken until now stays taken: put that right and run it again"
 
 
-def _spark_says(error: Exception, folder: Path) -> str:
+def _spark_error_text(error: Exception, folder: Path) -> str:
     text = str(error)
     if any(
         words in text
         for words in ("No space left on device", "Disk quota exceeded", "there is no room left")
     ):
-        return FULL.format(folder=folder)
+        return NO_SPACE.format(folder=folder)
     if "JAVA_GATEWAY_EXITED" in text or "Java gateway process exited" in text:
-        return NO_START
+        return JAVA_NOT_STARTED
     if type(error).__name__ == "Py4JNetworkError":
-        return ENDED
+        return JAVA_ENDED
     if "java.lang.OutOfMemoryError" in text:
         return NO_MEMORY
     causes = [
@@ -67,4 +67,4 @@ def _spark_says(error: Exception, folder: Path) -> str:
         for line in text.splitlines()
         if line.startswith(("Caused by:", ": ", "org.apache", "java."))
     ]
-    return (causes or text.splitlines() or ["Spark failed"])[-1][:LONGEST]
+    return (causes or text.splitlines() or ["Spark failed"])[-1][:MAX_ERROR_CHARS]

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 
-def table_of(spark: SparkSession, rows: Sequence[Sequence[Any]], columns: str) -> DataFrame:
+def small_table(spark: SparkSession, rows: Sequence[Sequence[Any]], columns: str) -> DataFrame:
     """`columns` is as in SQL: "api_key int, api string"."""
     names = [column.split()[0] for column in columns.split(", ")]
     text = json.dumps([dict(zip(names, row, strict=True)) for row in rows])
@@ -24,7 +24,7 @@ def table_of(spark: SparkSession, rows: Sequence[Sequence[Any]], columns: str) -
     )
 
 
-def empty(spark: SparkSession, schema: StructType) -> DataFrame:
+def empty_table(spark: SparkSession, schema: StructType) -> DataFrame:
     return spark.range(0).select(
         *[F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields]
     )
