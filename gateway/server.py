@@ -23,10 +23,9 @@ from gateway.app import make_mechanisms, make_tls, open_broker
 from gateway.broker import Broker
 from gateway.coroutines import Waiter, shield_with_timeout, start
 from gateway.housekeeping import Housekeeping
-from gateway.net.connection import overdue_connections
+from gateway.net.connection import Sweep, overdue_connections
 from gateway.net.flow_control import LoginBudget, MemoryBudget, OutgoingBytes
 from gateway.net.listeners import ConnectionLimits, Listener, TlsListener
-from gateway.net.sweep import Sweep
 from gateway.net.transport import Port
 from gateway.protocol.wire import compiled
 from gateway.settings.addresses import Endpoint

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Generic, TypeVar
 from typing import Protocol as Interface
 
 from OpenSSL import SSL
@@ -25,6 +25,8 @@ from gateway.protocol.session import LoginSession
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.traffic_rows import Reason
 from storage.log import Buffer
+
+T = TypeVar("T")
 
 _log = logs.get_logger(__name__)
 
@@ -337,3 +339,27 @@ def overdue_connections(
         for connection in connections
         if (reason := connection.overdue_reason(now)) is not None
     ]
+
+
+class Sweep(Generic[T]):
+    """Visits all of `items` in about `steps` steps a round. `items` may change meanwhile.
+
+    Checking thousands of connections in one step would block the reactor for tens of milliseconds.
+    """
+
+    __slots__ = ("_items", "_left", "_steps")
+
+    def __init__(self, items: Collection[T], steps: int) -> None:
+        self._items = items
+        self._steps = steps
+        self._left: list[T] = []
+
+    def step(self) -> list[T]:
+        """Return the next items.
+
+        Items added during a round are visited in the next round; removed ones are skipped.
+        """
+        self._left = self._left or list(self._items)
+        size = -(-len(self._items) // self._steps) or len(self._left)
+        taken, self._left = self._left[:size], self._left[size:]
+        return [one for one in taken if one in self._items]

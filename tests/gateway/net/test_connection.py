@@ -18,6 +18,7 @@ from gateway.net.connection import (
     LOGIN_FRAME_SECONDS,
     WRITE_STALL_SECONDS,
     KafkaConnection,
+    Sweep,
     overdue_connections,
 )
 from gateway.net.flow_control import RESUME_INTERVAL_SECONDS, LoginBudget, MemoryBudget
@@ -555,3 +556,42 @@ def test_over_tls_the_peers_close_notify_is_not_waited_for(monkeypatch):
     connection.drain()
     assert ended == [True]
     assert raw.skips_half_close
+
+
+@pytest.mark.parametrize(
+    ("count", "steps", "most"),
+    [(0, 1, 0), (1, 1, 1), (9, 9, 1), (10, 10, 1), (11, 6, 2), (95, 10, 10)],
+)
+def test_sweep_visits_each_item_once_a_round(count, steps, most):
+    sweep = Sweep(set(range(count)), 10)
+    for _ in range(3):
+        seen = [sweep.step() for _ in range(steps)]
+        assert sorted(one for step in seen for one in step) == list(range(count))
+        assert max(map(len, seen)) <= most
+
+
+def test_sweep_skips_removed_items():
+    items = {1, 2, 3, 4}
+    sweep = Sweep(items, 2)
+    first = sweep.step()
+    (kept, gone) = items - set(first)
+    items.remove(gone)
+    assert sweep.step() == [kept]
+
+
+def test_sweep_visits_added_items_in_the_next_round():
+    items = {1, 2}
+    sweep = Sweep(items, 1)
+    assert sorted(sweep.step()) == [1, 2]
+    items.add(3)
+    assert sorted(sweep.step()) == [1, 2, 3]
+
+
+def test_sweep_keeps_no_removed_items():
+    items = {1, 2, 3, 4}
+    sweep = Sweep(items, 4)
+    sweep.step()
+    items.clear()
+    assert sweep.step() == []
+    items.add(5)
+    assert sweep.step() == [5]
