@@ -27,7 +27,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from gateway.protocol.errors import Refused
 from gateway.protocol.wire import admin_messages, group_messages
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.protocol.wire.shape import SchemaCheck
+from gateway.protocol.wire.schema_check import SchemaCheck
 
 #: The request of each key. Handlers take the classes of their replies from where the request's is.
 REQUESTS: dict[ApiKey, Any] = {
@@ -102,19 +102,19 @@ FIRST_FLEXIBLE_VERSION: dict[int, int] = {
 def decode(request: Any, frame: bytearray, position: int, version: int) -> Any:
     """The body that begins at `position`, as an instance of the codec's class `request`. Raises Refused on bytes that make no sense."""
     try:
-        shape = _SHAPES.get((request, version)) or _shape_of(request, version)
-        shape.check(frame, position)
+        schema_check = _SCHEMA_CHECKS.get((request, version)) or _schema_check_of(request, version)
+        schema_check.check(frame, position)
         return request.decode(memoryview(frame)[position:], version=version)
     except (struct.error, ValueError, IndexError, TypeError, OverflowError) as unreadable:
         raise Refused(f"an unreadable body: {unreadable}") from None
 
 
-def _shape_of(request: Any, version: int) -> SchemaCheck:
-    shape = _SHAPES[request, version] = SchemaCheck(request, version)
-    return shape
+def _schema_check_of(request: Any, version: int) -> SchemaCheck:
+    schema_check = _SCHEMA_CHECKS[request, version] = SchemaCheck(request, version)
+    return schema_check
 
 
-_SHAPES: dict[tuple[Any, int], SchemaCheck] = {}
+_SCHEMA_CHECKS: dict[tuple[Any, int], SchemaCheck] = {}
 
 
 def encode(response: Any, version: int) -> bytes:
