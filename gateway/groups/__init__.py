@@ -1,1 +1,6 @@
-"""Consumer groups: who is a member of which, and what they have committed."""
+"""Group coordination: members, rebalances and committed offsets.
+
+`classic/` and `consumer/` hold the state machines of the two group protocols, `offsets/` the
+committed offsets. May import `gateway.protocol.errors`, `gateway.settings` and `gateway.topics`,
+but no handlers.
+"""

@@ -1,4 +1,4 @@
-"""The groups of this gateway, as their members and those who look after them ask of them."""
+"""The group coordinator: serves the requests of group members and of admin clients."""
 
 from __future__ import annotations
 
@@ -23,20 +23,27 @@ _log = logs.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: Characters of a client's or an instance's id in the member ids made from it, so that they stay strings of at most 32,767 bytes.
+#: Characters of the client id or instance id that become the prefix of a generated member id. Keeps
+#: member ids below the protocol's limit of 32,767 bytes for strings.
 _MAX_PREFIX = 8_000
 
-#: The first version of OffsetCommit that is told that there is no such group, as by every Kafka that has consumer groups.
+#: OffsetCommit returns GROUP_ID_NOT_FOUND since this version, as in Kafka 4.
 _FIRST_WITH_GROUP_ID_NOT_FOUND = 9
 
 
 class GroupCoordinator(GroupDriver):
-    """A group is of the classic protocol or of KIP-848's, by what its members speak; it changes from the one to the other while they go on."""
+    """Groups of the classic and of the consumer protocol (KIP-848).
 
-    # What members ask
+    A group changes its protocol online when its members do.
+    """
+
+    # Member requests
 
     async def join(self, group_id: str, request: MemberJoin) -> JoinResult:
-        """The outcome of a JoinGroup, which may take as long as the slowest of the other members. A cancelled one waits no longer."""
+        """Handle a JoinGroup. Waits until all members have joined or the rebalance times out.
+
+        A request whose connection closes is cancelled.
+        """
         waiting: SharedResult[JoinResult] = SharedResult()
         member_id = (
             request.member_id
@@ -60,7 +67,7 @@ class GroupCoordinator(GroupDriver):
         member_id: str,
         waiting: SharedResult[JoinResult],
     ) -> ClassicGroup:
-        """A consumer group without members becomes a classic one, unless whoever joins is refused."""
+        """Replace an empty consumer group by a classic group, unless the member is refused."""
         if request.member_id:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
         group = ClassicGroup(before.group_id, self._settings, self._now())
@@ -74,7 +81,7 @@ class GroupCoordinator(GroupDriver):
         return group
 
     async def sync(self, group_id: str, request: MemberSync) -> SyncResult:
-        """The outcome of a SyncGroup: the assignment, once the leader has brought it and it is stored."""
+        """Handle a SyncGroup. Waits until the leader's assignment has arrived and is stored."""
         try:
             group = self._group_of_member(group_id)
             if any(
@@ -103,7 +110,11 @@ class GroupCoordinator(GroupDriver):
     def heartbeat(
         self, group_id: str, member_id: str, generation: int, instance_id: str | None
     ) -> None:
-        """A member says that it lives. Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS."""
+        """Handle a classic Heartbeat.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION,
+        REBALANCE_IN_PROGRESS.
+        """
         group = self._group_of_member(group_id)
         try:
             group.heartbeat(member_id, generation, instance_id, self._now())
@@ -111,13 +122,19 @@ class GroupCoordinator(GroupDriver):
             self._schedule_expiry(group)
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None, reason: str) -> None:
-        """A member leaves, or is removed. Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID."""
+        """Remove a member, at its own or an admin's request.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
+        """
         group = self._group_of_member(group_id)
         group.leave(member_id, instance_id, reason, self._now())
         self._apply_effects(group)
 
     async def consumer_heartbeat(self, group_id: str, request: MemberHeartbeat) -> HeartbeatResult:
-        """The outcome of a ConsumerGroupHeartbeat, once what it changes is stored. A newcomer without an id is given one."""
+        """Handle a ConsumerGroupHeartbeat. Returns after the changes it makes are stored.
+
+        A new member without an id is assigned one.
+        """
         waiting: SharedResult[HeartbeatResult] = SharedResult()
         try:
             self.check_active(group_id)
@@ -146,14 +163,16 @@ class GroupCoordinator(GroupDriver):
     def _group_for_heartbeat(
         self, group_id: str, before: AnyGroup | None, request: MemberHeartbeat
     ) -> ConsumerGroup:
-        """The group; for a newcomer one that is made where there is none, or out of a classic one. Raises KafkaError(GROUP_ID_NOT_FOUND)."""
+        """The existing group, or a new one if the member is joining.
+
+        A classic group is converted. Raises KafkaError(GROUP_ID_NOT_FOUND) if the member is not
+        joining and there is no consumer group, or if the classic group cannot be converted.
+        """
         if isinstance(before, ConsumerGroup):
             return before
         now = self._now()
         if request.epoch != JOIN_EPOCH:
-            raise KafkaError(
-                ErrorCode.GROUP_ID_NOT_FOUND, f"There is no consumer group {group_id}."
-            )
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
         if before is None:
             return ConsumerGroup(group_id, self._topology, self._settings_of(group_id), now)
         if before.is_empty:
@@ -168,25 +187,30 @@ class GroupCoordinator(GroupDriver):
         return group
 
     def update_settings(self, group_id: str) -> None:
-        """Take the settings that a consumer group has now. A session timeout counts from the next heartbeat of each member."""
+        """Apply the current settings of a consumer group.
+
+        A new session timeout takes effect at each member's next heartbeat.
+        """
         group = self._groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             group.use_settings(self._settings_of(group_id))
 
     def _replace_group(self, group: ConsumerGroup, before: AnyGroup | None) -> None:
-        """`group` is the one of its name from now on."""
+        """Register `group` under its id, in place of the classic group `before` if there is one."""
         if isinstance(before, ClassicGroup):
             self._remove_group(before)
-            # They join again, and find themselves in a consumer group.
+            # Waiting members rejoin and find the consumer group.
             before.close(ErrorCode.REBALANCE_IN_PROGRESS, self._now())
             self._apply_effects(before)
             _log.info(
-                "group is a consumer group now", group=group.group_id, members=len(group.roster)
+                "group converted to the consumer protocol",
+                group=group.group_id,
+                members=len(group.roster),
             )
         self._groups[group.group_id] = group
 
     def check_active(self, group_id: str) -> None:
-        """Raises KafkaError: INVALID_GROUP_ID for a name that no group has, NOT_COORDINATOR once the gateway goes down."""
+        """Raises KafkaError: INVALID_GROUP_ID, or NOT_COORDINATOR after `close`."""
         if not 0 < len(group_id.encode()) <= self._settings.group_id_max_bytes:
             raise KafkaError(ErrorCode.INVALID_GROUP_ID)
         if self._is_closed:
@@ -200,7 +224,7 @@ class GroupCoordinator(GroupDriver):
         return group
 
     def _group_for_join(self, group_id: str, request: MemberJoin) -> AnyGroup:
-        """The group, made for a newcomer where it is missing. Raises KafkaError."""
+        """The existing group, or a new classic group if the member is new. Raises KafkaError."""
         self.check_active(group_id)
         settings = self._settings
         if (
@@ -216,7 +240,8 @@ class GroupCoordinator(GroupDriver):
             and not request.member_id
             and self._bytes_being_stored > settings.max_bytes_per_group
         ):
-            # Each static member that comes back has its whole group stored: a small request must not make a heap of them.
+            # A rejoining static member causes the whole group to be stored: limit how many such
+            # writes are in memory at once.
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         group = self._group_of_member(group_id) if request.member_id else self._groups.get(group_id)
         known = None if group is None else group.roster.get(request.member_id)
@@ -225,18 +250,23 @@ class GroupCoordinator(GroupDriver):
             group = self._groups[group_id] = ClassicGroup(group_id, settings, self._now())
         return group
 
-    # What others ask about groups
+    # Group state for handlers and offset expiration
 
     def __iter__(self) -> Iterator[AnyGroup]:
         return iter(list(self._groups.values()))
 
     def get(self, group_id: str) -> AnyGroup | None:
-        """None for a group that has never had members, or none for so long that it was forgotten; it may have committed offsets."""
+        """The group, or None if it never had members or has been deleted.
+
+        A group without an entry here may still have committed offsets.
+        """
         return self._groups.get(group_id)
 
     async def delete(self, group_id: str) -> None:
-        """Delete a group that has no members, durably; one that is not there is no error. Raises KafkaError: NON_EMPTY_GROUP,
-        COORDINATOR_NOT_AVAILABLE where the store fails."""
+        """Delete an empty group, durably. Does nothing if the group does not exist.
+
+        Raises KafkaError: NON_EMPTY_GROUP, COORDINATOR_NOT_AVAILABLE if the store fails.
+        """
         group = self._groups.get(group_id)
         if group is None:
             return
@@ -249,11 +279,14 @@ class GroupCoordinator(GroupDriver):
     def validate_offset_commit(
         self, group_id: str, member_id: str, generation: int, instance_id: str | None, version: int
     ) -> CommitValidator | None:
-        """May this member commit? Which partitions it may not is told by what is returned, None where it may commit for all.
+        """Check that this member may commit offsets; for a classic group, also restart its session.
 
-        A commit to a classic group counts as a heartbeat. With generation -1 it is for a group without members, of simple consumers. `version` is
-        the request's. Raises KafkaError: UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, STALE_MEMBER_EPOCH, FENCED_INSTANCE_ID, REBALANCE_IN_PROGRESS,
-        GROUP_ID_NOT_FOUND, UNSUPPORTED_VERSION.
+        Returns a check to apply to each partition, or None if all partitions are allowed. A
+        generation of -1 stands for a consumer outside of group management. `version` is the
+        request's version.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, STALE_MEMBER_EPOCH,
+        FENCED_INSTANCE_ID, REBALANCE_IN_PROGRESS, GROUP_ID_NOT_FOUND, UNSUPPORTED_VERSION.
         """
         match self._groups.get(group_id):
             case ClassicGroup() as group:
@@ -270,13 +303,16 @@ class GroupCoordinator(GroupDriver):
         return None
 
     def validate_offset_fetch(self, group_id: str, member_id: str | None, epoch: int) -> None:
-        """May whoever says to be this member ask where the group stands? Raises KafkaError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH."""
+        """Raises KafkaError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH (consumer groups only)."""
         group = self._groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             group.validate_offset_fetch(member_id, epoch)
 
     def subscribed_topics(self, group_id: str) -> frozenset[str] | None:
-        """Topics that the group's members subscribe to, by their canonical names; None where that cannot be told."""
+        """Canonical names of the topics that members subscribe to, or None if unknown.
+
+        They are unknown if a member's subscription is not in Kafka's consumer protocol.
+        """
         group = self._groups.get(group_id)
         names = None if group is None else group.subscribed_topics
         return (
@@ -286,19 +322,22 @@ class GroupCoordinator(GroupDriver):
         )
 
     def is_empty(self, group_id: str) -> bool:
-        """No members, or no such group."""
+        """Whether the group has no members or does not exist."""
         group = self._groups.get(group_id)
         return group is None or group.is_empty
 
     def empty_since(self, group_id: str) -> float | None:
-        """When the last member left, in ms since 1970; None while there are members or where there were never any (KIP-211)."""
+        """When the last member left, in ms since 1970 (KIP-211).
+
+        None if the group has members or never had any.
+        """
         group = self._groups.get(group_id)
         return (
             self._to_wall_clock(group.changed_at) if group is not None and group.is_empty else None
         )
 
     def delete_in_background(self, group_id: str) -> None:
-        """Delete, in the background, a group that has neither members nor offsets any more; one that has members again stays."""
+        """Delete a group without members and offsets, unless a member joins meanwhile."""
         group = self._groups.get(group_id)
         if group is not None and group.is_removable:
             self._start(self._delete_in_background(group))
@@ -307,11 +346,11 @@ class GroupCoordinator(GroupDriver):
         try:
             await self._delete_rows(group, lambda: group.is_removable)
         except StorageError as failure:
-            _log.warning("group not forgotten", group=group.group_id, reason=str(failure))
+            _log.warning("empty group not deleted", group=group.group_id, reason=str(failure))
 
     async def _delete_rows(self, group: AnyGroup, may_delete: Callable[[], bool]) -> None:
         await self._put(dict.fromkeys(group.stored_keys()))
-        # Who has joined meanwhile is in the group as it was, which is stored again with its next generation.
+        # If a member has joined meanwhile, the group stays and its next generation is stored.
         if self._groups.get(group.group_id) is group and may_delete():
             group.delete(self._now())
             self._remove_group(group)

@@ -1,4 +1,4 @@
-"""Drives groups: does what they want done, stores what must outlive a restart, lets time pass for them, and minds how much room they take."""
+"""Performs the I/O of groups: replies, writes to the store, timers and the memory limit."""
 
 from __future__ import annotations
 
@@ -29,20 +29,27 @@ from storage.log import StateTable, StorageError, StorageFailed
 
 _log = logs.get_logger(__name__)
 
-#: To look at what time has brought costs about 1 us for each member, and thousands may be due one millisecond after the other. So the next look comes
-#: a millisecond later for each so many members.
+#: Members that may expire per millisecond of timer delay.
+#:
+#: Expiring a group costs about 1 us per member, and thousands of sessions may end within a few
+#: milliseconds. The timer of a large group is delayed so that one pass handles many.
 MEMBERS_PER_MS = 50
 
-#: Members that find no room come again and again, thousands of them: the log says so no more often.
+#: Minimum interval between log lines about refused members, in ms. Thousands of members may retry.
 REFUSAL_LOG_INTERVAL_MS = 1000
 
-#: A group of the classic protocol, or of KIP-848's.
+#: A group of either protocol.
 AnyGroup = ClassicGroup | ConsumerGroup
 
 
 class GroupDriver:
-    """`open` it before use_settings. `now` is the time in ms since 1970, for rows alone; groups live by `clock`, which must not step; `new_id` makes what no other member's id ends in,
-    and `start` runs a coroutine in the background. `settings_of` gives the settings of a consumer group, where some have their own."""
+    """Call `open` before use.
+
+    `now` returns ms since 1970 and is used in stored rows only; deadlines use the monotonic
+    `clock`. `new_id` returns a unique suffix for member ids, `start` runs a coroutine in the
+    background, and `settings_of` returns the settings of a consumer group that overrides the
+    defaults.
+    """
 
     def __init__(
         self,
@@ -73,10 +80,10 @@ class GroupDriver:
         self._refused_count = 0
         self._refusal_logged_at = -NEVER
         self._bytes_being_stored = 0
-        """Bytes of classic groups on their way to the disk."""
+        """Size of classic groups whose write is in flight, in bytes."""
 
     async def open(self) -> None:
-        """Go on with the groups that the store has. Raises StorageError."""
+        """Load the stored groups. Raises StorageError."""
         for group in await load_groups(
             self._table, self._topology, self._settings, self._now(), self._settings_of
         ):
@@ -85,15 +92,17 @@ class GroupDriver:
             self._apply_effects(group)
 
     def _now(self) -> int:
-        """Milliseconds by the clock that deadlines go by."""
+        """Milliseconds of the monotonic clock."""
         return int(self._clock.seconds() * 1000)
 
     def _to_wall_clock(self, time: float) -> int:
-        """A time of `_now` as rows have it."""
+        """Convert a time of `_now` to ms since 1970."""
         return int(time) - self._now() + self._wall_ms()
 
     def close(self) -> None:
-        """Nothing waits any more: its clients are told to look for their coordinator again, as when Kafka's goes down."""
+        """Answer all waiting requests with NOT_COORDINATOR and stop all timers, as Kafka does at
+        shutdown.
+        """
         self._is_closed = True
         for group in list(self._groups.values()):
             group.refuse_waiting(ErrorCode.NOT_COORDINATOR)
@@ -102,10 +111,14 @@ class GroupDriver:
             cancel()
         self._timers.clear()
 
-    # What groups want done
+    # Effects
 
     def _apply_effects(self, group: AnyGroup) -> None:
-        """Do what `group` wants, in order. An answer may bring the next request of its connection; what that leads to comes after."""
+        """Perform the pending effects of `group`, in order.
+
+        A reply may let its connection process the next request at once. Effects of that request are
+        queued behind the current ones.
+        """
         self._pending_effects.extend((group, effect) for effect in group.take_effects())
         if (
             isinstance(group, ConsumerGroup)
@@ -203,7 +216,10 @@ class GroupDriver:
         return row
 
     async def _put(self, stored: Mapping[bytes, bytes | None]) -> None:
-        """Raises StorageError, also where it takes too long: then it may be stored all the same, but never after what is put later."""
+        """Write rows. Raises StorageError, also on timeout.
+
+        After a timeout the rows may still be written, but never after those of a later call.
+        """
         milliseconds = self._settings.offsets_commit_timeout_ms
         try:
             await shield_with_timeout(
@@ -214,10 +230,13 @@ class GroupDriver:
                 f"not stored within offsets_commit_timeout_ms={milliseconds}"
             ) from None
 
-    # Time and room
+    # Timers and memory
 
     def _schedule_expiry(self, group: AnyGroup) -> None:
-        """One timer a group, for the first thing that may come to its time: heartbeats do not touch it."""
+        """Set the group's timer to its earliest deadline.
+
+        A heartbeat only moves deadlines back and does not touch the timer.
+        """
         if self._is_closed or self._groups.get(group.group_id) is not group:
             return
         scheduled = self._timers.get(group.group_id)
@@ -239,7 +258,7 @@ class GroupDriver:
         self._apply_effects(group)
 
     def _check_memory(self, group_id: str, size: int) -> None:
-        """Raises KafkaError(COORDINATOR_NOT_AVAILABLE) where so many bytes more would be too many."""
+        """Raises KafkaError(COORDINATOR_NOT_AVAILABLE) if `size` bytes exceed max_group_bytes."""
         if size > 0 and self._bytes + size > self._settings.max_group_bytes:
             self._log_refusal(group_id)
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -248,7 +267,7 @@ class GroupDriver:
         self._refused_count += 1
         now = self._now()
         if not 0 <= now - self._refusal_logged_at < REFUSAL_LOG_INTERVAL_MS:
-            message = "member refused: all groups together take max_group_bytes"
+            message = "member refused: max_group_bytes reached"
             _log.warning(message, group=group_id, bytes=self._bytes, refused=self._refused_count)
             self._refused_count, self._refusal_logged_at = 0, now
 

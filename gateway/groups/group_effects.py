@@ -1,4 +1,4 @@
-"""What a group wants done: requests answered, itself stored, its changes told. Whoever drives it does this, in this order."""
+"""Effects that a group requests of its driver, performed in order."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gateway.groups.consumer.consumer_member import ConsumerGroupMember, Heartbe
 from gateway.groups.consumer.consumer_rows import ConsumerGroupRow
 from gateway.protocol.errors import ErrorCode
 
-#: Whoever waits for an answer. To the group it is a name that it gives back.
+#: Identifies a request that waits for its reply. Opaque to the group.
 RequestHandle = Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """This request is answered, now and never again."""
+    """Complete a request. Each request is completed once."""
 
     handle: RequestHandle
     reply: JoinResult | SyncResult | HeartbeatResult
@@ -25,7 +25,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class StoreClassicGroup:
-    """Store this, then say so: `on_stored` or `on_store_failed`. `answer` is next_expire_at once it is stored. `drops` are keys of rows that go in the same moment."""
+    """Store a classic group's row and delete `drops`, atomically; then call `on_stored` or
+    `on_store_failed`.
+
+    `answer` is sent after the row is stored.
+    """
 
     row: GroupRow
     answer: Reply | None = None
@@ -34,8 +38,11 @@ class StoreClassicGroup:
 
 @dataclass(frozen=True, slots=True)
 class StoreRows:
-    """Store these rows of a consumer group, or with None delete them, all or none; then say so: `on_stored` or `on_store_failed`. The answers are due
-    once they are stored."""
+    """Write rows of a consumer group atomically (None deletes a row); then call `on_stored` or
+    `on_store_failed`.
+
+    `answers` are sent after the rows are stored.
+    """
 
     rows: Mapping[bytes, ConsumerGroupMember | ConsumerGroupRow | None]
     answers: tuple[Reply, ...] = ()
@@ -43,7 +50,7 @@ class StoreRows:
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Something that people want to read about."""
+    """Write a line to the log."""
 
     event: str
     reason: str = ""
@@ -54,7 +61,10 @@ Effect = Reply | StoreClassicGroup | StoreRows | LogEvent
 
 
 class WaitingRequests:
-    """The JoinGroups and SyncGroups that wait, by member id. Each is answered once, or let go of when its connection is gone."""
+    """Pending JoinGroup and SyncGroup requests by member id.
+
+    Each is answered once, or cancelled when its connection closes.
+    """
 
     def __init__(self, effects: list[Effect]) -> None:
         self._effects = effects
@@ -75,7 +85,9 @@ class WaitingRequests:
         return {*self._joins.values(), *self._syncs.values()}
 
     def add_join(self, member_id: str, handle: RequestHandle) -> None:
-        """One that waited for the same member has lost its client, most likely; if not, it joins again."""
+        """Add a JoinGroup. An earlier one of the same member is answered with
+        REBALANCE_IN_PROGRESS.
+        """
         self.answer_join(member_id, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member_id))
         self._joins[member_id] = handle
 
@@ -89,14 +101,14 @@ class WaitingRequests:
             self._effects.append(Reply(handle, joined))
 
     def answer_sync(self, member_id: str, synced: SyncResult) -> bool:
-        """Whether there was one."""
+        """Returns whether a SyncGroup was waiting."""
         handle = self._syncs.pop(member_id, None)
         if handle is not None:
             self._effects.append(Reply(handle, synced))
         return handle is not None
 
     def cancel_request(self, member_id: str, handle: RequestHandle) -> bool:
-        """The connection of this request is gone. Whether it still waited."""
+        """Forget a request whose connection closed. Returns whether it was waiting."""
         for waiting in (self._joins, self._syncs):
             if waiting.get(member_id) == handle:
                 del waiting[member_id]

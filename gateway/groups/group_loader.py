@@ -1,4 +1,4 @@
-"""The groups of a store, when the gateway starts."""
+"""Loads the stored groups at startup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from storage.log import StateTable, StorageError
 
 _log = logs.get_logger(__name__)
 
-#: Of the rows of consumer groups: their keys and, by number, their values.
+#: Rows of each consumer group: key, row number and value.
 _Rows = dict[str, list[tuple[bytes, int, bytes]]]
 
 
@@ -27,7 +27,10 @@ async def load_groups(
     now: float,
     settings_of: Callable[[str], Settings],
 ) -> list[ClassicGroup | ConsumerGroup]:
-    """`settings_of` gives those of a consumer group. All that can be read; of what cannot the log tells, and its members join anew. Raises StorageError."""
+    """Load all readable groups. Unreadable ones are logged and deleted; their members rejoin.
+
+    `settings_of` returns the settings of a consumer group. Raises StorageError.
+    """
     groups: list[ClassicGroup | ConsumerGroup] = []
     parts: _Rows = defaultdict(list)
     for key, value in await table.items():
@@ -43,7 +46,7 @@ async def load_groups(
                 )
         except ValueError as failure:
             _log.error(
-                "group unreadable: its members join anew", key=key.hex(), reason=str(failure)
+                "group unreadable, its members must rejoin", key=key.hex(), reason=str(failure)
             )
     unreadable: list[bytes] = []
     for group_id, found in parts.items():
@@ -54,19 +57,17 @@ async def load_groups(
             )
         except ValueError as failure:
             _log.error(
-                "group unreadable: its members join anew", group=group_id, reason=str(failure)
+                "group unreadable, its members must rejoin", group=group_id, reason=str(failure)
             )
             unreadable += [key for key, _, _ in found]
-    await _clear(table, unreadable)
+    await _delete_rows(table, unreadable)
     return groups
 
 
-async def _clear(table: StateTable, keys: list[bytes]) -> None:
-    """Rows of a group that has begun anew must not be found beside its new ones."""
+async def _delete_rows(table: StateTable, keys: list[bytes]) -> None:
+    """Delete rows of unreadable groups, so that they do not mix with rows of a new group."""
     try:
         if keys:
             await table.put(dict.fromkeys(keys))
     except StorageError as failure:
-        _log.warning(
-            "rows of unreadable groups are still stored", rows=len(keys), reason=str(failure)
-        )
+        _log.warning("rows of unreadable groups not deleted", rows=len(keys), reason=str(failure))

@@ -1,5 +1,7 @@
-"""A consumer group made of a classic one, and a classic one made of a consumer group, while their members go on (KIP-848's migration;
-Kafka's ConsumerGroup.fromClassicGroup and ClassicGroup.fromConsumerGroup)."""
+"""Converts groups between the classic and the consumer protocol while members stay (KIP-848).
+
+Follows Kafka's ConsumerGroup.fromClassicGroup and ClassicGroup.fromConsumerGroup.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def to_classic_group(
     settings: Settings,
     now: float,
 ) -> ClassicGroup:
-    """The same members in a stable classic group, each with what its target gave it. All of them must speak the classic protocol."""
+    """A stable classic group with the same members; each is assigned its target assignment.
+
+    All members must use the classic protocol.
+    """
     protocol = _select_protocol(members)
     rows = tuple(_classic_row(member, protocol, topology) for member in members)
     return ClassicGroup.restored(
@@ -85,24 +90,27 @@ def _classic_row(member: ConsumerGroupMember, protocol: str, topology: Topology)
 
 def _classic_metadata(member: ConsumerGroupMember) -> ClassicMemberMetadata:
     if member.classic is None:
-        raise RuntimeError(f"{member.member_id} does not speak the classic protocol")
+        raise RuntimeError(f"member {member.member_id} does not use the classic protocol")
     return member.classic
 
 
 def check_upgrade(group: ClassicGroup, settings: Settings) -> None:
-    """Raises KafkaError(GROUP_ID_NOT_FOUND), by which a client of the new protocol learns that this group is not for it."""
+    """Raises KafkaError(GROUP_ID_NOT_FOUND) if the classic group must not be converted."""
     policy = settings.group_consumer_migration_policy
     if policy not in ("bidirectional", "upgrade"):
         raise _refusal(group, f"group_consumer_migration_policy is {policy}")
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
-        raise _refusal(group, f"its members are of the type {group.protocol_type}")
+        raise _refusal(group, f"its protocol type is {group.protocol_type}")
     if len(group.roster) > settings.group_max_size:
         raise _refusal(group, "it has more members than group_max_size allows")
 
 
 def to_consumer_group(group: ClassicGroup, topology: Topology) -> StoredGroup:
-    """The same members, each with what it reads. Raises KafkaError(GROUP_ID_NOT_FOUND) where that is not to be told, or the group's own assignor has
-    put something beside the assignments that would be lost."""
+    """A consumer group with the same members and their current assignments.
+
+    Raises KafkaError(GROUP_ID_NOT_FOUND) if an assignment cannot be parsed, or if the client's
+    assignor stores user data with the assignments, which would be lost.
+    """
     numbered = list(enumerate(group.roster, GROUP_ROW + 1))
     try:
         said = _subscriptions(group)
@@ -122,7 +130,7 @@ def to_consumer_group(group: ClassicGroup, topology: Topology) -> StoredGroup:
 
 
 def _subscriptions(group: ClassicGroup) -> dict[str, Subscription]:
-    """By member id. Raises ValueError, also where all of them together name too much to be looked at in one go."""
+    """Subscriptions by member id. Raises ValueError if malformed or beyond MAX_ELEMENTS."""
     said: dict[str, Subscription] = {}
     room = MAX_ELEMENTS
     for member in group.roster:
@@ -134,7 +142,7 @@ def _subscriptions(group: ClassicGroup) -> dict[str, Subscription]:
 
 
 def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partitions] | None:
-    """By member id, what the group has assigned; None where it is between two generations and has taken back what it had. Raises ValueError."""
+    """Assignments by member id, or None if a rebalance has revoked them. Raises ValueError."""
     if group.state is not GroupState.STABLE and not any(
         member.assignment for member in group.roster
     ):
@@ -146,11 +154,11 @@ def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partition
         named, beside = parse_assignment(member.assignment, room)
         room -= sum(map(len, named.values()))
         if beside:
-            raise ValueError("its assignor keeps notes of its own in the assignments")
+            raise ValueError("its assignor stores user data in the assignments")
         read[member.member_id] = _by_id(named, topology)
         places = _partition_set(read[member.member_id])
         if taken & places:
-            raise ValueError("a partition of it is assigned to two members")
+            raise ValueError("a partition is assigned to two members")
         taken |= places
     return read
 
@@ -158,7 +166,11 @@ def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partition
 def _owned_partitions(
     said: Mapping[str, Subscription], topology: Topology
 ) -> dict[str, Partitions]:
-    """What members said that they have when they joined, which they read until they are told otherwise. Of two who say the same, the first."""
+    """Partitions that members reported when they joined and that they read until the next
+    assignment.
+
+    If two members report the same partition, the first one keeps it.
+    """
     read: dict[str, Partitions] = {}
     taken: set[tuple[TopicId, int]] = set()
     for member_id, subscription in said.items():

@@ -1,5 +1,8 @@
-"""When groups want to be called: one timer for all of them, and a few calls in a turn of the reactor. A reactor would make ten thousand calls that are
-due in the same moment in one go, and others would wait meanwhile."""
+"""Timers of groups: one reactor timer for all, and a limited number of calls per reactor turn.
+
+The reactor runs all calls that are due in a single turn. Ten thousand group timers would block
+other connections.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from itertools import count
 
 from gateway.coroutines import Cancel, Clock, DelayedCall
 
-#: For how long calls are made in one turn, in seconds; the last one is always finished.
+#: Seconds of calls per reactor turn. The last call may exceed it.
 TURN_SECONDS = 0.005
 
-#: Cancelled calls stay until their time or until they are most of all, beyond so many.
+#: Cancelled calls are removed once there are more than this and they are the majority.
 MAX_CANCELLED = 100
 
 
@@ -26,8 +29,6 @@ class _Call:
 
 
 class GroupTimers:
-    """`clock` counts the waits."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._numbers = count()
@@ -37,11 +38,15 @@ class GroupTimers:
         self._fires_at = 0.0
 
     def __len__(self) -> int:
-        """Calls that are kept, cancelled ones among them."""
+        """Pending calls, including cancelled ones that have not been removed."""
         return len(self._calls)
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Cancel:
-        """Call `function` in so many seconds, or a little later; what is returned cancels it and does nothing afterwards."""
+        """Call `function` after `seconds`, or slightly later. Returns a function that cancels the
+        call.
+
+        Cancelling a call that has already run does nothing.
+        """
         call = _Call(self._clock.seconds() + seconds, function)
         heappush(self._calls, (call.at, next(self._numbers), call))
         self._set_timer(call.at)

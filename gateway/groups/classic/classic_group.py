@@ -1,7 +1,8 @@
-"""One group: what becomes of every request of its members, and of those who are not heard of any more.
+"""State machine of a classic group: member requests and session timeouts.
 
-The rules are those of Kafka's GroupCoordinator (3.9). No I/O, no clock, no randomness: `now` is in ms of a clock that never steps, and new ids and the handles
-of requests are arguments. What is to be done gathers for `take_effects`; `next_expire_at` says when `expire` wants to be called.
+Follows Kafka's GroupCoordinator (3.9). It does no I/O: `now` is in ms of a monotonic clock, and new
+member ids and request handles are arguments. Effects are collected for `take_effects`;
+`next_expire_at` is the time of the next `expire`.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ from gateway.groups.group_effects import Effect, LogEvent, Reply, RequestHandle
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 
-#: How long a newcomer's first JoinGroup may wait: it has no session yet that could end. Kafka's NewMemberJoinTimeoutMs.
+#: Limit on a new member's first JoinGroup, which has no session timeout yet. Kafka's
+#: NewMemberJoinTimeoutMs.
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 
 
 class ClassicGroup(RebalancingGroup):
-    """Every JoinGroup and SyncGroup is answered exactly once through `take_effects`, unless it is let go of first."""
+    """Answers each JoinGroup and SyncGroup exactly once through `take_effects`, unless it is
+    cancelled.
+    """
 
     kind = "classic"
 
     @classmethod
     def restored(cls, group_id: str, row: GroupRow, settings: Settings, now: float) -> Self:
-        """As it was stored; its members have a session from now on to be heard of."""
+        """Restore a group from its row. Each member's session restarts at `now`."""
         group = cls(group_id, settings, row.changed_at)
         group.generation, group.protocol_type, group.protocol = (
             row.generation,
@@ -65,20 +69,23 @@ class ClassicGroup(RebalancingGroup):
         return group
 
     def take_effects(self) -> list[Effect]:
-        """What has gathered to be done, in order."""
+        """Remove and return the pending effects, in order."""
         taken = self._effects[:]
         self._effects.clear()
         return taken
 
     @property
     def is_unused(self) -> bool:
-        """Nobody is here, and nothing was ever stored."""
+        """Whether the group has no members and was never stored."""
         return self.state is GroupState.EMPTY and not self.generation and not self.pending_members
 
-    # What members ask
+    # Member requests
 
     def join(self, request: MemberJoin, new_id: str, handle: RequestHandle, now: float) -> None:
-        """Let somebody in, or in again: `handle` is answered with `JoinResult`, now or when the others have joined too."""
+        """Add a member or let it rejoin.
+
+        `handle` receives a `JoinResult`, at once or when the rebalance completes.
+        """
         try:
             self._join(request, new_id, handle, now)
         except KafkaError as refusal:
@@ -86,7 +93,10 @@ class ClassicGroup(RebalancingGroup):
         self._try_complete_join(now)
 
     def sync(self, request: MemberSync, handle: RequestHandle, now: float) -> None:
-        """Ask for the own assignment, or as the leader bring all: `handle` is answered with `SyncResult`, now or when the assignment is stored."""
+        """Request the member's assignment; the leader's request carries all assignments.
+
+        `handle` receives a `SyncResult`, at once or when the assignments are stored.
+        """
         try:
             self._sync(request, handle, now)
         except KafkaError as refusal:
@@ -95,7 +105,11 @@ class ClassicGroup(RebalancingGroup):
     def heartbeat(
         self, member_id: str, generation: int, instance_id: str | None, now: float
     ) -> None:
-        """Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS."""
+        """Restart the member's session.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION,
+        REBALANCE_IN_PROGRESS.
+        """
         member = self._require_member(member_id, instance_id)
         self._check_generation(generation)
         self._restart_session(member, now)
@@ -103,7 +117,10 @@ class ClassicGroup(RebalancingGroup):
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS)
 
     def leave(self, member_id: str, instance_id: str | None, reason: str, now: float) -> None:
-        """Somebody leaves, or a static member is removed by its instance id alone. Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID."""
+        """Remove a member. A static member may be identified by its instance id alone.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
+        """
         if self._remove_pending_member(member_id):
             self._try_complete_join(now)
             return
@@ -116,7 +133,10 @@ class ClassicGroup(RebalancingGroup):
     def validate_offset_commit(
         self, member_id: str, generation: int, instance_id: str | None, now: float
     ) -> None:
-        """Whether this member may commit offsets; to do so is a sign of life. Raises KafkaError (GroupCoordinator.validateOffsetCommit)."""
+        """Check that the member may commit, and restart its session.
+
+        Raises KafkaError (GroupCoordinator.validateOffsetCommit).
+        """
         if generation < 0 and self.state is GroupState.EMPTY:
             return
         member = self._require_member(member_id, instance_id)
@@ -126,37 +146,44 @@ class ClassicGroup(RebalancingGroup):
         self._restart_session(member, now)
 
     def cancel_request(self, member_id: str, handle: RequestHandle, now: float) -> None:
-        """The connection is gone on which this request waited. Its member may come again until its session ends, if it knows its id."""
+        """Cancel a waiting request whose connection closed.
+
+        The member stays until its session ends if the client has an id to rejoin with.
+        """
         member = self.roster.get(member_id)
         if not self._waiting_requests.cancel_request(member_id, handle) or member is None:
             return
         if member.can_rejoin:
             self._restart_session(member, now)
         else:
-            self._remove_member(member, "its connection went before it was told its id", now)
+            self._remove_member(member, "disconnected before it received its member id", now)
 
     def refuse_waiting(self, code: ErrorCode) -> None:
-        """Answer every request that waits."""
+        """Answer every waiting request with `code`."""
         self._waiting_requests.refuse_all(code)
 
     def delete_on_store(self, stale: Iterable[bytes]) -> None:
-        """It was a consumer group, whose rows have these keys: they go in the moment in which its own is stored."""
+        """Delete the rows of the consumer group that this group replaces, together with its first
+        write.
+        """
         self._stale_keys = frozenset(stale)
 
     def store(self, answer: Reply | None) -> None:
-        """Store it as it is. Then `answer` is due."""
+        """Store the group as it is, then send `answer`."""
         self._store({one.member_id: one.assignment for one in self.roster}, answer)
 
     def stored_keys(self) -> set[bytes]:
-        """Of all rows that may be stored of it."""
+        """Keys of all rows that may be stored for this group."""
         return {row_key(self.group_id), *self._stale_keys}
 
     def rebalance(self, reason: str, now: float) -> None:
-        """Have all members join again."""
+        """Require all members to rejoin."""
         self._maybe_prepare_rebalance(reason, now, "")
 
     def close(self, code: ErrorCode, now: float) -> None:
-        """It becomes a consumer group: whoever waits is told so by this code."""
+        """Close a group that has become a consumer group. Waiting requests are answered with
+        `code`.
+        """
         self.refuse_waiting(code)
         self._transition(GroupState.DEAD, now)
 
@@ -166,7 +193,7 @@ class ClassicGroup(RebalancingGroup):
 
     @property
     def is_removable(self) -> bool:
-        """Nobody is here, or was told an id to come with."""
+        """Whether the group has no members and no pending member ids."""
         return self.is_empty and not self.pending_members
 
     def check_empty(self) -> None:
@@ -175,32 +202,36 @@ class ClassicGroup(RebalancingGroup):
             raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
 
     def delete(self, now: float) -> None:
-        """There is no way back. Raises KafkaError(NON_EMPTY_GROUP)."""
+        """Move to DEAD. Raises KafkaError(NON_EMPTY_GROUP)."""
         self.check_empty()
         self._transition(GroupState.DEAD, now)
 
-    # What time brings
+    # Timeouts
 
     def expire(self, now: float) -> None:
-        """Remove whose time is up, go on with a rebalance that has waited long enough, and set `next_expire_at` anew."""
+        """Remove expired members, end rebalances that timed out, and update `next_expire_at`."""
         for member_id in [
             member_id for member_id, deadline in self.pending_members.items() if deadline <= now
         ]:
             self._remove_pending_member(member_id)
         for member in [member for member in self.roster if self._has_expired(member, now)]:
-            # To remove one may end the wait of the others.
+            # Removing one member may complete the rebalance for others.
             if self._has_expired(member, now):
-                self._remove_member(member, "not heard of", now)
+                self._remove_member(member, "session timeout", now)
         if self._pending_sync_members and self._sync_deadline <= now:
             self._remove_unsynced_members(now)
         self._try_complete_join(now)
         if self.state is GroupState.PREPARING_REBALANCE and self._rebalance_deadline <= now:
-            # Last, for without members there is nobody to wait for.
+            # Last, because the expired members no longer delay it.
             self._end_rebalance_wait(now)
         self.next_expire_at = self._next_deadline()
 
     def _can_expire(self, member: ClassicGroupMember) -> bool:
-        """Whether its time can run out: one that waits for the others is heard of by its connection, but a newcomer's first wait has its limit."""
+        """Whether the member's deadline applies.
+
+        A member that waits for a rebalance is kept alive by its connection, except during its first
+        JoinGroup, which has a time limit.
+        """
         if member.is_new:
             return True
         return not self._waiting_requests.has_join(
@@ -224,17 +255,15 @@ class ClassicGroup(RebalancingGroup):
         return min(times, default=NEVER)
 
     def _remove_unsynced_members(self, now: float) -> None:
-        """Those who joined the generation and never asked for their assignment (KAFKA-13419)."""
+        """Remove members that joined the generation but sent no SyncGroup (KAFKA-13419)."""
         for member_id in self._pending_sync_members:
             member = self.roster.get(member_id)
             if member is not None:
                 self.roster.remove(member)
-                self._effects.append(
-                    LogEvent("member removed", "did not ask for its assignment", member_id)
-                )
-        self._prepare_rebalance("members did not ask for their assignments", now)
+                self._effects.append(LogEvent("member removed", "sent no SyncGroup", member_id))
+        self._prepare_rebalance("members sent no SyncGroup", now)
 
-    # Joining
+    # JoinGroup
 
     def _join(self, request: MemberJoin, new_id: str, handle: RequestHandle, now: float) -> None:
         self._check_group_limits(request, now)
@@ -256,7 +285,9 @@ class ClassicGroup(RebalancingGroup):
             self._add_member(request, new_id, handle, now)
 
     def _check_group_limits(self, request: MemberJoin, now: float) -> None:
-        """Raises KafkaError(GROUP_MAX_SIZE_REACHED). Those over the limit go in the order in which they join again."""
+        """Raises KafkaError(GROUP_MAX_SIZE_REACHED). When a group is over the limit, the members
+        that rejoin last are removed.
+        """
         member_id, most = request.member_id, self._settings.group_max_size
         known = self.roster.get(
             member_id or self.roster.member_id_of(request.instance_id or "") or ""
@@ -278,11 +309,11 @@ class ClassicGroup(RebalancingGroup):
         self._remove_pending_member(member_id)
         member = self.roster.get(member_id)
         if member is not None:
-            self._remove_member(member, "the group is full", now)
+            self._remove_member(member, "group_max_size reached", now)
         raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED)
 
     def _check_protocols(self, request: MemberJoin) -> None:
-        """Raises KafkaError(INCONSISTENT_GROUP_PROTOCOL) where the others could not be in one generation with it."""
+        """Raises KafkaError(INCONSISTENT_GROUP_PROTOCOL) if members have no protocol in common."""
         names = [name for name, _ in request.protocols]
         is_fit = bool(names) and len(set(names)) == len(names)
         if self.state is GroupState.EMPTY:
@@ -299,7 +330,10 @@ class ClassicGroup(RebalancingGroup):
     def _send_member_id(
         self, request: MemberJoin, new_id: str, handle: RequestHandle, now: float
     ) -> None:
-        """KIP-394: a newcomer whose answer is lost must not stay as a member that nobody is."""
+        """Assign a member id and require the client to rejoin with it (KIP-394).
+
+        Otherwise a member whose reply is lost would stay in the group without a client.
+        """
         if len(self.pending_members) >= self._settings.group_max_pending_members:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._add_pending_member(new_id, now + request.session_timeout_ms)
@@ -327,13 +361,15 @@ class ClassicGroup(RebalancingGroup):
         self._waiting_requests.add_join(member_id, handle)
         self._expire_by(member.deadline)
         self._maybe_prepare_rebalance(
-            _with_client_reason("a member came", request.reason), now, member_id
+            _with_client_reason("member joined", request.reason), now, member_id
         )
 
     def _rejoin(
         self, member: ClassicGroupMember, request: MemberJoin, handle: RequestHandle, now: float
     ) -> None:
-        """A follower that says nothing new is told again what is; otherwise everybody joins (GroupCoordinator.doCurrentMemberJoinGroup)."""
+        """Repeat the current generation to an unchanged follower; otherwise start a rebalance
+        (GroupCoordinator.doCurrentMemberJoinGroup).
+        """
         is_unchanged = member.protocols == request.protocols
         leads = self.roster.leader == member.member_id
         is_completing = self.state is GroupState.COMPLETING_REBALANCE
@@ -344,7 +380,7 @@ class ClassicGroup(RebalancingGroup):
         self.roster.update(member, request)
         self._waiting_requests.add_join(member.member_id, handle)
         self._maybe_prepare_rebalance(
-            _with_client_reason("a member joins again", request.reason), now, member.member_id
+            _with_client_reason("member rejoined", request.reason), now, member.member_id
         )
 
     def _replace_static_member(
@@ -355,7 +391,9 @@ class ClassicGroup(RebalancingGroup):
         handle: RequestHandle,
         now: float,
     ) -> None:
-        """A static member is back under a new id, and whoever used the old one is fenced (GroupCoordinator.updateStaticMemberAndRebalance)."""
+        """Give a static member a new member id and fence the old one
+        (GroupCoordinator.updateStaticMemberAndRebalance).
+        """
         old_id, old_leader = member.member_id, self.roster.leader
         self._waiting_requests.answer_join(old_id, JoinResult(ErrorCode.FENCED_INSTANCE_ID, old_id))
         self._waiting_requests.answer_sync(old_id, SyncResult(ErrorCode.FENCED_INSTANCE_ID))
@@ -368,16 +406,17 @@ class ClassicGroup(RebalancingGroup):
         if self.state is not GroupState.STABLE or self.protocol != self.roster.select_protocol():
             self._waiting_requests.add_join(new_id, handle)
             self._maybe_prepare_rebalance(
-                _with_client_reason("a static member came back", request.reason), now, new_id
+                _with_client_reason("static member rejoined", request.reason), now, new_id
             )
             return
         joined = self._join_result(member, skip_assignment=self.roster.leader == new_id)
         if not request.supports_skipping_assignment:
-            # It takes itself for a follower, so that it does not bring an assignment that a stable group would not look at.
+            # The client would otherwise act as leader and send assignments, which a stable group
+            # ignores.
             joined = replace(joined, leader=old_leader or "", members=(), skip_assignment=False)
         self._store({one.member_id: one.assignment for one in self.roster}, Reply(handle, joined))
 
-    # Syncing
+    # SyncGroup
 
     def _sync(self, request: MemberSync, handle: RequestHandle, now: float) -> None:
         member = self._require_member(request.member_id, request.instance_id)
@@ -398,7 +437,7 @@ class ClassicGroup(RebalancingGroup):
         if self.roster.leader == member.member_id:
             self._store_assignments(dict(request.assignments))
 
-    # Leaving
+    # LeaveGroup
 
     def _remove_member(self, member: ClassicGroupMember, reason: str, now: float) -> None:
         self._waiting_requests.answer_join(
@@ -411,12 +450,14 @@ class ClassicGroup(RebalancingGroup):
         self.roster.remove(member)
         self._effects.append(LogEvent("member removed", reason, member.member_id))
         self._maybe_prepare_rebalance(
-            _with_client_reason("a member went", reason), now, member.member_id
+            _with_client_reason("member removed", reason), now, member.member_id
         )
         self._try_complete_join(now)
 
     def _require_member(self, member_id: str, instance_id: str | None) -> ClassicGroupMember:
-        """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where somebody else is that static member now."""
+        """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if the instance id belongs to
+        another member.
+        """
         if (
             instance_id is not None
             and (current := self.roster.member_id_of(instance_id)) is not None
@@ -434,5 +475,5 @@ class ClassicGroup(RebalancingGroup):
 
 
 def _with_client_reason(what: str, reason: str) -> str:
-    """What happened, and why where the client says it (KIP-800)."""
+    """The event, followed by the reason that the client gave, if any (KIP-800)."""
     return f"{what}: {reason}" if reason else what

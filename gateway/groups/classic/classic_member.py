@@ -1,4 +1,4 @@
-"""A member of a group, and what it and its group say to each other. Times are milliseconds."""
+"""A member of a classic group, its requests and their results. Times are in milliseconds."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 from gateway.protocol.errors import ErrorCode
 
-#: What a member takes besides what it says.
+#: Approximate size of a member in memory, without its variable fields, in bytes.
 _MEMBER_BYTES = 2048
 
-#: What a protocol or a topic takes besides its characters, where it is named and where it is counted: many that are short are most of what they take.
+#: Overhead per protocol or topic name: each is stored in the member and in a counter. Short names
+#: consist mostly of overhead.
 NAME_BYTES = 200
 
-#: How each assignor that a member knows is called and what the member tells it, the one it likes best first.
+#: Name and metadata of each assignor that a member supports, in order of preference.
 Protocols = tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MemberJoin:
-    """What a JoinGroup asks for. `member_id` is empty where the member has none yet."""
+    """A JoinGroup. `member_id` is empty for a new member."""
 
     member_id: str
     instance_id: str | None
@@ -30,26 +31,29 @@ class MemberJoin:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     requires_member_id: bool = False
-    """A newcomer is told its id and asked to come again with it (KIP-394)."""
+    """Whether a new member must rejoin with its assigned id first (KIP-394)."""
     supports_skipping_assignment: bool = False
-    """A leader that comes back can be told that there is nothing to assign (KIP-814)."""
+    """Whether a rejoining leader understands `skip_assignment` in the reply (KIP-814)."""
     reason: str = ""
 
     @property
     def text_size(self) -> int:
-        """How much it says, in characters and bytes."""
+        """Size of the strings and metadata in the request, in characters and bytes."""
         names = len(self.client_id) + len(self.instance_id or "") + len(self.protocol_type)
         return names + sum(len(name) + len(metadata) for name, metadata in self.protocols)
 
     @property
     def size(self) -> int:
-        """What a member of such words takes in memory, roughly, in bytes."""
+        """Approximate size of the resulting member in memory, in bytes."""
         return _MEMBER_BYTES + self.text_size + len(self.protocols) * NAME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSync:
-    """What a SyncGroup asks for. Only the leader's has assignments, by member id; protocol type and name are None where the client says none."""
+    """A SyncGroup. Only the leader's has assignments (by member id).
+
+    The protocol type and name are None in versions without them.
+    """
 
     member_id: str
     instance_id: str | None
@@ -61,7 +65,7 @@ class MemberSync:
 
 @dataclass(frozen=True, slots=True)
 class JoinedMember:
-    """A member as its leader sees it."""
+    """A member as listed in the leader's JoinGroup reply."""
 
     member_id: str
     instance_id: str | None
@@ -70,7 +74,7 @@ class JoinedMember:
 
 @dataclass(frozen=True, slots=True)
 class JoinResult:
-    """The answer to a JoinGroup. Only the leader is told who is there."""
+    """The reply to a JoinGroup. Only the leader receives `members`."""
 
     code: ErrorCode
     member_id: str
@@ -84,7 +88,7 @@ class JoinResult:
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """The answer to a SyncGroup."""
+    """The reply to a SyncGroup."""
 
     code: ErrorCode
     protocol_type: str | None = None
@@ -94,7 +98,9 @@ class SyncResult:
 
 @dataclass(slots=True)
 class ClassicGroupMember:
-    """One member. `deadline` is when its session ends unless it is heard of; while it waits for a rebalance it may be silent."""
+    """A member of a classic group. `deadline` is the end of its session; it does not apply while
+    the member waits for a rebalance.
+    """
 
     member_id: str
     instance_id: str | None
@@ -106,24 +112,26 @@ class ClassicGroupMember:
     deadline: float
     assignment: bytes = b""
     is_new: bool = False
-    """It has not been part of any generation."""
+    """Whether the member has not been part of any generation."""
     can_rejoin: bool = True
-    """It knows an id by which it is known again."""
+    """Whether the client has an id to rejoin with."""
 
     def supports(self, protocol: str) -> bool:
         return any(name == protocol for name, _ in self.protocols)
 
     def metadata(self, protocol: str) -> bytes:
-        """What it tells that assignor, nothing where it does not know it."""
+        """The member's metadata for this protocol, or b""."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
     def vote(self, candidates: Set[str]) -> str:
-        """Which of these protocols it likes best. Raises StopIteration where it knows none, which the group has seen to."""
+        """The candidate that the member prefers. Raises StopIteration if it supports none, which
+        the group rules out.
+        """
         return next(name for name, _ in self.protocols if name in candidates)
 
     @property
     def size(self) -> int:
-        """What it takes in memory, roughly, in bytes."""
+        """Approximate size in memory, in bytes."""
         told = (
             _MEMBER_BYTES
             + len(self.member_id)

@@ -1,4 +1,6 @@
-"""Who is in a group: members by their ids, static members also by their instance ids (KIP-345), the leader, and which protocols all of them know."""
+"""Members of a classic group by member id and instance id (KIP-345), the leader, and the protocols
+that all members support.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from gateway.groups.classic.classic_member import ClassicGroupMember, MemberJoin
 
 
 class ClassicRoster:
-    """In the order in which they came."""
+    """Members in the order in which they joined."""
 
     def __init__(self) -> None:
         self._members: dict[str, ClassicGroupMember] = {}
@@ -17,7 +19,7 @@ class ClassicRoster:
         self._protocol_counts: Counter[str] = Counter()
         self.leader: str | None = None
         self.size = 0
-        """What the members take in memory, roughly, in bytes."""
+        """Approximate size of the members in memory, in bytes."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -32,13 +34,15 @@ class ClassicRoster:
         return self._members.get(member_id)
 
     def member_id_of(self, instance_id: str) -> str | None:
-        """The id that a static member has now."""
+        """The current member id of a static member."""
         return self._static.get(instance_id)
 
     def add(self, member: ClassicGroupMember) -> None:
-        """The first one leads. Raises ValueError where its id or instance id is taken."""
+        """Add a member; the first one becomes the leader. Raises ValueError if its member id or
+        instance id is in use.
+        """
         if member.member_id in self._members or member.instance_id in self._static:
-            raise ValueError("such a member is here already")
+            raise ValueError("the member id or instance id is already in use")
         self._members[member.member_id] = member
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
@@ -48,7 +52,7 @@ class ClassicRoster:
             self.leader = member.member_id
 
     def remove(self, member: ClassicGroupMember) -> None:
-        """Where it led, the one that has been here longest leads."""
+        """Remove a member. If it was the leader, the longest-standing member becomes the leader."""
         del self._members[member.member_id]
         self.size -= member.size
         if member.instance_id is not None:
@@ -58,7 +62,7 @@ class ClassicRoster:
             self.leader = next(iter(self._members), None)
 
     def change_member_id(self, member: ClassicGroupMember, member_id: str) -> None:
-        """A static member has come back: it goes on under another id, and leads where it led."""
+        """Give a rejoining static member its new member id; it stays the leader if it was."""
         del self._members[member.member_id]
         if self.leader == member.member_id:
             self.leader = member_id
@@ -69,7 +73,7 @@ class ClassicRoster:
             self._static[member.instance_id] = member_id
 
     def update(self, member: ClassicGroupMember, request: MemberJoin) -> None:
-        """It joins again, perhaps with other words."""
+        """Apply the fields of a repeated JoinGroup."""
         self._remove_protocols(member)
         self.size -= member.size
         member.protocols = request.protocols
@@ -92,11 +96,15 @@ class ClassicRoster:
                 del self._protocol_counts[name]
 
     def supports_protocols(self, protocols: Protocols) -> bool:
-        """Whether some of these protocols is known to everyone. To nobody, it is."""
+        """Whether all members support at least one of these protocols. True if there are no
+        members.
+        """
         return any(self._protocol_counts[name] == len(self._members) for name, _ in protocols)
 
     def select_protocol(self) -> str:
-        """Of those that all know, the one that most like best. Raises ValueError where there are no members."""
+        """The protocol that most members prefer among those that all support. Raises ValueError
+        without members.
+        """
         candidates = {
             name for name, count in self._protocol_counts.items() if count == len(self._members)
         }
@@ -105,5 +113,5 @@ class ClassicRoster:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """How long a rebalance waits for its members: as long as the most patient of them."""
+        """The longest rebalance timeout of the members."""
         return max((member.rebalance_timeout_ms for member in self), default=0)

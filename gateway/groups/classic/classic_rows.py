@@ -1,4 +1,7 @@
-"""How a group is stored: one row of the table `groups`, by its id. Enough for a restart to go on as if nothing had been."""
+"""Storage format of classic groups: one row per group in the table `groups`, keyed by group id.
+
+The row has all that a restarted gateway needs to continue the group.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from gateway.groups.classic.classic_member import Protocols
 
 
 class MemberRow(msgspec.Struct, frozen=True, array_like=True):
-    """A member of the generation that is stored."""
+    """A member of the stored generation."""
 
     member_id: str
     instance_id: str | None
@@ -21,7 +24,9 @@ class MemberRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupRow(msgspec.Struct, frozen=True, array_like=True):
-    """A generation with its members and their assignments, or an empty group. `changed_at` is in ms since 1970."""
+    """A generation with its members and assignments, or an empty group. `changed_at` is in ms since
+    1970.
+    """
 
     generation: int
     protocol_type: str
@@ -36,7 +41,7 @@ def row_key(group_id: str) -> bytes:
 
 
 def parse_key(key: bytes) -> str:
-    """Raises ValueError for what is no such key."""
+    """Raises ValueError for a malformed key."""
     return key.decode()
 
 
@@ -45,7 +50,7 @@ def encode(row: GroupRow) -> bytes:
 
 
 def decode(value: bytes) -> GroupRow:
-    """Raises ValueError for what is no such row."""
+    """Raises ValueError for a malformed row."""
     return _DECODER.decode(value)
 
 

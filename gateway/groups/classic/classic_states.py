@@ -1,4 +1,4 @@
-"""The states of a group, and which may follow which (Kafka's ClassicGroupState)."""
+"""States of a classic group and the allowed transitions (Kafka's ClassicGroupState)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from enum import Enum
 
 
 class GroupState(Enum):
-    """The values are the words that clients are told."""
+    """The values are the names in ListGroups and DescribeGroups."""
 
     EMPTY = "Empty"
     """No members; there may be committed offsets."""
     PREPARING_REBALANCE = "PreparingRebalance"
-    """Members are expected to join again."""
+    """Waiting for members to rejoin."""
     COMPLETING_REBALANCE = "CompletingRebalance"
-    """All have joined a new generation, and the leader is expected to bring the assignment."""
+    """A new generation has started; waiting for the leader's assignments."""
     STABLE = "Stable"
-    """The members know their assignments."""
+    """The members have their assignments."""
     DEAD = "Dead"
-    """Deleted. A group of this name is another one."""
+    """Deleted, or replaced by a consumer group."""
 
 
 TRANSITIONS: Mapping[GroupState, Set[GroupState]] = {

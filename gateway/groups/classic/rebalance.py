@@ -1,7 +1,8 @@
-"""How a group comes from one generation to the next: its state, its members, and the waits in between.
+"""Rebalances of a classic group: from one generation to the next.
 
-A rebalance waits until all members have joined again, or for as long as the most patient of them allows; then there is a new generation, and its
-leader brings the assignment. `gateway.groups.classic.classic_group` says what starts all this. Times are ms of a clock that never steps; the driver stores them as ms since 1970.
+A rebalance waits until all members have rejoined, at most for the longest rebalance timeout of the
+members. Then a new generation starts, and its leader sends the assignments. Times are in ms of a
+monotonic clock; rows store ms since 1970.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from gateway.settings.model import Settings
 
 NEVER = float("inf")
 
-#: What a group and an id that was given out take in memory, roughly, in bytes; the id's own characters come on top.
+#: Approximate sizes in memory of a group and of a pending member id without its characters, in
+#: bytes.
 _GROUP_BYTES = 2048
 _PENDING_BYTES = 300
 
-#: A wait that is begun anew until somebody comes must not spin, whatever the members allow.
+#: Minimum repeated wait for static members, in ms. Prevents a busy loop if members set very short
+#: timeouts.
 _SHORTEST_WAIT_MS = 1000
 
 _MAY_REBALANCE = frozenset(
@@ -35,7 +38,7 @@ _MAY_REBALANCE = frozenset(
 
 
 class RebalancingGroup:
-    """Begins empty, with generation 0, which nobody was ever in."""
+    """The state of a classic group. A new group is empty and has generation 0."""
 
     def __init__(self, group_id: str, settings: Settings, now: float) -> None:
         self.group_id = group_id
@@ -46,29 +49,29 @@ class RebalancingGroup:
         self.protocol: str | None = None
         self.roster = ClassicRoster()
         self.pending_members: dict[str, float] = {}
-        """Ids that newcomers were told and have not come back with, and until when they may."""
+        """Deadlines of member ids that were assigned but have not joined yet (KIP-394)."""
         self.next_expire_at = NEVER
-        """No later than this `expire` wants to be called."""
+        """Time by which `expire` must be called."""
         self.accounted_size = 0
-        """The size that its coordinator has noted."""
+        """The size that the driver has included in its total."""
         self._settings = settings
         self._effects: list[Effect] = []
         self._waiting_requests = WaitingRequests(self._effects)
         self._rebalance_deadline = NEVER
         self._initial_delay_left: float | None = None
-        """How much longer the first rebalance may wait for more members; None in every later one."""
+        """Time for which the first rebalance may still be extended; None for later rebalances."""
         self._has_new_member = False
         self._pending_chars = 0
         self._pending_sync_members: set[str] = set()
         self._sync_deadline = NEVER
         self._unstored_assignments: dict[str, bytes] | None = None
-        """The leader's assignment while it is being stored."""
+        """The leader's assignments while they are being stored."""
         self._stale_keys: frozenset[bytes] = frozenset()
-        """Keys of rows of the consumer group that it was, for as long as they may be stored."""
+        """Keys of rows that may remain from a previous consumer group."""
 
     @property
     def size(self) -> int:
-        """What it takes in memory, roughly, in bytes."""
+        """Approximate size in memory, in bytes."""
         return (
             _GROUP_BYTES
             + self.roster.size
@@ -78,8 +81,11 @@ class RebalancingGroup:
 
     @property
     def subscribed_topics(self) -> frozenset[str] | None:
-        """The topics of the members of this generation, None where they cannot be told. Read when it is asked for, which is seldom: what members say
-        may be a hundred times larger when it is taken apart."""
+        """Topics of the members, or None if a subscription cannot be parsed.
+
+        Parsed on each call, because calls are rare and parsed subscriptions can take a hundred
+        times the memory of their bytes.
+        """
         protocol = self.protocol
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return None
@@ -91,17 +97,17 @@ class RebalancingGroup:
 
     @property
     def member_count(self) -> int:
-        """Members, and newcomers that were told an id."""
+        """Members and pending member ids."""
         return len(self.roster) + len(self.pending_members)
 
     def _add_pending_member(self, member_id: str, until: float) -> None:
-        """A newcomer is told this id, and shall come back with it."""
+        """Reserve a member id that the client must rejoin with before `until`."""
         self.pending_members[member_id] = until
         self._pending_chars += len(member_id)
         self._expire_by(until)
 
     def _remove_pending_member(self, member_id: str) -> bool:
-        """Whether it was expected."""
+        """Returns whether the id was pending."""
         if self.pending_members.pop(member_id, None) is None:
             return False
         self._pending_chars -= len(member_id)
@@ -109,18 +115,18 @@ class RebalancingGroup:
 
     def _transition(self, state: GroupState, now: float) -> None:
         if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"a group in state {self.state.value} cannot become {state.value}")
+            raise RuntimeError(f"group in state {self.state.value} cannot move to {state.value}")
         self.state = state
         self.changed_at = now
 
-    # From a generation to the wait for the next
+    # Start of a rebalance
 
     def _maybe_prepare_rebalance(self, reason: str, now: float, member_id: str) -> None:
         if self.state in _MAY_REBALANCE:
             self._prepare_rebalance(reason, now, member_id)
 
     def _prepare_rebalance(self, reason: str, now: float, member_id: str = "") -> None:
-        """Expect everybody to join again (GroupCoordinator.prepareRebalance)."""
+        """Require all members to rejoin (GroupCoordinator.prepareRebalance)."""
         if self.state is GroupState.COMPLETING_REBALANCE:
             self._reset_assignments(ErrorCode.REBALANCE_IN_PROGRESS, now)
         self._pending_sync_members.clear()
@@ -135,17 +141,23 @@ class RebalancingGroup:
             self._rebalance_deadline, self._initial_delay_left = now + timeout, None
         self._transition(GroupState.PREPARING_REBALANCE, now)
         self._expire_by(self._rebalance_deadline)
-        self._effects.append(LogEvent("rebalance begins", reason, member_id))
+        self._effects.append(LogEvent("rebalance started", reason, member_id))
 
     def _try_complete_join(self, now: float) -> None:
-        """The first rebalance of all always waits its time: members that start together shall be in one generation."""
+        """Complete the rebalance if all members have joined.
+
+        The first rebalance of a group always waits for its full delay, so that members that start
+        together share a generation.
+        """
         if self.state is not GroupState.PREPARING_REBALANCE or self._initial_delay_left is not None:
             return
         if self._waiting_requests.join_count == len(self.roster) and not self.pending_members:
             self._complete_join(now)
 
     def _end_rebalance_wait(self, now: float) -> None:
-        """The rebalance has waited long enough, unless it is the first and more members came meanwhile (InitialDelayedJoin)."""
+        """Complete a rebalance that timed out. The first rebalance is extended if members joined
+        meanwhile (InitialDelayedJoin).
+        """
         if self._initial_delay_left and self._has_new_member:
             self._has_new_member = False
             delay = min(self._settings.group_initial_rebalance_delay_ms, self._initial_delay_left)
@@ -154,20 +166,25 @@ class RebalancingGroup:
             return
         self._complete_join(now)
 
-    # A new generation
+    # Start of a generation
 
     def _complete_join(self, now: float) -> None:
-        """Begin the next generation with those who have joined (GroupCoordinator.onCompleteJoin). A static member keeps its place until its
-        session ends, as it may be restarting."""
+        """Start the next generation with the members that have joined
+        (GroupCoordinator.onCompleteJoin).
+
+        A static member that has not rejoined stays until its session ends, because it may be
+        restarting.
+        """
         for member in [
             member
             for member in self.roster
             if not self._has_joined(member) and member.instance_id is None
         ]:
             self.roster.remove(member)
-            self._effects.append(LogEvent("member removed", "did not join again", member.member_id))
+            self._effects.append(LogEvent("member removed", "did not rejoin", member.member_id))
         if len(self.roster) and not self._elect_leader():
-            # Only static members are left, and none of them is there: until one comes or their sessions end.
+            # Only static members are left and none has rejoined: wait for one, or until their
+            # sessions end.
             self._rebalance_deadline, self._initial_delay_left = (
                 now + max(self.roster.rebalance_timeout_ms, _SHORTEST_WAIT_MS),
                 None,
@@ -184,13 +201,15 @@ class RebalancingGroup:
         else:
             self._transition(GroupState.EMPTY, now)
             self._store({})
-            self._effects.append(LogEvent("group is empty"))
+            self._effects.append(LogEvent("group became empty"))
 
     def _has_joined(self, member: ClassicGroupMember) -> bool:
         return self._waiting_requests.has_join(member.member_id)
 
     def _elect_leader(self) -> bool:
-        """Whether somebody has joined who can lead; whoever leads goes on to do so."""
+        """Keep the leader if it has joined, or choose a joined member. Returns False if none has
+        joined.
+        """
         if self.roster.leader is None or not self._waiting_requests.has_join(self.roster.leader):
             joined = next(
                 (member.member_id for member in self.roster if self._has_joined(member)), None
@@ -211,12 +230,12 @@ class RebalancingGroup:
             self._waiting_requests.answer_join(member.member_id, self._join_result(member))
         self._sync_deadline = now + self.roster.rebalance_timeout_ms
         self._expire_by(self._sync_deadline)
-        self._effects.append(LogEvent("generation begins"))
+        self._effects.append(LogEvent("rebalance completed"))
 
     def _join_result(
         self, member: ClassicGroupMember, *, skip_assignment: bool = False
     ) -> JoinResult:
-        """What `member` is told of the generation that it is in."""
+        """The JoinGroup reply for `member` in the current generation."""
         leader, protocol = self.roster.leader or "", self.protocol or ""
         members: tuple[JoinedMember, ...] = ()
         if leader == member.member_id:
@@ -235,10 +254,12 @@ class RebalancingGroup:
             skip_assignment,
         )
 
-    # Its assignment
+    # Assignments
 
     def _store_assignments(self, assignments: dict[str, bytes]) -> None:
-        """Store the leader's word before anybody acts on it. One that comes again while the first is being stored changes nothing."""
+        """Store the leader's assignments before sending them. A repeated request during the write
+        is ignored.
+        """
         if self._unstored_assignments is None:
             self._unstored_assignments = assignments
             self._store(assignments)
@@ -247,7 +268,7 @@ class RebalancingGroup:
         self._effects.append(StoreClassicGroup(self._row(assignments), answer, self._stale_keys))
 
     def on_stored(self, save: StoreClassicGroup, now: float) -> None:
-        """What `save` asked to be stored is stored. A group that has gone on meanwhile stays where it is."""
+        """Called when `save` is stored. If the group has moved on, its state does not change."""
         self._stale_keys -= save.drops
         if save.answer is not None:
             self._effects.append(save.answer)
@@ -255,14 +276,14 @@ class RebalancingGroup:
             self._assign(now)
 
     def on_store_failed(self, save: StoreClassicGroup, now: float) -> None:
-        """It could not be stored: those who wait for it are told to try again."""
+        """Called when `save` could not be stored. Waiting requests fail with a retriable error."""
         if save.answer is not None:
             self._effects.append(
                 Reply(save.answer.handle, JoinResult(ErrorCode.COORDINATOR_NOT_AVAILABLE, ""))
             )
         if self._stores_current_assignments(save):
             self._reset_assignments(ErrorCode.COORDINATOR_NOT_AVAILABLE, now)
-            self._prepare_rebalance("the assignment could not be stored", now)
+            self._prepare_rebalance("assignments not stored", now)
 
     def _stores_current_assignments(self, save: StoreClassicGroup) -> bool:
         is_current = (
@@ -289,7 +310,7 @@ class RebalancingGroup:
         return SyncResult(ErrorCode.NONE, self.protocol_type, self.protocol, member.assignment)
 
     def _row(self, assignments: dict[str, bytes]) -> GroupRow:
-        """The generation as it is to be stored, with these assignments."""
+        """The row of the current generation with these assignments."""
         members = tuple(
             MemberRow(
                 member.member_id,
@@ -312,7 +333,7 @@ class RebalancingGroup:
             members,
         )
 
-    # Time
+    # Timers
 
     def _expire_by(self, time: float) -> None:
         self.next_expire_at = min(self.next_expire_at, time)

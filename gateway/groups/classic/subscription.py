@@ -1,7 +1,7 @@
-"""What members of the classic protocol say to each other of topics, in ConsumerProtocolSubscription and ConsumerProtocolAssignment.
+"""Parses and encodes ConsumerProtocolSubscription and ConsumerProtocolAssignment.
 
-To a classic group only the topics are of interest, for the offsets that it keeps; all else is its members' own business. A consumer group with
-classic members reads and writes all of it (KIP-848).
+A classic group reads only the subscribed topics, for offset expiration. A consumer group with
+classic members reads and writes all fields (KIP-848).
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from struct import Struct, error
 
-#: The protocol type of those whose metadata has this layout; Connect and others have their own.
+#: Protocol type of consumers. Kafka Connect and others use their own types and formats.
 CONSUMER_PROTOCOL_TYPE = "consumer"
 
-#: Topics and partitions that are read of what the members of one group say, one counting as often as it is named: some 30 ms' worth. A megabyte of
-#: metadata can name 300,000, and a group has many members.
+#: Maximum number of topics and partitions parsed for one group, about 30 ms of work. A megabyte of
+#: metadata can name 300,000.
 MAX_ELEMENTS = 100_000
 
-#: The newest version that is known. Every version begins as the one before it, so a newer one is read as this.
+#: Newest known version. Each version extends the previous one, so newer ones are parsed as this.
 _NEWEST = 3
 
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 
-#: By topic name.
+#: Partitions by topic name.
 PartitionsByName = Mapping[str, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member reads, and what it has while it joins (v1; those that give everything back before they join have nothing)."""
+    """Subscribed topics and currently owned partitions (v1; empty with eager rebalancing)."""
 
     topics: frozenset[str]
     owned: PartitionsByName
@@ -37,7 +37,7 @@ class Subscription:
 
 
 def subscribed_topics(metadata: Iterable[bytes]) -> frozenset[str] | None:
-    """The topics that these members subscribe to; None where one of them does not say it in Kafka's layout, or they name more than MAX_NAMED."""
+    """All subscribed topics; None if a subscription is malformed or they exceed MAX_ELEMENTS."""
     found: set[str] = set()
     room = MAX_ELEMENTS
     try:
@@ -51,8 +51,9 @@ def subscribed_topics(metadata: Iterable[bytes]) -> frozenset[str] | None:
 
 
 def parse_subscription(metadata: bytes, most: int = MAX_ELEMENTS) -> Subscription:
-    """Raises ValueError for what is not in Kafka's layout, or names more than `most` topics and partitions. What a client left out at the end counts
-    as not said."""
+    """Raises ValueError if the bytes are malformed or exceed `most` topics and partitions. Missing
+    fields at the end are treated as unset.
+    """
     try:
         reader = _Reader(metadata, most).begin()
         topics = frozenset(reader.strings())
@@ -62,23 +63,23 @@ def parse_subscription(metadata: bytes, most: int = MAX_ELEMENTS) -> Subscriptio
             reader.int32()
         rack_id = reader.nullable_string() if reader.version >= 3 and not reader.is_at_end else None
     except error as short:
-        raise ValueError("the subscription is cut short") from short
+        raise ValueError("truncated subscription") from short
     return Subscription(topics, owned, rack_id)
 
 
 def parse_assignment(assignment: bytes, most: int = MAX_ELEMENTS) -> tuple[PartitionsByName, bytes]:
-    """The partitions, and what an assignor of their own put beside them. Raises ValueError as `parse_subscription`."""
+    """The partitions and the assignor's user data. Raises ValueError like `parse_subscription`."""
     if not assignment:
         return {}, b""
     try:
         reader = _Reader(assignment, most).begin()
         return reader.partitions(), b"" if reader.is_at_end else reader.data()
     except error as short:
-        raise ValueError("the assignment is cut short") from short
+        raise ValueError("truncated assignment") from short
 
 
 def encode_assignment(partitions: PartitionsByName, metadata: bytes) -> bytes:
-    """An assignment in the version of its member's metadata."""
+    """An assignment in the version of the member's metadata."""
     parts = [metadata[: _INT16.size], _INT32.pack(len(partitions))]
     for topic, indexes in sorted(partitions.items()):
         name = topic.encode()
@@ -92,7 +93,9 @@ def encode_assignment(partitions: PartitionsByName, metadata: bytes) -> bytes:
 
 
 class _Reader:
-    """Raises ValueError, or struct.error where there is too little. `most` is how many elements there may be in all."""
+    """Raises ValueError, or struct.error if the message is truncated. `most` limits the total
+    number of elements.
+    """
 
     def __init__(self, message: bytes, most: int) -> None:
         self._message = message
@@ -103,7 +106,7 @@ class _Reader:
     def begin(self) -> _Reader:
         self.version = min(self._number(_INT16), _NEWEST)
         if self.version < 0:
-            raise ValueError("a version below 0")
+            raise ValueError("negative version")
         return self
 
     @property
@@ -114,13 +117,13 @@ class _Reader:
         return self._number(_INT32)
 
     def strings(self) -> list[str]:
-        return [self._string() for _ in range(self._account_size(_INT16.size))]
+        return [self._string() for _ in range(self._array_length(_INT16.size))]
 
     def partitions(self) -> PartitionsByName:
         found: dict[str, frozenset[int]] = {}
-        for _ in range(self._account_size(_INT16.size + _INT32.size)):
+        for _ in range(self._array_length(_INT16.size + _INT32.size)):
             topic = self._string()
-            indexes = frozenset(self.int32() for _ in range(self._account_size(_INT32.size)))
+            indexes = frozenset(self.int32() for _ in range(self._array_length(_INT32.size)))
             found[topic] = found.get(topic, frozenset()) | indexes
         return found
 
@@ -134,14 +137,14 @@ class _Reader:
     def _string(self) -> str:
         return str(self._bytes(self._number(_INT16)), "utf-8")
 
-    def _account_size(self, size: int) -> int:
-        """How many elements come, of at least that size each."""
+    def _array_length(self, size: int) -> int:
+        """Read the length of an array whose elements take at least `size` bytes each."""
         count = self.int32()
         if not 0 <= count <= (len(self._message) - self._position) // size:
-            raise ValueError("more elements than there is room for")
+            raise ValueError("array length exceeds the message")
         self._room -= count
         if self._room < 0:
-            raise ValueError("it names too many topics and partitions")
+            raise ValueError("too many topics and partitions")
         return count
 
     def _number(self, kind: Struct) -> int:
@@ -151,6 +154,6 @@ class _Reader:
 
     def _bytes(self, length: int) -> bytes:
         if not 0 <= length <= len(self._message) - self._position:
-            raise ValueError("longer than the message")
+            raise ValueError("string length exceeds the message")
         self._position += length
         return self._message[self._position - length : self._position]

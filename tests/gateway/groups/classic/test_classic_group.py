@@ -304,8 +304,8 @@ def test_a_static_member_that_comes_back_during_a_rebalance_takes_part_in_it():
 def test_changes_are_noted_with_their_reason(stable):
     stable.join_count("c", reason="more work")
     assert (stable.notes[-1].event, stable.notes[-1].reason, stable.notes[-1].member_id) == (
-        "rebalance begins",
-        "a member came: more work",
+        "rebalance started",
+        "member joined: more work",
         "c",
     )
 
@@ -314,5 +314,5 @@ def test_who_leaves_and_what_comes_of_it_is_noted(stable):
     stable.leaves("b")
     assert [(note.event, note.reason, note.member_id) for note in stable.notes[-2:]] == [
         ("member removed", "left", "b"),
-        ("rebalance begins", "a member went: left", "b"),
+        ("rebalance started", "member removed: left", "b"),
     ]

@@ -21,5 +21,5 @@ def test_a_group_is_deleted_from_anywhere_and_never_comes_back(state):
 
 def test_an_impossible_move_raises():
     group = ClassicGroup("g", Settings(), 0)
-    with pytest.raises(RuntimeError, match="Empty cannot become Stable"):
+    with pytest.raises(RuntimeError, match="Empty cannot move to Stable"):
         group._transition(GroupState.STABLE, 0)
