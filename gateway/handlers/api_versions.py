@@ -20,13 +20,13 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import encode
 from storage.log import Buffer
 
-FIRST_WITH_NAMES = 3
+FIRST_VERSION_WITH_SOFTWARE_NAME = 3
 
 
 @serves(ApiKey.API_VERSIONS, 0, 4)
 async def api_versions(request: Any, caller: Caller) -> Any:
     """Return the served version ranges; record the client software for the traffic log."""
-    if caller.api_version >= FIRST_WITH_NAMES:
+    if caller.api_version >= FIRST_VERSION_WITH_SOFTWARE_NAME:
         caller.traffic.software_announced(
             request.client_software_name, request.client_software_version
         )
@@ -44,7 +44,7 @@ def _ranges() -> list[Any]:
 
 
 @cache
-def unsupported_api_versions() -> tuple[Buffer, ...]:
+def unsupported_version_response() -> tuple[Buffer, ...]:
     """Reply to an unsupported ApiVersions version.
 
     It is encoded as v0 and lists the served ranges, so that the client can retry (KIP-511).

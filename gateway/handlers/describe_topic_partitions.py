@@ -22,7 +22,7 @@ MAX_PARTITIONS = 2000
 
 _NO_ID = bytes(16)
 _OPERATIONS = sum(1 << operation for operation in TOPIC_OPERATIONS)
-_NOT_ASKED = -(1 << 31)
+_OPERATIONS_OMITTED = -(1 << 31)
 
 _Topic = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
 _Partition = _Topic.DescribeTopicPartitionsResponsePartition
@@ -36,21 +36,21 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
     if cursor is not None and (
         cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)
     ):
-        return await _refused(asked or {cursor.topic_name}, caller)
+        return await _invalid_cursor_response(asked or {cursor.topic_name}, caller)
     begin = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
     left = max(min(request.response_partition_limit, MAX_PARTITIONS), 1)
     rows: list[Any] = []
     slices = TimeSlices(caller.broker.clock)
-    for name, live in _from(begin[0], asked, caller):
+    for name, live in _requested_topics(begin[0], asked, caller):
         await slices.take()
         if left == 0:
             return await encode_if_large(_page(rows, name, 0), slices, caller)
         if live is None:
-            rows.append(_unknown(name, caller))
+            rows.append(_missing_topic_row(name, caller))
             continue
         first = begin[1] if name == begin[0] else 0
         last = min(first + left, live.topic.partitions)
-        rows.append(_row(live, name, first, last, caller))
+        rows.append(_topic_row(live, name, first, last, caller))
         if last < live.topic.partitions:
             return await encode_if_large(_page(rows, name, last), slices, caller)
         left -= max(last - first, 0)
@@ -58,7 +58,7 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
     return await encode_if_large(_page(rows, None, 0), slices, caller)
 
 
-def _from(begin: str, asked: set[str], caller: Caller) -> Iterator[tuple[str, TopicState | None]]:
+def _requested_topics(begin: str, asked: set[str], caller: Caller) -> Iterator[tuple[str, TopicState | None]]:
     topics = caller.broker.topics
     names = asked or {live.name for live in topics.listed()}
     for name in sorted(name for name in names if name >= begin):
@@ -76,24 +76,24 @@ def _page(rows: list[Any], next_topic: str | None, next_partition: int) -> Any:
     return DescribeTopicPartitionsResponse(topics=rows, next_cursor=cursor)
 
 
-async def _refused(names: set[str], caller: Caller) -> Any:
+async def _invalid_cursor_response(names: set[str], caller: Caller) -> Any:
     """A cursor that is none: there is no place for the error but with each topic."""
     rows, slices = [], TimeSlices(caller.broker.clock)
     for name in sorted(names):
-        rows.append(_failed(name, ErrorCode.INVALID_REQUEST, _NOT_ASKED))
+        rows.append(_error_row(name, ErrorCode.INVALID_REQUEST, _OPERATIONS_OMITTED))
         await slices.take()
     return await encode_if_large(_page(rows, None, 0), slices, caller)
 
 
-def _unknown(name: str, caller: Caller) -> Any:
+def _missing_topic_row(name: str, caller: Caller) -> Any:
     try:
         caller.broker.topics.names.canonical(name)
     except KafkaError as failure:
-        return _failed(name, failure.code, _OPERATIONS)
-    return _failed(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _OPERATIONS)
+        return _error_row(name, failure.code, _OPERATIONS)
+    return _error_row(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _OPERATIONS)
 
 
-def _failed(name: str, code: ErrorCode, operations: int) -> Any:
+def _error_row(name: str, code: ErrorCode, operations: int) -> Any:
     return _Topic(
         error_code=code,
         name=name,
@@ -104,7 +104,7 @@ def _failed(name: str, code: ErrorCode, operations: int) -> Any:
     )
 
 
-def _row(live: TopicState, name: str, first: int, last: int, caller: Caller) -> Any:
+def _topic_row(live: TopicState, name: str, first: int, last: int, caller: Caller) -> Any:
     partitions = []
     for index in range(first, last):
         leader = caller.broker.cluster.leader_of(live.name, index)

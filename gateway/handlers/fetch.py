@@ -31,20 +31,20 @@ from gateway.protocol.wire.fetch_codec import (
 @serves(ApiKey.FETCH, 4, 18)
 async def fetch(request: FetchRequest, caller: Caller) -> FetchResponse:
     """Records as they are stored. v5 tells log start offsets, v7 has sessions, v9 checks leader epochs, v10 takes zstd, v13 has topic ids."""
-    return await answer(request, caller, magic=None)
+    return await fetch_records(request, caller, magic=None)
 
 
-async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) -> FetchResponse:
+async def fetch_records(request: FetchRequest, caller: Caller, *, magic: int | None) -> FetchResponse:
     """The reply for a consumer that reads formats up to `magic`, or all of them."""
     try:
-        current = _begin(request, caller)
+        current = _find_session(request, caller)
     except KafkaError as failure:
         refused = FetchResponse((), error_code=failure.code)
         caller.traffic.fetched(request, refused)
         return refused
     slices = TimeSlices(caller.broker.clock)
     try:
-        await _follow(current, request, caller, slices)
+        await _update_session(current, request, caller, slices)
         reader = FetchReader(caller, request, magic, slices)
         reading = await reader.read(list(current.pending))
         if (
@@ -52,13 +52,13 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
             and not _is_sufficient(reading, request)
             and not caller.long_poll.should_end
         ):
-            await _wait(current, reading, request, caller)
+            await _wait_for_data(current, reading, request, caller)
             again = await reader.read(list(current.pending))
             # Those that have nothing new were not read again, but a full reply must name them all the same.
             reading.rows.update(again.rows)
             reading.has_unknown_topics = reading.has_unknown_topics or again.has_unknown_topics
-        _forget_unknown(current, reading, request, caller)
-        reply = await _reply(
+        _drop_session_of_unknown(current, reading, request, caller)
+        reply = await _response(
             current, reading, slices, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH)
         )
         caller.traffic.fetched(request, reply)
@@ -76,7 +76,7 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
             current.close()
 
 
-def _begin(request: FetchRequest, caller: Caller) -> FetchSession:
+def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
     """The round that this request asks for (FetchManager.newContext). Raises KafkaError for a session that is not known or out of step."""
     sessions, now = caller.broker.fetch_sessions, caller.broker.now()
     if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
@@ -103,7 +103,7 @@ def _begin(request: FetchRequest, caller: Caller) -> FetchSession:
     return current
 
 
-async def _follow(
+async def _update_session(
     current: FetchSession, request: FetchRequest, caller: Caller, slices: TimeSlices
 ) -> None:
     """Take the request's partitions into its round. Raises KafkaError for a session that has no room for them."""
@@ -123,7 +123,7 @@ async def _follow(
         current.session_id = NO_SESSION
 
 
-def _forget_unknown(
+def _drop_session_of_unknown(
     current: FetchSession, reading: FetchPass, request: FetchRequest, caller: Caller
 ) -> None:
     """A session keeps no partitions that never existed, or a client could make them up. Their consumer does without a session until they exist."""
@@ -142,7 +142,7 @@ def _is_sufficient(reading: FetchPass, request: FetchRequest) -> bool:
     )
 
 
-async def _wait(
+async def _wait_for_data(
     current: FetchSession, reading: FetchPass, request: FetchRequest, caller: Caller
 ) -> None:
     """Until enough bytes are there, something failed or moved that the consumer should know of at once, another request is behind this one,
@@ -191,7 +191,7 @@ def _has_sufficient_bytes(current: FetchSession, reading: FetchPass) -> bool:
     return size >= reading.sufficient_bytes
 
 
-async def _reply(
+async def _response(
     current: FetchSession, reading: FetchPass, slices: TimeSlices, *, is_full: bool
 ) -> FetchResponse:
     """All rows, or in a session that goes on only those that say something new."""

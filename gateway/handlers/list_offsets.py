@@ -27,7 +27,7 @@ LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
 
 #: What has a name, and the first version in which it has it (KafkaApis.handleListOffsetRequestV1AndAbove).
-NAMED = {
+SPECIAL_TIMESTAMPS = {
     LATEST: 1,
     EARLIEST: 1,
     MAX_TIMESTAMP: 7,
@@ -37,7 +37,7 @@ NAMED = {
 }
 
 #: Version 2 is that of 0.11, too, whose consumers give up on this error, which they do not know.
-FIRST_WITH_STORAGE_ERROR = 3
+FIRST_VERSION_WITH_STORAGE_ERROR = 3
 
 #: How much is read at a time where the records of one entry do not settle it.
 _READ_BYTES = 1 << 20
@@ -64,7 +64,7 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
         rows = []
         for asked in topic.partitions:
             rows.append(
-                await _look_up(topic.name, asked, counts[topic.name, asked.partition_index], caller)
+                await _partition_row(topic.name, asked, counts[topic.name, asked.partition_index], caller)
             )
             await slices.take()
         caller.traffic.topic_accessed(
@@ -75,13 +75,13 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
     return await encode_if_large(ListOffsetsResponse(topics=topics), slices, caller)
 
 
-async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
+async def _partition_row(topic: str, asked: Any, count: int, caller: Caller) -> Any:
     try:
         if count > 1:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, "the partition is in the request more than once"
             )
-        if asked.timestamp < 0 and caller.api_version < NAMED.get(
+        if asked.timestamp < 0 and caller.api_version < SPECIAL_TIMESTAMPS.get(
             asked.timestamp, caller.api_version + 1
         ):
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"no offset is named {asked.timestamp}")
@@ -96,10 +96,10 @@ async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
             )
         partition = await caller.broker.topics.partition(topic, asked.partition_index)
         check_epoch(asked.current_leader_epoch, partition.log.leader_epoch)
-        offset, timestamp = await find(partition, asked.timestamp, caller)
+        offset, timestamp = await find_offset(partition, asked.timestamp, caller)
     except KafkaError as failure:
         code = failure.code
-        if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_WITH_STORAGE_ERROR:
+        if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_VERSION_WITH_STORAGE_ERROR:
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         return _Partition(partition_index=asked.partition_index, error_code=code)
     epoch = partition.log.leader_epoch if offset >= 0 else -1
@@ -112,7 +112,7 @@ async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
     )
 
 
-async def find(partition: Partition, timestamp: int, caller: Caller) -> tuple[int, int]:
+async def find_offset(partition: Partition, timestamp: int, caller: Caller) -> tuple[int, int]:
     """(offset, timestamp of its record or -1), (-1, -1) where there is no such record. `timestamp` is one, or a name. Raises KafkaError."""
     log = partition.log
     if timestamp == LATEST:
@@ -142,7 +142,7 @@ async def _first_record(
 ) -> tuple[int, int]:
     """The first record from `entry` on that is not older than `timestamp`."""
     log = partition.log
-    found = await _look_into(partition, entry, timestamp, caller)
+    found = await _search_entry(partition, entry, timestamp, caller)
     # Where records were deleted up to the middle of this entry, those that are left may all be older: then the search goes on behind them.
     offset = entry.last_offset + 1
     while found is None and offset < log.end_offset:
@@ -151,12 +151,12 @@ async def _first_record(
             break
         later = next((one for one in entries if one.max_timestamp >= timestamp), None)
         if later is not None:
-            found = await _look_into(partition, later, timestamp, caller)
+            found = await _search_entry(partition, later, timestamp, caller)
         offset = (later or entries[-1]).last_offset + 1
     return found or (-1, -1)
 
 
-async def _look_into(
+async def _search_entry(
     partition: Partition, entry: Entry, timestamp: int, caller: Caller
 ) -> tuple[int, int] | None:
     """The first of its records that is still there and not older than `timestamp`.
@@ -170,7 +170,7 @@ async def _look_into(
     search = (
         partial(_first_at_or_after, entry, timestamp, limit)
         if is_whole
-        else partial(_first_left, entry, timestamp, start, limit)
+        else partial(_first_retained, entry, timestamp, start, limit)
     )
     try:
         # Unpacking may take a while: not on the reactor thread.
@@ -195,7 +195,7 @@ def _first_at_or_after(entry: Entry, timestamp: int, limit: int) -> tuple[int, i
     )
 
 
-def _first_left(entry: Entry, timestamp: int, start: int, limit: int) -> tuple[int, int] | None:
+def _first_retained(entry: Entry, timestamp: int, start: int, limit: int) -> tuple[int, int] | None:
     has_times = False
     for record in read_records(entry.payload, max_decompressed_bytes=limit):
         has_times = has_times or record.timestamp >= 0

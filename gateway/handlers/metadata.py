@@ -22,15 +22,15 @@ _NO_ID = bytes(16)
 TOPIC_OPERATIONS = {3, 4, 5, 6, 7, 8, 10, 11}
 CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
 # The sign bit alone: the client did not ask (MetadataResponse.AUTHORIZED_OPERATIONS_OMITTED).
-NOT_ASKED = {31}
+OPERATIONS_OMITTED = {31}
 
 #: From the first of these versions on a request has room for ids, from the second on they may be used (KafkaApis.handleTopicMetadataRequest).
-FIRST_WITH_IDS, FIRST_BY_ID = 10, 12
+FIRST_VERSION_WITH_IDS, FIRST_VERSION_BY_ID = 10, 12
 
-_FIRST_THAT_MAY_FORBID = 4
+_FIRST_VERSION_WITH_AUTO_CREATE = 4
 
 #: A name, or None and an id, as it was asked for.
-_Asked = tuple[str | None, bytes]
+_RequestedTopic = tuple[str | None, bytes]
 
 _Topic = MetadataResponse.MetadataResponseTopic
 _Partition = _Topic.MetadataResponsePartition
@@ -39,14 +39,14 @@ _Partition = _Topic.MetadataResponsePartition
 @serves(ApiKey.METADATA, 1, 13)
 async def metadata(request: Any, caller: Caller) -> Any:
     """Brokers and topics. v1: null means all topics, and an empty list none. v4 may forbid creation, v10 tells ids, v12 finds by id."""
-    if caller.api_version >= _FIRST_THAT_MAY_FORBID:
+    if caller.api_version >= _FIRST_VERSION_WITH_AUTO_CREATE:
         caller.traffic.habit_seen("auto_create", request.allow_auto_topic_creation)
-    return await describe(
+    return await metadata_response(
         request, caller, request.topics, may_create=request.allow_auto_topic_creation
     )
 
 
-async def describe(
+async def metadata_response(
     request: Any, caller: Caller, asked: list[Any] | None, *, may_create: bool
 ) -> Any:
     """The reply for these topics, None for all; missing ones are made before it when they may be (old clients take error 3 for final).
@@ -57,7 +57,7 @@ async def describe(
     caller.traffic.habit_seen("metadata_all", asked is None)
     topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
     # A dictionary for its order.
-    wanted = None if asked is None else tuple(dict.fromkeys(_names(asked, caller.api_version)))
+    wanted = None if asked is None else tuple(dict.fromkeys(_requested_topics(asked, caller.api_version)))
     flags = (
         request.include_cluster_authorized_operations,
         request.include_topic_authorized_operations,
@@ -80,7 +80,7 @@ async def describe(
             else _find(*one, request, caller, failures)
         )
         rows.append(
-            await _describe(found[0], found[1], request, caller, slices)
+            await _topic_row(found[0], found[1], request, caller, slices)
             if isinstance(found, tuple)
             else found
         )
@@ -97,7 +97,7 @@ async def describe(
         topics=rows,
         authorized_operations=CLUSTER_OPERATIONS
         if request.include_cluster_authorized_operations
-        else NOT_ASKED,
+        else OPERATIONS_OMITTED,
     )
     made = await encode_if_large(reply, slices, caller)
     if any(row.error_code for row in rows):
@@ -112,14 +112,14 @@ async def describe(
     return EncodedReply([body])
 
 
-def _names(asked: list[Any], version: int) -> list[_Asked]:
-    if version < FIRST_WITH_IDS:
+def _requested_topics(asked: list[Any], version: int) -> list[_RequestedTopic]:
+    if version < FIRST_VERSION_WITH_IDS:
         return [(topic.name, _NO_ID) for topic in asked]
     return [(topic.name, topic_id_of(topic.topic_id)) for topic in asked]
 
 
 async def _create_missing(
-    wanted: Iterable[_Asked], caller: Caller, slices: TimeSlices
+    wanted: Iterable[_RequestedTopic], caller: Caller, slices: TimeSlices
 ) -> dict[str, ErrorCode]:
     """Make the topics that are not there; why some could not be made. As many at a time as one request may make (CreateTopics' limit)."""
     topics, settings = caller.broker.topics, caller.broker.settings
@@ -129,7 +129,7 @@ async def _create_missing(
     for name, topic_id in wanted:
         if name is not None and name in INTERNAL_TOPICS and topic_id == _NO_ID:
             topics.add_internal(name)
-        elif name is not None and _may_be_made(name, topic_id, caller):
+        elif name is not None and _can_auto_create(name, topic_id, caller):
             missing.append(name)
         await slices.take()
     if not missing:
@@ -146,7 +146,7 @@ async def _create_missing(
     return failures
 
 
-def _may_be_made(name: str, topic_id: bytes, caller: Caller) -> bool:
+def _can_auto_create(name: str, topic_id: bytes, caller: Caller) -> bool:
     topics = caller.broker.topics
     if topic_id != _NO_ID or topics.get(name) is not None:
         return False
@@ -160,7 +160,7 @@ def _find(
     name: str | None, topic_id: bytes, request: Any, caller: Caller, failures: dict[str, ErrorCode]
 ) -> tuple[TopicState, str] | Any:
     """The topic with the name that it was asked for by; the row that says why there is none."""
-    topics, by_id = caller.broker.topics, caller.api_version >= FIRST_BY_ID
+    topics, by_id = caller.broker.topics, caller.api_version >= FIRST_VERSION_BY_ID
     try:
         if topic_id != _NO_ID and by_id:
             # The id is what counts, and a client must not take another topic of that name for its own.
@@ -175,10 +175,10 @@ def _find(
             raise KafkaError(failures.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         return found, name
     except KafkaError as failure:
-        return _failed(name if by_id else name or "", topic_id, failure.code, request)
+        return _error_row(name if by_id else name or "", topic_id, failure.code, request)
 
 
-def _failed(name: str | None, topic_id: bytes, code: ErrorCode, request: Any) -> Any:
+def _error_row(name: str | None, topic_id: bytes, code: ErrorCode, request: Any) -> Any:
     if code in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.KAFKA_STORAGE_ERROR):
         # Two asked at once, and the other one's topic is not to be seen yet; or it could not be made now, and old clients know no word for that.
         code = ErrorCode.LEADER_NOT_AVAILABLE
@@ -193,10 +193,10 @@ def _failed(name: str | None, topic_id: bytes, code: ErrorCode, request: Any) ->
 
 
 def _operations(request: Any) -> set[int]:
-    return TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
+    return TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_OMITTED
 
 
-async def _describe(
+async def _topic_row(
     live: TopicState, name: str, request: Any, caller: Caller, slices: TimeSlices
 ) -> Any:
     """`name` is what it was asked for by, which the client must find in the reply."""

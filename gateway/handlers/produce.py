@@ -45,10 +45,10 @@ MAX_RECORD_ERRORS = 10_000
 
 #: Clients of an earlier version may not know this error, and give up on what they do not know; the other leader that they are told of instead they
 #: look for, and try again (KIP-112).
-FIRST_WITH_STORAGE_ERROR = 4
+FIRST_PRODUCE_VERSION_WITH_STORAGE_ERROR = 4
 
 
-class RecordsInvalid(KafkaError):
+class InvalidRecords(KafkaError):
     """A batch is refused because some of its records are invalid: INVALID_RECORD, with the records named (KIP-467)."""
 
     def __init__(self, count: int, records: Sequence[RecordError]) -> None:
@@ -69,13 +69,13 @@ class RecordsInvalid(KafkaError):
 TURN_PARTITIONS = 200
 
 #: Partitions of one request that begin to open together.
-OPEN_AT_ONCE = 100
+MAX_OPENING_PARTITIONS = 100
 
 #: What became of each append.
-Outcomes = list[AppendResult | BaseException]
+AppendOutcomes = list[AppendResult | BaseException]
 
 #: What stands ready to be appended to one partition, with the name that its topic was asked for by, if any; or why it cannot be.
-Ready = tuple[Partition, memoryview, BatchHeader | MessageSet, str] | KafkaError
+Prepared = tuple[Partition, memoryview, BatchHeader | MessageSet, str] | KafkaError
 
 
 @serves(ApiKey.PRODUCE, 0, 13)
@@ -92,35 +92,35 @@ async def produce(
         return _refuse_all(
             request, KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served"), caller
         )
-    ready: list[Ready] = []
+    ready: list[Prepared] = []
     unnamed = MAX_RECORD_ERRORS
     named = ((topic.topic, sent.index) for topic in request.topics for sent in topic.partitions)
     for topic in request.topics:
         for sent in topic.partitions:
             prepared = await _prepare(topic.topic, sent, caller, unnamed, named)
-            if isinstance(prepared, RecordsInvalid):
+            if isinstance(prepared, InvalidRecords):
                 unnamed -= len(prepared.records)
             ready.append(prepared)
             if len(ready) % TURN_PARTITIONS == 0:
                 await Waiter(caller.broker.clock).wait(0)
     so_far: list[AppendResult | BaseException] = []
     if len(ready) > TURN_PARTITIONS:
-        outcomes, so_far = await _begin_in_turns(ready, caller)
+        outcomes, so_far = await _append_in_turns(ready, caller)
     else:
         now = caller.broker.now()
         outcomes = gather([_append(one, now, caller) for one in ready], so_far)
     caller.traffic.produced(request, ready)
-    reply = _answer(request, ready, outcomes, caller)
+    reply = _response(request, ready, outcomes, caller)
     if request.acks == 0 or request.timeout_ms <= 0:
         return DelayedReply(reply)
     return DelayedReply(
-        reply, request.timeout_ms / 1000, partial(_too_late, request, ready, so_far, caller)
+        reply, request.timeout_ms / 1000, partial(_timeout_response, request, ready, so_far, caller)
     )
 
 
-async def _begin_in_turns(
-    ready: list[Ready], caller: Caller
-) -> tuple[Coroutine[Any, Any, Outcomes], list[AppendResult | BaseException]]:
+async def _append_in_turns(
+    ready: list[Prepared], caller: Caller
+) -> tuple[Coroutine[Any, Any, AppendOutcomes], list[AppendResult | BaseException]]:
     """Queue the appends of a request for many partitions, and let others have their turn in between. The
     next request of the connection starts after all of them, so that the order in each partition is kept."""
     gathered: TaskGroup[AppendResult] = TaskGroup()
@@ -137,14 +137,14 @@ async def _prepare(
     caller: Caller,
     max_record_errors: int,
     named: Iterator[tuple[str | bytes, int]],
-) -> Ready:
-    """Everything that can be known before the append: the partition is there and the records may be stored. `named` as in `_open`."""
+) -> Prepared:
+    """Everything that can be known before the append: the partition is there and the records may be stored. `named` as in `_open_partition`."""
     try:
-        partition = caller.broker.topics.get_open_partition(topic, sent.index) or await _open(
+        partition = caller.broker.topics.get_open_partition(topic, sent.index) or await _open_partition(
             topic, sent.index, caller, named
         )
         if partition.topic in RESERVED_TOPICS:
-            raise _kept(partition.topic)
+            raise _reserved_topic_error(partition.topic)
         if sent.records is None or not (len(sent.records) or caller.api_version < 3):
             raise KafkaError(
                 ErrorCode.CORRUPT_MESSAGE if caller.api_version < 3 else ErrorCode.INVALID_RECORD,
@@ -164,7 +164,7 @@ async def _prepare(
         _check_size(checked.largest, partition)
         if partition.config.compacts and checked.has_null_key:
             # As brokers answered until Kafka 2.4; INVALID_RECORD is younger than these producers, and so are record errors.
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _without_key(partition))
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _missing_key_message(partition))
         if not (partition.config.stores_in_format_2(checked.magic) and checked.count):
             return partition, sent.records, checked, ""
         records, batch, cpu_us = await convert_to_batch(sent.records, caller)
@@ -179,20 +179,20 @@ async def _prepare(
         return failure
 
 
-async def _open(
+async def _open_partition(
     topic: str | bytes, index: int, caller: Caller, named: Iterator[tuple[str | bytes, int]]
 ) -> Partition:
     """A partition that is not open. With it the next of all `named` in the request begin to open, so that they do not wait for each other."""
     topics = caller.broker.topics
     internal = topics.find_internal(topic)
     if internal is not None:
-        raise _kept(internal.name)
-    for other in islice(named, OPEN_AT_ONCE):
+        raise _reserved_topic_error(internal.name)
+    for other in islice(named, MAX_OPENING_PARTITIONS):
         topics.prefetch(*other)
     return await topics.partition(topic, index)
 
 
-def _kept(topic: str) -> KafkaError:
+def _reserved_topic_error(topic: str) -> KafkaError:
     """As Kafka's ReplicaManager with internal topics, which lets those through that call themselves __admin_client: anybody can."""
     return KafkaError(
         ErrorCode.INVALID_TOPIC_EXCEPTION,
@@ -226,8 +226,8 @@ async def _check_keys(
         raise KafkaError(code, str(failure)) from failure
     count, indexes = found
     if count:
-        message = _without_key(partition)
-        raise RecordsInvalid(count, [RecordError(index, message) for index in indexes])
+        message = _missing_key_message(partition)
+        raise InvalidRecords(count, [RecordError(index, message) for index in indexes])
 
 
 def _null_keys(records: memoryview, limit: int, most: int) -> tuple[int, list[int]]:
@@ -242,7 +242,7 @@ def _null_keys(records: memoryview, limit: int, most: int) -> tuple[int, list[in
     return count, indexes
 
 
-def _without_key(partition: Partition) -> str:
+def _missing_key_message(partition: Partition) -> str:
     return f"Compacted topic cannot accept message without key in topic partition {partition.topic}-{partition.index}"
 
 
@@ -252,7 +252,7 @@ def _check_size(size: int, partition: Partition) -> None:
         raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes where the topic takes {limit}")
 
 
-def _append(ready: Ready, now: int, caller: Caller) -> Coroutine[Any, Any, AppendResult]:
+def _append(ready: Prepared, now: int, caller: Caller) -> Coroutine[Any, Any, AppendResult]:
     if isinstance(ready, KafkaError):
         return _fail(ready)
     partition, records, checked, called = ready
@@ -269,10 +269,10 @@ async def _fail(failure: KafkaError) -> AppendResult:
     raise failure
 
 
-async def _answer(
+async def _response(
     request: ProduceRequest,
-    ready: list[Ready],
-    outcomes: Coroutine[Any, Any, Outcomes],
+    ready: list[Prepared],
+    outcomes: Coroutine[Any, Any, AppendOutcomes],
     caller: Caller,
 ) -> ProduceResponse | None:
     if len(ready) > TURN_PARTITIONS:
@@ -290,9 +290,9 @@ async def _answer(
     return ProduceResponse(rows)
 
 
-def _too_late(
+def _timeout_response(
     request: ProduceRequest,
-    ready: list[Ready],
+    ready: list[Prepared],
     so_far: list[AppendResult | BaseException],
     caller: Caller,
 ) -> ProduceResponse | None:
@@ -305,7 +305,7 @@ def _too_late(
 
 def _rows(
     request: ProduceRequest,
-    ready: list[Ready],
+    ready: list[Prepared],
     outcomes: Sequence[AppendResult | BaseException],
     caller: Caller,
 ) -> list[tuple[str | bytes, list[PartitionProduced]]]:
@@ -321,7 +321,7 @@ def _rows(
 
 async def _rows_in_turns(
     request: ProduceRequest,
-    ready: list[Ready],
+    ready: list[Prepared],
     outcomes: Sequence[AppendResult | BaseException],
     caller: Caller,
 ) -> list[tuple[str | bytes, list[PartitionProduced]]]:
@@ -341,16 +341,16 @@ async def _rows_in_turns(
 def _row(
     topic: str | bytes,
     index: int,
-    ready: Ready,
+    ready: Prepared,
     outcome: AppendResult | BaseException,
     caller: Caller,
 ) -> PartitionProduced:
     if isinstance(outcome, KafkaError):
         code = outcome.code
-        if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_WITH_STORAGE_ERROR:
+        if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_PRODUCE_VERSION_WITH_STORAGE_ERROR:
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         caller.traffic.topic_accessed(ApiKey.PRODUCE, caller.api_version, topic, (code,))
-        records = outcome.records if isinstance(outcome, RecordsInvalid) else ()
+        records = outcome.records if isinstance(outcome, InvalidRecords) else ()
         return PartitionProduced(index, code, error_message=outcome.message, record_errors=records)
     if outcome is PENDING:
         caller.traffic.topic_accessed(

@@ -19,7 +19,7 @@ from auth.mechanism import AuthenticationBusy, AuthenticationFailed
 from gateway import logs
 from gateway.broker import Broker
 from gateway.coroutines import Cancel, CancelledError, DelayedCall, start
-from gateway.handlers.api_versions import unsupported_api_versions
+from gateway.handlers.api_versions import unsupported_version_response
 from gateway.net.flow_control import ConnectionFlow
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import Refused
@@ -267,7 +267,7 @@ class Dispatch:
             session.check_allowed(header.api_key)
         if route is None:
             if header.api_key == ApiKey.API_VERSIONS:
-                return _reply([*unsupported_api_versions()], header.correlation_id, False)
+                return _reply([*unsupported_version_response()], header.correlation_id, False)
             raise Refused("the gateway does not serve this api key and version")
         caller = Caller(
             self._broker,

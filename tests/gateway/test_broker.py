@@ -30,7 +30,7 @@ from gateway.protocol.wire.group_messages import (
 )
 from storage.log import Fenced, StorageFailed
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import answer, asked
+from tests.gateway.handlers.asking import decode_response, start_call
 from tests.gateway.handlers.group_requests import join_request, stable, sync_request
 
 #: Requests that are answered from what the gateway keeps of groups in memory.
@@ -148,10 +148,10 @@ def test_groups_are_not_answered_from_memory_once_the_store_is_lost(
 ) -> None:
     body = request(env, key, version, stable(env))
     env.store.may_be_lost = True
-    asking = asked(env, body, version)
+    asking = start_call(env, body, version)
     assert not asking.is_done
     env.store.confirming.errback(Fenced("another process has the store"))
-    reply = answer(body, asking.result, version).to_dict()
+    reply = decode_response(body, asking.result, version).to_dict()
     assert {*values(reply, "error_code")} - {0} == {ErrorCode.NOT_COORDINATOR}
     assert {*values(reply, "committed_offset")} <= {-1}
     committed = env.broker.offsets.get("g", "orders", 0)
@@ -165,9 +165,9 @@ def test_groups_are_answered_without_an_error_once_the_store_is_confirmed(
 ) -> None:
     body = request(env, key, version, stable(env))
     env.store.may_be_lost = True
-    asking = asked(env, body, version)
+    asking = start_call(env, body, version)
     env.store.confirming.callback(None)
-    reply = answer(body, asking.result, version).to_dict()
+    reply = decode_response(body, asking.result, version).to_dict()
     assert ErrorCode.NOT_COORDINATOR not in values(reply, "error_code")
 
 
@@ -177,9 +177,9 @@ def test_a_store_that_does_not_confirm_is_as_good_as_lost(
 ) -> None:
     body = request(env, ApiKey.HEARTBEAT, 4, stable(env))
     env.store.may_be_lost = True
-    asking = asked(env, body, 4)
+    asking = start_call(env, body, 4)
     if is_answered:
         env.store.confirming.errback(StorageFailed("Pulsar does not say who has the store"))
     else:
         env.clock.advance(env.broker.settings.offsets_commit_timeout_ms / 1000)
-    assert answer(body, asking.result, 4).error_code == ErrorCode.NOT_COORDINATOR
+    assert decode_response(body, asking.result, 4).error_code == ErrorCode.NOT_COORDINATOR

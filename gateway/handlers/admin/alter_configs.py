@@ -30,13 +30,13 @@ from gateway.settings.model import Settings
 from storage.log import Topic
 
 #: What the overrides of a resource become.
-Change = Callable[[Mapping[str, str]], dict[str, str]]
+OverridesChange = Callable[[Mapping[str, str]], dict[str, str]]
 
 #: The items of a list, by its name and the overrides of its resource; None for what is no list.
-Items = Callable[[str, Mapping[str, str]], Iterable[str] | None]
+ListItems = Callable[[str, Mapping[str, str]], Iterable[str] | None]
 
 
-class Operation(IntEnum):
+class AlterOperation(IntEnum):
     """AlterConfigOp.OpType's numbers (KIP-339)."""
 
     SET = 0
@@ -49,7 +49,7 @@ class Operation(IntEnum):
 async def alter_configs(request: Any, caller: Caller) -> Any:
     """Replace all overrides of a resource: those that are not named are gone."""
 
-    def change(resource: Any) -> Change:
+    def change(resource: Any) -> OverridesChange:
         _check_keys(
             resource.configs, [config.name for config in resource.configs if config.value is None]
         )
@@ -63,11 +63,11 @@ async def incremental_alter_configs(request: Any, caller: Caller) -> Any:
     """Alter single overrides of a resource (KIP-339)."""
     settings = caller.broker.settings
 
-    def change(resource: Any) -> Change:
+    def change(resource: Any) -> OverridesChange:
         missing = [
             config.name
             for config in resource.configs
-            if config.value is None and config.config_operation != Operation.DELETE
+            if config.value is None and config.config_operation != AlterOperation.DELETE
         ]
         _check_keys(resource.configs, missing)
         of_broker = resource.resource_type == ResourceType.BROKER
@@ -92,7 +92,7 @@ def _check_keys(configs: Iterable[Any], nulls: list[str]) -> None:
 
 
 async def _alter(
-    request: Any, caller: Caller, change_of: Callable[[Any], Change], response: Any
+    request: Any, caller: Caller, change_of: Callable[[Any], OverridesChange], response: Any
 ) -> Any:
     """The response, with one row for each resource of the request, in its order."""
     slices = TimeSlices(caller.broker.clock)
@@ -176,7 +176,7 @@ def _check_resource(kind: int, name: str, caller: Caller) -> None:
         )
 
 
-async def _alter_topic(name: str, change: Change, caller: Caller, *, validate_only: bool) -> None:
+async def _alter_topic(name: str, change: OverridesChange, caller: Caller, *, validate_only: bool) -> None:
     topics, settings = caller.broker.topics, caller.broker.settings
 
     def checked(topic: Topic) -> Topic:
@@ -199,23 +199,23 @@ async def _alter_topic(name: str, change: Change, caller: Caller, *, validate_on
         await topics.alter(live, checked)
 
 
-def _apply(overrides: Mapping[str, str], configs: Iterable[Any], items: Items) -> dict[str, str]:
+def _apply(overrides: Mapping[str, str], configs: Iterable[Any], items: ListItems) -> dict[str, str]:
     changed = dict(overrides)
     for config in configs:
         name, operation = config.name, config.config_operation
-        if operation == Operation.SET:
+        if operation == AlterOperation.SET:
             changed[name] = config.value
-        elif operation == Operation.DELETE:
+        elif operation == AlterOperation.DELETE:
             changed.pop(name, None)
-        elif operation in (Operation.APPEND, Operation.SUBTRACT):
-            changed[name] = _join(name, Operation(operation), config.value, changed, items)
+        elif operation in (AlterOperation.APPEND, AlterOperation.SUBTRACT):
+            changed[name] = _join(name, AlterOperation(operation), config.value, changed, items)
         else:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown operations type {operation}")
     return changed
 
 
 def _join(
-    name: str, operation: Operation, value: str, overrides: Mapping[str, str], items: Items
+    name: str, operation: AlterOperation, value: str, overrides: Mapping[str, str], items: ListItems
 ) -> str:
     """A list with items put to it or taken from it; where the resource has none of its own, it begins with the default's."""
     known = items(name, overrides)
@@ -226,7 +226,7 @@ def _join(
         )
     joined: dict[str, None] = dict.fromkeys(item for item in known if item)
     for item in value.split(","):
-        if operation is Operation.APPEND:
+        if operation is AlterOperation.APPEND:
             joined[item] = None
         else:
             joined.pop(item, None)

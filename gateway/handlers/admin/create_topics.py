@@ -46,7 +46,7 @@ _Extended = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _TopicPlan:
     """A topic that may be made."""
 
     name: str
@@ -65,11 +65,11 @@ async def create_topics(request: Any, caller: Caller) -> Any:
     counts = Counter(topic.name for topic in request.topics)
     asked = [topic for topic in request.topics if counts[topic.name] == 1]
     slices = TimeSlices(caller.broker.clock)
-    plans: list[_Plan | KafkaError] = []
+    plans: list[_TopicPlan | KafkaError] = []
     for topic in asked:
         plans.append(_plan(topic, caller, len(counts)))
         await slices.take(CALL_ROWS)
-    _limit(plans, settings.max_partitions_per_topic)
+    _limit_partitions(plans, settings.max_partitions_per_topic)
     outcomes = (
         plans
         if request.validate_only
@@ -77,12 +77,12 @@ async def create_topics(request: Any, caller: Caller) -> Any:
     )
     rows = []
     for topic, outcome in zip(asked, outcomes, strict=True):
-        rows.append(_created(topic.name, outcome, caller))
+        rows.append(_created_row(topic.name, outcome, caller))
         await slices.take(CALL_ROWS)
     for name, count in counts.items():
         if count > 1:
             rows.append(
-                _created(
+                _created_row(
                     name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."), caller
                 )
             )
@@ -90,13 +90,13 @@ async def create_topics(request: Any, caller: Caller) -> Any:
     return await encode_if_large(CreateTopicsResponse(topics=rows), slices, caller)
 
 
-def _plan(asked: Any, caller: Caller, count: int) -> _Plan | KafkaError:
+def _plan(asked: Any, caller: Caller, count: int) -> _TopicPlan | KafkaError:
     """What is to be made, or why it cannot be, looked at in Kafka's order: the name, the configs, then the partitions. `count` topics are asked for."""
     settings = caller.broker.settings
     try:
         check_changes(count)
         check_configs(len(asked.configs))
-        _check_assigned(asked.assignments, settings)
+        _check_assignment_size(asked.assignments, settings)
         caller.broker.topics.check_new_name(asked.name)
         nulls = [config.name for config in asked.configs if config.value is None]
         if nulls:
@@ -106,18 +106,18 @@ def _plan(asked: Any, caller: Caller, count: int) -> _Plan | KafkaError:
             )
         configs = {config.name: config.value for config in asked.configs}
         check(configs, settings)
-        partitions = _assigned(asked, caller) if asked.assignments else _counted(asked, settings)
+        partitions = _partitions_of_assignment(asked, caller) if asked.assignments else _partition_count(asked, settings)
         if partitions > settings.max_partitions_per_topic:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
                 f"{partitions} partitions are more than max_partitions_per_topic={settings.max_partitions_per_topic}",
             )
-        return _Plan(asked.name, partitions, configs)
+        return _TopicPlan(asked.name, partitions, configs)
     except KafkaError as failure:
         return failure
 
 
-def _check_assigned(assignments: Sequence[Any], settings: Settings) -> None:
+def _check_assignment_size(assignments: Sequence[Any], settings: Settings) -> None:
     """Before anyone looks at each of them. Raises KafkaError(INVALID_PARTITIONS)."""
     if len(assignments) > settings.max_partitions_per_topic:
         raise KafkaError(
@@ -126,7 +126,7 @@ def _check_assigned(assignments: Sequence[Any], settings: Settings) -> None:
         )
 
 
-def _counted(asked: Any, settings: Settings) -> int:
+def _partition_count(asked: Any, settings: Settings) -> int:
     if asked.replication_factor < -1 or asked.replication_factor == 0:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -140,7 +140,7 @@ def _counted(asked: Any, settings: Settings) -> int:
     return settings.num_partitions if asked.num_partitions == -1 else int(asked.num_partitions)
 
 
-def _assigned(asked: Any, caller: Caller) -> int:
+def _partitions_of_assignment(asked: Any, caller: Caller) -> int:
     """The number of partitions in a manual assignment."""
     for value, what in (
         (asked.replication_factor, "replication factor"),
@@ -168,24 +168,24 @@ def _assigned(asked: Any, caller: Caller) -> int:
     return len(seen)
 
 
-def _limit(plans: list[_Plan | KafkaError], most: int) -> None:
+def _limit_partitions(plans: list[_TopicPlan | KafkaError], most: int) -> None:
     """All or nothing: a request that would make too many partitions makes none (Kafka's MAX_RECORDS_PER_USER_OP)."""
-    total = sum(plan.partitions for plan in plans if isinstance(plan, _Plan))
+    total = sum(plan.partitions for plan in plans if isinstance(plan, _TopicPlan))
     if total > most:
         excess = KafkaError(
             ErrorCode.POLICY_VIOLATION,
             f"{total} partitions in one request are more than max_partitions_per_topic={most}",
         )
-        plans[:] = [excess if isinstance(plan, _Plan) else plan for plan in plans]
+        plans[:] = [excess if isinstance(plan, _TopicPlan) else plan for plan in plans]
 
 
-async def _create(plan: _Plan | KafkaError, topics: Topics) -> TopicState:
+async def _create(plan: _TopicPlan | KafkaError, topics: Topics) -> TopicState:
     if isinstance(plan, KafkaError):
         raise plan
     return await topics.create(plan.name, plan.partitions, plan.configs)
 
 
-def _created(name: str, outcome: TopicState | _Plan | BaseException, caller: Caller) -> Any:
+def _created_row(name: str, outcome: TopicState | _TopicPlan | BaseException, caller: Caller) -> Any:
     if isinstance(outcome, KafkaError):
         return _Created(
             name=name,
@@ -259,10 +259,10 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
                 )
             found[live.name] = name or live.name, live
         except KafkaError as failure:
-            rows.append(_deleted(name, topic_id, failure))
+            rows.append(_deleted_row(name, topic_id, failure))
     outcomes = await slices.gather(shield(_delete(live, caller)) for _, live in found.values())
     for (name, live), outcome in zip(found.values(), outcomes, strict=True):
-        rows.append(_deleted(name, live.topic.topic_id, outcome))
+        rows.append(_deleted_row(name, live.topic.topic_id, outcome))
         await slices.take()
     return await encode_if_large(DeleteTopicsResponse(responses=rows), slices, caller)
 
@@ -286,7 +286,7 @@ def _find(name: str | None, topic_id: bytes, count: int, topics: Topics) -> Topi
     return topics.require(topic_id if by_id else name or "")
 
 
-def _deleted(name: str | None, topic_id: bytes, outcome: BaseException | None) -> Any:
+def _deleted_row(name: str | None, topic_id: bytes, outcome: BaseException | None) -> Any:
     if outcome is None:
         return _Deleted(name=name, topic_id=uuid_of(topic_id), error_code=0, error_message=None)
     if not isinstance(outcome, KafkaError):
@@ -310,12 +310,12 @@ async def create_partitions(request: Any, caller: Caller) -> Any:
     )
     rows = []
     for topic, outcome in zip(asked, outcomes, strict=True):
-        rows.append(_extended(topic.name, outcome))
+        rows.append(_extended_row(topic.name, outcome))
         await slices.take()
     for name, count in counts.items():
         if count > 1:
             rows.append(
-                _extended(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
+                _extended_row(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
             )
             await slices.take()
     return await encode_if_large(CreatePartitionsResponse(results=rows), slices, caller)
@@ -362,7 +362,7 @@ def _check_increase(asked: Any, topic: Topic, most: int, caller: Caller) -> None
     check_replicas([assignment.broker_ids for assignment in asked.assignments], caller)
 
 
-def _extended(name: str, outcome: BaseException | None) -> Any:
+def _extended_row(name: str, outcome: BaseException | None) -> Any:
     if outcome is None:
         return _Extended(name=name, error_code=0, error_message=None)
     if not isinstance(outcome, KafkaError):

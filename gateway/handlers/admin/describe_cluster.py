@@ -7,7 +7,7 @@ from typing import Any
 from kafka.protocol.admin.cluster import DescribeClusterResponse, DescribeLogDirsResponse
 from kafka.protocol.admin.transactions import DescribeProducersResponse
 
-from gateway.handlers.metadata import CLUSTER_OPERATIONS, NOT_ASKED
+from gateway.handlers.metadata import CLUSTER_OPERATIONS, OPERATIONS_OMITTED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices, encode_if_large
@@ -24,7 +24,7 @@ async def describe_cluster(request: Any, caller: Caller) -> Any:
     """The gateways and the cluster's id (KIP-700). v1 can ask for controllers instead, which are no kind of their own here; v2 for fenced
     brokers, of which there are none."""
     if request.endpoint_type != BROKERS:
-        return _wrong_endpoint(request.endpoint_type)
+        return _endpoint_error(request.endpoint_type)
     cluster = caller.broker.cluster
     return DescribeClusterResponse(
         error_code=0,
@@ -40,11 +40,11 @@ async def describe_cluster(request: Any, caller: Caller) -> Any:
         ],
         authorized_operations=CLUSTER_OPERATIONS
         if request.include_cluster_authorized_operations
-        else NOT_ASKED,
+        else OPERATIONS_OMITTED,
     )
 
 
-def _wrong_endpoint(asked: int) -> Any:
+def _endpoint_error(asked: int) -> Any:
     if asked == CONTROLLERS:
         code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
         message = "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER"
@@ -57,7 +57,7 @@ def _wrong_endpoint(asked: int) -> Any:
         cluster_id="",
         controller_id=-1,
         brokers=[],
-        authorized_operations=NOT_ASKED,
+        authorized_operations=OPERATIONS_OMITTED,
     )
 
 

@@ -46,7 +46,7 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
     (KIP-569). A resource that is asked for twice is answered once, with what was asked of it in all."""
     results = []
     slices = TimeSlices(caller.broker.clock)
-    for (kind, name), keys in (await _merged(request.resources, slices)).items():
+    for (kind, name), keys in (await _merge_resources(request.resources, slices)).items():
         try:
             entries = _entries(kind, name, caller)
             rows = [_row(entry, request) for entry in entries if keys is None or entry.name in keys]
@@ -74,7 +74,7 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
     return await encode_if_large(DescribeConfigsResponse(results=results), slices, caller)
 
 
-async def _merged(
+async def _merge_resources(
     resources: Iterable[Any], slices: TimeSlices
 ) -> dict[tuple[int, str], set[str] | None]:
     """By type and name: which configs are asked for, None for all. An empty list means all as well."""
@@ -109,7 +109,7 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
         _check_broker(name, settings, "")
-        return _loggers(settings)
+        return _logger_entries(settings)
     if kind == ResourceType.GROUP:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
@@ -139,7 +139,7 @@ def broker_id_is_number(name: str) -> bool:
     return digits.isascii() and digits.isdigit() and len(digits) <= 10
 
 
-def _loggers(settings: Settings) -> Iterable[ConfigEntry]:
+def _logger_entries(settings: Settings) -> Iterable[ConfigEntry]:
     levels = {"root": settings.log_level, **settings.log_levels}
     for name, level in sorted(levels.items()):
         synonym = Synonym(name, level.upper(), ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG)
@@ -168,7 +168,7 @@ def _row(entry: ConfigEntry, request: Any) -> Any:
 
 
 #: Resources with configs that ListConfigResources names. Groups and client metrics are listed once they have some.
-_LISTED = (
+_LISTED_TYPES = (
     ResourceType.TOPIC,
     ResourceType.BROKER,
     ResourceType.BROKER_LOGGER,
@@ -176,25 +176,25 @@ _LISTED = (
     ResourceType.GROUP,
 )
 
-FIRST_WITH_TYPES = 1
+FIRST_VERSION_WITH_TYPES = 1
 
 
 @serves(ApiKey.LIST_CONFIG_RESOURCES, 0, 1)
 async def list_config_resources(request: Any, caller: Caller) -> Any:
     """Names of resources that have configs. v0 lists client metrics only (KIP-714), v1 any types, by default all (KIP-1142)."""
     asked = (
-        set(request.resource_types) or set(_LISTED)
-        if caller.api_version >= FIRST_WITH_TYPES
+        set(request.resource_types) or set(_LISTED_TYPES)
+        if caller.api_version >= FIRST_VERSION_WITH_TYPES
         else {ResourceType.CLIENT_METRICS}
     )
-    if not asked <= set(_LISTED):
+    if not asked <= set(_LISTED_TYPES):
         return ListConfigResourcesResponse(
             error_code=ErrorCode.UNSUPPORTED_VERSION, config_resources=[]
         )
     slices = TimeSlices(caller.broker.clock)
     rows = []
     for kind in sorted(asked):
-        for name in list(_names(ResourceType(kind), caller)):
+        for name in list(_resource_names(ResourceType(kind), caller)):
             rows.append(
                 ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind)
             )
@@ -206,7 +206,7 @@ async def list_config_resources(request: Any, caller: Caller) -> Any:
     )
 
 
-def _names(kind: ResourceType, caller: Caller) -> Iterable[str]:
+def _resource_names(kind: ResourceType, caller: Caller) -> Iterable[str]:
     if kind is ResourceType.TOPIC:
         return (live.name for live in caller.broker.topics.listed())
     if kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):

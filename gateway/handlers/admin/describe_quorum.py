@@ -22,7 +22,7 @@ NO_QUORUM = "This cluster has no metadata quorum: its metadata is in its store."
 
 _Feature = UpdateFeaturesResponse.UpdatableFeatureResult
 
-FIRST_WITHOUT_RESULTS = 2
+FIRST_VERSION_WITHOUT_RESULTS = 2
 
 
 @serves(ApiKey.DESCRIBE_QUORUM, 0, 2)
@@ -36,10 +36,10 @@ async def describe_quorum(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.UPDATE_FEATURES, 0, 2)
 async def update_features(request: Any, caller: Caller) -> Any:
     """No feature is known (KIP-584). v1 adds validate_only, v2 has one error for all of them, as in FeatureControlManager."""
-    if caller.api_version >= FIRST_WITHOUT_RESULTS:
+    if caller.api_version >= FIRST_VERSION_WITHOUT_RESULTS:
         if not request.feature_updates:
             return UpdateFeaturesResponse(error_code=ErrorCode.NONE, error_message=None)
-        why = _unknown_feature(request.feature_updates[0], caller)
+        why = _unknown_feature_message(request.feature_updates[0], caller)
         message = (
             f"The update failed for all features since the following feature had an error: {why}"
         )
@@ -49,7 +49,7 @@ async def update_features(request: Any, caller: Caller) -> Any:
     slices = TimeSlices(caller.broker.clock)
     rows = []
     for update in request.feature_updates:
-        why = _unknown_feature(update, caller)
+        why = _unknown_feature_message(update, caller)
         rows.append(
             _Feature(
                 feature=update.feature,
@@ -65,7 +65,7 @@ async def update_features(request: Any, caller: Caller) -> Any:
     )
 
 
-def _unknown_feature(update: Any, caller: Caller) -> str:
+def _unknown_feature_message(update: Any, caller: Caller) -> str:
     node_id = caller.broker.cluster.node_id
     return (
         f"Invalid update version {update.max_version_level} for feature {update.feature[:100]}. "

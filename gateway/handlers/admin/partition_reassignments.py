@@ -39,10 +39,10 @@ async def elect_leaders(request: Any, caller: Caller) -> Any:
     slices = TimeSlices(caller.broker.clock)
     topics = []
     for topic in request.topic_partitions or ():
-        count = _partitions(topic.topic, caller)
+        count = _partition_count(topic.topic, caller)
         rows = []
         for index in topic.partitions:
-            failure = _not_elected(topic.topic, index, count)
+            failure = _election_error(topic.topic, index, count)
             rows.append(
                 _Elected.PartitionResult(
                     partition_id=index, error_code=failure.code, error_message=failure.message
@@ -58,13 +58,13 @@ async def elect_leaders(request: Any, caller: Caller) -> Any:
     )
 
 
-def _partitions(topic: str, caller: Caller) -> int | None:
+def _partition_count(topic: str, caller: Caller) -> int | None:
     """The partitions of a topic, None if there is no such topic."""
     live = caller.broker.topics.find_listed(topic)
     return None if live is None else live.topic.partitions
 
 
-def _not_elected(topic: str, index: int, count: int | None) -> KafkaError:
+def _election_error(topic: str, index: int, count: int | None) -> KafkaError:
     if count is None:
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}")
     if not 0 <= index < count:
@@ -81,7 +81,7 @@ async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
     slices = TimeSlices(caller.broker.clock)
     topics = []
     for topic in request.topics:
-        count = _partitions(topic.name, caller)
+        count = _partition_count(topic.name, caller)
         rows = []
         for partition in topic.partitions:
             code, message = ErrorCode.NONE, None
@@ -131,22 +131,22 @@ def check_replicas(assignments: Sequence[Collection[int]], caller: Caller) -> No
     known = {node.node_id for node in caller.broker.cluster.nodes(caller.listener)}
     for brokers in assignments:
         if not brokers:
-            raise _misassigned("includes an empty replica list.")
+            raise _invalid_assignment("includes an empty replica list.")
         # In the order of the ids, as ReplicationControlManager.validateManualPartitionAssignment looks at them.
         for broker, count in sorted(Counter(brokers).items()):
             if broker not in known:
-                raise _misassigned(f"includes broker {broker}, but no such broker is registered.")
+                raise _invalid_assignment(f"includes broker {broker}, but no such broker is registered.")
             if count > 1:
-                raise _misassigned(f"includes the broker {broker} more than once.")
+                raise _invalid_assignment(f"includes the broker {broker} more than once.")
         expected = len(assignments[0])
         if len(brokers) != expected:
-            raise _misassigned(
+            raise _invalid_assignment(
                 f"includes a partition with {len(brokers)} replica(s), but this is not consistent with previous partitions, "
                 f"which have {expected} replica(s)."
             )
 
 
-def _misassigned(why: str) -> KafkaError:
+def _invalid_assignment(why: str) -> KafkaError:
     return KafkaError(
         ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {why}"
     )
@@ -169,10 +169,10 @@ async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
     results: dict[str, dict[int, ErrorCode]] = {}
     for directory in request.dirs:
         for topic in directory.topics:
-            count = _partitions(topic.name, caller)
+            count = _partition_count(topic.name, caller)
             rows = results.setdefault(topic.name, {})
             for index in topic.partitions:
-                rows[index] = _not_moved(directory.path in here, index, count)
+                rows[index] = _move_error(directory.path in here, index, count)
                 await slices.take()
             await slices.take()
     topics = []
@@ -188,7 +188,7 @@ async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
     return await encode_if_large(AlterReplicaLogDirsResponse(results=topics), slices, caller)
 
 
-def _not_moved(is_here: bool, index: int, count: int | None) -> ErrorCode:
+def _move_error(is_here: bool, index: int, count: int | None) -> ErrorCode:
     if not is_here:
         return ErrorCode.LOG_DIR_NOT_FOUND
     return (

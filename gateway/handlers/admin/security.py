@@ -82,7 +82,7 @@ async def delete_acls(request: Any, caller: Caller) -> Any:
     return await encode_if_large(DeleteAclsResponse(filter_results=rows), slices, caller)
 
 
-def _no_tokens(caller: Caller) -> ErrorCode:
+def _token_error(caller: Caller) -> ErrorCode:
     """Clients that have not logged in may not ask for tokens at all (KafkaApis.allowTokenRequests)."""
     is_anonymous = caller.principal == ANONYMOUS
     return (
@@ -97,7 +97,7 @@ async def create_delegation_token(request: Any, caller: Caller) -> Any:
     """Tokens are disabled (KIP-48)."""
     principal = caller.principal
     return CreateDelegationTokenResponse(
-        error_code=_no_tokens(caller),
+        error_code=_token_error(caller),
         principal_type=principal.kind,
         principal_name=principal.name,
         token_requester_principal_type=principal.kind,
@@ -113,19 +113,19 @@ async def create_delegation_token(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.RENEW_DELEGATION_TOKEN, 0, 2)
 async def renew_delegation_token(request: Any, caller: Caller) -> Any:
     """Tokens are disabled."""
-    return RenewDelegationTokenResponse(error_code=_no_tokens(caller), expiry_timestamp_ms=-1)
+    return RenewDelegationTokenResponse(error_code=_token_error(caller), expiry_timestamp_ms=-1)
 
 
 @serves(ApiKey.EXPIRE_DELEGATION_TOKEN, 0, 2)
 async def expire_delegation_token(request: Any, caller: Caller) -> Any:
     """Tokens are disabled."""
-    return ExpireDelegationTokenResponse(error_code=_no_tokens(caller), expiry_timestamp_ms=-1)
+    return ExpireDelegationTokenResponse(error_code=_token_error(caller), expiry_timestamp_ms=-1)
 
 
 @serves(ApiKey.DESCRIBE_DELEGATION_TOKEN, 0, 3)
 async def describe_delegation_token(request: Any, caller: Caller) -> Any:
     """Tokens are disabled."""
-    return DescribeDelegationTokenResponse(error_code=_no_tokens(caller), tokens=[])
+    return DescribeDelegationTokenResponse(error_code=_token_error(caller), tokens=[])
 
 
 @serves(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0)
@@ -133,7 +133,7 @@ async def describe_user_scram_credentials(request: Any, caller: Caller) -> Any:
     """Nobody has any (KIP-554)."""
     slices = TimeSlices(caller.broker.clock)
     rows = []
-    for name, count in _counted(user.name for user in request.users or ()):
+    for name, count in _count_names(user.name for user in request.users or ()):
         if count > 1:
             code = ErrorCode.DUPLICATE_RESOURCE
             message = f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
@@ -158,7 +158,7 @@ async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
     slices = TimeSlices(caller.broker.clock)
     added = {user.name for user in request.upsertions}
     rows = []
-    for name, count in _counted(user.name for user in (*request.deletions, *request.upsertions)):
+    for name, count in _count_names(user.name for user in (*request.deletions, *request.upsertions)):
         if count > 1:
             code, message = (
                 ErrorCode.DUPLICATE_RESOURCE,
@@ -179,7 +179,7 @@ async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
     return await encode_if_large(AlterUserScramCredentialsResponse(results=rows), slices, caller)
 
 
-def _counted(names: Iterable[str]) -> Iterable[tuple[str, int]]:
+def _count_names(names: Iterable[str]) -> Iterable[tuple[str, int]]:
     counts: dict[str, int] = {}
     for name in names:
         counts[name] = counts.get(name, 0) + 1
@@ -189,12 +189,12 @@ def _counted(names: Iterable[str]) -> Iterable[tuple[str, int]]:
 @serves(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1)
 async def describe_client_quotas(request: Any, caller: Caller) -> Any:
     """There are none (KIP-546). A filter that makes no sense is refused as ClientQuotaCache does."""
-    code, message = _wrong_filter(request.components)
+    code, message = _filter_error(request.components)
     entries: list[Any] | None = [] if code is ErrorCode.NONE else None
     return DescribeClientQuotasResponse(error_code=code, error_message=message, entries=entries)
 
 
-def _wrong_filter(components: Iterable[Any]) -> tuple[ErrorCode, str | None]:
+def _filter_error(components: Iterable[Any]) -> tuple[ErrorCode, str | None]:
     seen: set[str] = set()
     for component in components:
         kind = component.entity_type

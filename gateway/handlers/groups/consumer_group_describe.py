@@ -9,7 +9,7 @@ from gateway.groups.consumer.assignors import TopicId
 from gateway.groups.consumer.consumer_group import ConsumerGroup
 from gateway.groups.consumer.consumer_member import ConsumerGroupMember
 from gateway.handlers.groups.describe_groups import GROUP_OPERATIONS
-from gateway.handlers.metadata import NOT_ASKED
+from gateway.handlers.metadata import OPERATIONS_OMITTED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import TimeSlices, encode_if_large
@@ -32,7 +32,7 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
 
     Whatever is no consumer group is an error, and a group that is named twice is described once.
     """
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_OMITTED
     rows = []
     slices = TimeSlices(caller.broker.clock)
     try:
@@ -58,7 +58,7 @@ def _refused(group_id: str, failure: KafkaError) -> Any:
         error_code=failure.code,
         error_message=failure.message,
         group_id=group_id,
-        authorized_operations=NOT_ASKED,
+        authorized_operations=OPERATIONS_OMITTED,
     )
 
 

@@ -14,7 +14,7 @@ from kafka.protocol.admin.groups import (
 from gateway.groups.classic.classic_group import ClassicGroup
 from gateway.groups.classic.classic_member import ClassicGroupMember
 from gateway.groups.classic.classic_states import GroupState
-from gateway.handlers.metadata import NOT_ASKED
+from gateway.handlers.metadata import OPERATIONS_OMITTED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import TimeSlices, encode_if_large
@@ -84,7 +84,7 @@ async def describe_classic_groups(
 ) -> Any:
     """The reply to a DescribeGroups. A group that is named twice is described once; `missing` makes the row of one that is not there, and to
     this request no consumer group is: ConsumerGroupDescribe finds those."""
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_OMITTED
     rows = []
     slices = TimeSlices(caller.broker.clock)
     try:

@@ -8,15 +8,15 @@ from kafka.protocol.consumer.offsets import ListOffsetsResponse
 
 from compat.handlers.list_offsets import offsets_before
 from compat.handlers.offset_commit import committed_at, expires_at
-from gateway.handlers.fetch import answer
+from gateway.handlers.fetch import fetch_records
 from gateway.handlers.groups.offset_commit import (
     commit_offsets,
     committed_offsets,
     single_group_refusal,
     single_group_reply,
 )
-from gateway.handlers.list_offsets import find
-from gateway.handlers.metadata import describe
+from gateway.handlers.list_offsets import find_offset
+from gateway.handlers.metadata import metadata_response
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices, encode_if_large
@@ -28,19 +28,19 @@ from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 @serves(ApiKey.FETCH, 0, 1)
 async def fetch_format_0(request: FetchRequest, caller: Caller) -> FetchResponse:
     """Consumers of Kafka 0.8 and 0.9, kafka-node, Sarama below 0.10: they read message sets of format 0."""
-    return await answer(request, caller, magic=0)
+    return await fetch_records(request, caller, magic=0)
 
 
 @serves(ApiKey.FETCH, 2, 3)
 async def fetch_format_1(request: FetchRequest, caller: Caller) -> FetchResponse:
     """Consumers of Kafka 0.10, kafka-python 1.3, KafkaJS 1.0: they read message sets up to format 1. v3 has max_bytes (KIP-74)."""
-    return await answer(request, caller, magic=1)
+    return await fetch_records(request, caller, magic=1)
 
 
 @serves(ApiKey.METADATA, 0, 0)
 async def metadata_empty_means_all(request: Any, caller: Caller) -> Any:
     """Kafka 0.8 and 0.9: an empty list of topics means all of them, and null was not known."""
-    return await describe(request, caller, request.topics or None, may_create=True)
+    return await metadata_response(request, caller, request.topics or None, may_create=True)
 
 
 @serves(ApiKey.LIST_OFFSETS, 0, 0)
@@ -76,7 +76,7 @@ async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
         partition = await caller.broker.topics.partition(topic, asked.partition_index)
         last_before = None
         if asked.timestamp >= 0:
-            after, _ = await find(partition, asked.timestamp + 1, caller)
+            after, _ = await find_offset(partition, asked.timestamp + 1, caller)
             last_before = after if after >= 0 else partition.log.end_offset
         offsets = offsets_before(
             asked.timestamp,

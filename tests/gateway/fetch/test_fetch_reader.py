@@ -21,11 +21,11 @@ from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.fetch_requests import (
     LARGE,
     Consumed,
-    ask,
-    at,
+    start_fetch,
+    from_offset,
     consume,
     control_batch,
-    entry,
+    stored_entry,
     payload,
     request,
     rows,
@@ -54,7 +54,7 @@ def samples(base_offset: int, count: int, size: int = 20) -> list[Sample]:
 
 
 def messages(base_offset: int, count: int, magic: int, size: int = 20) -> Entry:
-    return entry(
+    return stored_entry(
         base_offset,
         base_offset + count - 1,
         building.message_set(samples(base_offset, count, size), magic=magic),
@@ -62,7 +62,7 @@ def messages(base_offset: int, count: int, magic: int, size: int = 20) -> Entry:
 
 
 def wrapped(base_offset: int, count: int, magic: int, codec: int = GZIP) -> Entry:
-    return entry(
+    return stored_entry(
         base_offset,
         base_offset + count - 1,
         building.wrapper(samples(base_offset, count), codec, magic=magic),
@@ -70,7 +70,7 @@ def wrapped(base_offset: int, count: int, magic: int, codec: int = GZIP) -> Entr
 
 
 def batched(base_offset: int, count: int, size: int = 20, codec: int = NONE) -> Entry:
-    return entry(
+    return stored_entry(
         base_offset,
         base_offset + count - 1,
         building.batch(samples(base_offset, count, size), codec=codec),
@@ -81,12 +81,12 @@ def fetch(
     env: BrokerEnvironment, version: int, *partitions: FetchPartition, max_bytes: int = LARGE
 ) -> list[Any]:
     """The rows in the order answered."""
-    response = ask(env, request(version, partitions, max_bytes=max_bytes)).result
+    response = start_fetch(env, request(version, partitions, max_bytes=max_bytes)).result
     return list(rows(response).values())
 
 
 def fetch_one(env: BrokerEnvironment, version: int, offset: int, max_bytes: int = LARGE) -> Any:
-    (row,) = fetch(env, version, at(offset, max_bytes=max_bytes))
+    (row,) = fetch(env, version, from_offset(offset, max_bytes=max_bytes))
     return row
 
 
@@ -111,7 +111,7 @@ def test_a_consumer_of_today_gets_the_bytes_as_they_are_stored(env, version):
 @pytest.mark.parametrize("version", [OLD, NEW])
 def test_a_consumer_gets_past_what_compaction_took_at_the_end_of_an_older_set(env, version):
     gap = messages(0, 3, 1)
-    put(env, entry(0, 9, bytes(gap.payload)), batched(10, 2))
+    put(env, stored_entry(0, 9, bytes(gap.payload)), batched(10, 2))
     assert offsets(fetch_one(env, version, 0)) == [0, 1, 2, 10, 11]
     assert offsets(fetch_one(env, version, 3), 3) == [10, 11]
 
@@ -119,7 +119,7 @@ def test_a_consumer_gets_past_what_compaction_took_at_the_end_of_an_older_set(en
 def test_a_damaged_set_of_an_older_format_is_served_as_it_is(env):
     damaged = bytearray(wrapped(3, 3, 1).payload)
     damaged[40:44] = b"oops"
-    stored = [messages(0, 3, 0), entry(3, 5, bytes(damaged)), batched(6, 2)]
+    stored = [messages(0, 3, 0), stored_entry(3, 5, bytes(damaged)), batched(6, 2)]
     put(env, *stored)
     assert [bytes(piece) for piece in fetch_one(env, NEW, 3).records] == [
         bytes(one.payload) for one in stored[1:]
@@ -176,13 +176,13 @@ def test_an_offset_outside_the_log_is_out_of_range(env, offset):
     (13, b"x" * 16, ErrorCode.UNKNOWN_TOPIC_ID),
 ])  # fmt: skip
 def test_a_topic_that_is_not_there_is_unknown(env, version, topic, code):
-    response = ask(env, request(version, [at(0)], topic=topic)).result
+    response = start_fetch(env, request(version, [from_offset(0)], topic=topic)).result
     assert [row.error_code for row in rows(response).values()] == [code]
 
 
 def test_a_partition_that_is_not_there_is_unknown_and_the_others_are_served(env):
     put(env, batched(0, 1))
-    first, second = fetch(env, NEW, at(0, index=7), at(0))
+    first, second = fetch(env, NEW, from_offset(0, index=7), from_offset(0))
     assert (first.error_code, second.error_code, offsets(second)) == (
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         0,
@@ -193,7 +193,7 @@ def test_a_partition_that_is_not_there_is_unknown_and_the_others_are_served(env)
 def test_topics_are_found_by_id(env):
     live = env.topic("others")
     ended(append(env.partition("others").log, [batched(0, 2)]))
-    response = ask(env, request(13, [at(0)], topic=live.topic.topic_id)).result
+    response = start_fetch(env, request(13, [from_offset(0)], topic=live.topic.topic_id)).result
     assert offsets(rows(response)[live.topic.topic_id, 0]) == [0, 1]
 
 
@@ -230,7 +230,7 @@ def test_an_epoch_that_never_was_is_out_of_range(env):
 @pytest.mark.parametrize(("level", "aborted"), [(0, None), (1, ())])
 def test_only_read_committed_is_told_of_aborted_transactions(env, level, aborted):
     put(env, batched(0, 1))
-    response = ask(env, request(NEW, [at(0)], isolation_level=level)).result
+    response = start_fetch(env, request(NEW, [from_offset(0)], isolation_level=level)).result
     assert [row.aborted for row in rows(response).values()] == [aborted]
 
 
@@ -264,7 +264,7 @@ def test_only_the_first_partition_with_records_may_pass_the_limit(env):
     env.topic("wide", 3)
     for index in (1, 2):
         ended(append(env.partition("wide", index).log, [batched(0, 3, size=200)]))
-    response = ask(env, request(NEW, [at(0, n, 1) for n in range(3)], topic="wide")).result
+    response = start_fetch(env, request(NEW, [from_offset(0, n, 1) for n in range(3)], topic="wide")).result
     assert [len(row.records) for row in rows(response).values()] == [0, 1, 0]
 
 
@@ -273,8 +273,8 @@ def test_the_requests_own_limit_holds_over_all_partitions(env):
     for index in range(4):
         ended(append(env.partition("wide", index).log, [batched(0, 3)]))
     limit = 2 * sizes(batched(0, 3)) + 1
-    response = ask(
-        env, request(NEW, [at(0, n) for n in range(4)], topic="wide", max_bytes=limit)
+    response = start_fetch(
+        env, request(NEW, [from_offset(0, n) for n in range(4)], topic="wide", max_bytes=limit)
     ).result
     assert [len(row.records) for row in rows(response).values()] == [1, 1, 0, 0]
 
@@ -295,7 +295,7 @@ def test_very_old_consumers_get_one_message_of_each_partition_for_nothing_tells_
     env.topic("wide", 2)
     for index in range(2):
         ended(append(env.partition("wide", index).log, [messages(0, 2, 0, size=300)]))
-    response = ask(env, request(version, [at(0, n, 10) for n in range(2)], topic="wide")).result
+    response = start_fetch(env, request(version, [from_offset(0, n, 10) for n in range(2)], topic="wide")).result
     assert [offsets(row) for row in rows(response).values()] == expected
 
 
@@ -368,8 +368,8 @@ def test_where_down_conversion_is_forbidden_newer_records_are_an_unsupported_ver
     env.topic("modern", message_downconversion_enable="false")
     log = env.partition("modern").log
     ended(append(log, [messages(0, 1, 0), batched(1, 1)]))
-    good = rows(ask(env, request(version, [at(0)], topic="modern")).result)["modern", 0]
-    bad = rows(ask(env, request(version, [at(1)], topic="modern")).result)["modern", 0]
+    good = rows(start_fetch(env, request(version, [from_offset(0)], topic="modern")).result)["modern", 0]
+    bad = rows(start_fetch(env, request(version, [from_offset(1)], topic="modern")).result)["modern", 0]
     assert (offsets(good), bad.error_code) == ([0], ErrorCode.UNSUPPORTED_VERSION)
 
 
@@ -384,15 +384,15 @@ def test_zstd_becomes_gzip_below_fetch_10(env, version, codec):
 def test_where_conversion_is_forbidden_zstd_needs_fetch_10(env):
     env.topic("modern", message_downconversion_enable="false")
     ended(append(env.partition("modern").log, [batched(0, 3), batched(3, 3, codec=ZSTD)]))
-    good = rows(ask(env, request(9, [at(0)], topic="modern")).result)["modern", 0]
-    bad = rows(ask(env, request(9, [at(3)], topic="modern")).result)["modern", 0]
+    good = rows(start_fetch(env, request(9, [from_offset(0)], topic="modern")).result)["modern", 0]
+    bad = rows(start_fetch(env, request(9, [from_offset(3)], topic="modern")).result)["modern", 0]
     assert (offsets(good), bad.error_code) == ([0, 1, 2], ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
-    assert rows(ask(env, request(10, [at(3)], topic="modern")).result)["modern", 0].error_code == 0
+    assert rows(start_fetch(env, request(10, [from_offset(3)], topic="modern")).result)["modern", 0].error_code == 0
 
 
 def unreadable(first, count=3, **more):
     """What is stored of a batch whose header and checksum are right, and whose records are not."""
-    return entry(
+    return stored_entry(
         first,
         first + count - 1,
         building.batch(samples(first, count), content=b"nonsense", count=count, **more),
@@ -469,11 +469,11 @@ def logs(draw: st.DrawFn) -> list[tuple[Entry, list[Sample]]]:
             last = base
         elif kind == "empty":
             made.append(
-                (entry(base, last, building.batch([], base_offset=base, last_offset=last)), [])
+                (stored_entry(base, last, building.batch([], base_offset=base, last_offset=last)), [])
             )
         elif kind == "v2":
             raw = building.batch(found, codec=codec, base_offset=base, last_offset=last)
-            made.append((entry(base, last, raw), found))
+            made.append((stored_entry(base, last, raw), found))
         else:
             magic = int(kind[1])
             last = found[-1].offset
@@ -482,7 +482,7 @@ def logs(draw: st.DrawFn) -> list[tuple[Entry, list[Sample]]]:
                 if codec
                 else building.message_set(found, magic=magic)
             )
-            made.append((entry(base, last, raw), found))
+            made.append((stored_entry(base, last, raw), found))
         base = last + 1
     return made
 
@@ -502,7 +502,7 @@ def test_every_record_arrives_once_and_in_order_at_every_consumer_that_keeps_fet
         limits = data.draw(
             st.tuples(st.integers(1, 400), st.integers(1, 400)), label="partition and request bytes"
         )
-        (row,) = fetch(env, version, at(offset, max_bytes=limits[0]), max_bytes=limits[1])
+        (row,) = fetch(env, version, from_offset(offset, max_bytes=limits[0]), max_bytes=limits[1])
         assert row.error_code == 0
         raw = payload(row)
         got: Consumed = consume(raw, offset)

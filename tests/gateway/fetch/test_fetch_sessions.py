@@ -7,7 +7,7 @@ import pytest
 from gateway.fetch.fetch_sessions import NO_SESSION, FetchSession, FetchSessions, next_epoch
 from gateway.protocol.wire.fetch_codec import FetchPartition
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.fetch_requests import at, batch_entry
+from tests.gateway.handlers.fetch_requests import from_offset, batch_entry
 
 KEY = ("orders", 0)
 
@@ -161,7 +161,7 @@ def test_a_change_of_offset_keeps_a_partitions_place_in_the_queue(env):
     current = FetchSession(1)
     for index in range(3):
         followed(env, current, index)
-    current.update(("orders", 0), at(5))
+    current.update(("orders", 0), from_offset(5))
     assert [cached.key[1] for cached in current.pending] == [0, 1, 2]
 
 

@@ -12,7 +12,7 @@ from storage.log import Entry
 from tests.fakes.broker import BrokerEnvironment, Started, ended
 
 
-def asked(env: BrokerEnvironment, request: Any, version: int) -> Started:
+def start_call(env: BrokerEnvironment, request: Any, version: int) -> Started:
     """The request under way; its result is the reply's body in bytes, none where no reply is wanted."""
     route = ROUTES[request.API_KEY, version]
     body = route.decode(bytearray(request.encode(version=version)), 0, version)
@@ -34,17 +34,17 @@ def response_class(request: Any) -> Any:
     )
 
 
-def answer(request: Any, body: bytes, version: int) -> Any:
+def decode_response(request: Any, body: bytes, version: int) -> Any:
     """What a reply's body says."""
     return response_class(request).decode(body, version=version)
 
 
-def ask(env: BrokerEnvironment, request: Any, version: int) -> Any:
+def call(env: BrokerEnvironment, request: Any, version: int) -> Any:
     """The reply, decoded."""
-    return answer(request, asked(env, request, version).result, version)
+    return decode_response(request, start_call(env, request, version).result, version)
 
 
-def store(partition: Partition, *entries: Entry) -> None:
+def append_entries(partition: Partition, *entries: Entry) -> None:
     """Put entries into a partition's log as they are."""
 
     async def append() -> None:

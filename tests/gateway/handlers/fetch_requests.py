@@ -46,7 +46,7 @@ def request(
     )
 
 
-def ask(env: BrokerEnvironment, asked: FetchRequest) -> Started:
+def start_fetch(env: BrokerEnvironment, asked: FetchRequest) -> Started:
     """What is under way at the handler of the request's version."""
     route = ROUTES[ApiKey.FETCH, asked.version]
     return Started(route.handler(asked, env.caller(asked.version)))
@@ -56,7 +56,7 @@ def rows(response: FetchResponse) -> dict[tuple[str | bytes, int], PartitionFetc
     return {(topic, row.index): row for topic, partitions in response.topics for row in partitions}
 
 
-def at(offset: int, index: int = 0, max_bytes: int = LARGE) -> FetchPartition:
+def from_offset(offset: int, index: int = 0, max_bytes: int = LARGE) -> FetchPartition:
     return FetchPartition(index, offset, max_bytes)
 
 
@@ -64,7 +64,7 @@ def payload(row: PartitionFetched) -> bytes:
     return b"".join(map(bytes, row.records))
 
 
-def wire(response: FetchResponse, version: int) -> bytes:
+def encoded(response: FetchResponse, version: int) -> bytes:
     return b"".join(map(bytes, write_fetch_response(response, version)))
 
 
@@ -94,16 +94,16 @@ def consume(records: bytes, offset: int) -> Consumed:
     return Consumed(found, position)
 
 
-def entry(base_offset: int, last_offset: int, raw: bytes) -> Entry:
+def stored_entry(base_offset: int, last_offset: int, raw: bytes) -> Entry:
     return Entry(base_offset, last_offset, 5, raw)
 
 
 def control_batch(offset: int) -> Entry:
     marker = Sample(offset, 5, b"\0\0\0\1", b"\0\0\0\0\0\0")
-    return entry(offset, offset, building.batch([marker], attributes=0x30, producer=(1, 0, -1)))
+    return stored_entry(offset, offset, building.batch([marker], attributes=0x30, producer=(1, 0, -1)))
 
 
 def batch_entry(base_offset: int, count: int, size: int = 20) -> Entry:
     """A stored v2 batch."""
     records = [Sample(base_offset + n, 5, b"k", b"v" * size) for n in range(count)]
-    return entry(base_offset, base_offset + count - 1, building.batch(records))
+    return stored_entry(base_offset, base_offset + count - 1, building.batch(records))

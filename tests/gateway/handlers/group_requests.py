@@ -13,7 +13,7 @@ from kafka.protocol.consumer.group import (
 from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
 from tests.fakes.broker import BrokerEnvironment
-from tests.gateway.handlers.asking import answer, ask, asked
+from tests.gateway.handlers.asking import decode_response, call, start_call
 
 #: Past the wait of a group that was empty.
 INITIAL_DELAY = 3
@@ -79,7 +79,7 @@ def heartbeat(
     request = HeartbeatRequest(
         group_id="g", generation_id=generation, member_id=member_id, group_instance_id=instance
     )
-    return int(ask(env, request, version).error_code)
+    return int(call(env, request, version).error_code)
 
 
 def leave(env: BrokerEnvironment, *members: tuple[str, str | None], version: int = 5) -> list[int]:
@@ -89,27 +89,27 @@ def leave(env: BrokerEnvironment, *members: tuple[str, str | None], version: int
     ]
     return [
         row.error_code
-        for row in ask(env, LeaveGroupRequest(group_id="g", members=rows), version).members
+        for row in call(env, LeaveGroupRequest(group_id="g", members=rows), version).members
     ]
 
 
 def joined(env: BrokerEnvironment, version: int = 9, **fields: Any) -> Any:
     """A newcomer, after both steps and the wait of a group that was empty; its rebalance must be waiting for nobody else."""
     request = join_request(**fields)
-    waiting = asked(env, request, version)
+    waiting = start_call(env, request, version)
     if version >= 4 and fields.get("instance") is None:
-        told = answer(request, waiting.result, version)
+        told = decode_response(request, waiting.result, version)
         assert told.error_code == 79
         request = join_request(told.member_id, **fields)
-        waiting = asked(env, request, version)
+        waiting = start_call(env, request, version)
     env.clock.advance(INITIAL_DELAY)
-    return answer(request, waiting.result, version)
+    return decode_response(request, waiting.result, version)
 
 
 def stable(env: BrokerEnvironment, version: int = 9, **fields: Any) -> Any:
     """A group of one member, which has its assignment: `mine`."""
     member = joined(env, version, **fields)
-    synced = ask(
+    synced = call(
         env,
         sync_request(
             member.member_id, member.generation_id, {member.member_id: b"mine"}, **_instance(fields)

@@ -13,8 +13,8 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import REQUESTS
 from gateway.settings.model import INT32_MAX
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import answer, ask
-from tests.gateway.handlers.asking import asked as asked_of
+from tests.gateway.handlers.asking import decode_response, call
+from tests.gateway.handlers.asking import start_call
 from tests.gateway.protocol.wire.values import int8s, int16s, int32s, int64s, texts
 from tests.gateway.sets import batch, old_set
 
@@ -101,14 +101,14 @@ def open_env() -> BrokerEnvironment:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(asked=st.sampled_from(ASKED), data=st.data())
-def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject) -> None:
-    key, version = asked
+def test_any_request_is_answered(start_call: tuple[ApiKey, int], data: st.DataObject) -> None:
+    key, version = start_call
     request = REQUESTS[ApiKey(key)]
     env = open_env()
     for _ in range(2):
         body = data.draw(structs(request._struct, request, version))
         try:
-            waiting = asked_of(env, body, version)
+            waiting = start_call(env, body, version)
         except ValueError:
             # A topic without a name; the codec's own decoders let it through.
             assert key in (ApiKey.PRODUCE, ApiKey.FETCH)
@@ -119,7 +119,7 @@ def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject)
             # Nothing is answered, and a failure hangs up.
             assert isinstance(waiting.failure, Refused) or waiting.result == b""
         else:
-            assert answer(body, waiting.result, version) is not None
+            assert decode_response(body, waiting.result, version) is not None
     assert env.bugs == []
 
 
@@ -141,7 +141,7 @@ def test_any_value_of_any_config_is_taken_or_refused(text: str) -> None:
             resources=[resource(resource_type=2, resource_name="orders", configs=[config])],
             validate_only=False,
         )
-        assert ask(env, request, 1).responses[0].error_code in (0, 40)
+        assert call(env, request, 1).responses[0].error_code in (0, 40)
         # What was taken can be shown, and the topic works on.
         assert len(_configs(env)) == 37
 
@@ -151,4 +151,4 @@ def _configs(env: BrokerEnvironment) -> Any:
     resource = kind.DescribeConfigsResource(
         resource_type=2, resource_name="orders", configuration_keys=None
     )
-    return ask(env, kind(resources=[resource]), 1).results[0].configs
+    return call(env, kind(resources=[resource]), 1).results[0].configs

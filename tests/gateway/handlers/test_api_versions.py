@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
-from gateway.handlers.api_versions import unsupported_api_versions
+from gateway.handlers.api_versions import unsupported_version_response
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.routes import ROUTES, supported_versions
 from gateway.protocol.wire.api_keys import ApiKey
 from tests.fakes.broker import open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 
 
 def ranges(answer: Any) -> dict[int, tuple[int, int]]:
@@ -20,7 +20,7 @@ def ranges(answer: Any) -> dict[int, tuple[int, int]]:
 @pytest.mark.parametrize("version", range(5))
 def test_every_version_tells_exactly_what_is_routed(version):
     asked = ApiVersionsRequest(client_software_name="a-client", client_software_version="1.0")
-    answer = ask(open_environment(), asked, version)
+    answer = call(open_environment(), asked, version)
     assert answer.error_code == 0
     assert ranges(answer) == supported_versions()
     for key, number in ROUTES:
@@ -34,6 +34,6 @@ def test_produce_and_fetch_begin_at_zero():
 
 
 def test_a_version_that_is_too_new_is_answered_in_the_layout_of_version_zero():
-    answer = ApiVersionsResponse.decode(b"".join(map(bytes, unsupported_api_versions())), version=0)
+    answer = ApiVersionsResponse.decode(b"".join(map(bytes, unsupported_version_response())), version=0)
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     assert ranges(answer)[ApiKey.API_VERSIONS] == (0, 4)

@@ -7,7 +7,7 @@ from kafka.protocol.admin.topics import DescribeTopicPartitionsRequest
 
 from gateway.handlers.describe_topic_partitions import MAX_PARTITIONS
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def describe(
     kind = DescribeTopicPartitionsRequest
     at = None if cursor is None else kind.Cursor(topic_name=cursor[0], partition_index=cursor[1])
     topics = [kind.TopicRequest(name=name) for name in names]
-    return ask(env, kind(topics=topics, response_partition_limit=limit, cursor=at), 0)
+    return call(env, kind(topics=topics, response_partition_limit=limit, cursor=at), 0)
 
 
 def told(reply: Any) -> tuple[list[tuple[str, list[int]]], tuple[str, int] | None]:

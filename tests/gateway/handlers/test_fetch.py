@@ -14,15 +14,15 @@ from storage.log import StorageFailed
 from tests.compat.records.building import GZIP, Sample, batch
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.handlers.fetch_requests import (
-    ask,
-    at,
+    start_fetch,
+    from_offset,
     batch_entry,
     consume,
-    entry,
+    stored_entry,
     payload,
     request,
     rows,
-    wire,
+    encoded,
 )
 
 NEW = 12
@@ -49,7 +49,7 @@ def put(env: BrokerEnvironment, index: int = 0, size: int = 20, count: int = 1) 
 
 
 def poll(env: BrokerEnvironment, *partitions: Any, version: int = NEW, **more: Any) -> Started:
-    return ask(env, request(version, partitions, max_wait_ms=WAIT, **more))
+    return start_fetch(env, request(version, partitions, max_wait_ms=WAIT, **more))
 
 
 def watchers(env: BrokerEnvironment) -> list[int]:
@@ -69,7 +69,7 @@ def nothing_left(env: BrokerEnvironment) -> bool:
 
 def test_an_answer_with_enough_bytes_does_not_wait(env):
     put(env)
-    assert poll(env, at(0)).is_done
+    assert poll(env, from_offset(0)).is_done
     assert nothing_left(env)
 
 
@@ -77,11 +77,11 @@ def test_an_answer_with_enough_bytes_does_not_wait(env):
     "more", [{"max_wait_ms": 0}, {"min_bytes": 0, "max_wait_ms": WAIT}], ids=["no wait", "no bytes"]
 )
 def test_who_wants_no_wait_has_none(env, more):
-    assert ask(env, request(NEW, [at(0)], **more)).is_done
+    assert start_fetch(env, request(NEW, [from_offset(0)], **more)).is_done
 
 
 def test_a_poll_ends_empty_when_its_time_is_up_and_no_sooner(env):
-    polling = poll(env, at(0))
+    polling = poll(env, from_offset(0))
     env.clock.advance(0.499)
     assert not polling.is_done
     env.clock.advance(0.001)
@@ -90,7 +90,7 @@ def test_a_poll_ends_empty_when_its_time_is_up_and_no_sooner(env):
 
 
 def test_a_poll_is_woken_by_the_append_itself(env):
-    polling = poll(env, at(0))
+    polling = poll(env, from_offset(0))
     size = put(env)
     assert len(payload(rows(polling.result)["orders", 0])) == size
     assert env.clock.seconds() == 0
@@ -100,14 +100,14 @@ def test_a_poll_is_woken_by_the_append_itself(env):
 @pytest.mark.parametrize("version", [0, 2, 4, 7, 18])
 def test_consumers_of_every_age_are_woken(env, version):
     topic = env.broker.topics.require("orders").topic.topic_id if version >= 13 else "orders"
-    polling = ask(env, request(version, [at(0)], topic=topic, max_wait_ms=WAIT))
+    polling = start_fetch(env, request(version, [from_offset(0)], topic=topic, max_wait_ms=WAIT))
     put(env)
     assert consume(payload(rows(polling.result)[topic, 0]), 0).records[0][0] == 0
 
 
 def test_a_poll_waits_for_min_bytes_over_all_its_partitions(env):
     size = len(batch_entry(0, 1).payload)
-    polling = poll(env, at(0, 0), at(0, 1), min_bytes=2 * size + 1)
+    polling = poll(env, from_offset(0, 0), from_offset(0, 1), min_bytes=2 * size + 1)
     put(env, 0)
     put(env, 1)
     assert not polling.is_done
@@ -117,7 +117,7 @@ def test_a_poll_waits_for_min_bytes_over_all_its_partitions(env):
 
 def test_bytes_that_were_there_already_count_towards_min_bytes(env):
     size = put(env, 0)
-    polling = poll(env, at(0, 0), at(0, 1), min_bytes=2 * size)
+    polling = poll(env, from_offset(0, 0), from_offset(0, 1), min_bytes=2 * size)
     assert not polling.is_done
     put(env, 1)
     assert polling.is_done
@@ -127,19 +127,19 @@ def test_more_bytes_than_a_reply_may_have_are_not_waited_for(env):
     """fetch.min.bytes above fetch.max.bytes: the consumer would wait its whole time for every reply."""
     size = put(env)
     put(env)
-    assert poll(env, at(0), min_bytes=100 * size, max_bytes=2 * size).is_done
+    assert poll(env, from_offset(0), min_bytes=100 * size, max_bytes=2 * size).is_done
 
 
 def test_what_is_there_is_given_when_the_time_is_up_although_it_is_less(env):
     put(env)
-    polling = poll(env, at(0), min_bytes=100_000)
+    polling = poll(env, from_offset(0), min_bytes=100_000)
     env.clock.advance(0.5)
     assert len(rows(polling.result)["orders", 0].records) == 1
 
 
 def test_a_full_answer_names_every_partition_also_after_a_wait(env):
     """Java checks that, and Sarama fails where one is missing."""
-    woken, waited = poll(env, at(0, 0), at(0, 1), at(0, 2)), poll(env, at(0, 0), at(0, 2))
+    woken, waited = poll(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2)), poll(env, from_offset(0, 0), from_offset(0, 2))
     put(env, 1)
     assert sorted(indexes(woken.result)) == [0, 1, 2]
     env.clock.advance(0.5)
@@ -162,7 +162,7 @@ def test_what_comes_while_another_partition_is_read_is_not_slept_through(env, mo
     )
     monkeypatch.setattr(log, "read", slow)
     env.threads.hold()
-    polling = poll(env, at(0, 0), at(0, 1), min_bytes=2 * size)
+    polling = poll(env, from_offset(0, 0), from_offset(0, 1), min_bytes=2 * size)
     put(env, 0)
     monkeypatch.undo()
     env.threads.release()
@@ -171,7 +171,7 @@ def test_what_comes_while_another_partition_is_read_is_not_slept_through(env, mo
 
 def test_bytes_that_come_while_retention_frees_others_still_wake(env):
     put(env, size=5000)
-    polling = poll(env, at(1))
+    polling = poll(env, from_offset(1))
     log = env.partition("orders", 0).log
 
     async def cut_and_append() -> None:
@@ -186,7 +186,7 @@ def test_bytes_that_come_while_retention_frees_others_still_wake(env):
 def test_retention_that_moves_the_start_past_a_waiting_consumer_wakes_it(env):
     put(env)
     put(env)
-    polling = poll(env, at(1), min_bytes=100_000)
+    polling = poll(env, from_offset(1), min_bytes=100_000)
 
     async def cut() -> None:
         await env.partition("orders", 0).log.delete_before(2)
@@ -196,7 +196,7 @@ def test_retention_that_moves_the_start_past_a_waiting_consumer_wakes_it(env):
 
 
 def test_the_deletion_of_the_topic_wakes_a_waiting_consumer(env):
-    polling = poll(env, at(0))
+    polling = poll(env, from_offset(0))
     logs = [env.partition("orders", index).log for index in range(3)]
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     assert rows(polling.result)["orders", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -204,7 +204,7 @@ def test_the_deletion_of_the_topic_wakes_a_waiting_consumer(env):
 
 
 def test_an_error_in_one_partition_is_told_at_once(env):
-    assert poll(env, at(0, 0), at(0, 9)).is_done
+    assert poll(env, from_offset(0, 0), from_offset(0, 9)).is_done
 
 
 def test_a_diverging_log_is_told_at_once(env):
@@ -215,13 +215,13 @@ def test_a_diverging_log_is_told_at_once(env):
 @pytest.mark.parametrize("version", [1, 3])
 def test_an_old_consumer_waits_at_a_batch_that_cannot_be_read_until_something_follows(env, version):
     log = env.partition("orders").log
-    broken = entry(0, 2, batch([Sample(n, 5, b"k", b"v") for n in range(3)], content=b"nonsense"))
+    broken = stored_entry(0, 2, batch([Sample(n, 5, b"k", b"v") for n in range(3)], content=b"nonsense"))
 
     async def append() -> None:
         await log.append([broken])
 
     ended(append())
-    polling = poll(env, at(0), version=version)
+    polling = poll(env, from_offset(0), version=version)
     assert not polling.is_done
     put(env)
     row = rows(polling.result)["orders", 0]
@@ -231,7 +231,7 @@ def test_an_old_consumer_waits_at_a_batch_that_cannot_be_read_until_something_fo
 
 def test_the_longest_wait_there_is_costs_one_timer_and_ends_like_any_other(env):
     """Kafka has no bound for it either; idle time does not count meanwhile."""
-    polling = ask(env, request(NEW, [at(0)], max_wait_ms=2**31 - 1))
+    polling = start_fetch(env, request(NEW, [from_offset(0)], max_wait_ms=2**31 - 1))
     assert len(env.clock.getDelayedCalls()) == 1
     env.clock.advance(3_600)
     assert not polling.is_done
@@ -245,15 +245,15 @@ def test_a_fetch_of_nothing_is_answered_at_once(env):
 
 
 def test_a_shutdown_ends_every_poll(env):
-    polling = poll(env, at(0))
+    polling = poll(env, from_offset(0))
     env.broker.interruptible_waits.end()
     assert polling.is_done
-    assert poll(env, at(0)).is_done
+    assert poll(env, from_offset(0)).is_done
 
 
 @pytest.mark.parametrize("session", [(0, -1), (0, 0)])
 def test_a_consumer_that_goes_away_leaves_nothing_waiting(env, session):
-    polling = poll(env, at(0), session=session)
+    polling = poll(env, from_offset(0), session=session)
     polling.cancel()
     assert polling.failure is not None
     assert not env.clock.getDelayedCalls()
@@ -270,7 +270,7 @@ def test_a_failing_store_is_told_in_the_row(env, monkeypatch):
 
     monkeypatch.setattr(log, "read_resident", lambda offset, max_bytes: None)
     monkeypatch.setattr(log, "read", failing)
-    assert rows(poll(env, at(0)).result)["orders", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert rows(poll(env, from_offset(0)).result)["orders", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
     monkeypatch.undo()
     assert nothing_left(env)
 
@@ -283,8 +283,8 @@ def test_every_version_has_an_answer_that_can_be_written_and_no_set_of_length_mi
         env.broker.topics.require("orders").topic.topic_id if version >= 13 else "orders"
     )
     put(env)
-    response = ask(env, request(version, [at(0, 0), at(0, 1), at(99, 2)], topic=topic)).result
-    raw = wire(response, version)
+    response = start_fetch(env, request(version, [from_offset(0, 0), from_offset(0, 1), from_offset(99, 2)], topic=topic)).result
+    raw = encoded(response, version)
     assert payload(rows(response)[topic, 0]) in raw
     if version < 12:
         # Of the empty ones: a size of 0, never -1, at the end of the row.
@@ -316,7 +316,7 @@ class Consumer:
             self.version, changed, topic=self.topic, session=(self.id, self.epoch), **more
         )
         self.epoch += 1
-        return ask(self.env, asked)
+        return start_fetch(self.env, asked)
 
     def fetch(self, *changed: Any, **more: Any) -> Any:
         started = self.start(*changed, **more)
@@ -327,28 +327,28 @@ class Consumer:
 
 def test_a_first_fetch_names_everything_and_begins_a_session(env):
     put(env, 1)
-    consumer = Consumer(env, at(0, 0), at(0, 1), at(0, 2))
+    consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2))
     assert consumer.id > 0
     assert indexes(consumer.first) == [0, 1, 2]
     assert len(env.broker.fetch_sessions) == 1
 
 
 def test_what_has_not_changed_is_not_told_again(env):
-    consumer = Consumer(env, at(0, 0), at(0, 1))
+    consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1))
     answer = consumer.fetch()
     assert (answer.session_id, indexes(answer)) == (consumer.id, [])
 
 
 def test_only_partitions_with_news_are_told(env):
-    consumer = Consumer(env, at(0, 0), at(0, 1), at(0, 2))
+    consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2))
     put(env, 1)
     assert indexes(consumer.fetch()) == [1]
-    assert indexes(consumer.fetch(at(1, 1))) == []
+    assert indexes(consumer.fetch(from_offset(1, 1))) == []
 
 
 def test_what_was_not_fetched_on_is_served_again(env):
     put(env, 0)
-    consumer = Consumer(env, at(0, 0))
+    consumer = Consumer(env, from_offset(0, 0))
     assert payload(rows(consumer.fetch())["orders", 0]) == payload(
         rows(consumer.first)["orders", 0]
     )
@@ -356,7 +356,7 @@ def test_what_was_not_fetched_on_is_served_again(env):
 
 def test_a_new_high_watermark_is_news_without_records(env):
     """There is no room for records of partition 2, but the consumer may want to know how far it is behind."""
-    consumer = Consumer(env, at(0, 0), at(0, 1), at(0, 2))
+    consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2))
     put(env, 1)
     put(env, 2)
     told = rows(consumer.fetch(max_bytes=1))
@@ -369,7 +369,7 @@ def test_a_new_high_watermark_is_news_without_records(env):
 def test_a_new_start_of_the_log_is_news(env):
     put(env, 0)
     put(env, 0)
-    consumer = Consumer(env, at(2, 0))
+    consumer = Consumer(env, from_offset(2, 0))
 
     async def cut() -> None:
         await env.partition("orders", 0).log.delete_before(1)
@@ -382,7 +382,7 @@ def test_a_new_start_of_the_log_is_news(env):
 def test_news_that_came_with_a_wait_is_told_at_its_end(env):
     put(env, 0)
     put(env, 0)
-    consumer = Consumer(env, at(2, 0))
+    consumer = Consumer(env, from_offset(2, 0))
 
     async def cut() -> None:
         await env.partition("orders", 0).log.delete_before(1)
@@ -394,16 +394,16 @@ def test_news_that_came_with_a_wait_is_told_at_its_end(env):
 
 
 def test_an_error_is_told_in_every_round_until_it_is_gone(env):
-    consumer = Consumer(env, at(5, 0))
+    consumer = Consumer(env, from_offset(5, 0))
     assert [rows(consumer.fetch())["orders", 0].error_code for _ in range(2)] == [
         ErrorCode.OFFSET_OUT_OF_RANGE
     ] * 2
-    assert rows(consumer.fetch(at(0, 0)))["orders", 0].error_code == 0
+    assert rows(consumer.fetch(from_offset(0, 0)))["orders", 0].error_code == 0
     assert indexes(consumer.fetch()) == []
 
 
 def test_a_deleted_topic_is_told_in_a_session_and_so_is_its_successor(env):
-    consumer = Consumer(env, at(0, 0))
+    consumer = Consumer(env, from_offset(0, 0))
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     assert rows(consumer.fetch())["orders", 0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     env.topic("orders", 3)
@@ -412,7 +412,7 @@ def test_a_deleted_topic_is_told_in_a_session_and_so_is_its_successor(env):
 
 
 def test_forgotten_partitions_are_told_of_no_more(env):
-    consumer = Consumer(env, at(0, 0), at(0, 1))
+    consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1))
     consumer.fetch(forgotten=[0])
     put(env, 0)
     put(env, 1)
@@ -421,14 +421,14 @@ def test_forgotten_partitions_are_told_of_no_more(env):
 
 
 def test_a_partition_forgotten_and_named_again_in_one_request_stays(env):
-    consumer = Consumer(env, at(0, 0))
+    consumer = Consumer(env, from_offset(0, 0))
     put(env, 0)
-    assert indexes(consumer.fetch(at(0, 0), forgotten=[0])) == [0]
+    assert indexes(consumer.fetch(from_offset(0, 0), forgotten=[0])) == [0]
     assert watchers(env) == [1, 0, 0]
 
 
 def test_a_session_waits_as_any_poll_does(env):
-    consumer = Consumer(env, at(0, 0), at(0, 1))
+    consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1))
     polling = consumer.start(max_wait_ms=WAIT)
     put(env, 1)
     assert indexes(polling.result) == [1]
@@ -436,19 +436,19 @@ def test_a_session_waits_as_any_poll_does(env):
 
 def test_an_unknown_session_is_told_so(env):
     assert (
-        ask(env, request(NEW, session=(77, 1))).result.error_code
+        start_fetch(env, request(NEW, session=(77, 1))).result.error_code
         == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     )
     assert (
-        ask(env, request(NEW, session=(0, 1))).result.error_code
+        start_fetch(env, request(NEW, session=(0, 1))).result.error_code
         == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     )
 
 
 @pytest.mark.parametrize("epoch", [2, 3, 77])
 def test_a_round_out_of_step_is_told_so_and_the_session_goes_on(env, epoch):
-    consumer = Consumer(env, at(0, 0))
-    answer = ask(env, request(NEW, session=(consumer.id, epoch))).result
+    consumer = Consumer(env, from_offset(0, 0))
+    answer = start_fetch(env, request(NEW, session=(consumer.id, epoch))).result
     assert (answer.error_code, answer.session_id, list(answer.topics)) == (
         ErrorCode.INVALID_FETCH_SESSION_EPOCH,
         0,
@@ -458,14 +458,14 @@ def test_a_round_out_of_step_is_told_so_and_the_session_goes_on(env, epoch):
 
 
 def test_a_repeated_round_is_out_of_step(env):
-    consumer = Consumer(env, at(0, 0))
+    consumer = Consumer(env, from_offset(0, 0))
     consumer.fetch()
     consumer.epoch -= 1
     assert consumer.fetch().error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
 
 
 def test_a_session_serves_one_round_at_a_time(env):
-    consumer = Consumer(env, at(0, 0))
+    consumer = Consumer(env, from_offset(0, 0))
     polling = consumer.start(max_wait_ms=WAIT)
     assert consumer.fetch().error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
     put(env, 0)
@@ -475,21 +475,21 @@ def test_a_session_serves_one_round_at_a_time(env):
 @pytest.mark.parametrize(("first", "then"), [(12, 13), (13, 12)])
 def test_a_session_does_not_change_between_names_and_ids(env, first, then):
     topic_id = env.broker.topics.require("orders").topic.topic_id
-    consumer = Consumer(env, at(0, 0), version=first, topic=topic_id if first >= 13 else "orders")
-    answer = ask(env, request(then, session=(consumer.id, 1))).result
+    consumer = Consumer(env, from_offset(0, 0), version=first, topic=topic_id if first >= 13 else "orders")
+    answer = start_fetch(env, request(then, session=(consumer.id, 1))).result
     assert answer.error_code == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
 
 
 def test_the_final_epoch_ends_the_session_and_is_a_full_fetch(env):
-    consumer = Consumer(env, at(0, 0))
-    answer = ask(env, request(NEW, [at(0, 1)], session=(consumer.id, -1))).result
+    consumer = Consumer(env, from_offset(0, 0))
+    answer = start_fetch(env, request(NEW, [from_offset(0, 1)], session=(consumer.id, -1))).result
     assert (answer.session_id, indexes(answer), len(env.broker.fetch_sessions)) == (0, [1], 0)
     assert nothing_left(env)
 
 
 def test_epoch_zero_with_an_old_id_begins_a_new_session_and_ends_the_old_one(env):
-    consumer = Consumer(env, at(0, 0))
-    answer = ask(env, request(NEW, [at(0, 1)], session=(consumer.id, 0))).result
+    consumer = Consumer(env, from_offset(0, 0))
+    answer = start_fetch(env, request(NEW, [from_offset(0, 1)], session=(consumer.id, 0))).result
     assert answer.session_id not in (0, consumer.id)
     assert len(env.broker.fetch_sessions) == 1
     assert watchers(env) == [0, 1, 0]
@@ -498,27 +498,27 @@ def test_epoch_zero_with_an_old_id_begins_a_new_session_and_ends_the_old_one(env
 def test_without_room_for_a_session_it_is_a_full_fetch():
     env = open_environment(max_incremental_fetch_session_cache_slots=0)
     env.topic("orders", 3)
-    answer = ask(env, request(NEW, [at(0, 0)], session=(0, 0))).result
+    answer = start_fetch(env, request(NEW, [from_offset(0, 0)], session=(0, 0))).result
     assert (answer.session_id, indexes(answer)) == (0, [0])
     assert nothing_left(env)
 
 
 def test_more_partitions_than_a_session_may_have_are_fetched_without_one(env):
     env.broker.fetch_sessions.max_partitions = 2
-    answer = ask(env, request(NEW, [at(0, n) for n in range(3)], session=(0, 0))).result
+    answer = start_fetch(env, request(NEW, [from_offset(0, n) for n in range(3)], session=(0, 0))).result
     assert (answer.session_id, indexes(answer)) == (0, [0, 1, 2])
 
 
 def test_a_session_that_grows_too_large_is_ended(env):
     env.broker.fetch_sessions.max_partitions = 2
-    consumer = Consumer(env, at(0, 0), at(0, 1))
-    assert consumer.fetch(at(0, 2)).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1))
+    assert consumer.fetch(from_offset(0, 2)).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert len(env.broker.fetch_sessions) == 0
     assert nothing_left(env)
 
 
 def test_a_session_whose_consumer_goes_away_can_be_used_again_and_goes_when_it_is_closed(env):
-    consumer = Consumer(env, at(0, 0))
+    consumer = Consumer(env, from_offset(0, 0))
     consumer.start(max_wait_ms=WAIT).cancel()
     assert consumer.fetch().error_code == 0
     env.broker.fetch_sessions.remove(consumer.id)
@@ -526,7 +526,7 @@ def test_a_session_whose_consumer_goes_away_can_be_used_again_and_goes_when_it_i
 
 
 def test_a_session_closed_while_it_waits_leaves_nothing_behind(env):
-    consumer = Consumer(env, at(0, 0), at(0, 1))
+    consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1))
     polling = consumer.start(max_wait_ms=WAIT)
     env.broker.fetch_sessions.remove(consumer.id)
     env.clock.advance(0.5)
@@ -540,12 +540,12 @@ def test_a_session_closed_while_it_reads_leaves_nothing_behind(env):
 
         async def append(index: int = index) -> None:
             await env.partition("orders", index).log.append(
-                [entry(0, 0, batch([Sample(0, 5, b"k", b"v")], codec=GZIP))]
+                [stored_entry(0, 0, batch([Sample(0, 5, b"k", b"v")], codec=GZIP))]
             )
 
         ended(append())
     env.threads.hold()
-    reading = ask(env, request(3, [at(0, 0), at(0, 1)], session=(0, 0)))
+    reading = start_fetch(env, request(3, [from_offset(0, 0), from_offset(0, 1)], session=(0, 0)))
     assert not reading.is_done
     (session_id,) = env.broker.fetch_sessions._sessions
     env.broker.fetch_sessions.remove(session_id)
@@ -562,20 +562,20 @@ def test_a_busy_partition_does_not_starve_the_others(env):
     limit = len(batch_entry(0, 1).payload)
     consumer = Consumer(env)
     offsets = [0, 0, 0]
-    changed = [at(0, n) for n in range(3)]
+    changed = [from_offset(0, n) for n in range(3)]
     for _ in range(6):
         answer = consumer.fetch(*changed, max_bytes=limit)
         changed = []
         for (_, index), row in rows(answer).items():
             if row.records:
                 offsets[index] += 1
-                changed.append(at(offsets[index], index))
+                changed.append(from_offset(offsets[index], index))
     assert offsets == [2, 2, 2]
 
 
 def test_a_round_over_many_idle_partitions_looks_at_none_of_them(env, monkeypatch):
     env.topic("wide", 400)
-    consumer = Consumer(env, *[at(0, n) for n in range(400)], topic="wide")
+    consumer = Consumer(env, *[from_offset(0, n) for n in range(400)], topic="wide")
     looked = []
     monkeypatch.setattr(handler.FetchReader, "_read_one", lambda *_: looked.append(1))
     for index in range(400):
@@ -589,7 +589,7 @@ def test_a_round_over_many_idle_partitions_looks_at_none_of_them(env, monkeypatc
 
 def test_of_many_partitions_only_the_one_that_changed_is_read(env):
     env.topic("wide", 400)
-    consumer = Consumer(env, *[at(0, n) for n in range(400)], topic="wide")
+    consumer = Consumer(env, *[from_offset(0, n) for n in range(400)], topic="wide")
     polling = consumer.start(max_wait_ms=WAIT)
 
     async def append() -> None:
@@ -605,12 +605,12 @@ def test_of_many_partitions_only_the_one_that_changed_is_read(env):
 def test_a_store_that_fails_is_told_as_something_that_the_consumer_retries(env, version, told):
     """By FetchResponse of Kafka 1.0 to 3.9: with version 5 and older KafkaStorageException is not sure to be known."""
     env.store.refuse_logs = StorageFailed("unreachable")
-    assert rows(poll(env, at(0), version=version).result)["orders", 0].error_code == told
+    assert rows(poll(env, from_offset(0), version=version).result)["orders", 0].error_code == told
 
 
 def test_partitions_that_are_not_open_open_together(env):
     env.store.slow_logs = Deferred()
-    polling = poll(env, at(0, 0), at(0, 1), at(0, 2), min_bytes=0)
+    polling = poll(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2), min_bytes=0)
     assert env.store.logs_asked == 3
     env.store.slow_logs.callback(None)
     assert sorted(rows(polling.result)) == [("orders", 0), ("orders", 1), ("orders", 2)]
@@ -618,12 +618,12 @@ def test_partitions_that_are_not_open_open_together(env):
 
 def test_a_partition_that_does_not_exist_is_kept_in_no_session(env):
     sessions = env.broker.fetch_sessions
-    consumer = Consumer(env, at(0, 0), at(0, 7))
+    consumer = Consumer(env, from_offset(0, 0), from_offset(0, 7))
     assert (consumer.id, len(sessions), sessions.partition_count) == (0, 0, 0)
-    consumer = Consumer(env, at(0, 0))
+    consumer = Consumer(env, from_offset(0, 0))
     assert (len(sessions), sessions.partition_count) == (1, 1)
     assert (
-        rows(consumer.fetch(at(0, 7)))["orders", 7].error_code
+        rows(consumer.fetch(from_offset(0, 7)))["orders", 7].error_code
         == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     )
     assert (len(sessions), sessions.partition_count) == (0, 0)

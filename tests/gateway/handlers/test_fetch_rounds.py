@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import Started, ended, open_environment
 from tests.gateway.handlers.fetch_requests import (
-    ask,
-    at,
+    start_fetch,
+    from_offset,
     batch_entry,
     consume,
     payload,
@@ -89,7 +89,7 @@ class Session(RuleBasedStateMachine):
     @rule(limit=LIMIT, min_bytes=st.sampled_from([0, 1, 300]), waits=st.booleans())
     def fetch(self, limit: int, min_bytes: int, waits: bool) -> None:
         changed = [
-            at(offset, index)
+            from_offset(offset, index)
             for index, offset in self.positions.items()
             if self.sent.get(index) != offset
         ]
@@ -106,7 +106,7 @@ class Session(RuleBasedStateMachine):
             session=self.session,
             forgotten=forgotten,
         )
-        self.polling = ask(self.env, asked)
+        self.polling = start_fetch(self.env, asked)
         self._collect()
 
     @precondition(lambda self: self.polling is not None)

@@ -22,7 +22,7 @@ from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
 from tests.gateway.handlers import fetch_requests
 from tests.gateway.handlers.admin.test_describe_configs import TOPIC, describe, values
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 from tests.gateway.handlers.groups.test_offset_commit import commit
 from tests.gateway.handlers.test_list_offsets import EARLIEST, LATEST, list_offsets
 
@@ -48,12 +48,12 @@ def metadata(
         allow_auto_topic_creation=may_create,
         include_topic_authorized_operations=False,
     )
-    return {topic.name: topic for topic in ask(env, request, version).topics}
+    return {topic.name: topic for topic in call(env, request, version).topics}
 
 
 def use(env: BrokerEnvironment) -> None:
     """As the first consumer of a group does."""
-    assert ask(env, FindCoordinatorRequest(key="g", key_type=0), 2).error_code == 0
+    assert call(env, FindCoordinatorRequest(key="g", key_type=0), 2).error_code == 0
 
 
 @pytest.mark.parametrize("version", range(14))
@@ -75,7 +75,7 @@ def test_the_topic_of_committed_offsets_is_listed_once_a_coordinator_was_asked_f
 
 
 def test_a_lookup_for_transactions_lists_nothing(env: BrokerEnvironment) -> None:
-    ask(env, FindCoordinatorRequest(key="t", key_type=1), 2)
+    call(env, FindCoordinatorRequest(key="t", key_type=1), 2)
     assert set(metadata(env)) == {"orders"}
 
 
@@ -94,7 +94,7 @@ def test_a_lookup_by_name_lists_it_where_it_may_create_topics(
 def test_its_partitions_are_described_in_pages(env: BrokerEnvironment) -> None:
     use(env)
     request = DescribeTopicPartitionsRequest(topics=[], response_partition_limit=2000, cursor=None)
-    topics = ask(env, request, 0).topics
+    topics = call(env, request, 0).topics
     assert [(topic.name, topic.is_internal, len(topic.partitions)) for topic in topics] == [
         (CONSUMER_OFFSETS, True, 50),
         ("orders", False, 1),
@@ -119,8 +119,8 @@ def test_it_is_not_read(env: BrokerEnvironment, version: int) -> None:
     topic_id = env.broker.topics.find_internal(CONSUMER_OFFSETS).topic.topic_id
     topic = CONSUMER_OFFSETS if version < 13 else topic_id
     fetched = fetch_requests.rows(
-        fetch_requests.ask(
-            env, fetch_requests.request(version, [fetch_requests.at(0)], topic=topic)
+        fetch_requests.start_fetch(
+            env, fetch_requests.request(version, [fetch_requests.from_offset(0)], topic=topic)
         ).result
     )
     assert fetched[topic, 0].error_code == REFUSED
@@ -153,23 +153,23 @@ def test_it_is_neither_made_nor_altered_nor_deleted(env: BrokerEnvironment) -> N
         name=CONSUMER_OFFSETS, num_partitions=1, replication_factor=1, assignments=[], configs=[]
     )
     request = CreateTopicsRequest(topics=[new], timeout_ms=0, validate_only=False)
-    (created,) = ask(env, request, 7).topics
+    (created,) = call(env, request, 7).topics
     assert created.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
     use(env)
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
     config = resource.AlterableConfig(name="segment.bytes", config_operation=0, value="1000")
     wanted = resource(resource_type=TOPIC, resource_name=CONSUMER_OFFSETS, configs=[config])
-    (altered,) = ask(
+    (altered,) = call(
         env, IncrementalAlterConfigsRequest(resources=[wanted], validate_only=False), 1
     ).responses
     more = CreatePartitionsRequest.CreatePartitionsTopic(
         name=CONSUMER_OFFSETS, count=60, assignments=None
     )
-    (extended,) = ask(
+    (extended,) = call(
         env, CreatePartitionsRequest(topics=[more], timeout_ms=0, validate_only=False), 3
     ).results
     gone = DeleteTopicsRequest.DeleteTopicState(name=CONSUMER_OFFSETS, topic_id=None)
-    (deleted,) = ask(env, DeleteTopicsRequest(topics=[gone], timeout_ms=0), 6).responses
+    (deleted,) = call(env, DeleteTopicsRequest(topics=[gone], timeout_ms=0), 6).responses
     assert [row.error_code for row in (altered, extended, deleted)] == [REFUSED] * 3
     assert "internal topic" in altered.error_message
 

@@ -14,7 +14,7 @@ from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
 from storage.log import Entry
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import store
+from tests.gateway.handlers.asking import append_entries
 
 
 def text(value: str | None) -> bytes:
@@ -30,7 +30,7 @@ def env() -> BrokerEnvironment:
     """A topic `orders` with offsets 0 and 1 in the first of its two partitions."""
     env = open_environment()
     env.topic("orders", 2, retention_ms="5")
-    store(env.partition(), Entry(0, 1, 1000, b"some records"))
+    append_entries(env.partition(), Entry(0, 1, 1000, b"some records"))
     return env
 
 

@@ -16,7 +16,7 @@ from tests.compat.records import building
 from tests.compat.records.building import Sample
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import events
-from tests.gateway.handlers.asking import ask, asked
+from tests.gateway.handlers.asking import call, start_call
 from tests.gateway.sets import old_set
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(
@@ -64,7 +64,7 @@ def list_offsets(
         )
         for name, index, timestamp in wanted
     ]
-    reply = ask(
+    reply = call(
         env,
         ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=topics, timeout_ms=1000),
         version,
@@ -235,10 +235,10 @@ def test_an_old_client_that_asks_by_time_gets_past_what_cannot_be_read(
     env: BrokerEnvironment, version: int
 ) -> None:
     append_unreadable(env, 500, 600)
-    asked = Topic.ListOffsetsPartition(partition_index=0, timestamp=450, max_num_offsets=1)
-    reply = ask(
+    partition = Topic.ListOffsetsPartition(partition_index=0, timestamp=450, max_num_offsets=1)
+    reply = call(
         env,
-        ListOffsetsRequest(replica_id=-1, topics=[Topic(name="orders", partitions=[asked])]),
+        ListOffsetsRequest(replica_id=-1, topics=[Topic(name="orders", partitions=[partition])]),
         version,
     )
     (row,) = reply.topics[0].partitions
@@ -282,7 +282,7 @@ def test_version_0_answers_in_an_array(env: BrokerEnvironment) -> None:
         Topic.ListOffsetsPartition(partition_index=0, timestamp=timestamp, max_num_offsets=5)
         for timestamp in (LATEST, EARLIEST)
     ]
-    reply = ask(
+    reply = call(
         env,
         ListOffsetsRequest(replica_id=-1, topics=[Topic(name="orders", partitions=partitions)]),
         0,
@@ -306,7 +306,7 @@ def epochs(
         )
         for name, index, epoch in wanted
     ]
-    reply = ask(env, OffsetForLeaderEpochRequest(replica_id=-1, topics=topics), version)
+    reply = call(env, OffsetForLeaderEpochRequest(replica_id=-1, topics=topics), version)
     return [
         (row.error_code, row.leader_epoch, row.end_offset)
         for one in reply.topics
@@ -344,7 +344,7 @@ def test_partitions_that_are_not_open_open_together() -> None:
     env.topic("orders", 2)
     env.store.slow_logs = Deferred()
     wanted = [Topic(name="orders", partitions=[_latest(0), _latest(1)])]
-    asking = asked(
+    asking = start_call(
         env,
         ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=wanted, timeout_ms=1000),
         4,

@@ -12,7 +12,7 @@ from gateway.protocol.routes import ROUTES, EncodedReply
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import answer, ask, asked
+from tests.gateway.handlers.asking import decode_response, call, start_call
 
 Named = MetadataRequest.MetadataRequestTopic
 
@@ -55,7 +55,7 @@ def id_of(env: BrokerEnvironment, name: str) -> uuid.UUID:
 def test_every_version_names_brokers_topics_and_leaders(version: int) -> None:
     env = open_environment(node_id=3)
     env.topic("orders", 2)
-    reply = ask(env, request("orders"), version)
+    reply = call(env, request("orders"), version)
     assert [(one.node_id, one.host, one.port) for one in reply.brokers] == [(3, "127.0.0.1", 9092)]
     assert codes(reply) == [("orders", 0)]
     rows = [
@@ -69,33 +69,33 @@ def test_every_version_names_brokers_topics_and_leaders(version: int) -> None:
 def test_null_means_all_topics_and_an_empty_list_none(env: BrokerEnvironment, version: int) -> None:
     env.topic("orders")
     env.topic("bills")
-    assert sorted(codes(ask(env, everything(), version))) == [("bills", 0), ("orders", 0)]
-    assert codes(ask(env, request(), version)) == []
+    assert sorted(codes(call(env, everything(), version))) == [("bills", 0), ("orders", 0)]
+    assert codes(call(env, request(), version)) == []
 
 
 def test_in_version_0_an_empty_list_means_all(env: BrokerEnvironment) -> None:
     env.topic("orders")
-    assert codes(ask(env, request(), 0)) == [("orders", 0)]
+    assert codes(call(env, request(), 0)) == [("orders", 0)]
 
 
 def test_a_topic_asked_for_twice_is_told_once(env: BrokerEnvironment) -> None:
     env.topic("orders")
-    assert codes(ask(env, request("orders", "orders"), 9)) == [("orders", 0)]
+    assert codes(call(env, request("orders", "orders"), 9)) == [("orders", 0)]
 
 
 @pytest.mark.parametrize("version", [0, 1, 4, 13])
 def test_a_missing_topic_is_made_before_the_answer(version: int) -> None:
     env = open_environment(num_partitions=3)
-    reply = ask(env, request("orders"), version)
+    reply = call(env, request("orders"), version)
     assert codes(reply) == [("orders", 0)]
     assert len(reply.topics[0].partitions) == 3
 
 
 def test_nothing_is_made_where_the_settings_or_the_client_forbid_it(env: BrokerEnvironment) -> None:
-    assert codes(ask(open_environment(auto_create_topics_enable=False), request("orders"), 9)) == [
+    assert codes(call(open_environment(auto_create_topics_enable=False), request("orders"), 9)) == [
         ("orders", 3)
     ]
-    assert codes(ask(env, request("orders", allow_auto_topic_creation=False), 9)) == [("orders", 3)]
+    assert codes(call(env, request("orders", allow_auto_topic_creation=False), 9)) == [("orders", 3)]
     assert names(env) == set()
 
 
@@ -105,28 +105,28 @@ def test_nothing_is_made_where_the_settings_or_the_client_forbid_it(env: BrokerE
 def test_a_name_that_no_topic_can_have_is_invalid(
     env: BrokerEnvironment, name: str, may_create: bool
 ) -> None:
-    assert codes(ask(env, request(name, allow_auto_topic_creation=may_create), 9)) == [(name, 17)]
+    assert codes(call(env, request(name, allow_auto_topic_creation=may_create), 9)) == [(name, 17)]
 
 
 def test_a_name_that_collides_with_another_is_invalid(env: BrokerEnvironment) -> None:
     env.topic("a.b")
-    assert codes(ask(env, request("a_b"), 9)) == [("a_b", 17)]
+    assert codes(call(env, request("a_b"), 9)) == [("a_b", 17)]
 
 
 def test_the_topic_of_the_traffic_log_is_not_made_and_is_not_internal(
     env: BrokerEnvironment,
 ) -> None:
-    (topic,) = ask(env, request(TRAFFIC_TOPIC), 9).topics
+    (topic,) = call(env, request(TRAFFIC_TOPIC), 9).topics
     assert (topic.error_code, topic.is_internal) == (3, False)
     env.topic(TRAFFIC_TOPIC)
-    (topic,) = ask(env, request(TRAFFIC_TOPIC), 9).topics
+    (topic,) = call(env, request(TRAFFIC_TOPIC), 9).topics
     assert (topic.error_code, topic.is_internal) == (0, False)
 
 
 def test_a_topic_that_cannot_be_stored_is_an_error_of_its_own(env: BrokerEnvironment) -> None:
     env.topic("orders")
     env.store.refuse_writes = True
-    assert codes(ask(env, request("orders", "bills"), 9)) == [
+    assert codes(call(env, request("orders", "bills"), 9)) == [
         ("orders", 0),
         ("bills", ErrorCode.LEADER_NOT_AVAILABLE),
     ]
@@ -135,20 +135,20 @@ def test_a_topic_that_cannot_be_stored_is_an_error_of_its_own(env: BrokerEnviron
 def test_one_request_makes_as_many_topics_as_the_limit_and_the_next_one_the_others() -> None:
     env = open_environment(max_partitions_per_topic=4, num_partitions=2)
     wanted = request("a", "b", "c")
-    assert codes(ask(env, wanted, 9)) == [
+    assert codes(call(env, wanted, 9)) == [
         ("a", 0),
         ("b", 0),
         ("c", ErrorCode.LEADER_NOT_AVAILABLE),
     ]
-    assert codes(ask(env, wanted, 9)) == [("a", 0), ("b", 0), ("c", 0)]
+    assert codes(call(env, wanted, 9)) == [("a", 0), ("b", 0), ("c", 0)]
 
 
 def test_two_who_ask_for_the_same_missing_topic_both_get_it(env: BrokerEnvironment) -> None:
     env.store.hold()
     wanted = request("orders")
-    first, second = asked(env, wanted, 9), asked(env, wanted, 9)
+    first, second = start_call(env, wanted, 9), start_call(env, wanted, 9)
     env.store.release()
-    assert [codes(answer(wanted, one.result, 9)) for one in (first, second)] == [
+    assert [codes(decode_response(wanted, one.result, 9)) for one in (first, second)] == [
         [("orders", 0)]
     ] * 2
 
@@ -156,13 +156,13 @@ def test_two_who_ask_for_the_same_missing_topic_both_get_it(env: BrokerEnvironme
 @pytest.mark.parametrize("version", [12, 13])
 def test_a_topic_is_found_by_its_id(env: BrokerEnvironment, version: int) -> None:
     env.topic("orders")
-    (topic,) = ask(env, request(id_of(env, "orders")), version).topics
+    (topic,) = call(env, request(id_of(env, "orders")), version).topics
     assert (topic.name, topic.topic_id, topic.error_code) == ("orders", id_of(env, "orders"), 0)
 
 
 def test_an_unknown_id_is_told_with_the_id_and_without_a_name(env: BrokerEnvironment) -> None:
     unknown = uuid.uuid4()
-    (topic,) = ask(env, request(unknown), 12).topics
+    (topic,) = call(env, request(unknown), 12).topics
     assert (topic.name, topic.topic_id, topic.error_code) == (
         None,
         unknown,
@@ -173,25 +173,25 @@ def test_an_unknown_id_is_told_with_the_id_and_without_a_name(env: BrokerEnviron
 def test_of_a_name_and_an_id_the_id_counts(env: BrokerEnvironment) -> None:
     env.topic("orders")
     unknown = uuid.uuid4()
-    assert codes(ask(env, request(Named(name="orders", topic_id=unknown)), 12)) == [
+    assert codes(call(env, request(Named(name="orders", topic_id=unknown)), 12)) == [
         (None, ErrorCode.UNKNOWN_TOPIC_ID)
     ]
 
 
 def test_neither_name_nor_id_is_no_request(env: BrokerEnvironment) -> None:
-    assert codes(ask(env, request(Named(name=None, topic_id=None)), 12)) == [(None, 42)]
+    assert codes(call(env, request(Named(name=None, topic_id=None)), 12)) == [(None, 42)]
 
 
 @pytest.mark.parametrize("version", [10, 11])
 def test_below_version_12_nothing_is_found_by_its_id(env: BrokerEnvironment, version: int) -> None:
     env.topic("orders")
     wanted = request(id_of(env, "orders"), Named(name="orders", topic_id=id_of(env, "orders")))
-    assert codes(ask(env, wanted, version)) == [("", 42), ("orders", 42)]
+    assert codes(call(env, wanted, version)) == [("", 42), ("orders", 42)]
 
 
 def test_what_one_may_do_is_told_when_asked_for(env: BrokerEnvironment) -> None:
     env.topic("orders")
-    reply = ask(
+    reply = call(
         env,
         request(
             "orders",
@@ -203,7 +203,7 @@ def test_what_one_may_do_is_told_when_asked_for(env: BrokerEnvironment) -> None:
     # As Kafka 3.9.2 without an authorizer.
     assert set(reply.topics[0].authorized_operations) == {3, 4, 5, 6, 7, 8, 10, 11}
     assert set(reply.authorized_operations) == {5, 7, 8, 9, 10, 11, 12}
-    reply = ask(env, request("orders"), 9)
+    reply = call(env, request("orders"), 9)
     assert (reply.topics[0].authorized_operations, reply.authorized_operations) == (None, None)
 
 
@@ -238,14 +238,14 @@ def test_those_who_ask_something_else_do_not_get_each_other_s_reply(env: BrokerE
 @pytest.mark.parametrize("change", ["create", "delete", "extend"])
 def test_a_kept_reply_goes_with_any_change_of_topics(env: BrokerEnvironment, change: str) -> None:
     live = env.topic("orders")
-    before = ask(env, everything(), 9)
+    before = call(env, everything(), 9)
     if change == "create":
         env.topic("bills")
     elif change == "delete":
         ended(env.broker.topics.delete(live))
     else:
         ended(env.broker.topics.alter(live, lambda topic: replace(topic, partitions=2)))
-    after = ask(env, everything(), 9)
+    after = call(env, everything(), 9)
     rows = [
         {topic.name: len(topic.partitions) for topic in reply.topics} for reply in (before, after)
     ]
@@ -256,5 +256,5 @@ def test_a_kept_reply_goes_with_any_change_of_topics(env: BrokerEnvironment, cha
 
 
 def test_a_reply_with_an_error_is_not_kept(env: BrokerEnvironment) -> None:
-    ask(env, request("x y"), 9)
+    call(env, request("x y"), 9)
     assert len(env.broker.metadata_replies) == 0

@@ -24,7 +24,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 from gateway.groups.consumer.topology import TopicView, canonical_name, named_topics
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 from tests.gateway.handlers.group_requests import joined, subscription
 from tests.gateway.handlers.test_produce import produce
 from tests.gateway.sets import batch
@@ -48,7 +48,7 @@ def metadata(env: BrokerEnvironment, *names: str, version: int = 12) -> list[tup
     )
     return [
         (topic.name, topic.error_code, len(topic.partitions))
-        for topic in ask(env, request, version).topics
+        for topic in call(env, request, version).topics
     ]
 
 
@@ -74,7 +74,7 @@ def create(env: BrokerEnvironment, name: str) -> tuple[str, int]:
     topic = CreateTopicsRequest.CreatableTopic(
         name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]
     )
-    (row,) = ask(
+    (row,) = call(
         env, CreateTopicsRequest(topics=[topic], timeout_ms=0, validate_only=False), 7
     ).topics
     return row.name, row.error_code
@@ -88,13 +88,13 @@ def test_a_topic_is_made_by_any_name_and_is_taken_by_all(env):
 
 def test_a_topic_is_deleted_by_any_name(env):
     env.topic("orders")
-    (row,) = ask(env, DeleteTopicsRequest(topic_names=[LONG], timeout_ms=0), 5).responses
+    (row,) = call(env, DeleteTopicsRequest(topic_names=[LONG], timeout_ms=0), 5).responses
     assert (row.name, row.error_code, len(env.broker.topics)) == (LONG, 0, 0)
 
 
 def test_a_topic_that_is_to_be_deleted_by_two_names_stays(env):
     env.topic("orders")
-    rows = ask(env, DeleteTopicsRequest(topic_names=[LONG, "orders"], timeout_ms=0), 5).responses
+    rows = call(env, DeleteTopicsRequest(topic_names=[LONG, "orders"], timeout_ms=0), 5).responses
     assert ErrorCode.INVALID_REQUEST in {row.error_code for row in rows}
     assert len(env.broker.topics) == 1
 
@@ -118,7 +118,7 @@ def test_offsets_are_listed_under_the_name_asked_for(env):
         isolation_level=0,
         topics=[ListOffsetsRequest.ListOffsetsTopic(name=LONG, partitions=[partition])],
     )
-    (topic,) = ask(env, request, 5).topics
+    (topic,) = call(env, request, 5).topics
     assert (topic.name, topic.partitions[0].error_code, topic.partitions[0].offset) == (LONG, 0, 0)
 
 
@@ -145,7 +145,7 @@ def commit(env: BrokerEnvironment, *rows: tuple[str, int, int]) -> dict[tuple[st
         group_instance_id=None,
         topics=topics,
     )
-    told = ask(env, request, 8).topics
+    told = call(env, request, 8).topics
     return {
         (topic.name, row.partition_index): row.error_code
         for topic in told
@@ -156,7 +156,7 @@ def commit(env: BrokerEnvironment, *rows: tuple[str, int, int]) -> dict[tuple[st
 def fetch(env: BrokerEnvironment, *names: str) -> dict[str, int]:
     kind = OffsetFetchRequest.OffsetFetchRequestTopic
     topics = [kind(name=name, partition_indexes=[0]) for name in names] or None
-    told = ask(env, OffsetFetchRequest(group_id="g", topics=topics, require_stable=False), 7).topics
+    told = call(env, OffsetFetchRequest(group_id="g", topics=topics, require_stable=False), 7).topics
     return {topic.name: topic.partitions[0].committed_offset for topic in told}
 
 
@@ -180,7 +180,7 @@ def test_offsets_of_a_topic_that_members_read_by_another_name_are_not_deleted(en
     joined(env, metadata=subscription(LONG))
     kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
     topic = kind(name="orders", partitions=[kind.OffsetDeleteRequestPartition(partition_index=0)])
-    (told,) = ask(env, OffsetDeleteRequest(group_id="g", topics=[topic]), 0).topics
+    (told,) = call(env, OffsetDeleteRequest(group_id="g", topics=[topic]), 0).topics
     assert told.partitions[0].error_code == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     assert env.broker.groups.subscribed_topics("g") == {"orders"}
 
@@ -193,12 +193,12 @@ def test_configs_are_described_and_altered_by_any_name(env):
         resources=[resource(resource_type=2, resource_name=LONG, configs=[config])],
         validate_only=False,
     )
-    (row,) = ask(env, altering, 1).responses
+    (row,) = call(env, altering, 1).responses
     assert (row.error_code, row.resource_name) == (0, LONG)
     asked = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=2, resource_name=LONG, configuration_keys=["retention.ms"]
     )
-    (result,) = ask(
+    (result,) = call(
         env,
         DescribeConfigsRequest(
             resources=[asked], include_synonyms=False, include_documentation=False
@@ -211,7 +211,7 @@ def test_configs_are_described_and_altered_by_any_name(env):
 def test_partitions_are_added_and_records_deleted_by_any_name(env):
     env.topic("orders")
     topic = CreatePartitionsRequest.CreatePartitionsTopic(name=LONG, count=3, assignments=None)
-    (row,) = ask(
+    (row,) = call(
         env, CreatePartitionsRequest(topics=[topic], timeout_ms=0, validate_only=False), 3
     ).results
     assert (row.name, row.error_code, env.broker.topics.get("orders").topic.partitions) == (
@@ -222,14 +222,14 @@ def test_partitions_are_added_and_records_deleted_by_any_name(env):
     produce(env, 11, (0, batch()))
     kind = DeleteRecordsRequest.DeleteRecordsTopic
     topic = kind(name=LONG, partitions=[kind.DeleteRecordsPartition(partition_index=0, offset=-1)])
-    (told,) = ask(env, DeleteRecordsRequest(topics=[topic], timeout_ms=0), 2).topics
+    (told,) = call(env, DeleteRecordsRequest(topics=[topic], timeout_ms=0), 2).topics
     assert (told.name, told.partitions[0].low_watermark) == (LONG, 1)
 
 
 def test_partitions_are_described_under_the_name_asked_for(env):
     env.topic("orders")
     asked = DescribeTopicPartitionsRequest.TopicRequest(name=LONG)
-    told = ask(
+    told = call(
         env,
         DescribeTopicPartitionsRequest(topics=[asked], response_partition_limit=10, cursor=None),
         0,

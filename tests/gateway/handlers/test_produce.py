@@ -31,7 +31,7 @@ from tests.compat.records.building import Sample
 from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.fakes.connection import Client, events
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 from tests.gateway.sets import batch, old_set
 
 NEW = 11
@@ -466,7 +466,7 @@ def test_what_was_queued_is_stored_although_its_connection_has_gone(env):
 
 def test_each_producer_gets_an_id_of_its_own_at_epoch_zero(env):
     for version in range(6):
-        answer = ask(
+        answer = call(
             env,
             InitProducerIdRequest(
                 transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
@@ -478,7 +478,7 @@ def test_each_producer_gets_an_id_of_its_own_at_epoch_zero(env):
 
 def test_who_has_an_id_already_gets_another_one_without_transactions(env):
     """TransactionCoordinator.handleInitProducerId: without a transactional id, always a new one."""
-    answer = ask(
+    answer = call(
         env,
         InitProducerIdRequest(
             transactional_id=None, transaction_timeout_ms=1, producer_id=77, producer_epoch=3
@@ -493,7 +493,7 @@ def test_a_transactional_id_is_refused_with_one_line_that_says_why(env, caplog, 
     asked = InitProducerIdRequest(
         transactional_id="tx", transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
     )
-    answer = ask(env, asked, version)
+    answer = call(env, asked, version)
     assert (answer.error_code, answer.producer_id) == (
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         -1,
@@ -505,7 +505,7 @@ def test_a_transactional_id_is_refused_with_one_line_that_says_why(env, caplog, 
 
 def test_an_id_that_cannot_be_reserved_is_a_storage_error(env):
     env.store.refuse_writes = True
-    answer = ask(
+    answer = call(
         env,
         InitProducerIdRequest(
             transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1

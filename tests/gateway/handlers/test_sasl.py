@@ -5,19 +5,19 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_handshake_without_log_in_is_an_illegal_state(version):
     """KafkaApis.handleSaslHandshakeRequest."""
-    answer = ask(open_environment(), SaslHandshakeRequest(mechanism="PLAIN"), version)
+    answer = call(open_environment(), SaslHandshakeRequest(mechanism="PLAIN"), version)
     assert (answer.error_code, list(answer.mechanisms)) == (ErrorCode.ILLEGAL_SASL_STATE, [])
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_a_token_without_a_handshake_is_an_illegal_state(version):
-    answer = ask(
+    answer = call(
         open_environment(), SaslAuthenticateRequest(auth_bytes=b"\0alice\0secret"), version
     )
     assert (answer.error_code, bytes(answer.auth_bytes)) == (ErrorCode.ILLEGAL_SASL_STATE, b"")

@@ -92,8 +92,8 @@ def consume(
     offset = max(offset, env.partition().log.start_offset)
     fetches_without_records = 0
     while offset < end:
-        asked = fetch_requests.request(version, [fetch_requests.at(offset, max_bytes=max_bytes)])
-        (row,) = fetch_requests.rows(fetch_requests.ask(env, asked).result).values()
+        asked = fetch_requests.request(version, [fetch_requests.from_offset(offset, max_bytes=max_bytes)])
+        (row,) = fetch_requests.rows(fetch_requests.start_fetch(env, asked).result).values()
         assert row.error_code == 0
         got = fetch_requests.consume(fetch_requests.payload(row), offset)
         # Where much has nothing for it, the gateway goes over that in several requests.

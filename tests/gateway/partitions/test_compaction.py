@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.handlers.list_offsets import find
+from gateway.handlers.list_offsets import find_offset
 from gateway.housekeeping import Housekeeping
 from gateway.partitions.compaction import LogCleaner
 from gateway.partitions.record_batch import check_batch
@@ -299,7 +299,7 @@ def test_unreadable_records_stay_as_they_are_and_so_do_the_tombstones(caplog):
     put(env, (b"b", b"1"), (b"c", b"1"))
     broken = bytearray(batch([(b"a", b"1")]))
     broken[-1] ^= 1
-    asking.store(partition, Entry(2, 2, 5, bytes(broken)))
+    asking.append_entries(partition, Entry(2, 2, 5, bytes(broken)))
     put(env, (b"a", None), (b"b", b"2"))
     for _ in range(3):
         close(env)
@@ -327,13 +327,13 @@ def test_the_time_index_points_at_records_that_are_there(env):
     put(env, (b"z", b"1"), timestamp=500)
     compact(env)
     caller = env.caller(7)
-    assert [ended(find(env.partition(), time, caller)) for time in (1_000, 1_500, 2_500, -3)] == [
+    assert [ended(find_offset(env.partition(), time, caller)) for time in (1_000, 1_500, 2_500, -3)] == [
         (1, 1_000),
         (2, 2_000),
         (4, 3_000),
         (4, 3_000),
     ]
-    assert ended(find(env.partition(), 4_000, caller)) == (-1, -1)
+    assert ended(find_offset(env.partition(), 4_000, caller)) == (-1, -1)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_the_time_index_points_at_records_that_are_there(env):
 )
 def test_a_shrunk_entry_bears_the_time_of_what_is_left_or_else_of_its_arrival(env, unit, time):
     partition = env.partition()
-    asking.store(partition, Entry(0, 1, 9_000, unit))
+    asking.append_entries(partition, Entry(0, 1, 9_000, unit))
     put(env, (b"a", b"2"))
     close(env)
     compact(env)

@@ -13,7 +13,7 @@ from tests.compat.records.building import GZIP, LZ4, SNAPPY, Sample, batch, mess
 from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
 from tests.compat.records.test_up_conversion import with_epoch
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.fetch_requests import ask, at, payload, rows
+from tests.gateway.handlers.fetch_requests import start_fetch, from_offset, payload, rows
 from tests.gateway.handlers.fetch_requests import request as fetching
 from tests.gateway.handlers.test_produce import produce
 from tests.gateway.sets import batch as new_batch
@@ -191,7 +191,7 @@ def test_a_bomb_is_too_large():
 def test_old_consumers_read_what_old_producers_wrote(env):
     send(env, message_set([A, B], magic=0), magic=0)
     for version in (0, 2, 4, 12):
-        (row,) = rows(ask(env, fetching(version, [at(0)])).result).values()
+        (row,) = rows(start_fetch(env, fetching(version, [from_offset(0)])).result).values()
         found = read_with_kafka_python(payload(row))
         assert [(one[0], *one[3:5]) for one in found] == [(0, b"k", b"first"), (1, None, None)]
 

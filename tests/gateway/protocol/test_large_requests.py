@@ -32,7 +32,7 @@ from gateway.protocol.errors import ErrorCode
 from gateway.protocol.large_requests import CALL_ROWS, MAX_CONCURRENT_CALLS, SLICE_ROWS, TimeSlices
 from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest
 from tests.fakes.broker import Started, ended, open_environment
-from tests.gateway.handlers.asking import answer, asked
+from tests.gateway.handlers.asking import decode_response, start_call
 from tests.gateway.handlers.group_requests import join_request
 
 NAMES = [f"g{number}" for number in range(3 * SLICE_ROWS + 1)]
@@ -65,10 +65,10 @@ def test_many_rows_take_more_than_one_turn_and_all_of_them_are_told():
         (DeleteGroupsRequest(groups_names=NAMES), 2, "results"),
         (LeaveGroupRequest(group_id="g", members=members), 5, "members"),
     ):
-        started = asked(env, request, version)
+        started = start_call(env, request, version)
         assert not started.is_done
         env.clock.advance(0)
-        assert len(getattr(answer(request, started.result, version), rows)) == len(NAMES)
+        assert len(getattr(decode_response(request, started.result, version), rows)) == len(NAMES)
 
 
 def test_all_that_a_group_has_committed_is_told_in_turns():
@@ -81,14 +81,14 @@ def test_all_that_a_group_has_committed_is_told_in_turns():
         for index in reversed(range(SLICE_ROWS))
     }
     ended(env.broker.offsets.commit("g", rows))
-    started = asked(env, OffsetFetchRequest(group_id="g", topics=None), 5)
+    started = start_call(env, OffsetFetchRequest(group_id="g", topics=None), 5)
     assert not started.is_done
     # What is deleted meanwhile is not told.
     topic = env.broker.topics.require("b")
     ended(env.broker.topics.delete(topic))
     ended(env.broker.offsets.delete_topic(topic.topic))
     env.clock.advance(0)
-    told = answer(OffsetFetchRequest(), started.result, 5).topics
+    told = decode_response(OffsetFetchRequest(), started.result, 5).topics
     assert [(topic.name, [row.partition_index for row in topic.partitions]) for topic in told] == [
         ("a", list(range(SLICE_ROWS))),
         ("c", list(range(SLICE_ROWS))),
@@ -97,8 +97,8 @@ def test_all_that_a_group_has_committed_is_told_in_turns():
 
 def test_few_rows_are_told_at_once():
     env = open_environment()
-    assert asked(env, DeleteGroupsRequest(groups_names=NAMES[:50]), 2).is_done
-    assert asked(env, ListGroupsRequest(states_filter=[], types_filter=[]), 5).is_done
+    assert start_call(env, DeleteGroupsRequest(groups_names=NAMES[:50]), 2).is_done
+    assert start_call(env, ListGroupsRequest(states_filter=[], types_filter=[]), 5).is_done
 
 
 def test_calls_of_one_request_run_a_few_at_a_time():
@@ -209,10 +209,10 @@ def test_others_have_their_turn_while_many_topics_are_changed_or_described(reque
     env = open_environment()
     request, version, rows = request_of(NAMES)
     pauses = pauses_of(env)
-    started = asked(env, request, version)
+    started = start_call(env, request, version)
     env.clock.advance(0)
     assert len(pauses) >= len(NAMES) // SLICE_ROWS
-    assert [row.error_code for row in getattr(answer(request, started.result, version), rows)] == [
+    assert [row.error_code for row in getattr(decode_response(request, started.result, version), rows)] == [
         0 if "CreateTopics" in type(request).__name__ else 3
     ] * len(NAMES)
 
@@ -224,12 +224,12 @@ def test_a_request_that_would_change_too_much_changes_nothing(request_of, monkey
     monkeypatch.setattr(turns_of_requests, "MAX_CHANGES", 2)
     env = open_environment()
     request, version, rows = request_of(["a", "b", "c"])
-    reply = answer(request, asked(env, request, version).result, version)
+    reply = decode_response(request, start_call(env, request, version).result, version)
     assert [row.error_code for row in getattr(reply, rows)] == [44] * 3
     request, version, rows = request_of(["a", "b"])
     assert 44 not in [
         row.error_code
-        for row in getattr(answer(request, asked(env, request, version).result, version), rows)
+        for row in getattr(decode_response(request, start_call(env, request, version).result, version), rows)
     ]
 
 
@@ -256,7 +256,7 @@ def test_more_offsets_than_one_commit_may_have_are_all_refused(monkeypatch):
             group_instance_id=None,
             topics=[topic(name="orders", partitions=rows)],
         )
-        reply = answer(request, asked(env, request, 8).result, 8)
+        reply = decode_response(request, start_call(env, request, 8).result, 8)
         return [row.error_code for row in reply.topics[0].partitions]
 
     assert commit(3) == [ErrorCode.INVALID_COMMIT_OFFSET_SIZE] * 3
@@ -273,7 +273,7 @@ def test_more_protocols_than_a_member_may_offer_are_refused(monkeypatch):
     )
     for version in (0, 6, 9):
         assert (
-            answer(many, asked(env, many, version).result, version).error_code
+            decode_response(many, start_call(env, many, version).result, version).error_code
             == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         )
 
@@ -292,7 +292,7 @@ def test_more_configs_of_a_topic_than_there_can_be_are_refused(monkeypatch):
             resources=[resource(resource_type=2, resource_name="orders", configs=configs[:count])],
             validate_only=False,
         )
-        assert answer(request, asked(env, request, 1).result, 1).responses[0].error_code == code
+        assert decode_response(request, start_call(env, request, 1).result, 1).responses[0].error_code == code
         topic = CreateTopicsRequest.CreatableTopic
         rows = [
             topic.CreatableTopicConfig(name=config.name, value=config.value)
@@ -306,4 +306,4 @@ def test_more_configs_of_a_topic_than_there_can_be_are_refused(monkeypatch):
             configs=rows,
         )
         creation = CreateTopicsRequest(topics=[made], timeout_ms=1, validate_only=False)
-        assert answer(creation, asked(env, creation, 7).result, 7).topics[0].error_code == code
+        assert decode_response(creation, start_call(env, creation, 7).result, 7).topics[0].error_code == code

@@ -13,7 +13,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import Topic
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.fakes.memory_store import MemoryStore
-from tests.gateway.handlers.fetch_requests import ask, at, request, rows
+from tests.gateway.handlers.fetch_requests import start_fetch, from_offset, request, rows
 
 ID, OTHER = bytes(15) + b"\x01", bytes(15) + b"\x02"
 
@@ -39,7 +39,7 @@ def test_a_topic_that_others_made_is_there(env):
 
 def test_a_topic_that_others_deleted_is_gone_and_its_consumers_are_told(env):
     live = env.topic("orders")
-    waiting = ask(env, request(12, [at(0)], max_wait_ms=500))
+    waiting = start_fetch(env, request(12, [from_offset(0)], max_wait_ms=500))
     env.store.outside([])
     assert (list(env.broker.topics), env.broker.topics.get(live.topic.topic_id)) == ([], None)
     assert rows(waiting.result)["orders", 0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

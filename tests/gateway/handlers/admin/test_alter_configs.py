@@ -7,7 +7,7 @@ from kafka.protocol.admin.configs import AlterConfigsRequest, IncrementalAlterCo
 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import ask, asked
+from tests.gateway.handlers.asking import call, start_call
 
 TOPIC, BROKER, LOGGER = 2, 4, 8
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -41,7 +41,7 @@ def incremental_request(wanted: Any, *, validate_only: bool = False) -> Any:
 def incremental(
     env: BrokerEnvironment, *wanted: Any, version: int = 1, validate_only: bool = False
 ) -> list[Row]:
-    reply = ask(env, incremental_request(wanted, validate_only=validate_only), version)
+    reply = call(env, incremental_request(wanted, validate_only=validate_only), version)
     return [(row.error_code, row.error_message) for row in reply.responses]
 
 
@@ -60,7 +60,7 @@ def alter(
         ],
         validate_only=validate_only,
     )
-    return [(row.error_code, row.error_message) for row in ask(env, request, version).responses]
+    return [(row.error_code, row.error_message) for row in call(env, request, version).responses]
 
 
 def overrides(env: BrokerEnvironment) -> dict[str, str]:
@@ -249,7 +249,7 @@ def test_of_two_changes_at_the_same_time_none_is_lost(env: BrokerEnvironment) ->
     env.topic()
     env.store.hold()
     for key in ("retention.ms", "segment.ms"):
-        asked(env, incremental_request([(TOPIC, "orders", [(key, SET, "5")])]), 1)
+        start_call(env, incremental_request([(TOPIC, "orders", [(key, SET, "5")])]), 1)
     env.store.release()
     assert overrides(env) == {"retention.ms": "5", "segment.ms": "5"}
 
@@ -257,7 +257,7 @@ def test_of_two_changes_at_the_same_time_none_is_lost(env: BrokerEnvironment) ->
 def test_a_change_whose_author_went_away_is_known_as_it_is_stored(env: BrokerEnvironment) -> None:
     env.topic()
     env.store.hold()
-    waiting = asked(env, incremental_request([(TOPIC, "orders", [("retention.ms", SET, "5")])]), 1)
+    waiting = start_call(env, incremental_request([(TOPIC, "orders", [("retention.ms", SET, "5")])]), 1)
     waiting.cancel()
     env.store.release()
     assert overrides(env) == dict(env.store.topics["orders"].configs) == {"retention.ms": "5"}

@@ -15,7 +15,7 @@ from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
-from tests.gateway.handlers.asking import answer, ask, asked
+from tests.gateway.handlers.asking import decode_response, call, start_call
 
 New = CreateTopicsRequest.CreatableTopic
 More = CreatePartitionsRequest.CreatePartitionsTopic
@@ -48,7 +48,7 @@ def create(
     env: BrokerEnvironment, *topics: Any, version: int = 4, validate_only: bool = False
 ) -> list[Any]:
     request = CreateTopicsRequest(topics=list(topics), timeout_ms=1000, validate_only=validate_only)
-    return list(ask(env, request, version).topics)
+    return list(call(env, request, version).topics)
 
 
 def told(rows: list[Any]) -> list[tuple[str, int, str | None]]:
@@ -282,7 +282,7 @@ def test_a_full_disk_is_a_storage_error_and_the_name_stays_free(env: BrokerEnvir
 
 def test_a_topic_whose_creator_went_away_is_there_all_the_same(env: BrokerEnvironment) -> None:
     env.store.hold()
-    waiting = asked(env, CreateTopicsRequest(topics=[new("orders")], timeout_ms=1000), 4)
+    waiting = start_call(env, CreateTopicsRequest(topics=[new("orders")], timeout_ms=1000), 4)
     waiting.cancel()
     env.store.release()
     assert names(env) == {"orders"}
@@ -290,7 +290,7 @@ def test_a_topic_whose_creator_went_away_is_there_all_the_same(env: BrokerEnviro
 
 
 def delete(env: BrokerEnvironment, *wanted: str, version: int = 5) -> list[tuple[str, int]]:
-    rows = ask(
+    rows = call(
         env, DeleteTopicsRequest(topic_names=list(wanted), timeout_ms=1000), version
     ).responses
     return [(row.name, row.error_code) for row in rows]
@@ -303,7 +303,7 @@ def delete_by(
         DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=topic_id)
         for name, topic_id in wanted
     ]
-    rows = ask(env, DeleteTopicsRequest(topics=topics, timeout_ms=1000), 6).responses
+    rows = call(env, DeleteTopicsRequest(topics=topics, timeout_ms=1000), 6).responses
     return [(row.name, row.error_code, row.error_message) for row in rows]
 
 
@@ -334,7 +334,7 @@ def test_a_client_that_goes_away_leaves_no_topic_half_deleted(env: BrokerEnviron
     create(env, new("orders"))
     ended(env.broker.offsets.commit("g", {("orders", 0): CommittedOffset(1, -1, "", 1)}))
     env.store.hold()
-    asked(env, DeleteTopicsRequest(topic_names=["orders"], timeout_ms=1000), 5).cancel()
+    start_call(env, DeleteTopicsRequest(topic_names=["orders"], timeout_ms=1000), 5).cancel()
     env.store.release()
     assert names(env) == set()
     assert list(env.broker.offsets.groups()) == []
@@ -343,7 +343,7 @@ def test_a_client_that_goes_away_leaves_no_topic_half_deleted(env: BrokerEnviron
 def test_topics_are_deleted_by_id(env: BrokerEnvironment) -> None:
     create(env, new("orders"))
     topic_id = uuid.UUID(bytes=env.broker.topics.require("orders").topic.topic_id)
-    (row,) = ask(
+    (row,) = call(
         env,
         DeleteTopicsRequest(
             topics=[DeleteTopicsRequest.DeleteTopicState(name=None, topic_id=topic_id)]
@@ -405,7 +405,7 @@ def extend(
         for name, count, brokers in wanted
     ]
     request = CreatePartitionsRequest(topics=topics, timeout_ms=1000, validate_only=validate_only)
-    return told(ask(env, request, version).results)
+    return told(call(env, request, version).results)
 
 
 @pytest.mark.parametrize("version", range(4))
@@ -479,7 +479,7 @@ def test_a_topic_grows_once_when_two_ask_at_the_same_time(env: BrokerEnvironment
         timeout_ms=1000,
         validate_only=False,
     )
-    first, second = asked(env, request, 3), asked(env, request, 3)
+    first, second = start_call(env, request, 3), start_call(env, request, 3)
     env.store.release()
-    codes = [answer(request, one.result, 3).results[0].error_code for one in (first, second)]
+    codes = [decode_response(request, one.result, 3).results[0].error_code for one in (first, second)]
     assert codes == [0, ErrorCode.INVALID_PARTITIONS]

@@ -6,7 +6,7 @@ from kafka.protocol.admin.topics import DeleteRecordsRequest
 from gateway.protocol.errors import ErrorCode
 from storage.log import Entry
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import ask, store
+from tests.gateway.handlers.asking import call, append_entries
 
 Topic = DeleteRecordsRequest.DeleteRecordsTopic
 
@@ -16,7 +16,7 @@ def env() -> BrokerEnvironment:
     """A topic `orders` whose partition 0 holds offsets 0-9 in two entries, partition 1 nothing."""
     env = open_environment()
     env.topic("orders", 2)
-    store(env.partition(), Entry(0, 4, 1, b"first"), Entry(5, 9, 1, b"second"))
+    append_entries(env.partition(), Entry(0, 4, 1, b"first"), Entry(5, 9, 1, b"second"))
     return env
 
 
@@ -34,7 +34,7 @@ def delete(
         )
         for name, offsets in wanted
     ]
-    reply = ask(env, DeleteRecordsRequest(topics=topics, timeout_ms=1000), version)
+    reply = call(env, DeleteRecordsRequest(topics=topics, timeout_ms=1000), version)
     return {
         (topic.name, row.partition_index): (row.low_watermark, row.error_code)
         for topic in reply.topics

@@ -9,7 +9,7 @@ from kafka.protocol.admin.transactions import DescribeProducersRequest
 from gateway.partitions.record_batch import check_batch
 from storage.log import Entry, VolumeUsage
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import ask, store
+from tests.gateway.handlers.asking import call, append_entries
 from tests.gateway.sets import batch
 
 
@@ -20,7 +20,7 @@ def env() -> BrokerEnvironment:
 
 @pytest.mark.parametrize("version", range(3))
 def test_the_cluster_is_the_live_gateways(version: int) -> None:
-    reply = ask(
+    reply = call(
         open_environment(node_id=5),
         DescribeClusterRequest(include_cluster_authorized_operations=False),
         version,
@@ -37,7 +37,7 @@ def test_the_cluster_is_the_live_gateways(version: int) -> None:
 
 
 def test_what_one_may_do_is_told_when_asked_for(env: BrokerEnvironment) -> None:
-    reply = ask(env, DescribeClusterRequest(include_cluster_authorized_operations=True), 1)
+    reply = call(env, DescribeClusterRequest(include_cluster_authorized_operations=True), 1)
     # As Kafka 3.9.2 without an authorizer: create, alter, describe, cluster action, describe and alter configs, idempotent write.
     assert set(reply.authorized_operations) == {5, 7, 8, 9, 10, 11, 12}
 
@@ -57,7 +57,7 @@ def test_what_one_may_do_is_told_when_asked_for(env: BrokerEnvironment) -> None:
 def test_other_endpoints_than_brokers_are_refused(
     env: BrokerEnvironment, endpoint: int, code: int, message: str
 ) -> None:
-    reply = ask(
+    reply = call(
         env,
         DescribeClusterRequest(include_cluster_authorized_operations=False, endpoint_type=endpoint),
         1,
@@ -72,7 +72,7 @@ def log_dirs(env: BrokerEnvironment, wanted: dict[str, list[int]] | None, versio
         if wanted is None
         else [topic(topic=name, partitions=indexes) for name, indexes in wanted.items()]
     )
-    return ask(env, DescribeLogDirsRequest(topics=topics), version)
+    return call(env, DescribeLogDirsRequest(topics=topics), version)
 
 
 def sizes(reply: Any) -> dict[tuple[str, int], int]:
@@ -85,7 +85,7 @@ def sizes(reply: Any) -> dict[tuple[str, int], int]:
 
 
 def fill(env: BrokerEnvironment, name: str, index: int, size: int) -> None:
-    store(env.partition(name, index), Entry(0, 0, 1, bytes(size)))
+    append_entries(env.partition(name, index), Entry(0, 0, 1, bytes(size)))
 
 
 @pytest.mark.parametrize("version", range(6))
@@ -136,7 +136,7 @@ def producers(env: BrokerEnvironment, wanted: dict[str, list[int]]) -> dict[tupl
         DescribeProducersRequest.TopicRequest(name=name, partition_indexes=indexes)
         for name, indexes in wanted.items()
     ]
-    reply = ask(env, DescribeProducersRequest(topics=topics), 0)
+    reply = call(env, DescribeProducersRequest(topics=topics), 0)
     return {
         (topic.name, row.partition_index): row for topic in reply.topics for row in topic.partitions
     }

@@ -8,7 +8,7 @@ from kafka.protocol.admin.configs import DescribeConfigsRequest, ListConfigResou
 
 from gateway.configs.topic_configs import NO_EFFECT
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 
 TOPIC, BROKER, LOGGER = 2, 4, 8
 # DescribeConfigsResponse's config sources.
@@ -31,7 +31,7 @@ def describe(
         )
         for kind, name, keys in wanted
     ]
-    return list(ask(env, DescribeConfigsRequest(resources=resources, **flags), version).results)
+    return list(call(env, DescribeConfigsRequest(resources=resources, **flags), version).results)
 
 
 def values(result: Any) -> dict[str, str]:
@@ -253,7 +253,7 @@ def test_loggers_are_told_with_their_levels() -> None:
 
 
 def listed(env: BrokerEnvironment, version: int, kinds: list[int]) -> Any:
-    return ask(env, ListConfigResourcesRequest(resource_types=kinds), version)
+    return call(env, ListConfigResourcesRequest(resource_types=kinds), version)
 
 
 def names(reply: Any) -> list[tuple[int, str]]:

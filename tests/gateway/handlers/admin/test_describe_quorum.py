@@ -12,7 +12,7 @@ from gateway.protocol.wire.admin_messages import (
     UnregisterBrokerRequest,
 )
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 
 UNSUPPORTED_VERSION, INVALID_REQUEST, INVALID_UPDATE, NOT_REGISTERED = 35, 42, 95, 102
 
@@ -28,14 +28,14 @@ def test_there_is_no_metadata_quorum(env: BrokerEnvironment, version: int) -> No
     asked = topic(
         topic_name="__cluster_metadata", partitions=[topic.PartitionData(partition_index=0)]
     )
-    reply = ask(env, DescribeQuorumRequest(topics=[asked]), version)
+    reply = call(env, DescribeQuorumRequest(topics=[asked]), version)
     assert (reply.error_code, list(reply.topics)) == (UNSUPPORTED_VERSION, [])
 
 
 def update(env: BrokerEnvironment, version: int, *names: str) -> Any:
     feature = UpdateFeaturesRequest.FeatureUpdateKey
     updates = [feature(feature=name, max_version_level=1, upgrade_type=1) for name in names]
-    return ask(env, UpdateFeaturesRequest(timeout_ms=1000, feature_updates=updates), version)
+    return call(env, UpdateFeaturesRequest(timeout_ms=1000, feature_updates=updates), version)
 
 
 # As Kafka 3.9.2 (v1) and 4.3.1 (v2) answer it.
@@ -64,7 +64,7 @@ def test_an_unknown_feature_refuses_all_of_version_2(env: BrokerEnvironment) -> 
 
 @pytest.mark.parametrize(("broker_id", "code"), [(77, NOT_REGISTERED), (1, INVALID_REQUEST)])
 def test_no_broker_can_be_unregistered(env: BrokerEnvironment, broker_id: int, code: int) -> None:
-    assert ask(env, UnregisterBrokerRequest(broker_id=broker_id), 0).error_code == code
+    assert call(env, UnregisterBrokerRequest(broker_id=broker_id), 0).error_code == code
 
 
 @pytest.mark.parametrize("version", range(2))
@@ -72,9 +72,9 @@ def test_voters_are_fixed(env: BrokerEnvironment, version: int) -> None:
     listener = AddRaftVoterRequest.Listener(name="CONTROLLER", host="localhost", port=65535)
     voter: dict[str, Any] = {"cluster_id": None, "voter_id": 7, "voter_directory_id": UUID(int=5)}
     assert (
-        ask(
+        call(
             env, AddRaftVoterRequest(timeout_ms=1, listeners=[listener], **voter), version
         ).error_code
         == UNSUPPORTED_VERSION
     )
-    assert ask(env, RemoveRaftVoterRequest(**voter), 0).error_code == UNSUPPORTED_VERSION
+    assert call(env, RemoveRaftVoterRequest(**voter), 0).error_code == UNSUPPORTED_VERSION

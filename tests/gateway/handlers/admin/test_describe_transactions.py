@@ -5,13 +5,13 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListT
 from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 
 from tests.fakes.broker import open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 
 NOT_FOUND, CLUSTER_AUTHORIZATION_FAILED = 105, 31
 
 
 def test_no_transactional_id_is_known() -> None:
-    rows = ask(
+    rows = call(
         open_environment(), DescribeTransactionsRequest(transactional_ids=["a", "b"]), 0
     ).transaction_states
     assert [(row.transactional_id, row.error_code) for row in rows] == [
@@ -23,7 +23,7 @@ def test_no_transactional_id_is_known() -> None:
 @pytest.mark.parametrize("version", range(3))
 def test_no_transaction_is_listed(version: int) -> None:
     request = ListTransactionsRequest(state_filters=["Ongoing", "Nonsense"], producer_id_filters=[])
-    reply = ask(open_environment(), request, version)
+    reply = call(open_environment(), request, version)
     assert (
         reply.error_code,
         list(reply.unknown_state_filters),
@@ -42,7 +42,7 @@ def test_markers_are_refused(version: int) -> None:
         topics=topics,
         coordinator_epoch=0,
     )
-    (row,) = ask(open_environment(), WriteTxnMarkersRequest(markers=[asked]), version).markers
+    (row,) = call(open_environment(), WriteTxnMarkersRequest(markers=[asked]), version).markers
     errors = [(one.partition_index, one.error_code) for one in row.topics[0].partitions]
     assert (row.producer_id, errors) == (
         7,

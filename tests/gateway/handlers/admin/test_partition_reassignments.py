@@ -12,7 +12,7 @@ from kafka.protocol.admin.topics import (
 
 from storage.log import VolumeUsage
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 
 # Codes and messages are those of Kafka 3.9.2; tests/peers/test_admin_clients.py compares them.
 UNKNOWN, LOG_DIR_NOT_FOUND, INVALID_ASSIGNMENT, INVALID_REQUEST, NOT_NEEDED, NO_REASSIGNMENT = (
@@ -42,7 +42,7 @@ def elect(
         if asked is None
         else [topic(topic=name, partitions=indexes) for name, indexes in asked.items()]
     )
-    return ask(
+    return call(
         env,
         ElectLeadersRequest(election_type=kind, topic_partitions=topics, timeout_ms=1000),
         version,
@@ -81,7 +81,7 @@ def reassign(
     request = AlterPartitionReassignmentsRequest(
         timeout_ms=1000, topics=[topic(name=name, partitions=[partition])]
     )
-    reply = ask(env, request, version)
+    reply = call(env, request, version)
     assert reply.error_code == 0
     (row,) = reply.responses[0].partitions
     assert (reply.responses[0].name, row.partition_index) == (name, index)
@@ -138,7 +138,7 @@ def test_no_reassignment_is_in_progress(
         if asked is None
         else [topic(name=name, partition_indexes=indexes) for name, indexes in asked.items()]
     )
-    reply = ask(env, ListPartitionReassignmentsRequest(timeout_ms=1000, topics=topics), 0)
+    reply = call(env, ListPartitionReassignmentsRequest(timeout_ms=1000, topics=topics), 0)
     assert (reply.error_code, list(reply.topics)) == (0, [])
 
 
@@ -154,7 +154,7 @@ def test_partitions_can_only_be_moved_to_the_directory_where_they_are(
         topics=[topic(name="orders", partitions=[0, 7]), topic(name="never", partitions=[0])],
     )
     elsewhere = directory(path="/other", topics=[topic(name="orders", partitions=[1])])
-    reply = ask(env, AlterReplicaLogDirsRequest(dirs=[here, elsewhere]), version)
+    reply = call(env, AlterReplicaLogDirsRequest(dirs=[here, elsewhere]), version)
     rows = {
         (result.topic_name, row.partition_index): row.error_code
         for result in reply.results

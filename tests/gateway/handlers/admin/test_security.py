@@ -14,7 +14,7 @@ from auth.mechanism import Principal
 from gateway.protocol.caller import Caller
 from gateway.protocol.wire import admin_messages
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 
 # Codes and messages are those of Kafka 3.9.2; tests/peers/test_admin_clients.py compares them.
 SECURITY_DISABLED, TOKENS_DISABLED, TOKENS_NOT_ALLOWED, NOT_FOUND, DUPLICATE = 54, 61, 64, 91, 92
@@ -29,7 +29,7 @@ def env() -> BrokerEnvironment:
 @pytest.mark.parametrize("version", range(4))
 def test_acls_need_an_authorizer(env: BrokerEnvironment, version: int) -> None:
     asked: dict[str, Any] = {"operation": 1, "permission_type": 1}
-    found = ask(
+    found = call(
         env, DescribeAclsRequest(resource_type_filter=1, pattern_type_filter=1, **asked), version
     )
     assert (found.error_code, found.error_message, list(found.resources)) == (
@@ -46,14 +46,14 @@ def test_acls_need_an_authorizer(env: BrokerEnvironment, version: int) -> None:
         operation=3,
         permission_type=3,
     )
-    made = ask(env, CreateAclsRequest(creations=[acl, acl]), version)
+    made = call(env, CreateAclsRequest(creations=[acl, acl]), version)
     assert [(row.error_code, row.error_message) for row in made.results] == [
         (SECURITY_DISABLED, "No Authorizer is configured.")
     ] * 2
     chosen = DeleteAclsRequest.DeleteAclsFilter(
         resource_type_filter=1, pattern_type_filter=1, **asked
     )
-    deleted = ask(env, DeleteAclsRequest(filters=[chosen]), version)
+    deleted = call(env, DeleteAclsRequest(filters=[chosen]), version)
     assert [(row.error_code, list(row.matching_acls)) for row in deleted.filter_results] == [
         (SECURITY_DISABLED, [])
     ]
@@ -88,16 +88,16 @@ TOKEN_REQUESTS = [
 def test_delegation_tokens_are_disabled(
     env: BrokerEnvironment, version: int, request_: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ask(env, request_, version).error_code == TOKENS_NOT_ALLOWED
+    assert call(env, request_, version).error_code == TOKENS_NOT_ALLOWED
     monkeypatch.setattr(Caller, "principal", Principal("User", "alice"))
-    assert ask(env, request_, version).error_code == TOKENS_DISABLED
+    assert call(env, request_, version).error_code == TOKENS_DISABLED
 
 
 def test_nobody_has_scram_credentials(env: BrokerEnvironment) -> None:
-    reply = ask(env, DescribeUserScramCredentialsRequest(users=None), 0)
+    reply = call(env, DescribeUserScramCredentialsRequest(users=None), 0)
     assert (reply.error_code, list(reply.results)) == (0, [])
     user = DescribeUserScramCredentialsRequest.UserName
-    rows = ask(
+    rows = call(
         env,
         DescribeUserScramCredentialsRequest(users=[user(name="a"), user(name="b"), user(name="b")]),
         0,
@@ -122,7 +122,7 @@ def test_scram_credentials_are_neither_added_nor_deleted(env: BrokerEnvironment)
     request = AlterUserScramCredentialsRequest(
         deletions=[deletion(name=name, mechanism=1) for name in ("a", "b")], upsertions=added
     )
-    rows = {row.user: row.error_code for row in ask(env, request, 0).results}
+    rows = {row.user: row.error_code for row in call(env, request, 0).results}
     assert rows == {"a": DUPLICATE, "b": NOT_FOUND, "c": UNSUPPORTED_MECHANISM}
 
 
@@ -147,7 +147,7 @@ def test_there_are_no_client_quotas(
     asked = [
         component(entity_type=kind, match_type=how, match=match) for kind, how, match in components
     ]
-    reply = ask(env, DescribeClientQuotasRequest(components=asked, strict=False), version)
+    reply = call(env, DescribeClientQuotasRequest(components=asked, strict=False), version)
     assert (reply.error_code, reply.entries) == (code, None if code else [])
 
 
@@ -155,7 +155,7 @@ def test_client_quotas_are_refused(env: BrokerEnvironment) -> None:
     entry = AlterClientQuotasRequest.EntryData
     entity = [entry.EntityData(entity_type="user", entity_name=None)]
     ops = [entry.OpData(key="producer_byte_rate", value=1.5, remove=False)]
-    (row,) = ask(
+    (row,) = call(
         env,
         AlterClientQuotasRequest(entries=[entry(entity=entity, ops=ops)], validate_only=True),
         1,

@@ -14,7 +14,7 @@ from gateway.protocol.wire.group_messages import (
 )
 from gateway.protocol.wire.messages import uuid_of
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 from tests.gateway.handlers.group_requests import stable
 
 #: A target is made so long after the one before it.
@@ -39,7 +39,7 @@ def member_heartbeat(env: BrokerEnvironment, member_id: str, epoch: int = 0, **f
         if epoch == 0
         else {}
     )
-    reply = ask(
+    reply = call(
         env,
         ConsumerGroupHeartbeatRequest(
             group_id="g", member_id=member_id, member_epoch=epoch, **joining | fields
@@ -56,7 +56,7 @@ def described(
     request = ConsumerGroupDescribeRequest(
         group_ids=list(names), include_authorized_operations=asks
     )
-    return list(ask(env, request, version).groups)
+    return list(call(env, request, version).groups)
 
 
 def rows(assignment: Any) -> list[tuple[str, list[int]]]:

@@ -19,7 +19,7 @@ from gateway.groups.consumer.consumer_states import ConsumerGroupState
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import answer, ask, asked
+from tests.gateway.handlers.asking import decode_response, call, start_call
 from tests.gateway.handlers.group_requests import (
     INITIAL_DELAY,
     heartbeat,
@@ -75,7 +75,7 @@ def request(
 def member_heartbeat(
     env: BrokerEnvironment, member_id: str, epoch: int = 0, version: int = 1, **fields: Any
 ) -> Any:
-    return ask(env, request(env, member_id, epoch, **fields), version)
+    return call(env, request(env, member_id, epoch, **fields), version)
 
 
 def assigned(reply: Any) -> list[int] | None:
@@ -257,10 +257,10 @@ def again(env: BrokerEnvironment) -> BrokerEnvironment:
 
 def test_nobody_is_told_what_is_not_stored(env):
     env.store.hold()
-    waiting = asked(env, request(env, "m1"), 1)
+    waiting = start_call(env, request(env, "m1"), 1)
     assert not waiting.is_done
     env.store.release()
-    assert answer(request(env, "m1"), waiting.result, 1).member_epoch == 1
+    assert decode_response(request(env, "m1"), waiting.result, 1).member_epoch == 1
 
 
 def test_a_store_that_fails_is_a_reason_to_ask_again(env):
@@ -310,7 +310,7 @@ def commit(
         group_instance_id=None,
         topics=[topic],
     )
-    return int(ask(env, said, version).topics[0].partitions[0].error_code)
+    return int(call(env, said, version).topics[0].partitions[0].error_code)
 
 
 def fetch(env: BrokerEnvironment, member_id: str | None, epoch: int, version: int = 9) -> int:
@@ -318,7 +318,7 @@ def fetch(env: BrokerEnvironment, member_id: str | None, epoch: int, version: in
         group_id="g", member_id=member_id, member_epoch=epoch, topics=None
     )
     return int(
-        ask(env, OffsetFetchRequest(groups=[group], require_stable=False), version)
+        call(env, OffsetFetchRequest(groups=[group], require_stable=False), version)
         .groups[0]
         .error_code
     )
@@ -355,20 +355,20 @@ def test_a_member_of_the_new_protocol_commits_in_versions_that_know_epochs(env):
 
 def test_a_consumer_group_is_listed_as_one(env):
     two(env)
-    (row,) = ask(env, ListGroupsRequest(states_filter=[], types_filter=["Consumer"]), 5).groups
+    (row,) = call(env, ListGroupsRequest(states_filter=[], types_filter=["Consumer"]), 5).groups
     assert (row.group_id, row.protocol_type, row.group_state, row.group_type) == (
         "g",
         "consumer",
         "Stable",
         "consumer",
     )
-    assert ask(env, ListGroupsRequest(states_filter=[], types_filter=["classic"]), 5).groups == []
+    assert call(env, ListGroupsRequest(states_filter=[], types_filter=["classic"]), 5).groups == []
 
 
 @pytest.mark.parametrize(("version", "code"), [(5, 0), (6, ErrorCode.GROUP_ID_NOT_FOUND)])
 def test_a_consumer_group_is_not_there_for_who_describes_classic_ones(env, version, code):
     two(env)
-    (row,) = ask(
+    (row,) = call(
         env, DescribeGroupsRequest(groups=["g"], include_authorized_operations=False), version
     ).groups
     assert (row.error_code, row.group_state) == (code, "Dead")
@@ -387,7 +387,7 @@ def test_a_consumer_group_is_deleted_when_it_is_empty(env):
 def test_a_group_is_not_deleted_before_it_is_stored_that_it_is_empty(env):
     member_heartbeat(env, "m1")
     env.store.hold()
-    going = asked(env, request(env, "m1", -1), 1)
+    going = start_call(env, request(env, "m1", -1), 1)
     assert delete(env) == ErrorCode.COORDINATOR_NOT_AVAILABLE
     env.store.release()
     assert going.is_done
@@ -399,19 +399,19 @@ def test_a_group_that_goes_over_to_the_classic_protocol_while_it_is_written_leav
 ):
     member_heartbeat(env, "m1")
     env.store.hold()
-    asked(env, request(env, "m2"), 1)
+    start_call(env, request(env, "m2"), 1)
     for member in ("m2", "m1"):
-        asked(env, request(env, member, -1), 1)
-    joining = asked(env, join_request(instance="i1"), 9)
+        start_call(env, request(env, member, -1), 1)
+    joining = start_call(env, join_request(instance="i1"), 9)
     env.store.release()
     env.clock.advance(INITIAL_DELAY)
-    assert answer(join_request(), joining.result, 9).generation_id == 1
-    classic_sync(env, answer(join_request(), joining.result, 9).member_id, 1)
+    assert decode_response(join_request(), joining.result, 9).generation_id == 1
+    classic_sync(env, decode_response(join_request(), joining.result, 9).member_id, 1)
     assert [one.kind for one in again(env).broker.groups] == ["classic"]
 
 
 def delete(env: BrokerEnvironment) -> int:
-    return int(ask(env, DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code)
+    return int(call(env, DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code)
 
 
 def test_offsets_are_kept_while_members_read_the_topic_and_then_count_from_when_the_last_left(
@@ -460,7 +460,7 @@ def test_a_topic_that_is_deleted_is_taken_from_the_members(env):
 
 
 def classic_sync(env: BrokerEnvironment, member_id: str, generation: int, **words: bytes) -> Any:
-    return ask(env, sync_request(member_id, generation, words), 5)
+    return call(env, sync_request(member_id, generation, words), 5)
 
 
 def told(synced: Any) -> list[int]:
@@ -483,13 +483,13 @@ def classic(env: BrokerEnvironment) -> str:
     """A stable classic group of one member, which has everything."""
     member = joined(env)
     request = sync_request(member.member_id, 1, {member.member_id: everything()})
-    assert told(ask(env, request, 5)) == [0, 1, 2, 3]
+    assert told(call(env, request, 5)) == [0, 1, 2, 3]
     return str(member.member_id)
 
 
 def join_again(env: BrokerEnvironment, member_id: str, **fields: Any) -> Any:
     request = join_request(member_id, **fields)
-    return answer(request, asked(env, request, 9).result, 9)
+    return decode_response(request, start_call(env, request, 9).result, 9)
 
 
 def test_an_empty_classic_group_becomes_a_consumer_group(env):
@@ -512,7 +512,7 @@ def test_an_empty_consumer_group_stays_one_when_whoever_joins_is_refused(env):
     member_heartbeat(env, "m1", -1)
     request = join_request(protocols=[])
     assert (
-        answer(request, asked(env, request, 9).result, 9).error_code
+        decode_response(request, start_call(env, request, 9).result, 9).error_code
         == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     )
     assert join_again(env, "unknown").error_code == ErrorCode.UNKNOWN_MEMBER_ID
@@ -569,10 +569,10 @@ def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_is_n
 def test_who_waits_to_join_a_classic_group_is_sent_again_when_that_becomes_a_consumer_group(env):
     classic(env)
     joining = join_request(instance="i1")
-    second = asked(env, joining, 9)
+    second = start_call(env, joining, 9)
     assert not second.is_done
     member_heartbeat(env, "new")
-    assert answer(joining, second.result, 9).error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    assert decode_response(joining, second.result, 9).error_code == ErrorCode.REBALANCE_IN_PROGRESS
 
 
 @pytest.mark.parametrize("policy", ["disabled", "downgrade"])
@@ -598,9 +598,9 @@ def test_a_consumer_group_stays_one_where_the_policy_says_so():
 
 def test_a_group_of_another_protocol_type_does_not_become_a_consumer_group(env):
     request = join_request(instance="w", protocol_type="connect", metadata=b"its own")
-    waiting = asked(env, request, 9)
+    waiting = start_call(env, request, 9)
     env.clock.advance(INITIAL_DELAY)
-    member = answer(request, waiting.result, 9)
+    member = decode_response(request, waiting.result, 9)
     reply = member_heartbeat(env, "new")
     assert (reply.error_code, kind(env)) == (ErrorCode.GROUP_ID_NOT_FOUND, "classic")
     assert heartbeat(env, member.member_id, 1, instance="w") == ErrorCode.NONE
@@ -639,9 +639,9 @@ def test_a_classic_member_of_a_consumer_group_that_is_asked_to_join_and_does_not
 def test_requests_of_the_classic_protocol_are_not_for_members_of_the_new_one(env):
     two(env)
     assert heartbeat(env, "m1", 2) == ErrorCode.UNKNOWN_MEMBER_ID
-    assert ask(env, sync_request("m1", 2), 5).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert call(env, sync_request("m1", 2), 5).error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert (
-        ask(
+        call(
             env,
             HeartbeatRequest(group_id="g", generation_id=2, member_id="m1", group_instance_id="i"),
             4,

@@ -13,7 +13,7 @@ from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 from tests.gateway.handlers.group_requests import joined, leave, stable, subscription
 
 
@@ -29,7 +29,7 @@ def env() -> BrokerEnvironment:
 
 
 def listed(env: BrokerEnvironment, version: int = 5, **filters: list[str]) -> list[tuple[str, ...]]:
-    reply = ask(
+    reply = call(
         env, ListGroupsRequest(**{"states_filter": [], "types_filter": []} | filters), version
     )
     assert reply.error_code == 0
@@ -39,7 +39,7 @@ def listed(env: BrokerEnvironment, version: int = 5, **filters: list[str]) -> li
 
 
 def described(env: BrokerEnvironment, *names: str, version: int = 6, asks: bool = False) -> list:
-    return ask(
+    return call(
         env,
         DescribeGroupsRequest(groups=list(names), include_authorized_operations=asks),
         version,
@@ -129,7 +129,7 @@ def test_a_consumer_group_is_listed_as_one_and_is_no_classic_one(env):
         "subscribed_topic_names": ["orders"],
         "topic_partitions": [],
     }
-    ask(
+    call(
         env,
         ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=0, **fields),
         1,
@@ -162,14 +162,14 @@ def test_operations_are_told_to_those_who_ask(env, version):
 def test_a_group_without_members_is_deleted_with_its_offsets(env, version):
     member = stable(env)
     request = DeleteGroupsRequest(groups_names=["g", "simple", "other"])
-    codes = [(row.group_id, row.error_code) for row in ask(env, request, version).results]
+    codes = [(row.group_id, row.error_code) for row in call(env, request, version).results]
     assert codes == [
         ("g", ErrorCode.NON_EMPTY_GROUP),
         ("simple", 0),
         ("other", ErrorCode.GROUP_ID_NOT_FOUND),
     ]
     leave(env, (member.member_id, None))
-    codes = [(row.group_id, row.error_code) for row in ask(env, request, version).results]
+    codes = [(row.group_id, row.error_code) for row in call(env, request, version).results]
     assert codes == [
         ("g", 0),
         ("simple", ErrorCode.GROUP_ID_NOT_FOUND),
@@ -181,5 +181,5 @@ def test_a_group_without_members_is_deleted_with_its_offsets(env, version):
 def test_a_group_that_was_deleted_begins_anew(env):
     member = stable(env)
     leave(env, (member.member_id, None))
-    ask(env, DeleteGroupsRequest(groups_names=["g"]), 2)
+    call(env, DeleteGroupsRequest(groups_names=["g"]), 2)
     assert stable(env).generation_id == 1

@@ -5,18 +5,18 @@ from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest
 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 
 
 @pytest.mark.parametrize("version", range(4))
 def test_a_group_s_coordinator_is_this_gateway_at_its_advertised_address(version):
-    reply = ask(open_environment(node_id=5), FindCoordinatorRequest(key="g", key_type=0), version)
+    reply = call(open_environment(node_id=5), FindCoordinatorRequest(key="g", key_type=0), version)
     assert (reply.error_code, reply.node_id, reply.host, reply.port) == (0, 5, "127.0.0.1", 9092)
 
 
 @pytest.mark.parametrize("version", range(4, 7))
 def test_many_keys_are_answered_one_by_one(version):
-    reply = ask(
+    reply = call(
         open_environment(), FindCoordinatorRequest(key_type=0, coordinator_keys=["a", "b"]), version
     )
     assert [(row.key, row.error_code, row.node_id, row.port) for row in reply.coordinators] == [
@@ -26,13 +26,13 @@ def test_many_keys_are_answered_one_by_one(version):
 
 
 def test_a_transactional_id_has_a_coordinator_which_refuses_it():
-    reply = ask(open_environment(node_id=5), FindCoordinatorRequest(key="t", key_type=1), 2)
+    reply = call(open_environment(node_id=5), FindCoordinatorRequest(key="t", key_type=1), 2)
     assert (reply.error_code, reply.node_id, reply.port) == (0, 5, 9092)
 
 
 @pytest.mark.parametrize("key_type", [-1, 2, 3])
 def test_a_key_of_another_type_has_no_coordinator(key_type):
-    (row,) = ask(
+    (row,) = call(
         open_environment(), FindCoordinatorRequest(key_type=key_type, coordinator_keys=["t"]), 6
     ).coordinators
     assert (row.error_code, row.node_id) == (ErrorCode.INVALID_REQUEST, -1)

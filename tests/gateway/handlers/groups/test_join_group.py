@@ -7,7 +7,7 @@ from kafka.protocol.consumer.group import JoinGroupRequest, LeaveGroupRequest
 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import answer, ask, asked
+from tests.gateway.handlers.asking import decode_response, call, start_call
 from tests.gateway.handlers.group_requests import (
     INITIAL_DELAY,
     heartbeat,
@@ -39,15 +39,15 @@ def test_the_first_member_leads_a_generation_of_itself(env, version):
 
 @pytest.mark.parametrize("version", range(4))
 def test_a_newcomer_of_kafka_2_1_or_older_joins_in_one_step(env, version):
-    waiting = asked(env, join_request(), version)
+    waiting = start_call(env, join_request(), version)
     assert not waiting.is_done
     env.clock.advance(INITIAL_DELAY)
-    assert answer(join_request(), waiting.result, version).error_code == 0
+    assert decode_response(join_request(), waiting.result, version).error_code == 0
 
 
 @pytest.mark.parametrize("version", range(4, 10))
 def test_a_newcomer_is_told_its_id_before_it_is_a_member(env, version):
-    told = ask(env, join_request(), version)
+    told = call(env, join_request(), version)
     assert (told.error_code, told.member_id, told.generation_id) == (
         ErrorCode.MEMBER_ID_REQUIRED,
         "test-id-1",
@@ -76,17 +76,17 @@ def test_rebalances_wait_as_long_as_the_session_for_those_who_could_not_say_more
 @pytest.mark.parametrize("version", range(6))
 def test_the_leader_s_assignment_reaches_each_member(env, version):
     first = stable(env)
-    request = join_request(ask(env, join_request(), 9).member_id)
-    waiting = asked(env, request, 9)
-    again = ask(env, join_request(first.member_id), 9)
-    second = answer(request, waiting.result, 9)
+    request = join_request(call(env, join_request(), 9).member_id)
+    waiting = start_call(env, request, 9)
+    again = call(env, join_request(first.member_id), 9)
+    second = decode_response(request, waiting.result, 9)
     assert (second.generation_id, second.members) == (2, [])
     follower = sync_request(second.member_id, 2)
-    waits = asked(env, follower, version)
+    waits = start_call(env, follower, version)
     assert not waits.is_done
     words = {first.member_id: b"one", second.member_id: b"two"}
-    assert ask(env, sync_request(again.member_id, 2, words), version).assignment == b"one"
-    synced = answer(follower, waits.result, version)
+    assert call(env, sync_request(again.member_id, 2, words), version).assignment == b"one"
+    synced = decode_response(follower, waits.result, version)
     assert (synced.error_code, synced.assignment) == (0, b"two")
     if version >= 5:
         assert (synced.protocol_type, synced.protocol_name) == ("consumer", "range")
@@ -95,7 +95,7 @@ def test_the_leader_s_assignment_reaches_each_member(env, version):
 def test_from_version_5_on_a_sync_names_its_protocol(env):
     member = stable(env)
     for fields in ({"protocol_type": None}, {"protocol_name": None}, {"protocol_name": "sticky"}):
-        reply = ask(env, sync_request(member.member_id, 1, **fields), 5)
+        reply = call(env, sync_request(member.member_id, 1, **fields), 5)
         assert (reply.error_code, reply.assignment) == (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, b"")
 
 
@@ -110,14 +110,14 @@ def test_a_heartbeat_is_of_a_member_and_its_generation(env, version):
 @pytest.mark.parametrize("version", [3, 4])
 def test_a_heartbeat_of_a_static_member_under_an_old_id_is_fenced(env, version):
     old = stable(env, instance="one")
-    new = ask(env, join_request(instance="one"), 9)
+    new = call(env, join_request(instance="one"), 9)
     assert heartbeat(env, old.member_id, 1, version, "one") == ErrorCode.FENCED_INSTANCE_ID
     assert heartbeat(env, new.member_id, 1, version, "one") == 0
 
 
 def test_a_leader_that_comes_back_skips_the_assignment(env):
     stable(env, instance="one")
-    back = ask(env, join_request(instance="one"), 9)
+    back = call(env, join_request(instance="one"), 9)
     assert (back.error_code, back.generation_id, back.skip_assignment, back.leader) == (
         0,
         1,
@@ -125,14 +125,14 @@ def test_a_leader_that_comes_back_skips_the_assignment(env):
         back.member_id,
     )
     assert (
-        ask(env, sync_request(back.member_id, 1, group_instance_id="one"), 5).assignment == b"mine"
+        call(env, sync_request(back.member_id, 1, group_instance_id="one"), 5).assignment == b"mine"
     )
 
 
 @pytest.mark.parametrize("version", range(5, 9))
 def test_a_leader_that_comes_back_and_cannot_skip_takes_itself_for_a_follower(env, version):
     old = stable(env, instance="one")
-    back = ask(env, join_request(instance="one"), version)
+    back = call(env, join_request(instance="one"), version)
     assert (back.error_code, back.generation_id, back.leader, back.members) == (
         0,
         1,
@@ -146,11 +146,11 @@ def test_a_leader_that_comes_back_and_cannot_skip_takes_itself_for_a_follower(en
 def test_one_member_leaves(env, version):
     member = stable(env)
     assert (
-        ask(env, LeaveGroupRequest(group_id="g", member_id=member.member_id), version).error_code
+        call(env, LeaveGroupRequest(group_id="g", member_id=member.member_id), version).error_code
         == 0
     )
     assert (
-        ask(env, LeaveGroupRequest(group_id="g", member_id=member.member_id), version).error_code
+        call(env, LeaveGroupRequest(group_id="g", member_id=member.member_id), version).error_code
         == ErrorCode.UNKNOWN_MEMBER_ID
     )
 
@@ -173,22 +173,22 @@ def test_a_static_member_is_removed_by_its_instance_id_alone(env):
 
 def test_a_static_member_under_an_old_id_cannot_make_the_new_one_leave(env):
     old = stable(env, instance="one")
-    ask(env, join_request(instance="one"), 9)
+    call(env, join_request(instance="one"), 9)
     assert leave(env, (old.member_id, "one")) == [ErrorCode.FENCED_INSTANCE_ID]
 
 
 @pytest.mark.parametrize("group", ["", "g" * 461])
 def test_a_group_has_a_name_of_up_to_460_bytes(env, group):
-    assert ask(env, join_request(group=group), 9).error_code == ErrorCode.INVALID_GROUP_ID
+    assert call(env, join_request(group=group), 9).error_code == ErrorCode.INVALID_GROUP_ID
     assert (
-        ask(env, sync_request("m", 1, group_id=group), 5).error_code == ErrorCode.INVALID_GROUP_ID
+        call(env, sync_request("m", 1, group_id=group), 5).error_code == ErrorCode.INVALID_GROUP_ID
     )
     assert (
-        ask(env, LeaveGroupRequest(group_id=group, members=[]), 5).error_code
+        call(env, LeaveGroupRequest(group_id=group, members=[]), 5).error_code
         == ErrorCode.INVALID_GROUP_ID
     )
     assert (
-        ask(env, LeaveGroupRequest(group_id=group, member_id="m"), 2).error_code
+        call(env, LeaveGroupRequest(group_id=group, member_id="m"), 2).error_code
         == ErrorCode.INVALID_GROUP_ID
     )
     assert list(env.broker.groups) == []
@@ -197,14 +197,14 @@ def test_a_group_has_a_name_of_up_to_460_bytes(env, group):
 @pytest.mark.parametrize("timeout", [5_999, 1_800_001, -1])
 def test_a_session_is_neither_too_short_nor_too_long(env, timeout):
     assert (
-        ask(env, join_request(session_timeout_ms=timeout), 9).error_code
+        call(env, join_request(session_timeout_ms=timeout), 9).error_code
         == ErrorCode.INVALID_SESSION_TIMEOUT
     )
 
 
 @pytest.mark.parametrize("version", range(10))
 def test_what_is_refused_names_no_protocol(env, version):
-    reply = ask(env, join_request(protocols=[]), version)
+    reply = call(env, join_request(protocols=[]), version)
     assert (reply.error_code, reply.protocol_name) == (
         ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
         None if version >= 7 else "",
@@ -220,13 +220,13 @@ def test_a_member_is_known_by_its_client(env):
 def test_a_member_may_not_say_more_than_the_limit():
     env = open_environment(group_member_max_bytes=10_000)
     assert (
-        ask(env, join_request(metadata=bytes(10_000)), 9).error_code == ErrorCode.MESSAGE_TOO_LARGE
+        call(env, join_request(metadata=bytes(10_000)), 9).error_code == ErrorCode.MESSAGE_TOO_LARGE
     )
     member = joined(env, metadata=bytes(1_000))
-    reply = ask(env, sync_request(member.member_id, 1, {member.member_id: bytes(10_001)}), 5)
+    reply = call(env, sync_request(member.member_id, 1, {member.member_id: bytes(10_001)}), 5)
     assert reply.error_code == ErrorCode.MESSAGE_TOO_LARGE
     assert (
-        ask(env, sync_request(member.member_id, 1, {member.member_id: bytes(10_000)}), 5).error_code
+        call(env, sync_request(member.member_id, 1, {member.member_id: bytes(10_000)}), 5).error_code
         == 0
     )
 
@@ -234,7 +234,7 @@ def test_a_member_may_not_say_more_than_the_limit():
 def test_protocols_of_one_name_are_no_choice(env):
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
     assert (
-        ask(env, join_request(protocols=[protocol, protocol]), 9).error_code
+        call(env, join_request(protocols=[protocol, protocol]), 9).error_code
         == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     )
 
@@ -244,13 +244,13 @@ def test_an_assignment_that_is_not_stored_in_time_ends_the_wait_for_it(
 ) -> None:
     member = joined(env)
     env.store.hold()
-    syncing = asked(
+    syncing = start_call(
         env, sync_request(member.member_id, member.generation_id, {member.member_id: b"mine"}), 5
     )
     env.clock.advance(4.9)
     assert not syncing.is_done
     env.clock.advance(0.1)
     assert (
-        answer(sync_request(member.member_id, member.generation_id), syncing.result, 5).error_code
+        decode_response(sync_request(member.member_id, member.generation_id), syncing.result, 5).error_code
         != 0
     )

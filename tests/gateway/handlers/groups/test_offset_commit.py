@@ -16,7 +16,7 @@ from gateway.groups.classic.classic_member import MemberJoin, MemberSync
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
-from tests.gateway.handlers.asking import ask, asked
+from tests.gateway.handlers.asking import call, start_call
 
 CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
 CommitPartition = CommitTopic.OffsetCommitRequestPartition
@@ -86,7 +86,7 @@ def commit(
     env: BrokerEnvironment, *rows: tuple[str, int, int], version: int = 9, **more: Any
 ) -> list[int]:
     """The error of each row."""
-    reply = ask(env, committing(env, *rows, version=version, **more), version)
+    reply = call(env, committing(env, *rows, version=version, **more), version)
     codes = {
         (topic.topic_id if version >= 10 else topic.name, row.partition_index): row.error_code
         for topic in reply.topics
@@ -115,7 +115,7 @@ def fetch(
             if everything
             else [FetchTopic(name=topic, partition_indexes=[index]) for topic, index in wanted]
         )
-        reply = ask(
+        reply = call(
             env, OffsetFetchRequest(group_id=group, topics=topics, require_stable=False), version
         )
         assert version < 2 or reply.error_code == 0
@@ -128,7 +128,7 @@ def fetch(
         asking = FetchGroup(
             group_id=group, member_id=None, member_epoch=-1, topics=None if everything else by_id
         )
-        reply = ask(env, OffsetFetchRequest(groups=[asking], require_stable=False), version)
+        reply = call(env, OffsetFetchRequest(groups=[asking], require_stable=False), version)
         ((found, code),) = [(one.topics, one.error_code) for one in reply.groups]
         assert code == 0
     names = {uuid.UUID(bytes=live.topic.topic_id): live.name for live in env.broker.topics}
@@ -240,7 +240,7 @@ def test_a_store_that_fails_makes_clients_ask_again(env):
 
 def test_a_commit_is_not_answered_before_it_is_durable(env):
     env.store.hold()
-    waiting = asked(env, committing(env, ("orders", 0, 1)), 9)
+    waiting = start_call(env, committing(env, ("orders", 0, 1)), 9)
     assert not waiting.is_done
     assert fetch(env, ("orders", 0)) == [("orders", 0, -1, "", 0)]
     env.store.release()
@@ -255,7 +255,7 @@ def test_a_commit_for_a_topic_that_is_gone_is_refused_also_when_the_name_has_com
     env.topic("orders", 2)
     request = committing(env, ("orders", 1, 1), version=10)
     request.topics[0].topic_id = old
-    assert [row.error_code for row in ask(env, request, 10).topics[0].partitions] == [
+    assert [row.error_code for row in call(env, request, 10).topics[0].partitions] == [
         UNKNOWN_TOPIC_ID
     ]
     assert fetch(env, ("orders", 0), ("orders", 1)) == [
@@ -405,14 +405,14 @@ def test_the_leader_epoch_is_told(env, version):
         require_stable=True,
     )
     assert [
-        row.committed_leader_epoch for row in ask(env, request, version).topics[0].partitions
+        row.committed_leader_epoch for row in call(env, request, version).topics[0].partitions
     ] == [4, -1]
 
 
 def groups_of(
     env: BrokerEnvironment, *groups: Any, version: int = 8
 ) -> list[tuple[str, int, list[tuple[str, int]]]]:
-    reply = ask(env, OffsetFetchRequest(groups=list(groups), require_stable=True), version)
+    reply = call(env, OffsetFetchRequest(groups=list(groups), require_stable=True), version)
     return [
         (
             one.group_id,
@@ -458,7 +458,7 @@ def test_what_is_asked_for_again_and_again_is_answered_once(env):
     commit(env, ("orders", 0, 1), metadata="m" * 4096)
     topics = [FetchTopic(name="orders", partition_indexes=[0] * 1000)] * 10
     request = OffsetFetchRequest(group_id="g", topics=topics, require_stable=False)
-    assert sum(len(topic.partitions) for topic in ask(env, request, 7).topics) == 1
+    assert sum(len(topic.partitions) for topic in call(env, request, 7).topics) == 1
 
 
 # OffsetDelete
@@ -473,7 +473,7 @@ def delete(
         )
         for topic, index in wanted
     ]
-    reply = ask(env, OffsetDeleteRequest(group_id=group, topics=rows), 0)
+    reply = call(env, OffsetDeleteRequest(group_id=group, topics=rows), 0)
     return reply.error_code, [
         (topic.name, row.partition_index, row.error_code)
         for topic in reply.topics

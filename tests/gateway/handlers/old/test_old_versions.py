@@ -14,7 +14,7 @@ from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import call
 from tests.gateway.sets import batch, old_set
 
 LATEST, EARLIEST = -1, -2
@@ -38,7 +38,7 @@ def list_offsets(
     asked = named.ListOffsetsPartition(
         partition_index=index, timestamp=timestamp, max_num_offsets=count
     )
-    answer = ask(
+    answer = call(
         env, ListOffsetsRequest(replica_id=-1, topics=[named(name=topic, partitions=[asked])]), 0
     )
     ((row,),) = [found.partitions for found in answer.topics]
@@ -79,7 +79,7 @@ def test_what_is_not_there_has_no_offsets(env, topic, index):
 
 def metadata(env: BrokerEnvironment, *topics: str) -> dict[str, int]:
     asked = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
-    answer = ask(env, MetadataRequest(topics=asked), 0)
+    answer = call(env, MetadataRequest(topics=asked), 0)
     return {topic.name: topic.error_code for topic in answer.topics}
 
 
@@ -114,7 +114,7 @@ def commit(
         retention_time_ms=retention,
         topics=[CommitTopic(name=topic, partitions=[row])],
     )
-    ((answer,),) = [found.partitions for found in ask(env, request, version).topics]
+    ((answer,),) = [found.partitions for found in call(env, request, version).topics]
     return answer.error_code
 
 
@@ -124,7 +124,7 @@ def offset(
     request = OffsetFetchRequest(
         group_id=group, topics=[FetchTopic(name=topic, partition_indexes=[index])]
     )
-    ((row,),) = [found.partitions for found in ask(env, request, version).topics]
+    ((row,),) = [found.partitions for found in call(env, request, version).topics]
     return row.committed_offset, row.metadata, row.error_code
 
 
