@@ -58,7 +58,9 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
     return await encode_if_large(_page(rows, None, 0), slices, caller)
 
 
-def _requested_topics(begin: str, asked: set[str], caller: Caller) -> Iterator[tuple[str, TopicState | None]]:
+def _requested_topics(
+    begin: str, asked: set[str], caller: Caller
+) -> Iterator[tuple[str, TopicState | None]]:
     topics = caller.broker.topics
     names = asked or {live.name for live in topics.listed()}
     for name in sorted(name for name in names if name >= begin):

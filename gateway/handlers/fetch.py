@@ -34,7 +34,9 @@ async def fetch(request: FetchRequest, caller: Caller) -> FetchResponse:
     return await fetch_records(request, caller, magic=None)
 
 
-async def fetch_records(request: FetchRequest, caller: Caller, *, magic: int | None) -> FetchResponse:
+async def fetch_records(
+    request: FetchRequest, caller: Caller, *, magic: int | None
+) -> FetchResponse:
     """The reply for a consumer that reads formats up to `magic`, or all of them."""
     try:
         current = _find_session(request, caller)

@@ -64,7 +64,9 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
         rows = []
         for asked in topic.partitions:
             rows.append(
-                await _partition_row(topic.name, asked, counts[topic.name, asked.partition_index], caller)
+                await _partition_row(
+                    topic.name, asked, counts[topic.name, asked.partition_index], caller
+                )
             )
             await slices.take()
         caller.traffic.topic_accessed(
@@ -99,7 +101,10 @@ async def _partition_row(topic: str, asked: Any, count: int, caller: Caller) -> 
         offset, timestamp = await find_offset(partition, asked.timestamp, caller)
     except KafkaError as failure:
         code = failure.code
-        if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_VERSION_WITH_STORAGE_ERROR:
+        if (
+            code is ErrorCode.KAFKA_STORAGE_ERROR
+            and caller.api_version < FIRST_VERSION_WITH_STORAGE_ERROR
+        ):
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         return _Partition(partition_index=asked.partition_index, error_code=code)
     epoch = partition.log.leader_epoch if offset >= 0 else -1

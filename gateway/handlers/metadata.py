@@ -57,7 +57,11 @@ async def metadata_response(
     caller.traffic.habit_seen("metadata_all", asked is None)
     topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
     # A dictionary for its order.
-    wanted = None if asked is None else tuple(dict.fromkeys(_requested_topics(asked, caller.api_version)))
+    wanted = (
+        None
+        if asked is None
+        else tuple(dict.fromkeys(_requested_topics(asked, caller.api_version)))
+    )
     flags = (
         request.include_cluster_authorized_operations,
         request.include_topic_authorized_operations,

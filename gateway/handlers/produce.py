@@ -140,9 +140,9 @@ async def _prepare(
 ) -> Prepared:
     """Everything that can be known before the append: the partition is there and the records may be stored. `named` as in `_open_partition`."""
     try:
-        partition = caller.broker.topics.get_open_partition(topic, sent.index) or await _open_partition(
-            topic, sent.index, caller, named
-        )
+        partition = caller.broker.topics.get_open_partition(
+            topic, sent.index
+        ) or await _open_partition(topic, sent.index, caller, named)
         if partition.topic in RESERVED_TOPICS:
             raise _reserved_topic_error(partition.topic)
         if sent.records is None or not (len(sent.records) or caller.api_version < 3):
@@ -347,7 +347,10 @@ def _row(
 ) -> PartitionProduced:
     if isinstance(outcome, KafkaError):
         code = outcome.code
-        if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_PRODUCE_VERSION_WITH_STORAGE_ERROR:
+        if (
+            code is ErrorCode.KAFKA_STORAGE_ERROR
+            and caller.api_version < FIRST_PRODUCE_VERSION_WITH_STORAGE_ERROR
+        ):
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         caller.traffic.topic_accessed(ApiKey.PRODUCE, caller.api_version, topic, (code,))
         records = outcome.records if isinstance(outcome, InvalidRecords) else ()

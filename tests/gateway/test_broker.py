@@ -30,8 +30,8 @@ from gateway.protocol.wire.group_messages import (
 )
 from storage.log import Fenced, StorageFailed
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import decode_response, start_call
 from tests.gateway.handlers.group_requests import join_request, stable, sync_request
+from tests.gateway.handlers.handler_calls import decode_response, start_call
 
 #: Requests that are answered from what the gateway keeps of groups in memory.
 KEYS = {

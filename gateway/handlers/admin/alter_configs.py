@@ -176,7 +176,9 @@ def _check_resource(kind: int, name: str, caller: Caller) -> None:
         )
 
 
-async def _alter_topic(name: str, change: OverridesChange, caller: Caller, *, validate_only: bool) -> None:
+async def _alter_topic(
+    name: str, change: OverridesChange, caller: Caller, *, validate_only: bool
+) -> None:
     topics, settings = caller.broker.topics, caller.broker.settings
 
     def checked(topic: Topic) -> Topic:
@@ -199,7 +201,9 @@ async def _alter_topic(name: str, change: OverridesChange, caller: Caller, *, va
         await topics.alter(live, checked)
 
 
-def _apply(overrides: Mapping[str, str], configs: Iterable[Any], items: ListItems) -> dict[str, str]:
+def _apply(
+    overrides: Mapping[str, str], configs: Iterable[Any], items: ListItems
+) -> dict[str, str]:
     changed = dict(overrides)
     for config in configs:
         name, operation = config.name, config.config_operation

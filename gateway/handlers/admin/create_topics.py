@@ -106,7 +106,11 @@ def _plan(asked: Any, caller: Caller, count: int) -> _TopicPlan | KafkaError:
             )
         configs = {config.name: config.value for config in asked.configs}
         check(configs, settings)
-        partitions = _partitions_of_assignment(asked, caller) if asked.assignments else _partition_count(asked, settings)
+        partitions = (
+            _partitions_of_assignment(asked, caller)
+            if asked.assignments
+            else _partition_count(asked, settings)
+        )
         if partitions > settings.max_partitions_per_topic:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
@@ -185,7 +189,9 @@ async def _create(plan: _TopicPlan | KafkaError, topics: Topics) -> TopicState:
     return await topics.create(plan.name, plan.partitions, plan.configs)
 
 
-def _created_row(name: str, outcome: TopicState | _TopicPlan | BaseException, caller: Caller) -> Any:
+def _created_row(
+    name: str, outcome: TopicState | _TopicPlan | BaseException, caller: Caller
+) -> Any:
     if isinstance(outcome, KafkaError):
         return _Created(
             name=name,

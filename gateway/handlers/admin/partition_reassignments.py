@@ -135,7 +135,9 @@ def check_replicas(assignments: Sequence[Collection[int]], caller: Caller) -> No
         # In the order of the ids, as ReplicationControlManager.validateManualPartitionAssignment looks at them.
         for broker, count in sorted(Counter(brokers).items()):
             if broker not in known:
-                raise _invalid_assignment(f"includes broker {broker}, but no such broker is registered.")
+                raise _invalid_assignment(
+                    f"includes broker {broker}, but no such broker is registered."
+                )
             if count > 1:
                 raise _invalid_assignment(f"includes the broker {broker} more than once.")
         expected = len(assignments[0])

@@ -158,7 +158,9 @@ async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
     slices = TimeSlices(caller.broker.clock)
     added = {user.name for user in request.upsertions}
     rows = []
-    for name, count in _count_names(user.name for user in (*request.deletions, *request.upsertions)):
+    for name, count in _count_names(
+        user.name for user in (*request.deletions, *request.upsertions)
+    ):
         if count > 1:
             code, message = (
                 ErrorCode.DUPLICATE_RESOURCE,

@@ -21,14 +21,14 @@ from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.fetch_requests import (
     LARGE,
     Consumed,
-    start_fetch,
-    from_offset,
     consume,
     control_batch,
-    stored_entry,
+    from_offset,
     payload,
     request,
     rows,
+    start_fetch,
+    stored_entry,
 )
 
 
@@ -264,7 +264,9 @@ def test_only_the_first_partition_with_records_may_pass_the_limit(env):
     env.topic("wide", 3)
     for index in (1, 2):
         ended(append(env.partition("wide", index).log, [batched(0, 3, size=200)]))
-    response = start_fetch(env, request(NEW, [from_offset(0, n, 1) for n in range(3)], topic="wide")).result
+    response = start_fetch(
+        env, request(NEW, [from_offset(0, n, 1) for n in range(3)], topic="wide")
+    ).result
     assert [len(row.records) for row in rows(response).values()] == [0, 1, 0]
 
 
@@ -295,7 +297,9 @@ def test_very_old_consumers_get_one_message_of_each_partition_for_nothing_tells_
     env.topic("wide", 2)
     for index in range(2):
         ended(append(env.partition("wide", index).log, [messages(0, 2, 0, size=300)]))
-    response = start_fetch(env, request(version, [from_offset(0, n, 10) for n in range(2)], topic="wide")).result
+    response = start_fetch(
+        env, request(version, [from_offset(0, n, 10) for n in range(2)], topic="wide")
+    ).result
     assert [offsets(row) for row in rows(response).values()] == expected
 
 
@@ -368,8 +372,12 @@ def test_where_down_conversion_is_forbidden_newer_records_are_an_unsupported_ver
     env.topic("modern", message_downconversion_enable="false")
     log = env.partition("modern").log
     ended(append(log, [messages(0, 1, 0), batched(1, 1)]))
-    good = rows(start_fetch(env, request(version, [from_offset(0)], topic="modern")).result)["modern", 0]
-    bad = rows(start_fetch(env, request(version, [from_offset(1)], topic="modern")).result)["modern", 0]
+    good = rows(start_fetch(env, request(version, [from_offset(0)], topic="modern")).result)[
+        "modern", 0
+    ]
+    bad = rows(start_fetch(env, request(version, [from_offset(1)], topic="modern")).result)[
+        "modern", 0
+    ]
     assert (offsets(good), bad.error_code) == ([0], ErrorCode.UNSUPPORTED_VERSION)
 
 
@@ -387,7 +395,12 @@ def test_where_conversion_is_forbidden_zstd_needs_fetch_10(env):
     good = rows(start_fetch(env, request(9, [from_offset(0)], topic="modern")).result)["modern", 0]
     bad = rows(start_fetch(env, request(9, [from_offset(3)], topic="modern")).result)["modern", 0]
     assert (offsets(good), bad.error_code) == ([0, 1, 2], ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
-    assert rows(start_fetch(env, request(10, [from_offset(3)], topic="modern")).result)["modern", 0].error_code == 0
+    assert (
+        rows(start_fetch(env, request(10, [from_offset(3)], topic="modern")).result)[
+            "modern", 0
+        ].error_code
+        == 0
+    )
 
 
 def unreadable(first, count=3, **more):
@@ -469,7 +482,12 @@ def logs(draw: st.DrawFn) -> list[tuple[Entry, list[Sample]]]:
             last = base
         elif kind == "empty":
             made.append(
-                (stored_entry(base, last, building.batch([], base_offset=base, last_offset=last)), [])
+                (
+                    stored_entry(
+                        base, last, building.batch([], base_offset=base, last_offset=last)
+                    ),
+                    [],
+                )
             )
         elif kind == "v2":
             raw = building.batch(found, codec=codec, base_offset=base, last_offset=last)

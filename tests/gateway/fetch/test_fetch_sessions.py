@@ -7,7 +7,7 @@ import pytest
 from gateway.fetch.fetch_sessions import NO_SESSION, FetchSession, FetchSessions, next_epoch
 from gateway.protocol.wire.fetch_codec import FetchPartition
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.fetch_requests import from_offset, batch_entry
+from tests.gateway.handlers.fetch_requests import batch_entry, from_offset
 
 KEY = ("orders", 0)
 

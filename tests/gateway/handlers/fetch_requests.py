@@ -100,7 +100,9 @@ def stored_entry(base_offset: int, last_offset: int, raw: bytes) -> Entry:
 
 def control_batch(offset: int) -> Entry:
     marker = Sample(offset, 5, b"\0\0\0\1", b"\0\0\0\0\0\0")
-    return stored_entry(offset, offset, building.batch([marker], attributes=0x30, producer=(1, 0, -1)))
+    return stored_entry(
+        offset, offset, building.batch([marker], attributes=0x30, producer=(1, 0, -1))
+    )
 
 
 def batch_entry(base_offset: int, count: int, size: int = 20) -> Entry:

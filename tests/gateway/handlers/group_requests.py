@@ -13,7 +13,7 @@ from kafka.protocol.consumer.group import (
 from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
 from tests.fakes.broker import BrokerEnvironment
-from tests.gateway.handlers.asking import decode_response, call, start_call
+from tests.gateway.handlers.handler_calls import call, decode_response, start_call
 
 #: Past the wait of a group that was empty.
 INITIAL_DELAY = 3

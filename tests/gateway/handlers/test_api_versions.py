@@ -10,7 +10,7 @@ from gateway.protocol.errors import ErrorCode
 from gateway.protocol.routes import ROUTES, supported_versions
 from gateway.protocol.wire.api_keys import ApiKey
 from tests.fakes.broker import open_environment
-from tests.gateway.handlers.asking import call
+from tests.gateway.handlers.handler_calls import call
 
 
 def ranges(answer: Any) -> dict[int, tuple[int, int]]:
@@ -34,6 +34,8 @@ def test_produce_and_fetch_begin_at_zero():
 
 
 def test_a_version_that_is_too_new_is_answered_in_the_layout_of_version_zero():
-    answer = ApiVersionsResponse.decode(b"".join(map(bytes, unsupported_version_response())), version=0)
+    answer = ApiVersionsResponse.decode(
+        b"".join(map(bytes, unsupported_version_response())), version=0
+    )
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     assert ranges(answer)[ApiKey.API_VERSIONS] == (0, 4)

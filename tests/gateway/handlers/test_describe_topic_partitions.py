@@ -7,7 +7,7 @@ from kafka.protocol.admin.topics import DescribeTopicPartitionsRequest
 
 from gateway.handlers.describe_topic_partitions import MAX_PARTITIONS
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import call
+from tests.gateway.handlers.handler_calls import call
 
 
 @pytest.fixture

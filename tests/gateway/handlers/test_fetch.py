@@ -14,15 +14,15 @@ from storage.log import StorageFailed
 from tests.compat.records.building import GZIP, Sample, batch
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.handlers.fetch_requests import (
-    start_fetch,
-    from_offset,
     batch_entry,
     consume,
-    stored_entry,
+    encoded,
+    from_offset,
     payload,
     request,
     rows,
-    encoded,
+    start_fetch,
+    stored_entry,
 )
 
 NEW = 12
@@ -139,7 +139,10 @@ def test_what_is_there_is_given_when_the_time_is_up_although_it_is_less(env):
 
 def test_a_full_answer_names_every_partition_also_after_a_wait(env):
     """Java checks that, and Sarama fails where one is missing."""
-    woken, waited = poll(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2)), poll(env, from_offset(0, 0), from_offset(0, 2))
+    woken, waited = (
+        poll(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2)),
+        poll(env, from_offset(0, 0), from_offset(0, 2)),
+    )
     put(env, 1)
     assert sorted(indexes(woken.result)) == [0, 1, 2]
     env.clock.advance(0.5)
@@ -215,7 +218,9 @@ def test_a_diverging_log_is_told_at_once(env):
 @pytest.mark.parametrize("version", [1, 3])
 def test_an_old_consumer_waits_at_a_batch_that_cannot_be_read_until_something_follows(env, version):
     log = env.partition("orders").log
-    broken = stored_entry(0, 2, batch([Sample(n, 5, b"k", b"v") for n in range(3)], content=b"nonsense"))
+    broken = stored_entry(
+        0, 2, batch([Sample(n, 5, b"k", b"v") for n in range(3)], content=b"nonsense")
+    )
 
     async def append() -> None:
         await log.append([broken])
@@ -270,7 +275,10 @@ def test_a_failing_store_is_told_in_the_row(env, monkeypatch):
 
     monkeypatch.setattr(log, "read_resident", lambda offset, max_bytes: None)
     monkeypatch.setattr(log, "read", failing)
-    assert rows(poll(env, from_offset(0)).result)["orders", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert (
+        rows(poll(env, from_offset(0)).result)["orders", 0].error_code
+        == ErrorCode.KAFKA_STORAGE_ERROR
+    )
     monkeypatch.undo()
     assert nothing_left(env)
 
@@ -283,7 +291,10 @@ def test_every_version_has_an_answer_that_can_be_written_and_no_set_of_length_mi
         env.broker.topics.require("orders").topic.topic_id if version >= 13 else "orders"
     )
     put(env)
-    response = start_fetch(env, request(version, [from_offset(0, 0), from_offset(0, 1), from_offset(99, 2)], topic=topic)).result
+    response = start_fetch(
+        env,
+        request(version, [from_offset(0, 0), from_offset(0, 1), from_offset(99, 2)], topic=topic),
+    ).result
     raw = encoded(response, version)
     assert payload(rows(response)[topic, 0]) in raw
     if version < 12:
@@ -475,7 +486,9 @@ def test_a_session_serves_one_round_at_a_time(env):
 @pytest.mark.parametrize(("first", "then"), [(12, 13), (13, 12)])
 def test_a_session_does_not_change_between_names_and_ids(env, first, then):
     topic_id = env.broker.topics.require("orders").topic.topic_id
-    consumer = Consumer(env, from_offset(0, 0), version=first, topic=topic_id if first >= 13 else "orders")
+    consumer = Consumer(
+        env, from_offset(0, 0), version=first, topic=topic_id if first >= 13 else "orders"
+    )
     answer = start_fetch(env, request(then, session=(consumer.id, 1))).result
     assert answer.error_code == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
 
@@ -505,7 +518,9 @@ def test_without_room_for_a_session_it_is_a_full_fetch():
 
 def test_more_partitions_than_a_session_may_have_are_fetched_without_one(env):
     env.broker.fetch_sessions.max_partitions = 2
-    answer = start_fetch(env, request(NEW, [from_offset(0, n) for n in range(3)], session=(0, 0))).result
+    answer = start_fetch(
+        env, request(NEW, [from_offset(0, n) for n in range(3)], session=(0, 0))
+    ).result
     assert (answer.session_id, indexes(answer)) == (0, [0, 1, 2])
 
 

@@ -22,8 +22,8 @@ from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
 from tests.gateway.handlers import fetch_requests
 from tests.gateway.handlers.admin.test_describe_configs import TOPIC, describe, values
-from tests.gateway.handlers.asking import call
 from tests.gateway.handlers.groups.test_offset_commit import commit
+from tests.gateway.handlers.handler_calls import call
 from tests.gateway.handlers.test_list_offsets import EARLIEST, LATEST, list_offsets
 
 REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED

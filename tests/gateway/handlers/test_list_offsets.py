@@ -16,7 +16,7 @@ from tests.compat.records import building
 from tests.compat.records.building import Sample
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import events
-from tests.gateway.handlers.asking import call, start_call
+from tests.gateway.handlers.handler_calls import call, start_call
 from tests.gateway.sets import old_set
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(

@@ -12,7 +12,7 @@ from gateway.protocol.routes import ROUTES, EncodedReply
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import decode_response, call, start_call
+from tests.gateway.handlers.handler_calls import call, decode_response, start_call
 
 Named = MetadataRequest.MetadataRequestTopic
 
@@ -95,7 +95,9 @@ def test_nothing_is_made_where_the_settings_or_the_client_forbid_it(env: BrokerE
     assert codes(call(open_environment(auto_create_topics_enable=False), request("orders"), 9)) == [
         ("orders", 3)
     ]
-    assert codes(call(env, request("orders", allow_auto_topic_creation=False), 9)) == [("orders", 3)]
+    assert codes(call(env, request("orders", allow_auto_topic_creation=False), 9)) == [
+        ("orders", 3)
+    ]
     assert names(env) == set()
 
 

@@ -31,7 +31,7 @@ from tests.compat.records.building import Sample
 from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.fakes.connection import Client, events
-from tests.gateway.handlers.asking import call
+from tests.gateway.handlers.handler_calls import call
 from tests.gateway.sets import batch, old_set
 
 NEW = 11

@@ -5,7 +5,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import open_environment
-from tests.gateway.handlers.asking import call
+from tests.gateway.handlers.handler_calls import call
 
 
 @pytest.mark.parametrize("version", [0, 1])

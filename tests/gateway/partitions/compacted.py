@@ -92,7 +92,9 @@ def consume(
     offset = max(offset, env.partition().log.start_offset)
     fetches_without_records = 0
     while offset < end:
-        asked = fetch_requests.request(version, [fetch_requests.from_offset(offset, max_bytes=max_bytes)])
+        asked = fetch_requests.request(
+            version, [fetch_requests.from_offset(offset, max_bytes=max_bytes)]
+        )
         (row,) = fetch_requests.rows(fetch_requests.start_fetch(env, asked).result).values()
         assert row.error_code == 0
         got = fetch_requests.consume(fetch_requests.payload(row), offset)

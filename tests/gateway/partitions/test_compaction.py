@@ -17,7 +17,7 @@ from tests.compat.records import building
 from tests.compat.records.building import Sample
 from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
-from tests.gateway.handlers import asking
+from tests.gateway.handlers import handler_calls
 from tests.gateway.partitions.compacted import (
     FETCH_VERSIONS,
     FORMATS,
@@ -299,7 +299,7 @@ def test_unreadable_records_stay_as_they_are_and_so_do_the_tombstones(caplog):
     put(env, (b"b", b"1"), (b"c", b"1"))
     broken = bytearray(batch([(b"a", b"1")]))
     broken[-1] ^= 1
-    asking.append_entries(partition, Entry(2, 2, 5, bytes(broken)))
+    handler_calls.append_entries(partition, Entry(2, 2, 5, bytes(broken)))
     put(env, (b"a", None), (b"b", b"2"))
     for _ in range(3):
         close(env)
@@ -327,7 +327,9 @@ def test_the_time_index_points_at_records_that_are_there(env):
     put(env, (b"z", b"1"), timestamp=500)
     compact(env)
     caller = env.caller(7)
-    assert [ended(find_offset(env.partition(), time, caller)) for time in (1_000, 1_500, 2_500, -3)] == [
+    assert [
+        ended(find_offset(env.partition(), time, caller)) for time in (1_000, 1_500, 2_500, -3)
+    ] == [
         (1, 1_000),
         (2, 2_000),
         (4, 3_000),
@@ -348,7 +350,7 @@ def test_the_time_index_points_at_records_that_are_there(env):
 )
 def test_a_shrunk_entry_bears_the_time_of_what_is_left_or_else_of_its_arrival(env, unit, time):
     partition = env.partition()
-    asking.append_entries(partition, Entry(0, 1, 9_000, unit))
+    handler_calls.append_entries(partition, Entry(0, 1, 9_000, unit))
     put(env, (b"a", b"2"))
     close(env)
     compact(env)

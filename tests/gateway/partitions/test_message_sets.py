@@ -13,7 +13,7 @@ from tests.compat.records.building import GZIP, LZ4, SNAPPY, Sample, batch, mess
 from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
 from tests.compat.records.test_up_conversion import with_epoch
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.fetch_requests import start_fetch, from_offset, payload, rows
+from tests.gateway.handlers.fetch_requests import from_offset, payload, rows, start_fetch
 from tests.gateway.handlers.fetch_requests import request as fetching
 from tests.gateway.handlers.test_produce import produce
 from tests.gateway.sets import batch as new_batch

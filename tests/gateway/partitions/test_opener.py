@@ -13,7 +13,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.registry import Topics
 from storage.log import StorageFailed
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
-from tests.gateway.handlers.fetch_requests import start_fetch, from_offset, request, rows
+from tests.gateway.handlers.fetch_requests import from_offset, request, rows, start_fetch
 from tests.gateway.sets import batch
 
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -122,7 +122,9 @@ def test_a_waiting_consumer_is_woken_and_answered_from_the_new_log(env):
     env.store.stores_fenced = True
     fenced_in_flight(env, 0)
     assert rows(waiting.result)["orders", 0].error_code == 0
-    assert len(rows(start_fetch(env, request(12, [from_offset(0)])).result)["orders", 0].records) == 1
+    assert (
+        len(rows(start_fetch(env, request(12, [from_offset(0)])).result)["orders", 0].records) == 1
+    )
 
 
 def test_the_last_epoch_is_told_until_there_is_a_new_one_and_what_was_kept_of_it_is_not_told_again(

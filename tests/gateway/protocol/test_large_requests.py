@@ -32,8 +32,8 @@ from gateway.protocol.errors import ErrorCode
 from gateway.protocol.large_requests import CALL_ROWS, MAX_CONCURRENT_CALLS, SLICE_ROWS, TimeSlices
 from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest
 from tests.fakes.broker import Started, ended, open_environment
-from tests.gateway.handlers.asking import decode_response, start_call
 from tests.gateway.handlers.group_requests import join_request
+from tests.gateway.handlers.handler_calls import decode_response, start_call
 
 NAMES = [f"g{number}" for number in range(3 * SLICE_ROWS + 1)]
 
@@ -212,9 +212,9 @@ def test_others_have_their_turn_while_many_topics_are_changed_or_described(reque
     started = start_call(env, request, version)
     env.clock.advance(0)
     assert len(pauses) >= len(NAMES) // SLICE_ROWS
-    assert [row.error_code for row in getattr(decode_response(request, started.result, version), rows)] == [
-        0 if "CreateTopics" in type(request).__name__ else 3
-    ] * len(NAMES)
+    assert [
+        row.error_code for row in getattr(decode_response(request, started.result, version), rows)
+    ] == [0 if "CreateTopics" in type(request).__name__ else 3] * len(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,9 @@ def test_a_request_that_would_change_too_much_changes_nothing(request_of, monkey
     request, version, rows = request_of(["a", "b"])
     assert 44 not in [
         row.error_code
-        for row in getattr(decode_response(request, start_call(env, request, version).result, version), rows)
+        for row in getattr(
+            decode_response(request, start_call(env, request, version).result, version), rows
+        )
     ]
 
 
@@ -292,7 +294,10 @@ def test_more_configs_of_a_topic_than_there_can_be_are_refused(monkeypatch):
             resources=[resource(resource_type=2, resource_name="orders", configs=configs[:count])],
             validate_only=False,
         )
-        assert decode_response(request, start_call(env, request, 1).result, 1).responses[0].error_code == code
+        assert (
+            decode_response(request, start_call(env, request, 1).result, 1).responses[0].error_code
+            == code
+        )
         topic = CreateTopicsRequest.CreatableTopic
         rows = [
             topic.CreatableTopicConfig(name=config.name, value=config.value)
@@ -306,4 +311,7 @@ def test_more_configs_of_a_topic_than_there_can_be_are_refused(monkeypatch):
             configs=rows,
         )
         creation = CreateTopicsRequest(topics=[made], timeout_ms=1, validate_only=False)
-        assert decode_response(creation, start_call(env, creation, 7).result, 7).topics[0].error_code == code
+        assert (
+            decode_response(creation, start_call(env, creation, 7).result, 7).topics[0].error_code
+            == code
+        )

@@ -13,7 +13,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import Topic
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.fakes.memory_store import MemoryStore
-from tests.gateway.handlers.fetch_requests import start_fetch, from_offset, request, rows
+from tests.gateway.handlers.fetch_requests import from_offset, request, rows, start_fetch
 
 ID, OTHER = bytes(15) + b"\x01", bytes(15) + b"\x02"
 

@@ -7,7 +7,7 @@ from kafka.protocol.admin.configs import AlterConfigsRequest, IncrementalAlterCo
 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import call, start_call
+from tests.gateway.handlers.handler_calls import call, start_call
 
 TOPIC, BROKER, LOGGER = 2, 4, 8
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -257,7 +257,9 @@ def test_of_two_changes_at_the_same_time_none_is_lost(env: BrokerEnvironment) ->
 def test_a_change_whose_author_went_away_is_known_as_it_is_stored(env: BrokerEnvironment) -> None:
     env.topic()
     env.store.hold()
-    waiting = start_call(env, incremental_request([(TOPIC, "orders", [("retention.ms", SET, "5")])]), 1)
+    waiting = start_call(
+        env, incremental_request([(TOPIC, "orders", [("retention.ms", SET, "5")])]), 1
+    )
     waiting.cancel()
     env.store.release()
     assert overrides(env) == dict(env.store.topics["orders"].configs) == {"retention.ms": "5"}

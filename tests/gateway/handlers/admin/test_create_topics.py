@@ -15,7 +15,7 @@ from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
-from tests.gateway.handlers.asking import decode_response, call, start_call
+from tests.gateway.handlers.handler_calls import call, decode_response, start_call
 
 New = CreateTopicsRequest.CreatableTopic
 More = CreatePartitionsRequest.CreatePartitionsTopic
@@ -481,5 +481,7 @@ def test_a_topic_grows_once_when_two_ask_at_the_same_time(env: BrokerEnvironment
     )
     first, second = start_call(env, request, 3), start_call(env, request, 3)
     env.store.release()
-    codes = [decode_response(request, one.result, 3).results[0].error_code for one in (first, second)]
+    codes = [
+        decode_response(request, one.result, 3).results[0].error_code for one in (first, second)
+    ]
     assert codes == [0, ErrorCode.INVALID_PARTITIONS]

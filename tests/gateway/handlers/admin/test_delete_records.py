@@ -6,7 +6,7 @@ from kafka.protocol.admin.topics import DeleteRecordsRequest
 from gateway.protocol.errors import ErrorCode
 from storage.log import Entry
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import call, append_entries
+from tests.gateway.handlers.handler_calls import append_entries, call
 
 Topic = DeleteRecordsRequest.DeleteRecordsTopic
 

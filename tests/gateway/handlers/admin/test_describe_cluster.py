@@ -9,7 +9,7 @@ from kafka.protocol.admin.transactions import DescribeProducersRequest
 from gateway.partitions.record_batch import check_batch
 from storage.log import Entry, VolumeUsage
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import call, append_entries
+from tests.gateway.handlers.handler_calls import append_entries, call
 from tests.gateway.sets import batch
 
 

@@ -8,7 +8,7 @@ from kafka.protocol.admin.configs import DescribeConfigsRequest, ListConfigResou
 
 from gateway.configs.topic_configs import NO_EFFECT
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import call
+from tests.gateway.handlers.handler_calls import call
 
 TOPIC, BROKER, LOGGER = 2, 4, 8
 # DescribeConfigsResponse's config sources.

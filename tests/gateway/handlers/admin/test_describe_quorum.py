@@ -12,7 +12,7 @@ from gateway.protocol.wire.admin_messages import (
     UnregisterBrokerRequest,
 )
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import call
+from tests.gateway.handlers.handler_calls import call
 
 UNSUPPORTED_VERSION, INVALID_REQUEST, INVALID_UPDATE, NOT_REGISTERED = 35, 42, 95, 102
 

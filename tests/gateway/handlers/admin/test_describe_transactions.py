@@ -5,7 +5,7 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListT
 from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 
 from tests.fakes.broker import open_environment
-from tests.gateway.handlers.asking import call
+from tests.gateway.handlers.handler_calls import call
 
 NOT_FOUND, CLUSTER_AUTHORIZATION_FAILED = 105, 31
 

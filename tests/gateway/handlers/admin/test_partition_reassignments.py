@@ -12,7 +12,7 @@ from kafka.protocol.admin.topics import (
 
 from storage.log import VolumeUsage
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import call
+from tests.gateway.handlers.handler_calls import call
 
 # Codes and messages are those of Kafka 3.9.2; tests/peers/test_admin_clients.py compares them.
 UNKNOWN, LOG_DIR_NOT_FOUND, INVALID_ASSIGNMENT, INVALID_REQUEST, NOT_NEEDED, NO_REASSIGNMENT = (

@@ -14,7 +14,7 @@ from auth.mechanism import Principal
 from gateway.protocol.caller import Caller
 from gateway.protocol.wire import admin_messages
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import call
+from tests.gateway.handlers.handler_calls import call
 
 # Codes and messages are those of Kafka 3.9.2; tests/peers/test_admin_clients.py compares them.
 SECURITY_DISABLED, TOKENS_DISABLED, TOKENS_NOT_ALLOWED, NOT_FOUND, DUPLICATE = 54, 61, 64, 91, 92

@@ -14,8 +14,8 @@ from gateway.protocol.wire.group_messages import (
 )
 from gateway.protocol.wire.messages import uuid_of
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import call
 from tests.gateway.handlers.group_requests import stable
+from tests.gateway.handlers.handler_calls import call
 
 #: A target is made so long after the one before it.
 NEXT_TARGET = 1.0

@@ -19,7 +19,6 @@ from gateway.groups.consumer.consumer_states import ConsumerGroupState
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import decode_response, call, start_call
 from tests.gateway.handlers.group_requests import (
     INITIAL_DELAY,
     heartbeat,
@@ -28,6 +27,7 @@ from tests.gateway.handlers.group_requests import (
     leave,
     sync_request,
 )
+from tests.gateway.handlers.handler_calls import call, decode_response, start_call
 
 TopicPartitions = ConsumerGroupHeartbeatRequest.TopicPartitions
 

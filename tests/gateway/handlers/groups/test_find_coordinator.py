@@ -5,7 +5,7 @@ from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest
 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import open_environment
-from tests.gateway.handlers.asking import call
+from tests.gateway.handlers.handler_calls import call
 
 
 @pytest.mark.parametrize("version", range(4))

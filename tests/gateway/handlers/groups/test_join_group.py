@@ -7,7 +7,6 @@ from kafka.protocol.consumer.group import JoinGroupRequest, LeaveGroupRequest
 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import decode_response, call, start_call
 from tests.gateway.handlers.group_requests import (
     INITIAL_DELAY,
     heartbeat,
@@ -18,6 +17,7 @@ from tests.gateway.handlers.group_requests import (
     subscription,
     sync_request,
 )
+from tests.gateway.handlers.handler_calls import call, decode_response, start_call
 
 
 @pytest.fixture
@@ -226,7 +226,9 @@ def test_a_member_may_not_say_more_than_the_limit():
     reply = call(env, sync_request(member.member_id, 1, {member.member_id: bytes(10_001)}), 5)
     assert reply.error_code == ErrorCode.MESSAGE_TOO_LARGE
     assert (
-        call(env, sync_request(member.member_id, 1, {member.member_id: bytes(10_000)}), 5).error_code
+        call(
+            env, sync_request(member.member_id, 1, {member.member_id: bytes(10_000)}), 5
+        ).error_code
         == 0
     )
 
@@ -251,6 +253,8 @@ def test_an_assignment_that_is_not_stored_in_time_ends_the_wait_for_it(
     assert not syncing.is_done
     env.clock.advance(0.1)
     assert (
-        decode_response(sync_request(member.member_id, member.generation_id), syncing.result, 5).error_code
+        decode_response(
+            sync_request(member.member_id, member.generation_id), syncing.result, 5
+        ).error_code
         != 0
     )

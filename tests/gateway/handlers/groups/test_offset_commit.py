@@ -16,7 +16,7 @@ from gateway.groups.classic.classic_member import MemberJoin, MemberSync
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
-from tests.gateway.handlers.asking import call, start_call
+from tests.gateway.handlers.handler_calls import call, start_call
 
 CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
 CommitPartition = CommitTopic.OffsetCommitRequestPartition

@@ -14,7 +14,7 @@ from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import call
+from tests.gateway.handlers.handler_calls import call
 from tests.gateway.sets import batch, old_set
 
 LATEST, EARLIEST = -1, -2

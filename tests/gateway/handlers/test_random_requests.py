@@ -13,8 +13,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import REQUESTS
 from gateway.settings.model import INT32_MAX
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.asking import decode_response, call
-from tests.gateway.handlers.asking import start_call
+from tests.gateway.handlers.handler_calls import call, decode_response
 from tests.gateway.protocol.wire.values import int8s, int16s, int32s, int64s, texts
 from tests.gateway.sets import batch, old_set
 

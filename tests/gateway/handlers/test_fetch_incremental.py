@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import Started, ended, open_environment
 from tests.gateway.handlers.fetch_requests import (
-    start_fetch,
-    from_offset,
     batch_entry,
     consume,
+    from_offset,
     payload,
     request,
     rows,
+    start_fetch,
 )
 
 PARTITIONS = 4

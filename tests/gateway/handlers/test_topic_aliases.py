@@ -24,8 +24,8 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 from gateway.groups.consumer.topology import TopicView, canonical_name, named_topics
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import call
 from tests.gateway.handlers.group_requests import joined, subscription
+from tests.gateway.handlers.handler_calls import call
 from tests.gateway.handlers.test_produce import produce
 from tests.gateway.sets import batch
 
@@ -156,7 +156,9 @@ def commit(env: BrokerEnvironment, *rows: tuple[str, int, int]) -> dict[tuple[st
 def fetch(env: BrokerEnvironment, *names: str) -> dict[str, int]:
     kind = OffsetFetchRequest.OffsetFetchRequestTopic
     topics = [kind(name=name, partition_indexes=[0]) for name in names] or None
-    told = call(env, OffsetFetchRequest(group_id="g", topics=topics, require_stable=False), 7).topics
+    told = call(
+        env, OffsetFetchRequest(group_id="g", topics=topics, require_stable=False), 7
+    ).topics
     return {topic.name: topic.partitions[0].committed_offset for topic in told}
 
 

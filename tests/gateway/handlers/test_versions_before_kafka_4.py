@@ -14,7 +14,7 @@ from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
 from storage.log import Entry
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.asking import append_entries
+from tests.gateway.handlers.handler_calls import append_entries
 
 
 def text(value: str | None) -> bytes:
