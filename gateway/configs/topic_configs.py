@@ -211,15 +211,15 @@ class TopicConfig:
     retention_bytes: int | None
     max_message_bytes: int
     is_log_append_time: bool
-    may_downconvert: bool
+    downconversion_enabled: bool
     deletes: bool
     compacts: bool
     compaction: CompactionConfig = CompactionConfig()
-    keeps_one_format: bool = False
+    always_v2: bool = False
 
-    def stores_in_format_2(self, magic: int) -> bool:
+    def stores_as_v2(self, magic: int) -> bool:
         """Whether a message set of format 0 or 1 is stored as a batch. Format 0 has no field for an append time."""
-        return self.keeps_one_format or (self.is_log_append_time and magic == 0)
+        return self.always_v2 or (self.is_log_append_time and magic == 0)
 
 
 def effective_value(name: str, overrides: Mapping[str, str], settings: Settings) -> Any:
@@ -249,7 +249,7 @@ def effective_config(overrides: Mapping[str, str], settings: Settings) -> TopicC
         retention_bytes=None if retention_bytes < 0 else retention_bytes,
         max_message_bytes=value("max.message.bytes"),
         is_log_append_time=value("message.timestamp.type") == "LogAppendTime",
-        may_downconvert=value("message.downconversion.enable"),
+        downconversion_enabled=value("message.downconversion.enable"),
         deletes="delete" in policies,
         compacts="compact" in policies,
         compaction=CompactionConfig(
@@ -260,7 +260,7 @@ def effective_config(overrides: Mapping[str, str], settings: Settings) -> TopicC
             segment_bytes=value("segment.bytes"),
             segment_ms=value("segment.ms"),
         ),
-        keeps_one_format=value(ENTRY_FORMAT) == KAFKA_FORMAT,
+        always_v2=value(ENTRY_FORMAT) == KAFKA_FORMAT,
     )
 
 

@@ -271,7 +271,7 @@ class FetchReader:
             return [entry.payload for entry in entries]
         source = SourcePartition(partition.topic, cached.topic_id, partition.index)
         convertible = entries
-        if not partition.config.may_downconvert:
+        if not partition.config.downconversion_enabled:
             convertible = list(
                 takewhile(lambda entry: not _needs_down_conversion(entry.payload, newest), entries)
             )

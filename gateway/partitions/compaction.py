@@ -176,15 +176,15 @@ class LogCleaner:
     async def run_once(self) -> None:
         """Compact what is worth it. Failures are logged; the next round tries again."""
         now = self._broker.now()
-        reclaims = now >= self._reclaim_at
+        reclaim_due = now >= self._reclaim_at
         try:
             table = await self._open()
-            if reclaims:
+            if reclaim_due:
                 await self._forget_deleted(table)
         except StorageError as failure:
             _log.warning("compaction cannot remember where it was", reason=str(failure))
             return
-        if reclaims:
+        if reclaim_due:
             self._reclaim_at = now + self._broker.settings.log_retention_check_interval_ms
         checked = 0
         for state in list(self._broker.topics):
@@ -194,7 +194,7 @@ class LogCleaner:
                     await Waiter(self._broker.clock).wait(0)
                 if self._should_stop(state):
                     break
-                await self._clean_if_due(state, index, table, reclaims=reclaims)
+                await self._clean_if_due(state, index, table, reclaim_due=reclaim_due)
 
     async def _open(self) -> StateTable:
         if self._table is None:
@@ -230,7 +230,7 @@ class LogCleaner:
         )
 
     async def _clean_if_due(
-        self, state: TopicState, index: int, table: StateTable, *, reclaims: bool
+        self, state: TopicState, index: int, table: StateTable, *, reclaim_due: bool
     ) -> None:
         if index not in state.partitions and self._broker.store.retains_by_itself:
             # To open it would take it away from whoever leads it.
@@ -241,7 +241,7 @@ class LogCleaner:
             if not partition.log.can_replace:
                 self._warn_not_compacted(state)
                 return
-            if reclaims:
+            if reclaim_due:
                 await self._reclaim(state, partition)
             while await self._run_pass(state, partition, table):
                 # There were more keys than one pass holds.

@@ -1,5 +1,5 @@
 """Message sets of formats 0 and 1 as they come from producers: checked, and converted to a batch for topics that need it
-(`TopicConfig.stores_in_format_2`).
+(`TopicConfig.stores_as_v2`).
 
 What is large is worked on by another thread. The rules of the turning are those of Kafka's LogValidator with format 2 as its target.
 """

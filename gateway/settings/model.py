@@ -686,7 +686,7 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     @model_validator(mode="after")
-    def _holds_together(self) -> Self:
+    def _check_consistency(self) -> Self:
         problems = [
             *self._listener_problems(),
             *self._security_problems(),

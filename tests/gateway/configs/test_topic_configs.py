@@ -123,9 +123,7 @@ def test_an_unknown_name_is_complained_of_before_any_value() -> None:
 def test_every_store_keeps_one_format_or_all_and_only_one_in_pulsar_keeps_pulsars() -> None:
     for entry_format, keeps_one in (("mixed_kafka", False), ("kafka", True)):
         check({"entry.format": entry_format}, SETTINGS)
-        assert (
-            effective_config({"entry.format": entry_format}, SETTINGS).keeps_one_format is keeps_one
-        )
+        assert effective_config({"entry.format": entry_format}, SETTINGS).always_v2 is keeps_one
     assert complaint(entry_format="pulsar").startswith(
         "entry.format=pulsar needs a store in Apache Pulsar, and this one is lmdb:./data;"
     )
@@ -136,11 +134,11 @@ def test_every_store_keeps_one_format_or_all_and_only_one_in_pulsar_keeps_pulsar
         store=parse_store("pulsar://localhost:6650"), pulsar_admin="http://localhost:8080"
     )
     check({"entry.format": "pulsar"}, in_pulsar)
-    assert not effective_config({"entry.format": "pulsar"}, in_pulsar).keeps_one_format
+    assert not effective_config({"entry.format": "pulsar"}, in_pulsar).always_v2
 
 
 def test_the_setting_is_the_format_of_topics_without_one() -> None:
-    assert effective_config({}, Settings(entry_format="kafka")).keeps_one_format
+    assert effective_config({}, Settings(entry_format="kafka")).always_v2
     assert not effective_config(
         {"entry.format": "mixed_kafka"}, Settings(entry_format="kafka")
-    ).keeps_one_format
+    ).always_v2
