@@ -67,8 +67,8 @@ class PartitionOpener:
             or not 0 <= index < state.topic.partitions
         ):
             return
-        backoffs = state.backoffs.get(index)
-        if backoffs is None or self._clock.seconds() >= backoffs.deadline:
+        backoff = state.backoffs.get(index)
+        if backoff is None or self._clock.seconds() >= backoff.retry_at:
             self._start_opening(state, index)
 
     def leader_epoch(self, state: TopicState, index: int) -> int:
@@ -77,9 +77,9 @@ class PartitionOpener:
 
     def _start_opening(self, state: TopicState, index: int) -> Opening:
         now = self._clock.seconds()
-        backoffs = state.backoffs.get(index)
-        if backoffs is not None and now < backoffs.deadline:
-            raise KafkaError(backoffs.reason.code, backoffs.reason.message)
+        backoff = state.backoffs.get(index)
+        if backoff is not None and now < backoff.retry_at:
+            raise KafkaError(backoff.error.code, backoff.error.message)
         opening = state.opening[index] = Opening(now + self._open_timeout)
         self._start(self._open(state, index, opening))
         return opening
@@ -183,7 +183,7 @@ class PartitionOpener:
         return partition
 
     def _discard(
-        self, state: TopicState, partition: Partition, reason: KafkaError | None = None
+        self, state: TopicState, partition: Partition, error: KafkaError | None = None
     ) -> None:
         """Its log is finished, or its producers cannot be recovered: the next who asks for the partition has it opened anew."""
         index = partition.index
@@ -206,13 +206,15 @@ class PartitionOpener:
         other_leader = KafkaError(
             ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none"
         )
-        self._back_off(state, index, reason or other_leader)
+        self._back_off(state, index, error or other_leader)
 
-    def _back_off(self, state: TopicState, index: int, reason: KafkaError) -> None:
+    def _back_off(self, state: TopicState, index: int, error: KafkaError) -> None:
         before = state.backoffs.get(index)
-        count = 1 if before is None else before.count + 1
+        failures = 1 if before is None else before.failures + 1
         # The exponent is bounded, too: a partition may fail for weeks.
         pause = (
-            0.0 if count == 1 else min(INITIAL_BACKOFF * 2 ** min(count - 2, 20), self._max_backoff)
+            0.0
+            if failures == 1
+            else min(INITIAL_BACKOFF * 2 ** min(failures - 2, 20), self._max_backoff)
         )
-        state.backoffs[index] = OpenBackoff(count, self._clock.seconds() + pause, reason)
+        state.backoffs[index] = OpenBackoff(failures, self._clock.seconds() + pause, error)

@@ -23,9 +23,9 @@ class Opening:
 class OpenBackoff:
     """How often in a row a partition could not be opened or was soon lost again, and until when (in seconds) nobody tries; those who ask get `reason`."""
 
-    count: int
-    deadline: float
-    reason: KafkaError
+    failures: int
+    retry_at: float
+    error: KafkaError
 
 
 @dataclass(slots=True)
