@@ -1,1 +1,1 @@
-"""The leader's side of partitions: append, idempotent producers, opening, and compaction."""
+"""Partitions: produce and read paths, idempotent producers, and log compaction."""

@@ -1,7 +1,8 @@
-"""The partitions that this gateway leads: opened when first asked for, given up when their log is finished, and opened anew after that.
+"""Opens partitions on first use and reopens them after their log was fenced.
 
-A log is finished when another writer has taken the partition, or when it cannot be known what became of an append (`storage.log.Fenced`). The log
-that the store then gives says what was stored; from it the producers' state is recovered, so that a retry of such an append is recognised.
+A log is fenced when another writer takes over the partition or when the outcome of an append is
+unknown (`storage.log.Fenced`). Reopening reads what was actually stored and rebuilds the idempotent
+producers' state from it, so that a retried batch is recognized as a duplicate.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from storage.log import StorageError, Store, UnknownTopic
 
 _log = logs.get_logger(__name__)
 
-#: The pause after the second failure in a row. The first has none, since most are over at once; each further one has twice as much.
+#: Backoff after the second consecutive failure, in seconds; doubles with each further failure. The
+#: first retry is immediate, since most failures are transient.
 INITIAL_BACKOFF = 0.1
 
 
 class PartitionOpener:
-    """`start` runs a coroutine in the background."""
+    """Opens partitions; `start` runs a coroutine in the background."""
 
     def __init__(
         self,
@@ -42,13 +44,14 @@ class PartitionOpener:
         self._start = start
         self._open_timeout = settings.partition_open_timeout_ms / 1000
         self._max_backoff = settings.partition_open_backoff_max_ms / 1000
-        # A medium that goes on without this process may have had other leaders, of whose epochs nobody knows before a partition is opened.
+        # If the store is shared, other gateways may have led the partition; its leader epoch is
+        # unknown until it is opened.
         self._unknown_epoch = -1 if store.retains_by_itself else 0
-        #: Goes up whenever a partition's leader epoch is another than clients may have been told, for caches.
+        #: Increases with each change of a leader epoch that clients may have cached.
         self.version = 0
 
     async def partition(self, state: TopicState, index: int) -> Partition:
-        """A partition that is there but not open, once it is. Raises KafkaError."""
+        """Return an existing partition once it is open. Raises KafkaError."""
         opening = state.opening.get(index) or self._start_opening(state, index)
         try:
             return await opening.result.with_timeout(
@@ -60,7 +63,7 @@ class PartitionOpener:
             ) from None
 
     def prefetch(self, state: TopicState, index: int) -> None:
-        """Begin to open a partition; whoever asks for it hears what came of it."""
+        """Start opening a partition without waiting for it."""
         if (
             index in state.partitions
             or index in state.opening
@@ -72,7 +75,7 @@ class PartitionOpener:
             self._start_opening(state, index)
 
     def leader_epoch(self, state: TopicState, index: int) -> int:
-        """The epoch of a partition's leader as far as it is known."""
+        """Return the partition's last known leader epoch."""
         return state.epochs.get(index, self._unknown_epoch)
 
     def _start_opening(self, state: TopicState, index: int) -> Opening:
@@ -101,7 +104,7 @@ class PartitionOpener:
             opening.result.fail(error)
             return
         except Exception as failure:
-            # A bug. Clients come again and again, and each time the log has a traceback: it is tried no more often than what is known to fail.
+            # A bug. Back off here too, or each retry of a client would log another traceback.
             del state.opening[index]
             self._back_off(
                 state,
@@ -123,7 +126,7 @@ class PartitionOpener:
         opening.result.succeed(partition)
 
     async def wait_for_recovery(self, partition: Partition) -> None:
-        """Returns when the partition knows its idempotent producers. Raises KafkaError."""
+        """Wait until the partition's idempotent producers are recovered. Raises KafkaError."""
         recovery = partition.recovery
         if recovery is None:
             return
@@ -140,7 +143,7 @@ class PartitionOpener:
     async def _recover(
         self, state: TopicState, partition: Partition, recovery: ProducerRecovery
     ) -> None:
-        """Reads and what asks for no sequence are served meanwhile."""
+        """Replay the log; reads and appends without sequence numbers proceed meanwhile."""
         try:
             await self._snapshots.replay(state.topic.topic_id, partition, recovery)
         except StorageError as failure:
@@ -152,7 +155,7 @@ class PartitionOpener:
                     partition=partition.index,
                     reason=str(failure),
                 )
-            # Opened again it goes on from there.
+            # The reopened partition resumes the replay from here.
             self._discard(state, partition, error)
             recovery.finished.fail(error)
         except Exception as failure:
@@ -170,7 +173,7 @@ class PartitionOpener:
     async def _load(self, state: TopicState, index: int) -> Partition:
         log = await self._store.log(state.name, index)
         if state.is_deleted:
-            # Deleted meanwhile; the log may even be that of a new topic of the same name.
+            # Deleted meanwhile; the log may belong to a new topic of the same name.
             raise UnknownTopic(state.name)
         producers, offset = self._snapshots.load(state.topic, index, log)
         partition = Partition(
@@ -185,20 +188,20 @@ class PartitionOpener:
     def _discard(
         self, state: TopicState, partition: Partition, error: KafkaError | None = None
     ) -> None:
-        """Its log is finished, or its producers cannot be recovered: the next who asks for the partition has it opened anew."""
+        """Drop a partition that is fenced or failed to recover; the next request reopens it."""
         index = partition.index
         if state.is_deleting or state.partitions.get(index) is not partition:
             return
         del state.partitions[index]
         if state.is_deleted:
             return
-        # What was in flight may be stored or not: the log that is opened next says it.
+        # The outcome of in-flight appends is unknown until the log is reopened.
         partition.producers.rewind(partition.log.end_offset)
         self._snapshots.keep_row(state.topic.topic_id, partition)
         if self._clock.seconds() - state.opened_at.pop(index) >= self._max_backoff:
             state.backoffs.pop(index, None)
         _log.warning(
-            "partition given up, to be opened anew",
+            "partition fenced, reopening",
             topic=state.name,
             partition=index,
             epoch=partition.log.leader_epoch,
@@ -211,7 +214,7 @@ class PartitionOpener:
     def _back_off(self, state: TopicState, index: int, error: KafkaError) -> None:
         before = state.backoffs.get(index)
         failures = 1 if before is None else before.failures + 1
-        # The exponent is bounded, too: a partition may fail for weeks.
+        # Bound the exponent: a partition may fail for weeks.
         pause = (
             0.0
             if failures == 1

@@ -1,1 +1,1 @@
-"""Topics of the cluster: the registry, names, and the state of each topic."""
+"""Topics: the registry, their names, and the state of each topic."""

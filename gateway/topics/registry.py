@@ -1,4 +1,8 @@
-"""Every topic of the cluster, by name and by id: made, found, altered and deleted, here or by others who use the same medium."""
+"""The topic registry: finds topics by name or id; creates, alters and deletes them.
+
+Changes that other gateways or tools make in the same store are picked up through
+`Store.watch_topics`.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,17 @@ from storage.log import StorageError, Store, Topic, TopicExists, UnknownTopic
 _log = logs.get_logger(__name__)
 
 
-#: The ids of internal topics are made from it and their names: the same in every gateway, at every start.
+#: Namespace of the UUIDs of internal topics, so that their ids are the same in every gateway and
+#: after every restart.
 _INTERNAL_IDS = uuid.UUID("6b6f7067-6174-6500-8000-000000000000")
 
 
 class Topics:
-    """The registry. `start` runs a coroutine in the background; `now` is the time in ms, `clock` counts waits."""
+    """The topic registry.
+
+    `start` runs a coroutine in the background, `now` returns the time in milliseconds, and `clock`
+    measures timeouts.
+    """
 
     def __init__(
         self,
@@ -56,21 +65,21 @@ class Topics:
         self._internal: dict[str, TopicState] = {}
         self.names = TopicNames(store)
         self.opener = PartitionOpener(store, self._snapshots, settings, clock, start)
-        #: Goes up with every change of any topic, for caches.
+        #: Increases with each change of any topic; caches compare it.
         self.version = 0
 
     async def open(self) -> None:
-        """Read what the store has. Raises StorageError."""
+        """Load the topics from the store. Raises StorageError."""
         await self._snapshots.open(self._store)
         for topic in self._store.topics.values():
             self._register(topic)
         self._store.watch_topics(self._sync_with_store)
 
     def apply_settings(self, settings: Settings) -> None:
-        """Take these settings from now on, for example as defaults of configs."""
+        """Use new settings, for example as defaults of topic configs."""
         self._settings = settings
         self._snapshots.expiration_ms = settings.producer_id_expiration_ms
-        # Topics without configs of their own share one.
+        # Topics without overrides share one config object.
         default = effective_config({}, settings)
         for state in self._by_name.values():
             state.config = (
@@ -87,26 +96,30 @@ class Topics:
         return len(self._by_name)
 
     def get(self, topic: str | bytes) -> TopicState | None:
-        """By any of its names, or by the 16 bytes of its id."""
+        """Return a topic by any of its names or by its 16-byte id, or None."""
         if not isinstance(topic, str):
             return self._by_id.get(topic)
         return self._by_name.get(topic) or self._by_alias.get(topic) or self._resolve_alias(topic)
 
     def _resolve_alias(self, name: str) -> TopicState | None:
         if "/" not in name:
-            # Short names are what the registry has.
+            # Short names are registry keys.
             return None
         try:
             state = self._by_name.get(self.names.canonical(name))
         except KafkaError:
             return None
         if state is not None:
-            # A topic has but a few of them.
+            # Bounded: a topic has only a few names.
             self._by_alias[name] = state
         return state
 
     def add_internal(self, name: str) -> None:
-        """List an internal topic from now on. As in Kafka it appears with its first use, for example when a client asks for a coordinator."""
+        """List an internal topic from now on.
+
+        As in Kafka, an internal topic appears on first use, for example when a client looks up a
+        coordinator.
+        """
         if name not in self._internal and name not in self._by_name:
             topic = Topic(
                 name,
@@ -120,7 +133,11 @@ class Topics:
             self.version += 1
 
     def find_internal(self, topic: str | bytes) -> TopicState | None:
-        """An internal topic in use, which is described but not stored; by any of its names, or by its id. None where one is stored."""
+        """Return an internal topic in use, by name or id.
+
+        Internal topics are described but not stored. Returns None if a topic of this name is
+        stored.
+        """
         if isinstance(topic, str):
             if "/" in topic:
                 try:
@@ -135,27 +152,38 @@ class Topics:
         return None if found is None or found.name in self._by_name else found
 
     def has_internal_partition(self, topic: str, index: int) -> bool:
-        """Whether an internal topic has that partition. Its offsets are those of an empty log: reading it fails, and nothing before that."""
+        """Return whether an internal topic has this partition.
+
+        Its offsets are those of an empty log; only reading it fails.
+        """
         state = self.find_internal(topic)
         return state is not None and 0 <= index < state.topic.partitions
 
     def listed(self) -> Iterator[TopicState]:
-        """Every topic that clients are told of: all that there are, and the internal ones."""
+        """Iterate over all topics that Metadata lists, including the internal ones."""
         yield from self
         yield from (state for name, state in self._internal.items() if name not in self._by_name)
 
     def find_listed(self, topic: str | bytes) -> TopicState | None:
-        """As `get`, the internal topics included."""
+        """As `get`, including internal topics."""
         return self.get(topic) or self.find_internal(topic)
 
     def require(self, topic: str | bytes) -> TopicState:
-        """As `get`. Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID for an id, TOPIC_AUTHORIZATION_FAILED for an internal topic."""
+        """As `get`, but raise KafkaError if the topic does not exist.
+
+        The code is UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID for an id, or
+        TOPIC_AUTHORIZATION_FAILED for an internal topic.
+        """
         found = self.get(topic)
         if found is None:
-            find_internal = self.find_internal(topic)
-            if find_internal is not None:
-                # Every client takes this for final; after UNKNOWN_TOPIC_OR_PARTITION they would ask for Metadata, find it, and try again.
-                message = f"{find_internal.name} is an internal topic that the gateway does not store: it can be neither read nor altered."
+            internal = self.find_internal(topic)
+            if internal is not None:
+                # Clients do not retry after this error. After UNKNOWN_TOPIC_OR_PARTITION they would
+                # refresh Metadata, find the topic there and retry.
+                message = (
+                    f"{internal.name} is an internal topic, which the gateway does not store; "
+                    "it cannot be read or altered."
+                )
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, message)
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -165,12 +193,15 @@ class Topics:
         return found
 
     def get_open_partition(self, topic: str | bytes, index: int) -> Partition | None:
-        """The partition if it is open already: the fast road."""
+        """Return the partition if it is open (the common case), else None."""
         state = self.get(topic)
         return None if state is None else state.partitions.get(index)
 
     async def partition(self, topic: str | bytes, index: int) -> Partition:
-        """The partition, opened; its idempotent producers may still be recovered (`PartitionOpener.wait_for_recovery`). Raises KafkaError."""
+        """Return the partition, opening it if necessary. Raises KafkaError.
+
+        Its idempotent producers may still be recovering (`PartitionOpener.wait_for_recovery`).
+        """
         state = self.require(topic)
         partition = state.partitions.get(index)
         if partition is not None:
@@ -178,28 +209,29 @@ class Topics:
         if not 0 <= index < state.topic.partitions:
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"{state.name} has {state.topic.partitions} partitions, none is {index}",
+                f"{state.name} has {state.topic.partitions} partitions; "
+                f"there is no partition {index}",
             )
         return await self.opener.partition(state, index)
 
     def prefetch(self, topic: str | bytes, index: int) -> None:
-        """Begin to open a partition that will be asked for, so that many open at the same time."""
+        """Start opening a partition that will be requested, so that many open concurrently."""
         state = self.get(topic)
         if state is not None:
             self.opener.prefetch(state, index)
 
     def save_if_due(self, partition: Partition) -> None:
-        """Save the producers' state of a partition that has grown enough since the last time. In the background, one at a time."""
+        """Save the partition's producer state in the background if the log has grown enough."""
         if self._snapshots.is_due(partition) and (state := self._find_owner(partition)):
             self._snapshots.save_in_background(state.topic.topic_id, partition)
 
     async def save(self, partition: Partition) -> None:
-        """Save the producers' state now. Raises StorageError."""
+        """Save the partition's producer state now. Raises StorageError."""
         if state := self._find_owner(partition):
             await self._snapshots.save(state.topic.topic_id, partition)
 
     def _find_owner(self, partition: Partition) -> TopicState | None:
-        """The topic of a partition, unless that was deleted or given up."""
+        """Return the partition's topic, or None if the topic is deleted or the partition fenced."""
         state = self._by_name.get(partition.topic)
         return (
             state
@@ -208,7 +240,7 @@ class Topics:
         )
 
     async def save_all(self) -> None:
-        """Save every producers' state that has changed, before a shutdown. Raises StorageError."""
+        """Save all changed producer states before shutdown. Raises StorageError."""
         await self._snapshots.save_all(
             [
                 (state.topic.topic_id, partition)
@@ -218,7 +250,11 @@ class Topics:
         )
 
     def check_new_name(self, name: str) -> str:
-        """The canonical name. Raises KafkaError for one that no new topic can have: INVALID_TOPIC_EXCEPTION or TOPIC_ALREADY_EXISTS."""
+        """Return the canonical form of a new topic's name.
+
+        Raises KafkaError if no topic of this name can be created: INVALID_TOPIC_EXCEPTION or
+        TOPIC_ALREADY_EXISTS.
+        """
         canonical = self.names.canonical(name)
         if (
             canonical in self._by_name
@@ -235,11 +271,12 @@ class Topics:
         return canonical
 
     async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> TopicState:
-        """Make a topic; durable when it returns. Raises KafkaError."""
+        """Create a topic; it is durable when this returns. Raises KafkaError."""
         name = self.check_new_name(name)
         creating = self._creating[name] = SharedResult()
         self._by_collision_name[unify_collision_chars(name)] = name
-        # On its own: a client that goes away while it waits must not leave a topic that is stored and not known.
+        # Run in a separate coroutine: if the client disconnects, the topic must still be registered
+        # once it is stored.
         start(
             self._create(Topic(name, uuid.uuid4().bytes, partitions, dict(configs))),
             creating.succeed,
@@ -261,11 +298,11 @@ class Topics:
             del self._creating[topic.name]
             if topic.name not in self._by_name:
                 self._by_collision_name.pop(unify_collision_chars(topic.name), None)
-                # Somebody else may have been first.
+                # Another gateway may have created it first.
                 self._sync_topic(topic.name)
 
     async def find_or_create(self, name: str) -> TopicState:
-        """The topic, made with the settings' defaults where it is missing. Raises KafkaError."""
+        """Return the topic, created with default settings if missing. Raises KafkaError."""
         state = self.get(name)
         if state is not None:
             return state
@@ -275,7 +312,10 @@ class Topics:
         return await self.create(name, self._settings.num_partitions, {})
 
     async def alter(self, state: TopicState, change: Callable[[Topic], Topic]) -> None:
-        """Replace a topic by what `change` makes of it, one change after the other. Raises KafkaError, and whatever `change` raises."""
+        """Replace a topic with the result of `change`; changes are serialized.
+
+        Raises KafkaError and what `change` raises.
+        """
         while state.altering is not None:
             await state.altering
         if state.is_deleted:
@@ -293,7 +333,7 @@ class Topics:
             raise storage_error(failure) from failure
         finally:
             state.altering = None
-            # What others changed meanwhile was left alone.
+            # Apply external changes that were deferred during this one.
             self._sync_topic(state.name)
             altering.succeed(None)
 
@@ -305,12 +345,12 @@ class Topics:
         self.version += 1
 
     async def delete(self, state: TopicState) -> None:
-        """Delete a topic and all that is known of it. Raises KafkaError."""
+        """Delete a topic and its state. Raises KafkaError."""
         await shield(self._delete(state))
 
     async def _delete(self, state: TopicState) -> None:
         if state.is_deleted:
-            # What has this name now is another topic, or none.
+            # The name now belongs to another topic or to none.
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         state.is_deleting = True
         try:
@@ -344,10 +384,10 @@ class Topics:
         self._by_alias.clear()
         self.version += 1
 
-    # What others do
+    # Changes made by other gateways or tools
 
     def _sync_with_store(self) -> None:
-        """Somebody else has made, altered or deleted topics."""
+        """Apply topics that were created, altered or deleted by others."""
         for name in [
             *self._by_name,
             *(name for name in self._store.topics if name not in self._by_name),
@@ -357,16 +397,17 @@ class Topics:
     def _sync_topic(self, name: str) -> None:
         topic, state = self._store.topics.get(name), self._by_name.get(name)
         if name in self._creating or (state is not None and state.altering is not None):
-            # Our own change is under way: it looks again at its end.
+            # A local change is in progress; it calls this again when it ends.
             return
         if state is not None and (
             topic is None
             or topic.topic_id != state.topic.topic_id
             or topic.partitions < state.topic.partitions
         ):
-            _log.info("topic deleted by others", topic=name)
+            _log.info("topic deleted externally", topic=name)
             for partition in state.partitions.values():
-                # The topic may come back: a list of topics can be wrong for a moment.
+                # Keep the state: the list of topics can be wrong for a moment, and the topic may
+                # reappear.
                 self._snapshots.keep_row(state.topic.topic_id, partition)
             self._unregister(state)
             self._deleted_by_others[state.topic.topic_id] = state.topic, self._now()
@@ -377,18 +418,19 @@ class Topics:
             self._apply_definition(state, topic)
 
     def may_reappear(self, topic_id: bytes) -> bool:
-        """Whether others deleted that topic, by the list of topics, and what it left behind is not forgotten yet."""
+        """Return whether the topic was deleted externally and its state is still kept."""
         return topic_id in self._deleted_by_others
 
     async def forget_deleted(self, before: int) -> list[Topic]:
-        """Topics that others deleted before that time (ms), and that have not come back. What they leave behind is theirs who ask, once.
+        """Forget topics that were deleted externally before `before` (ms); return them, each once.
 
-        Not at once: what a group has committed must outlast a list of topics that was wrong for a moment.
+        The caller cleans up what they left behind. This is delayed, so that committed offsets
+        survive a list of topics that was wrong for a moment.
         """
         forgotten = []
         for topic_id, gone in list(self._deleted_by_others.items()):
             topic, since = gone
-            # Another may take a while to forget, and this one be back by then.
+            # `_snapshots.delete` below yields; the topic may have reappeared meanwhile.
             if since <= before and self._deleted_by_others.get(topic_id) == gone:
                 del self._deleted_by_others[topic_id]
                 await self._snapshots.delete(topic)

@@ -1,4 +1,8 @@
-"""What topics may be called. A store may know a topic by several names; the last part of each, after any slash, follows Kafka's rules."""
+"""Topic names: Kafka's rules, internal and reserved topics.
+
+A store may accept several names for a topic. The last part of each, after any slash, follows
+Kafka's rules.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 
-#: Kafka's internal topics, with the configs that Kafka gives them. Clients find them in Metadata and cannot read them: the gateway keeps committed
-#: offsets in a table of its own (decision 011).
+#: Kafka's internal topics and their configs in Kafka. Metadata lists them, but they cannot be read:
+#: the gateway keeps committed offsets in a table of its store (decision 011).
 INTERNAL_TOPICS: Mapping[str, Mapping[str, str]] = {
     CONSUMER_OFFSETS: {
         "compression.type": "producer",
@@ -28,29 +32,34 @@ INTERNAL_TOPICS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-#: Partitions of an internal topic: Kafka's default of offsets.topic.num.partitions and transaction.state.log.num.partitions.
+#: Partitions of an internal topic: Kafka's default of offsets.topic.num.partitions and
+#: transaction.state.log.num.partitions.
 INTERNAL_PARTITIONS = 50
 
 TRAFFIC_TOPIC = "__kopgate_traffic"
 
-#: No client produces into these, nor are they made because one names them. The log of the traffic is no internal topic: Spark's Kafka source reads none of
-#: those, even by its name (ConsumerStrategy).
+#: Topics that clients cannot produce to and that are not created automatically. The traffic topic
+#: is not internal: Spark's Kafka source skips internal topics, even if they are named explicitly
+#: (ConsumerStrategy).
 RESERVED_TOPICS = frozenset({*INTERNAL_TOPICS, TRAFFIC_TOPIC})
 
 
 class TopicNames:
-    """The names that a store takes for its topics."""
+    """Topic names as the store accepts them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def canonical(self, name: str) -> str:
-        """The name that the topic has in the registry, of those that it may be called by. Raises KafkaError(INVALID_TOPIC_EXCEPTION)."""
+        """Return the registry's name of the topic.
+
+        Raises KafkaError(INVALID_TOPIC_EXCEPTION).
+        """
         last = name.rpartition("/")[2]
         try:
             canonical = self._store.canonical(name)
         except ValueError as failure:
-            # In Kafka's words where Kafka would refuse it, too.
+            # Use Kafka's message if Kafka would also refuse the name.
             check_name(name)
             raise KafkaError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {failure}"
@@ -60,7 +69,10 @@ class TopicNames:
 
 
 def check_name(name: str) -> None:
-    """Raises KafkaError(INVALID_TOPIC_EXCEPTION), in Kafka's words, for a name that Kafka would refuse (org.apache.kafka.common.internals.Topic)."""
+    """Refuse an invalid topic name with Kafka's message (org.apache.kafka.common.internals.Topic).
+
+    Raises KafkaError(INVALID_TOPIC_EXCEPTION).
+    """
     if _NAME.match(name) and name not in (".", ".."):
         return
     if not name:
@@ -68,12 +80,21 @@ def check_name(name: str) -> None:
     elif name in (".", ".."):
         why = f"'{name}' is not allowed"
     elif len(name) > MAX_NAME_LENGTH:
-        why = f"the length of '{name[:MAX_NAME_LENGTH]}' is longer than the max allowed length {MAX_NAME_LENGTH}"
+        why = (
+            f"the length of '{name[:MAX_NAME_LENGTH]}' is longer than the max allowed length "
+            f"{MAX_NAME_LENGTH}"
+        )
     else:
-        why = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+        why = (
+            f"'{name}' contains one or more characters other than ASCII alphanumerics, "
+            "'.', '_' and '-'"
+        )
     raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {why}")
 
 
 def unify_collision_chars(name: str) -> str:
-    """What two names have in common that would collide in the names of metrics, where '.' and '_' are the same (Topic.unifyCollisionChars)."""
+    """Replace '.' by '_', as in metric names, where both are the same (Topic.unifyCollisionChars).
+
+    Topics with equal results collide.
+    """
     return name.replace(".", "_")

@@ -1,4 +1,4 @@
-"""A topic as the gateway knows it, with what is open of it."""
+"""The state of a topic: its definition, effective config and open partitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from storage.log import Topic
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A partition that is being opened. Nobody waits for it longer than `deadline`, in seconds of the broker's clock."""
+    """A partition being opened. Requests wait for it until `deadline`, in seconds of the broker's
+    clock.
+    """
 
     deadline: float
     result: SharedResult[Partition] = field(default_factory=SharedResult)
@@ -21,7 +23,11 @@ class Opening:
 
 @dataclass(slots=True)
 class OpenBackoff:
-    """How often in a row a partition could not be opened or was soon lost again, and until when (in seconds) nobody tries; those who ask get `reason`."""
+    """Backoff of a partition that failed to open or was fenced soon after it was opened.
+
+    `failures` counts consecutive failures. Until `retry_at` (seconds of the broker's clock)
+    requests fail with `error`.
+    """
 
     failures: int
     retry_at: float
@@ -30,9 +36,11 @@ class OpenBackoff:
 
 @dataclass(slots=True)
 class TopicState:
-    """`partitions` holds those that were asked for; the others open on demand. `epochs` are the last leader epochs of those that ever were open.
+    """A topic and its open partitions.
 
-    `is_deleting` while it is being deleted, `is_deleted` when it was.
+    `partitions` holds the open partitions; the others are opened on demand. `epochs` holds the last
+    known leader epoch of each partition that was ever open. `is_deleting` is set while the topic is
+    being deleted, `is_deleted` afterwards.
     """
 
     topic: Topic
