@@ -187,14 +187,14 @@ class Partition:
         self.producers.append(
             batch, base_offset, result.log_append_time, self.log.end_offset, now, topic_name
         )
-        sequenced = self._in_flight[base_offset] = _InFlightBatch(batch, now, end_offset)
-        finishing = self._finish(waiting, result, len(records), sequenced)
-        if not has_fired(waiting):
+        in_flight = self._in_flight[base_offset] = _InFlightBatch(batch, now, end_offset)
+        finishing = self._finish(waiting, result, len(records), in_flight)
+        if not has_ended(waiting):
             return finishing
         # A batch that the log refuses at once must be forgotten before the next one is checked,
         # not only when the caller awaits this.
         start(finishing, _ignore_outcome, _ignore_outcome)
-        return _result(sequenced.shared)
+        return _result(in_flight.shared)
 
     def append_message_set(
         self, records: memoryview, checked: MessageSet, now: int, run: RunInThread | None = None
@@ -245,22 +245,22 @@ class Partition:
     def _enqueue_append(
         self, queue: Callable[[], Awaitable[Coroutine[Any, Any, AppendResult]]]
     ) -> Coroutine[Any, Any, AppendResult]:
-        turn = _QueuedAppend(queue)
-        self._queued_appends.append(turn)
+        queued = _QueuedAppend(queue)
+        self._queued_appends.append(queued)
         if len(self._queued_appends) == 1:
             start(self._drain_queue(), _ignore_result, _reraise)
-        return _result(turn.result)
+        return _result(queued.result)
 
     async def _drain_queue(self) -> None:
         """Put into the log what waits, in its order, until nothing does."""
         while self._queued_appends:
-            turn = self._queued_appends[0]
+            queued = self._queued_appends[0]
             try:
-                waiting = await turn.queue()
+                waiting = await queued.queue()
             except Exception as failure:  # noqa: BLE001 - it belongs to the one who waits for it, and the others must have their turn
-                turn.result.fail(failure)
+                queued.result.fail(failure)
             else:
-                start(waiting, turn.result.succeed, turn.result.fail)
+                start(waiting, queued.result.succeed, queued.result.fail)
             self._queued_appends.popleft()
 
     def _append_set(
@@ -287,35 +287,35 @@ class Partition:
         )
 
     async def _finish(
-        self, waiting: Any, result: AppendResult, size: int, sequenced: _InFlightBatch | None = None
+        self, waiting: Any, result: AppendResult, size: int, in_flight: _InFlightBatch | None = None
     ) -> AppendResult:
         queued_offset = result.base_offset
         try:
             assigned: int | None = await waiting
         except Exception as failure:
             # Only this batch: those queued before it may still be stored, and those behind it fail by themselves.
-            if sequenced is not None:
-                self.producers.remove_failed(sequenced.batch.producer_id, queued_offset)
+            if in_flight is not None:
+                self.producers.remove_failed(in_flight.batch.producer_id, queued_offset)
             error = (
                 self.handle_storage_error(failure) if isinstance(failure, StorageError) else failure
             )
-            if sequenced is not None:
+            if in_flight is not None:
                 if not isinstance(failure, Fenced | LogClosed):
                     self._in_flight.pop(queued_offset, None)
-                sequenced.shared.fail(error)
+                in_flight.shared.fail(error)
             if error is failure:
                 raise
             raise error from failure
         self.unsaved_bytes += size
         if assigned is not None:
             result = AppendResult(assigned, result.log_append_time)
-        if sequenced is not None:
+        if in_flight is not None:
             if assigned is not None:
                 self.producers.confirm(
-                    sequenced.batch, queued_offset, assigned, result.log_append_time, sequenced.now
+                    in_flight.batch, queued_offset, assigned, result.log_append_time, in_flight.now
                 )
             self._in_flight.pop(queued_offset, None)
-            sequenced.shared.succeed(result)
+            in_flight.shared.succeed(result)
         return result
 
     def snapshot(self) -> bytes:
