@@ -1,11 +1,14 @@
-"""`cleanup.policy=compact`: of each key only the last record stays. When a partition is compacted, how far, and what is remembered of it.
+"""Log compaction (`cleanup.policy=compact`): keeps the latest record of each key.
 
-Follows Kafka's LogCleaner. A pass reads the part of a log that no pass has read before into a map of keys, then goes over everything up to there and
-takes away what the map knows a later record of; offsets do not change. There are no segments here: what Kafka leaves alone as the active
-segment are the newest `segment.bytes` that are not older than `segment.ms`, and always the last entry.
+Follows Kafka's LogCleaner. A pass reads the dirty part of the log, which no earlier pass has read,
+into a map of the last offset of each key. It then rewrites the log up to there without the records
+that the map supersedes. Offsets do not change.
 
-Each piece is replaced in one durable step of the store, and only when a pass has ended is it noted how far it came. After a crash at any point the pass
-is made again, over what it had left.
+There are no segments. Instead of Kafka's active segment, the newest `segment.bytes` that are not
+older than `segment.ms` are left alone, and always the last entry.
+
+Each chunk is replaced atomically and durably. The checkpoint is stored only at the end of a pass;
+after a crash the pass is repeated over what is left.
 """
 
 from __future__ import annotations
@@ -35,23 +38,28 @@ from storage.log import (
 
 _log = logs.get_logger(__name__)
 
-#: Keys that one pass remembers, some 100 to 150 bytes each: as much memory as Kafka's log.cleaner.dedupe.buffer.size. A log with more takes more passes.
+#: Keys remembered per pass, 100 to 150 bytes each: as much memory as Kafka's
+#: log.cleaner.dedupe.buffer.size. A log with more keys takes several passes.
 MAX_KEYS = 1_000_000
 
-#: What is read, rewritten and replaced at a time: some 50 ms of another thread's work, and little enough to hold.
+#: Bytes read, rewritten and replaced at a time: about 50 ms of work on another thread.
 CHUNK_BYTES = 4 << 20
 
-#: Topics and partitions that are checked before the reactor gets a turn: some 5 us each.
+#: Partitions checked, about 5 us each, before yielding to the reactor.
 CHECKS_PER_TURN = 500
 
 _TOPIC_ID_BYTES = 16
 
-#: Later than any time in ms.
+#: Later than any time in milliseconds.
 _NEVER = LONG_MAX
 
 
 class CleanerCheckpoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where the last pass over a partition ended, how many bytes it left before that, and where the log began then."""
+    """Result of the last pass over a partition.
+
+    `end` is the first dirty offset, `clean_bytes` the size of the log before it, and `start` the
+    log start offset at that time.
+    """
 
     end: int = 0
     clean_bytes: int = 0
@@ -59,7 +67,7 @@ class CleanerCheckpoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     horizons: list[DeleteHorizon] = []
 
     def clean_bytes_from(self, start_offset: int) -> int:
-        """About how many of them are left when the log begins at `start_offset`."""
+        """Estimate the clean bytes that remain when the log starts at `start_offset`."""
         if start_offset <= self.start or self.end <= self.start:
             return self.clean_bytes
         return self.clean_bytes * max(0, self.end - start_offset) // (self.end - self.start)
@@ -67,10 +75,10 @@ class CleanerCheckpoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class CleanableRange:
-    """How far a pass may go: through the entries from `start` on, up to the first that it must leave alone.
+    """The entries that a pass may clean: from `start` up to the first that is not admitted.
 
-    That is one that does not end before `end`, is newer than `newest` (ms), or neither begins within the first `old_bytes` bytes nor is as old as
-    `old`.
+    An entry is admitted if it ends before `end`, is not newer than `newest` (ms), and either starts
+    within the first `old_bytes` bytes or is not newer than `old` (ms).
     """
 
     start: int
@@ -80,7 +88,7 @@ class CleanableRange:
     newest: int
 
     def admits(self, entry: Entry, bytes_before: int) -> bool:
-        """`bytes_before` are those of the entries from `start` to before this one."""
+        """Whether the entry may be cleaned; `bytes_before` counts from `start` to the entry."""
         if entry.last_offset >= self.end or entry.max_timestamp > self.newest:
             return False
         return bytes_before < self.old_bytes or entry.max_timestamp <= self.old
@@ -88,7 +96,7 @@ class CleanableRange:
 
 @dataclass(frozen=True, slots=True)
 class IdlePartition:
-    """A partition in which there is nothing to compact before `until` (ms), as long as the other values stay the same."""
+    """State of a partition that has nothing to clean until `until` (ms) unless the rest changes."""
 
     start: int
     end: int
@@ -100,9 +108,10 @@ class IdlePartition:
 async def plan(
     log: PartitionLog, config: CompactionConfig, checkpoint: CleanerCheckpoint, now: int
 ) -> tuple[CleanableRange | None, int]:
-    """How far a pass may go, None where none is worth it yet; and the time (ms) until which that stays so if the log does not change.
+    """Return the range that a pass should clean, or None, and until when (ms) this holds.
 
-    The bytes that it is decided by are counted, or estimated from the offsets.
+    The second value is valid while the log does not change. Byte counts are exact or estimated from
+    offsets.
     """
     end = log.end_offset
     start = max(checkpoint.end, log.start_offset)
@@ -112,7 +121,7 @@ async def plan(
         return None, _NEVER
     may_be_overdue = now > config.max_compaction_lag_ms
     if not may_be_overdue and not _is_above_dirty_ratio(dirty, clean, config):
-        # Nothing needs to be read: no more than all of it can be cleanable.
+        # No need to read the log: at most all dirty bytes are cleanable.
         return None, _NEVER
     old_age = min(config.segment_ms, config.max_compaction_lag_ms)
     old = now - old_age
@@ -144,7 +153,7 @@ def _is_above_dirty_ratio(cleanable: int, clean: int, config: CompactionConfig) 
 
 
 async def _overdue_at(log: PartitionLog, start: int, config: CompactionConfig) -> int:
-    """When the first record that is not compacted has waited for longer than `max.compaction.lag.ms`, in ms."""
+    """Return when the oldest dirty record exceeds `max.compaction.lag.ms`, in ms."""
     entries = await log.read(start, 1)
     if not entries or entries[0].max_timestamp <= 0:
         return _NEVER
@@ -152,9 +161,11 @@ async def _overdue_at(log: PartitionLog, start: int, config: CompactionConfig) -
 
 
 class LogCleaner:
-    """The compacted topics of one broker. `run_once` checks each partition once; `stop` ends it at the next piece.
+    """Cleans the compacted topics of a broker.
 
-    A partition that was found idle costs no I/O until it changes. Space is reclaimed at the interval of retention, since that asks the store.
+    `run_once` checks each partition once; `stop` ends it after the current chunk. An idle partition
+    costs no I/O until it changes. Space is reclaimed at the retention interval, since that queries
+    the store.
     """
 
     def __init__(
@@ -174,7 +185,7 @@ class LogCleaner:
         self._is_stopped = True
 
     async def run_once(self) -> None:
-        """Compact what is worth it. Failures are logged; the next round tries again."""
+        """Clean the partitions that are due. Failures are logged and retried by the next call."""
         now = self._broker.now()
         reclaim_due = now >= self._reclaim_at
         try:
@@ -182,7 +193,7 @@ class LogCleaner:
             if reclaim_due:
                 await self._forget_deleted(table)
         except StorageError as failure:
-            _log.warning("compaction cannot remember where it was", reason=str(failure))
+            _log.warning("compaction checkpoints not available", reason=str(failure))
             return
         if reclaim_due:
             self._reclaim_at = now + self._broker.settings.log_retention_check_interval_ms
@@ -203,8 +214,8 @@ class LogCleaner:
                 try:
                     self._checkpoints[key] = _DECODER.decode(row)
                 except msgspec.MsgspecError:
-                    # Nothing is lost by it: the next pass begins at the start of the log.
-                    _log.warning("unreadable note of how far compaction came", key=key)
+                    # Nothing is lost: the next pass starts at the beginning of the log.
+                    _log.warning("unreadable compaction checkpoint ignored", key=key)
             self._table = table
         return self._table
 
@@ -233,7 +244,7 @@ class LogCleaner:
         self, state: TopicState, index: int, table: StateTable, *, reclaim_due: bool
     ) -> None:
         if index not in state.partitions and self._broker.store.retains_by_itself:
-            # To open it would take it away from whoever leads it.
+            # Opening it would fence the gateway that leads it.
             return
         partition = None
         try:
@@ -244,12 +255,10 @@ class LogCleaner:
             if reclaim_due:
                 await self._reclaim(state, partition)
             while await self._run_pass(state, partition, table):
-                # There were more keys than one pass holds.
+                # Repeat: the log has more keys than one pass holds.
                 pass
         except OffsetOutOfRange:
-            _log.debug(
-                "records were deleted while they were compacted", topic=state.name, partition=index
-            )
+            _log.debug("records deleted during compaction", topic=state.name, partition=index)
         except (StorageError, KafkaError) as failure:
             if partition is not None and isinstance(failure, StorageError):
                 partition.handle_storage_error(failure)
@@ -263,23 +272,26 @@ class LogCleaner:
             await partition.log.reclaim()
         except StorageFailed as failure:
             _log.warning(
-                "space is not freed yet",
+                "space not reclaimed",
                 topic=state.name,
                 partition=partition.index,
                 reason=str(failure),
             )
 
     def _warn_not_compacted(self, state: TopicState) -> None:
-        """Once a topic."""
+        """Log once per topic that it is not compacted."""
         if state.topic.topic_id not in self._skipped_topics:
             self._skipped_topics.add(state.topic.topic_id)
             _log.warning(
-                "this gateway does not compact the topic: its entry format is, or was, one that others share",
+                "topic not compacted: its entry format is, or was, shared with Pulsar clients",
                 topic=state.name,
             )
 
     async def _run_pass(self, state: TopicState, partition: Partition, table: StateTable) -> bool:
-        """One pass where it is worth it; whether another should follow at once. Raises StorageError."""
+        """Run a pass if one is due; return whether another should follow immediately.
+
+        Raises StorageError.
+        """
         log, config, now = partition.log, state.config.compaction, self._broker.now()
         key = state.topic.topic_id + partition.index.to_bytes(4, "big")
         idle = self._idle.pop(key, None)
@@ -288,7 +300,7 @@ class LogCleaner:
             return False
         checkpoint = self._checkpoints.get(key)
         if checkpoint is None or checkpoint.end > log.end_offset:
-            # The log may have lost its end, as when only it was restored from a backup.
+            # The log may have been truncated, for example restored from a backup.
             checkpoint = CleanerCheckpoint(log.start_offset)
         before_pass = _idle_state(log, config, now)
         cleanable, until = await plan(log, config, checkpoint, now)
@@ -298,7 +310,7 @@ class LogCleaner:
         size, start_offset = log.size, log.start_offset
         offset_map = await self._read_keys(state, log, cleanable)
         if offset_map.end == cleanable.start and not self._should_stop(state):
-            # The estimate was wrong: all that is left is the last entry, or too new.
+            # The estimate was wrong: only the last entry or entries that are too new are left.
             self._idle[key] = replace(
                 before_pass, until=now + self._broker.settings.log_retention_check_interval_ms
             )
@@ -311,7 +323,8 @@ class LogCleaner:
             return False
         horizons = checkpoint.horizons
         if offset_map.unreadable:
-            # A value that a tombstone deletes may be among them: no tombstone of this pass may go.
+            # The unreadable entries may hold values that a tombstone of this pass deletes, so its
+            # tombstones must stay.
             _warn_unreadable(partition, offset_map)
         else:
             horizons = add_delete_horizon(
@@ -321,7 +334,7 @@ class LogCleaner:
         await table.put({key: _ENCODER.encode(done)})
         self._checkpoints[key] = done
         _log.debug(
-            "compacted",
+            "partition compacted",
             topic=state.name,
             partition=partition.index,
             up_to=offset_map.end,
@@ -334,7 +347,7 @@ class LogCleaner:
     async def _read_keys(
         self, state: TopicState, log: PartitionLog, cleanable: CleanableRange
     ) -> OffsetMap:
-        """The keys of what the pass may reach, or of as much of it as there is room for."""
+        """Read the keys of the cleanable range, as many as fit."""
         offset_map = OffsetMap(
             cleanable.start, self._max_keys, self._broker.settings.max_decompressed_bytes
         )
@@ -360,7 +373,10 @@ class LogCleaner:
         offset_map: OffsetMap,
         horizons: Sequence[DeleteHorizon],
     ) -> int | None:
-        """Rewrite the log up to the end of `offset_map`; the bytes that are left there, None where it was broken off."""
+        """Rewrite the log up to the end of `offset_map`.
+
+        Returns the bytes left before it, or None if stopped.
+        """
         log = partition.log
         cleaning = Cleaner(
             offset_map, horizons, self._broker.now(), self._broker.settings.max_decompressed_bytes
@@ -380,7 +396,7 @@ class LogCleaner:
             if self._should_stop(state):
                 return None
             await _replace(log, entries, rewritten)
-            # One that the pass ended in the middle of is where the next begins.
+            # An entry in which the map ended is dirty: the next pass starts there.
             left += sum(
                 len(entry.payload)
                 for entry in rewritten
@@ -397,7 +413,7 @@ def _idle_state(log: PartitionLog, config: CompactionConfig, until: int) -> Idle
 async def _replace(
     log: PartitionLog, entries: Sequence[Entry], rewritten: Sequence[Entry | None]
 ) -> None:
-    """Store what has become of `entries`, from the first to the last that changed."""
+    """Store the rewritten entries, from the first to the last that changed."""
     changed = [
         n
         for n, (before, after) in enumerate(zip(entries, rewritten, strict=True))
@@ -412,7 +428,7 @@ async def _replace(
 def _warn_unreadable(partition: Partition, offset_map: OffsetMap) -> None:
     offset, reason = next(iter(offset_map.unreadable.items()))
     count = len(offset_map.unreadable)
-    message = "some records cannot be read and were not compacted"
+    message = "unreadable records not compacted"
     _log.warning(
         message,
         topic=partition.topic,
@@ -424,7 +440,7 @@ def _warn_unreadable(partition: Partition, offset_map: OffsetMap) -> None:
 
 
 def _last_durable_offsets(partition: Partition) -> set[int]:
-    """The last offset of each producer's last batch that is durable: those in flight may fail yet."""
+    """Return the end of each producer's last durable batch; in-flight batches may still fail."""
     end = partition.log.end_offset
     return {
         max((sent.last_offset for sent in producer.batches if sent.last_offset < end), default=-1)

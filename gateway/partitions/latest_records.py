@@ -1,6 +1,6 @@
-"""The work of compaction that knows neither a broker nor a clock: which record of a key is the last, and entries without the others.
+"""Finds the last record of each key and removes the others, for log compaction.
 
-It unpacks and packs records, so it runs on another thread than the reactor's, some entries at a time.
+Runs off the reactor thread, since it unpacks and packs records; needs no broker and no clock.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from compat.records import RecordsError, empty_batch, filter_records, newest_tim
 from gateway.partitions.record_batch import HEADER_BYTES, magic_of, read_batch
 from storage.log import Entry
 
-#: A key of this many bytes or more is remembered by its hash of so many (as in Kafka's SkimpyOffsetMap): no two keys ever had the same.
+#: Keys of at least this many bytes are replaced by a hash of this size, as in Kafka's
+#: SkimpyOffsetMap. Collisions are practically impossible.
 HASH_BYTES = 16
 
-#: Deletion times of tombstones are kept for so many stretches of offsets: passes within a 64th of delete.retention.ms share one.
+#: Granularity of delete horizons: passes within 1/64 of delete.retention.ms share one.
 _HORIZON_STEPS = 64
 _MAX_HORIZONS = 256
 
-#: After so many bytes, some 0.3 ms of work on records of 1 KiB, the reactor may go first. The pauses cost 2 s a GiB, and no CPU.
+#: After this many bytes (about 0.3 ms of work on records of 1 KiB) the GIL is released. The pauses
+#: cost 2 s per GiB, and no CPU.
 _TURN_BYTES = 64 << 10
 _TURN_PAUSE_SECONDS = 50e-6
 
 
 class DeleteHorizon(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Tombstones before the offset `end`, and not before that of an earlier horizon, may go from `time` (ms) on."""
+    """Tombstones before offset `end` may be removed from `time` (ms) on.
+
+    Earlier horizons apply to the offsets before their own `end`.
+    """
 
     end: int
     time: int
@@ -38,9 +43,10 @@ class DeleteHorizon(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def add_delete_horizon(
     horizons: Sequence[DeleteHorizon], end: int, now: int, delete_retention_ms: int
 ) -> list[DeleteHorizon]:
-    """The horizons after a pass that reached the offset `end`; its tombstones stay for at least `delete_retention_ms` from now.
+    """Return the horizons after a pass up to offset `end`.
 
-    Times are rounded up, and stretches that may go already are joined, so that there are never many.
+    Tombstones of the pass stay for at least `delete_retention_ms` from `now`. Times are rounded up,
+    and ranges that have expired are merged, to keep the list short.
     """
     step = max(1, delete_retention_ms // _HORIZON_STEPS)
     time = -(-(now + delete_retention_ms) // step) * step
@@ -56,7 +62,7 @@ def add_delete_horizon(
 
 
 class OffsetMap:
-    """The last offset of every key in a stretch of a log, from `start` to before `end`; `limit` is the most keys that it holds."""
+    """The last offset of each key from offset `start` to before `end`; at most `limit` keys."""
 
     __slots__ = (
         "_limit",
@@ -71,7 +77,7 @@ class OffsetMap:
     def __init__(self, start: int, limit: int, max_decompressed_bytes: int) -> None:
         self.start = self.end = start
         self.is_full = False
-        #: (base offset, reason) of the entries that could not be read: they stay as they are.
+        #: Reasons by base offset for entries that could not be read; they are left unchanged.
         self.unreadable: dict[int, str] = {}
         self._limit = limit
         self._max_decompressed_bytes = max_decompressed_bytes
@@ -81,12 +87,16 @@ class OffsetMap:
         return len(self._offsets)
 
     def add(self, entries: Sequence[Entry]) -> None:
-        """Read on. Where the limit is reached, `end` is at the first record that has no place any more, be it in the middle of an entry."""
+        """Add the keys of the next entries.
+
+        When the limit is reached, `end` is the offset of the first record that does not fit,
+        possibly in the middle of an entry.
+        """
         for entry in _yielding_gil(entries):
             try:
                 self._add(entry)
             except RecordsError as failure:
-                # Keys of it that were noted are its first ones, and truly there: what they replace may go, as it may without this entry.
+                # The keys read before the error are valid: what they supersede may be removed.
                 self.unreadable[entry.base_offset] = str(failure)
             if self.is_full:
                 return
@@ -106,12 +116,14 @@ class OffsetMap:
             self._offsets[short] = offset
 
     def has_later(self, key: bytes, offset: int) -> bool:
-        """Whether a record of `key` behind `offset` is known."""
+        """Whether `key` has a later record than `offset`."""
         return self._offsets.get(_hashed_key(key), -1) > offset
 
 
 def _yielding_gil(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The entries, with pauses in which other threads get the interpreter's lock: left to itself it is handed over every 5 ms only."""
+    """Yield the entries, pausing so that other threads get the GIL; by default it changes hands
+    only every 5 ms.
+    """
     size = 0
     for entry in entries:
         yield entry
@@ -126,7 +138,7 @@ def _hashed_key(key: bytes) -> bytes:
 
 
 class Cleaner:
-    """One pass: what it takes away. `now` (ms) decides which tombstones may go."""
+    """Removes superseded records in one pass; `now` (ms) decides which tombstones expire."""
 
     __slots__ = ("_ends", "_horizons", "_last_offsets", "_max_decompressed_bytes", "_now")
 
@@ -144,9 +156,10 @@ class Cleaner:
         self._max_decompressed_bytes = max_decompressed_bytes
 
     def rewrite(self, entries: Sequence[Entry], last_batches: Container[int]) -> list[Entry | None]:
-        """What becomes of each entry: itself, another of the same offsets with fewer records, or nothing.
+        """Return for each entry itself, a smaller entry with the same offsets, or None.
 
-        `last_batches` are the last offsets of batches that must keep their header at least, since a producer's sequence stands nowhere else.
+        `last_batches` are the last offsets of batches that keep at least their header, which is the
+        only record of a producer's sequence.
         """
         return [self._rewrite(entry, last_batches) for entry in _yielding_gil(entries)]
 
@@ -166,14 +179,16 @@ class Cleaner:
         except RecordsError as failure:
             unreadable[entry.base_offset] = str(failure)
             return entry
-        # Without a timestamp of its own an entry has that of its arrival.
+        # Entries without a timestamp have their arrival time.
         timestamp = (
             entry.max_timestamp if newest_left < 0 else min(entry.max_timestamp, newest_left)
         )
         return Entry(entry.base_offset, entry.last_offset, timestamp, left)
 
     def _stays(self, offset: int, key: bytes | None, is_tombstone: bool) -> bool:
-        """As Cleaner.shouldRetainRecord: a record without a key, which may be older than the policy, goes."""
+        """As Cleaner.shouldRetainRecord: records without a key, written before the policy, are
+        removed.
+        """
         if offset >= self._last_offsets.end:
             return True
         if key is None or self._last_offsets.has_later(key, offset):
@@ -197,5 +212,5 @@ def _is_last_of_producer(entry: Entry, last_batches: Container[int]) -> bool:
 
 
 def _emptied_batch(entry: Entry) -> Entry:
-    """No record has its timestamp any more."""
+    """Return the entry without records; no record needs its timestamp."""
     return Entry(entry.base_offset, entry.last_offset, -1, empty_batch(entry.payload))

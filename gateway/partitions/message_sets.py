@@ -1,7 +1,7 @@
-"""Message sets of formats 0 and 1 as they come from producers: checked, and converted to a batch for topics that need it
-(`TopicConfig.stores_as_v2`).
+"""Validates message sets of formats 0 and 1 and converts them to batches (`stores_as_v2`).
 
-What is large is worked on by another thread. The rules of the turning are those of Kafka's LogValidator with format 2 as its target.
+Large sets are processed on another thread. Conversion follows Kafka's LogValidator with format 2 as
+the target.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gateway.partitions.record_batch import BatchHeader, read_batch
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
 
-#: From this size on, or if they unpack to more than this, old message sets are worked on by another thread.
+#: Message sets of at least this size, also when unpacked, are processed on another thread.
 LARGE_MESSAGE_SET = 64 << 10
 
 
 async def validate_message_set(records: memoryview, caller: Caller) -> MessageSet:
-    """What there is to know of a set before it is stored. Raises KafkaError."""
+    """Validate a message set before it is stored. Raises KafkaError."""
     limit = caller.broker.settings.max_decompressed_bytes
     try:
         if len(records) < LARGE_MESSAGE_SET:
@@ -37,7 +37,7 @@ async def validate_message_set(records: memoryview, caller: Caller) -> MessageSe
                     records, max_decompressed_bytes=min(limit, LARGE_MESSAGE_SET)
                 )
             except RecordsTooLarge:
-                # Small only while it is packed.
+                # Small only while compressed: continue on another thread.
                 pass
         checked: MessageSet = await caller.run(_check, records, limit)
         return checked
@@ -49,8 +49,11 @@ async def validate_message_set(records: memoryview, caller: Caller) -> MessageSe
 async def convert_to_batch(
     records: memoryview, caller: Caller
 ) -> tuple[memoryview, BatchHeader, int]:
-    """A checked set that is not empty, in one batch: its codec, keys, values and timestamps (none from format 0) stay. With the CPU time that it took, in
-    microseconds. Raises KafkaError."""
+    """Convert a validated, non-empty message set to one batch.
+
+    Codec, keys, values and timestamps are kept (format 0 has no timestamps). Returns the batch, its
+    header and the CPU time used, in microseconds. Raises KafkaError.
+    """
     limit = caller.broker.settings.max_decompressed_bytes
     try:
         found = None
@@ -72,7 +75,7 @@ def _check(records: memoryview, limit: int) -> MessageSet:
 
 def _convert(records: memoryview, limit: int) -> tuple[bytearray, int]:
     begun = thread_time_ns()
-    # The partition writes its offset and epoch into it.
+    # The partition writes the offset and leader epoch into it.
     converted = bytearray(up_convert(records, base_offset=0, max_decompressed_bytes=limit))
     return converted, (thread_time_ns() - begun) // 1000
 
@@ -85,7 +88,7 @@ def _error(failure: RecordsError) -> KafkaError:
     return KafkaError(code, str(failure))
 
 
-#: Anything else is a corrupt message, too: INVALID_RECORD is younger than these producers.
+#: Other failures are CORRUPT_MESSAGE: these producers are older than INVALID_RECORD.
 _ERRORS: dict[type[RecordsError], ErrorCode] = {
     CorruptRecords: ErrorCode.CORRUPT_MESSAGE,
     UnsupportedCodec: ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,

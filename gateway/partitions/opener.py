@@ -207,7 +207,7 @@ class PartitionOpener:
             epoch=partition.log.leader_epoch,
         )
         other_leader = KafkaError(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none"
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, "this gateway does not lead the partition"
         )
         self._back_off(state, index, error or other_leader)
 

@@ -1,7 +1,7 @@
-"""The leader of one partition: numbers, stamps and appends what producers send, and remembers their sequences.
+"""One partition led by this gateway: assigns offsets, appends batches, tracks producer sequences.
 
-Everything up to the append happens at once, so that the order of the calls is the order of the offsets. What comes back is the wait for
-durability.
+A batch is queued synchronously, so that offsets follow the order of the calls. The returned
+coroutine waits until the batch is durable.
 """
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ from storage.log import (
 
 
 class AppendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where records went. `log_append_time` (ms) is -1 where the topic keeps the producer's timestamps."""
+    """Where records were appended.
+
+    `log_append_time` (ms) is -1 if the topic keeps the producer's timestamps.
+    """
 
     base_offset: int
     log_append_time: int
 
 
-#: From so many unpacked bytes on, a set that must be packed anew is packed on another thread: some half a millisecond of work.
+#: Message sets that must be recompressed and unpack to at least this many bytes are packed on
+#: another thread: about 0.5 ms of work.
 REPACK_IN_THREAD_BYTES = 64 << 10
 
-#: Is told of a partition whose log is finished.
+#: Called with a partition whose log is fenced or closed.
 FencedCallback = Callable[["Partition"], None]
 
 #: Runs a function on another thread.
@@ -54,7 +58,10 @@ RunInThread = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _QueuedAppend:
-    """An append that waits for the one before it to be packed. `queue` puts it into the log, and gives the wait for durability."""
+    """An append waiting for a message set before it to be repacked.
+
+    `queue` appends it to the log and returns a coroutine that waits for durability.
+    """
 
     queue: Callable[[], Awaitable[Coroutine[Any, Any, AppendResult]]]
     result: SharedResult[AppendResult] = field(default_factory=SharedResult)
@@ -62,7 +69,10 @@ class _QueuedAppend:
 
 @dataclass(frozen=True, slots=True)
 class _InFlightBatch:
-    """An idempotent producer's batch in flight. `end_offset`: the log's end before it was queued."""
+    """An in-flight batch of an idempotent producer.
+
+    `end_offset` is the log end offset before the batch was queued.
+    """
 
     batch: BatchHeader
     now: int
@@ -72,9 +82,10 @@ class _InFlightBatch:
 
 @dataclass(slots=True)
 class ProducerRecovery:
-    """The replay of the log into the state of the idempotent producers.
+    """A replay of the log that rebuilds the state of the idempotent producers.
 
-    `offset` is how far it has come. A request waits for its end deadline `until` at most, in seconds of the broker's clock.
+    `offset` is the next offset to replay. Requests wait for the end of the replay until `deadline`,
+    in seconds of the broker's clock.
     """
 
     offset: int
@@ -83,9 +94,10 @@ class ProducerRecovery:
 
 
 class Partition:
-    """One partition that this gateway leads. `config` is replaced whenever the topic's configs change.
+    """A partition led by this gateway.
 
-    `on_fenced` is called, again and again maybe, once its log is finished: whoever asks for the partition then gets another object.
+    `config` is replaced whenever the topic's configs change. `on_fenced` may be called repeatedly
+    once the log is fenced or closed; the registry then opens another Partition.
     """
 
     __slots__ = (
@@ -117,21 +129,27 @@ class Partition:
         self.config = config
         self.producers = producers
         self._on_fenced = on_fenced
-        #: While it lasts, and if it has failed, nothing of an idempotent producer may be appended.
+        #: While this is set, also after a failed recovery, batches of idempotent producers cannot
+        #: be appended.
         self.recovery: ProducerRecovery | None = None
-        #: Bytes appended since the producers' state was last saved.
+        #: Bytes appended since the producer state was last saved.
         self.unsaved_bytes = 0
-        # Idempotent producers' batches by the offset they were queued at, oldest first; a retry waits
-        # for the first try. A batch whose outcome is unknown stays: snapshots must not skip it.
+        # In-flight batches of idempotent producers by the offset at which they were queued, oldest
+        # first. A retry waits for the first attempt. A batch with an unknown outcome stays, so that
+        # snapshots do not skip it.
         self._in_flight: dict[int, _InFlightBatch] = {}
-        # The large set that is being packed anew, and what came after it: nothing may overtake it, for its offsets are within what is packed.
+        # The large message set being repacked and the appends after it. Nothing may overtake it,
+        # since its offsets are part of the packed data.
         self._queued_appends: deque[_QueuedAppend] = deque()
-        # By format, the last stretch of offsets found to hold nothing for its consumers: (first, the one after).
+        # By record format: the last known offset range (first, end) that has no records for
+        # consumers of that format.
         self._empty_ranges: dict[int | None, tuple[int, int]] = {}
 
     @property
     def is_closed(self) -> bool:
-        """The topic was deleted, the store is closing, or somebody else leads the partition."""
+        """Whether the topic was deleted, the store is closing or another gateway leads the
+        partition.
+        """
         try:
             self.log.read_resident(self.log.end_offset, 0)
         except (LogClosed, Fenced) as failure:
@@ -140,7 +158,7 @@ class Partition:
         return False
 
     def handle_storage_error(self, failure: StorageError) -> KafkaError:
-        """What a client is told of a failure of this partition's log; one that is finished is given up."""
+        """Return the client's error for a failure of this log; report a fenced or closed log."""
         if isinstance(failure, LogClosed | Fenced) and self._on_fenced is not None:
             self._on_fenced(self)
         return storage_error(failure)
@@ -148,9 +166,10 @@ class Partition:
     def append_batch(
         self, records: memoryview, batch: BatchHeader, now: int, topic_name: str = ""
     ) -> Coroutine[Any, Any, AppendResult]:
-        """Queue a checked v2 batch; the coroutine ends when it is durable. Raises KafkaError at once, or later through the coroutine.
+        """Queue a checked v2 batch; the coroutine returns when it is durable.
 
-        `topic_name` is the name of the topic that its producer uses, where that is known.
+        KafkaError is raised immediately or by the coroutine. `topic_name` is the name that the
+        producer uses for the topic, if known.
         """
         if self._queued_appends:
             return self._enqueue_append(partial(self._queue_batch, records, batch, now, topic_name))
@@ -167,7 +186,8 @@ class Partition:
         if batch.has_producer:
             duplicate = self.producers.check(batch, topic_name)
             if duplicate is not None:
-                # Looked up now: by the time the coroutine runs the first try may have failed, and be forgotten.
+                # Look it up now: when the coroutine runs, the first attempt may have failed and
+                # been removed.
                 first = self._in_flight.get(duplicate.base_offset)
                 return _duplicate_result(duplicate, None if first is None else first.shared)
         base_offset, end_offset = self.log.next_offset, self.log.end_offset
@@ -189,19 +209,20 @@ class Partition:
         )
         in_flight = self._in_flight[base_offset] = _InFlightBatch(batch, now, end_offset)
         finishing = self._finish(waiting, result, len(records), in_flight)
-        if not has_ended(waiting):
+        if not has_fired(waiting):
             return finishing
-        # A batch that the log refuses at once must be forgotten before the next one is checked,
-        # not only when the caller awaits this.
+        # If the log has already refused the batch, its state must be removed before the next batch
+        # is checked, not when the caller awaits the result.
         start(finishing, _ignore_outcome, _ignore_outcome)
         return _result(in_flight.shared)
 
     def append_message_set(
         self, records: memoryview, checked: MessageSet, now: int, run: RunInThread | None = None
     ) -> Coroutine[Any, Any, AppendResult]:
-        """Queue a checked set of format 0 or 1, as `append_batch`. An empty one is taken and comes to nothing, as in Kafka.
+        """Queue a checked message set of format 0 or 1, as `append_batch`.
 
-        `run` takes the packing of a large one to another thread.
+        An empty set is accepted and appends nothing, as in Kafka. If `run` is given, a large set is
+        packed on another thread.
         """
         if not checked.count:
             return _empty_append()
@@ -224,7 +245,8 @@ class Partition:
         )
 
     def _append_time(self, checked: MessageSet, now: int) -> int | None:
-        # Format 0 has no timestamps to set. Such a set gets here only if the topic changed to LogAppendTime a moment ago.
+        # Format 0 has no timestamps. Such a set arrives here only if the topic was switched to
+        # LogAppendTime just now.
         return now if self.config.is_log_append_time and checked.magic == 1 else None
 
     async def _queue_set(
@@ -240,7 +262,7 @@ class Partition:
                 )
             if base_offset == self.log.next_offset:
                 return self._append_set(stamped, checked, base_offset, log_append_time, now)
-            # An append that was in flight before it has failed meanwhile, and its offsets are free again.
+            # An earlier in-flight append failed meanwhile and its offsets were reassigned: repack.
 
     def _enqueue_append(
         self, queue: Callable[[], Awaitable[Coroutine[Any, Any, AppendResult]]]
@@ -252,12 +274,12 @@ class Partition:
         return _result(queued.result)
 
     async def _drain_queue(self) -> None:
-        """Put into the log what waits, in its order, until nothing does."""
+        """Append queued batches in order until the queue is empty."""
         while self._queued_appends:
             queued = self._queued_appends[0]
             try:
                 waiting = await queued.queue()
-            except Exception as failure:  # noqa: BLE001 - it belongs to the one who waits for it, and the others must have their turn
+            except Exception as failure:  # noqa: BLE001 - raised to the caller of that append
                 queued.result.fail(failure)
             else:
                 start(waiting, queued.result.succeed, queued.result.fail)
@@ -272,7 +294,8 @@ class Partition:
         now: int,
     ) -> Coroutine[Any, Any, AppendResult]:
         timestamp = checked.max_timestamp if log_append_time is None else log_append_time
-        # Where no record says when it was written, retention counts from now, as Kafka's does from the time of the segment's file.
+        # If no record has a timestamp, retention counts from now, as Kafka uses the modification
+        # time of the segment file.
         entry = Entry(
             base_offset,
             base_offset + checked.count - 1,
@@ -293,7 +316,8 @@ class Partition:
         try:
             assigned: int | None = await waiting
         except Exception as failure:
-            # Only this batch: those queued before it may still be stored, and those behind it fail by themselves.
+            # Only this batch: earlier batches may still be stored, and later ones fail on their
+            # own.
             if in_flight is not None:
                 self.producers.remove_failed(in_flight.batch.producer_id, queued_offset)
             error = (
@@ -319,11 +343,11 @@ class Partition:
         return result
 
     def snapshot(self) -> bytes:
-        """The state of the idempotent producers, as `ProducerStateManager.load` reads it.
+        """Return the producer state, readable by `ProducerStateManager.load`.
 
-        The log is replayed from where the oldest batch in flight may have been stored. In a log that
-        assigns offsets itself, such a batch can lie before `end_offset` although it is not
-        acknowledged yet, and a failed acknowledgement leaves it stored.
+        Replay starts at the lowest offset at which the oldest in-flight batch may be stored. If the
+        log assigns offsets itself, such a batch can lie before `end_offset` although it is not
+        acknowledged, and it may be stored even if its acknowledgement failed.
         """
         end_offset = replay_from = self.log.end_offset
         oldest = next(iter(self._in_flight.values()), None)
@@ -334,7 +358,11 @@ class Partition:
         return self.producers.snapshot(end_offset, replay_from)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
-        """Whole entries from the one that holds `offset` on; see PartitionLog.read. Raises KafkaError."""
+        """Return whole entries, starting with the one that contains `offset`; see
+        PartitionLog.read.
+
+        Raises KafkaError.
+        """
         try:
             entries = self.log.read_resident(offset, max_bytes)
             return await self.log.read(offset, max_bytes) if entries is None else entries
@@ -342,14 +370,16 @@ class Partition:
             raise self.handle_storage_error(failure) from failure
 
     def skip_empty(self, offset: int, magic: int | None) -> int:
-        """Where a consumer of format `magic` (None: any) at `offset` need only look from, by what was noted before."""
+        """Return the next offset that may have records in format `magic` (None: any)."""
         first, end = self._empty_ranges.get(magic, (0, 0))
         return end if first <= offset < end else offset
 
     def mark_empty(self, first: int, end: int, magic: int | None) -> None:
-        """There is nothing for consumers of format `magic` from `first` to before `end`: control batches, or what compaction left of others.
+        """Record that offsets from `first` to before `end` have no records for consumers of
+        `magic`.
 
-        Remembered so that a consumer gets over a stretch longer than one request may look at, and does not look at it again and again.
+        Such ranges hold control batches or are left by compaction. Remembering them lets a consumer
+        pass a range longer than one request may scan, without scanning it again.
         """
         known_first, known_end = self._empty_ranges.get(magic, (0, 0))
         self._empty_ranges[magic] = (
@@ -361,7 +391,7 @@ class Partition:
 async def _duplicate_result(
     duplicate: BatchMetadata, first: SharedResult[AppendResult] | None
 ) -> AppendResult:
-    """A retry: the answer of the first try, once that is durable."""
+    """Return the result of the first attempt once it is durable."""
     if first is not None:
         return await first
     return AppendResult(duplicate.base_offset, duplicate.log_append_time)
@@ -376,7 +406,7 @@ def _ignore_result(_: None) -> None:
 
 
 def _ignore_outcome(_: object) -> None:
-    """Those who wait have the outcome from `_InFlightBatch.shared`."""
+    """Ignore the outcome; waiters get it from `_InFlightBatch.shared`."""
 
 
 def _reraise(failure: BaseException) -> None:
@@ -388,7 +418,10 @@ async def _empty_append() -> AppendResult:
 
 
 def storage_error(failure: StorageError) -> KafkaError:
-    """What a client is told of a store's failure, so that it does the right thing: look for another leader, or try again."""
+    """Map a store's failure to the error that makes clients react correctly.
+
+    Clients look for another leader, retry or give up, depending on the code.
+    """
     if isinstance(failure, OffsetOutOfRange):
         return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, str(failure))
     if isinstance(failure, EntryTooLarge):
@@ -396,16 +429,16 @@ def storage_error(failure: StorageError) -> KafkaError:
     if isinstance(failure, NotAllowed):
         return KafkaError(
             ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-            "the gateway itself may not use this topic; its log says what to grant",
+            "the gateway is not authorized to use this topic; its log names the missing permission",
         )
     if isinstance(failure, UnknownTopic):
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if isinstance(failure, Fenced | LogClosed):
         return KafkaError(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none"
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, "this gateway does not lead the partition"
         )
     if isinstance(failure, StorageFailed):
         return KafkaError(
-            ErrorCode.KAFKA_STORAGE_ERROR, "the store could not do it; it is safe to try again"
+            ErrorCode.KAFKA_STORAGE_ERROR, "the store failed; the request can be retried"
         )
     return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, type(failure).__name__)

@@ -1,18 +1,21 @@
-"""Producer ids: unique for ever, given out from blocks that are reserved durably before the first of them is used (Kafka's ProducerIdManager)."""
+"""Allocates unique producer ids.
+
+Ids come from blocks that are durably reserved before use (Kafka's ProducerIdManager).
+"""
 
 from __future__ import annotations
 
 from gateway.coroutines import SharedResult, start
 from storage.log import StateTable
 
-#: Ids reserved at a time: a restart skips at most this many, and one write serves as many producers. Kafka's PRODUCER_ID_BLOCK_SIZE.
+#: Ids reserved per write (Kafka's PRODUCER_ID_BLOCK_SIZE). A restart skips at most this many.
 BLOCK_SIZE = 1000
 
 _KEY = b"next"
 
 
 class ProducerIds:
-    """`open` it before use."""
+    """Producer id allocator; call `open` before use."""
 
     def __init__(self, table: StateTable) -> None:
         self._table = table
@@ -21,12 +24,12 @@ class ProducerIds:
         self._reserving: SharedResult[None] | None = None
 
     async def open(self) -> None:
-        """Find where the last block ended. Raises StorageError."""
+        """Load the end of the last reserved block. Raises StorageError."""
         rows = dict(await self._table.items())
         self._next = self._block_end = int.from_bytes(rows.get(_KEY, b"\0"), "big")
 
     async def next_id(self) -> int:
-        """An id that nobody else has or had. Raises StorageError."""
+        """Return an unused producer id. Raises StorageError."""
         while self._next >= self._block_end:
             await self._reserve()
         producer_id = self._next
@@ -37,7 +40,7 @@ class ProducerIds:
         reserving = self._reserving
         if reserving is None:
             reserving = self._reserving = SharedResult()
-            # On its own: a client that goes away while it waits must not take the block from the others.
+            # Run in a separate coroutine: if the client disconnects, others still need the block.
             start(self._write_block(), reserving.succeed, reserving.fail)
         await reserving
 

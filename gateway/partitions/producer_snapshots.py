@@ -1,7 +1,8 @@
-"""What is kept of each partition's idempotent producers beside its log, so that a restart need not read the whole log again.
+"""Snapshots of the idempotent producers' state, so that a restart need not read whole logs.
 
-A snapshot is a row of the store's table `producers`, by topic id and partition. It may be old, missing or unreadable: what the log has had
-since is replayed, and only time is lost. What it holds is the business of `producers.py`.
+A snapshot is a row of the store's table `producers`, by topic id and partition. It may be old,
+missing or unreadable: the log after it is replayed, which only costs time. `producer_state.py`
+defines its contents.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ from storage.log import OffsetOutOfRange, PartitionLog, StateTable, StorageError
 
 _log = logs.get_logger(__name__)
 
-#: The producers' state of a partition is saved after so many bytes: what a restart may have to read again, some 50 ms a partition.
+#: Log growth after which a partition's producer state is saved. A restart replays at most about
+#: this much, some 50 ms per partition.
 SNAPSHOT_BYTES = 64 << 20
 _REPLAY_BYTES = 4 << 20
 
-#: Snapshots written together at the end: so few writes that a shutdown is quick, so few bytes that they do not matter.
+#: Snapshots written together at shutdown: few writes, of moderate size.
 _SAVE_BYTES = 16 << 20
 
 
 class ProducerSnapshots:
-    """The table. `limit` is the most producers that a partition remembers, `expiration_ms` for how long; `now` is the time in ms; `start` runs a
-    coroutine in the background."""
+    """The snapshot table.
+
+    A partition remembers at most `limit` producers, for `expiration_ms`. `now` returns the time in
+    ms; `start` runs a coroutine in the background.
+    """
 
     def __init__(
         self,
@@ -43,17 +48,17 @@ class ProducerSnapshots:
         self._now = now
         self._start = start
         self._table: StateTable | None = None
-        #: The rows of partitions that are not open.
+        #: Rows of partitions that are not open.
         self._rows: dict[bytes, bytes] = {}
         self._saving: set[Partition] = set()
 
     async def open(self, store: Store) -> None:
-        """Read what the store has. Raises StorageError."""
+        """Load the table. Raises StorageError."""
         self._table = await store.table("producers")
         self._rows = dict(await self._table.items())
 
     def load(self, topic: Topic, index: int, log: PartitionLog) -> tuple[ProducerStateManager, int]:
-        """The producers' state by the last snapshot, and the offset from which the log must be replayed."""
+        """Return the producer state of the last snapshot and the offset to replay the log from."""
         producers = ProducerStateManager(self._limit)
         row = self._rows.get(_key(topic.topic_id, index))
         if row is None:
@@ -62,28 +67,28 @@ class ProducerSnapshots:
             claimed = producers.load(row)
         except msgspec.MsgspecError:
             _log.warning(
-                "producer snapshot unreadable, reading the log", topic=topic.name, partition=index
+                "producer snapshot unreadable, replaying the log", topic=topic.name, partition=index
             )
             return producers, log.start_offset
-        # What the log has not, nobody has sent: a retry of it must be stored.
+        # Batches that are not in the log were never stored; a retry of them must be appended.
         producers.truncate(log.end_offset)
         return producers, max(log.start_offset, min(claimed, log.end_offset))
 
     async def replay(
         self, topic_id: bytes, partition: Partition, recovery: ProducerRecovery
     ) -> None:
-        """Bring the producers' state up to the log's present end, saving it at steps. Raises StorageError.
+        """Replay the log up to its current end, saving snapshots on the way. Raises StorageError.
 
-        After an error `recovery.offset` tells how far it has come, and so does a snapshot taken then.
+        After an error, `recovery.offset` is the offset reached; a snapshot taken then includes it.
         """
         log, now, end = partition.log, self._now(), partition.log.end_offset
         if recovery.offset <= log.start_offset and log.size > SNAPSHOT_BYTES:
-            # No snapshot of a large log. A producer is expired by the time of its last batch, as in Kafka's
-            # ProducerStateManager.isProducerExpired: what is older need not be read.
+            # A large log without a snapshot. Kafka's ProducerStateManager.isProducerExpired
+            # compares the time of a producer's last batch, so older entries need not be read.
             young = await log.entry_for_time(now - self.expiration_ms)
             recovery.offset = end if young is None else max(recovery.offset, young.base_offset)
         while recovery.offset < end:
-            # Retention may have deleted what was to be read.
+            # Retention may have deleted entries at this offset.
             recovery.offset = max(recovery.offset, log.start_offset)
             try:
                 entries = await log.read(recovery.offset, _REPLAY_BYTES)
@@ -92,7 +97,7 @@ class ProducerSnapshots:
                     raise
                 continue
             if not entries:
-                # Compaction has left nothing up to the end.
+                # Compaction removed everything up to the end.
                 break
             for entry in entries:
                 if magic_of(entry.payload) == 2 and len(entry.payload) >= HEADER_BYTES:
@@ -103,19 +108,19 @@ class ProducerSnapshots:
                 self.save_in_background(topic_id, partition)
 
     def release_row(self, topic_id: bytes, index: int) -> None:
-        """The partition is open: its row need not be held any longer."""
+        """Drop the cached row of a partition that is now open."""
         self._rows.pop(_key(topic_id, index), None)
 
     def keep_row(self, topic_id: bytes, partition: Partition) -> None:
-        """The partition is given up, to be opened anew: of what is durable nothing need be read again."""
+        """Keep the state of a fenced partition, so that reopening replays only newer batches."""
         self._rows[_key(topic_id, partition.index)] = _snapshot(partition)
 
     def is_due(self, partition: Partition) -> bool:
-        """Whether it has grown enough since the last time. Of one partition one snapshot is written at a time."""
+        """Whether the log has grown enough since the last snapshot and none is being written."""
         return partition.unsaved_bytes >= SNAPSHOT_BYTES and partition not in self._saving
 
     def save_in_background(self, topic_id: bytes, partition: Partition) -> None:
-        """Save the producers' state of a partition in the background."""
+        """Save a partition's producer state in the background."""
         self._saving.add(partition)
         self._start(self._save(topic_id, partition))
 
@@ -123,7 +128,7 @@ class ProducerSnapshots:
         try:
             await self.save(topic_id, partition)
         except StorageError as failure:
-            # Only the next start pays for it, with a longer replay.
+            # Not fatal: the next start replays more of the log.
             _log.warning(
                 "producer snapshot not written",
                 topic=partition.topic,
@@ -134,11 +139,14 @@ class ProducerSnapshots:
             self._saving.discard(partition)
 
     async def save(self, topic_id: bytes, partition: Partition) -> None:
-        """Save the producers' state now. Raises StorageError."""
+        """Save a partition's producer state now. Raises StorageError."""
         await self._put({_key(topic_id, partition.index): _snapshot(partition)})
 
     async def save_all(self, partitions: Iterable[tuple[bytes, Partition]]) -> None:
-        """Save every producers' state that has changed, before a shutdown; each partition with its topic's id. Raises StorageError."""
+        """Save all changed producer states before shutdown. Raises StorageError.
+
+        `partitions` are pairs of topic id and partition.
+        """
         rows: dict[bytes, bytes | None] = {}
         size = 0
         for topic_id, partition in partitions:
@@ -152,14 +160,14 @@ class ProducerSnapshots:
         await self._put(rows)
 
     async def delete(self, topic: Topic) -> None:
-        """Forget those of a deleted topic."""
+        """Delete the snapshots of a deleted topic."""
         keys = [_key(topic.topic_id, index) for index in range(topic.partitions)]
         for key in keys:
             self._rows.pop(key, None)
         try:
             await self._put(dict.fromkeys(keys))
         except StorageError as failure:
-            # The rows are small and their topic id never comes again: they only take room.
+            # Harmless: the rows are small, and topic ids are not reused.
             _log.warning("producer snapshots not deleted", topic=topic.name, reason=str(failure))
 
     async def _put(self, rows: Mapping[bytes, bytes | None]) -> None:

@@ -1,7 +1,8 @@
-"""Idempotent producers: what each one sent to a partition last, so that a retry is recognised and a gap refused.
+"""State of idempotent producers: detects duplicate batches and sequence gaps.
 
-Follows Kafka's ProducerStateManager and ProducerAppendInfo. Batches are noted when they are queued, before they are durable: one that
-then fails is forgotten again by `remove_failed`. No I/O, no clock: times are arguments, in milliseconds.
+Follows Kafka's ProducerStateManager and ProducerAppendInfo. Batches are added when they are queued,
+before they are durable; `remove_failed` removes one that fails. There is no I/O and no clock: times
+are arguments, in milliseconds.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from msgspec import structs
 from gateway.partitions.record_batch import BatchHeader
 from gateway.protocol.errors import ErrorCode, KafkaError
 
-#: How many of a producer's last batches are remembered: the most that a client has in flight with idempotence on (KIP-98).
+#: Batches remembered per producer: the maximum in flight with idempotence enabled (KIP-98).
 BATCHES_TO_RETAIN = 5
 
 
 class BatchMetadata(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One batch of a producer: its epoch, its first and last sequence and offset, and the log append time its answer bore."""
+    """One batch of a producer: epoch, sequence range, offset range, log append time (-1: none)."""
 
     epoch: int
     first_sequence: int
@@ -32,7 +33,11 @@ class BatchMetadata(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(slots=True)
 class ProducerStateEntry:
-    """`batches` is oldest first; `last_seen` is when it last wrote, by the gateway's clock; `topic_name` is the name of the topic that it uses, if known."""
+    """A producer's remembered batches, oldest first.
+
+    `last_seen` is the time of its last write by the gateway's clock; `topic_name` is the topic name
+    that it uses, if known.
+    """
 
     batches: list[BatchMetadata]
     last_seen: int
@@ -40,9 +45,10 @@ class ProducerStateEntry:
 
 
 class ProducerStateManager:
-    """The producers of one partition. `limit` is the most that are remembered; the one silent longest is forgotten first.
+    """The producers of one partition.
 
-    A producer with a batch in flight is kept, even over the limit: a retry of the batch would be stored again.
+    At most `limit` producers are kept; the least recently active is evicted first. Producers with
+    in-flight batches are kept even over the limit: otherwise retries would be stored again.
     """
 
     __slots__ = ("_limit", "_producers")
@@ -58,11 +64,13 @@ class ProducerStateManager:
         return iter(self._producers.items())
 
     def check(self, batch: BatchHeader, topic_name: str = "") -> BatchMetadata | None:
-        """None for a batch that is next in its producer's order, or what was noted of it before if it is a retry.
+        """Return None for the next batch in sequence, or the earlier batch if this is a retry.
 
-        Raises KafkaError: INVALID_PRODUCER_EPOCH for an epoch that is past, OUT_OF_ORDER_SEQUENCE_NUMBER for a gap. A producer that is not
-        known may begin anywhere: its state may have expired, or retention may have deleted it. INVALID_REQUEST where it has called the topic by
-        another name before: to a client that is another partition, with sequences of its own, and what looks like a retry is none.
+        Unknown producers may start with any sequence, since their state may have expired or been
+        deleted by retention. Raises KafkaError: INVALID_PRODUCER_EPOCH for an old epoch,
+        OUT_OF_ORDER_SEQUENCE_NUMBER for a gap, INVALID_REQUEST if the producer used another name of
+        the topic before: clients treat each name as a separate topic with its own sequences, so an
+        apparent retry would not be one.
         """
         producer = self._producers.get(batch.producer_id)
         if producer is None:
@@ -70,19 +78,20 @@ class ProducerStateManager:
         if topic_name != producer.topic_name and topic_name and producer.topic_name:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"an idempotent producer must keep to one name of a topic: {topic_name} is the same as {producer.topic_name}",
+                "an idempotent producer must use one name per topic: "
+                f"{topic_name} is the same topic as {producer.topic_name}",
             )
         last = producer.batches[-1]
         if batch.producer_epoch < last.epoch:
             raise KafkaError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"epoch {batch.producer_epoch}, and {last.epoch} is current",
+                f"producer epoch {batch.producer_epoch} is older than {last.epoch}",
             )
         if batch.producer_epoch > last.epoch:
             if batch.base_sequence != 0:
                 raise KafkaError(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                    f"a new epoch begins at sequence {batch.base_sequence}, not 0",
+                    f"the first sequence of a new epoch is {batch.base_sequence}, expected 0",
                 )
             return None
         for metadata in producer.batches:
@@ -96,7 +105,7 @@ class ProducerStateManager:
         if batch.base_sequence != expected:
             raise KafkaError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"sequence {batch.base_sequence}, and {expected} is next",
+                f"sequence is {batch.base_sequence}, expected {expected}",
             )
         return None
 
@@ -109,7 +118,10 @@ class ProducerStateManager:
         now: int,
         topic_name: str = "",
     ) -> None:
-        """Remember a batch that was just queued at `base_offset`. Batches before `durable_end` cannot fail any more and may be let go."""
+        """Add a batch queued at `base_offset`.
+
+        Batches before `durable_end` can no longer fail and may be dropped.
+        """
         metadata = BatchMetadata(
             batch.producer_epoch,
             batch.base_sequence,
@@ -129,11 +141,11 @@ class ProducerStateManager:
         if producer is None:
             producer = ProducerStateEntry([], now)
             self._evict(durable_end)
-        # Put back at the end: the order of the dictionary is the order of last use.
+        # Reinsert at the end: the dictionary is ordered by last use.
         self._producers[producer_id] = producer
         producer.last_seen = now
         producer.batches.append(metadata)
-        # Of those that may still fail none may be dropped, or a rewind could not find the last good one.
+        # Keep the batches that may still fail, so that `rewind` finds the last durable one.
         while (
             len(producer.batches) > BATCHES_TO_RETAIN
             and producer.batches[1].last_offset < durable_end
@@ -144,17 +156,19 @@ class ProducerStateManager:
     def _evict(self, durable_end: int) -> None:
         """Make room for one more producer."""
         while len(self._producers) >= self._limit:
-            # If the last batch of the one silent longest is not durable, no other producer's is.
+            # If the last batch of the least recently active producer is not durable, no producer's
+            # is.
             longest_silent = next(iter(self._producers))
             if self._producers[longest_silent].batches[-1].last_offset >= durable_end:
                 return
             del self._producers[longest_silent]
 
     def remove_failed(self, producer_id: int, base_offset: int) -> None:
-        """The batch noted at `base_offset` has failed.
+        """Remove the batch at `base_offset`, which failed.
 
-        A producer of which nothing before it is known must still send it again first. If the producer were
-        unknown, a later batch, sent before the failure was reported, would be accepted in its place.
+        If it was the producer's only batch, the producer must still resend it first. If the
+        producer were removed, a later batch, sent before the failure was reported, would be
+        accepted in its place.
         """
         producer = self._producers.get(producer_id)
         for number, metadata in enumerate(producer.batches if producer else ()):
@@ -165,9 +179,9 @@ class ProducerStateManager:
                 return
 
     def rewind(self, end_offset: int) -> None:
-        """The outcome of appends from `end_offset` on is unknown, and the log will tell: forget the batches that were in them.
+        """Remove batches from `end_offset` on, whose outcome is unknown until the log is reopened.
 
-        As `remove_failed`, a producer of which nothing else is known must still begin with the first of them.
+        As with `remove_failed`, a producer without earlier batches must resend the first of them.
         """
         for producer in self._producers.values():
             if producer.batches[-1].last_offset >= end_offset:
@@ -184,9 +198,10 @@ class ProducerStateManager:
         log_append_time: int,
         now: int,
     ) -> None:
-        """What was noted at `queued_offset` is stored at `base_offset`: that of a log which gives offsets out itself is known only then.
+        """Record the final offset of the batch queued at `queued_offset`.
 
-        It is noted again where its producer was forgotten meanwhile.
+        A log that assigns offsets itself reports the offset only when the batch is durable. The
+        batch is added again if its producer was evicted meanwhile.
         """
         producer = self._producers.get(batch.producer_id)
         if producer is None or all(
@@ -203,7 +218,7 @@ class ProducerStateManager:
         ]
 
     def truncate(self, end_offset: int) -> None:
-        """The log ends at `end_offset`: forget what is said of it beyond that, and every producer of whom nothing else is known."""
+        """Remove batches from `end_offset` on and producers that have no earlier ones."""
         for producer_id, producer in list(self._producers.items()):
             producer.batches = [
                 metadata for metadata in producer.batches if metadata.last_offset < end_offset
@@ -212,14 +227,14 @@ class ProducerStateManager:
                 del self._producers[producer_id]
 
     def expire(self, before: int) -> None:
-        """Forget every producer that has not written since `before`."""
+        """Remove producers that have not written since `before`."""
         for producer_id in [
             i for i, producer in self._producers.items() if producer.last_seen < before
         ]:
             del self._producers[producer_id]
 
     def replay(self, batch: BatchHeader, now: int) -> None:
-        """Note a batch found in the log, as `append` did when it was appended, unless the snapshot held it already."""
+        """Add a batch found in the log unless it is already recorded."""
         if batch.has_producer and not self._is_recorded(batch):
             self.append(
                 batch,
@@ -230,12 +245,15 @@ class ProducerStateManager:
             )
 
     def _is_recorded(self, batch: BatchHeader) -> bool:
-        """Whether the batch, or a later one of its producer, is known. Older ones than the remembered ones are no news."""
+        """Whether this batch or a later one of its producer is recorded."""
         producer = self._producers.get(batch.producer_id)
         return producer is not None and batch.base_offset <= producer.batches[-1].last_offset
 
     def snapshot(self, durable_end: int, replay_from: int | None = None) -> bytes:
-        """All that is durable, to be put beside the log; `load` reads it. The log must be replayed from `replay_from` on, by default `durable_end`."""
+        """Serialize the durable state for `load`.
+
+        Replay starts at `replay_from`, by default `durable_end`.
+        """
         rows = [
             (producer_id, producer.last_seen, durable[-BATCHES_TO_RETAIN:])
             for producer_id, producer in self._producers.items()
@@ -248,7 +266,10 @@ class ProducerStateManager:
         return _ENCODER.encode((durable_end if replay_from is None else replay_from, rows))
 
     def load(self, snapshot: bytes) -> int:
-        """Take over a snapshot; the offset from which the log must be replayed. Raises msgspec.DecodeError."""
+        """Load a snapshot and return the offset to replay the log from.
+
+        Raises msgspec.DecodeError.
+        """
         replay_from, rows = _DECODER.decode(snapshot)
         for producer_id, last_seen, batches in rows[-self._limit :]:
             self._producers[producer_id] = ProducerStateEntry(batches, last_seen)
@@ -256,7 +277,7 @@ class ProducerStateManager:
 
 
 def _predecessor_of(metadata: BatchMetadata) -> BatchMetadata:
-    """As if the batch before this one were known, though not where it went: it is no batch's twin."""
+    """Return a placeholder for the batch before this one; no batch is a duplicate of it."""
     return BatchMetadata(metadata.epoch, -1, (metadata.first_sequence - 1) & 0x7FFFFFFF, -1, -1)
 
 

@@ -1,8 +1,11 @@
-"""The v2 record batch: its header, its checks, its stamping. Records themselves stay opaque.
+"""The header of a v2 record batch: parsing, validation and stamping.
 
-Layout (Kafka's DefaultRecordBatch): base offset int64, length int32 (of what follows it), partition leader epoch int32, magic int8, CRC-32C
-uint32 (over all that follows it), attributes int16, last offset delta int32, base timestamp int64, max timestamp int64, producer id int64,
-producer epoch int16, base sequence int32, record count int32, records.
+The records are not parsed here.
+
+Layout (Kafka's DefaultRecordBatch): base offset int64, length int32 (of what follows it), partition
+leader epoch int32, magic int8, CRC-32C uint32 (of all that follows it), attributes int16, last
+offset delta int32, base timestamp int64, max timestamp int64, producer id int64, producer epoch
+int16, base sequence int32, record count int32, records.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from gateway.protocol.wire import compiled
 from storage.log import Buffer
 
 HEADER_BYTES = 61
-MAGIC = 16  # its position, the same in all three formats
-ATTRIBUTES = 22  # the position of a batch's codec, timestamp type, transactional and control bits
+# Byte position of the magic, the same in formats 0, 1 and 2.
+MAGIC = 16
+# Byte position of the attributes: codec, timestamp type, transactional and control bits.
+ATTRIBUTES = 22
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 
@@ -35,7 +40,7 @@ _FIRST_PRODUCE_WITH_ZSTD = 7
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
-    """What the header says, with timestamps in milliseconds."""
+    """Fields of the batch header; timestamps are in milliseconds, `size` is the total in bytes."""
 
     base_offset: int
     size: int
@@ -66,12 +71,15 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last record; sequences wrap after 2^31 - 1 (DefaultRecordBatch.incrementSequence)."""
+        """Sequence of the last record.
+
+        Wraps after 2^31 - 1 (DefaultRecordBatch.incrementSequence).
+        """
         return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
 
 
 def magic_of(records: Buffer) -> int:
-    """The format of the first batch or message, -1 where there is not enough to tell."""
+    """Return the format of the first batch or message, or -1 if `records` is too short."""
     if len(records) <= MAGIC:
         return -1
     magic = records[MAGIC]
@@ -79,7 +87,7 @@ def magic_of(records: Buffer) -> int:
 
 
 def read_batch(records: Buffer) -> BatchHeader:
-    """The header at the start of `records`, unchecked. Raises struct.error where there are fewer than 61 bytes."""
+    """Parse the header without checks. Raises struct.error for fewer than 61 bytes."""
     fields = _HEADER.unpack_from(records)
     return BatchHeader(
         fields[0],
@@ -96,56 +104,62 @@ def read_batch(records: Buffer) -> BatchHeader:
 
 
 def check_batch(records: memoryview, produce_version: int) -> BatchHeader:
-    """Check what a producer sent for one partition: exactly one whole batch that a broker may store.
+    """Validate what a producer sent for one partition: exactly one complete batch.
 
-    Follows ProduceRequest.validateRecords, DefaultRecordBatch.ensureValid and LogValidator.validateBatch. Raises KafkaError.
+    Follows ProduceRequest.validateRecords, DefaultRecordBatch.ensureValid and
+    LogValidator.validateBatch. Raises KafkaError.
     """
     found: BatchHeader | None = compiled.batch(records, produce_version, BatchHeader)
     if found is not None:
         return found
     if len(records) > MAGIC and records[MAGIC] != 2:
         raise KafkaError(
-            ErrorCode.INVALID_RECORD, f"Produce v{produce_version} carries batches of format 2 only"
+            ErrorCode.INVALID_RECORD, f"Produce v{produce_version} requires batches of format 2"
         )
     if len(records) < HEADER_BYTES:
         raise KafkaError(
             ErrorCode.CORRUPT_MESSAGE,
-            f"a batch of {len(records)} bytes, its header alone has {HEADER_BYTES}",
+            f"the batch has {len(records)} bytes, its header alone needs {HEADER_BYTES}",
         )
     batch = read_batch(records)
     if batch.size != len(records):
         if HEADER_BYTES <= batch.size < len(records):
             raise KafkaError(
-                ErrorCode.INVALID_RECORD, "Produce v3 and later carry exactly one batch a partition"
+                ErrorCode.INVALID_RECORD,
+                "Produce v3 and later require exactly one batch per partition",
             )
         raise KafkaError(
             ErrorCode.CORRUPT_MESSAGE,
-            f"a batch says that it has {batch.size} bytes, and {len(records)} came",
+            f"batch length is {batch.size}, received {len(records)} bytes",
         )
     if crc32c(records[_CRC_FROM:]) != unpack_from(">I", records, 17)[0]:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes")
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE, "the CRC of the batch does not match its contents"
+        )
     if batch.is_control:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "clients may not write control records")
+        raise KafkaError(ErrorCode.INVALID_RECORD, "clients cannot write control records")
     if batch.attributes & _LOG_APPEND_TIME:
         raise KafkaError(
-            ErrorCode.INVALID_TIMESTAMP, "a producer may not set the timestamp type LogAppendTime"
+            ErrorCode.INVALID_TIMESTAMP, "producers cannot set the timestamp type LogAppendTime"
         )
     if batch.count <= 0 or batch.last_offset_delta != batch.count - 1:
         raise KafkaError(
             ErrorCode.INVALID_RECORD,
-            f"{batch.count} records with a last offset delta of {batch.last_offset_delta}",
+            f"record count {batch.count} does not match last offset delta "
+            f"{batch.last_offset_delta}",
         )
     if batch.has_producer and (batch.base_sequence < 0 or batch.producer_epoch < 0):
         raise KafkaError(
-            ErrorCode.INVALID_RECORD, "a batch with a producer id needs an epoch and a sequence"
+            ErrorCode.INVALID_RECORD, "a batch with a producer id requires an epoch and a sequence"
         )
     if batch.codec > _ZSTD:
         raise KafkaError(
-            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"no codec has number {batch.codec}"
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"unknown compression codec {batch.codec}"
         )
     if batch.codec == _ZSTD and produce_version < _FIRST_PRODUCE_WITH_ZSTD:
         raise KafkaError(
-            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"Produce v{produce_version} may not carry zstd"
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"Produce v{produce_version} does not support zstd",
         )
     return batch
 
@@ -153,7 +167,10 @@ def check_batch(records: memoryview, produce_version: int) -> BatchHeader:
 def stamp_batch(
     records: memoryview, base_offset: int, leader_epoch: int, log_append_time: int | None
 ) -> None:
-    """Write into the batch what its leader decides. Offset and epoch lie before the CRC; a log append time (ms) does not."""
+    """Write the offset, leader epoch and log append time (ms) into the batch.
+
+    Offset and epoch are not covered by the CRC; a log append time is.
+    """
     pack_into(">q", records, 0, base_offset)
     pack_into(">i", records, 12, leader_epoch)
     if log_append_time is not None:

@@ -1,7 +1,7 @@
-"""Batches taken apart and put together, for a store that keeps records one by one: its `BatchFormat`.
+"""Converts batches to records and back, for stores that keep single records (`BatchFormat`).
 
-A produced batch or message set of any format and codec becomes records; records become one batch of format 2, uncompressed, as every consumer of
-Fetch 4 and later reads it and the converter knows it.
+Batches and message sets of any format and codec are unpacked. Records are packed into one
+uncompressed batch of format 2, readable by consumers of Fetch v4 and later and by the converter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NO_PRODUCER = ProducerSequence(-1, -1, -1)
 
 
 class V2BatchFormat:
-    """`max_decompressed_bytes` bounds what a produced batch may unpack to."""
+    """Unpacks and packs batches; a batch may unpack to at most `max_decompressed_bytes`."""
 
     def __init__(self, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> None:
         self._max_decompressed_bytes = max_decompressed_bytes
@@ -93,7 +93,7 @@ def _put_sized(out: bytearray, value: bytes | None) -> None:
 
 
 def _put_varint(out: bytearray, value: int) -> None:
-    """Zigzag, of up to 64 bits."""
+    """Append a zigzag varint of up to 64 bits."""
     raw = value << 1 if value >= 0 else (-value << 1) - 1
     while raw > 0x7F:
         out.append(raw & 0x7F | 0x80)
