@@ -39,18 +39,18 @@ class ReactorCallQueue:
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
         self._calls: deque[Callable[[], None]] = deque()
-        self._is_called = False
+        self._is_scheduled = False
 
     def post(self, call: Callable[[], None]) -> None:
         """From any thread."""
         self._calls.append(call)
-        if not self._is_called:
-            self._is_called = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             self._reactor.callFromThread(self._run)
 
     def _run(self) -> None:
         # First: a call posted from here on asks for a wake-up of its own, and one posted before is already in the deque.
-        self._is_called = False
+        self._is_scheduled = False
         while self._calls:
             try:
                 self._calls.popleft()()
@@ -61,11 +61,11 @@ class ReactorCallQueue:
 class Job(Generic[T]):
     """One call for a reader's thread."""
 
-    __slots__ = ("call", "told")
+    __slots__ = ("call", "done")
 
     def __init__(self, call: Callable[[], T]) -> None:
         self.call = call
-        self.told: Deferred[T] = Deferred()
+        self.done: Deferred[T] = Deferred()
 
 
 class WorkerPool:
@@ -75,9 +75,13 @@ class WorkerPool:
     """
 
     def __init__(
-        self, wake: ReactorCallQueue, threads: int, waiting: int, name: str = "store-reader"
+        self,
+        reactor_calls: ReactorCallQueue,
+        threads: int,
+        waiting: int,
+        name: str = "store-reader",
     ) -> None:
-        self._wake = wake
+        self._reactor_calls = reactor_calls
         self._waiting = waiting
         self._lock = threading.Lock()
         self._jobs: deque[Job[Any] | None] = deque()
@@ -93,14 +97,14 @@ class WorkerPool:
         """What `call` gives or raises in a reader's thread. A cancelled one that has not begun is not begun. Fails with StorageFailed if too many wait."""
         job = Job(call)
         if len(self._jobs) >= self._waiting:
-            job.told.errback(
+            job.done.errback(
                 StorageFailed(
                     f"{self._waiting} reads wait already (reads_waiting): try again later"
                 )
             )
         else:
             self._give(job)
-        return job.told
+        return job.done
 
     def stop(self, last: Callable[[], T]) -> Deferred[T]:
         """What `last` gives, begun after all that was asked before has begun; then the threads end."""
@@ -108,7 +112,7 @@ class WorkerPool:
         self._give(job)
         for _ in self._threads:
             self._give(None)
-        return job.told
+        return job.done
 
     def _give(self, job: Job[Any] | None) -> None:
         """To an idle thread, or to the first that has time. None ends it."""
@@ -119,32 +123,32 @@ class WorkerPool:
             idle = self._idle.pop()
         idle.put(job)
 
-    def _next(self, mine: SimpleQueue[Job[Any] | None]) -> Job[Any] | None:
+    def _next(self, own: SimpleQueue[Job[Any] | None]) -> Job[Any] | None:
         with self._lock:
             if self._jobs:
                 return self._jobs.popleft()
-            self._idle.append(mine)
-        return mine.get()
+            self._idle.append(own)
+        return own.get()
 
     def _work(self) -> None:
-        mine: SimpleQueue[Job[Any] | None] = SimpleQueue()
-        while self._run_next(mine):
+        own: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        while self._run_next(own):
             # Nothing of a job stays in a variable of this thread, which may wait for long: a result has many MiB.
             pass
 
-    def _run_next(self, mine: SimpleQueue[Job[Any] | None]) -> bool:
+    def _run_next(self, own: SimpleQueue[Job[Any] | None]) -> bool:
         """False at the end."""
-        job = self._next(mine)
+        job = self._next(own)
         if job is None:
             return False
-        if job.told.called:
+        if job.done.called:
             return True
         try:
             result = job.call()
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the caller
-            self._wake.post(lambda told=job.told, error=error: told.errback(error))  # type: ignore[misc]
+            self._reactor_calls.post(lambda done=job.done, error=error: done.errback(error))  # type: ignore[misc]
         else:
-            self._wake.post(lambda told=job.told, result=result: told.callback(result))  # type: ignore[misc]
+            self._reactor_calls.post(lambda done=job.done, result=result: done.callback(result))  # type: ignore[misc]
         return True
 
 
@@ -152,16 +156,16 @@ class SingleFlightCache(Generic[K, T]):
     """Things that are made once, however many ask for them at the same time."""
 
     def __init__(self) -> None:
-        self.made: dict[K, T] = {}
+        self.created: dict[K, T] = {}
         self._waiting: dict[K, list[Deferred[T]]] = {}
 
     async def get(self, key: K, make: Callable[[], Deferred[T]]) -> T:
-        """The thing of `key`. `make` is not cancelled with whoever asked first, and puts what it made into `made` itself."""
-        if key in self.made:
-            return self.made[key]
-        mine: Deferred[T] = Deferred()
+        """The thing of `key`. `make` is not cancelled with whoever asked first, and puts what it created into `created` itself."""
+        if key in self.created:
+            return self.created[key]
+        own: Deferred[T] = Deferred()
         waiting = self._waiting.setdefault(key, [])
-        waiting.append(mine)
+        waiting.append(own)
         if len(waiting) == 1:
 
             def tell(result: Any) -> None:
@@ -169,13 +173,13 @@ class SingleFlightCache(Generic[K, T]):
                     one.callback(result)
 
             make().addBoth(tell)
-        return await mine
+        return await own
 
-    def settled(self, is_meant: Callable[[K], bool]) -> Deferred[Any]:
+    def wait_for_pending(self, is_meant: Callable[[K], bool]) -> Deferred[Any]:
         """Fires once those of these keys that are being made now are made, or could not be."""
-        told: list[Deferred[T]] = []
+        done: list[Deferred[T]] = []
         for key, waiting in self._waiting.items():
             if is_meant(key):
-                told.append(Deferred())
-                waiting.append(told[-1])
-        return DeferredList(told, consumeErrors=True)
+                done.append(Deferred())
+                waiting.append(done[-1])
+        return DeferredList(done, consumeErrors=True)

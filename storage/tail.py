@@ -30,7 +30,7 @@ class CachedTail:
         self.entries: list[Entry] = []
         self.begin = 0
 
-    def leave(self) -> None:
+    def evict_oldest(self) -> None:
         """The oldest goes. Nothing happens where the run was cleared before."""
         if self.begin < len(self.entries):
             self.entries[self.begin] = _EVICTED
@@ -44,7 +44,7 @@ class CachedTail:
         self.begin = 0
 
     def read(self, offset: int, max_bytes: int) -> list[Entry] | None:
-        """`PartitionLog.read`, or None where the run does not reach back to `offset`."""
+        """`PartitionLog.read`, or None where the log_tail does not reach back to `offset`."""
         entries = self.entries
         if self.begin == len(entries) or offset < entries[self.begin].base_offset:
             return None
@@ -67,16 +67,16 @@ class TailCache:
         self._held = 0
         self._arrivals: deque[tuple[CachedTail, int]] = deque()
 
-    def add(self, run: CachedTail, entry: Entry) -> None:
-        """`entry` is the newest of `run`. A view of someone else's buffer is copied, lest it keep all of that buffer alive."""
+    def add(self, log_tail: CachedTail, entry: Entry) -> None:
+        """`entry` is the newest of `log_tail`. A view of someone else's buffer is copied, lest it keep all of that buffer alive."""
         payload = entry.payload
         if isinstance(payload, memoryview):
             entry = Entry(entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload))
         cost = len(payload) + ENTRY_OVERHEAD
-        run.entries.append(entry)
-        self._arrivals.append((run, cost))
+        log_tail.entries.append(entry)
+        self._arrivals.append((log_tail, cost))
         self._held += cost
         while self._held > self._limit:
             oldest, cost = self._arrivals.popleft()
-            oldest.leave()
+            oldest.evict_oldest()
             self._held -= cost

@@ -43,12 +43,12 @@ class LmdbEnvironment:
         """Take and open `directory`, made where it is missing. Raises StoreInUse, StoreTooNew, StorageFailed; blocks."""
         self.directory = directory
         self._reserve_bytes = reserve_bytes
-        self.is_tight = False
+        self.is_disk_low = False
         self.databases: dict[str, Any] = {}
         self._map_bytes = max(map_bytes, MIN_MAP_BYTES)
-        self._gate = MapLock()
+        self._map_lock = MapLock()
         self._reopened = threading.Condition()
-        self._is_put_back = False
+        self._is_rolled_back = False
         self._env: Any = None
         self._closed = False
         try:
@@ -112,7 +112,7 @@ class LmdbEnvironment:
     def read(self, call: Callable[[Any], T]) -> T:
         """What `call` makes of a read transaction, which ends with it; blocks. Raises LogClosed, StorageFailed."""
         while True:
-            with self._gate.shared():
+            with self._map_lock.shared():
                 if self._closed:
                     raise LogClosed("the store is closed")
                 env = self._env
@@ -139,7 +139,7 @@ class LmdbEnvironment:
                         f"cannot read the store in {self.directory}: {given_up}"
                     ) from given_up
 
-    def confine(self, incoming: int) -> None:
+    def limit_growth(self, incoming: int) -> None:
         """To be called before appends of `incoming` bytes: where they would take the disk's last room, the file may not grow for them.
 
         LMDB needs new pages even to delete. On a disk filled to the last page nothing could be deleted, so `reserve_bytes` are left for that;
@@ -147,14 +147,14 @@ class LmdbEnvironment:
         """
         if self._env is None:
             return
-        self.is_tight = self.room() < self._reserve_bytes + 2 * incoming
-        if self.is_tight:
+        self.is_disk_low = self.free_bytes() < self._reserve_bytes + 2 * incoming
+        if self.is_disk_low:
             info = self._env.info()
             used = (info["last_pgno"] + 1) * self._env.stat()["psize"]
             if info["map_size"] > used:
                 self._resize(used)
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """The bytes by which the file may still grow: the volume's, or less by the process's own limit. A volume that does not tell has enough."""
         try:
             volume = os.fstatvfs(self._lock)
@@ -170,38 +170,38 @@ class LmdbEnvironment:
 
         By half, and by a GiB at least. On a tight disk by little, and for appends not at all: raises lmdb.MapFullError.
         """
-        if not self.is_tight:
+        if not self.is_disk_low:
             self._resize(max(self._map_bytes + self._map_bytes // 2, self._map_bytes + GIB))
         elif for_appends:
             raise lmdb.MapFullError(
-                f"the disk is full: {self.room()} bytes are left, of which {self._reserve_bytes} are kept for deletions"
+                f"the disk is full: {self.free_bytes()} bytes are left, of which {self._reserve_bytes} are kept for deletions"
             )
         else:
             self._resize(self._map_bytes + MIN_GROWTH_BYTES)
 
     def _resize(self, map_bytes: int) -> None:
-        with self._gate.alone():
+        with self._map_lock.exclusive():
             self._env.set_mapsize(map_bytes)
             self._map_bytes = map_bytes
 
-    def has_landed(self, txn_id: int) -> bool:
+    def is_committed(self, txn_id: int) -> bool:
         """Whether the commit of `txn_id`, which raised, is on disk all the same; opens the environment again where it cannot go on.
 
         Raises lmdb.Error while it cannot be opened. LMDB gives an environment up when it could not write a meta page (MDB_PANIC).
         """
         if not self._is_usable():
-            self._is_put_back = True
-            self._open_again()
-        landed = bool(self._env.info()["last_txnid"] >= txn_id)
-        if landed:
-            self._commit_once_more()
-        elif self._is_put_back:
+            self._is_rolled_back = True
+            self._reopen()
+        on_complete = bool(self._env.info()["last_txnid"] >= txn_id)
+        if on_complete:
+            self._rewrite_meta_page()
+        elif self._is_rolled_back:
             # LMDB has put the old meta page back, and nothing may be written over what the refused one names before that is on the medium.
             self._env.sync(True)
-        self._is_put_back = False
-        return landed
+        self._is_rolled_back = False
+        return on_complete
 
-    def _commit_once_more(self) -> None:
+    def _rewrite_meta_page(self) -> None:
         """A commit on top of the one whose meta page failed to be written and yet is there: it writes the other meta page.
 
         A sync would not do. After a failed write Linux takes the page for clean, so the next sync succeeds and writes nothing.
@@ -221,9 +221,9 @@ class LmdbEnvironment:
             return False
         return True
 
-    def _open_again(self) -> None:
+    def _reopen(self) -> None:
         try:
-            with self._gate.alone():
+            with self._map_lock.exclusive():
                 if self._env is not None:
                     self._env.close()
                     self._env = None
@@ -234,7 +234,7 @@ class LmdbEnvironment:
 
     def close(self) -> None:
         """Close and let the directory go; blocks until the reads under way are through."""
-        with self._gate.alone():
+        with self._map_lock.exclusive():
             if self._closed:
                 return
             self._closed = True

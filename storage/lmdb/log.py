@@ -36,7 +36,7 @@ class LmdbLog:
         self._start_offset = durable.start_offset
         self._end_offset = self._next_offset = durable.end_offset
         self._size = durable.size
-        self._run = CachedTail()
+        self._cached_tail = CachedTail()
         self._in_flight = 0
         self._failure = ""
         self._is_closed = False
@@ -62,7 +62,7 @@ class LmdbLog:
         """`PartitionLog.append`. The payloads are neither copied nor to be changed afterwards; bytes and bytearray are kept for the tail."""
         size = 0
         expected = self._next_offset
-        append = Append(self._log_id, entries, 0, self._landed)
+        append = Append(self._log_id, entries, 0, self._append_completed)
         try:
             self._check_open()
             if self._failure:
@@ -81,20 +81,20 @@ class LmdbLog:
                 self._next_offset = expected
                 self._in_flight += 1
             else:
-                append.told.callback(None)
+                append.done.callback(None)
         except (LogClosed, OffsetOutOfRange, StorageFailed) as error:
-            append.told.errback(error)
-        return append.told
+            append.done.errback(error)
+        return append.done
 
-    def _landed(self, append: Append, error: Exception | None) -> None:
+    def _append_completed(self, append: Append, error: Exception | None) -> None:
         self._in_flight -= 1
         if error is None:
             entries = append.entries
             self._end_offset = entries[-1].last_offset + 1
             self._size += append.size
             for entry in entries:
-                self._store.tail.add(self._run, entry)
-            self._store.has_moved(self)
+                self._store.tail.add(self._cached_tail, entry)
+            self._store.mark_changed(self)
         elif isinstance(error, StorageFailed):
             self._failure = str(error)
         if self._in_flight == 0 and self._failure:
@@ -109,7 +109,7 @@ class LmdbLog:
             )
         if offset == self._end_offset:
             return []
-        return self._run.read(offset, max_bytes)
+        return self._cached_tail.read(offset, max_bytes)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         resident = self.read_resident(offset, max_bytes)
@@ -192,13 +192,15 @@ class LmdbLog:
             raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self._end_offset}")
         if offset > self._start_offset:
             await self._store.write(
-                Task(lambda burst: changes.move_start(burst, self._log_id, offset), self._cut)
+                Task(
+                    lambda burst: changes.move_start(burst, self._log_id, offset), self._start_moved
+                )
             )
         return self._start_offset
 
-    def _cut(self, start_and_size: tuple[int, int]) -> None:
+    def _start_moved(self, start_and_size: tuple[int, int]) -> None:
         self._start_offset, self._size = start_and_size
-        self._store.has_moved(self)
+        self._store.mark_changed(self)
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
         self._check_open()
@@ -213,7 +215,10 @@ class LmdbLog:
         # compaction or another deletion may come in between.
         if await self._store.query_log(log_id, find) > start:
             await self._store.write(
-                Task(lambda burst: changes.retain(burst, log_id, since, at_most_bytes), self._cut)
+                Task(
+                    lambda burst: changes.retain(burst, log_id, since, at_most_bytes),
+                    self._start_moved,
+                )
             )
         return self._start_offset
 
@@ -235,13 +240,13 @@ class LmdbLog:
         def run(burst: Burst) -> int:
             return changes.replace_entries(burst, self._log_id, first, last, entries)
 
-        await self._store.write(Task(run, self._compacted, size))
+        await self._store.write(Task(run, self._replaced, size))
 
-    def _compacted(self, size: int) -> None:
+    def _replaced(self, size: int) -> None:
         self._size = size
-        self._run.clear()
+        self._cached_tail.clear()
         # What the cleared run still has in the tail's queue must not make entries of its successor leave early.
-        self._run = CachedTail()
+        self._cached_tail = CachedTail()
 
     async def reclaim(self) -> None:
         """Nothing waits to be freed."""
@@ -253,19 +258,19 @@ class LmdbLog:
         if on_change in self._watchers:
             self._watchers.remove(on_change)
 
-    def tell_watchers(self) -> None:
+    def notify_watchers(self) -> None:
         for on_change in tuple(self._watchers):
             try:
                 on_change()
             except Exception:
                 logger.exception("a watcher of a log raised, which is a bug")
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Refuse everything from now on: the topic is gone or the store is closed."""
         self._is_closed = True
-        self._run.clear()
-        self._run = CachedTail()
-        self.tell_watchers()
+        self._cached_tail.clear()
+        self._cached_tail = CachedTail()
+        self.notify_watchers()
 
     def _check_open(self) -> None:
         if self._is_closed:

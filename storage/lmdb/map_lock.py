@@ -12,34 +12,34 @@ class MapLock:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._inside = 0
-        self._alone = False
+        self._shared_holders = 0
+        self._is_exclusive = False
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         with self._changed:
-            while self._alone:
+            while self._is_exclusive:
                 self._changed.wait()
-            self._inside += 1
+            self._shared_holders += 1
         try:
             yield
         finally:
             with self._changed:
-                self._inside -= 1
-                if self._inside == 0:
+                self._shared_holders -= 1
+                if self._shared_holders == 0:
                     self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         with self._changed:
-            while self._alone:
+            while self._is_exclusive:
                 self._changed.wait()
-            self._alone = True
-            while self._inside:
+            self._is_exclusive = True
+            while self._shared_holders:
                 self._changed.wait()
         try:
             yield
         finally:
             with self._changed:
-                self._alone = False
+                self._is_exclusive = False
                 self._changed.notify_all()

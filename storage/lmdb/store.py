@@ -44,22 +44,24 @@ class LmdbStore:
         self.tail = TailCache(self.settings.tail_bytes)
         self.uuid = b""
         self._reactor = reactor
-        self._wake = ReactorCallQueue(reactor)
+        self._reactor_calls = ReactorCallQueue(reactor)
         self._environment: LmdbEnvironment | None = None
         self._readers: WorkerPool | None = None
         self._writer: LmdbWriter | None = None
         self._is_open = False
         self._queued_bytes = self._queued_operations = 0
         self._topics: dict[str, TopicRow] = {}
-        self._listed: dict[str, Topic] = {}
+        self._topics_by_name: dict[str, Topic] = {}
         self._logs: SingleFlightCache[tuple[str, int], LmdbLog] = SingleFlightCache()
         self._tables: SingleFlightCache[str, LmdbTable] = SingleFlightCache()
-        self._moved: dict[LmdbLog, None] = {}
+        self._changed_logs: dict[LmdbLog, None] = {}
 
     async def open(self) -> None:
         """`Store.open`; the directory is made where it is missing."""
-        readers = WorkerPool(self._wake, self.settings.readers, self.settings.reads_waiting)
-        knowledge = WriterState()
+        readers = WorkerPool(
+            self._reactor_calls, self.settings.readers, self.settings.reads_waiting
+        )
+        state = WriterState()
 
         def prepare() -> tuple[LmdbEnvironment, list[TopicRow]]:
             environment = LmdbEnvironment(
@@ -67,7 +69,7 @@ class LmdbStore:
             )
             try:
                 return environment, environment.read(
-                    lambda txn: self._load(txn, environment, knowledge)
+                    lambda txn: self._load(txn, environment, state)
                 )
             except BaseException:
                 environment.close()
@@ -80,22 +82,20 @@ class LmdbStore:
             raise
         self._logs, self._tables = SingleFlightCache(), SingleFlightCache()
         self._topics.clear()
-        self._listed.clear()
+        self._topics_by_name.clear()
         for row in rows:
-            self._keep(row)
+            self._add_topic(row)
         self._environment, self._readers = environment, readers
         self._writer = LmdbWriter(
-            environment, self.settings, self._reactor, self._wake, knowledge, self._deliver
+            environment, self.settings, self._reactor, self._reactor_calls, state, self._deliver
         )
         self._is_open = True
 
-    def _load(
-        self, txn: Any, environment: LmdbEnvironment, knowledge: WriterState
-    ) -> list[TopicRow]:
+    def _load(self, txn: Any, environment: LmdbEnvironment, state: WriterState) -> list[TopicRow]:
         databases = environment.databases
         self.uuid = txn.get(b"uuid", db=databases["meta"])
         with txn.cursor(db=databases["freeing"]) as cursor:
-            knowledge.freeing = {
+            state.freeing = {
                 U64.unpack(key)[0]: U64.unpack(value)[0] for key, value in cursor.iternext()
             }
         with txn.cursor(db=databases["topics"]) as cursor:
@@ -110,8 +110,8 @@ class LmdbStore:
         assert self._writer
         self._is_open = False
         await self._writer.stop()
-        for log in self._logs.made.values():
-            log.shut()
+        for log in self._logs.created.values():
+            log.close()
         await self._readers.stop(self._environment.close)
 
     async def confirm_held(self) -> None:
@@ -133,7 +133,7 @@ class LmdbStore:
 
     @property
     def topics(self) -> Mapping[str, Topic]:
-        return MappingProxyType(self._listed)
+        return MappingProxyType(self._topics_by_name)
 
     async def create_topic(self, topic: Topic) -> None:
         if (
@@ -144,23 +144,23 @@ class LmdbStore:
             raise ValueError(
                 f"topic {topic.name}: an id has 16 bytes, a name 1 to {MAX_NAME_BYTES}, and there is at least one partition"
             )
-        await self.write(Task(lambda burst: changes.create_topic(burst, topic), self._keep))
+        await self.write(Task(lambda burst: changes.create_topic(burst, topic), self._add_topic))
 
     async def alter_topic(self, topic: Topic) -> None:
-        await self.write(Task(lambda burst: changes.alter_topic(burst, topic), self._keep))
+        await self.write(Task(lambda burst: changes.alter_topic(burst, topic), self._add_topic))
 
-    def _keep(self, row: TopicRow) -> None:
+    def _add_topic(self, row: TopicRow) -> None:
         self._topics[row.topic.name] = row
-        self._listed[row.topic.name] = row.topic
+        self._topics_by_name[row.topic.name] = row.topic
 
     async def delete_topic(self, name: str) -> None:
         def forget(_: None) -> None:
             row = self._topics.pop(name)
-            del self._listed[name]
+            del self._topics_by_name[name]
             for partition in range(row.topic.partitions):
-                log = self._logs.made.pop((name, partition), None)
+                log = self._logs.created.pop((name, partition), None)
                 if log:
-                    log.shut()
+                    log.close()
 
         await self.write(Task(lambda burst: changes.delete_topic(burst, name), forget))
 
@@ -172,7 +172,7 @@ class LmdbStore:
 
             def keep(durable: DurableLog) -> None:
                 made.append(LmdbLog(self, durable))
-                self._logs.made[topic, partition] = made[0]
+                self._logs.created[topic, partition] = made[0]
 
             return self.write(
                 Task(lambda burst: changes.open_log(burst, topic, partition), keep)
@@ -190,11 +190,11 @@ class LmdbStore:
 
         def make() -> Deferred[LmdbTable]:
             def keep(table_id: int) -> None:
-                self._tables.made[name] = LmdbTable(self, table_id)
+                self._tables.created[name] = LmdbTable(self, table_id)
 
             return self.write(
                 Task(lambda burst: changes.open_table(burst, name), keep)
-            ).addCallback(lambda _: self._tables.made[name])
+            ).addCallback(lambda _: self._tables.created[name])
 
         return await self._tables.get(name, make)
 
@@ -216,8 +216,8 @@ class LmdbStore:
         try:
             self.submit(task)
         except (LogClosed, StorageFailed) as error:
-            task.told.errback(error)
-        return task.told
+            task.done.errback(error)
+        return task.done
 
     def submit(self, operation: Operation) -> None:
         """Queue it for the writer. Raises LogClosed, and StorageFailed where too much is queued."""
@@ -248,23 +248,23 @@ class LmdbStore:
             if error is not None:
                 continue
             if isinstance(operation, Append):
-                operation.landed(operation, None)
-            elif operation.landed:
-                operation.landed(value)
-        moved, self._moved = self._moved, {}
+                operation.on_complete(operation, None)
+            elif operation.on_complete:
+                operation.on_complete(value)
+        moved, self._changed_logs = self._changed_logs, {}
         for log in moved:
-            log.tell_watchers()
+            log.notify_watchers()
         for operation, value, error in outcomes:
             if error is None:
-                operation.told.callback(value)
+                operation.done.callback(value)
                 continue
             if isinstance(operation, Append):
-                operation.landed(operation, error)
-            operation.told.errback(error)
+                operation.on_complete(operation, error)
+            operation.done.errback(error)
 
-    def has_moved(self, log: LmdbLog) -> None:
+    def mark_changed(self, log: LmdbLog) -> None:
         """The watchers of `log` are to be told when the whole burst is known."""
-        self._moved[log] = None
+        self._changed_logs[log] = None
 
     def query(self, database: str, call: Callable[[Any], T]) -> Deferred[T]:
         """What `call` makes of a cursor on that database, in a reader's thread."""

@@ -1,6 +1,6 @@
 """What is written in one transaction, and what the writer knows of each log while it writes.
 
-A burst changes nothing of the writer's knowledge before its commit: `Burst` collects the new state, `adopt` makes it the standing one. So a
+A burst changes nothing of the writer's knowledge before its commit: `Burst` collects the new state, `publish` makes it the standing one. So a
 burst may be dropped at any point and tried again.
 """
 
@@ -42,39 +42,42 @@ class DurableLog:
 
 
 class Append:
-    """Entries for one log, checked by the log to be contiguous. `landed` is called in the reactor's thread, with the error if there was one."""
+    """Entries for one log, checked by the log to be contiguous. `on_complete` is called in the reactor's thread, with the error if there was one."""
 
-    __slots__ = ("entries", "landed", "log_id", "size", "told")
+    __slots__ = ("done", "entries", "log_id", "on_complete", "size")
 
     def __init__(
         self,
         log_id: int,
         entries: Sequence[Entry],
         size: int,
-        landed: Callable[[Append, Exception | None], None],
+        on_complete: Callable[[Append, Exception | None], None],
     ) -> None:
         self.log_id = log_id
         self.entries = entries
         self.size = size
-        self.landed = landed
-        self.told: Deferred[None] = Deferred()
+        self.on_complete = on_complete
+        self.done: Deferred[None] = Deferred()
 
 
 class Task(Generic[T]):
-    """Anything else that is written: `run` in the writer's thread (again, where a burst is tried again), then `landed` in the reactor's.
+    """Anything else that is written: `run` in the writer's thread (again, where a burst is tried again), then `on_complete` in the reactor's.
 
     `run` raises a StorageError or ValueError to refuse, before it writes anything.
     """
 
-    __slots__ = ("landed", "run", "size", "told")
+    __slots__ = ("done", "on_complete", "run", "size")
 
     def __init__(
-        self, run: Callable[[Burst], T], landed: Callable[[T], None] | None = None, size: int = 0
+        self,
+        run: Callable[[Burst], T],
+        on_complete: Callable[[T], None] | None = None,
+        size: int = 0,
     ) -> None:
         self.run = run
-        self.landed = landed
+        self.on_complete = on_complete
         self.size = size
-        self.told: Deferred[T] = Deferred()
+        self.done: Deferred[T] = Deferred()
 
 
 Operation = Append | Task[Any]
@@ -92,10 +95,10 @@ class WriterState:
 class Burst:
     """One write transaction. `txn` and `databases` are for tasks."""
 
-    def __init__(self, environment: LmdbEnvironment, txn: Any, knowledge: WriterState) -> None:
+    def __init__(self, environment: LmdbEnvironment, txn: Any, state: WriterState) -> None:
         self.txn = txn
         self.databases = environment.databases
-        self._knowledge = knowledge
+        self._state = state
         self._logs: dict[int, DurableLog] = {}
         self._closed: set[int] = set()
         self._freeing: dict[int, int] = {}
@@ -105,7 +108,7 @@ class Burst:
         """The log as this burst leaves it so far; changes to it stand once the burst is committed. Raises LogClosed."""
         staged = self._logs.get(log_id)
         if staged is None:
-            known = self._knowledge.logs.get(log_id)
+            known = self._state.logs.get(log_id)
             if known is None or log_id in self._closed:
                 raise LogClosed("the log is closed: its topic was deleted")
             staged = self._logs[log_id] = known.copy()
@@ -142,13 +145,13 @@ class Burst:
         self._put_all()
         return outcomes
 
-    def adopt(self) -> None:
+    def publish(self) -> None:
         """The commit is on disk."""
-        knowledge = self._knowledge
-        knowledge.logs.update(self._logs)
-        knowledge.freeing.update(self._freeing)
+        state = self._state
+        state.logs.update(self._logs)
+        state.freeing.update(self._freeing)
         for log_id in self._closed:
-            knowledge.logs.pop(log_id, None)
+            state.logs.pop(log_id, None)
 
     def _append(self, append: Append) -> None:
         log = self.log(append.log_id)

@@ -29,44 +29,44 @@ class WriteQueue:
         self._write = write
         self._waiting: deque[Operation] = deque()
         self._is_writing = False
-        self._expected = 1
+        self._expected_operations = 1
         self._deadline: ScheduledCall | None = None
-        self._end: Callable[[], None] | None = None
+        self._on_finished: Callable[[], None] | None = None
 
     def add(self, operation: Operation) -> None:
         """To be written after all that was added before."""
         self._waiting.append(operation)
-        if not self._is_writing and len(self._waiting) >= self._expected:
-            self._hand_over()
+        if not self._is_writing and len(self._waiting) >= self._expected_operations:
+            self._write_next()
 
-    def written(self, operations: int) -> None:
+    def burst_written(self, operations: int) -> None:
         """The burst under way, of so many operations, is written, and nobody has been told yet: who is may write again, besides those who wait."""
-        self._expected = operations + len(self._waiting)
+        self._expected_operations = operations + len(self._waiting)
 
-    def told(self) -> None:
+    def outcomes_delivered(self) -> None:
         """All outcomes of that burst have been told."""
         self._is_writing = False
-        if self._end is not None or len(self._waiting) >= self._expected:
-            self._hand_over()
-        elif self._expected > 1:
+        if self._on_finished is not None or len(self._waiting) >= self._expected_operations:
+            self._write_next()
+        elif self._expected_operations > 1:
             self._deadline = self._reactor.callLater(
-                self._settings.gathering_seconds, self._give_up
+                self._settings.gathering_seconds, self._stop_waiting
             )
 
-    def end(self, ended: Callable[[], None]) -> None:
+    def finish(self, ended: Callable[[], None]) -> None:
         """Wait for nothing any more, and call `ended` once all that was added has been written."""
-        self._end = ended
-        self._expected = 1
+        self._on_finished = ended
+        self._expected_operations = 1
         if not self._is_writing:
-            self._hand_over()
+            self._write_next()
 
-    def _give_up(self) -> None:
+    def _stop_waiting(self) -> None:
         self._deadline = None
-        self._expected = 1
+        self._expected_operations = 1
         if self._waiting:
-            self._hand_over()
+            self._write_next()
 
-    def _hand_over(self) -> None:
+    def _write_next(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -82,5 +82,5 @@ class WriteQueue:
         if operations:
             self._is_writing = True
             self._write(operations)
-        elif self._end is not None:
-            self._end()
+        elif self._on_finished is not None:
+            self._on_finished()

@@ -44,17 +44,17 @@ class LmdbWriter:
         environment: LmdbEnvironment,
         settings: LmdbSettings,
         reactor: Reactor,
-        wake: ReactorCallQueue,
-        knowledge: WriterState,
+        reactor_calls: ReactorCallQueue,
+        state: WriterState,
         deliver: Callable[[list[Outcome]], None],
     ) -> None:
         self._environment = environment
         self._settings = settings
-        self._wake = wake
-        self._knowledge = knowledge
+        self._reactor_calls = reactor_calls
+        self._state = state
         self._deliver = deliver
         self._bursts: SimpleQueue[list[Operation] | None] = SimpleQueue()
-        self._gathering = WriteQueue(reactor, settings, self._bursts.put)
+        self._queue = WriteQueue(reactor, settings, self._bursts.put)
         self._freeing_entries = settings.freeing_entries
         self._freeing_pause = 0.0
         self._is_stopping = threading.Event()
@@ -65,12 +65,12 @@ class LmdbWriter:
 
     def submit(self, operation: Operation) -> None:
         """Queue it; from the reactor's thread. The order of the calls is the order of the writes."""
-        self._gathering.add(operation)
+        self._queue.add(operation)
 
     def stop(self) -> Deferred[None]:
         """Write what is queued, or fail it where the medium is gone; then end the thread. Fires after all outcomes were delivered."""
         self._is_stopping.set()
-        self._gathering.end(lambda: self._bursts.put(None))
+        self._queue.finish(lambda: self._bursts.put(None))
         return self._ended
 
     def _work(self) -> None:
@@ -79,31 +79,31 @@ class LmdbWriter:
                 # Without a burst to write there is time to free something, unless the medium refused that just now.
                 operations = (
                     self._bursts.get(timeout=self._freeing_pause)
-                    if self._knowledge.freeing
+                    if self._state.freeing
                     else self._bursts.get()
                 )
             except Empty:
-                self._free_some()
+                self._free_deleted_entries()
                 continue
             if operations is None:
-                self._wake.post(lambda: self._ended.callback(None))
+                self._reactor_calls.post(lambda: self._ended.callback(None))
                 return
-            self._write_and_tell(operations)
+            self._write_and_deliver(operations)
             # Not kept while the thread waits for the next burst, perhaps for long.
             del operations
-            if self._knowledge.freeing:
-                self._free_some()
+            if self._state.freeing:
+                self._free_deleted_entries()
 
-    def _write_and_tell(self, operations: Sequence[Operation]) -> None:
+    def _write_and_deliver(self, operations: Sequence[Operation]) -> None:
         outcomes = self._write(operations)
-        self._wake.post(lambda: self._tell(outcomes))
+        self._reactor_calls.post(lambda: self._deliver_outcomes(outcomes))
 
-    def _tell(self, outcomes: list[Outcome]) -> None:
-        self._gathering.written(len(outcomes))
+    def _deliver_outcomes(self, outcomes: list[Outcome]) -> None:
+        self._queue.burst_written(len(outcomes))
         try:
             self._deliver(outcomes)
         finally:
-            self._gathering.told()
+            self._queue.outcomes_delivered()
 
     def _write(self, operations: Sequence[Operation]) -> list[Outcome]:
         """One burst. Where the medium refuses it, its appends fail, and the small rest is tried once more without them."""
@@ -153,12 +153,12 @@ class LmdbWriter:
         """All of it in one transaction. Raises lmdb.Error where nothing was stored."""
 
         def write(txn: Any) -> tuple[Burst, list[Outcome]]:
-            burst = Burst(self._environment, txn, self._knowledge)
+            burst = Burst(self._environment, txn, self._state)
             return burst, burst.run(operations)
 
         incoming = sum(one.size + ENTRY_TREE_BYTES for one in operations if isinstance(one, Append))
         burst, outcomes = self._transact(write, incoming)
-        burst.adopt()
+        burst.publish()
         return outcomes
 
     def _transact(self, write: Callable[[Any], T], incoming: int = 0) -> T:
@@ -167,7 +167,7 @@ class LmdbWriter:
         `incoming`: about how much room appends in it need; 0 where there are none, which may then use the disk's reserve.
         """
         if incoming:
-            self._environment.confine(incoming)
+            self._environment.limit_growth(incoming)
         while True:
             txn, txn_id = self._begin(), None
             try:
@@ -179,7 +179,7 @@ class LmdbWriter:
                 self._environment.grow(for_appends=incoming > 0)
             except lmdb.Error:
                 txn.abort()
-                if txn_id is None or not self._settle(txn_id):
+                if txn_id is None or not self._resolve_commit(txn_id):
                     raise
                 return result
             except BaseException:
@@ -192,14 +192,14 @@ class LmdbWriter:
         try:
             return self._environment.begin()
         except lmdb.Error:
-            self._settle(UNREACHED_TXN)
+            self._resolve_commit(UNREACHED_TXN)
             return self._environment.begin()
 
-    def _settle(self, txn_id: int) -> bool:
+    def _resolve_commit(self, txn_id: int) -> bool:
         """Whether the commit of `txn_id` that raised is on disk all the same. Until that is known nothing else can be written."""
         while True:
             try:
-                return self._environment.has_landed(txn_id)
+                return self._environment.is_committed(txn_id)
             except lmdb.Error as error:
                 log.error(
                     "%s cannot be used again yet: %s; trying again",
@@ -209,16 +209,16 @@ class LmdbWriter:
                 if self._is_stopping.wait(RETRY_SECONDS):
                     raise
 
-    def _free_some(self) -> None:
+    def _free_deleted_entries(self) -> None:
         """Free a bounded number of deleted entries. A smaller one where the medium refused: freeing needs some pages itself."""
-        log_id, below = next(iter(self._knowledge.freeing.items()))
+        log_id, below = next(iter(self._state.freeing.items()))
         try:
             is_done = self._transact(
                 lambda txn: free_entries(
                     txn, self._environment.databases, log_id, below, self._freeing_entries
                 )
             )
-            if self._environment.is_tight:
+            if self._environment.is_disk_low:
                 # LMDB uses pages again from the second commit on after the one that freed them, and the appends that wait for them make none.
                 self._transact(
                     lambda txn: txn.put(
@@ -234,7 +234,7 @@ class LmdbWriter:
         self._freeing_pause = 0.0
         self._succeeded("freeing")
         if is_done:
-            del self._knowledge.freeing[log_id]
+            del self._state.freeing[log_id]
 
 
 def free_entries(

@@ -150,7 +150,7 @@ class StoreLock:
         self._is_heartbeat_in_flight = True
         self._sent_confirmations += self._queued_confirmations
         self._queued_confirmations = []
-        producer, wake = self._producer, self._session.wake
+        producer, wake = self._producer, self._session.reactor_calls
         assert self._holder
         said = msgspec.structs.replace(self._holder, said=time.time())
 

@@ -133,10 +133,10 @@ class PulsarStore:
         self._mirror.stop()
         # A topic whose retention is lowered gets it back first.
         await self._within(self._trimming.acquire())
-        logs = list(self._logs.made.values())
+        logs = list(self._logs.created.values())
         await self._within(DeferredList([Deferred.fromCoroutine(log.idle()) for log in logs]))
         await self._within(Deferred.fromCoroutine(self._store_end_offsets(logs)))
-        self._logs.made.clear()
+        self._logs.created.clear()
         await self._within(DeferredList([log.close() for log in logs]))
         await self._release()
 
@@ -162,7 +162,7 @@ class PulsarStore:
 
     async def _release(self) -> None:
         self._standstills.stop()
-        for table in self._tables.made.values():
+        for table in self._tables.created.values():
             await self._within(Deferred.fromCoroutine(table.close()))
         self._catalogue.close()
         await self._within(Deferred.fromCoroutine(self._cache.close()))
@@ -214,7 +214,7 @@ class PulsarStore:
 
     async def _cursor_position(self, name: str, index: int, offset: int) -> CursorPosition | None:
         """Where a group's cursor belongs; None for a partition that is not open here, or an offset that is not there."""
-        log = self._logs.made.get((name, index))
+        log = self._logs.created.get((name, index))
         if log is None or not log.start_offset <= offset <= log.end_offset:
             return None
         # Who has read everything goes on with the entry that comes next.
@@ -272,7 +272,8 @@ class PulsarStore:
         """Waits for the logs of that topic that are being opened, for as long as Pulsar has for an answer."""
         seconds = self.settings.operation_timeout_seconds
         # When its time is up the list fires, with who was waited for in vain.
-        settled = self._logs.settled(lambda key: key[0] == name).addTimeout(seconds, self._reactor)  # type: ignore[arg-type]
+        opened = self._logs.wait_for_pending(lambda key: key[0] == name)
+        settled = opened.addTimeout(seconds, self._reactor)  # type: ignore[arg-type]
         if any(not is_made and outcome.check(CancelledError) for is_made, outcome in await settled):
             logger.warning(
                 "topic %s is deleted although it is still being opened: Pulsar did not answer within %s s",
@@ -286,8 +287,8 @@ class PulsarStore:
 
     def _close_logs(self, name: str) -> Deferred[Any]:
         """Close the logs of that topic."""
-        keys = [key for key in self._logs.made if key[0] == name]
-        return DeferredList([self._logs.made.pop(key).close() for key in keys])
+        keys = [key for key in self._logs.created if key[0] == name]
+        return DeferredList([self._logs.created.pop(key).close() for key in keys])
 
     async def _delete_partition_state(self, partition: PartitionState) -> None:
         """What stays is of no use to anybody, and small, but for what compaction wrote."""
@@ -303,7 +304,7 @@ class PulsarStore:
 
     def _topics_changed(self) -> None:
         """Somebody else deleted topics, or made others of the same name, or switched their format."""
-        for (name, index), log in list(self._logs.made.items()):
+        for (name, index), log in list(self._logs.created.items()):
             topic = self.topics.get(name)
             is_gone = (
                 topic is None
@@ -311,7 +312,7 @@ class PulsarStore:
                 or partition_key(topic.topic_id, index) != log.partition.key
             )
             if is_gone or log.partition.row.is_native != (self._entry_format(name) == NATIVE):
-                del self._logs.made[name, index]
+                del self._logs.created[name, index]
                 log.close()
         ids = {topic.topic_id for topic in self.topics.values()}
         for key in [key for key in self._full_names if key[:-4] not in ids]:
@@ -358,7 +359,7 @@ class PulsarStore:
                 lambda log, error: self._log_ended(name, index, log, error),
             )
         except UnknownTopic:
-            await self._catalogue.look(name)
+            await self._catalogue.reload(name)
             raise
         topic = self.topics.get(name)
         if not self._is_open or topic is None or partition_key(topic.topic_id, index) != key:
@@ -367,7 +368,7 @@ class PulsarStore:
             raise UnknownTopic(f"topic {name} was deleted while it was opened")
         self._partitions[key] = partition
         self._full_names[key] = full_name
-        self._logs.made[name, index] = log
+        self._logs.created[name, index] = log
         return log
 
     def _entry_format(self, name: str) -> str:
@@ -377,8 +378,8 @@ class PulsarStore:
         self, name: str, index: int, log: PulsarPartitionLog, error: StorageError
     ) -> None:
         """The next who asks for it gets a new one. Who took the partition may have taken the store: that is looked at now, not at the next beat."""
-        if self._logs.made.get((name, index)) is log:
-            del self._logs.made[name, index]
+        if self._logs.created.get((name, index)) is log:
+            del self._logs.created[name, index]
         if self._is_open and isinstance(error, FencedByOtherProducer):
             self._logs_taken += 1
             self._lock.confirm().addErrback(lambda failure: failure.trap(Fenced, StorageFailed))
@@ -425,7 +426,7 @@ class PulsarStore:
             await self.confirm_held()
             table = PulsarTable(self._session, self._admin, self.settings, self._reactor, name)
             await table.open()
-            self._tables.made[name] = table
+            self._tables.created[name] = table
             return table
 
         return Deferred.fromCoroutine(

@@ -29,13 +29,13 @@ class StillReactor:
 
 def test_what_piles_up_costs_one_wake_up() -> None:
     reactor, ran = StillReactor(), []
-    wake = ReactorCallQueue(reactor)
+    reactor_calls = ReactorCallQueue(reactor)
     for n in range(5):
-        wake.post(lambda n=n: ran.append(n))
+        reactor_calls.post(lambda n=n: ran.append(n))
     assert len(reactor.asked) == 1
     reactor.asked.pop()()
     assert ran == [0, 1, 2, 3, 4]
-    wake.post(lambda: ran.append(5))
+    reactor_calls.post(lambda: ran.append(5))
     assert len(reactor.asked) == 1
 
 
@@ -43,9 +43,9 @@ def test_a_receiver_that_raises_does_not_keep_the_others_from_theirs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reactor, ran = StillReactor(), []
-    wake = ReactorCallQueue(reactor)
-    wake.post(lambda: 1 // 0)
-    wake.post(lambda: ran.append(1))
+    reactor_calls = ReactorCallQueue(reactor)
+    reactor_calls.post(lambda: 1 // 0)
+    reactor_calls.post(lambda: ran.append(1))
     reactor.asked.pop()()
     assert ran == [1]
     assert "ZeroDivisionError" in caplog.text
@@ -154,23 +154,23 @@ async def test_a_cancelled_read_that_has_not_begun_is_not_begun() -> None:
 
 
 def test_who_waits_until_things_are_made_hears_of_all_that_are_meant_whatever_becomes_of_them():
-    things, made = SingleFlightCache(), {key: Deferred() for key in ("a1", "a2", "b1")}
-    for key, one in made.items():
+    things, created = SingleFlightCache(), {key: Deferred() for key in ("a1", "a2", "b1")}
+    for key, one in created.items():
         Deferred.fromCoroutine(things.get(key, lambda one=one: one)).addErrback(
             lambda failure: failure.trap(ValueError)
         )
-    settled = things.settled(lambda key: key[0] == "a")
-    made["a1"].callback("one")
+    settled = things.wait_for_pending(lambda key: key[0] == "a")
+    created["a1"].callback("one")
     assert not settled.called
-    made["a2"].errback(ValueError("no"))
+    created["a2"].errback(ValueError("no"))
     assert [is_made for is_made, _ in settled.result] == [True, False]
-    assert things.settled(lambda key: key[0] == "a").called
+    assert things.wait_for_pending(lambda key: key[0] == "a").called
 
 
 def test_who_waits_for_things_no_longer_harms_nobody():
     clock, things, making = Clock(), SingleFlightCache(), Deferred()
     got = Deferred.fromCoroutine(things.get("a", lambda: making))
-    settled = things.settled(lambda key: True).addTimeout(5, clock)
+    settled = things.wait_for_pending(lambda key: True).addTimeout(5, clock)
     clock.advance(6)
     ((is_made, outcome),) = settled.result
     assert (is_made, outcome.check(CancelledError)) == (False, CancelledError)

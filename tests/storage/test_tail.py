@@ -11,18 +11,18 @@ from tests.contract.entries import Counted, bases, sized
 
 
 def test_what_was_added_is_read_from_memory() -> None:
-    tail, run = TailCache(10_000), CachedTail()
+    tail, log_tail = TailCache(10_000), CachedTail()
     entries = [sized(0, 10, records=5), sized(5, 10)]
     for one in entries:
-        tail.add(run, one)
-    assert run.read(3, 100) == entries
-    assert run.read(5, 100) == entries[1:]
+        tail.add(log_tail, one)
+    assert log_tail.read(3, 100) == entries
+    assert log_tail.read(5, 100) == entries[1:]
 
 
 def test_a_run_that_does_not_reach_back_so_far_knows_nothing() -> None:
-    tail, run = TailCache(10_000), CachedTail()
-    tail.add(run, sized(7, 10))
-    assert run.read(6, 100) is None
+    tail, log_tail = TailCache(10_000), CachedTail()
+    tail.add(log_tail, sized(7, 10))
+    assert log_tail.read(6, 100) is None
     assert CachedTail().read(0, 100) is None
 
 
@@ -37,36 +37,36 @@ def test_the_oldest_of_all_logs_leaves_first() -> None:
 
 def test_an_entry_that_left_is_freed_at_once() -> None:
     """Large entries are followed by small ones: far more large ones would stay than the limit allows."""
-    tail, run = TailCache(50_000), CachedTail()
+    tail, log_tail = TailCache(50_000), CachedTail()
     for base in range(40):
-        tail.add(run, Entry(base, base, -1, Counted(20_000)))
+        tail.add(log_tail, Entry(base, base, -1, Counted(20_000)))
         assert Counted.alive <= 2
     for base in range(40, 60):
-        tail.add(run, sized(base, 2000))
+        tail.add(log_tail, sized(base, 2000))
     assert Counted.alive == 0
-    assert bases(run.read(42, 1 << 30) or []) == list(range(42, 60))
+    assert bases(log_tail.read(42, 1 << 30) or []) == list(range(42, 60))
 
 
 def test_an_entry_larger_than_the_limit_is_not_kept() -> None:
-    tail, run = TailCache(1000), CachedTail()
-    tail.add(run, sized(0, 2000))
-    assert run.read(0, 1) is None
+    tail, log_tail = TailCache(1000), CachedTail()
+    tail.add(log_tail, sized(0, 2000))
+    assert log_tail.read(0, 1) is None
 
 
 def test_a_view_is_copied_so_that_it_does_not_keep_the_whole_buffer() -> None:
-    tail, run = TailCache(10_000), CachedTail()
+    tail, log_tail = TailCache(10_000), CachedTail()
     buffer = bytearray(5000)
-    tail.add(run, Entry(0, 0, -1, memoryview(buffer)[:3]))
-    found = run.read(0, 100)
+    tail.add(log_tail, Entry(0, 0, -1, memoryview(buffer)[:3]))
+    found = log_tail.read(0, 100)
     assert found is not None
     assert found[0].payload == bytes(3)
     buffer.clear()  # impossible while a view of it is alive
 
 
 def test_a_cleared_run_is_not_harmed_by_what_still_stands_in_the_queue() -> None:
-    tail, run = TailCache(3 * (100 + ENTRY_OVERHEAD)), CachedTail()
-    tail.add(run, sized(0, 100))
-    run.clear()
+    tail, log_tail = TailCache(3 * (100 + ENTRY_OVERHEAD)), CachedTail()
+    tail.add(log_tail, sized(0, 100))
+    log_tail.clear()
     fresh = CachedTail()
     for base in (1, 2, 3):
         tail.add(fresh, sized(base, 100))
@@ -85,8 +85,8 @@ def test_what_is_held_is_an_unbroken_run_to_the_end_within_the_limit(
         tail.add(runs[which], sized(ends[which], size))
         ends[which] += 1
     held = 0
-    for run, end in zip(runs, ends, strict=True):
-        readable = [run.read(offset, 1 << 30) for offset in range(end)]
+    for log_tail, end in zip(runs, ends, strict=True):
+        readable = [log_tail.read(offset, 1 << 30) for offset in range(end)]
         known = [entries for entries in readable if entries is not None]
         assert readable[: end - len(known)] == [None] * (end - len(known))
         for entries in known:

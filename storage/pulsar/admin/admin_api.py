@@ -133,12 +133,12 @@ class PulsarAdmin:
         self._url = settings.admin_url.rstrip("/")
         self._settings = settings
         self._reactor = reactor
-        self._exchange = BrokerHttp(settings, reactor)
-        self._turns = DeferredSemaphore(settings.admin_connections)
+        self._http = BrokerHttp(settings, reactor)
+        self._slots = DeferredSemaphore(settings.admin_connections)
 
     async def close(self) -> None:
         """Closes the connections that are kept."""
-        await self._exchange.close()
+        await self._http.close()
 
     async def get(self, path: str, kind: Any = Any) -> Any:
         """The answer as `kind`; None where it is empty."""
@@ -174,16 +174,16 @@ class PulsarAdmin:
         kind: Any = Any,
     ) -> Any:
         """What one call answers, as `kind`."""
-        status, answer, _ = await self._exchanged(method, path, body, content_type)
-        return self._understood(method, path, status, answer, kind)
+        status, answer, _ = await self._send(method, path, body, content_type)
+        return self._decode(method, path, status, answer, kind)
 
     async def peek(self, topic: str, position: tuple[int, int]) -> PeekedEntry:
         """What the broker says of the entry at that ledger and number. Raises Missing where it was trimmed."""
         ledger, entry = position
         path = f"{path_of(topic)}/ledger/{ledger}/entry/{entry}"
-        status, answer, headers = await self._exchanged("GET", path)
+        status, answer, headers = await self._send("GET", path)
         if not 200 <= status < 300:
-            self._understood("GET", path, status, answer, Any)
+            self._decode("GET", path, status, answer, Any)
 
         def number(name: str, default: int) -> int:
             (value,) = headers.getRawHeaders(name, [""])[-1:]
@@ -197,19 +197,19 @@ class PulsarAdmin:
             _time((headers.getRawHeaders("X-Pulsar-publish-time") or [""])[-1]),
         )
 
-    async def _exchanged(
+    async def _send(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> tuple[int, bytes, Headers]:
         """Status, body and headers; waits for its turn first. The deadline counts from there."""
-        if len(self._turns.waiting) >= self._settings.calls_waiting:
+        if len(self._slots.waiting) >= self._settings.calls_waiting:
             raise StorageFailed(
                 f"{self._settings.calls_waiting} calls of Pulsar's admin API wait already (calls_waiting): try again later"
             )
-        await self._turns.acquire()
+        await self._slots.acquire()
         try:
             sent = None if body is None else msgspec.json.encode(body)
             exchange: Deferred[tuple[int, bytes, Headers]] = Deferred.fromCoroutine(
-                self._exchange.send(method, f"{self._url}/admin/v2{path}", sent, content_type)
+                self._http.send(method, f"{self._url}/admin/v2{path}", sent, content_type)
             )
             return await exchange.addTimeout(self._settings.admin_timeout_seconds, self._reactor)
         except TimeoutError:
@@ -217,9 +217,9 @@ class PulsarAdmin:
                 f"{method} {path}: no answer of Pulsar's admin API at {self._url} within {self._settings.admin_timeout_seconds:g} s (admin_timeout_seconds)"
             ) from None
         finally:
-            self._turns.release()
+            self._slots.release()
 
-    def _understood(self, method: str, path: str, status: int, answer: bytes, kind: Any) -> Any:
+    def _decode(self, method: str, path: str, status: int, answer: bytes, kind: Any) -> Any:
         if 200 <= status < 300:
             try:
                 return msgspec.json.decode(answer, type=kind) if answer else None

@@ -37,7 +37,7 @@ class AdminTls:
         self._trust = settings.tls_trust_file
         self._certificate = settings.tls_certificate_file
         self._key = settings.tls_key_file
-        self._made: tuple[FileStamps, dict[str, Any]] | None = None
+        self._cached: tuple[FileStamps, dict[str, Any]] | None = None
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
         """What makes the connections to that host (Twisted's IPolicyForHTTPS). Raises StorageFailed where a file cannot be used."""
@@ -50,13 +50,13 @@ class AdminTls:
             stamps = tuple(
                 (status.st_mtime_ns, status.st_ino) for status in (path.stat() for path in files)
             )
-            if self._made is None or self._made[0] != stamps:
-                self._made = stamps, self._read()
+            if self._cached is None or self._cached[0] != stamps:
+                self._cached = stamps, self._read()
         except OSError as error:
             raise StorageFailed(
                 f"TLS to Pulsar's admin API: {error.filename} cannot be read: {error.strerror}"
             ) from None
-        return self._made[1]
+        return self._cached[1]
 
     def _read(self) -> dict[str, Any]:
         options: dict[str, Any] = {}

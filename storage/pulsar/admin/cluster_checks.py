@@ -55,11 +55,11 @@ async def prepare(settings: PulsarSettings, admin: PulsarAdmin, session: PulsarC
             log.warning("nothing was set up in Pulsar: %s", failure)
     problems = await check(settings, admin, session)
     for problem in problems:
-        if not problem.stops:
+        if not problem.is_fatal:
             log.warning("%s", problem)
-    stopping = [problem for problem in problems if problem.stops]
+    stopping = [problem for problem in problems if problem.is_fatal]
     if stopping:
-        kind = NotReady if all(problem.may_pass for problem in stopping) else StorageFailed
+        kind = NotReady if all(problem.is_transient for problem in stopping) else StorageFailed
         raise kind("\n".join(map(str, stopping)))
 
 
@@ -95,7 +95,9 @@ async def _reach_admin(settings: PulsarSettings, admin: PulsarAdmin) -> ClusterP
         remedy = (
             "set pulsar_admin to the brokers' webServicePort, http://HOST:8080 or https://HOST:8443"
         )
-        return ClusterProblem(True, str(failure), remedy, may_pass=isinstance(failure, NotReady))
+        return ClusterProblem(
+            True, str(failure), remedy, is_transient=isinstance(failure, NotReady)
+        )
     return None
 
 
@@ -129,15 +131,15 @@ class ClusterChecks:
         own = own_namespaces(self._settings)
         served = PulsarNames(self._settings).namespaces
         for namespace in dict.fromkeys((*own, *served)):
-            if not await self._is_there(namespace):
+            if not await self._check_exists(namespace):
                 continue
             rules = await policies_of(self._admin, namespace, runtime)
             if namespace in own:
-                rules = await self._try_out(namespace, rules)
+                rules = await self._probe(namespace, rules)
             if namespace in served:
                 # The state tables look after their own space, and lose nothing to any retention.
-                self._judge_retention(namespace, rules.retention, is_own=namespace in own)
-            self._judge(namespace, rules, is_own=namespace in own)
+                self._check_retention(namespace, rules.retention, is_own=namespace in own)
+            self._check_topic_lifecycle(namespace, rules, is_own=namespace in own)
         if self._unknown:
             text = f"could not be checked, since only superusers may read the brokers' configuration: {'; '.join(self._unknown)}"
             self._add(
@@ -147,10 +149,10 @@ class ClusterChecks:
             )
         return self._found
 
-    def _add(self, stops: bool, text: str, remedy: str) -> None:
-        self._found.append(ClusterProblem(stops, text, remedy))
+    def _add(self, is_fatal: bool, text: str, remedy: str) -> None:
+        self._found.append(ClusterProblem(is_fatal, text, remedy))
 
-    async def _is_there(self, namespace: str) -> bool:
+    async def _check_exists(self, namespace: str) -> bool:
         """Whether the namespace exists and its topics may be listed."""
         try:
             await self._admin.get(f"/persistent/{quote(namespace)}", Any)
@@ -166,25 +168,25 @@ class ClusterChecks:
                 await self._admin.get(f"/namespaces/{quote(tenant)}", Any)
             except NotFound:
                 self._add(
-                    True, f"there is no tenant {tenant}", self._remedies.make_tenant(namespace)
+                    True, f"there is no tenant {tenant}", self._remedies.create_tenant(namespace)
                 )
             except Forbidden:
                 self._add(
                     True,
                     f"there is no namespace {namespace}",
-                    self._remedies.make_namespace(namespace),
+                    self._remedies.create_namespace(namespace),
                 )
             else:
                 self._add(
                     True,
                     f"there is no namespace {namespace}",
-                    self._remedies.make_namespace(namespace),
+                    self._remedies.create_namespace(namespace),
                 )
         else:
             return True
         return False
 
-    async def _try_out(self, namespace: str, rules: NamespacePolicies) -> NamespacePolicies:
+    async def _probe(self, namespace: str, rules: NamespacePolicies) -> NamespacePolicies:
         """Use the namespace as the gateway will; the rules, and what was seen of those that this role may not read."""
         metadata = f"{self._settings.metadata_tenant}/{self._settings.metadata_namespace}"
         sizes = (
@@ -195,33 +197,41 @@ class ClusterChecks:
         if namespace == metadata:
             sizes[SEND_TABLE_ROWS] = self._settings.table_burst_bytes
         findings = await probe(self._admin, self._session, namespace, sizes)
-        self._learn(findings)
+        self._note_message_size(findings)
         for what, failure in findings.refused.items():
-            self._refused(namespace, what, failure, is_needed=namespace == metadata)
-        if findings.numbers_entries is False and namespace != metadata:
-            self._not_numbered()
-        deletes = findings.deletes_topics if rules.deletes_topics is None else rules.deletes_topics
-        return NamespacePolicies(rules.retention or findings.retention, rules.makes_topics, deletes)
+            self._add_refusal(namespace, what, failure, is_needed=namespace == metadata)
+        if findings.has_entry_index is False and namespace != metadata:
+            self._add_unnumbered_entries()
+        deletes = (
+            findings.deletes_inactive_topics
+            if rules.deletes_inactive_topics is None
+            else rules.deletes_inactive_topics
+        )
+        return NamespacePolicies(
+            rules.retention or findings.retention, rules.auto_creates_topics, deletes
+        )
 
-    def _learn(self, findings: ProbeResult) -> None:
+    def _note_message_size(self, findings: ProbeResult) -> None:
         """How large a message may be, where only a superuser could read it."""
-        largest = findings.taken_bytes + MAX_MESSAGE_OVERHEAD
+        largest = findings.accepted_bytes + MAX_MESSAGE_OVERHEAD
         is_all = not findings.refused.keys() & {SEND_LARGE_MESSAGES, SEND_TABLE_ROWS}
         self._session.message_bytes = (
             max(largest, self._session.message_bytes) if is_all else largest
         )
 
-    def _refused(self, namespace: str, what: str, failure: StorageError, is_needed: bool) -> None:
+    def _add_refusal(
+        self, namespace: str, what: str, failure: StorageError, is_needed: bool
+    ) -> None:
         reason = failure.reason if isinstance(failure, AdminFailed) else str(failure)
         if isinstance(failure, NotReady):
-            stops = what in ("produce", "consume") or (is_needed and what == "make topics")
+            is_fatal = what in ("produce", "consume") or (is_needed and what == "make topics")
             text = f"nobody can {what} in {namespace} now: {reason}"
             self._found.append(
                 ClusterProblem(
-                    stops,
+                    is_fatal,
                     text,
                     "see what the logs of the brokers and the bookies say",
-                    may_pass=True,
+                    is_transient=True,
                 )
             )
         elif what in ("produce", "consume"):
@@ -238,12 +248,12 @@ class ClusterChecks:
             self._add(
                 False,
                 text,
-                f"set message_max_bytes to less, or {self._remedies.take_messages(limit + MAX_MESSAGE_OVERHEAD)}",
+                f"set message_max_bytes to less, or {self._remedies.raise_message_size(limit + MAX_MESSAGE_OVERHEAD)}",
             )
         elif what == SEND_TABLE_ROWS:
             limit = self._settings.table_burst_bytes
             text = f"the gateway's tables store up to {limit} bytes in one message, and the brokers refuse that: {reason}"
-            self._add(True, text, self._remedies.take_messages(limit + MAX_MESSAGE_OVERHEAD))
+            self._add(True, text, self._remedies.raise_message_size(limit + MAX_MESSAGE_OVERHEAD))
         elif (
             what == "set policies of topics"
             and isinstance(failure, AdminFailed)
@@ -258,24 +268,24 @@ class ClusterChecks:
                 )
         else:
             # Without tables there are no groups; without topics of its own the gateway serves those that others made.
-            stops = is_needed and what == "make topics"
+            is_fatal = is_needed and what == "make topics"
             self._add(
-                stops,
+                is_fatal,
                 f"the gateway may not {what} in {namespace}: {reason}",
                 self._remedies.administer(namespace),
             )
 
-    def _not_numbered(self) -> None:
-        stops = self._settings.entry_format == "pulsar"
+    def _add_unnumbered_entries(self) -> None:
+        is_fatal = self._settings.entry_format == "pulsar"
         text = "the brokers do not number their entries, so topics of the entry format `pulsar` cannot be served"
         interceptor = "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor"
         self._add(
-            stops,
+            is_fatal,
             text,
             f"set brokerEntryMetadataInterceptors={interceptor} in the brokers' configuration, where that format is wanted",
         )
 
-    def _judge_retention(self, namespace: str, retention: Retention | None, is_own: bool) -> None:
+    def _check_retention(self, namespace: str, retention: Retention | None, is_own: bool) -> None:
         wanted = retention_of({}, self._settings)
         if retention is None:
             self._unknown.append(f"how long {namespace} keeps messages")
@@ -286,15 +296,17 @@ class ClusterChecks:
             text = f"{namespace} keeps messages for less (minutes, MB: {retention}) than topics without configs of their own ({wanted})"
             self._add(False, text, self._remedies.retain(namespace))
 
-    def _judge(self, namespace: str, rules: NamespacePolicies, is_own: bool) -> None:
+    def _check_topic_lifecycle(
+        self, namespace: str, rules: NamespacePolicies, is_own: bool
+    ) -> None:
         """Whether the brokers leave it to the gateway which topics there are."""
-        if rules.makes_topics is None:
+        if rules.auto_creates_topics is None:
             self._unknown.append(f"whether topics are made unasked in {namespace}")
-        elif rules.makes_topics:
+        elif rules.auto_creates_topics:
             text = f"topics are made unasked in {namespace}: one that a client deletes comes back as soon as somebody else names it"
-            self._add(False, text, self._remedies.make_no_topics(namespace))
-        if rules.deletes_topics is None:
+            self._add(False, text, self._remedies.disable_auto_creation(namespace))
+        if rules.deletes_inactive_topics is None:
             self._unknown.append(f"whether idle topics are deleted in {namespace}")
-        elif rules.deletes_topics:
+        elif rules.deletes_inactive_topics:
             text = f"topics of {namespace} that nobody uses for a while are deleted with their data"
-            self._add(is_own, text, self._remedies.delete_no_topics(namespace))
+            self._add(is_own, text, self._remedies.disable_inactive_deletion(namespace))

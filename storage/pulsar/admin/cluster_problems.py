@@ -16,12 +16,12 @@ from storage.pulsar.topics.namespaces import own_namespaces
 
 @dataclass(frozen=True, slots=True)
 class ClusterProblem:
-    """`stops`: the gateway does not start with it; otherwise it is a warning. `may_pass`: without anybody doing anything."""
+    """`is_fatal`: the gateway does not start with it; otherwise it is a warning. `is_transient`: without anybody doing anything."""
 
-    stops: bool
+    is_fatal: bool
     text: str
     remedy: str
-    may_pass: bool = False
+    is_transient: bool = False
 
     def __str__(self) -> str:
         """One line, whatever a broker has said."""
@@ -62,14 +62,14 @@ class Remedies:
             else f"`{command}`"
         )
 
-    def make_tenant(self, namespace: str) -> str:
+    def create_tenant(self, namespace: str) -> str:
         tenant = namespace.partition("/")[0]
         return self._or_setup(
             namespace,
             f"pulsar-admin tenants create {tenant} && pulsar-admin namespaces create {namespace}",
         )
 
-    def make_namespace(self, namespace: str) -> str:
+    def create_namespace(self, namespace: str) -> str:
         return self._or_setup(namespace, f"pulsar-admin namespaces create {namespace}")
 
     def retain(self, namespace: str) -> str:
@@ -77,12 +77,12 @@ class Remedies:
             namespace, f"pulsar-admin namespaces set-retention {namespace} --time -1 --size -1"
         )
 
-    def make_no_topics(self, namespace: str) -> str:
+    def disable_auto_creation(self, namespace: str) -> str:
         return self._or_setup(
             namespace, f"pulsar-admin namespaces set-auto-topic-creation {namespace} --disable"
         )
 
-    def delete_no_topics(self, namespace: str) -> str:
+    def disable_inactive_deletion(self, namespace: str) -> str:
         modes = "--disable-delete-while-inactive --max-inactive-duration 60s --delete-mode delete_when_no_subscriptions"
         return self._or_setup(
             namespace, f"pulsar-admin namespaces set-inactive-topic-policies {namespace} {modes}"
@@ -98,5 +98,5 @@ class Remedies:
             "(with those who are it already)"
         )
 
-    def take_messages(self, size: int) -> str:
+    def raise_message_size(self, size: int) -> str:
         return f"set in the brokers' configuration maxMessageSize to {size} or more and nettyMaxFrameSizeBytes to 10 KiB above that"

@@ -22,21 +22,21 @@ from storage.pulsar.topics.retention_policies import UNLIMITED, Retention, reten
 
 async def set_up(settings: PulsarSettings, admin: PulsarAdmin) -> list[str]:
     """What was set, and what could not be. What is there and does is left as it is. Raises StorageFailed where nobody answers."""
-    said: list[str] = []
+    report: list[str] = []
     runtime = await broker_config(admin)
     for namespace in own_namespaces(settings):
-        said += await _create(admin, namespace)
+        report += await _create(admin, namespace)
         try:
             rules = await policies_of(admin, namespace, runtime)
         except NotFound:
             continue
-        said += await _set_policies(settings, admin, namespace, rules)
-    return [line for line in said if line]
+        report += await _set_policies(settings, admin, namespace, rules)
+    return [line for line in report if line]
 
 
 async def _create(admin: PulsarAdmin, namespace: str) -> list[str]:
     """The tenant and the namespace."""
-    said, there = [], []
+    report, there = [], []
     tenant = namespace.partition("/")[0]
     try:
         there = await admin.get(f"/namespaces/{quote(tenant)}", list[str])
@@ -44,7 +44,7 @@ async def _create(admin: PulsarAdmin, namespace: str) -> list[str]:
         clusters = [
             cluster for cluster in await admin.get("/clusters", list[str]) if cluster != "global"
         ]
-        said.append(
+        report.append(
             await _put(
                 admin,
                 f"/tenants/{quote(tenant)}",
@@ -55,8 +55,8 @@ async def _create(admin: PulsarAdmin, namespace: str) -> list[str]:
     except Forbidden:
         pass  # a role that may not list them may still make them
     if namespace not in there:
-        said.append(await _put(admin, path_of_namespace(namespace), f"namespace {namespace}"))
-    return said
+        report.append(await _put(admin, path_of_namespace(namespace), f"namespace {namespace}"))
+    return report
 
 
 async def _put(admin: PulsarAdmin, path: str, what: str, body: object = None) -> str:
@@ -76,7 +76,7 @@ async def _set_policies(
     settings: PulsarSettings, admin: PulsarAdmin, namespace: str, rules: NamespacePolicies
 ) -> list[str]:
     """The policies: whatever is not known to be as it must."""
-    path, said = path_of_namespace(namespace), []
+    path, report = path_of_namespace(namespace), []
     wanted = retention_of({}, settings)
     # The state tables look after their own space.
     is_served = namespace == f"{settings.tenant}/{settings.namespace}"
@@ -84,9 +84,9 @@ async def _set_policies(
         # By time alone: a size below the backlog quota would be refused.
         minutes = wanted.retentionTimeInMinutes
         what = f"retention of {namespace}: {'for ever' if minutes == UNLIMITED else f'{minutes} minutes'}"
-        said.append(await _post(admin, f"{path}/retention", Retention(minutes, UNLIMITED), what))
-    if rules.makes_topics is not False:
-        said.append(
+        report.append(await _post(admin, f"{path}/retention", Retention(minutes, UNLIMITED), what))
+    if rules.auto_creates_topics is not False:
+        report.append(
             await _post(
                 admin,
                 f"{path}/autoTopicCreation",
@@ -94,12 +94,12 @@ async def _set_policies(
                 f"no topics made unasked in {namespace}",
             )
         )
-    if rules.deletes_topics is not False:
+    if rules.deletes_inactive_topics is not False:
         what = f"no topics deleted for being idle in {namespace}"
-        said.append(
+        report.append(
             await _post(admin, f"{path}/inactiveTopicPolicies", InactiveTopics(False), what)
         )
-    return said
+    return report
 
 
 async def _post(admin: PulsarAdmin, path: str, policy: object, what: str) -> str:

@@ -125,10 +125,10 @@ class BytesBody:
 
 
 class BodyCollector(Protocol):
-    """Collects the body of an answer up to a limit; cancelling `told` hangs up."""
+    """Collects the body of an answer up to a limit; cancelling `done` hangs up."""
 
     def __init__(self, limit: int) -> None:
-        self.told: Deferred[bytes] = Deferred(lambda _: self._hang_up())
+        self.done: Deferred[bytes] = Deferred(lambda _: self._close_connection())
         self._limit = limit
         self._body: bytearray | None = bytearray()
 
@@ -137,8 +137,8 @@ class BodyCollector(Protocol):
             return
         self._body += data
         if len(self._body) > self._limit:
-            self._hang_up()
-            self.told.errback(
+            self._close_connection()
+            self.done.errback(
                 StorageFailed(
                     f"an answer of Pulsar's admin API has more than {self._limit} bytes (admin_answer_bytes)"
                 )
@@ -149,13 +149,13 @@ class BodyCollector(Protocol):
         if body is None:
             return
         if reason.check(ResponseDone):
-            self.told.callback(bytes(body))
+            self.done.callback(bytes(body))
         else:
-            self.told.errback(
+            self.done.errback(
                 StorageFailed("the connection to Pulsar's admin API was lost within an answer")
             )
 
-    def _hang_up(self) -> None:
+    def _close_connection(self) -> None:
         self._body = None
         transport: Any = self.transport
         if transport is not None:
@@ -165,7 +165,7 @@ class BodyCollector(Protocol):
 def _read(response: Any, limit: int) -> Deferred[bytes]:
     received = BodyCollector(limit)
     response.deliverBody(received)
-    return received.told
+    return received.done
 
 
 def _hosts_of(urls: str) -> list[str]:

@@ -41,9 +41,9 @@ class ProbeResult:
 
     refused: dict[str, StorageError] = field(default_factory=dict)
     retention: Retention | None = None
-    deletes_topics: bool | None = None
-    numbers_entries: bool | None = None
-    taken_bytes: int = 0
+    deletes_inactive_topics: bool | None = None
+    has_entry_index: bool | None = None
+    accepted_bytes: int = 0
     """The largest payload that was taken, or where one was refused nearly the largest that would be."""
 
 
@@ -103,11 +103,11 @@ async def _read_policies(admin: PulsarAdmin, topic: str, findings: ProbeResult) 
         inactive: InactiveTopics | None = await admin.get(
             f"{path}/inactiveTopicPolicies?applied=true", InactiveTopics | None
         )
-        findings.deletes_topics = inactive.deleteWhileInactive if inactive else None
+        findings.deletes_inactive_topics = inactive.deleteWhileInactive if inactive else None
     except AdminFailed:
         pass  # without topic policies the brokers do not tell this way
     try:
-        findings.numbers_entries = INDEX_PROPERTY in await admin.properties(
+        findings.has_entry_index = INDEX_PROPERTY in await admin.properties(
             partition_name(topic, 0)
         )
         await admin.put(f"{path}/properties", {"checked": "1"})
@@ -130,9 +130,9 @@ async def _produce_and_read(
                     _send(producer, size)
                 except pulsar.MessageTooBig as failure:
                     findings.refused[what] = to_storage_error(failure)
-                    findings.taken_bytes = _largest(producer, findings.taken_bytes, size)
+                    findings.accepted_bytes = _largest(producer, findings.accepted_bytes, size)
                 else:
-                    findings.taken_bytes = size
+                    findings.accepted_bytes = size
         finally:
             producer.close()
 

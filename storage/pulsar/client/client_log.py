@@ -40,21 +40,21 @@ class LineRateLimiter:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._minute = -1
-        self._passed = 0
-        self._left_out = 0
+        self._logged = 0
+        self._dropped = 0
 
-    def pass_on(self, line: str, now: float) -> None:
+    def log_line(self, line: str, now: float) -> None:
         """Log `line`, which came at `now` (seconds), unless too many came before it."""
         if int(now // 60) != self._minute:
             self._minute = int(now // 60)
-            self._passed = 0
-            if self._left_out:
-                logger.warning("%d more lines of the client library were left out", self._left_out)
-                self._left_out = 0
-        if self._passed >= self._limit:
-            self._left_out += 1
+            self._logged = 0
+            if self._dropped:
+                logger.warning("%d more lines of the client library were left out", self._dropped)
+                self._dropped = 0
+        if self._logged >= self._limit:
+            self._dropped += 1
             return
-        self._passed += 1
+        self._logged += 1
         # 2026-01-31 12:00:00.000 WARN  [140000000000000] ClientConnection:1234 | what happened
         head, _, text = line.partition(" | ")
         words = head.split()
@@ -70,7 +70,7 @@ def forward_lines(descriptor: int, clock: Callable[[], float]) -> None:
     sieve = LineRateLimiter(LINES_PER_MINUTE)
     with open(descriptor, encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            sieve.pass_on(line.rstrip("\n"), clock())
+            sieve.log_line(line.rstrip("\n"), clock())
 
 
 @cache

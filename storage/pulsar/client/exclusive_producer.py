@@ -32,24 +32,26 @@ class InFlightLimit:
 
     def __init__(self, limit_bytes: int, limit_operations: int) -> None:
         self._limits = limit_bytes, limit_operations
-        self.held_bytes = 0
-        self.held_operations = 0
+        self.reserved_bytes = 0
+        self.reserved_operations = 0
 
-    def take(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         """Raises StorageFailed where it is full. One message always fits where nothing else is."""
         limit_bytes, limit_operations = self._limits
-        is_full = self.held_bytes + size > limit_bytes or self.held_operations >= limit_operations
-        if is_full and self.held_operations:
+        is_full = (
+            self.reserved_bytes + size > limit_bytes or self.reserved_operations >= limit_operations
+        )
+        if is_full and self.reserved_operations:
             raise StorageFailed(
-                f"{self.held_bytes} bytes in {self.held_operations} messages wait for Pulsar already "
+                f"{self.reserved_bytes} bytes in {self.reserved_operations} messages wait for Pulsar already "
                 f"(queue_bytes={limit_bytes}, queue_operations={limit_operations}): try again later"
             )
-        self.held_bytes += size
-        self.held_operations += 1
+        self.reserved_bytes += size
+        self.reserved_operations += 1
 
-    def give(self, size: int) -> None:
-        self.held_bytes -= size
-        self.held_operations -= 1
+    def release(self, size: int) -> None:
+        self.reserved_bytes -= size
+        self.reserved_operations -= 1
 
 
 class LogEnd(msgspec.Struct, frozen=True, gc=False):
@@ -64,16 +66,16 @@ class InFlightMessage:
     """One message on its way: what it holds, what the partition's end is behind it, who waits for it, and the broker's answer."""
 
     __slots__ = (
+        "done",
         "end",
         "entries",
         "header",
-        "is_settled",
-        "leader",
+        "is_released",
         "payload",
         "position",
+        "producer",
         "properties",
         "result",
-        "told",
     )
 
     def __init__(
@@ -83,29 +85,29 @@ class InFlightMessage:
         payload: bytes,
         properties: dict[str, str],
         end: LogEnd,
-        told: Deferred[None],
+        done: Deferred[None],
     ) -> None:
         self.header = header
         self.entries = entries
         self.payload = payload
         self.properties = properties
         self.end = end
-        self.told = told
-        self.leader: ExclusiveProducer | None = None
+        self.done = done
+        self.producer: ExclusiveProducer | None = None
         self.result: Any = None
         self.position: Any = None
-        self.is_settled = False
+        self.is_released = False
 
     @property
     def cost(self) -> int:
         return len(self.payload) + IN_FLIGHT_OVERHEAD
 
-    def answered(self, result: Any, message_id: Any) -> None:
+    def on_response(self, result: Any, message_id: Any) -> None:
         """The library's callback: in its own thread, or within `send_async` in the caller's. Nothing may be raised here."""
         keep_thread_state()
         self.result, self.position = result, message_id
-        assert self.leader
-        self.leader.note_answer(self)
+        assert self.producer
+        self.producer.response_received(self)
 
 
 class FencedByOtherProducer(Fenced):
@@ -113,7 +115,7 @@ class FencedByOtherProducer(Fenced):
 
 
 class ExclusiveProducer:
-    """The producer of one partition. `on_stored` is told of each burst of acknowledged messages, in their order, and once `on_end` of why it
+    """The producer of one partition. `on_stored` is done of each burst of acknowledged messages, in their order, and once `on_closed` of why it
     ended and what was in flight."""
 
     def __init__(
@@ -122,46 +124,46 @@ class ExclusiveProducer:
         producer: Any,
         room: InFlightLimit,
         on_stored: Callable[[list[InFlightMessage]], None],
-        on_end: Callable[[StorageError, list[InFlightMessage]], None],
+        on_closed: Callable[[StorageError, list[InFlightMessage]], None],
     ) -> None:
         self._session = session
         self._producer = producer
         self._room = room
         self._on_stored = on_stored
-        self._on_end = on_end
+        self._on_closed = on_closed
         self._in_flight: deque[InFlightMessage] = deque()
-        self._answers: deque[InFlightMessage] = deque()
-        self._is_woken = False
+        self._responses: deque[InFlightMessage] = deque()
+        self._is_scheduled = False
         self._idle: list[Deferred[None]] = []
-        self.is_over = False
+        self.is_closed = False
 
     def send(self, sent: InFlightMessage) -> None:
         """Hand it to the library, behind all that was sent before; its cost is in the room already."""
-        sent.leader = self
+        sent.producer = self
         self._in_flight.append(sent)
         try:
-            self._producer.send_async(sent.payload, sent.answered, properties=sent.properties)
+            self._producer.send_async(sent.payload, sent.on_response, properties=sent.properties)
         except pulsar.PulsarException as error:
-            self._settle(sent)
-            self.end(error_for_result(type(error).__name__))
+            self._release(sent)
+            self.close(error_for_result(type(error).__name__))
 
-    def note_answer(self, sent: InFlightMessage) -> None:
+    def response_received(self, sent: InFlightMessage) -> None:
         """From any thread: one wake-up for all answers that have piled up."""
-        self._answers.append(sent)
-        if not self._is_woken:
-            self._is_woken = True
-            self._session.wake.post(self._take_answers)
+        self._responses.append(sent)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._session.reactor_calls.post(self._handle_responses)
 
-    def _take_answers(self) -> None:
+    def _handle_responses(self) -> None:
         # First: an answer from here on asks for a wake-up of its own, and one before it is in the deque.
-        self._is_woken = False
+        self._is_scheduled = False
         stored: list[InFlightMessage] = []
         failure: StorageError | None = None
         in_flight = self._in_flight
-        while self._answers:
-            sent = self._answers.popleft()
-            self._settle(sent)
-            if self.is_over or failure:
+        while self._responses:
+            sent = self._responses.popleft()
+            self._release(sent)
+            if self.is_closed or failure:
                 continue
             if sent.result.value != OK:
                 failure = error_for_result(sent.result.name)
@@ -173,15 +175,15 @@ class ExclusiveProducer:
         if stored:
             self._on_stored(stored)
         if failure:
-            self.end(failure)
+            self.close(failure)
         if not in_flight:
-            self._tell_idle()
+            self._notify_idle()
 
-    def end(self, error: StorageError) -> Deferred[None]:
+    def close(self, error: StorageError) -> Deferred[None]:
         """Give up the right to write, if that has not been done; all in flight are handed over as lost to view. Fires when the producer is gone."""
-        if self.is_over:
+        if self.is_closed:
             return succeed(None)
-        self.is_over = True
+        self.is_closed = True
         left = list(self._in_flight)
         self._in_flight.clear()
 
@@ -193,36 +195,36 @@ class ExclusiveProducer:
 
         def settle(result: Any) -> None:
             for sent in left:
-                self._settle(sent)
+                self._release(sent)
 
         try:
             closed = self._session.run(close)
         except LogClosed:
             closed = succeed(None)
         closed.addBoth(settle)
-        self._on_end(error, left)
-        self._tell_idle()
+        self._on_closed(error, left)
+        self._notify_idle()
         return closed
 
-    def idle(self) -> Deferred[None]:
+    def wait_idle(self) -> Deferred[None]:
         """Fires when nothing is in flight."""
         if not self._in_flight:
             return succeed(None)
-        told: Deferred[None] = Deferred()
-        self._idle.append(told)
-        return told
+        done: Deferred[None] = Deferred()
+        self._idle.append(done)
+        return done
 
-    def _tell_idle(self) -> None:
+    def _notify_idle(self) -> None:
         idle, self._idle = self._idle, []
-        for told in idle:
-            if not told.called:
-                told.callback(None)
+        for done in idle:
+            if not done.called:
+                done.callback(None)
 
-    def _settle(self, sent: InFlightMessage) -> None:
+    def _release(self, sent: InFlightMessage) -> None:
         """The library holds the payload no more."""
-        if not sent.is_settled:
-            sent.is_settled = True
-            self._room.give(sent.cost)
+        if not sent.is_released:
+            sent.is_released = True
+            self._room.release(sent.cost)
 
 
 def error_for_result(name: str) -> StorageError:

@@ -13,7 +13,7 @@ import threading
 class _Here(threading.local):
     """Of one thread, for as long as its state lasts."""
 
-    is_kept = False
+    is_state_kept = False
 
 
 _here = _Here()
@@ -25,6 +25,6 @@ def keep_thread_state() -> None:
     It is one `PyGILState_Ensure` without its `PyGILState_Release`, which the C API allows: the binding (pybind11's gil_scoped_acquire) then finds a
     state that somebody uses, and leaves it there.
     """
-    if not _here.is_kept:
-        _here.is_kept = True
+    if not _here.is_state_kept:
+        _here.is_state_kept = True
         ctypes.pythonapi.PyGILState_Ensure()

@@ -34,29 +34,29 @@ class ProcessStalls:
         self._seconds = seconds
         self._now = now
         self._count = 0
-        self._seen = 0.0
+        self._last_check = 0.0
         self._timer: ScheduledCall | None = None
 
     def count(self) -> int:
         """How many there were. Right also before the reactor comes to any timer again."""
         now = self._now()
-        if self._timer is not None and now - self._seen > self._seconds:
+        if self._timer is not None and now - self._last_check > self._seconds:
             self._count += 1
-        self._seen = now
+        self._last_check = now
         return self._count
 
     def start(self) -> None:
-        self._seen = self._now()
-        self._look_later()
+        self._last_check = self._now()
+        self._schedule_check()
 
     def stop(self) -> None:
         if self._timer:
             self._timer.cancel()
             self._timer = None
 
-    def _look_later(self) -> None:
-        self._timer = self._reactor.callLater(self._seconds / CHECKS_PER_STALL, self._look)
+    def _schedule_check(self) -> None:
+        self._timer = self._reactor.callLater(self._seconds / CHECKS_PER_STALL, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self.count()
-        self._look_later()
+        self._schedule_check()

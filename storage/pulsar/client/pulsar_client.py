@@ -111,7 +111,7 @@ class PulsarClient:
         self.settings = settings
         self.message_bytes = settings.message_bytes
         """The largest message that the brokers take, by what is known so far."""
-        self.wake = ReactorCallQueue(reactor)
+        self.reactor_calls = ReactorCallQueue(reactor)
         self._reactor = reactor
         self._client: pulsar.Client | None = None
         self._threads: WorkerPool | None = None
@@ -119,7 +119,7 @@ class PulsarClient:
     async def open(self) -> None:
         """Start the threads; no broker is asked for anything yet. Raises StorageFailed for an address or a file that is none."""
         threads = WorkerPool(
-            self.wake, self.settings.threads, self.settings.calls_waiting, "pulsar"
+            self.reactor_calls, self.settings.threads, self.settings.calls_waiting, "pulsar"
         )
         try:
             self._client = await threads.run(lambda: connect(self.settings))
@@ -143,9 +143,9 @@ class PulsarClient:
 
     def pause(self, seconds: float) -> Deferred[None]:
         """Fires after so long."""
-        told: Deferred[None] = Deferred(lambda _: waiting.cancel())
-        waiting = self._reactor.callLater(seconds, told.callback, None)
-        return told
+        done: Deferred[None] = Deferred(lambda _: waiting.cancel())
+        waiting = self._reactor.callLater(seconds, done.callback, None)
+        return done
 
     def producer(
         self,
@@ -161,7 +161,7 @@ class PulsarClient:
         compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
     ) -> pulsar.Producer:
         """A producer of `topic`; with 0 `pending_messages` any number may be on its way. Blocks: to be called within `run`."""
-        return self._opened().create_producer(
+        return self._open_client().create_producer(
             topic,
             producer_name=name,
             # The library counts from the start again when it reconnects before the first acknowledgement, unless it was told where to start. A name
@@ -192,7 +192,7 @@ class PulsarClient:
 
         A `listener` is given the messages, in the one thread that the library has for all of them, and may raise nothing.
         """
-        return self._opened().create_reader(
+        return self._open_client().create_reader(
             topic,
             start,
             reader_listener=listener,
@@ -207,31 +207,31 @@ class PulsarClient:
         if client is None or threads is None:
             return
         self._client = self._threads = None
-        if not await self._within(client.close):
+        if not await self._closed_in_time(client.close):
             log.warning(
                 "Pulsar's client did not close within %s s; it is cut off",
                 self.settings.close_timeout_seconds,
             )
-            await self._within(client.shutdown)
+            await self._closed_in_time(client.shutdown)
         # Its threads end when what they wait for does; with the client gone that is soon, and nobody needs to wait for it.
         threads.stop(lambda: None)
 
-    def _within(self, call: Callable[[], object]) -> Deferred[bool]:
+    def _closed_in_time(self, call: Callable[[], object]) -> Deferred[bool]:
         """Whether `call`, in a thread of its own, came back in time."""
-        told: Deferred[bool] = Deferred()
+        done: Deferred[bool] = Deferred()
 
-        def tell(is_done: bool) -> None:
-            if not told.called:
-                told.callback(is_done)
+        def set_done(is_done: bool) -> None:
+            if not done.called:
+                done.callback(is_done)
 
         def work() -> None:
             try:
                 call()
             except pulsar.PulsarException as error:
                 log.warning("Pulsar's client while closing: %s", type(error).__name__)
-            self.wake.post(lambda: tell(True))
+            self.reactor_calls.post(lambda: set_done(True))
 
-        deadline = self._reactor.callLater(self.settings.close_timeout_seconds, tell, False)
+        deadline = self._reactor.callLater(self.settings.close_timeout_seconds, set_done, False)
         threading.Thread(target=work, name="pulsar-close", daemon=True).start()
 
         def end(is_done: bool) -> bool:
@@ -239,9 +239,9 @@ class PulsarClient:
                 deadline.cancel()
             return is_done
 
-        return told.addCallback(end)
+        return done.addCallback(end)
 
-    def _opened(self) -> pulsar.Client:
+    def _open_client(self) -> pulsar.Client:
         if self._client is None:
             raise LogClosed("the store is closed")
         return self._client

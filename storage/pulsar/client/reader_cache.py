@@ -25,19 +25,19 @@ class ReaderCache:
     def __init__(self, session: PulsarClient, limit: int) -> None:
         self._session = session
         self._limit = limit
-        self._kept: OrderedDict[OpenReader, None] = OrderedDict()
-        self._lent: set[OpenReader] = set()
+        self._idle: OrderedDict[OpenReader, None] = OrderedDict()
+        self._in_use: set[OpenReader] = set()
         self._closing: set[Deferred[None]] = set()
         self._is_closed = False
 
     def __len__(self) -> int:
-        return len(self._kept) + len(self._lent)
+        return len(self._idle) + len(self._in_use)
 
     def take(self, source: ReaderSource, offset: int) -> OpenReader | None:
         """The reader of `source` that stands at `offset`, the one last used where there are several."""
-        for reader in reversed(self._kept):
-            if reader.source is source and reader.stands_at(offset):
-                del self._kept[reader]
+        for reader in reversed(self._idle):
+            if reader.source is source and reader.is_positioned_at(offset):
+                del self._idle[reader]
                 return reader
         return None
 
@@ -46,46 +46,46 @@ class ReaderCache:
 
         Whoever waits may give up: the reader comes back all the same, and what has not begun is not begun.
         """
-        told: Deferred[T] = Deferred()
-        running = self._session.run(lambda: None if told.called else call())
-        self._lent.add(reader)
-        self._make_room()
-        running.addBoth(partial(self._back, reader, told))
-        return told
+        done: Deferred[T] = Deferred()
+        running = self._session.run(lambda: None if done.called else call())
+        self._in_use.add(reader)
+        self._evict()
+        running.addBoth(partial(self._returned, reader, done))
+        return done
 
     def forget(self, source: ReaderSource) -> None:
         """Nobody reads `source` any more."""
         source.is_closed = True
-        for reader in [reader for reader in self._kept if reader.source is source]:
+        for reader in [reader for reader in self._idle if reader.source is source]:
             self._close(reader)
 
     async def close(self) -> None:
         """Close all readers. Those that are at work are closed when they come back."""
         self._is_closed = True
-        for reader in list(self._kept):
+        for reader in list(self._idle):
             self._close(reader)
         await DeferredList(list(self._closing))
 
-    def _back(self, reader: OpenReader, told: Deferred[T], result: Any) -> None:
-        self._lent.discard(reader)
-        self._kept[reader] = None
+    def _returned(self, reader: OpenReader, done: Deferred[T], result: Any) -> None:
+        self._in_use.discard(reader)
+        self._idle[reader] = None
         if (
             isinstance(result, Failure)
             or self._is_closed
             or reader.source.is_closed
-            or not reader.is_worth_keeping()
+            or not reader.has_received_messages()
         ):
             self._close(reader)
-        self._make_room()
-        told.callback(result)
+        self._evict()
+        done.callback(result)
 
-    def _make_room(self) -> None:
-        while self._kept and len(self) > self._limit:
-            self._close(next(iter(self._kept)))
+    def _evict(self) -> None:
+        while self._idle and len(self) > self._limit:
+            self._close(next(iter(self._idle)))
 
     def _close(self, reader: OpenReader) -> None:
         """In a thread; nobody waits for it but the store's end."""
-        del self._kept[reader]
+        del self._idle[reader]
         try:
             closing = self._session.run(reader.close)
         except StorageError:

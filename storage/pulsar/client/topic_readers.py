@@ -56,7 +56,7 @@ class ReaderSource:
         self.began: tuple[tuple[int, int], ...] = ()
         self.is_closed = False
         self._message_bytes = 0.0
-        self.has_met_foreign = False
+        self.has_foreign_messages = False
 
     @property
     def queue(self) -> int:
@@ -67,7 +67,7 @@ class ReaderSource:
             1, min(MAX_QUEUE_MESSAGES, int(self.settings.reader_queue_bytes / self._message_bytes))
         )
 
-    def met(self, messages: list[StoredMessage]) -> None:
+    def note_sizes(self, messages: list[StoredMessage]) -> None:
         """These were delivered."""
         if messages:
             average = sum(len(one.payload) for one in messages) / len(messages) + 1
@@ -75,7 +75,7 @@ class ReaderSource:
                 4 if self._message_bytes else 1
             )
 
-    def is_void(self, header: Header) -> bool:
+    def is_from_fenced_leader(self, header: Header) -> bool:
         """Whether a leader wrote this that had been replaced: the next one had begun at its offset or before. Nothing of it was acknowledged."""
         began = self.began
         if not began or header.leader_epoch >= began[-1][0]:
@@ -83,22 +83,22 @@ class ReaderSource:
         _, first_offset = began[bisect_right(began, (header.leader_epoch, _AFTER_ALL))]
         return header.base_offset >= first_offset
 
-    def own(self, message: Any) -> Header | None:
+    def own_header(self, message: Any) -> Header | None:
         """The header of a message that counts."""
         try:
             header = parse_header(message.properties())
         except UnicodeDecodeError:  # the library does not look what others write
             header = None
         if header is None:
-            if not self.has_met_foreign:
-                self.has_met_foreign = True
+            if not self.has_foreign_messages:
+                self.has_foreign_messages = True
                 log.warning(
                     "%s holds messages that kopgate did not write, the first at %s; they are passed over",
                     self.topic,
                     message.message_id(),
                 )
             return None
-        return None if self.is_void(header) else header
+        return None if self.is_from_fenced_leader(header) else header
 
     def messages(self, reader: Any, deadline: float) -> Iterator[Any]:
         """What `reader` gives until the topic has no more. Raises pulsar's Timeout at `deadline`."""
@@ -117,7 +117,7 @@ class ReaderSource:
     def deadline(self) -> float:
         return time.monotonic() + self.settings.read_timeout_seconds
 
-    def too_late(self) -> StorageFailed:
+    def timeout_error(self) -> StorageFailed:
         return StorageFailed(
             f"{self.topic}: what was asked for did not come within {self.settings.read_timeout_seconds:g} s (read_timeout_seconds)"
         )
@@ -149,20 +149,20 @@ def find_message(
     reader = source.session.reader(
         source.topic,
         message_id_of(start),
-        queue=source.queue if for_last or source.has_met_foreign else 1,
+        queue=source.queue if for_last or source.has_foreign_messages else 1,
     )
     try:
         for message in source.messages(reader, source.deadline()):
             position = position_of(message)
             if position > last:
                 break
-            header = source.own(message)
+            header = source.own_header(message)
             if header:
                 found = header, position, message
             if position == last or (header and not for_last):
                 break
     except pulsar.Timeout:
-        raise source.too_late() from None
+        raise source.timeout_error() from None
     finally:
         close(reader)
     return StoredMessage(found[0], found[1], found[2].data()) if found else None
@@ -183,17 +183,17 @@ class OpenReader:
         self._queue = 0
         self._begin = self._expected = 0
         self._held: list[StoredMessage] = []
-        self._passed = 0
-        self.is_dry = False
+        self._received_messages = 0
+        self.has_reached_end = False
         """The last read came to the end of the topic."""
 
-    def stands_at(self, offset: int) -> bool:
+    def is_positioned_at(self, offset: int) -> bool:
         """Whether what it delivers next is what a read from `offset` gives."""
         return self._begin <= offset <= self._expected
 
-    def is_worth_keeping(self) -> bool:
+    def has_received_messages(self) -> bool:
         """Messages came; a reader that has none may stand where none will ever come."""
-        return self._passed > 0
+        return self._received_messages > 0
 
     def read(
         self, offset: int, end: int, max_bytes: int, max_messages: int = _AFTER_ALL
@@ -202,8 +202,8 @@ class OpenReader:
         found: list[StoredMessage] = []
         room = max_bytes
         waiting = deque(one for one in self._held if one.header.last_offset >= offset)
-        stream = self._own(offset)
-        self.is_dry = False
+        stream = self._own_messages(offset)
+        self.has_reached_end = False
         while not found or (room > 0 and len(found) < max_messages):
             stored = waiting.popleft() if waiting else self._next(stream, bool(found))
             if stored is None:
@@ -217,7 +217,7 @@ class OpenReader:
                 break
         self._held = [*found[-1:], *waiting]
         self._begin = found[-1].header.base_offset if found else offset
-        self.source.met(found)
+        self.source.note_sizes(found)
         return found
 
     def close(self) -> None:
@@ -228,23 +228,23 @@ class OpenReader:
 
     def _next(self, stream: Iterator[StoredMessage], has_some: bool) -> StoredMessage | None:
         """None where there is no more, or it does not come in time while there was something to go on with."""
-        passed = self._passed
+        passed = self._received_messages
         try:
             stored = next(stream, None)
         except pulsar.Timeout:
-            if has_some or self._passed > passed:
+            if has_some or self._received_messages > passed:
                 return None
-            raise self.source.too_late() from None
-        self.is_dry = stored is None
+            raise self.source.timeout_error() from None
+        self.has_reached_end = stored is None
         return stored
 
-    def _own(self, offset: int) -> Iterator[StoredMessage]:
+    def _own_messages(self, offset: int) -> Iterator[StoredMessage]:
         """The messages from the one that holds `offset` on."""
         source = self.source
         deadline = source.deadline()
         for message in source.messages(self._opened(), deadline):
-            self._passed += 1
-            header = source.own(message)
+            self._received_messages += 1
+            header = source.own_header(message)
             if header is None or header.base_offset < self._expected:
                 continue
             self._expected = header.last_offset + 1

@@ -79,7 +79,7 @@ class RetentionTrimmer:
     async def begin(self, found: PulsarTopic) -> PulsarTopic:
         """Say that it is under way, and which policies will be set."""
         self._raised.pop(found.full_name, None)
-        if found.is_lowered:
+        if found.is_retention_lowered:
             return found
         policies = (
             []

@@ -70,7 +70,7 @@ class AppendQueue:
         self._room = room
         self._on_stored = on_stored
         self._on_end = on_end
-        self._leader = ExclusiveProducer(
+        self._producer = ExclusiveProducer(
             opened.session, opened.producer, room, self._acknowledged, self._ended
         )
         self.next = self._sent_end = opened.end
@@ -111,14 +111,14 @@ class AppendQueue:
         """Returns when nothing that was appended waits any more, whatever became of it."""
         while self._row_update:
             await self._row_update
-        await self._leader.idle()
+        await self._producer.wait_idle()
         while self._row_update:
             await self._row_update
 
     def end(self, error: StorageError) -> Deferred[None]:
         """Append nothing more. Fires when the producer is gone."""
         self.end_reason = self.end_reason or error
-        return self._leader.end(error)
+        return self._producer.close(error)
 
     def _build_message(self, entries: Sequence[Entry], result: Deferred[None]) -> InFlightMessage:
         """The message of these entries. Raises OffsetOutOfRange, EntryTooLarge."""
@@ -158,7 +158,7 @@ class AppendQueue:
         )
 
     def _enqueue(self, sent: InFlightMessage) -> None:
-        self._room.take(sent.cost)
+        self._room.reserve(sent.cost)
         self.next = sent.end
         if self._pending or not self.has_stored_epoch or not self._is_reserved(sent.end.offset):
             self._pending.append(sent)
@@ -197,7 +197,7 @@ class AppendQueue:
 
     def _send_now(self, sent: InFlightMessage) -> None:
         self._sent_end = sent.end
-        self._leader.send(sent)
+        self._producer.send(sent)
 
     async def _reserve(self) -> None:
         """No offset is given out before it is noted that it may have been, nor in an epoch that is not noted."""
@@ -260,13 +260,13 @@ class AppendQueue:
         pending, self._pending = self._pending, deque()
         self._reservation_error = failure
         for sent in pending:
-            self._room.give(sent.cost)
+            self._room.release(sent.cost)
         while pending:
             sent = pending.popleft()
             if not pending:
                 self._reservation_error = None
                 self.next = self._sent_end
-            sent.told.errback(failure)
+            sent.done.errback(failure)
         self._reservation_error = None
 
     def _ended(self, error: StorageError, left: list[InFlightMessage]) -> None:
@@ -274,7 +274,7 @@ class AppendQueue:
         pending, self._pending = self._pending, deque()
         unreserved, self._awaiting_reservation = self._awaiting_reservation, []
         for sent in pending:
-            self._room.give(sent.cost)
+            self._room.release(sent.cost)
         self._on_end(self.end_reason, [*unreserved, *left, *pending])
 
 

@@ -96,7 +96,7 @@ class PulsarLog:
                 self._tail.add(self._resident, entry)
         self._notify_watchers()
         for sent in messages:
-            sent.told.callback(None)
+            sent.done.callback(None)
 
     def _on_append_end(self, error: StorageError, left: list[InFlightMessage]) -> None:
         """Nothing can be done here any more; `left` was on its way."""
@@ -105,7 +105,7 @@ class PulsarLog:
         self._notify_watchers()
         Deferred.fromCoroutine(self._reader.close())
         for sent in left:
-            sent.told.errback(error)
+            sent.done.errback(error)
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
         self._check_open()

@@ -206,7 +206,7 @@ class PartitionReader:
             found = await self._cache.use(
                 reader, partial(reader.read, offset, end, max_bytes, max_messages)
             )
-        if reader is None or (not found and reader.is_dry):
+        if reader is None or (not found and reader.has_reached_end):
             # One that was kept and has nothing may stand at the end of a ledger that is gone.
             reader = OpenReader(self._source, await self._reading_position(offset))
             found = await self._cache.use(
@@ -214,7 +214,7 @@ class PartitionReader:
             )
         if found:
             self._index.found(found[0].header, found[0].position)
-        return found, reader.is_dry
+        return found, reader.has_reached_end
 
     async def _reading_position(self, offset: int) -> Position | None:
         """Where to begin reading for `offset`; None is the beginning of the topic."""

@@ -123,7 +123,7 @@ class NativeSender:
             raise StorageFailed(
                 f"{self._records} records wait for Pulsar already (queue_operations={limit}): try again later"
             )
-        self._room.take(pending.cost)
+        self._room.reserve(pending.cost)
         self._records += pending.records
         self._in_flight.append(pending)
         self._queue.append(pending)
@@ -141,7 +141,7 @@ class NativeSender:
             except IndexError:
                 break
             self._send_batch(pending)
-        self._session.wake.post(self._sending_finished)
+        self._session.reactor_calls.post(self._sending_finished)
 
     def _sending_finished(self) -> None:
         self._is_sending = bool(self._queue)
@@ -154,7 +154,7 @@ class NativeSender:
         try:
             batch = self._format.unpack(pending.payload)
         except ValueError as error:
-            self._session.wake.post(
+            self._session.reactor_calls.post(
                 partial(
                     self._finish,
                     pending,
@@ -173,7 +173,7 @@ class NativeSender:
             send(messages[-1], partial(self._acknowledged, pending, len(messages)))
             self._producer._producer.flush_async(_ignore)
         except pulsar.PulsarException as error:
-            self._session.wake.post(
+            self._session.reactor_calls.post(
                 partial(self._finish, pending, error_for_result(type(error).__name__))
             )
 
@@ -199,7 +199,7 @@ class NativeSender:
                     failure = Fenced("pulsar-client has sent a batch in several pieces")
         except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
             failure = Fenced(f"an acknowledgement could not be understood: {error}")
-        self._session.wake.post(partial(self._finish, pending, failure))
+        self._session.reactor_calls.post(partial(self._finish, pending, failure))
 
     def _finish(self, pending: PendingAppend, failure: StorageError | None) -> None:
         self._release(pending)
@@ -219,7 +219,7 @@ class NativeSender:
     def _release(self, pending: PendingAppend) -> None:
         if not pending.is_released:
             pending.is_released = True
-            self._room.give(pending.cost)
+            self._room.release(pending.cost)
             self._records -= pending.records
 
     def end(self, error: StorageError) -> Deferred[None]:

@@ -98,10 +98,10 @@ class TailReader:
                 if isinstance(error, StorageError)
                 else StorageFailed(f"an entry could not be read: {error!r}")
             )
-            self._session.wake.post(partial(self._on_failure, failure))
+            self._session.reactor_calls.post(partial(self._on_failure, failure))
             return
         if self._gate.acquire(len(packed.payload)):
-            self._session.wake.post(partial(self._on_entry, packed))
+            self._session.reactor_calls.post(partial(self._on_entry, packed))
 
     def release(self, packed: PackedEntry) -> None:
         self._gate.release(len(packed.payload))

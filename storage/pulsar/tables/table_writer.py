@@ -91,7 +91,7 @@ class TableWriter:
         )
         self._producer = producer
         self._last_assigned_id = producer.last_sequence_id()
-        self._thread = WorkerPool(self._session.wake, 1, 1, "pulsar-table")
+        self._thread = WorkerPool(self._session.reactor_calls, 1, 1, "pulsar-table")
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Deferred[None]:
         """As `StateTable.put`."""

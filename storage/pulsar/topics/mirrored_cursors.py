@@ -55,12 +55,12 @@ class CursorMirror:
         reactor: Reactor,
         settings: PulsarSettings,
     ) -> None:
-        self._calls = calls
-        self._place = place
+        self._api = calls
+        self._find_position = place
         self._reactor = reactor
         self._settings = settings
         self._waiting: dict[Commit, int] = {}
-        self._made: dict[Commit, bool] = {}
+        self._is_ours_cache: dict[Commit, bool] = {}
         """Whether the subscription is ours, of those that were looked at."""
         self._timer: ScheduledCall | None = None
         self._is_stopped = False
@@ -82,7 +82,7 @@ class CursorMirror:
 
     def start(self) -> None:
         """Move cursors every `mirror_seconds`, the first time after as long."""
-        self._timer = self._reactor.callLater(self._settings.mirror_seconds, self._begin)
+        self._timer = self._reactor.callLater(self._settings.mirror_seconds, self._start_moving)
 
     def stop(self) -> None:
         """Move nothing any more; the call that is under way ends by itself."""
@@ -91,13 +91,13 @@ class CursorMirror:
             self._timer.cancel()
             self._timer = None
 
-    def _begin(self) -> None:
+    def _start_moving(self) -> None:
         self._timer = None
-        Deferred.fromCoroutine(self._round()).addErrback(
+        Deferred.fromCoroutine(self._move_all()).addErrback(
             lambda failure: log.error("cursors could not be moved: %s", failure.value)
         )
 
-    async def _round(self) -> None:
+    async def _move_all(self) -> None:
         try:
             waiting, self._waiting = self._waiting, {}
             for key, offset in waiting.items():
@@ -105,7 +105,7 @@ class CursorMirror:
                     return
                 await self._move(key, offset)
                 await self._pause()
-            self._tell()
+            self._log_failures()
         finally:
             if not self._is_stopped:
                 self.start()
@@ -119,7 +119,7 @@ class CursorMirror:
     async def _move(self, key: Commit, offset: int) -> None:
         group, topic, partition = key
         try:
-            place = await self._place(topic, partition, offset)
+            place = await self._find_position(topic, partition, offset)
             if place is None:
                 return
             subscription = f"{place.path}/subscription/{quote(group, safe='')}"
@@ -132,10 +132,10 @@ class CursorMirror:
             if not await self._is_ours(key, subscription, at):
                 return
             try:
-                await self._calls.post(f"{subscription}/resetcursor", at)
+                await self._api.post(f"{subscription}/resetcursor", at)
             except NotFound:
                 # Somebody deleted it, or the whole topic: the next commit makes it anew if it can.
-                self._made.pop(key, None)
+                self._is_ours_cache.pop(key, None)
         except StorageError as failure:
             self._failed += 1
             log.debug(
@@ -147,14 +147,14 @@ class CursorMirror:
             )
 
     async def _is_ours(self, key: Commit, subscription: str, at: dict[str, int]) -> bool:
-        known = self._made.get(key)
+        known = self._is_ours_cache.get(key)
         if known is not None:
             return known
         try:
-            await self._calls.put(subscription, {**at, "properties": {OWNER_PROPERTY: "group"}})
+            await self._api.put(subscription, {**at, "properties": {OWNER_PROPERTY: "group"}})
             is_ours = True
         except Conflict:
-            properties = await self._calls.get(f"{subscription}/properties")
+            properties = await self._api.get(f"{subscription}/properties")
             is_ours = isinstance(properties, dict) and OWNER_PROPERTY in properties
             if not is_ours:
                 group, topic, partition = key
@@ -164,13 +164,13 @@ class CursorMirror:
                     topic,
                     partition,
                 )
-        if len(self._made) >= self._settings.mirror_waiting:
+        if len(self._is_ours_cache) >= self._settings.mirror_waiting:
             # It is only a memory of what can be asked again.
-            self._made.clear()
-        self._made[key] = is_ours
+            self._is_ours_cache.clear()
+        self._is_ours_cache[key] = is_ours
         return is_ours
 
-    def _tell(self) -> None:
+    def _log_failures(self) -> None:
         if self._failed or self._dropped:
             log.warning(
                 "cursors of Kafka groups in Pulsar: %d not moved, %d offsets not noted (mirror_waiting=%d); committed offsets are safe all the same",

@@ -36,8 +36,8 @@ class NamespacePolicies:
     """None where this role may not know."""
 
     retention: Retention | None = None
-    makes_topics: bool | None = None
-    deletes_topics: bool | None = None
+    auto_creates_topics: bool | None = None
+    deletes_inactive_topics: bool | None = None
 
 
 def path_of_namespace(namespace: str) -> str:
@@ -99,8 +99,8 @@ async def policies_of(
     default = _defaults(runtime) if runtime else NamespacePolicies()
     return NamespacePolicies(
         retention or default.retention,
-        creation.allowAutoTopicCreation if creation else default.makes_topics,
-        inactive.deleteWhileInactive if inactive else default.deletes_topics,
+        creation.allowAutoTopicCreation if creation else default.auto_creates_topics,
+        inactive.deleteWhileInactive if inactive else default.deletes_inactive_topics,
     )
 
 

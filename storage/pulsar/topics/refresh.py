@@ -29,7 +29,7 @@ class Refresher:
         self._seconds = seconds
         self._reactor = reactor
         self._timer: ScheduledCall | None = None
-        self._looking: Deferred[None] | None = None
+        self._running: Deferred[None] | None = None
         self._is_failing = False
 
     def start(self) -> None:
@@ -40,20 +40,20 @@ class Refresher:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-        looking, self._looking = self._looking, None
-        if looking is not None:
-            looking.cancel()
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
 
     def _run(self) -> None:
         self._timer = None
-        looking = self._looking = Deferred.fromCoroutine(self._once())
+        running = self._running = Deferred.fromCoroutine(self._once())
 
         def again(_: object) -> None:
-            if self._looking is looking:
-                self._looking = None
+            if self._running is running:
+                self._running = None
                 self.start()
 
-        looking.addBoth(again)
+        running.addBoth(again)
 
     async def _once(self) -> None:
         try:

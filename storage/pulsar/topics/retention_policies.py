@@ -70,7 +70,7 @@ class RetentionPolicies:
 
     def __init__(self, admin: PulsarAdmin) -> None:
         self._admin = admin
-        self._said: set[int] = set()
+        self._logged_statuses: set[int] = set()
         self._refused: set[tuple[str, Retention]] = set()
 
     async def retain(self, full_name: str, retention: Retention) -> bool:
@@ -95,8 +95,8 @@ class RetentionPolicies:
 
     def _refuse(self, full_name: str, retention: Retention, status: int, reason: str) -> None:
         self._refused.add((full_name, retention))
-        if status not in self._said:
-            self._said.add(status)
+        if status not in self._logged_statuses:
+            self._logged_statuses.add(status)
             log.warning(
                 "Pulsar does not take the retention of %s (%s minutes, %s MB): %s. Clients see what the topic's configs say all the same, but %s. "
                 "Not said again of other topics.",

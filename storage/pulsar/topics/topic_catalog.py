@@ -37,10 +37,10 @@ class TopicCatalog:
         self._refresher = Refresher(
             self.refresh, "the list of topics", settings.refresh_seconds, reactor
         )
-        self._in_one_round = settings.refresh_topics
-        self._to_look_at: list[str] = []
-        self._late: set[str] = set()
-        self._kept: set[str] = set()
+        self._topics_per_refresh = settings.refresh_topics
+        self._refresh_queue: list[str] = []
+        self._retention_retries: set[str] = set()
+        self._untrimmable: set[str] = set()
 
     @property
     def topics(self) -> Mapping[str, Topic]:
@@ -48,9 +48,11 @@ class TopicCatalog:
 
     async def open(self) -> None:
         """List everything, and go on doing so. Raises StorageFailed, also where one namespace alone cannot be listed."""
-        await self._look_round(self._listing.names)
-        for name in [name for name, found in self._view.found.items() if found.is_lowered]:
-            async with self._view.turn(name):
+        await self._refresh_topics(self._listing.names)
+        for name in [
+            name for name, found in self._view.by_name.items() if found.is_retention_lowered
+        ]:
+            async with self._view.lock(name):
                 await self._retain_soon(name)
         self._refresher.start()
 
@@ -68,7 +70,7 @@ class TopicCatalog:
 
     def full_name(self, name: str, partition: int) -> str:
         """What Pulsar calls that partition. Raises UnknownTopic."""
-        found = self._view.known(name)
+        found = self._view.get(name)
         if not 0 <= partition < found.topic.partitions:
             raise UnknownTopic(f"{name} has no partition {partition}")
         return (
@@ -77,59 +79,61 @@ class TopicCatalog:
 
     def entry_format(self, name: str) -> str | None:
         """The property `entry.format` of the topic; None where it has none: somebody else made it. Raises UnknownTopic."""
-        return self._view.known(name).entry_format
+        return self._view.get(name).entry_format
 
     async def create(self, topic: Topic) -> None:
         """`Store.create_topic`."""
         full_name = self._check_new(topic)
-        async with self._view.turn(topic.name):
+        async with self._view.lock(topic.name):
             if topic.name in self.topics:
                 raise TopicExists(f"there is a topic {topic.name} already")
             try:
-                self._view.keep(await self._changes.make(topic, full_name))
+                self._view.add(await self._changes.create(topic, full_name))
             except TopicExists:
                 with contextlib.suppress(StorageFailed):
-                    await self._look_again(topic.name, full_name)
+                    await self._refetch(topic.name, full_name)
                 raise
             await self._retain_soon(topic.name)
 
     async def alter(self, topic: Topic) -> None:
         """`Store.alter_topic`."""
-        async with self._view.turn(topic.name):
+        async with self._view.lock(topic.name):
             known = self._check_altered(topic)
             try:
-                self._view.keep(await self._changes.alter(known, topic))
+                self._view.add(await self._changes.alter(known, topic))
             except (StorageFailed, UnknownTopic):
                 # Some of it may be done.
                 with contextlib.suppress(StorageFailed):
-                    await self._look_again(topic.name, known.full_name)
+                    await self._refetch(topic.name, known.full_name)
                 raise
             await self._retain_soon(topic.name)
 
     async def delete(self, name: str) -> None:
         """`Store.delete_topic`."""
-        async with self._view.turn(name):
-            await self._changes.delete(self._view.known(name))
+        async with self._view.lock(name):
+            await self._changes.delete(self._view.get(name))
             self._view.forget(name)
 
-    async def look(self, name: str) -> Topic | None:
+    async def reload(self, name: str) -> Topic | None:
         """The topic as it is in Pulsar now, for whoever has reason to doubt what is known; the watchers are told what changed. Raises StorageFailed."""
-        async with self._view.turn(name):
-            await self._look_again(name, self.names.full_name(name))
+        async with self._view.lock(name):
+            await self._refetch(name, self.names.full_name(name))
             return self.topics.get(name)
 
-    async def mend(self, name: str) -> None:
+    async def create_missing_partitions(self, name: str) -> None:
         """Make partitions that the topic should have and that do not exist. Raises UnknownTopic, StorageFailed."""
-        await self._changes.mend(self._view.known(name))
+        await self._changes.create_missing_partitions(self._view.get(name))
 
     async def refresh(self) -> None:
         """See what others changed, and give Pulsar the retention policies that are due. Raises StorageFailed."""
-        if await self._look_round(self._listing.names_again):
-            self._view.tell()
-        self._late &= self.topics.keys()
-        self._kept &= self.topics.keys()
-        for name in [name for name, found in self._view.found.items() if self._changes.due(found)]:
-            async with self._view.turn(name):
+        if await self._refresh_topics(self._listing.refresh_names):
+            self._view.notify()
+        self._retention_retries &= self.topics.keys()
+        self._untrimmable &= self.topics.keys()
+        for name in [
+            name for name, found in self._view.by_name.items() if self._changes.due(found)
+        ]:
+            async with self._view.lock(name):
                 if name in self.topics:
                     await self._retain(name)
 
@@ -141,8 +145,8 @@ class TopicCatalog:
         if found is None or not self._changes.is_retained(found):
             return False
         name, refusal = found.topic.name, await self._lowering.refusal(found)
-        if refusal and name not in self._kept:
-            self._kept.add(name)
+        if refusal and name not in self._untrimmable:
+            self._untrimmable.add(name)
             log.warning("the space of %s that compaction could free stays taken: %s", name, refusal)
         return not refusal
 
@@ -154,14 +158,14 @@ class TopicCatalog:
         if found is None:
             return
         name = found.topic.name
-        async with self._view.turn(name):
-            found = self._view.known(name)
+        async with self._view.lock(name):
+            found = self._view.get(name)
             if not self._changes.is_retained(found):
                 return
             since = clock_seconds()
             await confirm()
             lowered = await self._lowering.begin(found)
-            self._view.keep(lowered)
+            self._view.add(lowered)
             try:
                 await self._lowering.guard(lowered, topic, keep)
                 self._lowering.check_time(since)
@@ -174,23 +178,23 @@ class TopicCatalog:
         """The topic which has that one of Pulsar's as a partition, or is it."""
         for full_name in [topic, *(partition_of(topic) or ())[:1]]:
             name = self.names.listed(str(full_name))
-            found = self._view.found.get(name) if name is not None else None
+            found = self._view.by_name.get(name) if name is not None else None
             if found and found.is_partitioned == (full_name != topic):
                 return found
         return None
 
-    async def _look_round(
+    async def _refresh_topics(
         self,
         names: Callable[[Mapping[str, PulsarTopic]], Awaitable[Mapping[str, tuple[str, bool]]]],
     ) -> list[str]:
         """Every topic by name, as `names` lists them, new ones and those whose turn it is in full; the names of what changed."""
-        self._view.begin_look()
-        known = self._view.found
+        self._view.begin_refresh()
+        known = self._view.by_name
         listed = await names(known)
-        self._to_look_at = self._to_look_at or list(known)
-        due, self._to_look_at = (
-            self._to_look_at[: self._in_one_round],
-            self._to_look_at[self._in_one_round :],
+        self._refresh_queue = self._refresh_queue or list(known)
+        due, self._refresh_queue = (
+            self._refresh_queue[: self._topics_per_refresh],
+            self._refresh_queue[self._topics_per_refresh :],
         )
         new = [
             name
@@ -199,18 +203,18 @@ class TopicCatalog:
         ]
         wanted = {name: listed[name] for name in [*due, *new] if name in listed}
         gone = dict.fromkeys(name for name in known if name not in listed)
-        return self._view.take({**await self._listing.look_at_all(wanted), **gone})
+        return self._view.merge({**await self._listing.fetch_all(wanted), **gone})
 
-    async def _look_again(self, name: str, full_name: str) -> None:
+    async def _refetch(self, name: str, full_name: str) -> None:
         """What one topic is now; whichever kind it is by now."""
-        seen = await self._listing.look(name, full_name)
+        seen = await self._listing.fetch(name, full_name)
         before = self.topics.get(name)
         if seen is None:
             self._view.forget(name)
         else:
-            self._view.keep(seen)
+            self._view.add(seen)
         if self.topics.get(name) != before:
-            self._view.tell()
+            self._view.notify()
 
     def _check_new(self, topic: Topic) -> str:
         """The full name. Raises ValueError."""
@@ -230,7 +234,7 @@ class TopicCatalog:
 
     def _check_altered(self, topic: Topic) -> PulsarTopic:
         """What is known of it. Raises UnknownTopic, ValueError."""
-        known = self._view.known(topic.name)
+        known = self._view.get(topic.name)
         if topic.topic_id != known.topic.topic_id or topic.partitions < known.topic.partitions:
             raise ValueError(
                 f"topic {topic.name} keeps its id and its {known.topic.partitions} partitions"
@@ -251,19 +255,19 @@ class TopicCatalog:
     async def _retain(self, name: str) -> None:
         """Raises StorageFailed where nobody answers; what is refused for one topic keeps no other from its policy."""
         try:
-            self._view.keep(await self._changes.retain(self._view.known(name)))
+            self._view.add(await self._changes.retain(self._view.get(name)))
         except NotFound:
             return
         except AdminFailed as failure:
-            if name not in self._late:
-                self._late.add(name)
+            if name not in self._retention_retries:
+                self._retention_retries.add(name)
                 log.warning("the retention of %s is tried again and again: %s", name, failure)
         else:
-            self._late.discard(name)
+            self._retention_retries.discard(name)
 
 
 def pause(reactor: Reactor, seconds: float) -> Deferred[None]:
     """Fires after so long."""
-    told: Deferred[None] = Deferred()
-    reactor.callLater(seconds, told.callback, None)
-    return told
+    done: Deferred[None] = Deferred()
+    reactor.callLater(seconds, done.callback, None)
+    return done

@@ -60,7 +60,7 @@ class TopicChanges:
         self._lowering = lowering
         self._policies = RetentionPolicies(admin)
 
-    async def make(self, topic: Topic, full_name: str) -> PulsarTopic:
+    async def create(self, topic: Topic, full_name: str) -> PulsarTopic:
         """Raises TopicExists where somebody else was faster."""
         entry_format = topic.configs.get(ENTRY_FORMAT, self._settings.entry_format)
         body = {"partitions": topic.partitions, "properties": properties_of(topic, entry_format)}
@@ -76,27 +76,27 @@ class TopicChanges:
         except StorageFailed as failure:
             if isinstance(failure, AdminFailed) and not isinstance(failure, BrokerError):
                 raise
-            await self._make_sure(topic, full_name, failure)
+            await self._confirm_created(topic, full_name, failure)
         return PulsarTopic(topic, full_name, True, entry_format)
 
-    async def _make_sure(self, topic: Topic, full_name: str, failure: StorageFailed) -> None:
+    async def _confirm_created(self, topic: Topic, full_name: str, failure: StorageFailed) -> None:
         """Raises `failure` unless the topic was made nevertheless."""
         try:
-            seen = await self._listing.look(topic.name, full_name)
+            seen = await self._listing.fetch(topic.name, full_name)
         except StorageFailed:
             raise failure from None
         if seen is None or seen.topic.topic_id != topic.topic_id:
             raise failure
-        await self.mend(seen)
+        await self.create_missing_partitions(seen)
 
-    async def mend(self, found: PulsarTopic) -> None:
+    async def create_missing_partitions(self, found: PulsarTopic) -> None:
         """Make partitions that are missing: a broker that ended in the middle of making a topic leaves some out."""
         if found.is_partitioned:
             await self._admin.post(f"{found.path}/createMissedPartitions")
 
     async def alter(self, known: PulsarTopic, topic: Topic) -> PulsarTopic:
         """Grow the topic, and let it have these configs and no others; what others set beside the configs stays. Raises UnknownTopic."""
-        now = await self._listing.look(topic.name, known.full_name, known.is_partitioned)
+        now = await self._listing.fetch(topic.name, known.full_name, known.is_partitioned)
         if now is None or now.topic.topic_id != topic.topic_id:
             raise UnknownTopic(f"somebody else has deleted {topic.name}")
         try:
@@ -145,7 +145,7 @@ class TopicChanges:
             log.info("somebody else has deleted %s already", found.topic.name)
         except StorageFailed as failure:
             try:
-                seen = await self._listing.look(
+                seen = await self._listing.fetch(
                     found.topic.name, found.full_name, found.is_partitioned
                 )
             except StorageFailed:
@@ -158,7 +158,7 @@ class TopicChanges:
     def due(self, found: PulsarTopic) -> Retention | None:
         """The retention that Pulsar has not yet been given. Topics that others made keep theirs, unless their configs here say something."""
         wanted = retention_of(found.topic.configs, self._settings)
-        if found.is_lowered:
+        if found.is_retention_lowered:
             return wanted
         if found.entry_format is None and not any(
             name in found.topic.configs for name in RETENTION_CONFIGS
@@ -166,7 +166,7 @@ class TopicChanges:
             return None
         return (
             None
-            if found.retention == self._told(found)
+            if found.retention == self._policy_property(found)
             or self._policies.is_refused(found.full_name, wanted)
             else wanted
         )
@@ -176,14 +176,14 @@ class TopicChanges:
         wanted = self.due(found)
         if wanted is None or not await self._policies.retain(found.full_name, wanted):
             return found
-        if found.is_lowered and not await self._lowering.end(found, wanted):
+        if found.is_retention_lowered and not await self._lowering.end(found, wanted):
             return found
         await self._compact(found)
-        told = self._told(found)
+        told = self._policy_property(found)
         await self._admin.put(f"{found.path}/properties", {RETENTION: told})
         return replace(found, retention=told)
 
-    def _told(self, found: PulsarTopic) -> str:
+    def _policy_property(self, found: PulsarTopic) -> str:
         """What the topic's property says when Pulsar has the policies that its configs ask for."""
         wanted = str(retention_of(found.topic.configs, self._settings))
         is_native = found.entry_format == NATIVE
@@ -195,7 +195,7 @@ class TopicChanges:
 
     async def _compact(self, found: PulsarTopic) -> None:
         """Let Pulsar compact what native clients share: those of them that ask for it see the last message of each key."""
-        if self._told(found).endswith(COMPACTED):
+        if self._policy_property(found).endswith(COMPACTED):
             await self._admin.post(
                 f"{found.path}/compactionThreshold", self._settings.native_compaction_bytes
             )
@@ -204,7 +204,9 @@ class TopicChanges:
 
     def is_retained(self, found: PulsarTopic) -> bool:
         """Whether Pulsar has the retention that the topic's configs say, and may be given another for a moment."""
-        is_given = found.retention == self._told(found) or self._lowering.is_raised(found)
+        is_given = found.retention == self._policy_property(found) or self._lowering.is_raised(
+            found
+        )
         return is_given and not self._policies.is_refused(found.full_name, KEEP_NOTHING)
 
     async def lower(self, found: PulsarTopic) -> bool:

@@ -47,7 +47,7 @@ class PulsarTopic:
     retention: str | None = None
 
     @property
-    def is_lowered(self) -> bool:
+    def is_retention_lowered(self) -> bool:
         """Its retention is set aside, or was when somebody stopped in the middle of it."""
         return (self.retention or "").startswith(LOWERED)
 
@@ -104,9 +104,9 @@ class TopicListing:
     def __init__(self, names: PulsarNames, admin: PulsarAdmin, at_a_time: int) -> None:
         self._names = names
         self._admin = admin
-        self._at_a_time = at_a_time
+        self._concurrency = at_a_time
         self._unreadable: set[str] = set()
-        self._lost: dict[str, str] = {}
+        self._unlistable: dict[str, str] = {}
         """Namespaces that cannot be listed, and what was last said of each."""
 
     async def names(self, known: Mapping[str, PulsarTopic]) -> dict[str, tuple[str, bool]]:
@@ -144,7 +144,7 @@ class TopicListing:
                 listed.setdefault(name, (full_name, full_name in partitioned))
         return listed
 
-    async def names_again(self, known: Mapping[str, PulsarTopic]) -> dict[str, tuple[str, bool]]:
+    async def refresh_names(self, known: Mapping[str, PulsarTopic]) -> dict[str, tuple[str, bool]]:
         """As `names`, later on: one namespace that cannot be listed keeps no other from it.
 
         One that is gone has no topics; of one that is refused those that were known are taken to be there still. Raises StorageFailed where
@@ -155,9 +155,9 @@ class TopicListing:
             try:
                 listed.update(await self._names_in(namespace, known))
             except NotFound as gone:
-                self._tell(namespace, "it is gone, and its topics with it", gone)
+                self._log_lost(namespace, "it is gone, and its topics with it", gone)
             except AdminFailed as failure:
-                self._tell(namespace, "its topics are taken to be as they were", failure)
+                self._log_lost(namespace, "its topics are taken to be as they were", failure)
                 there = f"{PREFIX}{namespace}/"
                 listed.update(
                     {
@@ -167,19 +167,19 @@ class TopicListing:
                     }
                 )
             else:
-                if self._lost.pop(namespace, None):
+                if self._unlistable.pop(namespace, None):
                     log.warning("namespace %s can be listed again", namespace)
         return listed
 
-    def _tell(self, namespace: str, so: str, failure: AdminFailed) -> None:
-        if self._lost.get(namespace) != so:
-            self._lost[namespace] = so
+    def _log_lost(self, namespace: str, so: str, failure: AdminFailed) -> None:
+        if self._unlistable.get(namespace) != so:
+            self._unlistable[namespace] = so
             log.error("namespace %s cannot be listed; %s: %s", namespace, so, failure)
 
     async def _list(self, namespace: str, which: str) -> list[str]:
         return await self._admin.get(f"/persistent/{quote(namespace)}{which}", list[str]) or []
 
-    async def look(
+    async def fetch(
         self, name: str, full_name: str, is_partitioned: bool = True
     ) -> PulsarTopic | None:
         """The topic as it is now; None where it is gone. Without partitions (False) saves a call where that is known."""
@@ -198,15 +198,15 @@ class TopicListing:
         except NotFound:
             return None
 
-    async def look_at_all(
+    async def fetch_all(
         self, listed: Mapping[str, tuple[str, bool]]
     ) -> dict[str, PulsarTopic | None]:
         """Each of these as it is now. One that a broker does not tell of is left out, and that is logged once."""
         seen: dict[str, PulsarTopic | None] = {}
 
-        async def look(name: str) -> None:
+        async def fetch_one(name: str) -> None:
             try:
-                seen[name] = await self.look(name, *listed[name])
+                seen[name] = await self.fetch(name, *listed[name])
             except AdminFailed as failure:
                 if name not in self._unreadable:
                     self._unreadable.add(name)
@@ -214,7 +214,7 @@ class TopicListing:
             else:
                 self._unreadable.discard(name)
 
-        await for_each(listed, look, self._at_a_time)
+        await for_each(listed, fetch_one, self._concurrency)
         return seen
 
 

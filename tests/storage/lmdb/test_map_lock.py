@@ -9,10 +9,10 @@ from storage.lmdb.map_lock import MapLock
 
 
 def test_readers_do_not_wait_for_each_other() -> None:
-    gate, both = MapLock(), threading.Barrier(2, timeout=10)
+    map_lock, both = MapLock(), threading.Barrier(2, timeout=10)
 
     def read() -> None:
-        with gate.shared():
+        with map_lock.shared():
             both.wait()
 
     thread = threading.Thread(target=read)
@@ -22,34 +22,34 @@ def test_readers_do_not_wait_for_each_other() -> None:
 
 
 def test_alone_waits_for_those_inside_and_keeps_out_those_who_come_later() -> None:
-    gate, seen = MapLock(), []
+    map_lock, seen = MapLock(), []
     inside, is_asked, leave = threading.Event(), threading.Event(), threading.Event()
 
     def early() -> None:
-        with gate.shared():
+        with map_lock.shared():
             inside.set()
             leave.wait()
             seen.append("early")
 
-    def alone() -> None:
+    def exclusive() -> None:
         inside.wait()
-        with gate.alone():
-            seen.append("alone")
+        with map_lock.exclusive():
+            seen.append("exclusive")
 
     def late() -> None:
         is_asked.wait()
-        with gate.shared():
+        with map_lock.shared():
             seen.append("late")
 
-    threads = [threading.Thread(target=call, daemon=True) for call in (early, alone, late)]
+    threads = [threading.Thread(target=call, daemon=True) for call in (early, exclusive, late)]
     for thread in threads:
         thread.start()
-    while not gate._alone:
+    while not map_lock._is_exclusive:
         time.sleep(0.001)
     is_asked.set()
-    # Without the gate, the late reader enters within this time.
+    # Without the map_lock, the late reader enters within this time.
     threads[-1].join(0.1)
     leave.set()
     for thread in threads:
         thread.join()
-    assert seen == ["early", "alone", "late"]
+    assert seen == ["early", "exclusive", "late"]

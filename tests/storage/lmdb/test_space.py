@@ -40,7 +40,7 @@ async def freed(store: LmdbStore) -> None:
     """Wait until the writer has nothing left to free: each empty write lets it free one piece more."""
     table = await store.table("turns")
     assert store._writer
-    while store._writer._knowledge.freeing:
+    while store._writer._state.freeing:
         await table.put({})
 
 
@@ -99,7 +99,7 @@ async def test_freeing_that_a_restart_interrupted_is_finished(
         await log.delete_before(40)
     await store.close()
     assert store._writer
-    assert store._writer._knowledge.freeing, "nothing was left to do, so this shows nothing"
+    assert store._writer._state.freeing, "nothing was left to do, so this shows nothing"
     monkeypatch.undo()
     again = open_store()
     await again.open()

@@ -33,11 +33,11 @@ class Bursts:
         for _ in range(count):
             self.gathering.add(Task(lambda _: None, size=size))
 
-    def written(self, again: int = 0) -> None:
+    def burst_written(self, again: int = 0) -> None:
         """The burst under way ends; of those who are told of it so many write again at once."""
-        self.gathering.written(len(self.handed[-1]))
+        self.gathering.burst_written(len(self.handed[-1]))
         self.add(again)
-        self.gathering.told()
+        self.gathering.outcomes_delivered()
 
     @property
     def sizes(self) -> list[int]:
@@ -53,20 +53,20 @@ def test_who_writes_alone_waits_for_nobody(bursts: Bursts) -> None:
     for count in range(1, 4):
         bursts.add(1)
         assert bursts.sizes == [1] * count
-        bursts.written()
+        bursts.burst_written()
 
 
 def test_who_writes_again_on_being_told_waits_for_nobody(bursts: Bursts) -> None:
     bursts.add(1)
-    bursts.written(again=1)
-    bursts.written(again=1)
+    bursts.burst_written(again=1)
+    bursts.burst_written(again=1)
     assert bursts.sizes == [1, 1, 1]
 
 
 def test_what_came_during_a_burst_waits_for_those_in_it(bursts: Bursts) -> None:
     bursts.add(4)
     assert bursts.sizes == [1]
-    bursts.written()
+    bursts.burst_written()
     assert bursts.sizes == [1]
     bursts.add(1)
     assert bursts.sizes == [1, 4]
@@ -74,8 +74,8 @@ def test_what_came_during_a_burst_waits_for_those_in_it(bursts: Bursts) -> None:
 
 def test_a_burst_waits_for_as_many_as_the_one_before_had(bursts: Bursts) -> None:
     bursts.add(4)
-    bursts.written(again=1)
-    bursts.written()
+    bursts.burst_written(again=1)
+    bursts.burst_written()
     bursts.add(3)
     assert bursts.sizes == [1, 4]
     bursts.add(1)
@@ -84,15 +84,15 @@ def test_a_burst_waits_for_as_many_as_the_one_before_had(bursts: Bursts) -> None
 
 def test_a_burst_waits_for_the_others_no_longer_than_the_setting_says(bursts: Bursts) -> None:
     bursts.add(4)
-    bursts.written()
+    bursts.burst_written()
     bursts.clock.advance(SECONDS)
     assert bursts.sizes == [1, 3]
 
 
 def test_who_comes_after_that_time_waits_for_nobody(bursts: Bursts) -> None:
     bursts.add(4)
-    bursts.written(again=1)
-    bursts.written()
+    bursts.burst_written(again=1)
+    bursts.burst_written()
     bursts.clock.advance(SECONDS)
     bursts.add(1)
     assert bursts.sizes == [1, 4, 1]
@@ -107,10 +107,10 @@ def test_one_burst_is_written_at_a_time(bursts: Bursts) -> None:
 def test_a_burst_has_no_more_operations_than_the_setting_says() -> None:
     bursts = Bursts(burst_operations=3)
     bursts.add(6)
-    bursts.written()
+    bursts.burst_written()
     bursts.clock.advance(SECONDS)
     assert bursts.sizes == [1, 3]
-    bursts.written()
+    bursts.burst_written()
     bursts.clock.advance(SECONDS)
     assert bursts.sizes == [1, 3, 2]
 
@@ -119,7 +119,7 @@ def test_a_burst_ends_with_the_operation_that_reaches_its_bytes() -> None:
     bursts = Bursts(burst_bytes=10)
     bursts.add(1)
     bursts.add(5, size=4)
-    bursts.written()
+    bursts.burst_written()
     bursts.clock.advance(SECONDS)
     assert bursts.sizes == [1, 3]
 
@@ -127,20 +127,20 @@ def test_a_burst_ends_with_the_operation_that_reaches_its_bytes() -> None:
 def test_the_end_comes_once_all_is_written_and_waits_for_nobody(bursts: Bursts) -> None:
     ends: list[bool] = []
     bursts.add(4)
-    bursts.written()
+    bursts.burst_written()
     bursts.clock.advance(SECONDS)
     bursts.add(1)
-    bursts.gathering.end(lambda: ends.append(True))
+    bursts.gathering.finish(lambda: ends.append(True))
     assert not ends
-    bursts.written()
+    bursts.burst_written()
     assert bursts.sizes == [1, 3, 1]
     assert not ends
-    bursts.written()
+    bursts.burst_written()
     assert ends == [True]
 
 
 def test_the_end_comes_at_once_where_nothing_is_to_be_written(bursts: Bursts) -> None:
     ends: list[bool] = []
-    bursts.gathering.end(lambda: ends.append(True))
+    bursts.gathering.finish(lambda: ends.append(True))
     assert ends == [True]
     assert bursts.sizes == []

@@ -160,7 +160,7 @@ async def test_while_the_outcome_of_a_commit_is_unknown_nothing_is_written_and_r
     await log.append([sized(0, 10)])
     environment = store._environment
     assert environment
-    begin, has_landed, asked = environment.begin, environment.has_landed, []
+    begin, has_landed, asked = environment.begin, environment.is_committed, []
 
     def cannot_tell_at_first(txn_id: int) -> bool:
         asked.append(txn_id)
@@ -169,7 +169,7 @@ async def test_while_the_outcome_of_a_commit_is_unknown_nothing_is_written_and_r
         monkeypatch.setattr(environment, "begin", begin)
         return has_landed(txn_id)
 
-    monkeypatch.setattr(environment, "has_landed", cannot_tell_at_first)
+    monkeypatch.setattr(environment, "is_committed", cannot_tell_at_first)
     monkeypatch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
     first, second = log.append([sized(1, 10)]), log.append([sized(2, 10)])
     assert bases(await log.read(0, 1)) == [0]
@@ -194,7 +194,7 @@ async def test_closing_does_not_wait_for_ever_for_a_medium_that_is_gone(
     def gone(txn_id: int) -> bool:
         raise lmdb.Error("no such device")
 
-    monkeypatch.setattr(environment, "has_landed", gone)
+    monkeypatch.setattr(environment, "is_committed", gone)
     monkeypatch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
     append = log.append([sized(0, 10)])
     await store.close()

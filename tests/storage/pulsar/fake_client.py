@@ -73,7 +73,7 @@ class FakeSession:
     def __init__(self, **settings: Any) -> None:
         self.settings = PulsarSettings("pulsar://nowhere", "http://nowhere", **settings)
         self.message_bytes = self.settings.message_bytes
-        self.wake = FakeWake()
+        self.reactor_calls = FakeWake()
 
     def run(self, call: Callable[[], Any]) -> Deferred[Any]:
         return maybeDeferred(call)

@@ -109,7 +109,7 @@ async def test_an_admin_address_without_anybody_is_said_apart_from_the_brokers(
 ) -> None:
     (port,) = free_ports(1)
     problem = only(await checking(pulsar.settings(admin_url=f"http://127.0.0.1:{port}")))
-    assert problem.stops
+    assert problem.is_fatal
     assert f"http://127.0.0.1:{port} cannot be reached" in problem.text
     assert "pulsar_admin" in problem.remedy
 
@@ -122,7 +122,7 @@ async def test_brokers_that_are_not_there_are_said_apart_from_the_admin_address(
     problem = only(
         await checking(pulsar.settings(service_url=f"pulsar://127.0.0.1:{one},127.0.0.1:{two}"))
     )
-    assert problem.stops
+    assert problem.is_fatal
     assert (
         f"127.0.0.1:{one}: Connection refused, 127.0.0.1:{two}: Connection refused" in problem.text
     )
@@ -176,12 +176,12 @@ async def test_policies_of_a_namespace_that_lose_data_or_topics_are_said(
     }
     pulsar.admin("POST", f"namespaces/{name}/inactiveTopicPolicies", idle)
     lost, made, deleted = await checking(settings)
-    assert (lost.stops, made.stops, deleted.stops) == (True, False, True)
+    assert (lost.is_fatal, made.is_fatal, deleted.is_fatal) == (True, False, True)
     assert f"`pulsar-admin namespaces set-retention {name} --time -1 --size -1`" in lost.remedy
     assert f"`pulsar-admin namespaces set-auto-topic-creation {name} --disable`" in made.remedy
     assert f"set-inactive-topic-policies {name} --disable-delete-while-inactive" in deleted.remedy
     served = replace(settings, namespace=pulsar.namespace(), allowed_namespaces=(name,))
-    assert [problem.stops for problem in await checking(served)] == [False, False, False]
+    assert [problem.is_fatal for problem in await checking(served)] == [False, False, False]
 
 
 @ensureDeferred
@@ -197,7 +197,7 @@ async def test_a_namespace_that_keeps_less_than_the_gateways_topics_is_a_pity(
     )
     assert await checking(settings) == []
     problem = only(await checking(replace(settings, retention_ms=2 * 3_600_000 + 1)))
-    assert not problem.stops
+    assert not problem.is_fatal
     assert "(minutes, MB: 120 -1)" in problem.text
     assert "(121 -1)" in problem.text
 
@@ -209,7 +209,7 @@ async def test_batches_that_no_broker_would_take_are_a_pity(
     # maxMessageSize is 5 MiB where nobody sets it.
     assert await checking(pulsar.settings(message_max_bytes=(5 << 20) - 1024)) == []
     problem = only(await checking(pulsar.settings(message_max_bytes=5 << 20)))
-    assert not problem.stops
+    assert not problem.is_fatal
     assert "message_max_bytes=5242880" in problem.text
     assert "maxMessageSize to 5243904 or more" in problem.remedy
 
@@ -220,7 +220,7 @@ async def test_rows_of_tables_that_no_broker_would_take_stop_the_start(
 ) -> None:
     assert await checking(pulsar.settings(table_burst_bytes=(5 << 20) - 1024)) == []
     problem = only(await checking(pulsar.settings(table_burst_bytes=5 << 20)))
-    assert problem.stops
+    assert problem.is_fatal
     assert "maxMessageSize to 5243904 or more" in problem.remedy
 
 
@@ -320,7 +320,7 @@ async def test_who_is_not_known_is_told_to_look_at_the_token(
     roles: Roles, checking: Checking, with_token: str | None
 ) -> None:
     problem = only(await checking(roles(with_token)))
-    assert problem.stops
+    assert problem.is_fatal
     assert "does not accept who this gateway says that it is" in problem.text
     assert "pulsar_token_file" in problem.remedy
     assert with_token is None or with_token not in str(problem)
@@ -331,7 +331,7 @@ async def test_a_role_without_rights_is_told_which_it_lacks(
     roles: Roles, checking: Checking
 ) -> None:
     own, metadata = await checking(roles(token("nobody")))
-    assert own.stops
+    assert own.is_fatal
     assert "the topics of acme/shop may not be listed" in own.text
     assert (
         own.remedy
@@ -345,7 +345,7 @@ async def test_a_role_that_may_only_produce_and_consume_serves_no_tables_and_is_
     roles: Roles, checking: Checking
 ) -> None:
     own, metadata, unknown = await checking(roles(token("worker")))
-    assert (own.stops, metadata.stops, unknown.stops) == (False, True, False)
+    assert (own.is_fatal, metadata.is_fatal, unknown.is_fatal) == (False, True, False)
     assert "the gateway may not make topics in acme/shop" in own.text
     assert "the gateway may not make topics in acme/meta" in metadata.text
     assert "`pulsar-admin tenants update acme --admin-roles worker`" in metadata.remedy
@@ -360,12 +360,12 @@ async def test_pulsar_as_it_comes_lacks_much_and_the_administrator_of_a_tenant_i
     roles: Roles, checking: Checking
 ) -> None:
     problems = await checking(roles(token("boss")))
-    stopping = [problem.text for problem in problems if problem.stops]
+    stopping = [problem.text for problem in problems if problem.is_fatal]
     assert len(stopping) == 3
     assert stopping[0].startswith("acme/shop keeps no message")
     assert stopping[1].startswith("topics of acme/shop that nobody uses for a while are deleted")
     assert stopping[2].startswith("topics of acme/meta that nobody uses for a while are deleted")
-    numbered, unknown = (problem for problem in problems if not problem.stops)
+    numbered, unknown = (problem for problem in problems if not problem.is_fatal)
     assert "AppendIndexMetadataInterceptor" in numbered.remedy
     assert (
         "whether topics are made unasked in acme/shop; whether topics are made unasked in acme/meta"
@@ -380,7 +380,7 @@ async def test_without_numbered_entries_a_gateway_whose_topics_need_them_does_no
 ) -> None:
     problems = await checking(roles(token("boss"), entry_format="pulsar"))
     assert [
-        problem.stops for problem in problems if "do not number their entries" in problem.text
+        problem.is_fatal for problem in problems if "do not number their entries" in problem.text
     ] == [True]
 
 
@@ -441,7 +441,7 @@ async def test_a_broker_whose_authority_is_not_trusted_is_not_talked_to(
     roles: Roles, checking: Checking
 ) -> None:
     problem = only(await checking(roles(token("boss"), tls_trust_file=None)))
-    assert problem.stops
+    assert problem.is_fatal
     assert "certificate verify failed" in problem.text
 
 
@@ -457,5 +457,5 @@ async def test_a_token_that_only_the_binary_address_refuses_is_found_out(
     produce = next(
         problem for problem in problems if "may not produce in acme/shop" in problem.text
     )
-    assert produce.stops
+    assert produce.is_fatal
     assert "TLS is used on both sides" in produce.remedy

@@ -340,12 +340,12 @@ async def test_a_role_that_may_not_is_told_from_one_that_is_not_known(
 
 
 @pytest.mark.parametrize(
-    ("status", "may_pass"),
+    ("status", "is_transient"),
     [(400, False), (405, False), (409, False), (412, False), (500, True), (503, True), (599, True)],
 )
 @ensureDeferred
 async def test_a_broker_in_trouble_may_be_asked_again_and_one_that_refuses_may_not(
-    server: Server, admins: Callable[..., PulsarAdmin], status: int, may_pass: bool
+    server: Server, admins: Callable[..., PulsarAdmin], status: int, is_transient: bool
 ) -> None:
     def answers(request: Request) -> bytes:
         request.setResponseCode(status)
@@ -354,7 +354,7 @@ async def test_a_broker_in_trouble_may_be_asked_again_and_one_that_refuses_may_n
     server.answer = answers
     with pytest.raises(AdminFailed, match=f"{status} Not enough non-faulty bookies") as caught:
         await admins(server.url).get("/persistent/a/b/t/properties")
-    assert isinstance(caught.value, NotReady) == may_pass
+    assert isinstance(caught.value, NotReady) == is_transient
 
 
 @pytest.mark.parametrize("written", [None, "", "two words", "\xe4"])

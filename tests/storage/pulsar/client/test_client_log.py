@@ -32,23 +32,23 @@ def passed_on(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int, str]]:
 )
 def test_a_line_keeps_its_level_and_its_text(word, level, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG, "pulsar")
-    LineRateLimiter(10).pass_on(LINE.format(word), 0)
+    LineRateLimiter(10).log_line(LINE.format(word), 0)
     assert passed_on(caplog) == [
         ("pulsar", level, "[<none> -> pulsar://127.0.0.1:1] Failed: refused | again")
     ]
 
 
 def test_a_line_of_another_shape_is_a_warning(caplog: pytest.LogCaptureFixture):
-    LineRateLimiter(10).pass_on("terminate called", 0)
+    LineRateLimiter(10).log_line("terminate called", 0)
     assert passed_on(caplog) == [("pulsar", logging.WARNING, "terminate called")]
 
 
 def test_what_is_more_than_the_limit_of_a_minute_is_counted(caplog: pytest.LogCaptureFixture):
     sieve = LineRateLimiter(2)
     for second in range(5):
-        sieve.pass_on(LINE.format("WARN"), second)
+        sieve.log_line(LINE.format("WARN"), second)
     assert len(passed_on(caplog)) == 2
-    sieve.pass_on(LINE.format("WARN"), 61)
+    sieve.log_line(LINE.format("WARN"), 61)
     assert [text for _, _, text in passed_on(caplog)[2:]] == [
         "3 more lines of the client library were left out",
         "[<none> -> pulsar://127.0.0.1:1] Failed: refused | again",

@@ -27,7 +27,7 @@ class Scene:
         self.room = InFlightLimit(limit_bytes, limit_operations)
         self.stored: list[list[int]] = []
         self.ends: list[tuple[StorageError, list[int]]] = []
-        self.leader = ExclusiveProducer(
+        self.exclusive = ExclusiveProducer(
             self.session, self.producer, self.room, self._stored, self._ended
         )
 
@@ -47,23 +47,23 @@ class Scene:
                 LogEnd(offset + 1, 1, -1),
                 Deferred(),
             )
-            self.room.take(sent.cost)
-            self.leader.send(sent)
+            self.room.reserve(sent.cost)
+            self.exclusive.send(sent)
 
     def answer(self, *results: Any) -> None:
         self.producer.answer(*results)
-        self.session.wake.run()
+        self.session.reactor_calls.run()
 
 
 def test_answers_that_pile_up_are_one_wake_up_and_one_burst():
     scene = Scene()
     scene.send(0, 1, 2)
     scene.producer.answer(Ok, Ok)
-    assert len(scene.session.wake.posted) == 1
-    scene.session.wake.run()
+    assert len(scene.session.reactor_calls.posted) == 1
+    scene.session.reactor_calls.run()
     scene.answer(Ok)
     assert scene.stored == [[0, 1], [2]]
-    assert (scene.room.held_bytes, scene.room.held_operations) == (0, 0)
+    assert (scene.room.reserved_bytes, scene.room.reserved_operations) == (0, 0)
 
 
 def test_one_failed_send_ends_it_and_all_behind_it_are_unknown():
@@ -75,8 +75,8 @@ def test_one_failed_send_ends_it_and_all_behind_it_are_unknown():
     assert isinstance(error, Fenced)
     assert left == [1, 2, 3]
     assert scene.producer.closed == 1
-    scene.session.wake.run()
-    assert (scene.room.held_bytes, scene.room.held_operations) == (0, 0)
+    scene.session.reactor_calls.run()
+    assert (scene.room.reserved_bytes, scene.room.reserved_operations) == (0, 0)
 
 
 def test_what_the_library_refuses_at_once_ends_it():
@@ -87,7 +87,7 @@ def test_what_the_library_refuses_at_once_ends_it():
     ((error, left),) = scene.ends
     assert isinstance(error, Fenced)
     assert left == [0, 1]
-    assert scene.room.held_operations == 0
+    assert scene.room.reserved_operations == 0
 
 
 def test_an_answer_within_the_call_itself_is_taken_in_its_turn():
@@ -98,12 +98,12 @@ def test_an_answer_within_the_call_itself_is_taken_in_its_turn():
     scene.send(1)
     scene.producer.waiting.pop(1)(pulsar.Result.ProducerFenced, None)
     assert scene.ends == []
-    scene.session.wake.run()
+    scene.session.reactor_calls.run()
     assert [left for _, left in scene.ends] == [[0, 1]]
     callback(Ok, None)
-    scene.session.wake.run()
+    scene.session.reactor_calls.run()
     assert scene.stored == []
-    assert scene.room.held_operations == 0
+    assert scene.room.reserved_operations == 0
 
 
 def test_a_topic_that_was_terminated_is_closed_not_fenced():
@@ -116,18 +116,18 @@ def test_a_topic_that_was_terminated_is_closed_not_fenced():
 def test_it_ends_once():
     scene = Scene()
     scene.send(0)
-    scene.leader.end(LogClosed("deleted"))
-    scene.leader.end(LogClosed("closed"))
-    scene.session.wake.run()
+    scene.exclusive.close(LogClosed("deleted"))
+    scene.exclusive.close(LogClosed("closed"))
+    scene.session.reactor_calls.run()
     assert [(str(error), left) for error, left in scene.ends] == [("deleted", [0])]
     assert scene.producer.closed == 1
 
 
 def test_it_is_idle_when_nothing_is_in_flight():
     scene = Scene()
-    assert scene.leader.idle().called
+    assert scene.exclusive.wait_idle().called
     scene.send(0, 1)
-    idle = scene.leader.idle()
+    idle = scene.exclusive.wait_idle()
     scene.answer(Ok)
     assert not idle.called
     scene.answer(Ok)
@@ -137,7 +137,7 @@ def test_it_is_idle_when_nothing_is_in_flight():
 def test_what_fails_makes_it_idle_too():
     scene = Scene()
     scene.send(0)
-    idle = scene.leader.idle()
+    idle = scene.exclusive.wait_idle()
     scene.answer(Timeout)
     assert idle.called
 
@@ -156,8 +156,8 @@ def test_what_is_in_flight_is_bounded(limit_bytes, limit_operations):
 
 def test_one_message_always_fits_where_nothing_else_is():
     room = InFlightLimit(10, 1)
-    room.take(1000)
+    room.reserve(1000)
     with pytest.raises(StorageFailed):
-        room.take(1)
-    room.give(1000)
-    room.take(1000)
+        room.reserve(1)
+    room.release(1000)
+    room.reserve(1000)

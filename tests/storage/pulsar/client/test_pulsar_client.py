@@ -102,7 +102,7 @@ async def test_closing_waits_for_nothing_that_is_under_way(silent_address):
     begun: Deferred[None] = Deferred()
 
     def ask() -> pulsar.Producer:
-        session.wake.post(lambda: begun.callback(None))
+        session.reactor_calls.post(lambda: begun.callback(None))
         return session.producer("persistent://public/default/t", pulsar.ProducerAccessMode.Shared)
 
     asked = session.run(ask)

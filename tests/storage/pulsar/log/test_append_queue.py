@@ -61,12 +61,12 @@ class Scene:
     def _stored(self, messages: list[InFlightMessage]) -> None:
         for sent in messages:
             self.stored.append(sent.header.base_offset)
-            sent.told.callback(None)
+            sent.done.callback(None)
 
     def _ended(self, error: StorageError, left: list[InFlightMessage]) -> None:
         self.over = error
         for sent in left:
-            sent.told.errback(error)
+            sent.done.errback(error)
 
     def append(self, *, records: int = 1, payload: bytes = b"x") -> list[Any]:
         """One more at the end; what became of it will be in the list."""
@@ -77,7 +77,7 @@ class Scene:
 
     def answer(self, *results: Any) -> None:
         self.producer.answer(*results)
-        self.session.wake.run()
+        self.session.reactor_calls.run()
 
     def row(self) -> PartitionRow:
         """The one that is on its way into the table."""
@@ -141,7 +141,7 @@ def test_what_waits_for_its_offsets_fails_with_their_note_and_was_not_stored():
         assert outcome.check(StorageFailed)
         seen.append(scene.appending.next.offset)
     assert seen == [11, 11]
-    assert scene.room.held_operations == 0
+    assert scene.room.reserved_operations == 0
     again = scene.append(records=500)
     scene.table.land()
     scene.answer(Ok)
@@ -229,8 +229,8 @@ def test_a_failed_send_fails_all_behind_it():
     outcomes = [scene.append(), scene.append(), scene.append(records=500)]
     scene.answer(Timeout)
     assert all(outcome[0].check(Fenced) for outcome in outcomes)
-    scene.session.wake.run()
-    assert scene.room.held_operations == 0
+    scene.session.reactor_calls.run()
+    assert scene.room.reserved_operations == 0
     scene.table.land()
     assert len(scene.producer.sent) == 3
 
@@ -277,12 +277,12 @@ def test_a_wrong_offset_is_refused():
     scene = Scene()
     scene.appending.append([Entry(11, 11, 5, b"x")]).addErrback(outcome.append)
     assert outcome[0].check(OffsetOutOfRange)
-    assert scene.room.held_operations == 0
+    assert scene.room.reserved_operations == 0
 
 
 def test_where_there_is_no_room_nothing_is_taken():
     scene = begun()
-    scene.room.take(1 << 30)
+    scene.room.reserve(1 << 30)
     outcome = scene.append()
     assert outcome[0].check(StorageFailed)
     assert scene.appending.next.offset == 11

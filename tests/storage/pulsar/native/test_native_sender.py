@@ -29,7 +29,7 @@ class Library:
     def __init__(self) -> None:
         self.sent: list[Answer] = []
         self.is_closed = False
-        self.wake = SimpleNamespace(post=lambda call: call())
+        self.reactor_calls = SimpleNamespace(post=lambda call: call())
         self._producer = SimpleNamespace(
             send_async=lambda message, answer: self.sent.append(answer),
             flush_async=lambda told: None,
@@ -81,7 +81,7 @@ def test_what_is_acknowledged_is_stored_where_the_last_records_id_says(scene):
         answer(OK, message_id(7, number))
     assert scene.stored == sent
     assert [one.location.position for one in sent] == [(7, 0), (7, 1)]
-    assert scene.room.held_operations == 0
+    assert scene.room.reserved_operations == 0
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_is_lost_to_view_ends_the_log_and_takes_all_in_flight_along(
     scene.library.sent[0](result, message_id(*place))
     assert [type(error) for error in scene.ended] == [kind]
     assert [type(error) for error in scene.failures] == [kind, kind]
-    assert (scene.library.is_closed, scene.room.held_operations, scene.stored) == (True, 0, [])
+    assert (scene.library.is_closed, scene.room.reserved_operations, scene.stored) == (True, 0, [])
 
 
 def test_a_batch_that_was_sent_in_pieces_ends_the_log(scene):

@@ -300,9 +300,9 @@ async def test_a_topic_that_is_doubted_is_looked_at(
     await catalogue.create(topic("orders"))
     other = await catalogues()
     await other.alter(topic("orders", 3))
-    assert await catalogue.look("orders") == topic("orders", 3)
+    assert await catalogue.reload("orders") == topic("orders", 3)
     await other.delete("orders")
-    assert await catalogue.look("orders") is None
+    assert await catalogue.reload("orders") is None
     assert dict(catalogue.topics) == {}
 
 
@@ -310,7 +310,7 @@ async def test_a_topic_that_is_doubted_is_looked_at(
 async def test_missing_partitions_are_made(catalogue: TopicCatalog, native: Native) -> None:
     await catalogue.create(topic("orders", 3))
     native.call("DELETE", "orders-partition-1?force=true")
-    await catalogue.mend("orders")
+    await catalogue.create_missing_partitions("orders")
     assert native.names() == [f"orders-partition-{n}" for n in range(3)]
 
 
