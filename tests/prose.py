@@ -34,7 +34,7 @@ UNCHECKED = (
     "auth", "compat", "storage/*", "storage/lmdb", "storage/pulsar", "reports",
     "tests/*", "tests/auth", "tests/compat", "tests/contract", "tests/fakes", "tests/fuzz",
     "tests/gateway", "tests/legacy_clients", "tests/peers", "tests/reports", "tests/storage",
-    "docs/benchmarks.md", "docs/operations.md",
+    "docs/operations.md",
     "docs/architecture.md", "README.md",
 )  # fmt: skip
 
