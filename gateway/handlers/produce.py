@@ -165,7 +165,7 @@ async def _prepare(
         if partition.config.compacts and checked.has_null_key:
             # As brokers answered until Kafka 2.4; INVALID_RECORD is younger than these producers, and so are record errors.
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _missing_key_message(partition))
-        if not (partition.config.stores_in_format_2(checked.magic) and checked.count):
+        if not (partition.config.stores_as_v2(checked.magic) and checked.count):
             return partition, sent.records, checked, ""
         records, batch, cpu_us = await convert_to_batch(sent.records, caller)
         caller.traffic.converted(
