@@ -157,8 +157,10 @@ class GroupCoordinator(GroupDriver):
         if request.text_size > self._settings.group_member_max_bytes:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
         if request.topics is not None or request.epoch == JOIN_EPOCH:
-            known = group.roster.get(request.member_id)
-            self._check_memory(group.group_id, request.size - (0 if known is None else known.size))
+            existing = group.roster.get(request.member_id)
+            self._check_memory(
+                group.group_id, request.size - (0 if existing is None else existing.size)
+            )
 
     def _group_for_heartbeat(
         self, group_id: str, before: AnyGroup | None, request: MemberHeartbeat
@@ -244,8 +246,8 @@ class GroupCoordinator(GroupDriver):
             # writes are in memory at once.
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         group = self._group_of_member(group_id) if request.member_id else self._groups.get(group_id)
-        known = None if group is None else group.roster.get(request.member_id)
-        self._check_memory(group_id, request.size - (0 if known is None else known.size))
+        existing = None if group is None else group.roster.get(request.member_id)
+        self._check_memory(group_id, request.size - (0 if existing is None else existing.size))
         if group is None:
             group = self._groups[group_id] = ClassicGroup(group_id, settings, self._now())
         return group
@@ -314,11 +316,11 @@ class GroupCoordinator(GroupDriver):
         They are unknown if a member's subscription is not in Kafka's consumer protocol.
         """
         group = self._groups.get(group_id)
-        names = None if group is None else group.subscribed_topics
+        subscribed = None if group is None else group.subscribed_topics
         return (
             None
-            if names is None
-            else frozenset(canonical_name(name, self._topology) for name in names)
+            if subscribed is None
+            else frozenset(canonical_name(name, self._topology) for name in subscribed)
         )
 
     def is_empty(self, group_id: str) -> bool:

@@ -173,7 +173,7 @@ class GroupDriver:
         self._bytes_being_stored += len(stored)
         try:
             await self._put(
-                {**dict.fromkeys(save.drops), classic_rows.row_key(group.group_id): stored}
+                {**dict.fromkeys(save.deleted_keys), classic_rows.row_key(group.group_id): stored}
             )
         except StorageError as failure:
             _log.error(

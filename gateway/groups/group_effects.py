@@ -20,20 +20,20 @@ class Reply:
     """Complete a request. Each request is completed once."""
 
     handle: RequestHandle
-    reply: JoinResult | SyncResult | HeartbeatResult
+    result: JoinResult | SyncResult | HeartbeatResult
 
 
 @dataclass(frozen=True, slots=True)
 class StoreClassicGroup:
-    """Store a classic group's row and delete `drops`, atomically; then call `on_stored` or
+    """Store a classic group's row and delete `deleted_keys`, atomically; then call `on_stored` or
     `on_store_failed`.
 
-    `answer` is sent after the row is stored.
+    `reply` is sent after the row is stored.
     """
 
     row: GroupRow
-    answer: Reply | None = None
-    drops: frozenset[bytes] = frozenset()
+    reply: Reply | None = None
+    deleted_keys: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class StoreRows:
     """Write rows of a consumer group atomically (None deletes a row); then call `on_stored` or
     `on_store_failed`.
 
-    `answers` are sent after the rows are stored.
+    `replies` are sent after the rows are stored.
     """
 
     rows: Mapping[bytes, ConsumerGroupMember | ConsumerGroupRow | None]
-    answers: tuple[Reply, ...] = ()
+    replies: tuple[Reply, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,12 @@ async def load_groups(
     `settings_of` returns the settings of a consumer group. Raises StorageError.
     """
     groups: list[ClassicGroup | ConsumerGroup] = []
-    parts: _Rows = defaultdict(list)
+    rows_by_group: _Rows = defaultdict(list)
     for key, value in await table.items():
         try:
             if consumer_rows.is_consumer_key(key):
                 group_id, number = consumer_rows.parse_key(key)
-                parts[group_id].append((key, number, value))
+                rows_by_group[group_id].append((key, number, value))
             else:
                 groups.append(
                     ClassicGroup.restored(
@@ -49,9 +49,9 @@ async def load_groups(
                 "group unreadable, its members must rejoin", key=key.hex(), reason=str(failure)
             )
     unreadable: list[bytes] = []
-    for group_id, found in parts.items():
+    for group_id, rows in rows_by_group.items():
         try:
-            stored = consumer_rows.decode_group((number, value) for _, number, value in found)
+            stored = consumer_rows.decode_group((number, value) for _, number, value in rows)
             groups.append(
                 ConsumerGroup.restored(group_id, stored, topology, settings_of(group_id), now)
             )
@@ -59,7 +59,7 @@ async def load_groups(
             _log.error(
                 "group unreadable, its members must rejoin", group=group_id, reason=str(failure)
             )
-            unreadable += [key for key, _, _ in found]
+            unreadable += [key for key, _, _ in rows]
     await _delete_rows(table, unreadable)
     return groups
 

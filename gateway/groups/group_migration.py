@@ -113,14 +113,20 @@ def to_consumer_group(group: ClassicGroup, topology: Topology) -> StoredGroup:
     """
     numbered = list(enumerate(group.roster, GROUP_ROW + 1))
     try:
-        said = _subscriptions(group)
-        read = _assignments(group, topology)
+        subscriptions = _subscriptions(group)
+        partitions_by_member = _assignments(group, topology)
     except ValueError as failure:
         raise _refusal(group, str(failure)) from failure
-    if read is None:
-        read = _owned_partitions(said, topology)
+    if partitions_by_member is None:
+        partitions_by_member = _owned_partitions(subscriptions, topology)
     members = tuple(
-        _consumer_member(number, member, group, said[member.member_id], read[member.member_id])
+        _consumer_member(
+            number,
+            member,
+            group,
+            subscriptions[member.member_id],
+            partitions_by_member[member.member_id],
+        )
         for number, member in numbered
     )
     row = ConsumerGroupRow(
@@ -131,14 +137,14 @@ def to_consumer_group(group: ClassicGroup, topology: Topology) -> StoredGroup:
 
 def _subscriptions(group: ClassicGroup) -> dict[str, Subscription]:
     """Subscriptions by member id. Raises ValueError if malformed or beyond MAX_ELEMENTS."""
-    said: dict[str, Subscription] = {}
-    room = MAX_ELEMENTS
+    subscriptions: dict[str, Subscription] = {}
+    remaining = MAX_ELEMENTS
     for member in group.roster:
-        one = said[member.member_id] = parse_subscription(
-            member.metadata(group.protocol or "") or member.protocols[0][1], room
+        subscription = subscriptions[member.member_id] = parse_subscription(
+            member.metadata(group.protocol or "") or member.protocols[0][1], remaining
         )
-        room -= len(one.topics) + sum(map(len, one.owned.values()))
-    return said
+        remaining -= len(subscription.topics) + sum(map(len, subscription.owned.values()))
+    return subscriptions
 
 
 def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partitions] | None:
@@ -147,41 +153,43 @@ def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partition
         member.assignment for member in group.roster
     ):
         return None
-    read: dict[str, Partitions] = {}
-    taken: set[tuple[TopicId, int]] = set()
-    room = MAX_ELEMENTS
+    partitions_by_member: dict[str, Partitions] = {}
+    assigned: set[tuple[TopicId, int]] = set()
+    remaining = MAX_ELEMENTS
     for member in group.roster:
-        named, beside = parse_assignment(member.assignment, room)
-        room -= sum(map(len, named.values()))
-        if beside:
+        named, user_data = parse_assignment(member.assignment, remaining)
+        remaining -= sum(map(len, named.values()))
+        if user_data:
             raise ValueError("its assignor stores user data in the assignments")
-        read[member.member_id] = _by_id(named, topology)
-        places = _partition_set(read[member.member_id])
-        if taken & places:
+        partitions_by_member[member.member_id] = _by_id(named, topology)
+        added = _partition_set(partitions_by_member[member.member_id])
+        if assigned & added:
             raise ValueError("a partition is assigned to two members")
-        taken |= places
-    return read
+        assigned |= added
+    return partitions_by_member
 
 
 def _owned_partitions(
-    said: Mapping[str, Subscription], topology: Topology
+    subscriptions: Mapping[str, Subscription], topology: Topology
 ) -> dict[str, Partitions]:
     """Partitions that members reported when they joined and that they read until the next
     assignment.
 
     If two members report the same partition, the first one keeps it.
     """
-    read: dict[str, Partitions] = {}
-    taken: set[tuple[TopicId, int]] = set()
-    for member_id, subscription in said.items():
+    partitions_by_member: dict[str, Partitions] = {}
+    assigned: set[tuple[TopicId, int]] = set()
+    for member_id, subscription in subscriptions.items():
         owned = _by_id(subscription.owned, topology)
         kept = {
-            topic: frozenset(index for index in indexes if (topic, index) not in taken)
+            topic: frozenset(index for index in indexes if (topic, index) not in assigned)
             for topic, indexes in owned.items()
         }
-        read[member_id] = {topic: indexes for topic, indexes in kept.items() if indexes}
-        taken |= _partition_set(owned)
-    return read
+        partitions_by_member[member_id] = {
+            topic: indexes for topic, indexes in kept.items() if indexes
+        }
+        assigned |= _partition_set(owned)
+    return partitions_by_member
 
 
 def _by_id(named: PartitionsByName, topology: Topology) -> Partitions:
@@ -200,24 +208,24 @@ def _consumer_member(
     number: int,
     member: ClassicGroupMember,
     group: ClassicGroup,
-    said: Subscription,
-    read: Partitions,
+    subscription: Subscription,
+    partitions: Partitions,
 ) -> ConsumerGroupMember:
     epoch = group.generation
     return ConsumerGroupMember(
         number,
         member.member_id,
         member.instance_id,
-        said.rack_id,
+        subscription.rack_id,
         member.client_id,
         member.client_host,
         member.rebalance_timeout_ms,
-        said.topics,
+        subscription.topics,
         classic=ClassicMemberMetadata(member.session_timeout_ms, member.protocols),
         epoch=epoch,
         previous_epoch=epoch,
-        assigned={topic: dict.fromkeys(indexes, epoch) for topic, indexes in read.items()},
-        target=read,
+        assigned={topic: dict.fromkeys(indexes, epoch) for topic, indexes in partitions.items()},
+        target=partitions,
     )
 
 

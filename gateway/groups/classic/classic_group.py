@@ -168,9 +168,9 @@ class ClassicGroup(RebalancingGroup):
         """
         self._stale_keys = frozenset(stale)
 
-    def store(self, answer: Reply | None) -> None:
-        """Store the group as it is, then send `answer`."""
-        self._store({one.member_id: one.assignment for one in self.roster}, answer)
+    def store(self, reply: Reply | None) -> None:
+        """Store the group as it is, then send `reply`."""
+        self._store({one.member_id: one.assignment for one in self.roster}, reply)
 
     def stored_keys(self) -> set[bytes]:
         """Keys of all rows that may be stored for this group."""
@@ -288,22 +288,22 @@ class ClassicGroup(RebalancingGroup):
         """Raises KafkaError(GROUP_MAX_SIZE_REACHED). When a group is over the limit, the members
         that rejoin last are removed.
         """
-        member_id, most = request.member_id, self._settings.group_max_size
-        known = self.roster.get(
+        member_id, max_size = request.member_id, self._settings.group_max_size
+        existing = self.roster.get(
             member_id or self.roster.member_id_of(request.instance_id or "") or ""
         )
-        grows = request.size - (0 if known is None else known.size)
-        if grows > 0 and self.size + grows > self._settings.max_bytes_per_group:
+        added_bytes = request.size - (0 if existing is None else existing.size)
+        if added_bytes > 0 and self.size + added_bytes > self._settings.max_bytes_per_group:
             raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED)
         if self.state is GroupState.EMPTY:
             return
         if self.state is GroupState.PREPARING_REBALANCE:
             has_room = (
                 self._waiting_requests.has_join(member_id)
-                or self._waiting_requests.join_count < most
+                or self._waiting_requests.join_count < max_size
             )
         else:
-            has_room = member_id in self.roster or len(self.roster) < most
+            has_room = member_id in self.roster or len(self.roster) < max_size
         if has_room:
             return
         self._remove_pending_member(member_id)
@@ -315,16 +315,16 @@ class ClassicGroup(RebalancingGroup):
     def _check_protocols(self, request: MemberJoin) -> None:
         """Raises KafkaError(INCONSISTENT_GROUP_PROTOCOL) if members have no protocol in common."""
         names = [name for name, _ in request.protocols]
-        is_fit = bool(names) and len(set(names)) == len(names)
+        is_compatible = bool(names) and len(set(names)) == len(names)
         if self.state is GroupState.EMPTY:
-            is_fit = is_fit and bool(request.protocol_type)
+            is_compatible = is_compatible and bool(request.protocol_type)
         else:
-            is_fit = (
-                is_fit
+            is_compatible = (
+                is_compatible
                 and request.protocol_type == self.protocol_type
                 and self.roster.supports_protocols(request.protocols)
             )
-        if not is_fit:
+        if not is_compatible:
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
     def _send_member_id(

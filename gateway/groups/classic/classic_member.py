@@ -132,13 +132,13 @@ class ClassicGroupMember:
     @property
     def size(self) -> int:
         """Approximate size in memory, in bytes."""
-        told = (
+        size = (
             _MEMBER_BYTES
             + len(self.member_id)
             + len(self.client_id)
             + len(self.instance_id or "")
             + len(self.assignment)
         )
-        return told + sum(
+        return size + sum(
             len(name) + len(metadata) + NAME_BYTES for name, metadata in self.protocols
         )

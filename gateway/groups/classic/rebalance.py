@@ -264,22 +264,22 @@ class RebalancingGroup:
             self._unstored_assignments = assignments
             self._store(assignments)
 
-    def _store(self, assignments: dict[str, bytes], answer: Reply | None = None) -> None:
-        self._effects.append(StoreClassicGroup(self._row(assignments), answer, self._stale_keys))
+    def _store(self, assignments: dict[str, bytes], reply: Reply | None = None) -> None:
+        self._effects.append(StoreClassicGroup(self._row(assignments), reply, self._stale_keys))
 
     def on_stored(self, save: StoreClassicGroup, now: float) -> None:
         """Called when `save` is stored. If the group has moved on, its state does not change."""
-        self._stale_keys -= save.drops
-        if save.answer is not None:
-            self._effects.append(save.answer)
+        self._stale_keys -= save.deleted_keys
+        if save.reply is not None:
+            self._effects.append(save.reply)
         if self._stores_current_assignments(save):
             self._assign(now)
 
     def on_store_failed(self, save: StoreClassicGroup, now: float) -> None:
         """Called when `save` could not be stored. Waiting requests fail with a retriable error."""
-        if save.answer is not None:
+        if save.reply is not None:
             self._effects.append(
-                Reply(save.answer.handle, JoinResult(ErrorCode.COORDINATOR_NOT_AVAILABLE, ""))
+                Reply(save.reply.handle, JoinResult(ErrorCode.COORDINATOR_NOT_AVAILABLE, ""))
             )
         if self._stores_current_assignments(save):
             self._reset_assignments(ErrorCode.COORDINATOR_NOT_AVAILABLE, now)

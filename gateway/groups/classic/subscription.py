@@ -39,23 +39,23 @@ class Subscription:
 def subscribed_topics(metadata: Iterable[bytes]) -> frozenset[str] | None:
     """All subscribed topics; None if a subscription is malformed or they exceed MAX_ELEMENTS."""
     found: set[str] = set()
-    room = MAX_ELEMENTS
+    remaining = MAX_ELEMENTS
     try:
-        for one in metadata:
-            topics = _Reader(one, room).begin().strings()
+        for member_metadata in metadata:
+            topics = _Reader(member_metadata, remaining).read_version().strings()
             found.update(topics)
-            room -= len(topics)
+            remaining -= len(topics)
     except (ValueError, error):
         return None
     return frozenset(found)
 
 
-def parse_subscription(metadata: bytes, most: int = MAX_ELEMENTS) -> Subscription:
-    """Raises ValueError if the bytes are malformed or exceed `most` topics and partitions. Missing
+def parse_subscription(metadata: bytes, max_elements: int = MAX_ELEMENTS) -> Subscription:
+    """Raises ValueError if the bytes are malformed or exceed `max_elements` topics and partitions. Missing
     fields at the end are treated as unset.
     """
     try:
-        reader = _Reader(metadata, most).begin()
+        reader = _Reader(metadata, max_elements).read_version()
         topics = frozenset(reader.strings())
         reader.data()
         owned = reader.partitions() if reader.version >= 1 and not reader.is_at_end else {}
@@ -67,12 +67,14 @@ def parse_subscription(metadata: bytes, most: int = MAX_ELEMENTS) -> Subscriptio
     return Subscription(topics, owned, rack_id)
 
 
-def parse_assignment(assignment: bytes, most: int = MAX_ELEMENTS) -> tuple[PartitionsByName, bytes]:
+def parse_assignment(
+    assignment: bytes, max_elements: int = MAX_ELEMENTS
+) -> tuple[PartitionsByName, bytes]:
     """The partitions and the assignor's user data. Raises ValueError like `parse_subscription`."""
     if not assignment:
         return {}, b""
     try:
-        reader = _Reader(assignment, most).begin()
+        reader = _Reader(assignment, max_elements).read_version()
         return reader.partitions(), b"" if reader.is_at_end else reader.data()
     except error as short:
         raise ValueError("truncated assignment") from short
@@ -93,17 +95,17 @@ def encode_assignment(partitions: PartitionsByName, metadata: bytes) -> bytes:
 
 
 class _Reader:
-    """Raises ValueError, or struct.error if the message is truncated. `most` limits the total
+    """Raises ValueError, or struct.error if the message is truncated. `max_elements` limits the total
     number of elements.
     """
 
-    def __init__(self, message: bytes, most: int) -> None:
+    def __init__(self, message: bytes, max_elements: int) -> None:
         self._message = message
-        self._room = most
+        self._remaining = max_elements
         self._position = 0
         self.version = 0
 
-    def begin(self) -> _Reader:
+    def read_version(self) -> _Reader:
         self.version = min(self._number(_INT16), _NEWEST)
         if self.version < 0:
             raise ValueError("negative version")
@@ -142,8 +144,8 @@ class _Reader:
         count = self.int32()
         if not 0 <= count <= (len(self._message) - self._position) // size:
             raise ValueError("array length exceeds the message")
-        self._room -= count
-        if self._room < 0:
+        self._remaining -= count
+        if self._remaining < 0:
             raise ValueError("too many topics and partitions")
         return count
 

@@ -43,11 +43,11 @@ def assign_range(
     order = _assignment_order(members)
     assigned: dict[str, AssignedPartitions] = {member_id: {} for member_id in order}
     for topic_id, subscribers in _subscribers(members, order, partitions).items():
-        least, longer = divmod(partitions[topic_id], len(subscribers))
+        least, remainder = divmod(partitions[topic_id], len(subscribers))
         start = 0
         # Where there are more subscribers than partitions, all after the last partition's get nothing.
-        for place, member in enumerate(subscribers if least else subscribers[:longer]):
-            end = start + least + (place < longer)
+        for position, member in enumerate(subscribers if least else subscribers[:remainder]):
+            end = start + least + (position < remainder)
             assigned[order[member]][topic_id] = frozenset(range(start, end))
             start = end
     return assigned
@@ -65,13 +65,13 @@ def assign_uniform(
     order = _assignment_order(members)
     load = [0] * len(order)
     existing = {
-        topic_id: _Topic(topic_id, partitions[topic_id], who, load)
-        for topic_id, who in _subscribers(members, order, partitions).items()
+        topic_id: _Topic(topic_id, partitions[topic_id], topic_subscribers, load)
+        for topic_id, topic_subscribers in _subscribers(members, order, partitions).items()
     }
-    for place, member_id in enumerate(order):
+    for position, member_id in enumerate(order):
         member = members[member_id]
         for topic_id in member.owned.keys() & member.topics & existing.keys():
-            existing[topic_id].retain(place, member.owned[topic_id])
+            existing[topic_id].retain(position, member.owned[topic_id])
     # Those with the least choice come first: many partitions to a subscriber, then few subscribers.
     topics = sorted(
         existing.values(),
@@ -88,8 +88,8 @@ def assign_uniform(
     _balance(topics, load)
     assigned: dict[str, AssignedPartitions] = {member_id: {} for member_id in order}
     for topic in topics:
-        for place, indexes in topic.shares().items():
-            assigned[order[place]][topic.topic_id] = frozenset(indexes)
+        for position, indexes in topic.shares().items():
+            assigned[order[position]][topic.topic_id] = frozenset(indexes)
     return assigned
 
 
@@ -126,9 +126,9 @@ def _subscribers(
             if partitions.get(topic_id)
         }
     found: dict[TopicId, list[int]] = defaultdict(list)
-    for place, member_id in enumerate(order):
+    for position, member_id in enumerate(order):
         for topic_id in members[member_id].topics:
-            found[topic_id].append(place)
+            found[topic_id].append(position)
     return {topic_id: found[topic_id] for topic_id in sorted(found) if partitions.get(topic_id)}
 
 
@@ -206,22 +206,22 @@ class _Topic:
             found.setdefault(member, []).append(index)
         return found
 
-    def _least_loaded(self, most: int) -> list[tuple[int, int, int]]:
-        """A heap of (load, partitions of this topic taken, member) of the `most` who have least: so many partitions reach nobody else."""
+    def _least_loaded(self, count: int) -> list[tuple[int, int, int]]:
+        """A heap of (load, partitions of this topic taken, member) of the `count` who have least: so many partitions reach nobody else."""
         return [
             (self.load[member], 0, member)
-            for member in nsmallest(most, self.subscribers, key=self.load.__getitem__)
+            for member in nsmallest(count, self.subscribers, key=self.load.__getitem__)
         ]
 
 
 def _release_excess(topics: Sequence[_Topic], load: Sequence[int]) -> None:
     """Whoever has more than an even share gives up the rest. Topic by topic more would move: who has too many may have none of the first topic."""
-    least, larger = divmod(sum(len(topic.owners) for topic in topics), len(load))
+    least, remainder = divmod(sum(len(topic.owners) for topic in topics), len(load))
     excess = {}
-    for member, has in enumerate(load):
-        if has > least:
-            excess[member] = has - least - (larger > 0)
-            larger -= 1
+    for member, owned_count in enumerate(load):
+        if owned_count > least:
+            excess[member] = owned_count - least - (remainder > 0)
+            remainder -= 1
     for topic in reversed(topics):
         topic.release(excess)
 

@@ -121,12 +121,12 @@ class ClassicProtocolMembers(GroupMembership):
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         self._check_group_size(request.member_id)
         names = [name for name, _ in request.protocols]
-        is_fit = (
+        is_compatible = (
             bool(names)
             and len(set(names)) == len(names)
             and request.protocol_type == CONSUMER_PROTOCOL_TYPE
         )
-        if not is_fit or not self.roster.supports_classic_protocols(names):
+        if not is_compatible or not self.roster.supports_classic_protocols(names):
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
     def _joining_member(

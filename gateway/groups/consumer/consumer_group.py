@@ -141,13 +141,13 @@ class ConsumerGroup(ClassicProtocolMembers):
         if after.classic is None and before.classic is not None:
             deadlines = self._deadlines_of(after)
             deadlines.join = deadlines.sync = NEVER
-        is_told = request.is_full or after.assigned != before.assigned
+        sends_assignment = request.is_full or after.assigned != before.assigned
         return HeartbeatResult(
             ErrorCode.NONE,
             None,
             after.member_id,
             after.epoch,
-            _without_epochs(after.assigned) if is_told else None,
+            _without_epochs(after.assigned) if sends_assignment else None,
         )
 
     def _heartbeating_member(
@@ -294,8 +294,8 @@ def _check_epoch(member: ConsumerGroupMember, request: MemberHeartbeat) -> None:
         or request.epoch > member.epoch
         or not _contains_all(request.owned, member.assigned)
     ):
-        words = f"The member is in epoch {member.epoch}, not {request.epoch}; it must give up its partitions and join again."
-        raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, words)
+        message = f"The member is in epoch {member.epoch}, not {request.epoch}; it must give up its partitions and join again."
+        raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, message)
 
 
 def _contains_all(owned: Partitions | None, assigned: PartitionEpochs) -> bool:

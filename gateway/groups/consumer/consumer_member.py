@@ -50,13 +50,13 @@ class MemberHeartbeat:
     @property
     def text_size(self) -> int:
         """How much it says, in characters."""
-        words = (
+        length = (
             sum(map(len, self.topics or ()))
             + len(self.regex or "")
             + len(self.rack_id or "")
             + len(self.assignor or "")
         )
-        return words + len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
+        return length + len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
 
     @property
     def size(self) -> int:
@@ -114,19 +114,19 @@ class ConsumerGroupMember(msgspec.Struct, frozen=True, array_like=True):
     @property
     def size(self) -> int:
         """What it takes in memory, roughly, in bytes."""
-        told = (
+        size = (
             sum(map(len, self.topics))
             + len(self.regex)
             + len(self.rack_id or "")
             + len(self.assignor or "")
         )
-        told += len(self.topics) * NAME_BYTES
-        told += len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
+        size += len(self.topics) * NAME_BYTES
+        size += len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
         if self.classic is not None:
-            told += sum(
+            size += sum(
                 len(name) + len(metadata) + NAME_BYTES for name, metadata in self.classic.protocols
             )
         partitions = sum(
             map(len, (*self.assigned.values(), *self.revoking.values(), *self.target.values()))
         )
-        return _MEMBER_BYTES + told + partitions * _PARTITION_BYTES
+        return _MEMBER_BYTES + size + partitions * _PARTITION_BYTES

@@ -55,14 +55,14 @@ class ConsumerRoster:
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
         self._members[member.member_id] = member
-        self._account_size(before, member)
+        self._update_counts(before, member)
 
     def remove(self, member: ConsumerGroupMember) -> None:
         del self._members[member.member_id]
         if member.instance_id is not None:
             del self._static[member.instance_id]
         self._release(member, None)
-        self._account_size(member, None)
+        self._update_counts(member, None)
 
     def _claim(self, member: ConsumerGroupMember) -> None:
         for held in (member.assigned, member.revoking):
@@ -91,7 +91,7 @@ class ConsumerRoster:
                 if not owners:
                     del self._owners[topic]
 
-    def _account_size(
+    def _update_counts(
         self, before: ConsumerGroupMember | None, after: ConsumerGroupMember | None
     ) -> None:
         self.size += (0 if after is None else after.size) - (0 if before is None else before.size)
@@ -133,10 +133,10 @@ class ConsumerRoster:
 
     def remaining_are_classic(self, leaving: Iterable[ConsumerGroupMember]) -> bool:
         """Whether, without these, all members that are left speak the classic protocol, if any are."""
-        gone = list(leaving)
-        return self.classic - sum(one.classic is not None for one in gone) == len(
+        leaving_members = list(leaving)
+        return self.classic - sum(one.classic is not None for one in leaving_members) == len(
             self._members
-        ) - len(gone)
+        ) - len(leaving_members)
 
 
 def _classic_metadata(member: ConsumerGroupMember) -> tuple[object, ...]:

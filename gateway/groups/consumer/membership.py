@@ -42,8 +42,8 @@ class GroupMembership(GroupEpochs):
             before.classic,
         ):
             return
-        grows = after.size - (0 if before is None else before.size)
-        if grows > 0 and self.size + grows > self._settings.max_bytes_per_group:
+        added_bytes = after.size - (0 if before is None else before.size)
+        if added_bytes > 0 and self.size + added_bytes > self._settings.max_bytes_per_group:
             most = self._settings.max_bytes_per_group
             raise KafkaError(
                 ErrorCode.GROUP_MAX_SIZE_REACHED,
@@ -173,31 +173,31 @@ class GroupMembership(GroupEpochs):
         now: float,
     ) -> None:
         """`joining` takes the place of the one that leaves, and `handle` is answered by the classic group."""
-        gone = {member.member_id for member in leaving}
-        left = [member for member in self.roster if member.member_id not in gone]
+        leaving_ids = {member.member_id for member in leaving}
+        remaining = [member for member in self.roster if member.member_id not in leaving_ids]
         all_reconciled = self.epoch == self.target_epoch and all(
-            member.is_reconciled_to(self.epoch) for member in left
+            member.is_reconciled_to(self.epoch) for member in remaining
         )
         can_stay_stable = (
             all_reconciled and joining is not None and joining.topics == leaving[0].topics
         )
         stale = self.stored_keys()
         self.close()
-        members = left if joining is None else [*left, joining]
+        members = remaining if joining is None else [*remaining, joining]
         group = self.successor = to_classic_group(
             self.group_id, self.epoch, members, self._topology, self._settings, now
         )
-        answer = None
+        reply = None
         if joining is not None and handle is not None and joining.classic is not None:
             name = joining.classic.protocols[0][0]
-            answer = Reply(
+            reply = Reply(
                 handle,
                 JoinResult(
                     ErrorCode.NONE, joining.member_id, self.epoch, CONSUMER_PROTOCOL_TYPE, name
                 ),
             )
         group.delete_on_store(stale)
-        group.store(answer)
+        group.store(reply)
         self._effects.append(LogEvent("group is a classic one now"))
         if not can_stay_stable:
             group.rebalance("was a consumer group", now)

@@ -64,28 +64,32 @@ def _next_assignment(
 ) -> ConsumerGroupMember:
     kept: dict[TopicId, Mapping[int, int]] = {}
     revoking: dict[TopicId, Mapping[int, int]] = {}
-    given: dict[TopicId, dict[int, int]] = {}
-    waits = False
+    added: dict[TopicId, dict[int, int]] = {}
+    is_waiting = False
     for topic in {*member.target, *member.assigned}:
         target = member.target.get(topic, _NONE) if topic in topics else _NONE
         has = member.assigned.get(topic, _NOTHING)
-        if stays := {index: epoch for index, epoch in has.items() if index in target}:
-            kept[topic] = stays
-        if goes := {index: epoch for index, epoch in has.items() if index not in target}:
-            revoking[topic] = goes
-        lacks = [index for index in target if index not in has]
-        if comes := {index: target_epoch for index in lacks if is_free(topic, index)}:
-            given[topic] = comes
-        waits = waits or len(comes) < len(lacks)
+        if retained := {index: epoch for index, epoch in has.items() if index in target}:
+            kept[topic] = retained
+        if revoked := {index: epoch for index, epoch in has.items() if index not in target}:
+            revoking[topic] = revoked
+        missing = [index for index in target if index not in has]
+        if available := {index: target_epoch for index in missing if is_free(topic, index)}:
+            added[topic] = available
+        is_waiting = is_waiting or len(available) < len(missing)
     if revoking and _owns_any(owned, revoking):
         # It stays in its epoch, and is given nothing, until it has given those back.
         return transition(member, MemberState.UNREVOKED, member.epoch, kept, revoking)
     assigned = {
-        topic: {**kept.get(topic, _NOTHING), **given.get(topic, _NOTHING)}
-        for topic in {*kept, *given}
+        topic: {**kept.get(topic, _NOTHING), **added.get(topic, _NOTHING)}
+        for topic in {*kept, *added}
     }
     return transition(
-        member, MemberState.UNRELEASED if waits else MemberState.STABLE, target_epoch, assigned, {}
+        member,
+        MemberState.UNRELEASED if is_waiting else MemberState.STABLE,
+        target_epoch,
+        assigned,
+        {},
     )
 
 
@@ -93,12 +97,12 @@ def _revoke_unsubscribed(
     member: ConsumerGroupMember, topics: Set[TopicId], owned: Partitions | None
 ) -> ConsumerGroupMember:
     """Ask it to give back what it no longer subscribes to, before there is a new target."""
-    gone = [topic for topic in member.assigned if topic not in topics]
-    if not gone:
+    unsubscribed = [topic for topic in member.assigned if topic not in topics]
+    if not unsubscribed:
         return member
     assigned = {topic: held for topic, held in member.assigned.items() if topic in topics}
     revoking = dict(member.revoking)
-    for topic in gone:
+    for topic in unsubscribed:
         revoking[topic] = {**revoking.get(topic, _NOTHING), **member.assigned[topic]}
     if _owns_any(owned, revoking):
         return transition(member, MemberState.UNREVOKED, member.epoch, assigned, revoking)

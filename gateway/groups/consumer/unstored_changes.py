@@ -44,13 +44,13 @@ class UnstoredChanges:
         self._unsaved[self._row_key] = None
 
     def reply(
-        self, handle: RequestHandle, reply: JoinResult | SyncResult | HeartbeatResult
+        self, handle: RequestHandle, result: JoinResult | SyncResult | HeartbeatResult
     ) -> None:
         """Now, or when all that has changed so far is stored."""
         if self.is_empty:
-            self._effects.append(Reply(handle, reply))
+            self._effects.append(Reply(handle, result))
         else:
-            self._waiting_replies.append(Reply(handle, reply))
+            self._waiting_replies.append(Reply(handle, result))
 
     def flush(self) -> None:
         """Write what is to be written, unless a write is on its way."""
@@ -66,7 +66,7 @@ class UnstoredChanges:
 
     def on_stored(self, write: StoreRows) -> None:
         self._in_flight_write = None
-        self._effects.extend(write.answers)
+        self._effects.extend(write.replies)
         if self._unsaved:
             self.flush()
         else:
@@ -78,13 +78,13 @@ class UnstoredChanges:
         self._in_flight_write = None
         self._unsaved = {**write.rows, **self._unsaved}
         self._effects.extend(
-            as_refusal(answer, ErrorCode.COORDINATOR_NOT_AVAILABLE) for answer in write.answers
+            as_refusal(reply, ErrorCode.COORDINATOR_NOT_AVAILABLE) for reply in write.replies
         )
         self.refuse_all(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def refuse_all(self, code: ErrorCode) -> None:
         """Whoever waits for what has not been written yet is told this."""
-        self._effects.extend(as_refusal(answer, code) for answer in self._waiting_replies)
+        self._effects.extend(as_refusal(reply, code) for reply in self._waiting_replies)
         self._waiting_replies.clear()
 
     def keys(self) -> set[bytes]:
@@ -101,18 +101,18 @@ class UnstoredChanges:
 
     def handles(self) -> set[RequestHandle]:
         """Those that wait for the next write."""
-        return {answer.handle for answer in self._waiting_replies}
+        return {reply.handle for reply in self._waiting_replies}
 
 
-def as_refusal(answer: Reply, code: ErrorCode) -> Reply:
+def as_refusal(reply: Reply, code: ErrorCode) -> Reply:
     """The same answer as a refusal, unless it is one."""
-    reply = answer.reply
-    if reply.code is not ErrorCode.NONE:
-        return answer
-    match reply:
+    result = reply.result
+    if result.code is not ErrorCode.NONE:
+        return reply
+    match result:
         case JoinResult():
-            return Reply(answer.handle, JoinResult(code, ""))
+            return Reply(reply.handle, JoinResult(code, ""))
         case SyncResult():
-            return Reply(answer.handle, SyncResult(code))
+            return Reply(reply.handle, SyncResult(code))
         case HeartbeatResult():
-            return Reply(answer.handle, replace(reply, code=code, epoch=0, assignment=None))
+            return Reply(reply.handle, replace(result, code=code, epoch=0, assignment=None))

@@ -40,7 +40,7 @@ class GroupHarness:
         while effects := self.group.take_effects():
             for effect in effects:
                 if isinstance(effect, Reply):
-                    self.answers[effect.handle] = effect.reply
+                    self.answers[effect.handle] = effect.result
                 elif isinstance(effect, StoreRows):
                     self.writes.append(effect)
                     if not self.holds_writes:

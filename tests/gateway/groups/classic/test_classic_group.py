@@ -34,7 +34,7 @@ class Played:
         for effect in self.group.take_effects():
             if isinstance(effect, Reply):
                 assert effect.handle not in self.answers
-                self.answers[effect.handle] = effect.reply
+                self.answers[effect.handle] = effect.result
             elif isinstance(effect, StoreClassicGroup):
                 self.saves.append(effect)
             else:

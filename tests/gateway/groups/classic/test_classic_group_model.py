@@ -82,7 +82,7 @@ class GroupModel(RuleBasedStateMachine):
                 assert effect.handle in self.waiting, (
                     "answered twice, or after its connection went (1)"
                 )
-                self._check(effect.reply, self.waiting.pop(effect.handle))
+                self._check(effect.result, self.waiting.pop(effect.handle))
             elif isinstance(effect, StoreClassicGroup):
                 self.saves.append(effect)
 
@@ -243,11 +243,11 @@ class GroupModel(RuleBasedStateMachine):
     def connection_goes(self, which):
         handle = sorted(self.waiting)[which % len(self.waiting)]
         self.group.cancel_request(self.waiting.pop(handle), handle, self.now)
-        if any(save.answer is not None and save.answer.handle == handle for save in self.saves):
+        if any(save.reply is not None and save.reply.handle == handle for save in self.saves):
             # Its answer waits for the store, and goes to nobody.
             self.saves = [
                 save
-                if save.answer is None or save.answer.handle != handle
+                if save.reply is None or save.reply.handle != handle
                 else StoreClassicGroup(save.row)
                 for save in self.saves
             ]
@@ -323,7 +323,7 @@ class GroupModel(RuleBasedStateMachine):
         if group.state is GroupState.EMPTY:
             assert not ids
         assert group.next_expire_at <= group._next_deadline(), "(7)"
-        held = {save.answer.handle for save in self.saves if save.answer is not None}
+        held = {save.reply.handle for save in self.saves if save.reply is not None}
         assert set(self.waiting) == group._waiting_requests.handles() | held, (
             "a request that nobody will answer (1, 2)"
         )

@@ -100,7 +100,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         while effects := self.group.take_effects():
             for effect in effects:
                 if isinstance(effect, Reply):
-                    self._answered(effect.handle, effect.reply)
+                    self._answered(effect.handle, effect.result)
                 elif isinstance(effect, StoreRows):
                     assert not self.writes, "two writes at a time"
                     self.writes.append(effect)
@@ -470,7 +470,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         assert group.next_expire_at <= min(
             (group._deadlines_of(member).earliest for member in group.roster), default=NEVER
         ), "(7)"
-        on_their_way = {answer.handle for write in self.writes for answer in write.answers}
+        on_their_way = {answer.handle for write in self.writes for answer in write.replies}
         assert set(self.waiting) == group._unstored.handles() | on_their_way, (
             "a request that nobody will answer (5)"
         )

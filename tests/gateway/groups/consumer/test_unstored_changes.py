@@ -85,7 +85,7 @@ def test_what_failed_goes_with_the_next_write_unless_it_has_changed_again():
     recorder.changes.set_row(b"a", None)
     recorder.changes.reply(2, FINE)
     recorder.changes.on_store_failed(write)
-    assert [(effect.handle, effect.reply.code) for effect in recorder.take_effects()] == [
+    assert [(effect.handle, effect.result.code) for effect in recorder.take_effects()] == [
         (1, ErrorCode.COORDINATOR_NOT_AVAILABLE),
         (2, ErrorCode.COORDINATOR_NOT_AVAILABLE),
     ]
@@ -105,7 +105,7 @@ def test_a_refusal_of_any_request_says_nothing_but_its_code():
     for handle, reply in enumerate(replies):
         recorder.changes.reply(handle, reply)
     recorder.changes.refuse_all(ErrorCode.NOT_COORDINATOR)
-    refusals = [effect.reply for effect in recorder.take_effects()]
+    refusals = [effect.result for effect in recorder.take_effects()]
     assert refusals[:2] == [
         JoinResult(ErrorCode.NOT_COORDINATOR, ""),
         SyncResult(ErrorCode.NOT_COORDINATOR),
