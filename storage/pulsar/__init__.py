@@ -1,1 +1,4 @@
-"""Topics, partition logs and tables in an Apache Pulsar cluster, through pulsar-client and the admin REST API; nothing is installed in its brokers."""
+"""Topics, partition logs and state tables on Apache Pulsar.
+
+Uses pulsar-client and the brokers' admin REST API; nothing is installed in the brokers.
+"""

@@ -1,12 +1,18 @@
-"""Who has the store: one process, by an exclusive producer of a topic beside the tables.
+"""The store's lock: one process uses a store at a time.
 
-The broker refuses a second exclusive producer, and lets go of the first when its connection ends: at once where a process was killed, and where a process
-stands still or its host is lost, when the broker misses its answers (30 to 60 s). The last message says who has it. The holder repeats that every few
-seconds, which also tells it when the store was taken away.
+The lock is an exclusive producer on a topic beside the state tables. The broker refuses a second
+exclusive producer and releases the first when its connection ends: at once if the process was
+killed; after 30 to 60 s, when the broker's keep-alive fails, if the process hangs or its host is
+lost.
 
-A broker may also refuse its holder: when the network was cut, and the old connection still counts as alive when the new one comes. So a holder that
-is refused first looks who has the lock. Only another's message, or a lock that stays closed, means that it is lost. Nothing is at risk meanwhile, since
-whoever takes the store fences each table and partition by itself.
+The last message in the topic names the holder. The holder repeats it every `lock_beat_seconds`,
+which also detects that another process has taken the lock.
+
+A broker can also refuse the holder itself: after a network failure the old connection may still
+count as alive when the holder reconnects. A refused holder therefore reads the last message and
+tries to reacquire the lock. It is lost only if another process has announced itself, or if the
+broker keeps refusing for `lock_contest_seconds`. Data is safe meanwhile, because a process that
+takes over the store fences each table and partition separately.
 """
 
 from __future__ import annotations
@@ -34,17 +40,21 @@ from storage.pulsar.tables.table_compaction import clear_retention, ensure_topic
 from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX, PREFIX
 
 RETRY_SECONDS = 1.0
-"""Between two attempts to have the lock again."""
+"""Seconds between attempts to reacquire the lock."""
 
 PROCESS_START = time.time()
-"""When this process did, or little later."""
+"""Start time of this process, or slightly later."""
 
 Access = pulsar.ProducerAccessMode
 log = logging.getLogger(__name__)
 
 
 class LockHolder(msgspec.Struct, frozen=True):
-    """`token` is of one `take`. Times are seconds since 1970."""
+    """The JSON message in the lock's topic.
+
+    `token` identifies one call of `take`. `since` (when the lock was taken) and `said` (when this
+    message was sent) are Unix times in seconds.
+    """
 
     token: str
     node: str
@@ -64,7 +74,10 @@ class StoreLock:
         self._admin = admin
         self._settings = settings
         self._reactor = reactor
-        self._topic = f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{INTERNAL_PREFIX}.{LOCK_TOPIC}"
+        self._topic = (
+            f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}"
+            f"/{INTERNAL_PREFIX}.{LOCK_TOPIC}"
+        )
         self._producer: Any = None
         self._holder: LockHolder | None = None
         self._timer: ScheduledCall | None = None
@@ -72,17 +85,25 @@ class StoreLock:
         self._refused_since: float | None = None
         self._has_logged_failure = False
         self._is_heartbeat_in_flight = False
-        """Whether a beat is on its way."""
         self._queued_confirmations: list[Deferred[None]] = []
-        """Those who wait for a beat that has not begun yet; and for the one on its way:"""
+        """`confirm` calls that wait for the next heartbeat; `_sent_confirmations` wait for the one
+        in flight.
+        """
         self._sent_confirmations: list[Deferred[None]] = []
 
     def when_lost(self, call: Callable[[str], None]) -> None:
-        """`call` once, with the reason, if the lock is lost; at the latest `lock_beat_seconds` after somebody took it and said so, where brokers answer."""
+        """Register `call`, which runs once, with the reason, if the lock is lost.
+
+        While brokers answer, a takeover is noticed within `lock_beat_seconds` after the new holder
+        has announced itself.
+        """
         self._on_lost = call
 
     async def take(self, node: str, takeover: bool) -> None:
-        """Have the store, or with `takeover` take it away from whoever has it. Raises StoreInUse (StoreLeft where its holder seems to be gone), StorageFailed."""
+        """Acquire the lock; with `takeover`, fence its current holder.
+
+        Raises StoreInUse, or StaleStoreLock if the holder appears to be dead, and StorageFailed.
+        """
         await ensure_topic(self._admin, self._topic)
         await clear_retention(self._admin, self._topic)
         now = time.time()
@@ -112,18 +133,22 @@ class StoreLock:
 
     @property
     def is_held(self) -> bool:
-        """As far as is known here."""
+        """Whether this process holds the lock, as far as it knows without asking the broker."""
         return self._producer is not None
 
     def confirm(self) -> Deferred[None]:
-        """Fires when the broker has taken a message that is sent from now on: nobody else had the store before. Fails with Fenced where it is lost.
+        """Check with the broker that this process still holds the lock.
 
-        Fails with StorageFailed where Pulsar does not say so within `send_timeout_seconds`; where it refuses this holder and nobody says that they have the
-        store, that is told after `lock_contest_seconds`. To be asked before anything is taken from another process: that may be the new holder.
+        Fires when the broker has acknowledged a message sent after this call: no other process took
+        the lock before. Fails with Fenced if the lock is lost, and with StorageFailed if Pulsar
+        does not answer within `send_timeout_seconds`. If the broker refuses this holder and no
+        other has announced itself, the outcome is known after `lock_contest_seconds`.
+
+        Call this before fencing another process, because that process may be the new holder.
         """
         result: Deferred[None] = Deferred()
         if self._producer is None:
-            result.errback(Fenced("another process has taken the store"))
+            result.errback(Fenced("another process has taken over the store"))
             return result
         self._queued_confirmations.append(result)
         if self._refused_since is None and not self._is_heartbeat_in_flight:
@@ -133,19 +158,19 @@ class StoreLock:
         return result
 
     async def release(self) -> None:
-        """Let others have it. Nothing happens where it is not held."""
+        """Release the lock, if it is held."""
         producer = self._drop_producer()
         if producer is not None:
             try:
                 await self._session.run(producer.close)
             except StorageError as error:
-                log.warning("the lock of the store: %s", error)
+                log.warning("store lock not released cleanly: %s", error)
 
     def _open(self, access: Any) -> Deferred[Any]:
         return self._session.run(lambda: self._session.producer(self._topic, access))
 
     def _heartbeat(self) -> None:
-        """Say who has it."""
+        """Send the holder's message."""
         self._timer = None
         self._is_heartbeat_in_flight = True
         self._sent_confirmations += self._queued_confirmations
@@ -159,7 +184,7 @@ class StoreLock:
 
         try:
             producer.send_async(msgspec.json.encode(said), answered)
-        except pulsar.PulsarException:  # it was fenced or closed before
+        except pulsar.PulsarException:  # the producer was fenced or closed before
             answered(pulsar.Result.AlreadyClosed, None)
 
     def _answered(self, producer: Any, result: Any) -> None:
@@ -181,13 +206,11 @@ class StoreLock:
             if not self._has_logged_failure:
                 self._has_logged_failure = True
                 log.error(
-                    "Pulsar does not take the lock's message (%s); the store may be taken by another process meanwhile",
+                    "store lock heartbeat failed error=%s: another process may take over",
                     result.name,
                 )
             self._settle_confirmations(
-                StorageFailed(
-                    f"Pulsar does not say who has the store ({result.name}): try again later"
-                )
+                StorageFailed(f"Pulsar did not confirm the store lock ({result.name}): retry later")
             )
             self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
 
@@ -205,11 +228,13 @@ class StoreLock:
         self._timer = self._reactor.callLater(delay, call)
 
     def _reacquire(self) -> None:
-        """The broker refuses this holder: see who has it, and have it again where that is nobody."""
+        """Handle a refusal by the broker: find the holder, and reacquire the lock if there is no
+        other.
+        """
         self._timer = None
         if self._refused_since is None:
             self._refused_since = time.monotonic()
-            log.warning("Pulsar refuses the lock's producer; looking who has the store")
+            log.warning("store lock refused by Pulsar, reading its holder")
         Deferred.fromCoroutine(self._try_reacquire(self._producer)).addErrback(
             self._reacquire_failed
         )
@@ -221,14 +246,14 @@ class StoreLock:
         if self._producer is not refused:
             return
         if holder is not None and holder.token != self._holder.token:
-            self._mark_lost(f"{describe(holder)} has taken the store")
+            self._mark_lost(f"{describe(holder)} has taken over the store")
             return
         try:
             producer = await self._open(Access.Exclusive)
         except Fenced:
             if time.monotonic() - self._refused_since > self._settings.lock_contest_seconds:
                 self._mark_lost(
-                    "another producer holds the lock of the store and does not say who it is"
+                    "another producer holds the store's lock and has not announced itself"
                 )
             elif self._producer is refused:
                 self._schedule(RETRY_SECONDS, self._reacquire)
@@ -237,21 +262,21 @@ class StoreLock:
             await self._session.run(producer.close)
             return
         self._producer = producer
-        log.warning("the lock of the store is held again")
+        log.warning("store lock reacquired")
         self._heartbeat()
 
     def _reacquire_failed(self, failure: Any) -> None:
-        """Pulsar does not answer; what it refused it will refuse again."""
+        """Retry: Pulsar did not answer, and repeats its refusal when it does."""
         if not isinstance(failure.value, StorageFailed):
             log.error(
-                "looking who has the store failed, which is a bug",
+                "bug: reacquiring the store lock failed",
                 exc_info=(failure.type, failure.value, failure.getTracebackObject()),
             )
         if self._producer is not None:
             self._sent_confirmations += self._queued_confirmations
             self._queued_confirmations = []
             self._settle_confirmations(
-                StorageFailed("Pulsar does not say who has the store: try again later")
+                StorageFailed("Pulsar did not confirm the store lock: retry later")
             )
             self._schedule(RETRY_SECONDS, self._reacquire)
 
@@ -271,11 +296,11 @@ class StoreLock:
         )
         for result in confirmations:
             if not result.called:
-                result.errback(Fenced("another process has taken the store, or it is closed here"))
+                result.errback(Fenced("another process has taken over the store, or it was closed"))
         return producer
 
     async def _last_holder(self) -> LockHolder | None:
-        """Who said last that they have it; None where nobody ever did, or it is forgotten."""
+        """The sender of the topic's last message; None if there is none or it has been deleted."""
         return await self._session.run(self._read_last)
 
     def _read_last(self) -> LockHolder | None:
@@ -295,24 +320,31 @@ class StoreLock:
     def _in_use(self, holder: LockHolder | None) -> str:
         place = f"{self._settings.metadata_tenant}/{self._settings.metadata_namespace}"
         who = (
-            "by a process that has not said who it is"
+            "by a process that has not announced itself"
             if holder is None
-            else f"by {describe(holder)}, heard last {age(holder.said)} ago"
+            else f"by {describe(holder)}, last heartbeat {age(holder.said)} ago"
         )
         return (
-            f"the store in Pulsar's namespace {place} is in use {who}: stop that process, or give this one namespaces of its own. The store of a killed "
-            "process is free at once, that of one that stands still or whose host is lost after a minute at most, when the broker gives up its connection. "
-            "To take the store away from a process that lives, start with --pulsar-takeover"
+            f"the store in Pulsar's namespace {place} is in use {who}: stop that process, or "
+            "configure separate namespaces for this one. Pulsar releases the store at once if the "
+            "process was killed, and within a minute if it hangs or its host is lost. To take over "
+            "the store from a running process, start with --pulsar-takeover"
         )
 
 
 def appears_dead(holder: LockHolder, seconds: float) -> bool:
-    """Whether that process has ended, as far as one can tell from here, or has said nothing for so long."""
+    """Whether the holder's process has ended on this host, or its last message is older than
+    `seconds`.
+    """
     return not _may_be_alive(holder) or time.time() - holder.said > seconds
 
 
 def _may_be_alive(holder: LockHolder) -> bool:
-    """False where the number of its process is nobody's on this host, or is ours and was another's before: a container's first process is 1 each time."""
+    """Whether the holder's process may be running.
+
+    False if no process on this host has its process id, or if this process has the id but started
+    later: in a container the first process always has id 1.
+    """
     if holder.host != socket.gethostname():
         return True
     try:

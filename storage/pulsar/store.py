@@ -1,4 +1,8 @@
-"""The store on a Pulsar cluster: opens and closes what it consists of, keeps logs and tables, hands topics to the catalogue."""
+"""The store on a Pulsar cluster: opens and closes its parts, and creates logs and tables on first
+use.
+
+Topics are managed by `TopicCatalog`.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +54,11 @@ from storage.tail import TailCache
 logger = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 1000
-"""Rows of partitions that are put together: some 100 bytes each, 6 kB where a partition had many leaders."""
+"""Partition rows per put. A row has about 100 bytes, up to 6 kB after many leader changes."""
 
 
 class PulsarStore:
-    """A `Store`, for the thread of `reactor`."""
+    """A `Store`, used in the thread of `reactor`."""
 
     retains_by_itself = True
 
@@ -84,7 +88,7 @@ class PulsarStore:
         self._tables: SingleFlightCache[str, PulsarTable] = SingleFlightCache()
         self._partitions: dict[bytes, PartitionState] = {}
         self._full_names: dict[bytes, str] = {}
-        """Of the partitions that were opened."""
+        """Full topic names of the partitions opened since the start, by partition key."""
         self._rows: PulsarTable | None = None
         self._lock = StoreLock(self._session, self._admin, settings, reactor)
         self._mirror = CursorMirror(self._admin, self._cursor_position, reactor, settings)
@@ -93,13 +97,13 @@ class PulsarStore:
         self._standstills = ProcessStalls(reactor)
         self._confirming: SingleFlightCache[int, None] = SingleFlightCache()
         self._logs_taken = self._suspicions_when_confirmed = 0
-        """How many logs another process took, and how many doubts there were when the lock was last known to be held."""
+        """Logs taken by other processes, and `_suspicions` when the lock was last confirmed."""
         self._deleting: set[str] = set()
-        """Topics that are being deleted here."""
+        """Names of the topics that this process is deleting."""
         self._catalogue.watch(self._topics_changed)
 
     async def open(self) -> None:
-        """`Store.open`. Nothing is kept where it fails."""
+        """`Store.open`. If it fails, everything opened so far is closed."""
         await self._session.open()
         try:
             if self.settings.checks_at_start:
@@ -123,15 +127,17 @@ class PulsarStore:
         try:
             return load_partitions(rows, await rows.items())
         except ValueError as error:
-            raise StorageFailed(f"a row of the table {TABLE} cannot be read: {error}") from None
+            raise StorageFailed(f"invalid row in table {TABLE}: {error}") from None
 
     async def close(self) -> None:
-        """`Store.close`; each step ends within `close_timeout_seconds`, whether Pulsar answers or not."""
+        """`Store.close`; each step ends within `close_timeout_seconds`, even if Pulsar does not
+        answer.
+        """
         if not self._is_open:
             return
         self._is_open = False
         self._mirror.stop()
-        # A topic whose retention is lowered gets it back first.
+        # Wait for a running trim, which restores the topic's retention when it ends.
         await self._within(self._trimming.acquire())
         logs = list(self._logs.created.values())
         await self._within(DeferredList([Deferred.fromCoroutine(log.idle()) for log in logs]))
@@ -141,10 +147,10 @@ class PulsarStore:
         await self._release()
 
     async def _store_end_offsets(self, logs: Sequence[PulsarPartitionLog]) -> None:
-        """Reserve exactly the offsets that were assigned, now that there will be no more.
+        """Set each partition's reserved offset to its end offset; no more offsets are assigned.
 
-        The table writes what is put at the same time together: one after the other each partition
-        would take as long as Pulsar's acknowledgement.
+        Puts that are made at the same time are stored together. One after the other, each partition
+        would take one acknowledgement by Pulsar.
         """
         for begin in range(0, len(logs), ROWS_AT_ONCE):
             await DeferredList(
@@ -158,7 +164,7 @@ class PulsarStore:
         try:
             await log.store_end_offset()
         except StorageError as error:
-            logger.warning("the end of %s was not noted: %s", log.topic, error)
+            logger.warning("end offset not stored topic=%s error=%s", log.topic, error)
 
     async def _release(self) -> None:
         self._standstills.stop()
@@ -171,7 +177,7 @@ class PulsarStore:
         await self._session.close()
 
     def _within(self, step: Deferred[Any]) -> Deferred[None]:
-        """Fires when `step` has ended or its time is up; what went wrong is logged."""
+        """Fires when `step` has ended or after `close_timeout_seconds`; failures are logged."""
         finished: Deferred[None] = Deferred()
 
         def tell() -> None:
@@ -185,13 +191,13 @@ class PulsarStore:
 
         def late() -> None:
             logger.warning(
-                "closing goes on without waiting: Pulsar did not answer within %s s",
+                "close step timed out after %s s, continuing",
                 self.settings.close_timeout_seconds,
             )
             tell()
 
         deadline = self._reactor.callLater(self.settings.close_timeout_seconds, late)
-        step.addErrback(lambda failure: logger.warning("while closing: %s", failure.value))
+        step.addErrback(lambda failure: logger.warning("close step failed: %s", failure.value))
         step.addBoth(ended)
         return finished
 
@@ -213,11 +219,13 @@ class PulsarStore:
             self._mirror.note(group, topic, partition, offset)
 
     async def _cursor_position(self, name: str, index: int, offset: int) -> CursorPosition | None:
-        """Where a group's cursor belongs; None for a partition that is not open here, or an offset that is not there."""
+        """The position of a group's cursor; None if the partition is not open here or has no such
+        offset.
+        """
         log = self._logs.created.get((name, index))
         if log is None or not log.start_offset <= offset <= log.end_offset:
             return None
-        # Who has read everything goes on with the entry that comes next.
+        # At the log end, the cursor points to the entry after the last one.
         is_behind = offset < log.end_offset
         position = (
             await log.position_of(offset if is_behind else offset - 1)
@@ -235,15 +243,19 @@ class PulsarStore:
         await self._catalogue.create(topic)
 
     async def alter_topic(self, topic: Topic) -> None:
-        """`Store.alter_topic`. Logs of another kind of entry format end: the next who asks for them gets new ones."""
+        """`Store.alter_topic`. Logs whose entry format changed are closed; the next `log` reopens
+        them.
+        """
         self._check_open()
         await self._catalogue.alter(topic)
         self._topics_changed()
 
     async def delete_topic(self, name: str) -> None:
-        """`Store.delete_topic`. Producers go first: one that is connected would make the topic anew where brokers make topics by themselves.
+        """`Store.delete_topic`. The logs are closed first.
 
-        And of a topic that is loaded for the first time while it is deleted a broker keeps something that is none, and that answers in its place.
+        A connected producer would recreate the topic where brokers create topics automatically. If
+        a topic is first loaded while it is being deleted, the broker keeps a broken topic that
+        answers in its place.
         """
         self._check_open()
         self._check_not_deleting(name)
@@ -257,7 +269,7 @@ class PulsarStore:
             self._check_open()
             topic = self.topics.get(name)
             if topic is None or topic.topic_id != expected.topic_id:
-                raise UnknownTopic(f"topic {name} was deleted by others")
+                raise UnknownTopic(f"topic {name} was deleted by another client")
             await self._close_logs(name)
             await self._catalogue.delete(name)
         finally:
@@ -269,14 +281,16 @@ class PulsarStore:
                 await self._delete_partition_state(partition)
 
     async def _wait_until_opened(self, name: str) -> None:
-        """Waits for the logs of that topic that are being opened, for as long as Pulsar has for an answer."""
+        """Wait until the topic's logs that are being opened are open, up to
+        `operation_timeout_seconds`.
+        """
         seconds = self.settings.operation_timeout_seconds
-        # When its time is up the list fires, with who was waited for in vain.
+        # On timeout the list fires with the cancelled ones among its results.
         opened = self._logs.wait_for_pending(lambda key: key[0] == name)
         settled = opened.addTimeout(seconds, self._reactor)  # type: ignore[arg-type]
         if any(not is_made and outcome.check(CancelledError) for is_made, outcome in await settled):
             logger.warning(
-                "topic %s is deleted although it is still being opened: Pulsar did not answer within %s s",
+                "deleting topic while its logs are being opened topic=%s: no answer within %s s",
                 name,
                 seconds,
             )
@@ -286,12 +300,14 @@ class PulsarStore:
             raise StorageFailed(f"topic {name} is being deleted")
 
     def _close_logs(self, name: str) -> Deferred[Any]:
-        """Close the logs of that topic."""
         keys = [key for key in self._logs.created if key[0] == name]
         return DeferredList([self._logs.created.pop(key).close() for key in keys])
 
     async def _delete_partition_state(self, partition: PartitionState) -> None:
-        """What stays is of no use to anybody, and small, but for what compaction wrote."""
+        """Delete the partition's rows and its side topic.
+
+        After a failure, only the side topic takes significant space.
+        """
         assert self._rows
         keys = partition.keys()
         try:
@@ -300,10 +316,12 @@ class PulsarStore:
             for begin in range(0, len(keys), ROWS_AT_ONCE):
                 await self._rows.put(dict.fromkeys(keys[begin : begin + ROWS_AT_ONCE]))
         except StorageError as error:
-            logger.warning("something is left of a partition that was deleted: %s", error)
+            logger.warning("state of a deleted partition not removed: %s", error)
 
     def _topics_changed(self) -> None:
-        """Somebody else deleted topics, or made others of the same name, or switched their format."""
+        """Close logs of topics that were deleted, recreated or switched to another format
+        elsewhere.
+        """
         for (name, index), log in list(self._logs.created.items()):
             topic = self.topics.get(name)
             is_gone = (
@@ -321,12 +339,16 @@ class PulsarStore:
             )
             deletion.addErrback(
                 lambda failure: logger.warning(
-                    "a partition that was deleted is not forgotten: %s", failure.value
+                    "state of a deleted partition not removed: %s", failure.value
                 )
             )
 
     async def _delete_state_if_gone(self, key: bytes, full_name: str) -> None:
-        """What is kept of a partition that others deleted, if it is truly gone: compaction may have written much."""
+        """Delete the state of a partition that was deleted elsewhere, after checking that it is
+        gone.
+
+        Its side topic may be large.
+        """
         with suppress(NotFound):
             await self._admin.properties(full_name)
             return
@@ -377,7 +399,11 @@ class PulsarStore:
     def _log_ended(
         self, name: str, index: int, log: PulsarPartitionLog, error: StorageError
     ) -> None:
-        """The next who asks for it gets a new one. Who took the partition may have taken the store: that is looked at now, not at the next beat."""
+        """Drop a log that ended, so that the next `log` reopens it.
+
+        A process that fenced it may have taken over the store. Confirm the lock now instead of at
+        the next heartbeat.
+        """
         if self._logs.created.get((name, index)) is log:
             del self._logs.created[name, index]
         if self._is_open and isinstance(error, FencedByOtherProducer):
@@ -385,11 +411,11 @@ class PulsarStore:
             self._lock.confirm().addErrback(lambda failure: failure.trap(Fenced, StorageFailed))
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
-        """`Trimming.can_trim`."""
+        """`TopicTrimmer.can_trim`."""
         return await self._catalogue.can_trim(topic, keep)
 
     async def trim(self, topic: str, keep: Position) -> None:
-        """`Trimming.trim`."""
+        """`TopicTrimmer.trim`."""
         await self._trimming.acquire()
         try:
             self._check_open()
@@ -399,21 +425,24 @@ class PulsarStore:
 
     @property
     def may_be_lost(self) -> bool:
-        """`Store.may_be_lost`: after another process took a log, or while this one was suspended."""
+        """`Store.may_be_lost`: after a log was fenced by another process, or after this one was
+        suspended.
+        """
         return self._suspicions() > self._suspicions_when_confirmed or not self._lock.is_held
 
     def _suspicions(self) -> int:
         return self._logs_taken + self._standstills.count()
 
     async def confirm_held(self) -> None:
-        """`Store.confirm_held`. Called before anything is taken from another process, which may be
-        the new holder, and before an answer from what the gateway keeps of tables.
+        """`Store.confirm_held`.
 
-        A process that is suspended between this and the taking itself takes it all the same.
+        Called before fencing another process, which may be the new holder, and before answering
+        from the gateway's cached tables. If this process is suspended between the confirmation and
+        the fencing, it still fences the other one.
         """
         if self.may_be_lost:
             suspicions = self._suspicions()
-            # One message for all that wait because of the same doubts.
+            # One confirmation serves all callers with the same count of suspicions.
             await self._confirming.get(suspicions, self._lock.confirm)
             self._suspicions_when_confirmed = max(suspicions, self._suspicions_when_confirmed)
 
@@ -434,7 +463,7 @@ class PulsarStore:
         )
 
     def usage(self) -> Iterable[VolumeUsage]:
-        """The cluster's disks are its own business."""
+        """The brokers' disk usage is not known here."""
         return [VolumeUsage(self.settings.service_url, -1, -1)]
 
     def _check_open(self) -> None:

@@ -179,7 +179,7 @@ def test_a_store_that_does_not_confirm_is_as_good_as_lost(
     env.store.may_be_lost = True
     asking = start_call(env, body, 4)
     if is_answered:
-        env.store.confirming.errback(StorageFailed("Pulsar does not say who has the store"))
+        env.store.confirming.errback(StorageFailed("Pulsar did not confirm the store lock"))
     else:
         env.clock.advance(env.broker.settings.offsets_commit_timeout_ms / 1000)
     assert decode_response(body, asking.result, 4).error_code == ErrorCode.NOT_COORDINATOR

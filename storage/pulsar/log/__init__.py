@@ -1,1 +1,1 @@
-"""Partition logs on Pulsar topics: appending, opening, offsets and reading."""
+"""Partition logs on Pulsar topics: opening, appending, offset index, reading and entry formats."""

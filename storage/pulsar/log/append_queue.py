@@ -1,4 +1,4 @@
-"""What is appended to one partition: given its place, held until its offsets are reserved, handed to Pulsar in order."""
+"""Appends to one partition: assigns offsets, waits until they are reserved, sends in order."""
 
 from __future__ import annotations
 
@@ -34,13 +34,17 @@ from storage.pulsar.log.partition_rows import Epochs, PartitionState, add_epoch
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_OVERHEAD = 1024
-"""What the header and the library's own fields may take of the largest message; some 200 bytes were seen."""
+"""Upper limit for the header and the library's metadata in a message; about 200 bytes in practice.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedPartition:
-    """What was found when the right to write was taken. `start`: the first readable offset as far as the partition's row knows, and what can be
-    read before it, in bytes."""
+    """The state of a partition after its exclusive producer was created.
+
+    `start` is the first readable offset according to the partition's row, and the number of
+    readable bytes before it.
+    """
 
     session: PulsarClient
     topic: str
@@ -55,7 +59,11 @@ class OpenedPartition:
 
 
 class AppendQueue:
-    """`on_stored` is told of each burst of acknowledged messages, and `on_end` once why nothing can be appended any more and what failed by it."""
+    """Queue of appended messages that have not been acknowledged.
+
+    `on_stored` receives each burst of acknowledged messages. `on_end` is called once, with the
+    reason and the failed messages, when no more can be appended.
+    """
 
     def __init__(
         self,
@@ -76,7 +84,7 @@ class AppendQueue:
         self.next = self._sent_end = opened.end
         self.end_reason: StorageError | None = None
         self.has_stored_epoch = False
-        """Whether this epoch, and offsets for it, are noted durably."""
+        """Whether this leader epoch, and offsets for it, are stored in the partition's row."""
         self._is_empty = opened.is_empty
         self._pending: deque[InFlightMessage] = deque()
         self._awaiting_reservation: list[InFlightMessage] = []
@@ -84,11 +92,14 @@ class AppendQueue:
         self._reservation_error: StorageError | None = None
 
     def append(self, entries: Sequence[Entry]) -> Deferred[None]:
-        """`PartitionLog.append`. A payload that is not bytes is copied once; the tail keeps the copy."""
+        """`PartitionLog.append`. A payload that is not bytes is copied once; the tail cache keeps
+        the copy.
+        """
         result: Deferred[None] = Deferred()
         try:
             if self._reservation_error:
-                # Those that wait fail one after the other; until the last has, no offset could be the next.
+                # The pending appends are being failed one by one. Until that is done the next
+                # offset is not known.
                 raise StorageFailed(str(self._reservation_error))
             if entries:
                 self._enqueue(self._build_message(entries, result))
@@ -99,7 +110,7 @@ class AppendQueue:
         return result
 
     def epochs(self, end_offset: int, start_offset: int) -> Epochs:
-        """Those that are durable, and this one from where it will begin."""
+        """The stored epochs, and this one with the offset at which it will begin."""
         epochs = self._partition.row.epochs
         return (
             epochs
@@ -108,7 +119,7 @@ class AppendQueue:
         )
 
     async def idle(self) -> None:
-        """Returns when nothing that was appended waits any more, whatever became of it."""
+        """Return when no append is pending, whatever its outcome."""
         while self._row_update:
             await self._row_update
         await self._producer.wait_idle()
@@ -116,21 +127,23 @@ class AppendQueue:
             await self._row_update
 
     def end(self, error: StorageError) -> Deferred[None]:
-        """Append nothing more. Fires when the producer is gone."""
+        """Refuse further appends. Fires when the producer is closed."""
         self.end_reason = self.end_reason or error
         return self._producer.close(error)
 
     def _build_message(self, entries: Sequence[Entry], result: Deferred[None]) -> InFlightMessage:
-        """The message of these entries. Raises OffsetOutOfRange, EntryTooLarge."""
+        """The message with these entries. Raises OffsetOutOfRange, EntryTooLarge."""
         before = self.next
         expected, size, time = before.offset, 0, -1
         kept: list[Entry] = []
         for entry in entries:
             if entry.base_offset != expected or entry.last_offset < expected:
                 raise OffsetOutOfRange(
-                    f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}"
+                    f"append expected at offset {expected}, "
+                    f"got {entry.base_offset} to {entry.last_offset}"
                 )
-            payload = bytes(entry.payload)  # the same object where it is of that kind already
+            # Returns the same object if it is bytes.
+            payload = bytes(entry.payload)
             kept.append(Entry(expected, entry.last_offset, entry.max_timestamp, payload))
             expected = entry.last_offset + 1
             size += len(payload)
@@ -140,7 +153,8 @@ class AppendQueue:
         largest = self._opened.session.message_bytes - MAX_MESSAGE_OVERHEAD
         if len(payload) > largest:
             raise EntryTooLarge(
-                f"{len(payload)} bytes are more than a message of Pulsar holds, {largest} (maxMessageSize of the brokers)"
+                f"{len(payload)} bytes exceed the largest Pulsar message, {largest} bytes "
+                "(the brokers' maxMessageSize)"
             )
         end = LogEnd(expected, before.bytes + size, max(time, before.greatest_timestamp))
         epoch = self._opened.leader_epoch
@@ -164,7 +178,7 @@ class AppendQueue:
             self._pending.append(sent)
         else:
             self._send_now(sent)
-        # In good time, so that nobody waits for it but the first.
+        # Reserve early, so that only the first append waits for it.
         if self._row_update is None and (
             self._pending
             or not self._is_reserved(sent.end.offset + self._settings.reserve_offsets // 2)
@@ -172,7 +186,11 @@ class AppendQueue:
             self._start_row_update(self._reserve())
 
     def _is_reserved(self, offset: int) -> bool:
-        """Whether offsets up to there may be given out. Where there is no message yet, any: nobody is told of the first ones before they are noted."""
+        """Whether offsets up to `offset` may be assigned.
+
+        In a partition without messages all may: their acknowledgements wait until they are
+        reserved.
+        """
         return self._is_empty or offset <= self._partition.row.reserved
 
     def _start_row_update(self, work: Coroutine[Any, Any, None]) -> None:
@@ -183,12 +201,14 @@ class AppendQueue:
             if self._row_update is update:
                 self._row_update = None
             if isinstance(result, Failure):
-                # A bug; nothing may wait for ever because of it.
+                # A bug. Fail the log, so that no append waits for ever.
                 logger.error(
-                    "noting offsets of %s failed: %s", self._opened.topic, result.getTraceback()
+                    "bug: reserving offsets of %s failed: %s",
+                    self._opened.topic,
+                    result.getTraceback(),
                 )
-                self.end(Fenced(f"noting offsets failed: {result.value}"))
-            # What came while those that failed were told has waited for a turn of its own.
+                self.end(Fenced(f"reserving offsets failed: {result.value}"))
+            # Appends that arrived while failed ones were completed need another reservation.
             if self._pending and not self.end_reason and self._row_update is None:
                 self._start_row_update(self._reserve())
             update.callback(None)
@@ -200,7 +220,7 @@ class AppendQueue:
         self._producer.send(sent)
 
     async def _reserve(self) -> None:
-        """No offset is given out before it is noted that it may have been, nor in an epoch that is not noted."""
+        """Store the epoch and reserve offsets before any message with them is sent."""
         while not self.end_reason:
             row = self._partition.row
             reserved = (
@@ -235,14 +255,17 @@ class AppendQueue:
             self._start_row_update(self._reserve_first_offsets())
 
     async def _reserve_first_offsets(self) -> None:
-        """The partition has its first messages. What is reserved is noted only now: a process that is killed before leaves no offset out."""
+        """Reserve offsets after the first messages of an empty partition were stored.
+
+        Nothing is reserved before, so a process that is killed before this skips no offset.
+        """
         while self._awaiting_reservation and not self.end_reason:
             try:
                 await self._partition.change(
                     reserved=self.next.offset + self._settings.reserve_offsets
                 )
             except StorageError as failure:
-                self.end(Fenced(f"it was not noted which offsets were given out: {failure}"))
+                self.end(Fenced(f"offsets could not be reserved: {failure}"))
                 return
             if (
                 not self.end_reason
@@ -253,7 +276,9 @@ class AppendQueue:
                 self._on_stored(messages)
 
     def _fail_pending(self, failure: StorageError) -> None:
-        """What has not been handed to Pulsar is not stored; its offsets are free again when the last has been told."""
+        """Fail the appends that were not sent. Their offsets become free after the last one has
+        failed.
+        """
         if not isinstance(failure, StorageFailed):
             self.end(failure)
             return
@@ -279,6 +304,6 @@ class AppendQueue:
 
 
 def end_error(error: StorageError) -> LogClosed | Fenced:
-    """What a call on a log is told that is over, in an exception of its own."""
+    """A new exception for a call on a log that has ended with `error`."""
     kind = LogClosed if isinstance(error, LogClosed) else Fenced
     return kind(str(error))

@@ -1,4 +1,4 @@
-"""A partition's entries as its log hands them out, taken from messages; and searching among them."""
+"""A partition's entries, unpacked from its messages: reading and searching."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from storage.pulsar.log.entry_messages import entry_payload_bytes, unpack_entrie
 from storage.pulsar.log.partition_reader import PartitionReader, StoredMessage
 
 SCAN_BYTES = 1 << 20
-"""What is read at a time where entries are looked through one after the other."""
+"""Bytes per read when entries are scanned one by one."""
 
 
 def limit_entries(entries: list[Entry], offset: int, max_bytes: int) -> list[Entry]:
-    """Those of `entries` that a read of `max_bytes` from `offset` on gives."""
+    """The entries that a read of `max_bytes` from `offset` returns; at least one, if any."""
     found: list[Entry] = []
     for entry in entries:
         if entry.last_offset < offset or entry.last_offset < entry.base_offset:
@@ -24,22 +24,25 @@ def limit_entries(entries: list[Entry], offset: int, max_bytes: int) -> list[Ent
 
 
 class PartitionEntries:
-    """The entries of one partition by offset, time and size. A search is from `start` (the first entry reaches to it) to before `end`."""
+    """The entries of one partition by offset, timestamp and size.
+
+    Searches cover the entries from the one that contains `start` up to, but without, offset `end`.
+    """
 
     def __init__(self, messages: PartitionReader) -> None:
         self._messages = messages
 
     async def read(self, offset: int, end: int, max_bytes: int) -> list[Entry]:
-        """`PartitionLog.read`, nothing at or above `end`."""
+        """`PartitionLog.read`, limited to offsets below `end`."""
         found: list[Entry] = []
         for stored in await self._messages.read(offset, end, max_bytes):
             found += unpack_entries(stored.header, stored.payload)
         return limit_entries(found, offset, max_bytes)
 
     async def at_time(self, start: int, end: int, timestamp: int) -> Entry | None:
-        """The first with a `max_timestamp` of at least `timestamp`."""
+        """The first entry with a `max_timestamp` of at least `timestamp`."""
         while start < end and (reached := await self._messages.at_time(timestamp, start, end)):
-            # Of several entries in one message the one that bears the time may be deleted already.
+            # If the message has several entries, the one with that timestamp may have been deleted.
             for entry in unpack_entries(reached.header, reached.payload):
                 if entry.last_offset >= start and entry.max_timestamp >= timestamp:
                     return entry
@@ -47,7 +50,7 @@ class PartitionEntries:
         return None
 
     async def latest(self, start: int, end: int) -> Entry | None:
-        """The first with the greatest `max_timestamp`; None where none has one."""
+        """The first entry with the greatest `max_timestamp`; None if no entry has a timestamp."""
         stored = await self._messages.latest(start, end)
         if stored is None:
             return None
@@ -56,7 +59,8 @@ class PartitionEntries:
         )
         if newest.last_offset >= start:
             return newest
-        # It went with the beginning of its message: only a look at every entry tells which is the newest of the rest.
+        # The latest entry was deleted with the beginning of its message. The message headers do not
+        # show which of the remaining entries is the latest, so scan them all.
         found: Entry | None = None
         while entries := await self.read(start, end, SCAN_BYTES):
             for entry in entries:
@@ -66,7 +70,10 @@ class PartitionEntries:
         return found
 
     async def bytes_before(self, offset: int, end: int, end_bytes: int) -> int:
-        """The payload before the entry that contains `offset`, or before the next one; `end_bytes` lie before `end`."""
+        """Payload bytes before the entry that contains `offset`, or before the next one.
+
+        `end_bytes` is the number of bytes before `end`.
+        """
         for stored in await self._messages.read(offset, end, 1):
             before = stored.header.bytes_before
             for entry in unpack_entries(stored.header, stored.payload):
@@ -76,7 +83,7 @@ class PartitionEntries:
         return end_bytes
 
     async def after_bytes(self, start: int, end: int, position: int) -> Entry | None:
-        """The first with more than `position` bytes of payload before its end."""
+        """The first entry whose last byte lies after the first `position` payload bytes."""
         stored = await self._message_after_bytes(start, end, position)
         if stored is None:
             return None
@@ -90,7 +97,7 @@ class PartitionEntries:
     async def _message_after_bytes(
         self, start: int, end: int, position: int
     ) -> StoredMessage | None:
-        """By bisection: what lies before a message's end only grows."""
+        """Bisects by offset: the bytes before a message's end never decrease."""
         found = None
         while start < end:
             middle = (start + end) // 2

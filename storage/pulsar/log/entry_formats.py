@@ -1,4 +1,4 @@
-"""Opening a partition in the entry format that its topic has, and switching it from another one (decision 017)."""
+"""Opens partitions in their topic's entry format, and switches the format (decision 017)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,15 @@ from storage.tail import TailCache
 log = logging.getLogger(__name__)
 
 OnEnd = Callable[[PulsarPartitionLog, StorageError], None]
-"""Told once of a log that is over, and why."""
+"""Called once when a log ends, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PulsarLogOpener:
-    """What all logs of a store have in common. `batch_format` is None where the store was given none: it then opens no native topic."""
+    """Opens logs; holds what all logs of a store share.
+
+    Without `batch_format` it opens no topics in the format `pulsar`.
+    """
 
     session: PulsarClient
     admin: PulsarAdmin
@@ -59,7 +62,11 @@ class PulsarLogOpener:
     async def open(
         self, topic: str, entry_format: str, partition: PartitionState, on_end: OnEnd
     ) -> PulsarPartitionLog:
-        """The log of the topic of that full name, in that format from here on. Raises UnknownTopic, LogClosed, StorageFailed."""
+        """Open the log of a partition, which is written in `entry_format` from now on.
+
+        `topic` is the full name of the partition's topic. Raises UnknownTopic, LogClosed,
+        StorageFailed.
+        """
         await self._switch_format(topic, entry_format, partition)
         format_ranges = partition.row.format_ranges or (FormatRange(0),)
         format_range = format_ranges[-1]
@@ -161,14 +168,15 @@ class PulsarLogOpener:
     def _require_batch_format(self, topic: str) -> BatchFormat:
         if self.batch_format is None:
             raise StorageFailed(
-                f"{topic} is in the entry format `pulsar`, and this store was given nothing to make batches of its messages"
+                f"{topic} is in the entry format `pulsar`, which this store does not support: "
+                "it was opened without a batch format"
             )
         return self.batch_format
 
     async def _switch_format(
         self, topic: str, entry_format: str, partition: PartitionState
     ) -> None:
-        """Begin a new stretch where the topic's format is of another kind than what was written last."""
+        """Start a new format range if the topic's format is of another kind than its last range."""
         format_ranges = partition.row.format_ranges
         if (entry_format == NATIVE) == partition.row.is_native:
             return
@@ -180,7 +188,10 @@ class PulsarLogOpener:
     async def _to_native(
         self, topic: str, partition: PartitionState, format_ranges: tuple[FormatRange, ...]
     ) -> None:
-        """Native offsets begin where Kafka's end. A topic that has only ever had native messages has them all."""
+        """Start a native range at the end of the Kafka batches.
+
+        A topic that has only ever had native messages becomes one range from offset 0.
+        """
         reader = self._reader(topic, partition)
         try:
             is_fresh = not partition.row.reserved and await reader.last() is None
@@ -189,7 +200,7 @@ class PulsarLogOpener:
         if is_fresh:
             await partition.change(format_ranges=(FormatRange(0, 0),))
             return
-        # The right to write first: nobody may append batches once it is known where they end.
+        # Fence other writers first, so that no batch is appended after the end was read.
         opened = await open_partition(
             self.session, self.admin, self.cache, topic, NATIVE, partition
         )
@@ -215,7 +226,11 @@ class PulsarLogOpener:
     async def _to_kafka(
         self, topic: str, partition: PartitionState, format_ranges: tuple[FormatRange, ...]
     ) -> None:
-        """Batches begin where native offsets end, behind a message that says so: who looks for the last batch need not pass over all of them."""
+        """Start a range of Kafka batches at the end of the native messages.
+
+        A marker message stores the offset at which it begins, so that the search for the last batch
+        need not skip all native messages.
+        """
         base = format_ranges[-1].base or 0
         producer = await self.session.run(
             partial(self.session.producer, topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
@@ -244,7 +259,7 @@ class PulsarLogOpener:
         )
 
     async def _send_marker(self, topic: str, producer: pulsar.Producer, header: Header) -> int:
-        """Send a message without records that says where the next begins; its index."""
+        """Send a message without records that stores the next offset; return its broker index."""
         message_id = await self.session.run(
             lambda: producer.send(b"", properties=header.properties("mixed_kafka"))
         )
@@ -253,12 +268,12 @@ class PulsarLogOpener:
         )
 
     async def _close_producer(self, producer: pulsar.Producer) -> None:
-        """Before anybody else may write the broker must know that it is gone."""
+        """Close the producer, and wait for it: the broker admits the next one only after that."""
         await self.session.run(producer.close)
 
 
 def _not_before(opened: OpenedPartition, first_offset: int) -> OpenedPartition:
-    """A stretch that nothing was written to yet begins where the one before it ended."""
+    """Move the end of an empty format range to the end of the range before it."""
     if opened.end.offset >= first_offset:
         return opened
     return replace(

@@ -1,6 +1,7 @@
-"""What a message of a topic in the formats `kafka` and `mixed_kafka` says beside its payload: one Pulsar message is one Kafka batch or message set.
+"""Properties and payload of messages in the entry formats `kafka` and `mixed_kafka`.
 
-Everything that the store must know of a topic again after a restart stands here, beside the bytes it is about; Pulsar is the only source of truth.
+One Pulsar message holds one Kafka batch or message set. Its header has everything that the store
+needs after a restart, so that Pulsar is the only source of truth.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ import msgspec
 from storage.log import Entry
 
 ENTRY_FORMAT = "entry.format"
-"""The property by which KoP marks its messages, with the same values."""
+"""Property by which KoP marks its messages; used with the same values."""
 
 HEADER = "kopgate"
-"""The property with the header: its version and then the fields of `Header`, a JSON array of numbers."""
+"""Property with the header, a JSON array of numbers: the version, then the fields of `Header`."""
 
 HEADER_VERSION = 1
 
 _MAX_INT64 = (1 << 63) - 1
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=_MAX_INT64)]
 _OrNone = Annotated[int, msgspec.Meta(ge=-1, le=_MAX_INT64)]
-"""-1 is none."""
+"""-1 means none."""
 
 _ENTRY_HEADER = struct.Struct(">qqqI")
-"""Where a message holds several entries: base offset, last offset, greatest timestamp and bytes of each, before the payloads."""
+"""For each entry of a message with several: base offset, last offset, max timestamp and payload
+bytes. These headers precede the payloads.
+"""
 
 
 class Header(
@@ -38,11 +41,16 @@ class Header(
     tag=HEADER_VERSION,
     forbid_unknown_fields=True,
 ):
-    """`bytes_before`: the payload bytes of all messages that the partition ever had before this one. `leader_epoch`: of the writer.
+    """Header of a message.
 
-    One that takes no offset (`last_offset < base_offset`) only marks where the next begins. `greatest_timestamp` is the greatest
-    `max_timestamp` that the partition ever had, up to this message: it never falls, so a time can be searched by bisection.
-    `entries` is more than one only for what was appended in one call: a message is stored whole or not at all.
+    - `bytes_before`: payload bytes of all earlier messages of the partition, deleted ones included.
+    - `leader_epoch`: the epoch of the writer.
+    - `greatest_timestamp`: the greatest `max_timestamp` of the partition up to this message. It
+      never decreases, so it can be searched by bisection.
+    - `entries`: more than one if they were appended in one call, because only a message is stored
+      atomically.
+
+    A message without records (`last_offset < base_offset`) is a marker that stores the next offset.
     """
 
     base_offset: _Natural
@@ -54,7 +62,6 @@ class Header(
     entries: Annotated[int, msgspec.Meta(ge=1, le=_MAX_INT64)] = 1
 
     def properties(self, entry_format: str) -> dict[str, str]:
-        """The properties of a message in that format."""
         return {ENTRY_FORMAT: entry_format, HEADER: _encode(self).decode()}
 
 
@@ -63,7 +70,7 @@ _decode = msgspec.json.Decoder(Header).decode
 
 
 def parse_header(properties: Mapping[str, str]) -> Header | None:
-    """The header that `properties` bear; None for a message that this store did not write, whatever its properties are."""
+    """The header in `properties`; None for a message that this store did not write."""
     text = properties.get(HEADER)
     if text is None:
         return None
@@ -80,7 +87,10 @@ def parse_header(properties: Mapping[str, str]) -> Header | None:
 
 
 def pack_entries(entries: Sequence[Entry]) -> bytes:
-    """The payload of one message with several entries. Kafka's batches come alone: only what must be stored together is packed so."""
+    """The payload of one message with several entries.
+
+    Kafka's batches are sent one per message. Only entries that must be stored together are packed.
+    """
     places = [
         _ENTRY_HEADER.pack(one.base_offset, one.last_offset, one.max_timestamp, len(one.payload))
         for one in entries
@@ -89,7 +99,10 @@ def pack_entries(entries: Sequence[Entry]) -> bytes:
 
 
 def unpack_entries(header: Header, payload: bytes) -> list[Entry]:
-    """The entries of a message, in order; `payload` as the only one where it does not hold as many as the header says."""
+    """The entries of a message, in order.
+
+    If the payload does not hold the entries that the header announces, it is returned as one entry.
+    """
     if header.entries > 1 and header.entries * _ENTRY_HEADER.size <= len(payload):
         found = []
         begin = header.entries * _ENTRY_HEADER.size
@@ -106,5 +119,5 @@ def unpack_entries(header: Header, payload: bytes) -> list[Entry]:
 
 
 def entry_payload_bytes(header: Header, payload: bytes) -> int:
-    """How many bytes of a message's payload are its entries' payloads."""
+    """Bytes of the entries' payloads, without the headers that precede them."""
     return len(payload) - (header.entries * _ENTRY_HEADER.size if header.entries > 1 else 0)

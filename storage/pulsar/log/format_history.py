@@ -1,4 +1,7 @@
-"""A partition whose entry format was switched, as one log: what was written before is read as what it is, and the newest stretch is written to."""
+"""One log for a partition whose entry format was switched.
+
+Each earlier range of offsets is read in its own format; the newest range is appended to.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from storage.pulsar.log.partition_rows import PartitionState
 
 
 class PulsarPartitionLog(PartitionLog, Protocol):
-    """What the store on Pulsar needs of a log beyond what it hands out."""
+    """A `PartitionLog` with what `PulsarStore` needs in addition."""
 
     topic: str
     partition: PartitionState
@@ -28,7 +31,11 @@ class PulsarPartitionLog(PartitionLog, Protocol):
 
 
 class MultiFormatLog:
-    """A `PartitionLog`. `current` begins where the last of `range_readers` ends; `start_offset` is the first that is still there of all of them."""
+    """A `PartitionLog` over the ranges of a partition with several entry formats.
+
+    `current` begins where the last of `range_readers` ends. `start_offset` is the first offset that
+    still exists in any range.
+    """
 
     def __init__(
         self,
@@ -78,11 +85,11 @@ class MultiFormatLog:
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
         if offset >= self._current_offset:
             return self._current.read_resident(offset, max_bytes)
-        # Raises what a log that is over raises.
+        # Raises the error of a log that has ended.
         self._current.read_resident(self.end_offset, 0)
         if offset < self._start_offset:
             raise OffsetOutOfRange(
-                f"offset {offset} is not within {self._start_offset} to {self.end_offset}"
+                f"offset {offset} is outside {self._start_offset} to {self.end_offset}"
             )
         return None
 
@@ -117,7 +124,7 @@ class MultiFormatLog:
             if start < range_reader.end_offset
         ]
         found.append(await self._current.latest_by_time())
-        # The first of those that bear it.
+        # The first of the entries with the greatest timestamp.
         return max(
             (entry for entry in found if entry), key=lambda entry: entry.max_timestamp, default=None
         )
@@ -137,7 +144,7 @@ class MultiFormatLog:
         return self.start_offset
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
-        """`PartitionLog.retain`; by bytes only what is behind the last switch counts."""
+        """`PartitionLog.retain`. Only bytes of the current range count for `at_most_bytes`."""
         start = await first_available_offset(self._range_readers, self._current)
         if since is not None:
             young = await self.entry_for_time(since)
@@ -151,16 +158,14 @@ class MultiFormatLog:
 
     @property
     def can_replace(self) -> bool:
-        """Of what is in several formats nothing is compacted."""
+        """A partition with several entry formats is not compacted."""
         return False
 
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
-        raise StorageFailed(
-            "a partition that was written in several entry formats is not compacted"
-        )
+        raise StorageFailed("a partition with several entry formats is not compacted")
 
     async def reclaim(self) -> None:
-        """Nothing is replaced here."""
+        """Nothing to do: no entries are replaced here."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
         self._watchers.append(on_change)
@@ -190,7 +195,7 @@ class MultiFormatLog:
 async def first_available_offset(
     range_readers: Sequence[FormatRangeReader], current: PulsarPartitionLog
 ) -> int:
-    """The first offset that Pulsar still has."""
+    """The first offset that still exists in Pulsar."""
     for range_reader in range_readers:
         offset = await range_reader.start()
         if offset is not None:

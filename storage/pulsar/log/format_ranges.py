@@ -1,6 +1,7 @@
-"""A topic whose entry format was switched: stretches of offsets, each written in one kind of format and read as that.
+"""Readers of the earlier ranges of a partition whose entry format was switched.
 
-Kafka's batches (`mixed_kafka` and `kafka`) bear their offsets; native messages have the broker's index, and a stretch of them says how far that is off.
+Kafka batches (`mixed_kafka` and `kafka`) carry their offsets. Native messages have the broker's
+index; a native range stores the difference between index and offset.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ SCAN_BYTES = 1 << 20
 
 
 class FormatRangeReader(Protocol):
-    """A stretch that nothing is written to any more. `first_offset` to before `end_offset`."""
+    """Reads a range that is no longer written to, from `first_offset` up to, but without,
+    `end_offset`.
+    """
 
     first_offset: int
     end_offset: int
 
     async def start(self) -> int | None:
-        """The first offset that is still there; None where nothing is."""
+        """The first offset that still exists; None if none does."""
         ...
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry] | None:
-        """`PartitionLog.read`; None where nothing comes before the end, and [] where it takes longer to find something: the next call goes on."""
+        """`PartitionLog.read`; None if the rest of the range is empty.
+
+        Returns [] if the search for the next entry takes too long; the next call continues it.
+        """
         ...
 
     async def at_time(self, offset: int, timestamp: int) -> Entry | None: ...
@@ -40,7 +46,7 @@ class FormatRangeReader(Protocol):
 
 
 class KafkaRangeReader:
-    """Of Kafka's batches, as compaction left them."""
+    """Reads a range of Kafka batches, with the changes by compaction."""
 
     def __init__(
         self,
@@ -90,7 +96,7 @@ class KafkaRangeReader:
 
 
 class NativeRangeReader:
-    """Of native messages."""
+    """Reads a range of native messages."""
 
     def __init__(
         self, format_range: FormatRange, end_offset: int, native_entries: NativeEntries

@@ -1,6 +1,6 @@
-"""Where the offsets of one partition are: a sparse, bounded list of places, and between them what is known of the messages' times.
+"""A sparse, bounded index of one partition: positions of messages by offset, timestamp and size.
 
-The messages bear their offsets themselves, so this is only a memory of what was seen: losing it costs some reads and nothing else.
+Messages carry their offsets, so the index is only a cache: losing it costs extra reads.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ import msgspec
 from storage.pulsar.log.entry_messages import Header
 
 UNKNOWN_TIMESTAMP = (1 << 63) - 1
-"""The greatest timestamp of a stretch that nobody has looked through: it cannot be ruled out to hold any."""
+"""Upper bound of the timestamps of messages that have not been read."""
 
 INITIAL_SPACING = 64 << 10
-"""Bytes of payload between two marks as long as there are few; twice as much each time they become too many."""
+"""Initial distance of index entries in payload bytes; doubles each time the index is full."""
 
 
 class Position(NamedTuple):
-    """The place of a message in its topic. A later one compares greater: ledgers are numbered in the order in which they were begun."""
+    """Position of a message in its topic. Later messages compare greater, because Pulsar assigns
+    ledger ids in ascending order.
+    """
 
     ledger_id: int
     entry_id: int
 
 
 class IndexEntry(msgspec.Struct, frozen=True, gc=False):
-    """A message that begins at `offset` is at `position`. The rest is as its header has it."""
+    """The message with base offset `offset` is at `position`; the rest is from its header."""
 
     offset: int
     position: Position
@@ -42,9 +44,11 @@ def index_entry(header: Header, position: Position) -> IndexEntry:
 
 
 class OffsetIndex:
-    """Marks in the order of offsets, at most `limit`. What lies from one to before the next is a stretch.
+    """At most `limit` entries in offset order.
 
-    `_greatest` has for each stretch what no `max_timestamp` in it exceeds. The last stretch is known up to `_known_until`.
+    A segment reaches from one entry to before the next. `_greatest` has an upper bound of
+    `max_timestamp` for each segment. For the last segment the bound covers offsets below
+    `_known_until`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -63,38 +67,38 @@ class OffsetIndex:
         return len(self._offsets)
 
     def floor(self, offset: int) -> IndexEntry | None:
-        """The last mark at or before `offset`."""
+        """The last entry at or before `offset`."""
         return self._entry(bisect_right(self._offsets, offset) - 1)
 
     def above(self, offset: int) -> IndexEntry | None:
-        """The first mark behind `offset`."""
+        """The first entry after `offset`."""
         return self._entry(bisect_right(self._offsets, offset))
 
     def before_time(self, timestamp: int) -> IndexEntry | None:
-        """The last mark up to which no message of the partition reached `timestamp`."""
+        """The last entry whose `greatest_timestamp` is below `timestamp`."""
         return self._entry(bisect_left(self._times, timestamp) - 1)
 
     def at_time(self, timestamp: int) -> IndexEntry | None:
-        """The first mark up to which one did."""
+        """The first entry whose `greatest_timestamp` is at least `timestamp`."""
         return self._entry(bisect_left(self._times, timestamp))
 
     def before_byte(self, number: int) -> IndexEntry | None:
-        """The last mark that begins with that byte of the partition's payload, or before it."""
+        """The last entry with at most `number` payload bytes before it."""
         return self._entry(bisect_right(self._bytes, number) - 1)
 
     def after_byte(self, number: int) -> IndexEntry | None:
-        """The first mark that begins behind it."""
+        """The first entry with more than `number` payload bytes before it."""
         return self._entry(bisect_right(self._bytes, number))
 
     def appended(self, header: Header, position: Position) -> None:
-        """The message is the newest of the partition, and acknowledged."""
+        """Add the partition's newest message, which has been acknowledged."""
         base, time = header.base_offset, header.max_timestamp
         if (
             base == self._known_until
             and self._bytes
             and 0 <= header.bytes_before - self._bytes[-1] < self._spacing
         ):
-            # As below, for the most: one more of a stretch that is known to its end.
+            # The common case of the branch below: one more message in a segment known to its end.
             if time > self._greatest[-1]:
                 self._greatest[-1] = time
             self._known_until = header.last_offset + 1
@@ -106,11 +110,14 @@ class OffsetIndex:
             self._known_until = header.last_offset + 1
 
     def found(self, header: Header, position: Position) -> None:
-        """The message was met while reading."""
+        """Add a message that was found by a read."""
         self._insert(header, position)
 
     def scanned(self, start: int, passed: Sequence[tuple[Header, Position]]) -> None:
-        """All messages from offset `start` on were looked at, up to and including the last of `passed`. Walks that go on from each other are one."""
+        """Add messages read without a gap, from offset `start` to the last of `passed`.
+
+        A call that continues where the last one ended extends the same scan.
+        """
         if start != self._scan.reached:
             self._scan = SequentialScan(start)
         for header, position in passed:
@@ -118,7 +125,9 @@ class OffsetIndex:
             self._extend_scan(header)
 
     def skip_older(self, offset: int, timestamp: int) -> int:
-        """The offset up to which nothing from `offset` on has a `max_timestamp` of at least `timestamp`; `offset` itself where that is not known."""
+        """The first offset from `offset` on at which a `max_timestamp` of `timestamp` or more is
+        possible.
+        """
         index = bisect_right(self._offsets, offset) - 1
         while 0 <= index < len(self._offsets) and self._greatest[index] < timestamp:
             index += 1
@@ -130,14 +139,14 @@ class OffsetIndex:
         return offset
 
     def forget_before(self, offset: int) -> None:
-        """No message that ends before `offset` is asked for any more."""
+        """Drop entries that are not needed for reads from `offset` on."""
         gone = bisect_right(self._offsets, offset) - 1
         if gone > 0:
             for column in self._columns():
                 del column[:gone]
 
     def _extend_scan(self, header: Header) -> None:
-        """The walk takes in one more message; where that completes a stretch, its greatest timestamp is known."""
+        """Extend the scan by one message; a completed segment gets its exact greatest timestamp."""
         scan = self._scan
         index = bisect_right(self._offsets, header.base_offset) - 1
         begin = self._offsets[index] if index >= 0 else -1
@@ -157,7 +166,7 @@ class OffsetIndex:
             self._greatest[index] = min(self._greatest[index], scan.greatest)
 
     def _insert(self, header: Header, position: Position, *, is_required: bool = False) -> bool:
-        """Mark this message unless it is or others are near; whether it was."""
+        """Add an entry for this message, unless one is near; returns whether it was added."""
         offset = header.base_offset
         index = bisect_left(self._offsets, offset)
         if header.last_offset < offset or (
@@ -168,11 +177,11 @@ class OffsetIndex:
             return False
         if index == len(self._offsets) and offset >= self._known_until:
             if offset > self._known_until and self._greatest:
-                # Nobody has seen what lies between.
+                # The messages in between have not been read.
                 self._greatest[-1] = UNKNOWN_TIMESTAMP
             greatest, self._known_until = header.max_timestamp, header.last_offset + 1
         else:
-            # What a stretch did not exceed as a whole, its parts do not exceed.
+            # The bound of a segment also holds for its parts.
             greatest = self._greatest[index - 1] if index else UNKNOWN_TIMESTAMP
         for column, value in zip(
             self._columns(),
@@ -191,7 +200,7 @@ class OffsetIndex:
         )
 
     def _thin(self) -> None:
-        """Every second mark goes; its stretch becomes part of the one before it."""
+        """Drop every second entry; its segment is merged into the one before."""
         self._spacing *= 2
         merged = [max(self._greatest[n : n + 2]) for n in range(0, len(self._greatest), 2)]
         for column in self._columns():
@@ -209,7 +218,7 @@ class OffsetIndex:
 
 
 class SequentialScan:
-    """A reading without gaps: from `begin` up to before `reached` no timestamp was greater than `greatest`."""
+    """A gapless read: from `begin` to before `reached` the greatest timestamp is `greatest`."""
 
     __slots__ = ("begin", "greatest", "reached")
 

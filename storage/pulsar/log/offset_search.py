@@ -1,4 +1,7 @@
-"""Where in its topic a partition's message is, found with few looks at it: what messages bear never falls from one to the next."""
+"""Finds messages of a partition in its topic by bisection over the topic's entries.
+
+The values in message headers never decrease, so few lookups are needed.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,24 @@ from storage.pulsar.log.offset_index import IndexEntry, OffsetIndex, Position
 
 SEQUENTIAL_READ_BYTES = 512 << 10
 SEQUENTIAL_READ_MESSAGES = 1000
-"""What is read and passed over sooner than another look is had, which takes some 5 ms."""
+"""Up to this distance messages are read sequentially: another lookup takes about 5 ms."""
 
 MESSAGES_PER_LOOKUP = 4096
-"""Messages looked over in one call: more would hold up its thread."""
+"""Messages examined in one call, so that it does not occupy its thread for long."""
 
 
 class Ledgers:
-    """The entries of a topic, numbered through all its ledgers."""
+    """The entries of a topic, numbered across its ledgers."""
 
     def __init__(self, ledgers: Iterable[tuple[int, int]]) -> None:
-        """`ledgers`: their ids, rising, and how many entries each has."""
+        """`ledgers`: id and number of entries of each, in ascending order of ids."""
         found = list(ledgers)
         self._ids = [ledger_id for ledger_id, _ in found]
         self._begins = [0, *accumulate(count for _, count in found)]
 
     @classmethod
     def of(cls, stats: InternalStats) -> Ledgers:
-        """The last one shows no entries while it is written to."""
+        """From the broker's statistics, which list no entries for the ledger being written to."""
         counts = [(one.ledger_id, one.entries) for one in stats.ledgers]
         if counts and not counts[-1][1]:
             counts[-1] = (counts[-1][0], stats.current_ledger_entries)
@@ -42,20 +45,20 @@ class Ledgers:
         return self._begins[-1]
 
     def number(self, position: Position) -> int:
-        """Of the first entry at `position` or after it."""
+        """The number of the first entry at or after `position`."""
         index = bisect_left(self._ids, position.ledger_id)
         if index == len(self._ids) or self._ids[index] != position.ledger_id:
             return self._begins[index]
         return min(self._begins[index] + max(0, position.entry_id), self._begins[index + 1])
 
     def position(self, number: int) -> Position:
-        """Of the entry with that number, below `len`."""
+        """The position of the entry with that number, which must be below `len`."""
         index = bisect_right(self._begins, number) - 1
         return Position(self._ids[index], number - self._begins[index])
 
 
 class MessageSearch:
-    """Looks at one partition's topic; what it meets goes into `index`."""
+    """Searches one partition's topic; messages that it finds are added to `index`."""
 
     def __init__(self, source: ReaderSource, admin: PulsarAdmin, index: OffsetIndex) -> None:
         self._source = source
@@ -63,16 +66,16 @@ class MessageSearch:
         self._index = index
 
     async def end(self) -> Position | None:
-        """The place of the last entry of the topic, whoever wrote it."""
+        """The position of the topic's last entry, including entries of other writers."""
         last = await self._admin.last_message_id(self._source.topic)
         if last.entry_id >= 0:
             return Position(last.ledger_id, last.entry_id)
-        # The ledger that is written to has none yet.
+        # The current ledger has no entries yet.
         ledgers = await self._ledgers()
         return ledgers.position(len(ledgers) - 1) if len(ledgers) else None
 
     async def first(self) -> StoredMessage | None:
-        """The first message, behind those of others."""
+        """The store's first message; messages of other writers before it are skipped."""
         ledgers = await self._ledgers()
         begin, most = 0, min(len(ledgers), self._source.settings.foreign_messages)
         while begin < most:
@@ -86,7 +89,10 @@ class MessageSearch:
         return None
 
     async def last(self, before: Position | None = None) -> StoredMessage | None:
-        """The last message before that place (or of all), in ever longer looks back where others wrote after it."""
+        """The store's last message, or its last one before `before`.
+
+        Searches backwards in growing steps past messages of other writers.
+        """
         end = await self.end()
         if end is None:
             return None
@@ -114,9 +120,10 @@ class MessageSearch:
     async def narrow(
         self, low: IndexEntry, high: Position, high_bytes: int, is_before: Callable[[Header], bool]
     ) -> Position:
-        """A place at or behind `low`, shortly before the first message for which `is_before` does not hold; that one is at `high` or before it.
+        """A position at or after `low`, shortly before the first message that fails `is_before`.
 
-        `is_before` holds at `low`, and for no message that comes after one for which it does not, but for what was sent twice.
+        That message is at `high` or earlier. `is_before` holds at `low`, and for no message after
+        one that fails it, except for messages that the library sent twice.
         """
         if low.position.ledger_id == high.ledger_id:
             ledgers = Ledgers([(high.ledger_id, high.entry_id + 1)])
@@ -135,7 +142,7 @@ class MessageSearch:
                 ledgers.position(min(middle + MESSAGES_PER_LOOKUP, end) - 1),
             )
             if found is None:
-                # Others wrote there. Wherever the reading begins, it comes by.
+                # Only messages of other writers here. A read from an earlier position passes them.
                 end = middle
                 continue
             self._index.found(found.header, found.position)
@@ -151,7 +158,8 @@ class MessageSearch:
 
     def _too_many_foreign(self, looked: int, which: str) -> StorageFailed:
         return StorageFailed(
-            f"{self._source.topic}: the {which} {looked} messages are not kopgate's (foreign_messages); who else writes to this topic?"
+            f"{self._source.topic}: the {which} {looked} messages are from other writers, "
+            "and no more are searched (foreign_messages): stop the other writers"
         )
 
     async def _ledgers(self) -> Ledgers:

@@ -1,4 +1,4 @@
-"""A partition log on a Pulsar topic, as the reactor sees it: offsets, appends in flight, the start, who watches it."""
+"""`PartitionLog` on a Pulsar topic in the formats `kafka` and `mixed_kafka`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 class PulsarLog:
-    """A `PartitionLog`. `on_end` is called once, with the reason, when nothing can be done with it any more."""
+    """A `PartitionLog`. `on_end` is called once, with the reason, when the log was fenced or
+    closed.
+    """
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class PulsarLog:
 
     @property
     def has_ended(self) -> bool:
-        """Fenced or closed: `Store.log` makes another."""
+        """Whether the log is fenced or closed; `Store.log` then opens a new one."""
         return self._append_queue.end_reason is not None
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
@@ -86,7 +88,10 @@ class PulsarLog:
         return fail(end_error(over)) if over else self._append_queue.append(entries)
 
     def _on_stored(self, messages: list[InFlightMessage]) -> None:
-        """First what has changed, then the watchers, then whoever waits: they see the whole burst."""
+        """Handle acknowledged messages: update the log, notify watchers, then complete the appends.
+
+        In this order, watchers and callers see the whole burst.
+        """
         for sent in messages:
             self._end = sent.end
             self._reader.appended(
@@ -99,7 +104,7 @@ class PulsarLog:
             sent.done.callback(None)
 
     def _on_append_end(self, error: StorageError, left: list[InFlightMessage]) -> None:
-        """Nothing can be done here any more; `left` was on its way."""
+        """End the log; `left` are the appends that were not acknowledged."""
         self._clear_resident()
         self._on_end(self, error)
         self._notify_watchers()
@@ -125,7 +130,7 @@ class PulsarLog:
             and not self.partition.replaced_ranges.containing(offset)
         ):
             await self.update_start_offset()
-        # Deleted meanwhile, perhaps half of what was read.
+        # The entries may have been deleted during the read.
         self._check_offset(offset)
         return entries
 
@@ -136,7 +141,7 @@ class PulsarLog:
         return await self._find(self._entries.latest)
 
     async def _find(self, search: Callable[[int, int], Awaitable[Entry | None]]) -> Entry | None:
-        """The entry that `search` finds. Once more where its beginning was deleted meanwhile."""
+        """The entry that `search` finds; searches again if the log start moved meanwhile."""
         while True:
             self._check_open()
             start = self._start_offset
@@ -155,7 +160,9 @@ class PulsarLog:
     async def delete_before(self, offset: int) -> int:
         self._check_open()
         if offset > self._end.offset:
-            raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self._end.offset}")
+            raise OffsetOutOfRange(
+                f"offset {offset} is beyond the log end offset {self._end.offset}"
+            )
         await self.partition.lock.acquire()
         try:
             self._check_open()
@@ -166,7 +173,7 @@ class PulsarLog:
         return self._start_offset
 
     async def _delete_before(self, offset: int) -> None:
-        """With the patches that lie wholly before it; what they saved counts no more."""
+        """Move the log start, and drop the replaced ranges that end before it."""
         partition = self.partition
         before = await self._entries.bytes_before(offset, self._end.offset, self._end.bytes)
         self._check_open()
@@ -183,9 +190,11 @@ class PulsarLog:
         self._move_start(offset, before)
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
-        """`PartitionLog.retain`. The front tells at once whether anything goes; only then is it searched how much.
+        """`PartitionLog.retain`. The search runs only if the first entry shows that something
+        expires.
 
-        Nothing else is deleted or replaced from the search to the deletion: it would change how many bytes remain.
+        The partition's lock is held from the search to the deletion, because other deletions and
+        replacements change how many bytes remain.
         """
         self._check_open()
         await self.update_start_offset()
@@ -217,21 +226,21 @@ class PulsarLog:
         return max((entry.base_offset if entry else end.offset for entry in kept), default=start)
 
     async def _first_entry(self) -> Entry | None:
-        """The first readable entry; None where there is none."""
+        """The first readable entry; None if there is none."""
         start = self._start_offset
         if self._cached_first_entry is None or self._cached_first_entry.last_offset < start:
             found = await self._entries.read(start, self._end.offset, 1)
-            # Only what is asked of it: retention looks at it again and again, and it may be of any size.
+            # Cache only this entry for the next check. The read may have returned more.
             self._cached_first_entry = found[0] if found else None
         return self._cached_first_entry
 
     async def update_start_offset(self) -> None:
-        """Take notice of what Pulsar's own retention has deleted from the front."""
+        """Move the log start past messages that Pulsar's own retention has deleted."""
         end = self._end
         first = await self._reader.first()
         self._check_open()
         base = first.header.base_offset if first else end.offset
-        # What is before `trim_offset` was deleted because it is elsewhere.
+        # Offsets below `trim_offset` were trimmed, but are still readable from the side topic.
         if base > self._start_offset and (base > self.partition.row.trim_offset or not first):
             before = await self._entries.bytes_before(base, end.offset, end.bytes)
             self._check_open()
@@ -253,7 +262,8 @@ class PulsarLog:
         for entry in entries:
             if not expected <= entry.base_offset <= entry.last_offset <= last:
                 raise ValueError(
-                    f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}"
+                    f"replacement {entry.base_offset}-{entry.last_offset} is out of order in "
+                    f"{first}-{last}"
                 )
             expected = entry.last_offset + 1
         await self.partition.lock.acquire()
@@ -272,22 +282,26 @@ class PulsarLog:
         await self._reclaimer.reclaim()
 
     async def idle(self) -> None:
-        """Returns when nothing that was appended waits any more, whatever became of it."""
+        """Return when no append is pending, whatever its outcome."""
         await self._append_queue.idle()
 
     async def store_end_offset(self) -> None:
-        """What is reserved is exactly what was given out; to be said when nothing is appended any more. Raises StorageError."""
+        """Set the reserved offset to the end offset. Call it after the last append. Raises
+        StorageError.
+        """
         if self._append_queue.has_stored_epoch and not self.has_ended:
             await self.partition.change(reserved=self._end.offset)
 
     def close(self) -> Deferred[None]:
-        """Refuse everything from now on: the topic is gone or the store is closed. Fires when the producer is gone."""
+        """Close the log because the topic was deleted or the store is closing. Fires when the
+        producer is closed.
+        """
         return self._append_queue.end(
             LogClosed("the log is closed: its topic was deleted or the store was closed")
         )
 
     async def position_of(self, offset: int) -> Position | None:
-        """Where in Pulsar's topic the message with `offset` is."""
+        """The position in Pulsar's topic of the message with `offset`."""
         return await self._reader.position_of(offset)
 
     def watch(self, on_change: Callable[[], None]) -> None:
@@ -302,10 +316,14 @@ class PulsarLog:
             try:
                 on_change()
             except Exception:
-                logger.exception("a watcher of a log raised, which is a bug")
+                logger.exception("bug: a watcher of a log raised")
 
     def _clear_resident(self) -> None:
-        """What the cleared run still has in the tail's queue must not make entries of its successor leave early."""
+        """Clear the cached tail and start a new one.
+
+        The tail cache still has references to the old one; they must not evict entries of the new
+        one.
+        """
         self._resident.clear()
         self._resident = CachedTail()
 
@@ -320,5 +338,5 @@ class PulsarLog:
     def _check_offset(self, offset: int) -> None:
         if not self._start_offset <= offset <= self._end.offset:
             raise OffsetOutOfRange(
-                f"offset {offset} is not within {self._start_offset} to {self._end.offset}"
+                f"offset {offset} is outside {self._start_offset} to {self._end.offset}"
             )

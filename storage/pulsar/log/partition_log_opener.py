@@ -1,4 +1,4 @@
-"""Taking the right to write to a partition, and finding out where it begins and ends: everything but its row is in Pulsar's own topic."""
+"""Opens a partition: fences its writer, and reads its start and end offsets from the topic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage.pulsar.log.partition_rows import PartitionState, add_epoch
 log = logging.getLogger(__name__)
 
 EPOCH_PROPERTY = "pulsar.topic.epoch"
-"""The property of a topic that counts how often the right to write to it was taken."""
+"""Topic property with the number of exclusive producers that the topic has had."""
 
 
 async def open_partition(
@@ -30,7 +30,10 @@ async def open_partition(
     entry_format: str,
     partition: PartitionState,
 ) -> OpenedPartition:
-    """Fence whoever wrote to `topic`, a partition's full name, and look at what is there. Raises UnknownTopic, LogClosed, StorageFailed."""
+    """Fence the writer of `topic`, a full name, and read the partition's state.
+
+    Raises UnknownTopic, LogClosed, StorageFailed.
+    """
     producer = await session.run(
         lambda: session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
     )
@@ -42,7 +45,8 @@ async def open_partition(
             reader.add_epoch(*one)
         last = await reader.last()
         if last is None:
-            # New, or Pulsar has trimmed all: what was given out is never given out again.
+            # The partition is new, or Pulsar has trimmed all of it. Assigned offsets are not
+            # reused.
             end = LogEnd(max(row.reserved, row.start_offset), 0, -1)
             start = end.offset, -partition.replaced_ranges.bytes_saved
         else:
@@ -77,29 +81,30 @@ async def open_partition(
 
 
 async def leader_epoch(admin: PulsarAdmin, topic: str) -> int:
-    """How often the right to write was taken before. Raises UnknownTopic, StorageFailed."""
+    """The leader epoch: the topic's epoch counter. Raises UnknownTopic, StorageFailed."""
     try:
         text = (await admin.properties(topic)).get(EPOCH_PROPERTY, "")
     except NotFound:
         raise UnknownTopic(f"{topic} was deleted") from None
     if not text.isdecimal():
         raise StorageFailed(
-            f"{topic} has an exclusive producer and no property {EPOCH_PROPERTY}: the brokers are older than Pulsar 2.8, or not Pulsar"
+            f"{topic} has an exclusive producer but no property {EPOCH_PROPERTY}: "
+            "the brokers must run Pulsar 2.8 or later"
         )
     return int(text)
 
 
 def close_unused_producer(session: PulsarClient, producer: Any) -> None:
-    """Close a producer that nothing was sent with; nobody waits for it."""
+    """Close a producer that has sent nothing, without waiting for it."""
 
     def close() -> None:
         try:
             producer.close()
         except pulsar.PulsarException as error:
-            log.debug("closing a producer: %s", type(error).__name__)
+            log.debug("closing an unused producer failed: %s", type(error).__name__)
 
     try:
         session.run(close).addErrback(lambda failure: failure.trap(StorageError))
     except StorageError:
-        # The session is closed, and with it every producer.
+        # The session is closed, and all producers with it.
         return

@@ -1,7 +1,8 @@
-"""Reads one partition: entries from an offset on, its first and last ones, those of a time. For the reactor's thread.
+"""Reads the messages of one partition by offset, timestamp and size. Used in the reactor's thread.
 
-The messages bear their offsets (see `messages.Header`), so nothing is kept but an index of what was seen. What others wrote to the topic, what was
-sent twice and what a replaced leader stored too late is not there for who reads.
+Messages carry their offsets (`entry_messages.Header`), so only an index of messages seen is kept.
+Messages of other writers, duplicates, and messages that a fenced leader stored too late are
+skipped.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ __all__ = ["PartitionReader", "Position", "ReaderCache", "StoredMessage"]
 
 SCAN_BYTES = MIB
 SCAN_MESSAGES = 500
-"""What a scan looks at in one go in the reactor's thread."""
+"""Bytes and messages per step of a scan, which runs in the reactor's thread."""
 
 
 class PartitionReader:
-    """The messages of `topic`, the full name of a partition's topic. Raises StorageFailed and what `PulsarClient.run` does."""
+    """The messages of `topic`, the full name of a partition's topic.
+
+    Raises StorageFailed and what `PulsarClient.run` raises.
+    """
 
     def __init__(
         self,
@@ -45,28 +49,35 @@ class PartitionReader:
         self._newest: IndexEntry | None = None
 
     def add_epoch(self, leader_epoch: int, first_offset: int) -> None:
-        """The leader of that epoch gave out offsets from `first_offset` on. What an earlier one stored from there on is void: nobody was told of it."""
+        """Record that this epoch assigned offsets from `first_offset` on.
+
+        Messages of earlier epochs from there on are void: they were never acknowledged.
+        """
         began = [one for one in self._source.began if one[0] != leader_epoch]
         insort(began, (leader_epoch, first_offset))
         self._source.began = tuple(began[-self._settings.index_marks :])
 
     def appended(self, header: Header, position: Position) -> None:
-        """The message was acknowledged: the newest of the partition."""
+        """Add an acknowledged message, the newest of the partition."""
         self._index.appended(header, position)
         self._newest = index_entry(header, position)
 
     async def first(self) -> StoredMessage | None:
-        """The first message, also one that only marks an offset; None where there is none."""
+        """The first message, which may be a marker; None if there is none."""
         stored = await self._message_search.first()
         if stored:
             self._index.found(stored.header, stored.position)
         return stored
 
     async def last(self, before: Position | None = None) -> StoredMessage | None:
-        """The last message (before that place), also one that only marks an offset; None where there is none.
+        """The last message, or the last before `before`, which may be a marker; None if there is
+        none.
 
-        What a client library sent again may end sooner than what it had sent first: what lies behind the last message was then never
-        acknowledged, and is void once the next leader's beginning was told to `began`. Raises StorageFailed where too much of others comes after it.
+        The client library may resend messages, so that the last one ends at a lower offset than
+        messages sent earlier. Those were never acknowledged, and are void after `add_epoch` for the
+        next leader.
+
+        Raises StorageFailed if too many messages of other writers follow it (`foreign_messages`).
         """
         stored = await self._message_search.last(before)
         if stored:
@@ -76,9 +87,11 @@ class PartitionReader:
         return stored
 
     async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[StoredMessage]:
-        """`PartitionLog.read`, in messages that begin before `end_offset`. Fewer where the rest does not come in `read_timeout_seconds`.
+        """`PartitionLog.read`, as messages that begin before `end_offset`.
 
-        Empty where nothing is there: all was trimmed, or messages of others were passed over until the time was up (the next call goes on).
+        Returns fewer if the rest does not arrive within `read_timeout_seconds`, and none if
+        everything was trimmed or the time passed while skipping messages of other writers. The next
+        call continues there.
         """
         found, _ = await self._read(offset, end_offset, max_bytes)
         return found
@@ -92,9 +105,10 @@ class PartitionReader:
         *,
         since: Callable[[], int] | None = None,
     ) -> int:
-        """Give `visit` the messages from `offset` on in order, until it returns True (stop), or `max_bytes` were looked at; the offset reached.
+        """Call `visit` with the messages from `offset` on, in order; return the offset reached.
 
-        With `since` (ms, asked anew as it goes on) stretches are left out of which it is known that no `max_timestamp` reaches it.
+        Stops when `visit` returns True, or after `max_bytes`. With `since` (milliseconds, called
+        before each step), segments whose messages are all older are skipped.
         """
         reached, looked = offset, 0
         while reached < end_offset and looked < max_bytes:
@@ -120,13 +134,16 @@ class PartitionReader:
     async def at_time(
         self, timestamp: int, start_offset: int, end_offset: int
     ) -> StoredMessage | None:
-        """The first message from `start_offset` on (one that straddles it, too) and before `end_offset` whose `max_timestamp` is at least `timestamp`."""
+        """The first message with a `max_timestamp` of at least `timestamp`.
+
+        Searches from the message that contains `start_offset` to before `end_offset`.
+        """
         found = await self._first_reaching(timestamp, end_offset)
         if found is None or (
             found.header.last_offset >= start_offset and found.header.max_timestamp >= timestamp
         ):
             return found
-        # The time was reached by a message that is gone; later ones may be older than it.
+        # The message that reached this timestamp was deleted; later ones may be older.
         reaching: list[StoredMessage] = []
 
         def visit(stored: StoredMessage) -> bool:
@@ -138,7 +155,10 @@ class PartitionReader:
         return reaching[0] if reaching else None
 
     async def latest(self, start_offset: int, end_offset: int) -> StoredMessage | None:
-        """The first message from `start_offset` on and before `end_offset` that bears the greatest `max_timestamp` there; None where none has one."""
+        """The first message with the greatest `max_timestamp` between the two offsets.
+
+        Returns None if no message has a timestamp.
+        """
         newest = self._newest or await self._newest_index_entry()
         if newest is None or newest.greatest_timestamp < 0:
             return None
@@ -167,8 +187,11 @@ class PartitionReader:
     async def at_byte(
         self, number: int, start_offset: int, end_offset: int
     ) -> StoredMessage | None:
-        """The first message from `start_offset` on (one that straddles it, too) and before `end_offset` that ends behind that byte of the payload
-        that the partition ever had, counted as `Header.bytes_before` is."""
+        """The first message whose last byte lies after payload byte `number` of the partition.
+
+        Bytes are counted like `Header.bytes_before`. Searches from the message that contains
+        `start_offset` to before `end_offset`.
+        """
         found = await self._search(
             (self._index.before_byte(number), self._index.after_byte(number)),
             end_offset,
@@ -183,22 +206,22 @@ class PartitionReader:
         return found
 
     def forget_before(self, offset: int) -> None:
-        """Nothing before `offset` is read any more."""
+        """Drop index entries that are not needed for reads from `offset` on."""
         self._index.forget_before(offset)
 
     async def position_of(self, offset: int) -> Position | None:
-        """Where the message with `offset` is; None where it is not there."""
+        """The position of the message with `offset`; None if it does not exist."""
         found = await self.read(offset, offset + 1, 0)
         return found[0].position if found else None
 
     async def close(self) -> None:
-        """Its readers are closed, those at work when they are done."""
+        """Close the partition's readers; those in use are closed when their read ends."""
         self._cache.forget(self._source)
 
     async def _read(
         self, offset: int, end: int, max_bytes: int, max_messages: int = 1 << 63
     ) -> tuple[list[StoredMessage], bool]:
-        """Messages, and whether there were no more in the topic."""
+        """Messages, and whether the topic has no more."""
         if offset >= end:
             return [], False
         reader = self._cache.take(self._source, offset)
@@ -207,7 +230,7 @@ class PartitionReader:
                 reader, partial(reader.read, offset, end, max_bytes, max_messages)
             )
         if reader is None or (not found and reader.has_reached_end):
-            # One that was kept and has nothing may stand at the end of a ledger that is gone.
+            # A cached reader without messages may be at the end of a ledger that was deleted.
             reader = OpenReader(self._source, await self._reading_position(offset))
             found = await self._cache.use(
                 reader, partial(reader.read, offset, end, max_bytes, max_messages)
@@ -217,7 +240,7 @@ class PartitionReader:
         return found, reader.has_reached_end
 
     async def _reading_position(self, offset: int) -> Position | None:
-        """Where to begin reading for `offset`; None is the beginning of the topic."""
+        """Where to start reading for `offset`; None for the beginning of the topic."""
         low = self._index.floor(offset) or await self._first_index_entry()
         if low is None or low.offset >= offset:
             return low.position if low else None
@@ -229,7 +252,9 @@ class PartitionReader:
         )
 
     async def _first_reaching(self, timestamp: int, end: int) -> StoredMessage | None:
-        """The first message before `end`, of those that are there, up to which the partition had a time of at least `timestamp`."""
+        """The first existing message before `end` with a `greatest_timestamp` of at least
+        `timestamp`.
+        """
         low, high = (
             self._index.before_time(timestamp),
             self._index.at_time(timestamp) or await self._newest_index_entry(),
@@ -250,7 +275,11 @@ class PartitionReader:
         is_before: Callable[[Header | IndexEntry], bool],
         is_it: Callable[[StoredMessage], bool],
     ) -> StoredMessage | None:
-        """The first message before `end` that `is_it`. `is_before` as `MessageSearch.narrow` has it: so from the beginning up to that message or the one before it."""
+        """The first message before `end` for which `is_it` returns True.
+
+        `is_before`, as in `MessageSearch.narrow`, holds for all messages before that one, except
+        perhaps the one directly before it.
+        """
         low, high = (
             around[0] or await self._first_index_entry(),
             around[1] or await self._newest_index_entry(),

@@ -1,6 +1,7 @@
-"""What the store must know of a partition that its messages cannot say: rows of the table `_partitions`, by topic id and index.
+"""Stored state of partitions: rows of the table `_partitions`, keyed by topic id and index.
 
-One row for the partition, and one for each window that compaction has replaced: they change in one put, so they are in one table.
+A partition has one row, and one more for each range that compaction has replaced. They are in one
+table because they change in one put.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from storage.pulsar.compaction.replaced_ranges import ReplacedRange, ReplacedRan
 TABLE = "_partitions"
 
 MAX_EPOCHS = 256
-"""Epochs that are remembered of a partition: each time that its right to write is taken makes one, some six bytes in the row. The oldest go first."""
+"""Leader epochs kept per partition, about six bytes each. Each opening adds one; the oldest are
+dropped.
+"""
 
 Epochs = tuple[tuple[int, int], ...]
 
 
 class FormatRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """From `first_offset` on the topic is written in the format `pulsar`, message 0 having the offset `base`, or, without `base`, in Kafka's."""
+    """The entry format from `first_offset` on.
+
+    `base` is the offset of the message with broker index 0 if the format is `pulsar`, and None for
+    Kafka batches.
+    """
 
     first_offset: int
     base: int | None = None
@@ -36,11 +43,18 @@ class FormatRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PartitionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`start_offset`: the first that may be read, and `start_bytes` the payload that lies before it. `reserved`: no offset from here on was ever
-    given out; where Pulsar has trimmed every message, the partition goes on from it. `epochs`: (leader epoch, its first offset), in order.
-    `format_ranges`: where the format was switched; none for one that has always been Kafka's. `generation` is that of the side topic which
-    compaction writes to, and `written` the payload bytes that were written to it. `trim_offset`: the first offset that the partition's own topic is still
-    needed for, with `trim_bytes` of payload before it; what can be read before it is in windows, and its messages may be deleted.
+    """Row of a partition.
+
+    - `start_offset`, `start_bytes`: the log start offset, and the payload bytes before it.
+    - `reserved`: no offset from here on has been assigned. The partition continues here if Pulsar
+      has trimmed all messages.
+    - `epochs`: pairs of leader epoch and first offset, in order.
+    - `format_ranges`: changes of the entry format; empty if it has always been Kafka's.
+    - `generation`, `written`: generation of the side topic of compaction, and payload bytes written
+      to it.
+    - `trim_offset`, `trim_bytes`: the first offset for which the partition's own topic is needed,
+      and the payload bytes before it. Everything readable before is in replaced ranges, so the
+      messages may be deleted.
     """
 
     start_offset: int = 0
@@ -55,7 +69,7 @@ class PartitionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_native(self) -> bool:
-        """Whether what was written last is."""
+        """Whether the newest range is in the format `pulsar`."""
         return bool(self.format_ranges) and self.format_ranges[-1].is_native
 
 
@@ -70,7 +84,7 @@ def partition_key(topic_id: bytes, partition: int) -> bytes:
 
 
 def decode_row(row: bytes) -> PartitionRow:
-    """Raises msgspec.MsgspecError, which is a ValueError."""
+    """Raises msgspec.MsgspecError, a ValueError."""
     return _DECODER.decode(row)
 
 
@@ -79,14 +93,14 @@ def encode_row(row: PartitionRow) -> bytes:
 
 
 def replaced_range_row(key: bytes, replaced: ReplacedRange) -> tuple[bytes, bytes]:
-    """Key and value of the row for `replaced` in the partition of that key."""
+    """Key and value of the row of a replaced range in the partition with that key."""
     return key + replaced.first.to_bytes(8, "big"), _ENCODER.encode(replaced)
 
 
 class PartitionState:
-    """What is durable of one partition; the same object for all logs that it has one after the other.
+    """The stored state of one partition, shared by all logs that are opened for it in turn.
 
-    `lock` is held by whoever reads, thinks and then changes; a single change takes its own turn.
+    Hold `lock` to read the state, decide, and change it. A single `change` needs no lock.
     """
 
     def __init__(
@@ -102,13 +116,20 @@ class PartitionState:
         self.replaced_ranges = replaced_ranges or ReplacedRanges()
         self.lock = DeferredLock()
         self.producer_released: Deferred[None] = succeed(None)
-        """Fires when the broker has settled all that the last log had under way and let go of its producer, or nobody hears from it any more."""
+        """Fires when the broker has settled the last log's messages and closed its producer, or its
+        connection is lost.
+        """
         self._change_lock = DeferredLock()
         self._uncertain_rows: dict[bytes, bytes | None] = {}
-        """Rows as they should be, of puts that failed and may be stored all the same: the next put says it again."""
+        """Correct values of rows whose put failed but may have been stored; the next put repeats
+        them.
+        """
 
     async def change(self, rows: Mapping[bytes, bytes | None] | None = None, **fields: Any) -> None:
-        """These fields of the row and other `rows`, in one durable step. Raises StorageFailed, Fenced, LogClosed; `row` is then as it was."""
+        """Change fields of the row, and other `rows`, in one atomic put.
+
+        Raises StorageFailed, Fenced, LogClosed; `row` is then unchanged.
+        """
         await self._change_lock.acquire()
         try:
             row = structs.replace(self.row, **fields)
@@ -131,7 +152,7 @@ class PartitionState:
         return {key: current.get(key) for key in keys}
 
     def keys(self) -> list[bytes]:
-        """Of all its rows."""
+        """Keys of all rows of the partition."""
         return [
             self.key,
             *(replaced_range_row(self.key, replaced)[0] for replaced in self.replaced_ranges),
@@ -141,7 +162,10 @@ class PartitionState:
 def load_partitions(
     table: StateTable, rows: Iterable[tuple[bytes, bytes]]
 ) -> dict[bytes, PartitionState]:
-    """The partitions of these rows, by key. Raises ValueError: to go on without what a row says could give out offsets a second time."""
+    """The partitions in these rows, by key.
+
+    Raises ValueError for an invalid row: without it, offsets could be assigned twice.
+    """
     partitions: dict[bytes, PartitionState] = {}
     replaced_ranges: dict[bytes, list[ReplacedRange]] = {}
     for key, row in rows:
@@ -156,7 +180,10 @@ def load_partitions(
 
 
 def add_epoch(epochs: Epochs, epoch: int, first_offset: int, start_offset: int) -> Epochs:
-    """`epochs` when `epoch` begins at `first_offset`: what wrote nothing before it goes, and what ended before `start_offset`."""
+    """`epochs` with `epoch` beginning at `first_offset`.
+
+    Drops epochs that wrote nothing, and epochs that ended before `start_offset`.
+    """
     kept = [one for one in epochs if one[0] < epoch and one[1] < first_offset]
     kept.append((epoch, first_offset))
     while len(kept) > 1 and kept[1][1] <= start_offset:
@@ -165,7 +192,10 @@ def add_epoch(epochs: Epochs, epoch: int, first_offset: int, start_offset: int) 
 
 
 def epoch_end_offset(epochs: Epochs, epoch: int, end_offset: int) -> tuple[int, int]:
-    """`PartitionLog.end_offset_for_epoch`. One older than all that are known ended where they begin (LeaderEpochFileCache.endOffsetFor)."""
+    """`PartitionLog.end_offset_for_epoch`.
+
+    An epoch older than all known ones ends where these begin (LeaderEpochFileCache.endOffsetFor).
+    """
     if epoch < 0 or not epochs or epoch > epochs[-1][0]:
         return -1, -1
     index = bisect_right(epochs, epoch, key=lambda one: one[0])

@@ -116,13 +116,12 @@ class NativeLog:
             for entry in entries:
                 if entry.base_offset != expected or entry.last_offset < expected:
                     raise OffsetOutOfRange(
-                        f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}"
+                        f"append expected at offset {expected}, "
+                        f"got {entry.base_offset} to {entry.last_offset}"
                     )
                 expected = entry.last_offset + 1
             if len(entries) != 1:
-                raise StorageFailed(
-                    "a batch at a time is appended to a topic in the format `pulsar`"
-                )
+                raise StorageFailed("a topic in the format `pulsar` takes one batch per append")
             (entry,) = entries
             pending = PendingAppend(entry.payload, entry.last_offset - entry.base_offset + 1)
             sender.send(pending)
@@ -144,7 +143,8 @@ class NativeLog:
             # Whatever it is that has happened to this topic: no offset may be used twice.
             self.end(
                 Fenced(
-                    f"an entry has offset {entry.base_offset}, and the partition ended at {self._end_offset}"
+                    f"an entry has offset {entry.base_offset}, below the log end offset "
+                    f"{self._end_offset}"
                 )
             )
             return
@@ -175,7 +175,7 @@ class NativeLog:
             raise self._failure
         if not self._start_offset <= offset <= self._end_offset:
             raise OffsetOutOfRange(
-                f"offset {offset} is not within {self._start_offset} to {self._end_offset}"
+                f"offset {offset} is outside {self._start_offset} to {self._end_offset}"
             )
 
     async def _update_start_offset(self) -> None:
@@ -222,7 +222,9 @@ class NativeLog:
         if self._failure is not None:
             raise self._failure
         if offset > self._end_offset:
-            raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self._end_offset}")
+            raise OffsetOutOfRange(
+                f"offset {offset} is beyond the log end offset {self._end_offset}"
+            )
         if offset > self._start_offset:
             await self.partition.change(start_offset=offset)
             self._start_offset = max(self._start_offset, offset)
@@ -246,7 +248,9 @@ class NativeLog:
 
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
         """Compaction is Pulsar's own there, and leaves what it was made from. Raises StorageFailed."""
-        raise StorageFailed("what native clients share is compacted by Pulsar, not by the gateway")
+        raise StorageFailed(
+            "topics in the format `pulsar` are compacted by Pulsar, not by the gateway"
+        )
 
     async def reclaim(self) -> None:
         """Nothing waits to be freed."""
@@ -265,7 +269,7 @@ class NativeLog:
             try:
                 on_change()
             except Exception:
-                logger.exception("a watcher of a log raised, which is a bug")
+                logger.exception("bug: a watcher of a log raised")
 
     def _writable(self) -> NativeSender:
         if self._failure is not None:

@@ -278,7 +278,7 @@ async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_sto
         # The old one has heard nothing of it yet, and may have been away for long.
         ticks = time.clock_gettime
         monkeypatch.setattr(time, "clock_gettime", lambda clock: ticks(clock) + 2 * STALL_SECONDS)
-        with pytest.raises(Fenced, match="another process has taken the store"):
+        with pytest.raises(Fenced, match="another process has taken over the store"):
             await old.log("orders", 0)
         await log.append([entry(1)])
         assert (log.has_ended, await new.log("orders", 0) is log) == (False, True)
