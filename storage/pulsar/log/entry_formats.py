@@ -83,7 +83,7 @@ class PulsarLogOpener:
         def over(current: PulsarPartitionLog, error: StorageError) -> None:
             for range_reader in range_readers:
                 Deferred.fromCoroutine(range_reader.close()).addErrback(
-                    lambda failure: log.debug("closing readers: %s", failure.value)
+                    lambda failure: log.debug("closing readers failed: %s", failure.value)
                 )
             on_end(made[0] if made else current, error)
 

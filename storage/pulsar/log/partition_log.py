@@ -297,7 +297,7 @@ class PulsarLog:
         producer is closed.
         """
         return self._append_queue.end(
-            LogClosed("the log is closed: its topic was deleted or the store was closed")
+            LogClosed("the log was closed: its topic was deleted or the store is closing")
         )
 
     async def position_of(self, offset: int) -> Position | None:

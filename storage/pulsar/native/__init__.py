@@ -1,1 +1,1 @@
-"""The entry format `pulsar`: topics that native Pulsar clients read and write (decision 017)."""
+"""The entry format `pulsar`: topics that are shared with native Pulsar clients (decision 017)."""

@@ -1,4 +1,7 @@
-"""Finding an entry of a topic by what only the broker knows of it: its index, its time. By bisection over all entries, a peek at each step."""
+"""Finds entries of a topic by values that only the broker knows: index and publish time.
+
+Bisects over all entries and peeks at one entry per step, through the admin API.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,20 @@ from storage.pulsar.admin.admin_api import InternalStats, NotFound, PeekedEntry,
 from storage.pulsar.log.offset_index import Position
 
 NO_INDEX_MESSAGE = (
-    "the brokers give entries of {topic} no index: the entry format `pulsar` needs "
-    "brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor in broker.conf, "
-    "and counts from the first entry that was written with it"
+    "the brokers assign no index to entries of {topic}: the entry format `pulsar` needs "
+    "brokerEntryMetadataInterceptors="
+    "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor in broker.conf; "
+    "entries written without it are not served"
 )
 
 
 class EntryNumbering:
-    """The entries of a topic's ledgers, numbered from 0 in their order."""
+    """The entries of a topic, numbered from 0 across its ledgers."""
 
     def __init__(self, stats: InternalStats) -> None:
         counts = [ledger.entries for ledger in stats.ledgers]
         if counts:
-            # Of the one still written to the list says 0.
+            # The broker reports 0 entries for the ledger being written to.
             counts[-1] = stats.current_ledger_entries or counts[-1]
         self._ledgers = [ledger.ledger_id for ledger in stats.ledgers]
         self._ends = list(accumulate(counts))
@@ -32,12 +36,12 @@ class EntryNumbering:
         return self._ends[-1] if self._ends else 0
 
     def position(self, number: int) -> Position:
-        """Of the entry of that number, which is there."""
+        """The position of the entry with that number, which must be below `len`."""
         ledger = bisect_right(self._ends, number)
         return Position(self._ledgers[ledger], number - (self._ends[ledger - 1] if ledger else 0))
 
     def number(self, position: Position) -> int:
-        """Of the first entry at or behind `position`; `len` where there is none."""
+        """The number of the first entry at or after `position`; `len` if there is none."""
         for ledger, end in zip(self._ledgers, self._ends, strict=True):
             if ledger == position.ledger_id:
                 begin = end - self._size(ledger)
@@ -62,7 +66,7 @@ class EntryFinder:
         return EntryNumbering(await self._admin.internal_stats(self.topic))
 
     async def sizes(self) -> tuple[list[tuple[int, int]], int]:
-        """Bytes of each ledger in their order, and of all together."""
+        """Bytes of each ledger in order, and in total."""
         stats = await self._admin.internal_stats(self.topic)
         sizes = [(ledger.ledger_id, ledger.size) for ledger in stats.ledgers]
         if sizes:
@@ -70,16 +74,19 @@ class EntryFinder:
         return sizes, stats.total_size
 
     async def last(self) -> Position | None:
-        """Of the last entry; None where there is none."""
+        """The position of the last entry; None if there is none."""
         last = await self._admin.last_message_id(self.topic)
         return Position(last.ledger_id, last.entry_id) if last.entry_id >= 0 else None
 
     async def peek(self, position: Position) -> PeekedEntry:
-        """Raises Missing for one that was trimmed."""
+        """Raises NotFound if the entry was trimmed."""
         return await self._admin.peek(self.topic, position)
 
     async def index_of(self, position: Position) -> int:
-        """The index of an entry's last message. Raises StorageFailed where brokers give none, Missing."""
+        """The broker index of an entry's last message.
+
+        Raises NotFound, and StorageFailed if the brokers assign no index.
+        """
         peeked = await self.peek(position)
         if peeked.index < 0:
             raise StorageFailed(NO_INDEX_MESSAGE.format(topic=self.topic))
@@ -92,9 +99,10 @@ class EntryFinder:
         begin: int = 0,
         end: int | None = None,
     ) -> tuple[Position, PeekedEntry] | None:
-        """The first entry from number `begin` to before `end` for which `is_reached`, which holds for all behind it, too; None where it holds for none.
+        """The first entry, by number from `begin` to before `end`, for which `is_reached` holds.
 
-        One that was trimmed meanwhile is not reached.
+        `is_reached` must hold for all later entries too. Returns None if it holds for none. Entries
+        that were trimmed meanwhile count as not reached.
         """
         found = None
         end = len(entries) if end is None else end

@@ -1,8 +1,12 @@
-"""Where a message is, and its offset: pulsar-client does not show the broker's index of an entry, so entries are counted from one whose index is known.
+"""Positions of messages, and their broker index.
 
-The index counts messages: an entry's is that of its last one, and the next entry of the same ledger goes on from there. Each chunk of a chunked
-message takes one; a reader shows the message at its last chunk. Some entries are shown to no reader (markers of transactions, what was aborted), so
-whatever does not follow at once is asked for.
+pulsar-client does not show the broker's index of an entry. It is counted from an entry whose index
+is known: an entry has the index of its last message, and the next entry of the same ledger
+continues from there. Each chunk of a chunked message takes one index; a reader delivers the message
+at its last chunk.
+
+Some entries are never delivered to readers (transaction markers, aborted messages). The index of an
+entry that does not directly follow the previous one is therefore read from the broker.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ START = Position(-1, -1)
 
 
 class MessageLocation(NamedTuple):
-    """Of one message: its entry (the last chunk's, if it has several), its number in it and how many that has, and the first chunk's entry."""
+    """The entry of a message (of its last chunk, if chunked), its number in the entry, the number
+    of messages in the entry, and the entry of the first chunk.
+    """
 
     position: Position
     number: int = 0
@@ -31,15 +37,15 @@ class MessageLocation(NamedTuple):
 
 
 def parse_message_id(message_id: bytes) -> MessageLocation:
-    """The place that a serialized message id (Pulsar's MessageIdData) tells. Raises StorageFailed for another kind of bytes.
+    """The location in a serialized message id (Pulsar's MessageIdData). Raises StorageFailed.
 
-    The id's own attributes leave out how many messages the entry has.
+    The attributes of pulsar-client's message id lack the number of messages in the entry.
     """
     fields = _parse_fields(message_id)
     ledger, entry = fields.get(_LEDGER), fields.get(_ENTRY)
     first_chunk = fields.get(_FIRST_CHUNK)
     if not isinstance(ledger, int) or not isinstance(entry, int):
-        raise StorageFailed("pulsar-client gave a message id that names no entry")
+        raise StorageFailed("pulsar-client returned a message id without an entry")
     count, index = fields.get(_BATCH_SIZE, 0), fields.get(_BATCH_INDEX, 0)
     first = parse_message_id(first_chunk).position if isinstance(first_chunk, bytes) else None
     if (
@@ -53,7 +59,11 @@ def parse_message_id(message_id: bytes) -> MessageLocation:
 
 
 class MessageIdParser:
-    """The places of one message after another. Of an entry's messages only the first id is taken apart, which costs as much as all the rest."""
+    """Locations of consecutive messages.
+
+    Serialized ids are parsed only for the first message of an entry, because parsing costs as much
+    as all other work per message.
+    """
 
     __slots__ = ("_last",)
 
@@ -61,7 +71,6 @@ class MessageIdParser:
         self._last = MessageLocation(START)
 
     def parse(self, message_id: Any) -> MessageLocation:
-        """Raises StorageFailed."""
         number = message_id.batch_index()
         last = self._last
         if (
@@ -77,7 +86,7 @@ class MessageIdParser:
 
 
 class IndexCounter:
-    """Gives the index of one entry after another, in their order."""
+    """Counts the index of consecutive entries."""
 
     __slots__ = ("_index", "_position")
 
@@ -86,11 +95,13 @@ class IndexCounter:
         self._index = -1
 
     def anchor(self, position: Position, last_index: int) -> None:
-        """The index of that entry is known."""
+        """Set the index of an entry that the broker reported."""
         self._position, self._index = position, last_index
 
     def next(self, location: MessageLocation) -> int | None:
-        """The index of the last message of the entry at `location`; None where it must be asked for, and told by `anchor`."""
+        """The index of the last message in the entry; None if it must be read and set with
+        `anchor`.
+        """
         ledger, entry = self._position
         if location.position != (ledger, entry + 1) or location.first_chunk is not None:
             return None
@@ -100,34 +111,39 @@ class IndexCounter:
 
 
 class EntryAssembler:
-    """Messages, one by one, become entries: whole ones, each once. After a reconnect a reader may show again what it has shown before."""
+    """Collects messages into complete entries, each once.
+
+    After a reconnect a reader may deliver messages again.
+    """
 
     __slots__ = ("_found", "_position", "last_complete")
 
     def __init__(self, after: Position = START) -> None:
-        #: The last entry that came.
+        #: The last complete entry.
         self.last_complete = after
         self._position = after
         self._found: list[Any] = []
 
     def add(self, location: MessageLocation, message: Callable[[], Any]) -> list[Any] | None:
-        """The messages of the entry that this one makes whole, or None. `message` is called where it is wanted.
+        """The messages of the entry that this message completes, or None.
 
-        Raises StorageFailed where an entry came in part: then the offsets of what is missing cannot be told apart.
+        `message` is called if the message is needed. Raises StorageFailed if a message of an entry
+        is missing, because the offsets of the others would be ambiguous.
         """
         if location.position <= self.last_complete:
             return None
         if location.position != self._position:
             if self._found:
                 raise StorageFailed(
-                    f"of the messages of entry {self._position} only {len(self._found)} came"
+                    f"entry {self._position} is incomplete: received {len(self._found)} messages"
                 )
             self._position = location.position
         if location.number < len(self._found):
             return None
         if location.number > len(self._found):
             raise StorageFailed(
-                f"a message of entry {location.position} came before the {location.number - len(self._found)} in front of it"
+                f"entry {location.position} is incomplete: received message {location.number}, "
+                f"expected {len(self._found)}"
             )
         self._found.append(message())
         if not location.is_last:
@@ -142,7 +158,7 @@ _VARINT, _BYTES = 0, 2
 
 
 def _parse_fields(message: bytes) -> dict[int, int | bytes]:
-    """The fields of a protobuf message by their number, of those with varints and bytes; the last of each."""
+    """Varint and bytes fields of a protobuf message by number; the last value of each."""
     fields: dict[int, int | bytes] = {}
     at = 0
     while at < len(message):
@@ -152,10 +168,10 @@ def _parse_fields(message: bytes) -> dict[int, int | bytes]:
             fields[tag >> 3] = message[at : at + number]
             at += number
         elif tag & 7 == _VARINT:
-            # Negative numbers are written as their two's complement in 64 bits.
+            # Negative numbers are encoded as 64-bit two's complement.
             fields[tag >> 3] = number - (1 << 64) if number >> 63 else number
         else:
-            raise StorageFailed("pulsar-client gave a message id of an unknown kind")
+            raise StorageFailed("pulsar-client returned a message id of unknown format")
     return fields
 
 
@@ -168,4 +184,4 @@ def _parse_varint(message: bytes, at: int) -> tuple[int, int]:
         at += 1
         if message[at - 1] < 0x80:
             return value, at
-    raise StorageFailed("pulsar-client gave a message id that is cut short")
+    raise StorageFailed("pulsar-client returned a truncated message id")

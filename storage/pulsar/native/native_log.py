@@ -1,4 +1,6 @@
-"""A partition that native Pulsar clients share: a `PartitionLog` whose offsets the broker gives out (decision 017)."""
+"""`PartitionLog` on a topic shared with native clients; the broker assigns offsets (decision
+017).
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,17 @@ from storage.tail import CachedTail, TailCache
 logger = logging.getLogger(__name__)
 
 FIRST_PROVISIONAL_OFFSET = 1 << 62
-"""Appends in flight are told apart by numbers from here on: no offset of a real record."""
+"""Appends in flight have provisional offsets from here on, which no record ever reaches."""
 
 SCAN_BYTES = 1 << 20
-"""Looked through at a time for a timestamp."""
+"""Bytes per read in a search by timestamp."""
 
 
 class LatestTimestampSearch:
-    """The entry with the greatest timestamp. What was looked through once is not looked through again, unless the entry was deleted."""
+    """Finds the entry with the greatest timestamp.
+
+    Entries are scanned once, and again only if the found entry was deleted.
+    """
 
     def __init__(self) -> None:
         self._entry: Entry | None = None
@@ -37,7 +42,7 @@ class LatestTimestampSearch:
     async def find(
         self, start_offset: int, scan: Callable[[int, Callable[[Entry], bool]], Awaitable[object]]
     ) -> Entry | None:
-        """`scan` shows entries from an offset on."""
+        """`scan` calls a function with the entries from an offset on."""
         if self._entry is None or self._entry.last_offset < start_offset:
             self._entry, self._reached = None, start_offset
 
@@ -53,7 +58,7 @@ class LatestTimestampSearch:
 
 @dataclass(frozen=True, slots=True)
 class NativeLogBounds:
-    """What was found when the log was opened."""
+    """Offsets and size of a log when it was opened."""
 
     native_entries: NativeEntries
     first_offset: int
@@ -62,7 +67,11 @@ class NativeLogBounds:
 
 
 class NativeLog:
-    """Made by `native_opening.open_log`. Nobody is kept from writing: there is one leader epoch, the last that the partition had before."""
+    """Created by `native_opener.open_native_log`.
+
+    Other writers are not fenced. There is one leader epoch, the last one from before the topic was
+    switched to this format.
+    """
 
     def __init__(
         self,
@@ -109,7 +118,10 @@ class NativeLog:
         return self._size
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[int | None]:
-        """`PartitionLog.append` of a log that assigns offsets. Each entry is stored whole or not at all, several of them are not one step."""
+        """`PartitionLog.append` of a log that assigns offsets.
+
+        Each entry is stored atomically, but several entries are not one atomic step.
+        """
         expected = self._next_offset
         try:
             sender = self._writable()
@@ -140,7 +152,7 @@ class NativeLog:
 
     def _on_entry(self, position: Position, entry: Entry) -> None:
         if entry.base_offset < self._end_offset:
-            # Whatever it is that has happened to this topic: no offset may be used twice.
+            # No offset may be used twice, whatever happened to the topic.
             self.end(
                 Fenced(
                     f"an entry has offset {entry.base_offset}, below the log end offset "
@@ -154,19 +166,17 @@ class NativeLog:
         self._size += len(entry.payload)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
-        """`PartitionLog.read`."""
         resident = self.read_resident(offset, max_bytes)
         if resident is not None:
             return resident
         found = await self._native_entries.read(offset, max_bytes)
         if not found or found[0].base_offset > offset:
             await self._update_start_offset()
-        # Deleted meanwhile, perhaps.
+        # The entries may have been deleted during the read.
         self._check_offset(offset)
         return found
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
-        """`PartitionLog.read_resident`."""
         self._check_offset(offset)
         return [] if offset == self._end_offset else self._resident.read(offset, max_bytes)
 
@@ -179,7 +189,7 @@ class NativeLog:
             )
 
     async def _update_start_offset(self) -> None:
-        """Take notice of what Pulsar's own retention has deleted from the front."""
+        """Move the log start past messages that Pulsar's own retention has deleted."""
         first = await self._native_entries.first_offset()
         start = self._end_offset if first is None else min(first, self._end_offset)
         if start > self._start_offset:
@@ -187,7 +197,10 @@ class NativeLog:
             self._notify_watchers()
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
-        """`PartitionLog.entry_for_time`, of records that were not written more than an hour before their own time."""
+        """`PartitionLog.entry_for_time`.
+
+        Does not find records that were published more than an hour before their own timestamp.
+        """
         offset = await self._native_entries.offset_for_publish_time(timestamp)
         return (
             None
@@ -196,11 +209,10 @@ class NativeLog:
         )
 
     async def latest_by_time(self) -> Entry | None:
-        """`PartitionLog.latest_by_time`."""
         return await self._latest_timestamp.find(self._start_offset, self._scan)
 
     async def _scan(self, offset: int, is_enough: Callable[[Entry], bool]) -> Entry | None:
-        """The first entry from `offset` on of which `is_enough` says so."""
+        """The first entry from `offset` on for which `is_enough` returns True."""
         while offset < self._end_offset:
             found = await self.read(max(offset, self._start_offset), SCAN_BYTES)
             for entry in found:
@@ -212,13 +224,12 @@ class NativeLog:
         return None
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        """`PartitionLog.end_offset_for_epoch`."""
         return epoch_end_offset(
             self.partition.row.epochs or ((0, 0),), leader_epoch, self._end_offset
         )
 
     async def delete_before(self, offset: int) -> int:
-        """`PartitionLog.delete_before`. Pulsar frees the space when its own retention allows it."""
+        """`PartitionLog.delete_before`. Pulsar frees the space according to its own retention."""
         if self._failure is not None:
             raise self._failure
         if offset > self._end_offset:
@@ -232,7 +243,10 @@ class NativeLog:
         return self._start_offset
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
-        """`PartitionLog.retain`, by whole ledgers where it goes by bytes; what Pulsar itself has deleted goes, too."""
+        """`PartitionLog.retain`; by size, whole ledgers are deleted.
+
+        Also moves the log start past messages that Pulsar has deleted.
+        """
         await self._update_start_offset()
         start = self._start_offset
         if since is not None and start < self._end_offset:
@@ -247,20 +261,21 @@ class NativeLog:
         return False
 
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
-        """Compaction is Pulsar's own there, and leaves what it was made from. Raises StorageFailed."""
+        """Not supported: Pulsar compacts these topics, and keeps the original messages.
+
+        Raises StorageFailed.
+        """
         raise StorageFailed(
             "topics in the format `pulsar` are compacted by Pulsar, not by the gateway"
         )
 
     async def reclaim(self) -> None:
-        """Nothing waits to be freed."""
+        """Nothing to do: no entries are replaced here."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """`PartitionLog.watch`."""
         self._watchers.append(on_change)
 
     def unwatch(self, on_change: Callable[[], None]) -> None:
-        """`PartitionLog.unwatch`."""
         if on_change in self._watchers:
             self._watchers.remove(on_change)
 
@@ -279,15 +294,19 @@ class NativeLog:
 
     @property
     def has_ended(self) -> bool:
-        """Nothing can be done with it any more."""
+        """Whether the log was fenced, closed, or failed; every call then raises."""
         return self._failure is not None
 
     def end(self, error: StorageError) -> Deferred[None]:
-        """The log is finished: every call fails from here on, and what is in flight with it. Fires when nothing of it is left in the library."""
+        """End the log: fail appends in flight and all later calls.
+
+        Fires when the client library has released the producer and the readers.
+        """
         if self._failure is not None:
             return succeed(None)
         self._failure = error
-        # A new one: what the old one still has in the tail's queue must not make entries of its successor leave early.
+        # Start a new cached tail. The tail cache still has references to the old one; they must not
+        # evict entries of the new one.
         self._resident.clear()
         self._resident = CachedTail()
         self.tail_entries.end(error)
@@ -306,23 +325,28 @@ class NativeLog:
         await self._native_entries.close()
 
     def close(self) -> Deferred[None]:
-        """The store is closing, or the topic was deleted."""
-        return self.end(LogClosed("the log is closed"))
+        """Close the log because the topic was deleted or the store is closing."""
+        return self.end(
+            LogClosed("the log was closed: its topic was deleted or the store is closing")
+        )
 
     async def idle(self) -> None:
-        """Returns when nothing is in flight."""
+        """Return when no append is in flight."""
         if self.tail_entries.in_flight and self._failure is None:
             result: Deferred[None] = Deferred()
             self._idle.append(result)
             await result
 
     async def store_end_offset(self) -> None:
-        """Where the partition ends, for the day when Pulsar has deleted all of it. Raises StorageError."""
+        """Set the reserved offset to the end offset, needed once Pulsar has deleted all messages.
+
+        Raises StorageError.
+        """
         if self._failure is None and self.partition.row.reserved != self._end_offset:
             await self.partition.change(reserved=self._end_offset)
 
     async def position_of(self, offset: int) -> Position | None:
-        """Where in Pulsar's topic the entry with `offset` is."""
+        """The position in Pulsar's topic of the entry with `offset`."""
         return await self._native_entries.position_of(offset)
 
     def _notify_idle(self) -> None:
@@ -332,7 +356,7 @@ class NativeLog:
 
 
 def _uncancelled(told: Deferred[int]) -> Deferred[int]:
-    """Whoever waits may give up; the append goes on."""
+    """A copy of `told` for the caller, who may cancel it without affecting the append."""
     mine: Deferred[int] = Deferred()
 
     def tell(result: Any) -> None:

@@ -1,4 +1,6 @@
-"""A log of the format `pulsar` is opened: where it begins and ends is asked of the broker, and then its tail is followed."""
+"""Opens a log in the format `pulsar`: reads its start and end from the broker, then follows its
+tail.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,14 @@ async def open_native_log(
     on_end: Callable[[NativeLog, StorageError], None],
     format_range: FormatRange,
 ) -> NativeLog:
-    """The log of the topic of that full name, which begins with `format_range`. Raises StorageFailed where the brokers keep no index, and what making readers and producers raises.
+    """Open the log of the topic with that full name, whose newest range is `format_range`.
 
-    A batch that the log before has given up may still be on its way to the bookies; the broker does not let go of its producer before that is settled.
-    Read earlier, the end would be before it, and a retry be stored a second time.
+    Raises StorageFailed if the brokers assign no index, and what creating readers and producers
+    raises.
+
+    Waits until the broker has closed the previous log's producer. A batch whose append failed may
+    still be on its way to the bookies; if the end offset were read before that is settled, a retry
+    could be stored twice.
     """
     await partition.producer_released
     epochs = partition.row.epochs
@@ -55,7 +61,7 @@ async def open_native_log(
     )
 
     def lost(error: StorageError) -> None:
-        log.end(Fenced(f"what was written to the topic cannot be followed: {error}"))
+        log.end(Fenced(f"reading the topic's tail failed: {error}"))
 
     log.tail = TailReader(
         session, topic, batch_format, native_entries.last, log.tail_entries.add, lost
@@ -75,7 +81,8 @@ async def _find_bounds(
     _, size = await native_entries.finder.sizes()
     last = await native_entries.finder.last()
     if last is None:
-        # What Pulsar has deleted wholly is no reason to begin at 0 again: the first message that comes will tell.
+        # Pulsar has deleted all messages. Offsets do not restart at 0; the next message shows its
+        # own.
         known = max(first, partition.row.reserved, partition.row.start_offset)
         return NativeLogBounds(native_entries, known, known, size)
     end_offset = native_entries.base + await native_entries.finder.index_of(last) + 1

@@ -1,4 +1,4 @@
-"""Reading native messages: what the client library shows, message by message, as whole entries packed for consumers."""
+"""Reads native messages and packs them into one record batch per entry."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ from storage.pulsar.native.message_offsets import (
 from storage.pulsar.native.record_messages import MessageFields, record_from_message
 
 CHUNK_LOOKBACK = 20
-"""A chunked message is shown to those alone who read from its first chunk on: reading begins so many entries before what is wanted."""
+"""Entries by which a read starts earlier. A chunked message is delivered only to readers that start
+at or before its first chunk.
+"""
 
 MESSAGE_WAIT_MS = 2000
-"""So long a reader waits for a message that must be there, before it is asked whether it is; and once more so long if it says so."""
+"""Time to wait for a message that must exist. After that the reader asks the broker whether there
+are more, and waits once more if so.
+"""
 
 
 class PackedEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry, packed, but for its offset. `location` is that of its last message."""
+    """One entry as a record batch without offsets. `location` is that of its last message."""
 
     location: MessageLocation
     payload: bytearray
@@ -36,8 +40,12 @@ class PackedEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 def message_fields(message: pulsar.Message) -> MessageFields:
-    """What a client shows of a message. Text that is none (Pulsar's protocol does not allow it) makes the library fail, field by field."""
-    # The wrapper adds a call to each field.
+    """The fields of a message.
+
+    The library raises for each text field that is not UTF-8, which Pulsar's protocol does not
+    allow.
+    """
+    # Calling the inner object avoids one Python call per field.
     raw = message._message
     content = None if raw.has_null_value() else raw.data()
     ordering_key: bytes | None
@@ -66,7 +74,7 @@ def message_fields(message: pulsar.Message) -> MessageFields:
 def pack_entry(
     batch_format: BatchFormat, location: MessageLocation, messages: Sequence[MessageFields]
 ) -> PackedEntry:
-    """The messages of one entry as a batch."""
+    """The messages of one entry as a record batch."""
     found = [record_from_message(message) for message in messages]
     batch = PlainBatch([record for record, _ in found], found[0][1])
     return PackedEntry(
@@ -75,12 +83,14 @@ def pack_entry(
 
 
 def reading_start(position: Position) -> pulsar.MessageId:
-    """Where to begin reading so that a chunked message which ends at `position`, or a little behind it, is shown."""
+    """Where to start reading so that a chunked message ending at or shortly after `position` is
+    delivered.
+    """
     return pulsar.MessageId(-1, position.ledger_id, max(0, position.entry_id - CHUNK_LOOKBACK), -1)
 
 
 class NativeReader:
-    """Reads a topic's entries from `position` on. All of it blocks, for one thread at a time."""
+    """Reads a topic's entries from `position` on. Blocking; used by one thread at a time."""
 
     def __init__(
         self,
@@ -100,9 +110,10 @@ class NativeReader:
         self._reader: Any = None
 
     def read(self, max_bytes: int, last: Position) -> list[PackedEntry]:
-        """Entries up to and including the one at `last`, until they have `max_bytes`; at least one, where there is one. Raises StorageFailed.
+        """Entries up to and including the one at `last`, until they exceed `max_bytes`.
 
-        What goes beyond `max_bytes` is given all the same: it is not read again.
+        Returns at least one, if there is one. The last entry is returned even if it exceeds
+        `max_bytes`, because it would not be read again. Raises StorageFailed.
         """
         if self._reader is None:
             self._reader = self._session.reader(
@@ -115,7 +126,7 @@ class NativeReader:
                 message = self._reader.read_next(MESSAGE_WAIT_MS)
             except pulsar.Timeout:
                 if was_quiet or not self._reader.has_message_available():
-                    # Behind what it has shown lie entries that are shown to nobody, which count as available.
+                    # The remaining entries are never delivered, but count as available.
                     break
                 was_quiet = True
                 continue
@@ -135,4 +146,4 @@ class NativeReader:
             try:
                 reader.close()
             except pulsar.PulsarException as error:
-                raise StorageFailed(f"a reader did not close: {type(error).__name__}") from error
+                raise StorageFailed(f"closing a reader failed: {type(error).__name__}") from error

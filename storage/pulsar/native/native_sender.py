@@ -1,4 +1,6 @@
-"""The producer's side of a native log: batches taken apart in a thread, one after the other, each sent as one entry of Pulsar's."""
+"""Sends appends of a native log: unpacks batches in a thread, in order, and sends each as one
+entry.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,20 @@ from storage.pulsar.native.record_messages import MessageFields, message_from_re
 log = logging.getLogger(__name__)
 
 UNLIMITED = 1 << 30
-"""Bytes, messages and milliseconds within which the library must not end a batch by itself: each is ended when all of its records are in it."""
+"""The library must not end a batch by size (bytes), count or delay (milliseconds): a batch is
+flushed when all of its records are in it.
+"""
 
 
 FIRST_POSITION = Position(0, 0)
 
 
 class UnreadableBatch(StorageError):
-    """The payload holds no records that could be taken apart. It was not stored, and never will be."""
+    """The records in the payload cannot be unpacked. Nothing was stored; a retry fails again."""
 
 
 class PendingAppend:
-    """One batch on its way: who waits for it, and where it came to lie."""
+    """One batch in flight; `location` is set when it is acknowledged."""
 
     __slots__ = ("is_released", "location", "payload", "records", "result")
 
@@ -56,7 +60,9 @@ class PendingAppend:
 
 
 def build_message(fields: MessageFields) -> Any:
-    """The library's message. Its wrapper takes an ordering key as text only, and Kafka's keys are bytes."""
+    """The library's message. Its Python wrapper accepts only text as ordering key; Kafka's keys are
+    bytes.
+    """
     builder = _pulsar.MessageBuilder()
     if fields.content is None:
         builder.set_null_value()
@@ -74,7 +80,10 @@ def build_message(fields: MessageFields) -> Any:
 
 
 async def open_producer(session: PulsarClient, topic: str) -> Any:
-    """One that lets others write, too. What it sends is compressed, so that what Kafka's producers packed well still fits into one message."""
+    """A shared producer, which does not fence others.
+
+    Compression lets a batch that a Kafka producer compressed well still fit into one message.
+    """
     return await session.run(
         lambda: session.producer(
             topic,
@@ -89,7 +98,11 @@ async def open_producer(session: PulsarClient, topic: str) -> Any:
 
 
 class NativeSender:
-    """Sends to one partition. `on_stored` is told of each batch that was acknowledged, in their order, and `on_end` once why it is over."""
+    """Sends to one partition.
+
+    `on_stored` receives each acknowledged batch, in order. `on_end` is called once, with the
+    reason, when the sender ends.
+    """
 
     def __init__(
         self,
@@ -113,15 +126,17 @@ class NativeSender:
         self.has_ended = False
 
     def send(self, pending: PendingAppend) -> None:
-        """Behind all that was sent before. Raises EntryTooLarge, and StorageFailed where too much is in flight."""
+        """Queue a batch. Raises EntryTooLarge, and StorageFailed if too much is in flight."""
         limit = self._session.settings.queue_operations
         if pending.records > limit:
             raise EntryTooLarge(
-                f"{pending.records} records in one batch, and at most {limit} may be in flight (queue_operations)"
+                f"the batch has {pending.records} records, more than the {limit} that may be in "
+                "flight (queue_operations)"
             )
         if self._records + pending.records > limit:
             raise StorageFailed(
-                f"{self._records} records wait for Pulsar already (queue_operations={limit}): try again later"
+                f"{self._records} records are in flight to Pulsar (queue_operations={limit}): "
+                "retry later"
             )
         self._room.reserve(pending.cost)
         self._records += pending.records
@@ -130,11 +145,11 @@ class NativeSender:
         if not self._is_sending:
             self._is_sending = True
             self._session.run(self._send_queued).addErrback(
-                lambda failure: self.end(Fenced(f"a batch was not sent: {failure.value}"))
+                lambda failure: self.end(Fenced(f"sending a batch failed: {failure.value}"))
             )
 
     def _send_queued(self) -> None:
-        """In a thread, and in one at a time: what is queued is sent in its order."""
+        """Send the queued batches in order. Runs in a thread, one at a time."""
         while True:
             try:
                 pending = self._queue.popleft()
@@ -147,7 +162,7 @@ class NativeSender:
         self._is_sending = bool(self._queue)
         if self._is_sending:
             self._session.run(self._send_queued).addErrback(
-                lambda failure: self.end(Fenced(f"a batch was not sent: {failure.value}"))
+                lambda failure: self.end(Fenced(f"sending a batch failed: {failure.value}"))
             )
 
     def _send_batch(self, pending: PendingAppend) -> None:
@@ -158,7 +173,7 @@ class NativeSender:
                 partial(
                     self._finish,
                     pending,
-                    UnreadableBatch(f"the batch cannot be taken apart: {error}"),
+                    UnreadableBatch(f"the batch cannot be unpacked: {error}"),
                 )
             )
             return
@@ -180,25 +195,27 @@ class NativeSender:
     def _acknowledged(
         self, pending: PendingAppend, records: int, result: Any, message_id: Any
     ) -> None:
-        """The library's callback for the last record, in its thread. Nothing may be raised here."""
+        """The library's callback for the last record, called in its thread. Must not raise."""
         keep_thread_state()
         failure: StorageError | None = None
         try:
             if result == pulsar.Result.MessageTooBig:
                 failure = EntryTooLarge(
-                    f"{len(pending.payload)} bytes of records, taken apart, are more than a broker takes in one message"
+                    f"a batch of {len(pending.payload)} bytes exceeds, once unpacked, "
+                    "the broker's largest message"
                 )
             elif result != pulsar.Result.Ok:
                 failure = error_for_result(result.name)
             else:
                 pending.location = parse_message_id(message_id.serialize())
                 if pending.location.position < FIRST_POSITION:
-                    # Pulsar's deduplication knew it again when the library sent it a second time, and does not say where the first lies.
-                    failure = Fenced("a batch is stored, and Pulsar does not say where")
+                    # Pulsar's deduplication dropped a batch that the library had resent; the
+                    # acknowledgement does not say where the first copy is.
+                    failure = Fenced("a batch is stored, but Pulsar did not return its position")
                 elif pending.location.messages != records:
-                    failure = Fenced("pulsar-client has sent a batch in several pieces")
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
-            failure = Fenced(f"an acknowledgement could not be understood: {error}")
+                    failure = Fenced("pulsar-client split a batch into several entries")
+        except Exception as error:  # noqa: BLE001 - reported to the caller
+            failure = Fenced(f"invalid acknowledgement: {error}")
         self._session.reactor_calls.post(partial(self._finish, pending, failure))
 
     def _finish(self, pending: PendingAppend, failure: StorageError | None) -> None:
@@ -206,7 +223,7 @@ class NativeSender:
         if self.has_ended:
             return
         if failure is None and self._in_flight[0] is not pending:
-            failure = Fenced("Pulsar acknowledged batches out of their order")
+            failure = Fenced("Pulsar acknowledged batches out of order")
         if isinstance(failure, Fenced | LogClosed):
             self.end(failure)
             return
@@ -223,7 +240,9 @@ class NativeSender:
             self._records -= pending.records
 
     def end(self, error: StorageError) -> Deferred[None]:
-        """Nothing is sent any more, and what became of what is in flight is unknown. Fires when the producer is gone."""
+        """Stop sending. The outcome of batches in flight is unknown. Fires when the producer is
+        closed.
+        """
         if self.has_ended:
             return succeed(None)
         self.has_ended = True
@@ -235,7 +254,7 @@ class NativeSender:
             try:
                 self._producer.close()
             except pulsar.PulsarException as failure:
-                log.debug("closing a producer: %s", type(failure).__name__)
+                log.debug("closing a producer failed: %s", type(failure).__name__)
 
         def release_all(_: Any) -> None:
             for pending in left:
@@ -253,4 +272,4 @@ class NativeSender:
 
 
 def _ignore(*_: object) -> None:
-    """Of a batch the last record's answer is everybody's."""
+    """Only the callback of a batch's last record matters."""

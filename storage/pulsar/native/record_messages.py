@@ -1,14 +1,20 @@
-"""A record as a Pulsar message and back: what the entry format `pulsar` is, one message per record, at home with native producers and consumers.
+"""Converts records to Pulsar messages and back: the entry format `pulsar`, one message per record.
 
-The mapping is KoP's (PulsarEntryFormatter and ByteBufUtils): key <-> partition key and ordering key, headers <-> properties, timestamp <-> event
-time. Where KoP loses something, the message bears one property more, `kopgate.record`; a record that needs none looks like any native message:
+The mapping is KoP's (PulsarEntryFormatter and ByteBufUtils): key <-> partition key and ordering
+key, headers <-> properties, timestamp <-> event time. Where KoP loses information, the message has
+an additional property, `kopgate.record`. A record that does not need it looks like any native
+message.
 
-- A key that is text is the partition key. Another is the partition key in base64 and the ordering key as it is, as from KoP, and the mark says so.
-  Pulsar's clients do not tell an empty key from none: the mark does.
-- A header is a property. One that is null or no text, one whose name comes twice or is no text, and an order other than that of the names, which
-  is what clients show of properties, are in the mark; the property then shows base64 in place of bytes.
-- A timestamp of 0, which is none to Pulsar, is in the mark. A record without one, or with a negative one, is read with its publish time, as in KoP.
-- The first record of a batch says whose sequence it bears, so that a retry is recognised by whoever reads the log.
+- A key that is UTF-8 becomes the partition key. Any other key is stored as the ordering key and, in
+  base64, as the partition key, as by KoP; `kopgate.record` says so. It also marks empty keys, which
+  Pulsar's clients do not distinguish from missing ones.
+- A header becomes a property. `kopgate.record` has the headers if one has a null value or a value
+  or name that is not UTF-8, if a name occurs twice, or if they are not in the order of their names,
+  in which clients return properties. The property then has base64 in place of bytes.
+- A timestamp of 0, which means none in Pulsar, is in `kopgate.record`. A record without a
+  timestamp, or with a negative one, is read with its publish time, as by KoP.
+- The first record of a batch has the producer's sequence, so that a retry is recognized after the
+  log is read again.
 """
 
 from __future__ import annotations
@@ -26,17 +32,20 @@ from storage.pulsar.log.entry_messages import ENTRY_FORMAT, HEADER
 DETAILS_PROPERTY = "kopgate.record"
 
 RESERVED_PROPERTIES = frozenset((DETAILS_PROPERTY, HEADER, ENTRY_FORMAT))
-"""Properties that say what a message is: a header of that name is in the mark only, or a producer could pass a record off as something else."""
+"""Properties with a meaning for the store. A header with such a name is stored only in
+`kopgate.record`; otherwise a producer could forge these properties.
+"""
 
 NO_EVENT_TIME = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFields:
-    """The fields of a Pulsar message as clients give and show them.
+    """The fields of a Pulsar message as clients see them.
 
-    `content` None is a null value. A key is empty where there is none; `partition_key` or `ordering_key` None is one that a client cannot show,
-    not being UTF-8, and so are `properties`. Times are in milliseconds, `event_time` NO_EVENT_TIME where there is none.
+    `content` is None for a null value. A missing key is empty; `partition_key`, `ordering_key` or
+    `properties` is None if a client cannot decode it as UTF-8. Times are in milliseconds;
+    `event_time` is NO_EVENT_TIME if there is none.
     """
 
     content: bytes | None
@@ -51,10 +60,11 @@ _Headers = list[list[str | int | None]]
 
 
 class RecordDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the other fields of the message do not say, in JSON.
+    """The property `kopgate.record`, in JSON: what the other fields of the message cannot hold.
 
-    `key`: EMPTY, or BASE64 where the partition key is that. `headers`, all of them in their order, each one of: [name], its value being in the
-    property of that name; [name, base64 or null]; [name in base64, base64 or null, 1].
+    `key` is EMPTY, or BASE64 if the partition key is in base64. `headers` has all headers in order,
+    each as one of: [name], with the value in the property of that name; [name, base64 or null];
+    [name in base64, base64 or null, 1].
     """
 
     key: str | None = None
@@ -72,7 +82,7 @@ _DECODER = msgspec.json.Decoder(RecordDetails)
 def message_from_record(
     record: PlainRecord, sequence: ProducerSequence | None = None
 ) -> MessageFields:
-    """The message of a record; `sequence` where it is the first of a batch that has one."""
+    """The message for a record; `sequence` is given for the first record of an idempotent batch."""
     partition_key, ordering_key, key_mark = "", b"", None
     if record.key is not None:
         text = _decode_text(record.key)
@@ -97,7 +107,9 @@ def message_from_record(
 
 
 def record_from_message(fields: MessageFields) -> tuple[PlainRecord, ProducerSequence | None]:
-    """The record of a message, whoever wrote it. Never raises: what is no mark of ours counts as a property like others."""
+    """The record in a message of any writer. Never raises: an invalid `kopgate.record` is treated
+    like any other property.
+    """
     properties = fields.properties or {}
     mark = _parse_details(properties)
     headers = None if mark is None else _headers_from_details(mark, properties)
@@ -114,12 +126,12 @@ def record_from_message(fields: MessageFields) -> tuple[PlainRecord, ProducerSeq
 def _properties(
     headers: tuple[tuple[bytes, bytes | None], ...],
 ) -> tuple[dict[str, str], _Headers | None]:
-    """The properties that stand for the headers, and what of the mark is needed to have them back."""
+    """The properties for the headers, and the headers for `kopgate.record` if it is needed."""
     if not headers:
         return {}, None
     properties: dict[str, str] = {}
     exact: _Headers = []
-    # The last of those that share a name is the one that the property shows: the one that Kafka's lastHeader gives.
+    # Of headers that share a name, the last one becomes the property, as in Kafka's lastHeader.
     last = {name: index for index, (name, _) in enumerate(headers)}
     for index, (name, value) in enumerate(headers):
         name_text = _decode_text(name)
@@ -133,7 +145,7 @@ def _properties(
         exact.append(
             [name_text] if is_shown and value_text is not None else [name_text, _base64(value)]
         )
-    # Strings compare as their UTF-8 does, and clients hand properties out in the order of that.
+    # Python compares strings in the order of their UTF-8 bytes, as clients sort properties.
     is_plain = all(len(one) == 1 for one in exact) and all(
         str(a[0]) < str(b[0]) for a, b in pairwise(exact)
     )
@@ -165,7 +177,7 @@ def _is_valid(sequence: ProducerSequence) -> bool:
 def _headers_from_details(
     mark: RecordDetails, properties: Mapping[str, str]
 ) -> tuple[tuple[bytes, bytes | None], ...] | None:
-    """None where the mark is not one of ours."""
+    """None if the details do not match the properties."""
     if mark.headers is None:
         return tuple(
             [
@@ -198,11 +210,11 @@ def _key(fields: MessageFields, mark: RecordDetails) -> bytes | None:
         return b""
     partition_key, ordering_key = fields.partition_key, fields.ordering_key
     if mark.key == BASE64 or ordering_key is None:
-        # Of one that the client cannot show, KoP has put the base64 beside it.
+        # KoP stores the base64 of a key that the client cannot decode in the partition key.
         decoded = _from_base64(partition_key or "")
         if decoded is not None:
             return decoded
-    # KoP reads the ordering key first.
+    # KoP prefers the ordering key.
     return ordering_key or (partition_key or "").encode() or None
 
 

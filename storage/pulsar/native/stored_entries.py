@@ -1,4 +1,4 @@
-"""What is stored of a partition in the format `pulsar`: entries found by offset and time, and read in order."""
+"""Stored entries of a partition in the format `pulsar`: found by offset and time, read in order."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from storage.pulsar.native.message_offsets import START, IndexCounter
 from storage.pulsar.native.native_reader import NativeReader, PackedEntry
 
 MAX_CACHED_CURSORS = 4
-"""Of one partition, for consumers that read on: more of them behind its end, at different places, are rare."""
+"""Cached readers per partition, for sequential consumers behind the cached tail."""
 
 MAX_CLOCK_SKEW_MS = 3_600_000
-"""So far ahead of the broker's a producer's clock may be: a record is not looked for in what was published longer before its own time."""
+"""How far a producer's clock may be ahead of the broker's. Searches by timestamp skip entries that
+were published longer before that timestamp.
+"""
 
 READER_QUEUE_MESSAGES = (8, 1000)
-"""A reader's queue has at least and at most so many; in between it is `reader_queue_bytes` by the average message."""
+"""Smallest and largest prefetch of a reader; between them it is `reader_queue_bytes` divided by the
+average message size.
+"""
 
 
 @dataclass(eq=False, slots=True)
 class ReadCursor:
-    """A reader, how its entries are counted, and those that it has read but nobody has taken; who reads on comes with `next_offset`."""
+    """A reader with its index counter and the entries read ahead; `next_offset` is where it
+    continues.
+    """
 
     reader: NativeReader
     counter: IndexCounter = field(default_factory=IndexCounter)
@@ -34,7 +40,7 @@ class ReadCursor:
     next_offset: int = -1
 
     def take(self, max_bytes: int) -> list[Entry]:
-        """As many as fit, at least one where there is one."""
+        """As many entries as fit, and at least one, if there is one."""
         found: list[Entry] = []
         while self.buffered and (not found or len(self.buffered[0].payload) <= max_bytes):
             found.append(self.buffered.popleft())
@@ -44,7 +50,11 @@ class ReadCursor:
 
 
 class NativeEntries:
-    """`base` is the offset of the message with index 0. `last` is the last entry that is known, and grows with the tail."""
+    """Reads and searches entries.
+
+    `base` is the offset of the message with index 0. `last` is the position of the last known entry
+    and is updated by the log's tail.
+    """
 
     def __init__(
         self,
@@ -72,14 +82,14 @@ class NativeEntries:
         return self.stamp(packed, index)
 
     def stamp(self, packed: PackedEntry, index: int) -> Entry:
-        """The entry whose last message has that index."""
+        """The entry, given the index of its last message."""
         last = self.base + index
         first = last - packed.location.messages + 1
         self.batch_format.stamp(packed.payload, first, self.leader_epoch)
         return Entry(first, last, packed.max_timestamp, packed.payload)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
-        """Entries up to `last` that end at or behind `offset`, as `PartitionLog.read` gives them."""
+        """`PartitionLog.read` of entries up to `last`."""
         cursor = self._cursor_at(offset) or await self._open(offset)
         if cursor is None:
             return []
@@ -98,7 +108,7 @@ class NativeEntries:
         return found
 
     async def _read_on(self, cursor: ReadCursor, offset: int, max_bytes: int) -> bool:
-        """Whether there was anything to read."""
+        """Read more entries into the cursor; returns whether there were any."""
         last = self.last
         packed_entries = await self.session.run(lambda: cursor.reader.read(max(max_bytes, 1), last))
         for packed in packed_entries:
@@ -108,12 +118,14 @@ class NativeEntries:
         return bool(packed_entries)
 
     async def position_of(self, offset: int) -> Position | None:
-        """Of the entry that holds `offset`."""
+        """The position of the entry with `offset`."""
         found = await self._find(offset)
         return found and found[0]
 
     async def offset_for_publish_time(self, timestamp: int) -> int | None:
-        """The offset from which on there may be records as young as `timestamp`; None where there are none."""
+        """The first offset at which records with `timestamp` or later are possible; None if there
+        are none.
+        """
         entries = await self.finder.entries()
         found = await self.finder.first(
             entries, lambda one: one.publish_time >= timestamp - MAX_CLOCK_SKEW_MS
@@ -121,7 +133,7 @@ class NativeEntries:
         return None if found is None else self._first_offset(found[1])
 
     async def first_offset(self) -> int | None:
-        """Of the first entry that is still there and has an index; None where there is none."""
+        """The first offset of the first existing entry with an index; None if there is none."""
         entries = await self.finder.entries()
         if not len(entries):
             return None
@@ -135,8 +147,11 @@ class NativeEntries:
         return None if peeked is None else self._first_offset(peeked)
 
     async def offset_for_bytes(self, at_most_bytes: int) -> int | None:
-        """The offset of the first ledger that must stay so that at least so many bytes do; None where all must. Ledgers are to Pulsar what segments
-        are to Kafka."""
+        """The first offset of the oldest ledger to keep so that at least `at_most_bytes` remain.
+
+        Returns None if all ledgers must be kept. Whole ledgers are deleted, as Kafka deletes whole
+        segments.
+        """
         ledgers, size = await self.finder.sizes()
         entries = await self.finder.entries()
         last_deletable = None

@@ -1,4 +1,7 @@
-"""What the tail of a topic brings, in the reactor's thread: entries get their offsets, and own batches are known again by where they lie."""
+"""Processes new entries of a topic in the reactor's thread.
+
+Assigns offsets, and matches the log's own batches by position to complete their appends.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,17 @@ from storage.pulsar.native.stored_entries import NativeEntries
 logger = logging.getLogger(__name__)
 
 INDEX_ATTEMPTS, INDEX_RETRY_SECONDS = 10, 1.0
-"""So often, and so far apart, an entry's index is asked for before the log gives up: while a broker starts, its admin API may come after its topics."""
+"""Attempts and their interval to read an entry's index before the log ends. While a broker starts,
+its admin API may be available later than its topics.
+"""
 
 
 class TailEntries:
-    """`on_entry` is told of every entry, in order; `on_pause` when there is no other at once, before the appends that came to lie among them are
-    told their offset; `on_failure` once why it cannot go on."""
+    """Queue of entries from the tail reader.
+
+    `on_entry` receives each entry, in order. `on_pause` is called when the queue is empty, before
+    the appends among those entries are completed. `on_failure` is called once if processing fails.
+    """
 
     def __init__(
         self,
@@ -42,13 +50,14 @@ class TailEntries:
         self._queue: deque[PackedEntry] = deque()
         self._is_processing = False
         self._has_ended = False
-        # Of own batches: acknowledged and not yet arrived; and what has arrived while one was in flight, which may be it.
+        # Own batches that were acknowledged but have not been read yet, and entries read while a
+        # batch was in flight, which may turn out to be that batch.
         self._acknowledged: dict[Position, PendingAppend] = {}
         self._received: dict[Position, int] = {}
         self._completed: list[tuple[PendingAppend, int]] = []
-        #: Called for each entry that has been dealt with.
+        #: Called for each entry after it was processed.
         self.release: Callable[[PackedEntry], None] = lambda packed: None
-        #: How many own batches are in flight.
+        #: Number of own batches in flight.
         self.in_flight = 0
 
     def add(self, packed: PackedEntry) -> None:
@@ -58,7 +67,7 @@ class TailEntries:
             Deferred.fromCoroutine(self._process()).addErrback(self._failed)
 
     def append_acknowledged(self, pending: PendingAppend) -> None:
-        """An own batch is stored; whoever appended it is told once it has arrived."""
+        """An own batch is stored; its append completes when the batch has been read."""
         assert pending.location
         base_offset = self._received.pop(pending.location.position, None)
         if base_offset is None:
@@ -67,13 +76,17 @@ class TailEntries:
             pending.result.callback(base_offset)
 
     def append_finished(self) -> None:
-        """One own batch less is in flight."""
+        """An append has completed or failed."""
         self.in_flight -= 1
         if not self.in_flight:
             self._received.clear()
 
     def end(self, error: StorageError) -> None:
-        """Nothing more is dealt with; what was acknowledged and has not arrived is lost to view. What has arrived is stored, and told so."""
+        """Stop processing.
+
+        Appends that were acknowledged but not read fail with `error`; those that were read
+        complete.
+        """
         self._has_ended = True
         self._queue.clear()
         self._complete_appends()
@@ -87,7 +100,7 @@ class TailEntries:
             packed = self._queue[0]
             entry = await self._assign_offsets(packed)
             if not self._queue:
-                # The log has ended meanwhile.
+                # The log ended meanwhile.
                 return
             self._queue.popleft()
             self.release(packed)
@@ -119,7 +132,9 @@ class TailEntries:
                 raise
             except StorageFailed as error:
                 logger.warning(
-                    "%s: an entry's index is asked for again: %s", self._stored.finder.topic, error
+                    "index of an entry not read, retrying topic=%s error=%s",
+                    self._stored.finder.topic,
+                    error,
                 )
                 await self._stored.session.pause(INDEX_RETRY_SECONDS)
         return await self._stored.assign_offsets(self._counter, packed)
@@ -128,8 +143,8 @@ class TailEntries:
         error = failure.value
         if not isinstance(error, StorageError):
             logger.error(
-                "entries of %s could not be taken in, which is a bug",
+                "bug: processing entries of %s failed",
                 self._stored.finder.topic,
                 exc_info=error,
             )
-        self._on_failure(Fenced(f"what was written to the topic cannot be followed: {error}"))
+        self._on_failure(Fenced(f"reading the topic's tail failed: {error}"))

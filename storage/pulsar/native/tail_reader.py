@@ -1,4 +1,4 @@
-"""The end of a topic that others write to as well: a reader that hears of every message as soon as it is stored."""
+"""Follows the end of a topic with other writers: a reader that receives each new message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from storage.pulsar.native.native_reader import (
 
 
 class ByteGate:
-    """Bytes on their way from the library's thread to the reactor's: who brings more than there may be waits."""
+    """Limits the bytes in flight from the library's thread to the reactor's; blocks above the
+    limit.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -32,7 +34,7 @@ class ByteGate:
         self._is_open = True
 
     def acquire(self, size: int) -> bool:
-        """False when closed. What is larger than the limit enters alone."""
+        """Returns False if closed. An entry larger than the limit is admitted alone."""
         with self._changed:
             self._changed.wait_for(
                 lambda: not self._is_open or not self._held or self._held + size <= self._limit
@@ -52,7 +54,10 @@ class ByteGate:
 
 
 class TailReader:
-    """Tells `on_entry` of every entry behind `after`, in order, and `on_failure` once why it cannot. `release` is to be called for each when dealt with."""
+    """Passes each entry after `after` to `on_entry`, in order.
+
+    Calls `on_failure` once if it cannot continue. Call `release` for each entry that was processed.
+    """
 
     def __init__(
         self,
@@ -82,7 +87,7 @@ class TailReader:
         )
 
     def _on_message(self, reader: Any, message: pulsar.Message) -> None:
-        """In the library's thread. Nothing may be raised here."""
+        """Called in the library's thread. Must not raise."""
         if self._is_closed:
             return
         try:
@@ -91,12 +96,12 @@ class TailReader:
             if entry is None:
                 return
             packed = pack_entry(self._format, location, entry)
-        except Exception as error:  # noqa: BLE001 - whatever it is, this log can go on no more
+        except Exception as error:  # noqa: BLE001 - any failure ends the log
             self._is_closed = True
             failure = (
                 error
                 if isinstance(error, StorageError)
-                else StorageFailed(f"an entry could not be read: {error!r}")
+                else StorageFailed(f"reading an entry failed: {error!r}")
             )
             self._session.reactor_calls.post(partial(self._on_failure, failure))
             return
@@ -117,5 +122,5 @@ class TailReader:
 def _close(reader: Any) -> None:
     try:
         reader.close()
-    except pulsar.PulsarException:  # it was gone already
+    except pulsar.PulsarException:  # closed already
         return
