@@ -154,7 +154,7 @@ def _conditions(options: argparse.Namespace) -> str:
 
 def _write(out: Path, comparisons: list[Comparison], said: str) -> None:
     """Write the table into the file and the chart beside it."""
-    title = "CPU seconds of kopgate for one of Kafka's, per GiB of record values"
+    title = "CPU time of kopgate divided by Kafka's, per GiB of record values"
     chart = out.with_suffix(".svg")
     text = out.read_text() if out.exists() else "# Benchmarks\n\n"
     out.parent.mkdir(parents=True, exist_ok=True)
