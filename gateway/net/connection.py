@@ -18,7 +18,7 @@ from gateway.broker import Broker
 from gateway.coroutines import call_later
 from gateway.net.flow_control import ConnectionFlow, LoginBudget, MemoryBudget
 from gateway.net.framing import FrameSplitter
-from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection, no_delay
+from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection, acknowledge, no_delay
 from gateway.protocol.dispatch import Dispatch
 from gateway.protocol.errors import Refused
 from gateway.protocol.session import LoginSession
@@ -180,6 +180,9 @@ class KafkaConnection(Protocol):
             call_later(self._clock, delay_ms / 1000, self._start_closing)
         else:
             self._start_closing()
+
+    def acknowledge(self) -> None:
+        acknowledge(self.transport)
 
     def abort(self) -> None:
         if not self._is_closed:

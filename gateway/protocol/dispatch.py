@@ -61,6 +61,10 @@ class ReplyTransport(Protocol):
         """Send these bytes, in order, after all earlier ones."""
         ...
 
+    def acknowledge(self) -> None:
+        """Send the TCP acknowledgement of the bytes received so far, if it is still due."""
+        ...
+
     def request_close(self, delay_ms: int = 0) -> None:
         """Close once everything written has left, `delay_ms` from now."""
         ...
@@ -239,6 +243,7 @@ class Dispatch:
         if request.cancel is not None and request.api_key != ApiKey.PRODUCE:
             self._is_waiting_reported = True
             self._flow.set_waiting(request.size)
+            self._transport.acknowledge()
 
     async def _serve(self, frame: bytearray, request: _InFlightRequest) -> Any:
         """The reply, or `DelayedReply`. What it becomes on the wire stands in `request.route`; without a route it is buffers already."""

@@ -76,6 +76,7 @@ class Client:
     ) -> None:
         self.written: list[bytes] = []
         self.writes = 0
+        self.acknowledgements = 0
         self.closed_after_ms: list[int] = []
         self.is_aborted = False
         self.is_read = True
@@ -132,6 +133,9 @@ class Client:
     def write(self, buffers: list[Any]) -> None:
         self.writes += 1
         self.written += [bytes(buffer) for buffer in buffers]
+
+    def acknowledge(self) -> None:
+        self.acknowledgements += 1
 
     def request_close(self, delay_ms: int = 0) -> None:
         self.closed_after_ms.append(delay_ms)

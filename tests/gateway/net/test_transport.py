@@ -24,7 +24,14 @@ from auth.tls import TlsContextFactory, TlsFiles
 from gateway.net import transport
 from gateway.net.flow_control import OutgoingBytes
 from gateway.net.listeners import TlsListener
-from gateway.net.transport import MAX_UNSENT_BYTES, SEND_BUFFERS, Port, TcpConnection, no_delay
+from gateway.net.transport import (
+    MAX_UNSENT_BYTES,
+    SEND_BUFFERS,
+    Port,
+    TcpConnection,
+    acknowledge,
+    no_delay,
+)
 from tests.certificates import Authority
 from tests.contract.waiting import settle
 
@@ -146,6 +153,16 @@ async def read_to_the_end(client):
     except ConnectionResetError:
         return got
     pytest.fail("the connection ended in good order")
+
+
+@pytest.mark.parametrize("port", ["bench", "secure"])
+@ensureDeferred
+async def test_acknowledge_ends_the_delay_of_tcp_acknowledgements(request, port):
+    _, peer = await request.getfixturevalue(port).connect()
+    connection = peer.transport
+    connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+    acknowledge(connection)
+    assert connection.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 1
 
 
 def pattern(size):

@@ -164,6 +164,17 @@ def test_replies_that_are_ready_are_written_before_a_fetch_starts(client, behind
     assert len(client.hears()) == 3
 
 
+def test_a_request_that_waits_is_acknowledged_at_once(client, behind):
+    behind.waits(b"f1")
+    client.says(bare(TAGGED, 0, b"f1", 1))
+    assert (client.written, client.acknowledgements) == ([], 1)
+
+
+def test_a_request_that_is_answered_at_once_needs_no_acknowledgement(client):
+    client.says(other(b"m1"))
+    assert client.acknowledgements == 0
+
+
 def test_requests_are_served_one_at_a_time(client, behind):
     first = behind.waits(b"m1")
     client.says(other(b"m1"), other(b"m2"))
