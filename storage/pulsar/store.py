@@ -69,16 +69,16 @@ class PulsarStore:
         self._reactor = reactor
         self._session = PulsarClient(settings, reactor)
         self._admin = PulsarAdmin(settings, reactor)
-        self._catalogue = TopicCatalog(settings, self._admin, reactor)
+        self._catalog = TopicCatalog(settings, self._admin, reactor)
         self._cache = ReaderCache(self._session, settings.readers)
         self._tail = TailCache(settings.tail_bytes)
         self._side_topics = SideTopics(self._session, self._admin, settings)
-        self._room = InFlightLimit(settings.queue_bytes, settings.queue_operations)
+        self._in_flight_limit = InFlightLimit(settings.queue_bytes, settings.queue_operations)
         self._log_opener = PulsarLogOpener(
             self._session,
             self._admin,
             self._cache,
-            self._room,
+            self._in_flight_limit,
             self._tail,
             self._side_topics,
             self,
@@ -94,13 +94,13 @@ class PulsarStore:
         self._mirror = CursorMirror(self._admin, self._cursor_position, reactor, settings)
         self._trimming = DeferredLock()
         self._is_open = False
-        self._standstills = ProcessStalls(reactor)
+        self._stalls = ProcessStalls(reactor)
         self._confirming: SingleFlightCache[int, None] = SingleFlightCache()
         self._logs_taken = self._suspicions_when_confirmed = 0
         """Logs taken by other processes, and `_suspicions` when the lock was last confirmed."""
         self._deleting: set[str] = set()
         """Names of the topics that this process is deleting."""
-        self._catalogue.watch(self._topics_changed)
+        self._catalog.watch(self._topics_changed)
 
     async def open(self) -> None:
         """`Store.open`. If it fails, everything opened so far is closed."""
@@ -111,9 +111,9 @@ class PulsarStore:
             self._session.message_bytes = (
                 await largest_message(self._admin) or self._session.message_bytes
             )
-            self._standstills.start()
+            self._stalls.start()
             await self._lock.take(self.settings.node, self.settings.takeover)
-            await self._catalogue.open()
+            await self._catalog.open()
             self._rows = await self._open_table(TABLE)
             self._partitions = await self._load(self._rows)
         except BaseException:
@@ -167,10 +167,10 @@ class PulsarStore:
             logger.warning("end offset not stored topic=%s error=%s", log.topic, error)
 
     async def _release(self) -> None:
-        self._standstills.stop()
+        self._stalls.stop()
         for table in self._tables.created.values():
             await self._within(Deferred.fromCoroutine(table.close()))
-        self._catalogue.close()
+        self._catalog.close()
         await self._within(Deferred.fromCoroutine(self._cache.close()))
         await self._within(Deferred.fromCoroutine(self._lock.release()))
         await self._within(Deferred.fromCoroutine(self._admin.close()))
@@ -206,13 +206,13 @@ class PulsarStore:
 
     @property
     def topics(self) -> Mapping[str, Topic]:
-        return self._catalogue.topics
+        return self._catalog.topics
 
     def watch_topics(self, on_change: Callable[[], None]) -> None:
-        self._catalogue.watch(on_change)
+        self._catalog.watch(on_change)
 
     def canonical(self, name: str) -> str:
-        return self._catalogue.canonical(name)
+        return self._catalog.canonical(name)
 
     def note_committed(self, group: str, topic: str, partition: int, offset: int) -> None:
         if self.settings.mirror_cursors:
@@ -240,14 +240,14 @@ class PulsarStore:
 
     async def create_topic(self, topic: Topic) -> None:
         self._check_open()
-        await self._catalogue.create(topic)
+        await self._catalog.create(topic)
 
     async def alter_topic(self, topic: Topic) -> None:
         """`Store.alter_topic`. Logs whose entry format changed are closed; the next `log` reopens
         them.
         """
         self._check_open()
-        await self._catalogue.alter(topic)
+        await self._catalog.alter(topic)
         self._topics_changed()
 
     async def delete_topic(self, name: str) -> None:
@@ -271,7 +271,7 @@ class PulsarStore:
             if topic is None or topic.topic_id != expected.topic_id:
                 raise UnknownTopic(f"topic {name} was deleted by another client")
             await self._close_logs(name)
-            await self._catalogue.delete(name)
+            await self._catalog.delete(name)
         finally:
             self._deleting.discard(name)
         await self._close_logs(name)
@@ -358,7 +358,7 @@ class PulsarStore:
 
     async def log(self, topic: str, partition: int) -> PulsarPartitionLog:
         self._check_open()
-        full_name = self._catalogue.full_name(topic, partition)
+        full_name = self._catalog.full_name(topic, partition)
 
         def make() -> Deferred[PulsarPartitionLog]:
             return Deferred.fromCoroutine(self._open_log(topic, partition, full_name))
@@ -381,7 +381,7 @@ class PulsarStore:
                 lambda log, error: self._log_ended(name, index, log, error),
             )
         except UnknownTopic:
-            await self._catalogue.reload(name)
+            await self._catalog.reload(name)
             raise
         topic = self.topics.get(name)
         if not self._is_open or topic is None or partition_key(topic.topic_id, index) != key:
@@ -394,7 +394,7 @@ class PulsarStore:
         return log
 
     def _entry_format(self, name: str) -> str:
-        return self._catalogue.entry_format(name) or self.settings.entry_format
+        return self._catalog.entry_format(name) or self.settings.entry_format
 
     def _log_ended(
         self, name: str, index: int, log: PulsarPartitionLog, error: StorageError
@@ -412,14 +412,14 @@ class PulsarStore:
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
         """`TopicTrimmer.can_trim`."""
-        return await self._catalogue.can_trim(topic, keep)
+        return await self._catalog.can_trim(topic, keep)
 
     async def trim(self, topic: str, keep: Position) -> None:
         """`TopicTrimmer.trim`."""
         await self._trimming.acquire()
         try:
             self._check_open()
-            await self._catalogue.trim(topic, keep, self._lock.confirm)
+            await self._catalog.trim(topic, keep, self._lock.confirm)
         finally:
             self._trimming.release()
 
@@ -431,7 +431,7 @@ class PulsarStore:
         return self._suspicions() > self._suspicions_when_confirmed or not self._lock.is_held
 
     def _suspicions(self) -> int:
-        return self._logs_taken + self._standstills.count()
+        return self._logs_taken + self._stalls.count()
 
     async def confirm_held(self) -> None:
         """`Store.confirm_held`.

@@ -41,13 +41,13 @@ class Overlay:
         self, ranges: ReplacedRanges, offset: int, end: int, max_bytes: int
     ) -> list[Entry]:
         found: list[Entry] = []
-        room = max_bytes
-        while offset < end and (room >= 0 or not found):
+        remaining = max_bytes
+        while offset < end and (remaining >= 0 or not found):
             replaced = ranges.containing(offset)
             if replaced:
                 some, reached = await self.entries_in(replaced), replaced.last + 1
             else:
-                some, reached = await self._between(ranges, offset, end, max(room, 1))
+                some, reached = await self._between(ranges, offset, end, max(remaining, 1))
                 if reached == offset:
                     break
             kept = limit_entries(
@@ -56,7 +56,7 @@ class Overlay:
             if len(kept) < len(found) + sum(entry.last_offset >= offset for entry in some):
                 return kept
             found, offset = kept, reached
-            room = max_bytes - sum(len(entry.payload) for entry in found)
+            remaining = max_bytes - sum(len(entry.payload) for entry in found)
         return found
 
     async def _between(

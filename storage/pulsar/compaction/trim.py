@@ -58,7 +58,7 @@ class RetentionTrimmer:
         self._admin = admin
         self._pause = pause
         self._settings = settings
-        self._raised: dict[str, float] = {}
+        self._restored_at: dict[str, float] = {}
         """When a topic's retention was raised again, of those that have the subscription still."""
 
     async def refusal(self, found: PulsarTopic) -> str:
@@ -78,7 +78,7 @@ class RetentionTrimmer:
 
     async def begin(self, found: PulsarTopic) -> PulsarTopic:
         """Say that it is under way, and which policies will be set."""
-        self._raised.pop(found.full_name, None)
+        self._restored_at.pop(found.full_name, None)
         if found.is_retention_lowered:
             return found
         policies = (
@@ -92,7 +92,7 @@ class RetentionTrimmer:
         await self._admin.put(f"{found.path}/properties", {RETENTION: lowered})
         return replace(found, retention=lowered)
 
-    async def guard(self, found: PulsarTopic, topic: str, keep: Position) -> None:
+    async def protect(self, found: PulsarTopic, topic: str, keep: Position) -> None:
         """From here on nothing goes of `topic`, a partition, from `keep` on, and of the others nothing at all, whatever the retention."""
         for policy in _protective_policies(found):
             if policy == TIME_TO_LIVE:
@@ -104,12 +104,14 @@ class RetentionTrimmer:
         with suppress(Conflict):
             await self._admin.put(f"{found.path}/subscription/{CURSOR}", EARLIEST)
 
-        async def stand(partition: str) -> None:
-            await self._stand(partition, keep if partition == topic else None)
+        async def move_subscription(partition: str) -> None:
+            await self._move_subscription(partition, keep if partition == topic else None)
 
-        await for_each(_partition_topics(found), stand, self._settings.admin_connections)
+        await for_each(
+            _partition_topics(found), move_subscription, self._settings.admin_connections
+        )
 
-    async def _stand(self, topic: str, keep: Position | None) -> None:
+    async def _move_subscription(self, topic: str, keep: Position | None) -> None:
         """The subscription stands before `keep`, or before everything; it is looked at whether it does."""
         subscription = f"{path_of(topic)}/subscription/{CURSOR}"
         with suppress(Conflict):
@@ -148,21 +150,21 @@ class RetentionTrimmer:
             await self._pause(TRIM_RETRY_SECONDS)
         log.warning("%s: Pulsar keeps ledgers that nobody needs; it is tried again", topic)
 
-    def is_raised(self, found: PulsarTopic) -> bool:
+    def is_restored(self, found: PulsarTopic) -> bool:
         """Whether this process has given it its retention again, and it may be lowered once more."""
-        return found.full_name in self._raised
+        return found.full_name in self._restored_at
 
     def forget(self, found: PulsarTopic) -> None:
         """The topic is gone."""
-        self._raised.pop(found.full_name, None)
+        self._restored_at.pop(found.full_name, None)
 
     async def end(self, found: PulsarTopic, retention: Retention) -> bool:
         """The topic was given that retention again: take away what has protected it meanwhile, if it is time. Whether that is done."""
-        since = self._raised.setdefault(found.full_name, clock_seconds())
+        since = self._restored_at.setdefault(found.full_name, clock_seconds())
         if clock_seconds() - since < self._settings.settling_seconds:
             return False
         if await self._admin.get(f"{found.path}/retention", Retention) != retention:
-            self._raised[found.full_name] = clock_seconds()
+            self._restored_at[found.full_name] = clock_seconds()
             return False
         with suppress(NotFound):
             await self._admin.delete(f"{found.path}/subscription/{CURSOR}")

@@ -68,18 +68,18 @@ class AppendQueue:
     def __init__(
         self,
         opened: OpenedPartition,
-        room: InFlightLimit,
+        in_flight_limit: InFlightLimit,
         on_stored: Callable[[list[InFlightMessage]], None],
         on_end: Callable[[StorageError, list[InFlightMessage]], None],
     ) -> None:
         self._opened = opened
         self._partition = opened.partition
         self._settings = opened.session.settings
-        self._room = room
+        self._in_flight_limit = in_flight_limit
         self._on_stored = on_stored
         self._on_end = on_end
         self._producer = ExclusiveProducer(
-            opened.session, opened.producer, room, self._acknowledged, self._ended
+            opened.session, opened.producer, in_flight_limit, self._acknowledged, self._ended
         )
         self.next = self._sent_end = opened.end
         self.end_reason: StorageError | None = None
@@ -172,7 +172,7 @@ class AppendQueue:
         )
 
     def _enqueue(self, sent: InFlightMessage) -> None:
-        self._room.reserve(sent.cost)
+        self._in_flight_limit.reserve(sent.cost)
         self.next = sent.end
         if self._pending or not self.has_stored_epoch or not self._is_reserved(sent.end.offset):
             self._pending.append(sent)
@@ -285,7 +285,7 @@ class AppendQueue:
         pending, self._pending = self._pending, deque()
         self._reservation_error = failure
         for sent in pending:
-            self._room.release(sent.cost)
+            self._in_flight_limit.release(sent.cost)
         while pending:
             sent = pending.popleft()
             if not pending:
@@ -299,7 +299,7 @@ class AppendQueue:
         pending, self._pending = self._pending, deque()
         unreserved, self._awaiting_reservation = self._awaiting_reservation, []
         for sent in pending:
-            self._room.release(sent.cost)
+            self._in_flight_limit.release(sent.cost)
         self._on_end(self.end_reason, [*unreserved, *left, *pending])
 
 

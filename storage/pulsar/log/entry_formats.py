@@ -53,7 +53,7 @@ class PulsarLogOpener:
     session: PulsarClient
     admin: PulsarAdmin
     cache: ReaderCache
-    room: InFlightLimit
+    in_flight_limit: InFlightLimit
     tail: TailCache
     side_topics: SideTopics
     trimmer: TopicTrimmer
@@ -110,7 +110,7 @@ class PulsarLogOpener:
                 self._require_batch_format(topic),
                 partition,
                 self.tail,
-                self.room,
+                self.in_flight_limit,
                 on_end,
                 format_range,
             )
@@ -119,7 +119,7 @@ class PulsarLogOpener:
         )
         log = PulsarLog(
             _not_before(opened, format_range.first_offset),
-            self.room,
+            self.in_flight_limit,
             self.tail,
             self.side_topics,
             self.trimmer,

@@ -156,9 +156,9 @@ class MessageSearch:
                 end, high_bytes = middle, found.header.bytes_before
         return position
 
-    def _too_many_foreign(self, looked: int, which: str) -> StorageFailed:
+    def _too_many_foreign(self, count: int, which: str) -> StorageFailed:
         return StorageFailed(
-            f"{self._source.topic}: the {which} {looked} messages are from other writers, "
+            f"{self._source.topic}: the {which} {count} messages are from other writers, "
             "and no more are searched (foreign_messages): stop the other writers"
         )
 

@@ -31,7 +31,7 @@ class PulsarLog:
     def __init__(
         self,
         opened: OpenedPartition,
-        room: InFlightLimit,
+        in_flight_limit: InFlightLimit,
         tail: TailCache,
         side_topics: SideTopics,
         trimmer: TopicTrimmer,
@@ -53,7 +53,9 @@ class PulsarLog:
         self._reclaimer = SpaceReclaimer(
             opened.topic, opened.reader, merger, opened.partition, trimmer, self._bounds
         )
-        self._append_queue = AppendQueue(opened, room, self._on_stored, self._on_append_end)
+        self._append_queue = AppendQueue(
+            opened, in_flight_limit, self._on_stored, self._on_append_end
+        )
         self._end = opened.end
         self._start_offset, self._start_bytes = opened.start
         self._cached_first_entry: Entry | None = None

@@ -110,8 +110,8 @@ class PartitionReader:
         Stops when `visit` returns True, or after `max_bytes`. With `since` (milliseconds, called
         before each step), segments whose messages are all older are skipped.
         """
-        reached, looked = offset, 0
-        while reached < end_offset and looked < max_bytes:
+        reached, scanned_bytes = offset, 0
+        while reached < end_offset and scanned_bytes < max_bytes:
             passed = self._index.skip_older(reached, since()) if since else reached
             if passed > reached:
                 reached = min(passed, end_offset)
@@ -123,7 +123,7 @@ class PartitionReader:
             visited = []
             for stored in found:
                 visited.append((stored.header, stored.position))
-                looked += len(stored.payload)
+                scanned_bytes += len(stored.payload)
                 reached = stored.header.last_offset + 1
                 if visit(stored):
                     max_bytes = 0

@@ -27,7 +27,7 @@ async def open_native_log(
     batch_format: BatchFormat,
     partition: PartitionState,
     tail_cache: TailCache,
-    room: InFlightLimit,
+    in_flight_limit: InFlightLimit,
     on_end: Callable[[NativeLog, StorageError], None],
     format_range: FormatRange,
 ) -> NativeLog:
@@ -57,7 +57,12 @@ async def open_native_log(
     )
     producer = await open_producer(session, topic)
     log.sender = NativeSender(
-        session, producer, batch_format, room, log.tail_entries.append_acknowledged, log.end
+        session,
+        producer,
+        batch_format,
+        in_flight_limit,
+        log.tail_entries.append_acknowledged,
+        log.end,
     )
 
     def lost(error: StorageError) -> None:

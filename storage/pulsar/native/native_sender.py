@@ -109,14 +109,14 @@ class NativeSender:
         session: PulsarClient,
         producer: Any,
         batch_format: BatchFormat,
-        room: InFlightLimit,
+        in_flight_limit: InFlightLimit,
         on_stored: Callable[[PendingAppend], None],
         on_end: Callable[[StorageError], object],
     ) -> None:
         self._session = session
         self._producer = producer
         self._format = batch_format
-        self._room = room
+        self._in_flight_limit = in_flight_limit
         self._on_stored = on_stored
         self._on_end = on_end
         self._queue: deque[PendingAppend] = deque()
@@ -138,7 +138,7 @@ class NativeSender:
                 f"{self._records} records are in flight to Pulsar (queue_operations={limit}): "
                 "retry later"
             )
-        self._room.reserve(pending.cost)
+        self._in_flight_limit.reserve(pending.cost)
         self._records += pending.records
         self._in_flight.append(pending)
         self._queue.append(pending)
@@ -236,7 +236,7 @@ class NativeSender:
     def _release(self, pending: PendingAppend) -> None:
         if not pending.is_released:
             pending.is_released = True
-            self._room.release(pending.cost)
+            self._in_flight_limit.release(pending.cost)
             self._records -= pending.records
 
     def end(self, error: StorageError) -> Deferred[None]:

@@ -83,11 +83,11 @@ def message_from_record(
     record: PlainRecord, sequence: ProducerSequence | None = None
 ) -> MessageFields:
     """The message for a record; `sequence` is given for the first record of an idempotent batch."""
-    partition_key, ordering_key, key_mark = "", b"", None
+    partition_key, ordering_key, stored_key = "", b"", None
     if record.key is not None:
         text = _decode_text(record.key)
         if text is None:
-            partition_key, ordering_key, key_mark = (
+            partition_key, ordering_key, stored_key = (
                 b64encode(record.key).decode(),
                 record.key,
                 BASE64,
@@ -95,12 +95,12 @@ def message_from_record(
         elif text:
             partition_key = text
         else:
-            key_mark = EMPTY
-    properties, header_mark = _properties(record.headers)
+            stored_key = EMPTY
+    properties, stored_headers = _properties(record.headers)
     timestamp = record.timestamp
-    mark = RecordDetails(key_mark, header_mark, 0 if timestamp == 0 else None, sequence)
-    if mark != _NO_DETAILS:
-        properties[DETAILS_PROPERTY] = _ENCODER.encode(mark).decode()
+    details = RecordDetails(stored_key, stored_headers, 0 if timestamp == 0 else None, sequence)
+    if details != _NO_DETAILS:
+        properties[DETAILS_PROPERTY] = _ENCODER.encode(details).decode()
     return MessageFields(
         record.value, partition_key, ordering_key, properties, max(timestamp, NO_EVENT_TIME)
     )
@@ -111,16 +111,16 @@ def record_from_message(fields: MessageFields) -> tuple[PlainRecord, ProducerSeq
     like any other property.
     """
     properties = fields.properties or {}
-    mark = _parse_details(properties)
-    headers = None if mark is None else _headers_from_details(mark, properties)
-    if mark is None or headers is None:
-        mark, headers = (
+    details = _parse_details(properties)
+    headers = None if details is None else _headers_from_details(details, properties)
+    if details is None or headers is None:
+        details, headers = (
             _NO_DETAILS,
             tuple([(name.encode(), value.encode()) for name, value in properties.items()]),
         )
     event_time = fields.event_time if 0 < fields.event_time < _INT64 else fields.publish_time
-    timestamp = mark.timestamp if mark.timestamp is not None else event_time
-    return PlainRecord(_key(fields, mark), fields.content, headers, timestamp), mark.sequence
+    timestamp = details.timestamp if details.timestamp is not None else event_time
+    return PlainRecord(_key(fields, details), fields.content, headers, timestamp), details.sequence
 
 
 def _properties(
@@ -157,16 +157,16 @@ def _parse_details(properties: Mapping[str, str]) -> RecordDetails | None:
     if text is None:
         return _NO_DETAILS
     try:
-        mark = _DECODER.decode(text)
+        details = _DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError):
         return None
-    sequence = mark.sequence
+    sequence = details.sequence
     is_sound = (
-        mark.key in (None, EMPTY, BASE64)
-        and mark.timestamp in (None, 0)
+        details.key in (None, EMPTY, BASE64)
+        and details.timestamp in (None, 0)
         and (sequence is None or _is_valid(sequence))
     )
-    return mark if is_sound else None
+    return details if is_sound else None
 
 
 def _is_valid(sequence: ProducerSequence) -> bool:
@@ -175,10 +175,10 @@ def _is_valid(sequence: ProducerSequence) -> bool:
 
 
 def _headers_from_details(
-    mark: RecordDetails, properties: Mapping[str, str]
+    details: RecordDetails, properties: Mapping[str, str]
 ) -> tuple[tuple[bytes, bytes | None], ...] | None:
     """None if the details do not match the properties."""
-    if mark.headers is None:
+    if details.headers is None:
         return tuple(
             [
                 (name.encode(), value.encode())
@@ -188,7 +188,7 @@ def _headers_from_details(
         )
     headers: list[tuple[bytes, bytes | None]] = []
     try:
-        for first, *rest in mark.headers:
+        for first, *rest in details.headers:
             name = str(first)
             value = (
                 properties[name].encode()
@@ -205,11 +205,11 @@ def _headers_from_details(
     return tuple(headers)
 
 
-def _key(fields: MessageFields, mark: RecordDetails) -> bytes | None:
-    if mark.key == EMPTY:
+def _key(fields: MessageFields, details: RecordDetails) -> bytes | None:
+    if details.key == EMPTY:
         return b""
     partition_key, ordering_key = fields.partition_key, fields.ordering_key
-    if mark.key == BASE64 or ordering_key is None:
+    if details.key == BASE64 or ordering_key is None:
         # KoP stores the base64 of a key that the client cannot decode in the partition key.
         decoded = _from_base64(partition_key or "")
         if decoded is not None:

@@ -167,7 +167,7 @@ class TopicCatalog:
             lowered = await self._lowering.begin(found)
             self._view.add(lowered)
             try:
-                await self._lowering.guard(lowered, topic, keep)
+                await self._lowering.protect(lowered, topic, keep)
                 self._lowering.check_time(since)
                 if await self._changes.lower(lowered):
                     await self._lowering.trim(topic, keep, since)

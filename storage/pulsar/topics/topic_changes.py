@@ -204,7 +204,7 @@ class TopicChanges:
 
     def is_retained(self, found: PulsarTopic) -> bool:
         """Whether Pulsar has the retention that the topic's configs say, and may be given another for a moment."""
-        is_given = found.retention == self._policy_property(found) or self._lowering.is_raised(
+        is_given = found.retention == self._policy_property(found) or self._lowering.is_restored(
             found
         )
         return is_given and not self._policies.is_refused(found.full_name, KEEP_NOTHING)

@@ -138,7 +138,7 @@ async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing
         return
 
     # Whoever is killed looks at no topic any more.
-    compacted.store._catalogue._refresher.stop()
+    compacted.store._catalog._refresher.stop()
     with monkeypatch.context() as patched:
         patched.setattr(RetentionTrimmer, "trim", killed)
         patched.setattr(TopicCatalog, "_retain_soon", nothing)
