@@ -1,1 +1,1 @@
-"""The command `kopgate`. Each module but `main` is one group of subcommands or serves them."""
+"""The command `kopgate`. Each module but `main` is a group of subcommands or supports one."""

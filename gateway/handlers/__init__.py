@@ -1,4 +1,4 @@
-"""One module per family of requests. Importing this package routes them all."""
+"""One module per Kafka API or family of APIs. Importing this package registers all routes."""
 
 from gateway.handlers import (
     api_versions,

@@ -1,4 +1,9 @@
-"""DescribeTopicPartitions (KIP-966): metadata of topics in pages, for clusters with more partitions than fit in one reply."""
+"""DescribeTopicPartitions (KIP-966): topic metadata in pages.
+
+v0: the only version.
+
+For clusters with more partitions than fit in one Metadata response.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from gateway.protocol.wire.messages import uuid_of
 from gateway.topics.topic_names import INTERNAL_TOPICS
 from gateway.topics.topic_state import TopicState
 
-#: Most partitions in one reply, whatever is asked for. The default of Kafka's max.request.partition.size.limit.
+#: Maximum partitions in one response. The default of Kafka's max.request.partition.size.limit.
 MAX_PARTITIONS = 2000
 
 _NO_ID = bytes(16)
@@ -30,7 +35,10 @@ _Partition = _Topic.DescribeTopicPartitionsResponsePartition
 
 @serves(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0)
 async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
-    """Topics in the order of their names, from the cursor on; `next_cursor` says where the next page begins."""
+    """Return topics sorted by name, starting at the cursor.
+
+    `next_cursor` is where the next page begins, None after the last page.
+    """
     asked = {topic.name for topic in request.topics}
     cursor = request.cursor
     if cursor is not None and (
@@ -79,7 +87,7 @@ def _page(rows: list[Any], next_topic: str | None, next_partition: int) -> Any:
 
 
 async def _invalid_cursor_response(names: set[str], caller: Caller) -> Any:
-    """A cursor that is none: there is no place for the error but with each topic."""
+    """Return INVALID_REQUEST with each topic: the response has no top-level error code."""
     rows, slices = [], TimeSlices(caller.broker.clock)
     for name in sorted(names):
         rows.append(_error_row(name, ErrorCode.INVALID_REQUEST, _OPERATIONS_OMITTED))

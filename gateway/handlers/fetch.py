@@ -1,6 +1,15 @@
-"""Fetch: records from an offset on, now or as soon as there are enough of them.
+"""Fetch: records from an offset on.
 
-max_wait_ms is an upper bound; `gateway.protocol.long_poll` says when the wait is shorter.
+v4: isolation level, record batches v2.
+v5-6: log start offset.
+v7-8: fetch sessions (KIP-227).
+v9: current leader epoch is checked (KIP-320).
+v10-11: zstd (KIP-110), then rack id.
+v12: flexible encoding, diverging epoch.
+v13-18: topic ids instead of names (KIP-516); later fields are for replicas.
+
+v0-3 are in `gateway.handlers.old`. The wait of a long poll is at most max_wait_ms;
+`gateway.protocol.long_poll` describes when it ends earlier.
 """
 
 from __future__ import annotations
@@ -30,14 +39,14 @@ from gateway.protocol.wire.fetch_codec import (
 
 @serves(ApiKey.FETCH, 4, 18)
 async def fetch(request: FetchRequest, caller: Caller) -> FetchResponse:
-    """Records as they are stored. v5 tells log start offsets, v7 has sessions, v9 checks leader epochs, v10 takes zstd, v13 has topic ids."""
+    """Return records as they are stored, without conversion."""
     return await fetch_records(request, caller, magic=None)
 
 
 async def fetch_records(
     request: FetchRequest, caller: Caller, *, magic: int | None
 ) -> FetchResponse:
-    """The reply for a consumer that reads formats up to `magic`, or all of them."""
+    """Return records converted to message format `magic` or lower; None converts nothing."""
     try:
         current = _find_session(request, caller)
     except KafkaError as failure:
@@ -56,7 +65,8 @@ async def fetch_records(
         ):
             await _wait_for_data(current, reading, request, caller)
             again = await reader.read(list(current.pending))
-            # Those that have nothing new were not read again, but a full reply must name them all the same.
+            # Partitions without new data were not read again, but a full response must include
+            # them.
             reading.rows.update(again.rows)
             reading.has_unknown_topics = reading.has_unknown_topics or again.has_unknown_topics
         _drop_session_of_unknown(current, reading, request, caller)
@@ -79,7 +89,10 @@ async def fetch_records(
 
 
 def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
-    """The round that this request asks for (FetchManager.newContext). Raises KafkaError for a session that is not known or out of step."""
+    """Return the session of this request, or a new one (FetchManager.newContext).
+
+    Raises KafkaError if the session is unknown, in use or at another epoch.
+    """
     sessions, now = caller.broker.fetch_sessions, caller.broker.now()
     if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
         if request.session_id != NO_SESSION:
@@ -108,7 +121,10 @@ def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
 async def _update_session(
     current: FetchSession, request: FetchRequest, caller: Caller, slices: TimeSlices
 ) -> None:
-    """Take the request's partitions into its round. Raises KafkaError for a session that has no room for them."""
+    """Apply the request's partitions to its session.
+
+    Raises KafkaError(FETCH_SESSION_ID_NOT_FOUND) if the session cache has no space for them.
+    """
     sessions = caller.broker.fetch_sessions
     for topic, indexes in request.forgotten:
         for index in indexes:
@@ -120,7 +136,7 @@ async def _update_session(
                 await slices.pause()
     if current.session_id != NO_SESSION and not sessions.has_room(current, caller.broker.now()):
         if request.session_epoch != INITIAL_EPOCH:
-            # It begins again with a full request, which then does without a session.
+            # The client sends a full request next, which is then served without a session.
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         current.session_id = NO_SESSION
 
@@ -128,7 +144,11 @@ async def _update_session(
 def _drop_session_of_unknown(
     current: FetchSession, reading: FetchPass, request: FetchRequest, caller: Caller
 ) -> None:
-    """A session keeps no partitions that never existed, or a client could make them up. Their consumer does without a session until they exist."""
+    """Close the session if it contains a partition that does not exist.
+
+    Otherwise clients could fill the session cache with invented names. Such clients are served
+    without a session until the partition exists.
+    """
     if current.session_id == NO_SESSION or not reading.has_unknown_topics:
         return
     caller.broker.fetch_sessions.remove(current.session_id)
@@ -147,8 +167,9 @@ def _is_sufficient(reading: FetchPass, request: FetchRequest) -> bool:
 async def _wait_for_data(
     current: FetchSession, reading: FetchPass, request: FetchRequest, caller: Caller
 ) -> None:
-    """Until enough bytes are there, something failed or moved that the consumer should know of at once, another request is behind this one,
-    or its time is up."""
+    """Wait until min_bytes are available, a partition needs an immediate reply, another request
+    arrives on the connection, or max_wait_ms has passed.
+    """
     for cached in reading.rows:
         if not cached.has_unread_records:
             current.pending.pop(cached, None)
@@ -159,13 +180,14 @@ async def _wait_for_data(
             wake.wake_up()
 
     if _has_sufficient_bytes(current, reading):
-        # It came while the other partitions were read.
+        # The data arrived while the other partitions were read.
         return
     current.on_change = look
     long_poll.on_request = wake.wake_up
     try:
-        # As long as the consumer likes, as in Kafka: it costs a timer, ends with the connection (which TCP's keep-alive tells of a peer that is
-        # gone without a word) and with a shutdown, and holds up nothing but Fetch requests behind it on the same connection.
+        # max_wait_ms has no upper limit, as in Kafka. A waiting request costs one timer and delays
+        # only Fetch requests behind it on the same connection. It ends when the connection closes
+        # (TCP keep-alive detects lost peers) and at shutdown.
         if not await caller.broker.interruptible_waits.wait(
             wake, long_poll.wait_seconds(request.max_wait_ms)
         ):
@@ -176,7 +198,7 @@ async def _wait_for_data(
 
 
 def _has_sufficient_bytes(current: FetchSession, reading: FetchPass) -> bool:
-    """Whether the bytes read, with those that have come since, are enough, or there is something that cannot wait."""
+    """Whether enough bytes have been read or appended since, or a partition needs a reply now."""
     size = reading.size
     for cached in current.pending:
         partition = cached.partition
@@ -188,7 +210,7 @@ def _has_sufficient_bytes(current: FetchSession, reading: FetchPass) -> bool:
             return True
         if cached.has_unread_records:
             grown = partition.log.size - cached.log_size
-            # A log that has shrunk does not tell how much of it is new.
+            # The size of a log that has shrunk does not tell how many bytes are new.
             size += grown if grown >= 0 else reading.sufficient_bytes
     return size >= reading.sufficient_bytes
 
@@ -196,7 +218,7 @@ def _has_sufficient_bytes(current: FetchSession, reading: FetchPass) -> bool:
 async def _response(
     current: FetchSession, reading: FetchPass, slices: TimeSlices, *, is_full: bool
 ) -> FetchResponse:
-    """All rows, or in a session that goes on only those that say something new."""
+    """Return all rows; in an incremental response only those that changed."""
     topics: dict[str | bytes, list[PartitionFetched]] = {}
     for cached, row in reading.rows.items():
         if slices.count():
@@ -208,7 +230,8 @@ async def _response(
         if current.session_id == NO_SESSION:
             continue
         if row.records or row.error_code:
-            # Those that were served go to the back of the queue, so that one busy partition does not starve the others.
+            # Served partitions move to the end of the queue, so that one busy partition does not
+            # starve the others.
             current.pending[cached] = None
             current.pending.move_to_end(cached)
         elif not cached.has_unread_records:

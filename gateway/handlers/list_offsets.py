@@ -1,4 +1,23 @@
-"""ListOffsets and OffsetForLeaderEpoch: where a log begins and ends, in offsets, times and epochs."""
+"""ListOffsets and OffsetForLeaderEpoch: offsets by timestamp, by position and by leader epoch.
+
+ListOffsets
+v1: one offset per partition.
+v2-3: isolation level.
+v4-6: leader epochs.
+v7: max-timestamp (KIP-734).
+v8: earliest-local (KIP-405).
+v9-10: latest-tiered (KIP-1005).
+v11: earliest-pending-upload.
+
+OffsetForLeaderEpoch
+v0: end offset of an epoch (KIP-101).
+v1: the epoch in the response (KIP-279).
+v2: current leader epoch in the request (KIP-320).
+v3-4: replica id.
+
+The gateway has no tiered storage: earliest-local is the earliest offset, latest-tiered and
+earliest-pending-upload are -1.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +45,8 @@ EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
 
-#: What has a name, and the first version in which it has it (KafkaApis.handleListOffsetRequestV1AndAbove).
+#: Special timestamps and the first version that accepts each
+#: (KafkaApis.handleListOffsetRequestV1AndAbove).
 SPECIAL_TIMESTAMPS = {
     LATEST: 1,
     EARLIEST: 1,
@@ -36,10 +56,10 @@ SPECIAL_TIMESTAMPS = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 
-#: Version 2 is that of 0.11, too, whose consumers give up on this error, which they do not know.
+#: Consumers of Kafka 0.11 send v2, do not know KAFKA_STORAGE_ERROR and treat it as fatal.
 FIRST_VERSION_WITH_STORAGE_ERROR = 3
 
-#: How much is read at a time where the records of one entry do not settle it.
+#: Bytes per read while searching past the first entry.
 _READ_BYTES = 1 << 20
 
 _Topic = ListOffsetsResponse.ListOffsetsTopicResponse
@@ -48,8 +68,7 @@ _Partition = _Topic.ListOffsetsPartitionResponse
 
 @serves(ApiKey.LIST_OFFSETS, 1, 11)
 async def list_offsets(request: Any, caller: Caller) -> Any:
-    """One offset a partition, by timestamp or by name. v2 isolation level, v4 leader epochs, v7 max-timestamp (KIP-734), v8 earliest-local,
-    v9 latest-tiered, v11 earliest-pending-upload: without tiers, the first is the earliest and the others are none."""
+    """Return one offset per partition."""
     counts = Counter(
         (topic.name, asked.partition_index)
         for topic in request.topics
@@ -81,12 +100,15 @@ async def _partition_row(topic: str, asked: Any, count: int, caller: Caller) -> 
     try:
         if count > 1:
             raise KafkaError(
-                ErrorCode.INVALID_REQUEST, "the partition is in the request more than once"
+                ErrorCode.INVALID_REQUEST, "the partition occurs more than once in the request"
             )
         if asked.timestamp < 0 and caller.api_version < SPECIAL_TIMESTAMPS.get(
             asked.timestamp, caller.api_version + 1
         ):
-            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"no offset is named {asked.timestamp}")
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"special timestamp {asked.timestamp} is not supported in this version",
+            )
         if caller.broker.topics.has_internal_partition(topic, asked.partition_index):
             offset = 0 if asked.timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL) else -1
             return _Partition(
@@ -118,7 +140,11 @@ async def _partition_row(topic: str, asked: Any, count: int, caller: Caller) -> 
 
 
 async def find_offset(partition: Partition, timestamp: int, caller: Caller) -> tuple[int, int]:
-    """(offset, timestamp of its record or -1), (-1, -1) where there is no such record. `timestamp` is one, or a name. Raises KafkaError."""
+    """Return an offset and its record's timestamp, or (-1, -1) if there is no such record.
+
+    `timestamp` is in ms since 1970 or one of the special timestamps, for which the returned
+    timestamp is -1, except for MAX_TIMESTAMP. Raises KafkaError.
+    """
     log = partition.log
     if timestamp == LATEST:
         return log.end_offset, -1
@@ -145,10 +171,11 @@ async def find_offset(partition: Partition, timestamp: int, caller: Caller) -> t
 async def _first_record(
     partition: Partition, entry: Entry, timestamp: int, caller: Caller
 ) -> tuple[int, int]:
-    """The first record from `entry` on that is not older than `timestamp`."""
+    """Return the first record at or after `entry` with at least this timestamp."""
     log = partition.log
     found = await _search_entry(partition, entry, timestamp, caller)
-    # Where records were deleted up to the middle of this entry, those that are left may all be older: then the search goes on behind them.
+    # If DeleteRecords moved the log start into this entry, all remaining records of it may be
+    # older. The search then continues with later entries.
     offset = entry.last_offset + 1
     while found is None and offset < log.end_offset:
         entries = await log.read(offset, _READ_BYTES)
@@ -164,10 +191,11 @@ async def _first_record(
 async def _search_entry(
     partition: Partition, entry: Entry, timestamp: int, caller: Caller
 ) -> tuple[int, int] | None:
-    """The first of its records that is still there and not older than `timestamp`.
+    """Return the entry's first record that is not deleted and has at least this timestamp.
 
-    Where they cannot be read, it is as if the first were: whoever begins there misses nothing. Kafka answers INVALID_RECORD or
-    UNKNOWN_SERVER_ERROR, and its consumers ask again until their time is up.
+    If the records cannot be decoded, the first one is returned, so that a consumer starting there
+    misses nothing. Kafka answers INVALID_RECORD or UNKNOWN_SERVER_ERROR, which its consumers retry
+    until they time out.
     """
     broker, start = caller.broker, partition.log.start_offset
     limit = broker.settings.max_decompressed_bytes
@@ -178,7 +206,7 @@ async def _search_entry(
         else partial(_first_retained, entry, timestamp, start, limit)
     )
     try:
-        # Unpacking may take a while: not on the reactor thread.
+        # Decompression may take long, so it runs off the reactor thread.
         found: tuple[int, int] | None = await caller.run(search)
         return found
     except NoMemory as failure:
@@ -193,7 +221,8 @@ async def _search_entry(
 
 
 def _first_at_or_after(entry: Entry, timestamp: int, limit: int) -> tuple[int, int]:
-    # Records that do not say when they were written (format 0) count as written when they came, here as in retention.
+    # Records without a timestamp (format 0) count as written when they were received, as in
+    # retention.
     return first_at_or_after(entry.payload, timestamp, max_decompressed_bytes=limit) or (
         entry.base_offset,
         entry.max_timestamp,
@@ -211,7 +240,7 @@ def _first_retained(entry: Entry, timestamp: int, start: int, limit: int) -> tup
 
 @serves(ApiKey.OFFSET_FOR_LEADER_EPOCH, 0, 4)
 async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
-    """Where an epoch ended (KIP-101, KIP-279). v1 adds the epoch itself to the answer, v2 the client's own epoch, v3 replica id."""
+    """Return the end offset of a leader epoch."""
     results = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
     topics = []
     slices = TimeSlices(caller.broker.clock)

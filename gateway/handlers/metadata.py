@@ -1,4 +1,13 @@
-"""Metadata: who is there, which topics there are, who leads them."""
+"""Metadata: brokers, topics and partition leaders.
+
+v1-3: null topics means all topics, an empty list none.
+v4-7: the client can forbid auto-creation.
+v8-9: authorized operations (KIP-430).
+v10-11: topic ids in the response (KIP-516).
+v12-13: topics can be requested by id; v13 adds a top-level error code.
+
+v0 is in `gateway.handlers.old`.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +27,20 @@ from gateway.topics.topic_names import INTERNAL_TOPICS, RESERVED_TOPICS
 from gateway.topics.topic_state import TopicState
 
 _NO_ID = bytes(16)
-# AclOperation's numbers. Without ACLs everybody may do everything that there is to do.
+# AclOperation codes. Without an authorizer all operations are allowed.
 TOPIC_OPERATIONS = {3, 4, 5, 6, 7, 8, 10, 11}
 CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
-# The sign bit alone: the client did not ask (MetadataResponse.AUTHORIZED_OPERATIONS_OMITTED).
+# Only the sign bit is set: the client did not request the operations
+# (MetadataResponse.AUTHORIZED_OPERATIONS_OMITTED).
 OPERATIONS_OMITTED = {31}
 
-#: From the first of these versions on a request has room for ids, from the second on they may be used (KafkaApis.handleTopicMetadataRequest).
+#: Request fields for topic ids exist from the first version on and are accepted from the second on
+#: (KafkaApis.handleTopicMetadataRequest).
 FIRST_VERSION_WITH_IDS, FIRST_VERSION_BY_ID = 10, 12
 
 _FIRST_VERSION_WITH_AUTO_CREATE = 4
 
-#: A name, or None and an id, as it was asked for.
+#: Name or None, and topic id, as requested.
 _RequestedTopic = tuple[str | None, bytes]
 
 _Topic = MetadataResponse.MetadataResponseTopic
@@ -38,7 +49,7 @@ _Partition = _Topic.MetadataResponsePartition
 
 @serves(ApiKey.METADATA, 1, 13)
 async def metadata(request: Any, caller: Caller) -> Any:
-    """Brokers and topics. v1: null means all topics, and an empty list none. v4 may forbid creation, v10 tells ids, v12 finds by id."""
+    """Return brokers and the requested topics, creating missing topics if allowed."""
     if caller.api_version >= _FIRST_VERSION_WITH_AUTO_CREATE:
         caller.traffic.habit_seen("auto_create", request.allow_auto_topic_creation)
     return await metadata_response(
@@ -49,14 +60,16 @@ async def metadata(request: Any, caller: Caller) -> Any:
 async def metadata_response(
     request: Any, caller: Caller, asked: list[Any] | None, *, may_create: bool
 ) -> Any:
-    """The reply for these topics, None for all; missing ones are made before it when they may be (old clients take error 3 for final).
+    """Return metadata of the requested topics, of all if `asked` is None.
 
-    A topic that is asked for twice is told once, as Kafka does. A reply without errors is kept for the next who asks the same.
+    With `may_create`, missing topics are created before the reply, because old clients treat
+    UNKNOWN_TOPIC_OR_PARTITION as fatal. Duplicate topics are returned once, as in Kafka. A response
+    without errors is cached until metadata changes.
     """
     broker = caller.broker
     caller.traffic.habit_seen("metadata_all", asked is None)
     topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
-    # A dictionary for its order.
+    # A dictionary keeps the order and removes duplicates.
     wanted = (
         None
         if asked is None
@@ -125,7 +138,10 @@ def _requested_topics(asked: list[Any], version: int) -> list[_RequestedTopic]:
 async def _create_missing(
     wanted: Iterable[_RequestedTopic], caller: Caller, slices: TimeSlices
 ) -> dict[str, ErrorCode]:
-    """Make the topics that are not there; why some could not be made. As many at a time as one request may make (CreateTopics' limit)."""
+    """Create missing topics; return the errors of those that could not be created.
+
+    One request creates at most as many partitions as CreateTopics allows.
+    """
     topics, settings = caller.broker.topics, caller.broker.settings
     if not settings.auto_create_topics_enable:
         return {}
@@ -140,7 +156,7 @@ async def _create_missing(
         return {}
     most = max(settings.max_partitions_per_topic // settings.num_partitions, 1)
     outcomes = await slices.gather(topics.find_or_create(name) for name in missing[:most])
-    # The others come with the next request: clients ask again after this error.
+    # Clients retry this error, and the next request creates more topics.
     failures = dict.fromkeys(missing[most:], ErrorCode.LEADER_NOT_AVAILABLE)
     for name, outcome in zip(missing, outcomes, strict=False):
         if isinstance(outcome, KafkaError):
@@ -163,11 +179,12 @@ def _can_auto_create(name: str, topic_id: bytes, caller: Caller) -> bool:
 def _find(
     name: str | None, topic_id: bytes, request: Any, caller: Caller, failures: dict[str, ErrorCode]
 ) -> tuple[TopicState, str] | Any:
-    """The topic with the name that it was asked for by; the row that says why there is none."""
+    """Return the topic and the name it was requested by, or an error row."""
     topics, by_id = caller.broker.topics, caller.api_version >= FIRST_VERSION_BY_ID
     try:
         if topic_id != _NO_ID and by_id:
-            # The id is what counts, and a client must not take another topic of that name for its own.
+            # The id identifies the topic; the error row omits the name, which may belong to another
+            # topic.
             name = None
             live = topics.find_internal(topic_id) or topics.require(topic_id)
             return live, live.name
@@ -184,7 +201,8 @@ def _find(
 
 def _error_row(name: str | None, topic_id: bytes, code: ErrorCode, request: Any) -> Any:
     if code in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.KAFKA_STORAGE_ERROR):
-        # Two asked at once, and the other one's topic is not to be seen yet; or it could not be made now, and old clients know no word for that.
+        # TOPIC_ALREADY_EXISTS: a concurrent request created the topic and it is not visible yet.
+        # KAFKA_STORAGE_ERROR: creation failed for now, and old clients do not know that error.
         code = ErrorCode.LEADER_NOT_AVAILABLE
     return _Topic(
         error_code=code,
@@ -203,7 +221,7 @@ def _operations(request: Any) -> set[int]:
 async def _topic_row(
     live: TopicState, name: str, request: Any, caller: Caller, slices: TimeSlices
 ) -> Any:
-    """`name` is what it was asked for by, which the client must find in the reply."""
+    """Return the row of a topic under the name it was requested by."""
     cluster = caller.broker.cluster
     partitions = []
     for index in range(live.topic.partitions):

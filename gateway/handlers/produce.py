@@ -1,4 +1,19 @@
-"""Produce and InitProducerId."""
+"""Produce and InitProducerId.
+
+Produce
+v0-2: message sets of format 0 or 1.
+v3-6: one record batch per partition, transactional id.
+v7: zstd (KIP-110).
+v8-12: record errors in the response (KIP-467).
+v13: topic ids instead of names (KIP-516).
+
+InitProducerId
+v0-2: a new producer id.
+v3-5: a producer keeps its id with the next epoch (KIP-360).
+v6: two-phase commit (KIP-939).
+
+Transactions are not supported.
+"""
 
 from __future__ import annotations
 
@@ -37,22 +52,24 @@ from storage.log import StorageError
 
 _log = logs.get_logger(__name__)
 
-#: Batches whose keys must be looked at are looked at on another thread from so many records on, too: they take about a millisecond.
+#: Batches of compacted topics with at least this many records are checked for keys on another
+#: thread; checking them takes about a millisecond.
 MANY_RECORDS = 500
 
-#: Invalid records that one reply names (some 100 bytes each); a producer takes the rest of such a batch for good.
+#: Maximum invalid records listed in one response, about 100 bytes each. A producer treats the
+#: records that are not listed as failed, too.
 MAX_RECORD_ERRORS = 10_000
 
-#: Clients of an earlier version may not know this error, and give up on what they do not know; the other leader that they are told of instead they
-#: look for, and try again (KIP-112).
+#: First version whose clients know KAFKA_STORAGE_ERROR (KIP-112). Older clients receive
+#: NOT_LEADER_OR_FOLLOWER, which they retry.
 FIRST_PRODUCE_VERSION_WITH_STORAGE_ERROR = 4
 
 
 class InvalidRecords(KafkaError):
-    """A batch is refused because some of its records are invalid: INVALID_RECORD, with the records named (KIP-467)."""
+    """INVALID_RECORD with the invalid records of a batch (KIP-467)."""
 
     def __init__(self, count: int, records: Sequence[RecordError]) -> None:
-        # In Kafka's words (LogValidator.processRecordErrors).
+        # Kafka's message (LogValidator.processRecordErrors).
         first = ", ".join(
             f"RecordError(batchIndex={one.batch_index}, message='{one.message}')"
             for one in records[:3]
@@ -65,16 +82,16 @@ class InvalidRecords(KafkaError):
         self.records = records
 
 
-#: Partitions of one request that are prepared or appended to in one turn of the reactor, some 40 us each.
+#: Partitions of one request that are prepared or appended in one reactor turn, about 40 us each.
 TURN_PARTITIONS = 200
 
-#: Partitions of one request that begin to open together.
+#: Partitions of one request that are opened concurrently.
 MAX_OPENING_PARTITIONS = 100
 
-#: What became of each append.
+#: Results of the appends of one request.
 AppendOutcomes = list[AppendResult | BaseException]
 
-#: What stands ready to be appended to one partition, with the name that its topic was asked for by, if any; or why it cannot be.
+#: Partition, records, parsed batch and the topic name of the request (empty if none), or the error.
 Prepared = tuple[Partition, memoryview, BatchHeader | MessageSet, str] | KafkaError
 
 
@@ -82,15 +99,17 @@ Prepared = tuple[Partition, memoryview, BatchHeader | MessageSet, str] | KafkaEr
 async def produce(
     request: ProduceRequest, caller: Caller
 ) -> DelayedReply[ProduceResponse | None] | ProduceResponse | None:
-    """Records to append. v0-2 carry message sets, v3 one batch a partition and transactions, v7 zstd, v13 topic ids.
+    """Append the records of all partitions.
 
-    Everything that may wait comes first; then all appends are queued at once, in the order of the request.
+    Everything that may block happens first; then all appends are queued together, in request order.
     """
     if request.acks not in (-1, 0, 1):
         return _refuse_all(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS), caller)
     if request.transactional_id is not None:
         return _refuse_all(
-            request, KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served"), caller
+            request,
+            KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported"),
+            caller,
         )
     ready: list[Prepared] = []
     unnamed = MAX_RECORD_ERRORS
@@ -121,8 +140,10 @@ async def produce(
 async def _append_in_turns(
     ready: list[Prepared], caller: Caller
 ) -> tuple[Coroutine[Any, Any, AppendOutcomes], list[AppendResult | BaseException]]:
-    """Queue the appends of a request for many partitions, and let others have their turn in between. The
-    next request of the connection starts after all of them, so that the order in each partition is kept."""
+    """Queue the appends of a large request, yielding to the reactor in between.
+
+    The connection's next request starts after all of them, so the order in each partition is kept.
+    """
     gathered: TaskGroup[AppendResult] = TaskGroup()
     for count, one in enumerate(ready, 1):
         gathered.start_task(_append(one, caller.broker.now(), caller))
@@ -138,7 +159,10 @@ async def _prepare(
     max_record_errors: int,
     named: Iterator[tuple[str | bytes, int]],
 ) -> Prepared:
-    """Everything that can be known before the append: the partition is there and the records may be stored. `named` as in `_open_partition`."""
+    """Open the partition and validate the records, or return the error.
+
+    `named` yields the request's partitions, see `_open_partition`.
+    """
     try:
         partition = caller.broker.topics.get_open_partition(
             topic, sent.index
@@ -148,12 +172,12 @@ async def _prepare(
         if sent.records is None or not (len(sent.records) or caller.api_version < 3):
             raise KafkaError(
                 ErrorCode.CORRUPT_MESSAGE if caller.api_version < 3 else ErrorCode.INVALID_RECORD,
-                "there are no records",
+                "the request has no records for this partition",
             )
         if caller.api_version >= 3:
             batch = check_batch(sent.records, caller.api_version)
             if batch.is_transactional:
-                raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served")
+                raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
             _check_size(len(sent.records), partition)
             if batch.has_producer and partition.recovery is not None:
                 await caller.broker.topics.opener.wait_for_recovery(partition)
@@ -163,7 +187,8 @@ async def _prepare(
         checked = await validate_message_set(sent.records, caller)
         _check_size(checked.largest, partition)
         if partition.config.compacts and checked.has_null_key:
-            # As brokers answered until Kafka 2.4; INVALID_RECORD is younger than these producers, and so are record errors.
+            # Kafka before 2.4 answered CORRUPT_MESSAGE. These producers predate INVALID_RECORD and
+            # record errors.
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _missing_key_message(partition))
         if not (partition.config.stores_as_v2(checked.magic) and checked.count):
             return partition, sent.records, checked, ""
@@ -172,7 +197,8 @@ async def _prepare(
             ApiKey.PRODUCE, caller.api_version, topic, records=batch.count, size=len(sent.records)
         )
         caller.traffic.conversion_cpu_used(ApiKey.PRODUCE, caller.api_version, topic, cpu_us)
-        # As Kafka looks again when the format has changed: what were many messages is one batch now.
+        # Kafka also checks the size again after a format conversion, which turns many messages into
+        # one batch.
         _check_size(len(records), partition)
         return partition, records, batch, ""
     except KafkaError as failure:
@@ -182,7 +208,11 @@ async def _prepare(
 async def _open_partition(
     topic: str | bytes, index: int, caller: Caller, named: Iterator[tuple[str | bytes, int]]
 ) -> Partition:
-    """A partition that is not open. With it the next of all `named` in the request begin to open, so that they do not wait for each other."""
+    """Open a partition.
+
+    The next partitions of the request, from `named`, start opening too, so that they open
+    concurrently.
+    """
     topics = caller.broker.topics
     internal = topics.find_internal(topic)
     if internal is not None:
@@ -193,10 +223,14 @@ async def _open_partition(
 
 
 def _reserved_topic_error(topic: str) -> KafkaError:
-    """As Kafka's ReplicaManager with internal topics, which lets those through that call themselves __admin_client: anybody can."""
+    """The error for topics reserved by the gateway, as Kafka's ReplicaManager for internal topics.
+
+    Kafka exempts clients with the id __admin_client; the gateway does not, since any client can use
+    it.
+    """
     return KafkaError(
         ErrorCode.INVALID_TOPIC_EXCEPTION,
-        f"Cannot append to {topic}, which the gateway keeps for itself",
+        f"Cannot append to {topic}: the topic is reserved by the gateway",
     )
 
 
@@ -207,7 +241,10 @@ async def _check_keys(
     caller: Caller,
     max_record_errors: int,
 ) -> None:
-    """Refuse a batch with records that have no key: compaction needs one (LogValidator.validateKey). Raises KafkaError."""
+    """Reject a batch for a compacted topic if a record has no key (LogValidator.validateKey).
+
+    Raises KafkaError.
+    """
     limit = caller.broker.settings.max_decompressed_bytes
     found = None
     try:
@@ -231,7 +268,7 @@ async def _check_keys(
 
 
 def _null_keys(records: memoryview, limit: int, most: int) -> tuple[int, list[int]]:
-    """How many records have no key, and the indexes of the first `most` of them."""
+    """Return the number of records without a key, and the indexes of the first `most` of them."""
     count = 0
     indexes: list[int] = []
     for index, (_, key, _) in enumerate(record_keys(records, max_decompressed_bytes=limit)):
@@ -243,13 +280,19 @@ def _null_keys(records: memoryview, limit: int, most: int) -> tuple[int, list[in
 
 
 def _missing_key_message(partition: Partition) -> str:
-    return f"Compacted topic cannot accept message without key in topic partition {partition.topic}-{partition.index}"
+    return (
+        "Compacted topic cannot accept message without key "
+        f"in topic partition {partition.topic}-{partition.index}"
+    )
 
 
 def _check_size(size: int, partition: Partition) -> None:
     limit = partition.config.max_message_bytes
     if size > limit:
-        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes where the topic takes {limit}")
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"{size} bytes exceed the topic's max.message.bytes={limit}",
+        )
 
 
 def _append(ready: Prepared, now: int, caller: Caller) -> Coroutine[Any, Any, AppendResult]:
@@ -282,7 +325,7 @@ async def _response(
     if request.acks == 0:
         failed = next((p for _, partitions in rows for p in partitions if p.error_code), None)
         if failed is not None:
-            # As Kafka does: the one way to tell a producer that asked for no answer.
+            # As in Kafka, closing the connection is the only way to report an error with acks=0.
             raise Refused(
                 f"records sent with acks=0 were not stored: {ErrorCode(failed.error_code).name}"
             )
@@ -296,9 +339,10 @@ def _timeout_response(
     so_far: list[AppendResult | BaseException],
     caller: Caller,
 ) -> ProduceResponse | None:
-    """The request's time is up, and the appends go on. As Kafka's DelayedProduce: what is stored by now is told as such.
+    """The response after timeout_ms, while appends continue (Kafka's DelayedProduce).
 
-    Kafka waits for other replicas with acks=-1 alone. With acks=1 the gateway waits for the store as well, so that has an end, too.
+    Appends that have finished are reported as stored, the others as REQUEST_TIMED_OUT. Kafka waits
+    only with acks=-1, for replicas; the gateway also waits for the store with acks=1.
     """
     return ProduceResponse(_rows(request, ready, so_far or [PENDING] * len(ready), caller))
 
@@ -360,12 +404,14 @@ def _row(
             ApiKey.PRODUCE, caller.api_version, topic, (ErrorCode.REQUEST_TIMED_OUT,)
         )
         return PartitionProduced(
-            index, ErrorCode.REQUEST_TIMED_OUT, error_message="not stored yet; it may be later"
+            index,
+            ErrorCode.REQUEST_TIMED_OUT,
+            error_message="not stored within timeout_ms; it may be stored later",
         )
     if isinstance(outcome, BaseException):
         raise outcome
     if isinstance(ready, KafkaError):
-        raise TypeError("records were stored that had been refused")
+        raise TypeError("rejected records were stored")
     partition = ready[0]
     caller.broker.topics.save_if_due(partition)
     return PartitionProduced(
@@ -398,10 +444,10 @@ def _refuse_all(
 
 @serves(ApiKey.INIT_PRODUCER_ID, 0, 6)
 async def init_producer_id(request: Any, caller: Caller) -> Any:
-    """A producer id for idempotence. v3 lets a producer keep its id at the next epoch, v6 adds two-phase commit.
+    """Return a producer id for idempotence.
 
-    A transactional id is refused with an error that no client retries: librdkafka, aiokafka and Sarama
-    retry INVALID_REQUEST.
+    A transactional id is rejected with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which no client
+    retries; librdkafka, aiokafka and Sarama retry INVALID_REQUEST.
     """
     if request.transactional_id is not None:
         _log.warning(
@@ -410,7 +456,7 @@ async def init_producer_id(request: Any, caller: Caller) -> Any:
             listener=caller.listener,
             client_id=caller.client_id,
             transactional_id=request.transactional_id,
-            reason="transactions are not served",
+            reason="transactions are not supported",
         )
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)

@@ -1,1 +1,1 @@
-"""The traffic log: who speaks which versions, written down for reports (docs/traffic-log.md)."""
+"""The traffic log: which clients use which API versions, for reports (docs/traffic-log.md)."""

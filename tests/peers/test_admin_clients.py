@@ -89,7 +89,7 @@ def test_the_new_java_admin_client(sides: Sides, clients: str) -> None:
 #: What every method of Admin gives at the gateway, where that is not what it gives at Kafka 3.9.2: there is no metadata quorum, and
 #: there are neither quotas nor transactions. Kafka 4 has another message for features and for unknown brokers, and lists all resources.
 DIFFERENT = {
-    "alterClientQuotas": "{ClientQuotaEntity(entries={client-id=c})=InvalidRequestException: Client quotas are not served}",
+    "alterClientQuotas": "{ClientQuotaEntity(entries={client-id=c})=InvalidRequestException: Client quotas are not supported}",
     "updateFeatures": "{nonsense=InvalidUpdateVersionException: The update failed for all features since the following feature had an "
     "error: Invalid update version 1 for feature nonsense. Local controller 1 does not support this feature.}",
     "updateFeatures metadata.version": "{metadata.version=InvalidUpdateVersionException: The update failed for all features since the "

@@ -1,1 +1,1 @@
-"""Requests of administrators: topics, configs, the cluster, security and transactions."""
+"""Handlers of admin APIs: topics, configs, cluster, security and transactions."""

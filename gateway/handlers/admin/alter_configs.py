@@ -1,5 +1,14 @@
-"""AlterConfigs and IncrementalAlterConfigs: of topics, groups and brokers, as Kafka's ConfigAdminManager and ConfigurationControlManager do
-them. The levels of loggers are set where the gateway is started; they are refused here, and the answer says where to go instead."""
+"""AlterConfigs and IncrementalAlterConfigs: configs of topics, groups and brokers.
+
+AlterConfigs
+v0-2: same fields; v2 is flexible.
+
+IncrementalAlterConfigs (KIP-339)
+v0-1: same fields; v1 is flexible.
+
+The rules are those of Kafka's ConfigAdminManager and ConfigurationControlManager. Logger levels are
+fixed at startup: changing them is rejected, and the error names the settings to change.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +38,16 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.settings.model import Settings
 from storage.log import Topic
 
-#: What the overrides of a resource become.
+#: Returns the new overrides of a resource from its current ones.
 OverridesChange = Callable[[Mapping[str, str]], dict[str, str]]
 
-#: The items of a list, by its name and the overrides of its resource; None for what is no list.
+#: Returns the items of a list config from its name and the resource's overrides; None if the config
+#: is not a list.
 ListItems = Callable[[str, Mapping[str, str]], Iterable[str] | None]
 
 
 class AlterOperation(IntEnum):
-    """AlterConfigOp.OpType's numbers (KIP-339)."""
+    """Codes of AlterConfigOp.OpType (KIP-339)."""
 
     SET = 0
     DELETE = 1
@@ -47,7 +57,7 @@ class AlterOperation(IntEnum):
 
 @serves(ApiKey.ALTER_CONFIGS, 0, 2)
 async def alter_configs(request: Any, caller: Caller) -> Any:
-    """Replace all overrides of a resource: those that are not named are gone."""
+    """Replace all overrides of a resource; overrides that are not listed are removed."""
 
     def change(resource: Any) -> OverridesChange:
         _check_keys(
@@ -60,7 +70,7 @@ async def alter_configs(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1)
 async def incremental_alter_configs(request: Any, caller: Caller) -> Any:
-    """Alter single overrides of a resource (KIP-339)."""
+    """Set, delete, append to or subtract from single overrides (KIP-339)."""
     settings = caller.broker.settings
 
     def change(resource: Any) -> OverridesChange:
@@ -94,7 +104,7 @@ def _check_keys(configs: Iterable[Any], nulls: list[str]) -> None:
 async def _alter(
     request: Any, caller: Caller, change_of: Callable[[Any], OverridesChange], response: Any
 ) -> Any:
-    """The response, with one row for each resource of the request, in its order."""
+    """Return the response, with one row per requested resource, in request order."""
     slices = TimeSlices(caller.broker.clock)
     counts = Counter(
         (resource.resource_type, resource.resource_name) for resource in request.resources
@@ -138,7 +148,11 @@ async def _alter(
 
 
 def _check_resource(kind: int, name: str, caller: Caller) -> None:
-    """Raises KafkaError for everything but a topic or group by its name, this broker by its id, and all brokers by the name ""."""
+    """Raise KafkaError for resources whose configs cannot be altered.
+
+    They can be altered for a topic or group by name, this broker by id, and all brokers by the
+    empty name.
+    """
     if kind == ResourceType.TOPIC:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
@@ -188,7 +202,7 @@ async def _alter_topic(
 
     live = topics.get(name)
     if live is None:
-        # Kafka looks at the configs first, and at the topic only when they are right.
+        # Kafka validates the configs before it checks that the topic exists.
         checked(Topic(name, b"", 1))
         if topics.find_internal(name) is not None:
             topics.require(name)
@@ -221,7 +235,10 @@ def _apply(
 def _join(
     name: str, operation: AlterOperation, value: str, overrides: Mapping[str, str], items: ListItems
 ) -> str:
-    """A list with items put to it or taken from it; where the resource has none of its own, it begins with the default's."""
+    """Append items to a list config or subtract them from it.
+
+    Without an override, the operation starts from the default.
+    """
     known = items(name, overrides)
     if known is None:
         raise KafkaError(
@@ -260,5 +277,5 @@ def _items_of_broker(
 
 
 def _no_items(name: str, overrides: Mapping[str, str]) -> Iterable[str] | None:
-    """Groups have no lists."""
+    """Return None: groups have no list configs."""
     return None

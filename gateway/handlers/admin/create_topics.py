@@ -1,4 +1,22 @@
-"""CreateTopics, DeleteTopics and CreatePartitions, as Kafka's ReplicationControlManager does them."""
+"""CreateTopics, DeleteTopics and CreatePartitions.
+
+CreateTopics
+v0: names, partitions, assignments and configs.
+v1-3: validate_only, error messages.
+v4: -1 selects the default number of partitions (KIP-464).
+v5-6: configs of the created topic in the response (KIP-525).
+v7: topic id in the response.
+
+DeleteTopics
+v0-4: by name.
+v5: error messages.
+v6: by name or id (KIP-516).
+
+CreatePartitions
+v0-3: same fields.
+
+The rules are those of Kafka's ReplicationControlManager.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +55,8 @@ from storage.log import Topic
 
 _NO_ID = bytes(16)
 
-#: What clients see of every partition: one replica, on its leader. How often records are kept is up to the store.
+#: Replication factor that clients see: one replica, the leader. The store decides how many copies
+#: of the records exist.
 REPLICATION_FACTOR = 1
 
 _Created = CreateTopicsResponse.CreatableTopicResult
@@ -47,7 +66,7 @@ _Extended = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 @dataclass(frozen=True, slots=True)
 class _TopicPlan:
-    """A topic that may be made."""
+    """A valid topic to create."""
 
     name: str
     partitions: int
@@ -56,10 +75,11 @@ class _TopicPlan:
 
 @serves(ApiKey.CREATE_TOPICS, 0, 7)
 async def create_topics(request: Any, caller: Caller) -> Any:
-    """Make topics. v1 adds validate_only and messages, v4 takes -1 for the default partitions (KIP-464), v5 tells the configs (KIP-525), v7 the id.
+    """Create topics.
 
-    Any replication factor is taken, and 1 is answered: old applications ask for the three of their old cluster. The brokers of a manual
-    assignment must exist, for whoever names them means these brokers. The request's timeout is not needed, for every topic is there when it is answered.
+    Any replication factor is accepted and 1 is returned, because applications still request the 3
+    of their old cluster. Brokers in a manual assignment must exist, because such a request is meant
+    for specific brokers. The request's timeout is ignored: topics are created before the reply.
     """
     topics, settings = caller.broker.topics, caller.broker.settings
     counts = Counter(topic.name for topic in request.topics)
@@ -91,7 +111,10 @@ async def create_topics(request: Any, caller: Caller) -> Any:
 
 
 def _plan(asked: Any, caller: Caller, count: int) -> _TopicPlan | KafkaError:
-    """What is to be made, or why it cannot be, looked at in Kafka's order: the name, the configs, then the partitions. `count` topics are asked for."""
+    """Validate one requested topic in Kafka's order: name, configs, partitions.
+
+    `count` is the number of topics in the request.
+    """
     settings = caller.broker.settings
     try:
         check_changes(count)
@@ -114,7 +137,8 @@ def _plan(asked: Any, caller: Caller, count: int) -> _TopicPlan | KafkaError:
         if partitions > settings.max_partitions_per_topic:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
-                f"{partitions} partitions are more than max_partitions_per_topic={settings.max_partitions_per_topic}",
+                f"{partitions} partitions are more than "
+                f"max_partitions_per_topic={settings.max_partitions_per_topic}",
             )
         return _TopicPlan(asked.name, partitions, configs)
     except KafkaError as failure:
@@ -122,11 +146,15 @@ def _plan(asked: Any, caller: Caller, count: int) -> _TopicPlan | KafkaError:
 
 
 def _check_assignment_size(assignments: Sequence[Any], settings: Settings) -> None:
-    """Before anyone looks at each of them. Raises KafkaError(INVALID_PARTITIONS)."""
+    """Limit the assignments before they are checked one by one.
+
+    Raises KafkaError(INVALID_PARTITIONS).
+    """
     if len(assignments) > settings.max_partitions_per_topic:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
-            f"{len(assignments)} partitions are more than max_partitions_per_topic={settings.max_partitions_per_topic}",
+            f"{len(assignments)} partitions are more than "
+            f"max_partitions_per_topic={settings.max_partitions_per_topic}",
         )
 
 
@@ -145,7 +173,7 @@ def _partition_count(asked: Any, settings: Settings) -> int:
 
 
 def _partitions_of_assignment(asked: Any, caller: Caller) -> int:
-    """The number of partitions in a manual assignment."""
+    """Return the number of partitions in a manual assignment."""
     for value, what in (
         (asked.replication_factor, "replication factor"),
         (asked.num_partitions, "numPartitions"),
@@ -160,7 +188,8 @@ def _partitions_of_assignment(asked: Any, caller: Caller) -> int:
         if assignment.partition_index in seen:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"Found multiple manual partition assignments for partition {assignment.partition_index}",
+                "Found multiple manual partition assignments "
+                f"for partition {assignment.partition_index}",
             )
         seen.add(assignment.partition_index)
     check_replicas([assignment.broker_ids for assignment in asked.assignments], caller)
@@ -173,7 +202,7 @@ def _partitions_of_assignment(asked: Any, caller: Caller) -> int:
 
 
 def _limit_partitions(plans: list[_TopicPlan | KafkaError], most: int) -> None:
-    """All or nothing: a request that would make too many partitions makes none (Kafka's MAX_RECORDS_PER_USER_OP)."""
+    """Fail all topics if together they exceed the limit (Kafka's MAX_RECORDS_PER_USER_OP)."""
     total = sum(plan.partitions for plan in plans if isinstance(plan, _TopicPlan))
     if total > most:
         excess = KafkaError(
@@ -237,7 +266,7 @@ def _config_rows(overrides: Mapping[str, str], configs: BrokerConfigs) -> list[A
 
 @serves(ApiKey.DELETE_TOPICS, 0, 6)
 async def delete_topics(request: Any, caller: Caller) -> Any:
-    """Delete topics and all their records. v5 has messages, v6 names them by id as well (KIP-516). As in ControllerApis.deleteTopics."""
+    """Delete topics with all their records (ControllerApis.deleteTopics)."""
     topics = caller.broker.topics
     asked = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [
         (name, _NO_ID) for name in request.topic_names
@@ -245,7 +274,7 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
     found: dict[str, tuple[str, TopicState]] = {}
     rows = []
     slices = TimeSlices(caller.broker.clock)
-    # Those by id first: of a topic that is named both ways, the name is refused.
+    # Ids are processed first: if a topic is given by id and by name, the name is rejected.
     counts = Counter(asked).items()
     by_id, by_name = (
         [one for one in counts if one[0][0] is None],
@@ -257,7 +286,7 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
             check_changes(len(asked))
             live = _find(name, topic_id, count, topics)
             if live.name in found:
-                # Which of the two was meant? Neither is deleted.
+                # The request is ambiguous, so neither topic is deleted.
                 topic_id = found.pop(live.name)[1].topic.topic_id
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST,
@@ -274,7 +303,7 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
 
 
 async def _delete(live: TopicState, caller: Caller) -> None:
-    """The topic, and then what groups have committed for it, also when the client goes away in between."""
+    """Delete the topic and its committed offsets, even if the client disconnects in between."""
     await caller.broker.topics.delete(live)
     await caller.broker.offsets.delete_topic(live.topic)
 
@@ -307,7 +336,7 @@ def _deleted_row(name: str | None, topic_id: bytes, outcome: BaseException | Non
 
 @serves(ApiKey.CREATE_PARTITIONS, 0, 3)
 async def create_partitions(request: Any, caller: Caller) -> Any:
-    """Give topics more partitions. The brokers of an assignment must exist, as with CreateTopics."""
+    """Add partitions to topics. Brokers of an assignment must exist, as for CreateTopics."""
     counts = Counter(topic.name for topic in request.topics)
     asked = [topic for topic in request.topics if counts[topic.name] == 1]
     slices = TimeSlices(caller.broker.clock)
@@ -350,7 +379,8 @@ def _check_increase(asked: Any, topic: Topic, most: int, caller: Caller) -> None
     if asked.count < topic.partitions:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
-            f"The topic {topic.name} currently has {topic.partitions} partition(s); {asked.count} would not be an increase.",
+            f"The topic {topic.name} currently has {topic.partitions} partition(s); "
+            f"{asked.count} would not be an increase.",
         )
     if asked.count > most:
         raise KafkaError(
@@ -363,7 +393,8 @@ def _check_increase(asked: Any, topic: Topic, most: int, caller: Caller) -> None
     if len(asked.assignments) != additional:
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"Attempted to add {additional} additional partition(s), but only {len(asked.assignments)} assignment(s) were specified.",
+            f"Attempted to add {additional} additional partition(s), but only "
+            f"{len(asked.assignments)} assignment(s) were specified.",
         )
     check_replicas([assignment.broker_ids for assignment in asked.assignments], caller)
 

@@ -1,4 +1,7 @@
-"""DeleteRecords: what lies before an offset is gone."""
+"""DeleteRecords (KIP-107): move the log start offset of partitions.
+
+v0-2: same fields; v2 is flexible.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.topics.topic_names import INTERNAL_TOPICS
 from storage.log import StorageError
 
-#: In place of an offset: everything that there is (DeleteRecordsRequest.HIGH_WATERMARK).
+#: Requested offset that means the high watermark (DeleteRecordsRequest.HIGH_WATERMARK).
 HIGH_WATERMARK = -1
 
 _Topic = DeleteRecordsResponse.DeleteRecordsTopicResult
@@ -23,7 +26,7 @@ _Partition = _Topic.DeleteRecordsPartitionResult
 
 @serves(ApiKey.DELETE_RECORDS, 0, 2)
 async def delete_records(request: Any, caller: Caller) -> Any:
-    """Move the start of partitions up (KIP-107). Of a partition that is named twice, the last offset counts."""
+    """Delete the records below each offset; the last offset of a duplicate partition applies."""
     asked: dict[str, dict[int, int]] = {}
     for topic in request.topics:
         asked.setdefault(topic.name, {}).update(
@@ -55,7 +58,11 @@ async def delete_records(request: Any, caller: Caller) -> Any:
 
 
 async def _delete(name: str, index: int, offset: int, caller: Caller) -> int:
-    """The new start offset. Raises KafkaError; a topic that is only compacted keeps its records (Partition.deleteRecordsOnLeader)."""
+    """Return the new log start offset.
+
+    Raises KafkaError, for a topic that is compacted but not deleted POLICY_VIOLATION
+    (Partition.deleteRecordsOnLeader).
+    """
     live = caller.broker.topics.find_listed(name)
     if live is not None and live.name in INTERNAL_TOPICS:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)

@@ -1,4 +1,19 @@
-"""DescribeCluster, DescribeLogDirs and DescribeProducers: who is there, how much they keep, and who writes to it."""
+"""DescribeCluster, DescribeLogDirs and DescribeProducers.
+
+DescribeCluster (KIP-700)
+v0: brokers and cluster id.
+v1: endpoint type (KIP-919); the gateway has no separate controllers.
+v2: fenced brokers; there are none.
+
+DescribeLogDirs
+v0-2: partition sizes.
+v3: top-level error code.
+v4: total and usable bytes (KIP-827).
+v5: cordoned directories (KIP-1066); there are none.
+
+DescribeProducers (KIP-664)
+v0: the only version.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +30,13 @@ from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from storage.log import StorageError
 
-#: DescribeClusterRequest's endpoint types (KIP-919).
+#: Endpoint types of DescribeCluster (KIP-919).
 BROKERS, CONTROLLERS = 1, 2
 
 
 @serves(ApiKey.DESCRIBE_CLUSTER, 0, 2)
 async def describe_cluster(request: Any, caller: Caller) -> Any:
-    """The gateways and the cluster's id (KIP-700). v1 can ask for controllers instead, which are no kind of their own here; v2 for fenced
-    brokers, of which there are none."""
+    """Return the gateways of the cluster and its id."""
     if request.endpoint_type != BROKERS:
         return _endpoint_error(request.endpoint_type)
     cluster = caller.broker.cluster
@@ -47,7 +61,10 @@ async def describe_cluster(request: Any, caller: Caller) -> Any:
 def _endpoint_error(asked: int) -> Any:
     if asked == CONTROLLERS:
         code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
-        message = "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER"
+        message = (
+            "The request was sent to an endpoint of type BROKER, "
+            "but we wanted an endpoint of type CONTROLLER"
+        )
     else:
         code, message = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {asked}"
     return DescribeClusterResponse(
@@ -61,7 +78,7 @@ def _endpoint_error(asked: int) -> Any:
     )
 
 
-#: As the protocol has it for what is not known of volumes (DescribeLogDirsResponse.UNKNOWN_VOLUME_BYTES).
+#: Value for unknown sizes (DescribeLogDirsResponse.UNKNOWN_VOLUME_BYTES).
 UNKNOWN_SIZE = -1
 
 _LogDir = DescribeLogDirsResponse.DescribeLogDirsResult
@@ -70,13 +87,16 @@ _LogDirTopic = _LogDir.DescribeLogDirsTopic
 
 @serves(ApiKey.DESCRIBE_LOG_DIRS, 0, 5)
 async def describe_log_dirs(request: Any, caller: Caller) -> Any:
-    """How many bytes the partitions that this gateway leads take, and what room there is. v3 has an error for all, v4 the room (KIP-827),
-    v5 cordoned directories (KIP-1066), of which there are none. Partitions that are not there are left out, as in Kafka."""
+    """Return the sizes of partitions led by this gateway, and disk space.
+
+    Unknown partitions are omitted, as in Kafka.
+    """
     slices = TimeSlices(caller.broker.clock)
     sizes = await _sizes(request.topics, caller, slices)
     results: list[Any] = []
     for usage in caller.broker.store.usage():
-        # However many places a store names, its logs are not in one of them more than in another: they are told with the first.
+        # A store with several volumes does not assign logs to them, so all partitions are listed
+        # with the first.
         topics = [] if results else sizes
         results.append(
             _LogDir(
@@ -123,7 +143,10 @@ async def _sizes(asked: list[Any] | None, caller: Caller, slices: TimeSlices) ->
 
 
 async def _size(name: str, index: int, caller: Caller) -> int | None:
-    """The bytes of a partition, UNKNOWN_SIZE where nobody knows; None where it is not there, or not here."""
+    """Return a partition's size in bytes, UNKNOWN_SIZE, or None.
+
+    None if the partition does not exist or another gateway leads it.
+    """
     broker = caller.broker
     live = broker.topics.get(name)
     if (
@@ -134,10 +157,10 @@ async def _size(name: str, index: int, caller: Caller) -> int | None:
         return None
     partition = live.partitions.get(index)
     if partition is None and broker.store.retains_by_itself:
-        # To open a log takes it away from whoever writes to it: no tool may do that by looking.
+        # Opening a log fences its current writer, which a describe request must not do.
         return UNKNOWN_SIZE
     try:
-        # Straight from the store: nobody needs to know the producers of a partition to know its size.
+        # Read from the store: the size does not require recovery of the producer state.
         return (
             partition.log if partition is not None else await broker.store.log(live.name, index)
         ).size
@@ -151,7 +174,7 @@ _Partition = _Producers.PartitionResponse
 
 @serves(ApiKey.DESCRIBE_PRODUCERS, 0, 0)
 async def describe_producers(request: Any, caller: Caller) -> Any:
-    """The idempotent producers that a partition remembers (KIP-664)."""
+    """Return the idempotent producers in the state of each partition."""
     wanted: dict[str, set[int]] = {}
     for topic in request.topics:
         wanted.setdefault(topic.name, set()).update(topic.partition_indexes)
@@ -167,7 +190,7 @@ async def describe_producers(request: Any, caller: Caller) -> Any:
 
 async def _producers(name: str, index: int, caller: Caller, slices: TimeSlices) -> Any:
     if caller.broker.topics.has_internal_partition(name, index):
-        # kafka-transactions.sh asks for those of every partition.
+        # kafka-transactions.sh requests the producers of every partition.
         return _Partition(
             partition_index=index, error_code=0, error_message=None, active_producers=[]
         )

@@ -1,4 +1,16 @@
-"""DescribeConfigs and ListConfigResources: of topics, groups, this broker and its loggers, as Kafka's ConfigHelper does it."""
+"""DescribeConfigs and ListConfigResources: configs of topics, groups, the broker and its loggers.
+
+DescribeConfigs
+v0: is_default only.
+v1-2: sources and synonyms (KIP-226).
+v3-4: types and documentation (KIP-569).
+
+ListConfigResources
+v0: client metrics only (KIP-714).
+v1: any resource types (KIP-1142).
+
+The rules are those of Kafka's ConfigHelper.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +39,7 @@ from gateway.settings.model import Settings
 
 
 class ResourceType(IntEnum):
-    """ConfigResource.Type's numbers."""
+    """Codes of ConfigResource.Type."""
 
     TOPIC = 2
     BROKER = 4
@@ -42,8 +54,7 @@ _Row = _Result.DescribeConfigsResourceResult
 
 @serves(ApiKey.DESCRIBE_CONFIGS, 0, 4)
 async def describe_configs(request: Any, caller: Caller) -> Any:
-    """Configs and where they come from. v0 only says what is a default, v1 knows sources and synonyms (KIP-226), v3 types and documentation
-    (KIP-569). A resource that is asked for twice is answered once, with what was asked of it in all."""
+    """Return configs and their sources. Duplicate resources are merged into one result."""
     results = []
     slices = TimeSlices(caller.broker.clock)
     for (kind, name), keys in (await _merge_resources(request.resources, slices)).items():
@@ -77,7 +88,10 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
 async def _merge_resources(
     resources: Iterable[Any], slices: TimeSlices
 ) -> dict[tuple[int, str], set[str] | None]:
-    """By type and name: which configs are asked for, None for all. An empty list means all as well."""
+    """Return the requested config names by resource type and name, None for all.
+
+    An empty list also means all.
+    """
     asked: dict[tuple[int, str], set[str] | None] = {}
     for resource in resources:
         key = resource.resource_type, resource.resource_name
@@ -115,7 +129,7 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
         return group_entries(caller.broker.group_configs.overrides(name), caller.broker.configs)
     if kind == ResourceType.CLIENT_METRICS:
-        # There are none: AlterConfigs refuses them.
+        # Client metrics have no configs: AlterConfigs rejects them.
         return []
     raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
 
@@ -134,7 +148,7 @@ def _check_broker(name: str, settings: Settings, otherwise: str) -> None:
 
 
 def broker_id_is_number(name: str) -> bool:
-    """Whether a resource's name is a broker id."""
+    """Whether the name of a broker resource is an integer."""
     digits = name.removeprefix("-")
     return digits.isascii() and digits.isdigit() and len(digits) <= 10
 
@@ -143,7 +157,7 @@ def _logger_entries(settings: Settings) -> Iterable[ConfigEntry]:
     levels = {"root": settings.log_level, **settings.log_levels}
     for name, level in sorted(levels.items()):
         synonym = Synonym(name, level.upper(), ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG)
-        documentation = "The least that this part logs; set by log_level and log_levels."
+        documentation = "Minimum level that this logger writes; set by log_level and log_levels."
         yield ConfigEntry(
             name, level.upper(), ConfigType.STRING, documentation, (synonym,), is_read_only=True
         )
@@ -167,7 +181,8 @@ def _row(entry: ConfigEntry, request: Any) -> Any:
     )
 
 
-#: Resources with configs that ListConfigResources names. Groups and client metrics are listed once they have some.
+#: Resource types of ListConfigResources. A group is listed once it has configs; client metrics
+#: never have any.
 _LISTED_TYPES = (
     ResourceType.TOPIC,
     ResourceType.BROKER,
@@ -181,7 +196,7 @@ FIRST_VERSION_WITH_TYPES = 1
 
 @serves(ApiKey.LIST_CONFIG_RESOURCES, 0, 1)
 async def list_config_resources(request: Any, caller: Caller) -> Any:
-    """Names of resources that have configs. v0 lists client metrics only (KIP-714), v1 any types, by default all (KIP-1142)."""
+    """Return the names of resources that have configs; all types by default."""
     asked = (
         set(request.resource_types) or set(_LISTED_TYPES)
         if caller.api_version >= FIRST_VERSION_WITH_TYPES

@@ -1,5 +1,19 @@
-"""DescribeQuorum, UpdateFeatures, UnregisterBroker, AddRaftVoter and RemoveRaftVoter. A cluster of gateways has no quorum of
-controllers, no features to finalize and no broker that is registered but not alive."""
+"""DescribeQuorum, UpdateFeatures, UnregisterBroker, AddRaftVoter and RemoveRaftVoter.
+
+DescribeQuorum (KIP-595)
+v0-1: topics only.
+v2: nodes and error messages (KIP-853).
+
+UpdateFeatures (KIP-584)
+v0: allow_downgrade.
+v1: validate_only.
+v2: one error for all features.
+
+UnregisterBroker (v0), AddRaftVoter (v0-1) and RemoveRaftVoter (v0): see the functions.
+
+A cluster of gateways has no controller quorum, no features to finalize, and no broker that is
+registered but not alive.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +41,7 @@ FIRST_VERSION_WITHOUT_RESULTS = 2
 
 @serves(ApiKey.DESCRIBE_QUORUM, 0, 2)
 async def describe_quorum(request: Any, caller: Caller) -> Any:
-    """UNSUPPORTED_VERSION, which is what clients report for a cluster without KRaft (KIP-595). v2 has a message."""
+    """Return UNSUPPORTED_VERSION, which clients report for a cluster without KRaft."""
     return DescribeQuorumResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=NO_QUORUM, topics=[], nodes=[]
     )
@@ -35,7 +49,7 @@ async def describe_quorum(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.UPDATE_FEATURES, 0, 2)
 async def update_features(request: Any, caller: Caller) -> Any:
-    """No feature is known (KIP-584). v1 adds validate_only, v2 has one error for all of them, as in FeatureControlManager."""
+    """Reject each feature as unknown (FeatureControlManager)."""
     if caller.api_version >= FIRST_VERSION_WITHOUT_RESULTS:
         if not request.feature_updates:
             return UpdateFeaturesResponse(error_code=ErrorCode.NONE, error_message=None)
@@ -75,11 +89,9 @@ def _unknown_feature_message(update: Any, caller: Caller) -> str:
 
 @serves(ApiKey.UNREGISTER_BROKER, 0, 0)
 async def unregister_broker(request: Any, caller: Caller) -> Any:
-    """A gateway leaves the cluster when it stops, so nothing is left to unregister."""
+    """Reject the request: a gateway leaves the cluster when it stops."""
     if request.broker_id in {node.node_id for node in caller.broker.cluster.nodes(caller.listener)}:
-        message = (
-            f"Broker ID {request.broker_id} is alive: it leaves the cluster when it is stopped"
-        )
+        message = f"Broker ID {request.broker_id} is alive: stop it to remove it from the cluster"
         return UnregisterBrokerResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=message)
     message = f"Broker ID {request.broker_id} is not currently registered"
     return UnregisterBrokerResponse(
@@ -89,13 +101,13 @@ async def unregister_broker(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.ADD_RAFT_VOTER, 0, 1)
 async def add_raft_voter(request: Any, caller: Caller) -> Any:
-    """As a KRaft cluster whose voters are fixed (KIP-853)."""
+    """Reject the request like a KRaft cluster with static voters (KIP-853)."""
     message = "Cluster doesn't support adding voter because the kraft.version feature is 0"
     return AddRaftVoterResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=message)
 
 
 @serves(ApiKey.REMOVE_RAFT_VOTER, 0, 0)
 async def remove_raft_voter(request: Any, caller: Caller) -> Any:
-    """As a KRaft cluster whose voters are fixed (KIP-853)."""
+    """Reject the request like a KRaft cluster with static voters (KIP-853)."""
     message = "Cluster doesn't support removing voter because the kraft.version feature is 0"
     return RemoveRaftVoterResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=message)

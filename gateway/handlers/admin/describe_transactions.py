@@ -1,4 +1,18 @@
-"""DescribeTransactions, ListTransactions and WriteTxnMarkers: what tools ask about transactions, of which there are none yet."""
+"""DescribeTransactions, ListTransactions and WriteTxnMarkers.
+
+DescribeTransactions (KIP-664)
+v0: the only version.
+
+ListTransactions (KIP-664)
+v0: filters by state and producer id.
+v1: by duration (KIP-994).
+v2: by transactional id pattern (KIP-1152).
+
+WriteTxnMarkers
+v0-2: same answer for all.
+
+The gateway does not support transactions, so there are none to report.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +27,10 @@ from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 
-#: The names of Kafka's TransactionState.
+#: Names of Kafka's TransactionState.
 STATES = frozenset({
-    "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead", "PrepareEpochFence",
+    "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead",
+    "PrepareEpochFence",
 })  # fmt: skip
 
 _State = DescribeTransactionsResponse.TransactionState
@@ -25,7 +40,7 @@ _Topic = _Marker.WritableTxnMarkerTopicResult
 
 @serves(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0)
 async def describe_transactions(request: Any, caller: Caller) -> Any:
-    """TRANSACTIONAL_ID_NOT_FOUND for each (KIP-664)."""
+    """Return TRANSACTIONAL_ID_NOT_FOUND for each id."""
     slices = TimeSlices(caller.broker.clock)
     rows = []
     for transactional_id in request.transactional_ids:
@@ -49,8 +64,7 @@ async def describe_transactions(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.LIST_TRANSACTIONS, 0, 2)
 async def list_transactions(request: Any, caller: Caller) -> Any:
-    """An empty list (KIP-664). v1 filters by duration (KIP-994), v2 by a pattern (KIP-1152). Filters by states that Kafka does
-    not know are named in the reply."""
+    """Return an empty list. Unknown state filters are returned in the response."""
     unknown = [state for state in dict.fromkeys(request.state_filters) if state not in STATES]
     return ListTransactionsResponse(
         error_code=ErrorCode.NONE, unknown_state_filters=unknown, transaction_states=[]
@@ -59,8 +73,11 @@ async def list_transactions(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.WRITE_TXN_MARKERS, 0, 2)
 async def write_txn_markers(request: Any, caller: Caller) -> Any:
-    """CLUSTER_AUTHORIZATION_FAILED for each partition: only brokers may write markers, and an administrator who aborts a
-    transaction by hand (KIP-664). There is none to abort, and no client retries this error."""
+    """Return CLUSTER_AUTHORIZATION_FAILED for each partition.
+
+    Only brokers may write markers, and administrators that abort a transaction manually (KIP-664).
+    There is none to abort, and no client retries this error.
+    """
     slices = TimeSlices(caller.broker.clock)
     markers = []
     for marker in request.markers:

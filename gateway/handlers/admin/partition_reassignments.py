@@ -1,5 +1,22 @@
-"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments and AlterReplicaLogDirs: as ReplicationControlManager
-and ReplicaManager answer where each partition has one replica, which leads and cannot move."""
+"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments, AlterReplicaLogDirs.
+
+ElectLeaders
+v0: preferred leaders.
+v1-2: election type (KIP-460).
+
+AlterPartitionReassignments (KIP-455)
+v0: reassignments.
+v1: allow_replication_factor_change (KIP-860).
+
+ListPartitionReassignments (KIP-455)
+v0: the only version.
+
+AlterReplicaLogDirs (KIP-113)
+v0-2: same fields; v2 is flexible.
+
+Each partition has one replica, which is the leader and cannot move. The answers are those of
+ReplicationControlManager and ReplicaManager for such a cluster.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +37,7 @@ from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 
-#: ElectionType's numbers: preferred and unclean.
+#: Codes of ElectionType: preferred and unclean.
 ELECTION_TYPES = frozenset({0, 1})
 
 _Elected = ElectLeadersResponse.ReplicaElectionResult
@@ -30,8 +47,11 @@ _Moved = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
 
 @serves(ApiKey.ELECT_LEADERS, 0, 2)
 async def elect_leaders(request: Any, caller: Caller) -> Any:
-    """Every leader is the preferred one and alive. v1 adds the type of election (KIP-460). Null topics mean all partitions, and
-    of those only the ones that needed an election are listed, as in Kafka."""
+    """Return ELECTION_NOT_NEEDED: every leader is alive and the preferred one.
+
+    Null topics select all partitions; the response then lists only those that needed an election,
+    as in Kafka: none.
+    """
     if request.election_type not in ELECTION_TYPES:
         return ElectLeadersResponse(
             error_code=ErrorCode.INVALID_REQUEST, replica_election_results=[]
@@ -59,7 +79,7 @@ async def elect_leaders(request: Any, caller: Caller) -> Any:
 
 
 def _partition_count(topic: str, caller: Caller) -> int | None:
-    """The partitions of a topic, None if there is no such topic."""
+    """Return the number of partitions of a topic, None if it does not exist."""
     live = caller.broker.topics.find_listed(topic)
     return None if live is None else live.topic.partitions
 
@@ -76,8 +96,11 @@ def _election_error(topic: str, index: int, count: int | None) -> KafkaError:
 
 @serves(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, 1)
 async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
-    """Only the assignment that a partition has can be asked for, and no reassignment is ever in progress (KIP-455). v1 may
-    forbid another number of replicas (KIP-860), of which there is one."""
+    """Accept only the current assignment of a partition.
+
+    No reassignment is ever in progress. Each partition has one replica, so
+    allow_replication_factor_change is only returned.
+    """
     slices = TimeSlices(caller.broker.clock)
     topics = []
     for topic in request.topics:
@@ -120,19 +143,21 @@ def _check_reassignment(topic: str, partition: Any, count: int | None, caller: C
             f"Unable to find partition {topic}:{partition.partition_index}.",
         )
     if partition.replicas is None:
-        # The request cancels a reassignment.
+        # Null replicas cancel a reassignment.
         raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
     check_replicas([partition.replicas], caller)
 
 
 def check_replicas(assignments: Sequence[Collection[int]], caller: Caller) -> None:
-    """Raises KafkaError(INVALID_REPLICA_ASSIGNMENT) for an assignment that this cluster cannot have. Each is the broker ids of
-    one partition."""
+    """Check replica assignments, given as the broker ids of each partition.
+
+    Raises KafkaError(INVALID_REPLICA_ASSIGNMENT).
+    """
     known = {node.node_id for node in caller.broker.cluster.nodes(caller.listener)}
     for brokers in assignments:
         if not brokers:
             raise _invalid_assignment("includes an empty replica list.")
-        # In the order of the ids, as ReplicationControlManager.validateManualPartitionAssignment looks at them.
+        # Sorted by id, as in ReplicationControlManager.validateManualPartitionAssignment.
         for broker, count in sorted(Counter(brokers).items()):
             if broker not in known:
                 raise _invalid_assignment(
@@ -143,8 +168,8 @@ def check_replicas(assignments: Sequence[Collection[int]], caller: Caller) -> No
         expected = len(assignments[0])
         if len(brokers) != expected:
             raise _invalid_assignment(
-                f"includes a partition with {len(brokers)} replica(s), but this is not consistent with previous partitions, "
-                f"which have {expected} replica(s)."
+                f"includes a partition with {len(brokers)} replica(s), but this is not consistent "
+                f"with previous partitions, which have {expected} replica(s)."
             )
 
 
@@ -156,7 +181,7 @@ def _invalid_assignment(why: str) -> KafkaError:
 
 @serves(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0)
 async def list_partition_reassignments(request: Any, caller: Caller) -> Any:
-    """None is ever in progress. Kafka does not report topics that do not exist either."""
+    """Return no reassignments. Kafka does not report unknown topics either."""
     return ListPartitionReassignmentsResponse(
         error_code=ErrorCode.NONE, error_message=None, topics=[]
     )
@@ -164,8 +189,10 @@ async def list_partition_reassignments(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.ALTER_REPLICA_LOG_DIRS, 0, 2)
 async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
-    """A partition can only be moved to where it is (KIP-113). Of a partition that is named for several directories the last
-    counts, as in Kafka."""
+    """Accept a move only to the directory where the partition is.
+
+    The last directory of a duplicate partition applies, as in Kafka.
+    """
     slices = TimeSlices(caller.broker.clock)
     here = {usage.path for usage in caller.broker.store.usage()}
     results: dict[str, dict[int, ErrorCode]] = {}

@@ -1,5 +1,20 @@
-"""ACLs, delegation tokens, SCRAM credentials and client quotas. The gateway has none of them: it answers as a Kafka that has no
-authorizer, no `delegation.token.secret.key`, no SCRAM credentials and no quotas, and refuses to add any."""
+"""ACLs, delegation tokens, SCRAM credentials and client quotas; none of them are supported.
+
+DescribeAcls, CreateAcls, DeleteAcls
+v0-3: SECURITY_DISABLED.
+
+CreateDelegationToken, DescribeDelegationToken, RenewDelegationToken, ExpireDelegationToken (KIP-48)
+v0-3: DELEGATION_TOKEN_AUTH_DISABLED.
+
+DescribeUserScramCredentials, AlterUserScramCredentials (KIP-554)
+v0: no user has credentials, and none can be added.
+
+DescribeClientQuotas, AlterClientQuotas (KIP-546)
+v0-1: there are no quotas, and none can be added.
+
+The answers are those of a Kafka broker without an authorizer, `delegation.token.secret.key`, SCRAM
+credentials and quotas.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +46,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 
 NO_AUTHORIZER = "No Authorizer is configured."
 
-#: DescribeClientQuotasRequest's match types: an exact name, the default, any name.
+#: Match types of DescribeClientQuotas: 0 exact name, 1 default, 2 any name.
 EXACT, ANY = 0, 2
 QUOTA_ENTITIES = ("client-id", "user", "ip")
 
@@ -42,7 +57,7 @@ _Quota = AlterClientQuotasResponse.EntryData
 
 @serves(ApiKey.DESCRIBE_ACLS, 0, 3)
 async def describe_acls(request: Any, caller: Caller) -> Any:
-    """SECURITY_DISABLED, as AclApis without an authorizer."""
+    """Return SECURITY_DISABLED (AclApis without an authorizer)."""
     message = "No Authorizer is configured on the broker"
     return DescribeAclsResponse(
         error_code=ErrorCode.SECURITY_DISABLED, error_message=message, resources=[]
@@ -51,7 +66,7 @@ async def describe_acls(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.CREATE_ACLS, 0, 3)
 async def create_acls(request: Any, caller: Caller) -> Any:
-    """SECURITY_DISABLED for each of them."""
+    """Return SECURITY_DISABLED for each ACL."""
     slices = TimeSlices(caller.broker.clock)
     rows = []
     for _ in request.creations:
@@ -66,7 +81,7 @@ async def create_acls(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.DELETE_ACLS, 0, 3)
 async def delete_acls(request: Any, caller: Caller) -> Any:
-    """SECURITY_DISABLED for each filter."""
+    """Return SECURITY_DISABLED for each filter."""
     slices = TimeSlices(caller.broker.clock)
     rows = []
     for _ in request.filters:
@@ -83,7 +98,10 @@ async def delete_acls(request: Any, caller: Caller) -> Any:
 
 
 def _token_error(caller: Caller) -> ErrorCode:
-    """Clients that have not logged in may not ask for tokens at all (KafkaApis.allowTokenRequests)."""
+    """Return the error of all token requests.
+
+    Anonymous clients may not send them at all (KafkaApis.allowTokenRequests).
+    """
     is_anonymous = caller.principal == ANONYMOUS
     return (
         ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
@@ -94,7 +112,7 @@ def _token_error(caller: Caller) -> ErrorCode:
 
 @serves(ApiKey.CREATE_DELEGATION_TOKEN, 0, 3)
 async def create_delegation_token(request: Any, caller: Caller) -> Any:
-    """Tokens are disabled (KIP-48)."""
+    """Reject the request: tokens are disabled."""
     principal = caller.principal
     return CreateDelegationTokenResponse(
         error_code=_token_error(caller),
@@ -112,31 +130,34 @@ async def create_delegation_token(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.RENEW_DELEGATION_TOKEN, 0, 2)
 async def renew_delegation_token(request: Any, caller: Caller) -> Any:
-    """Tokens are disabled."""
+    """Reject the request: tokens are disabled."""
     return RenewDelegationTokenResponse(error_code=_token_error(caller), expiry_timestamp_ms=-1)
 
 
 @serves(ApiKey.EXPIRE_DELEGATION_TOKEN, 0, 2)
 async def expire_delegation_token(request: Any, caller: Caller) -> Any:
-    """Tokens are disabled."""
+    """Reject the request: tokens are disabled."""
     return ExpireDelegationTokenResponse(error_code=_token_error(caller), expiry_timestamp_ms=-1)
 
 
 @serves(ApiKey.DESCRIBE_DELEGATION_TOKEN, 0, 3)
 async def describe_delegation_token(request: Any, caller: Caller) -> Any:
-    """Tokens are disabled."""
+    """Reject the request: tokens are disabled."""
     return DescribeDelegationTokenResponse(error_code=_token_error(caller), tokens=[])
 
 
 @serves(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0)
 async def describe_user_scram_credentials(request: Any, caller: Caller) -> Any:
-    """Nobody has any (KIP-554)."""
+    """Return RESOURCE_NOT_FOUND for each user."""
     slices = TimeSlices(caller.broker.clock)
     rows = []
     for name, count in _count_names(user.name for user in request.users or ()):
         if count > 1:
             code = ErrorCode.DUPLICATE_RESOURCE
-            message = f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
+            message = (
+                "Cannot describe SCRAM credentials for the same user twice "
+                f"in a single request: {name}"
+            )
         else:
             code, message = (
                 ErrorCode.RESOURCE_NOT_FOUND,
@@ -154,7 +175,7 @@ async def describe_user_scram_credentials(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0)
 async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
-    """None can be deleted, because none is there, and none can be added."""
+    """Reject each change: no credentials exist to delete, and none can be added."""
     slices = TimeSlices(caller.broker.clock)
     added = {user.name for user in request.upsertions}
     rows = []
@@ -169,7 +190,7 @@ async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
         elif name in added:
             code, message = (
                 ErrorCode.UNSUPPORTED_SASL_MECHANISM,
-                "SCRAM is not served: users are in users_file",
+                "SCRAM is not supported: add the user to users_file",
             )
         else:
             code, message = (
@@ -190,7 +211,7 @@ def _count_names(names: Iterable[str]) -> Iterable[tuple[str, int]]:
 
 @serves(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1)
 async def describe_client_quotas(request: Any, caller: Caller) -> Any:
-    """There are none (KIP-546). A filter that makes no sense is refused as ClientQuotaCache does."""
+    """Return no quotas. Invalid filters are rejected as in ClientQuotaCache."""
     code, message = _filter_error(request.components)
     entries: list[Any] | None = [] if code is ErrorCode.NONE else None
     return DescribeClientQuotasResponse(error_code=code, error_message=message, entries=entries)
@@ -215,14 +236,14 @@ def _filter_error(components: Iterable[Any]) -> tuple[ErrorCode, str | None]:
         if (component.match is None) is (component.match_type == EXACT):
             return (
                 ErrorCode.INVALID_REQUEST,
-                f"Match type {component.match_type} and the name to match do not go together",
+                f"Match type {component.match_type} does not allow this match value",
             )
     return ErrorCode.NONE, None
 
 
 @serves(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1)
 async def alter_client_quotas(request: Any, caller: Caller) -> Any:
-    """None can be added. Removing is refused, too: the request cannot have been meant for a cluster without quotas."""
+    """Reject each change, also removals: there is nothing to remove."""
     slices = TimeSlices(caller.broker.clock)
     rows = []
     for entry in request.entries:
@@ -235,7 +256,7 @@ async def alter_client_quotas(request: Any, caller: Caller) -> Any:
         rows.append(
             _Quota(
                 error_code=ErrorCode.INVALID_REQUEST,
-                error_message="Client quotas are not served",
+                error_message="Client quotas are not supported",
                 entity=entity,
             )
         )

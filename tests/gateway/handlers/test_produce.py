@@ -432,7 +432,7 @@ def test_produces_of_one_connection_keep_their_order_while_the_partition_is_open
     assert connection.answered() == []
     while env.threads._waiting:
         env.threads.release()
-        connection.turns()
+        connection.run_reactor()
     assert connection.answered() == [1, 2, 3]
     assert [found[3] for found in stored(env)] == [b"1", b"2", b"3"]
 
@@ -445,7 +445,7 @@ def test_produces_of_one_connection_overlap_in_the_store(env):
         connection.produces("orders", 0, batch([(b"%d" % n, b"")], producer=(7, 0, n - 1)), 8, n)
     assert len(env.store._queue) == 5
     env.store.release()
-    connection.turns()
+    connection.run_reactor()
     assert connection.answered() == [1, 2, 3, 4, 5]
     assert [found[3] for found in stored(env)] == [b"1", b"2", b"3", b"4", b"5"]
 
@@ -500,7 +500,10 @@ def test_a_transactional_id_is_refused_with_one_line_that_says_why(env, caplog, 
     )
     ((event, fields),) = events(caplog)
     assert event == "transactional producer refused"
-    assert (fields["transactional_id"], fields["reason"]) == ("tx", "transactions are not served")
+    assert (fields["transactional_id"], fields["reason"]) == (
+        "tx",
+        "transactions are not supported",
+    )
 
 
 def test_an_id_that_cannot_be_reserved_is_a_storage_error(env):

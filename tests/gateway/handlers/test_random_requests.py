@@ -13,7 +13,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import REQUESTS
 from gateway.settings.model import INT32_MAX
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.handler_calls import call, decode_response
+from tests.gateway.handlers.handler_calls import call, decode_response, start_call
 from tests.gateway.protocol.wire.values import int8s, int16s, int32s, int64s, texts
 from tests.gateway.sets import batch, old_set
 
@@ -100,8 +100,8 @@ def open_env() -> BrokerEnvironment:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(asked=st.sampled_from(ASKED), data=st.data())
-def test_any_request_is_answered(start_call: tuple[ApiKey, int], data: st.DataObject) -> None:
-    key, version = start_call
+def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject) -> None:
+    key, version = asked
     request = REQUESTS[ApiKey(key)]
     env = open_env()
     for _ in range(2):
