@@ -1,1 +1,1 @@
-"""What goes into a Fetch reply: reading, fetch sessions (KIP-227) and conversion of record formats."""
+"""The Fetch path: reading, fetch sessions (KIP-227) and conversion of record formats."""

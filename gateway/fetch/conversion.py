@@ -1,6 +1,7 @@
-"""Records for consumers that are older or younger than they are: converted off the reactor thread, once for all who ask.
+"""Converts records for consumers of other formats, off the reactor thread.
 
-The conversion itself is `compat.records`; here are the threads, the cache and the single flight.
+`compat.records` does the conversion. This module adds threads, a cache, and jobs shared by all
+consumers that need the same entries.
 """
 
 from __future__ import annotations
@@ -27,23 +28,26 @@ from gateway.partitions.record_batch import ATTRIBUTES, HEADER_BYTES, magic_of
 from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
 from storage.log import Buffer, Entry
 
-#: (topic id, partition, base offset, size, checksum, magic). An entry changes by compaction, which may even leave a packed one its size.
+#: (topic id, partition, base offset, size, checksum, magic). Compaction changes entries, and a
+#: compressed entry may even keep its size.
 CacheKey = tuple[bytes, int, int, int, int, int]
 
 
-#: CPU time that one fetch may spend on conversions. The unit during which it is used up is finished; what is left belongs to the next
-#: fetch. A batch of `max_decompressed_bytes` takes longer than this, ordinary batches take some milliseconds.
+#: CPU time, in microseconds, that one fetch may spend on conversions. The entry that exceeds it is
+#: finished; the rest is left to the next fetch. Ordinary batches take some milliseconds; one of
+#: `max_decompressed_bytes` takes longer than this.
 FETCH_CPU_US = 200_000
 
-#: Units that may unpack to this many bytes together are converted in one call. Between calls a job looks whether it goes on.
+#: Entries that together may unpack to this many bytes are converted in one call. Between calls a
+#: job checks whether it is cancelled.
 MAX_CALL_BYTES = 32 << 20
 
-#: The most that a byte of an lz4 batch unpacks to.
+#: Maximum expansion of lz4: bytes unpacked per compressed byte.
 _LZ4_EXPANSION = 255
 
 
 class ConversionBudget:
-    """The conversions that one fetch may cause, and whose turn they take (`Workers.run_for`)."""
+    """CPU time left for the conversions of one fetch, and their owner (`Workers.run_for`)."""
 
     __slots__ = ("left_us", "owner")
 
@@ -53,9 +57,11 @@ class ConversionBudget:
 
 
 class ConversionJob(SharedResult[dict[CacheKey, Buffer | KafkaError]]):
-    """A job under way. Its result has the entries that were converted; a job that became too expensive leaves out the last ones.
+    """A running conversion.
 
-    `cpu_us` is the CPU time it took, in microseconds. `waiters` counts the requests that wait for it; without any it is dropped.
+    The result maps keys to converted entries; a job that exceeds its CPU time omits the last ones.
+    `cpu_us` is the CPU time used, in microseconds. `waiters` counts waiting requests; without any
+    the job is cancelled.
     """
 
     __slots__ = ("cancel", "cpu_us", "is_cancelled", "waiters")
@@ -68,26 +74,26 @@ class ConversionJob(SharedResult[dict[CacheKey, Buffer | KafkaError]]):
         self.cancel: Cancel | None = None
 
     def remove_waiter(self) -> None:
-        """One waiter less."""
+        """Remove a waiting request; cancel the job if it was the last."""
         self.waiters -= 1
         if not self.waiters:
-            # The thread reads this between two calls.
+            # The converting thread checks this between two calls.
             self.is_cancelled = True
             if self.cancel is not None:
                 self.cancel()
 
 
-#: What an entry of the cache takes besides its bytes, about: without it, many small or empty results would not count.
+#: Approximate overhead of a cache entry, in bytes, so that many small or empty results count, too.
 ENTRY_OVERHEAD = 512
 
-#: Unreadable entries that are remembered to have been told of, some 300 bytes each; beyond it the log may be told of one again.
+#: Unreadable entries remembered as logged, some 300 bytes each; older ones may be logged again.
 MAX_REPORTED_UNREADABLE = 1_000
 
 _CONTROL = 0x20
 _LZ4 = 3
 _ZSTD = 4
 
-#: As a consumer's format: 2, in any codec but zstd; and 2 in any.
+#: Consumer formats beyond 0 and 1: format 2 without zstd, and format 2 with any codec.
 V2_WITHOUT_ZSTD, V2_WITH_ZSTD = 2, 3
 _CRC = Struct(">I")
 _CRC_AT = 17
@@ -104,7 +110,11 @@ class SourcePartition(NamedTuple):
 
 
 class Converter:
-    """`run_for(owner, function, *args)` runs a function on another thread. `cache_bytes` bounds what is kept."""
+    """Converts entries and caches the results.
+
+    `run_for(owner, function, *args)` runs a function on another thread. `cache_bytes` limits the
+    cache.
+    """
 
     def __init__(
         self,
@@ -118,7 +128,7 @@ class Converter:
         self._max_decompressed_bytes = max_decompressed_bytes
         self._cache: OrderedDict[CacheKey, bytes] = OrderedDict()
         self._jobs: dict[CacheKey, ConversionJob] = {}
-        # Of the unreadable entries those that the log has been told of, as keys without the format.
+        # Unreadable entries that were logged, as keys without the format.
         self._reported: OrderedDict[tuple[object, ...], None] = OrderedDict()
         self.cached_bytes = 0
         self.conversions = 0
@@ -131,14 +141,17 @@ class Converter:
         on_cpu_spent: Callable[[int], None] | None = None,
         budget: ConversionBudget | None = None,
     ) -> list[Buffer | KafkaError]:
-        """Each entry's payload in a format that a consumer of `magic` reads; the payload itself where it is in one already.
+        """Return each entry's payload in a format that consumers of `magic` can read.
 
-        Whoever knows format 2 gets nothing else, as from Kafka since 3.0: many of them have forgotten how to read what is older.
-        Empty where nothing in it exists for such a consumer (control batches) or it cannot be read at all, which is then in the log;
-        KafkaError(UNKNOWN_SERVER_ERROR) where there was no memory to convert it. `on_cpu_spent` is told how many microseconds of CPU time it took, where
-        nobody had asked before.
+        The payload is returned as is if it is already readable. Consumers that support format 2 get
+        only format 2, as from Kafka since 3.0: many of them no longer read older formats. A payload
+        is empty if no record in it exists for such a consumer (control batches) or if it is
+        unreadable, which is logged. It is KafkaError(UNKNOWN_SERVER_ERROR) if there was not enough
+        memory to convert it.
 
-        The list is shorter than `entries` if `budget` is used up first. A share that is not used up converts at least one entry.
+        The result is shorter than `entries` if `budget` is exhausted; a budget that is not
+        exhausted converts at least one entry. `on_cpu_spent` receives the CPU time, in
+        microseconds, of conversions that this call started.
         """
         budget = budget or ConversionBudget()
         while True:
@@ -147,7 +160,7 @@ class Converter:
                 source, entries, magic, own_job if budget.left_us > 0 else None
             )
             if missing:
-                # On its own: the consumer that asked first may go away, and the others still want it.
+                # Run in a separate coroutine: the first consumer may disconnect while others wait.
                 own_job.cancel = start(
                     self._run_job(source, missing, own_job, magic, budget.owner),
                     _ignore,
@@ -169,7 +182,7 @@ class Converter:
                     on_cpu_spent(own_job.cpu_us)
             if results or not entries or budget.left_us <= 0:
                 return results
-            # Another request's job ended before it came to the first entry.
+            # Another request's job ended before it reached the first entry: retry.
 
     def _look_up(
         self,
@@ -182,7 +195,10 @@ class Converter:
         list[tuple[int, CacheKey, ConversionJob]],
         list[tuple[CacheKey, Entry]],
     ]:
-        """The results that are there, those that a job is to bring, and the entries for the job `own_job`, without which the rest is left out."""
+        """Return known results, results pending in jobs, and entries missing for `own_job`.
+
+        Without `own_job`, the list ends before the first missing entry.
+        """
         results: list[Buffer | KafkaError] = []
         pending: list[tuple[int, CacheKey, ConversionJob]] = []
         missing: list[tuple[CacheKey, Entry]] = []
@@ -228,7 +244,9 @@ class Converter:
         magic: int,
         owner: Hashable,
     ) -> None:
-        """Convert these on another thread, one after the other: for small batches the way there costs more than the work."""
+        """Convert entries one after the other in one call: for small batches, the thread switch
+        costs more than the conversion.
+        """
         try:
             payloads = [entry.payload for _, entry in missing]
             outcomes: list[bytes | RecordsError]
@@ -242,7 +260,7 @@ class Converter:
         results: dict[CacheKey, Buffer | KafkaError] = {}
         for (key, entry), outcome in zip(missing, outcomes, strict=False):
             if isinstance(outcome, NoMemory):
-                # Clients before 0.11 know few codes; after this one they ask again.
+                # Clients before 0.11 know few error codes; they retry after this one.
                 results[key] = KafkaError(
                     ErrorCode.UNKNOWN_SERVER_ERROR,
                     f"offset {entry.base_offset} is not converted: {outcome}",
@@ -258,7 +276,7 @@ class Converter:
         job.succeed(results)
 
     def log_unreadable(self, source: SourcePartition, entry: Entry, failure: RecordsError) -> None:
-        """Say once that an entry cannot be read, so that old consumers miss it, and why."""
+        """Log once that an entry is unreadable and skipped for old consumers."""
         payload = entry.payload
         unit = (
             source.topic_id,
@@ -273,9 +291,12 @@ class Converter:
         if len(self._reported) > MAX_REPORTED_UNREADABLE:
             self._reported.popitem(last=False)
         if isinstance(failure, RecordsTooLarge):
-            event = "records unpack to more than max_decompressed_bytes, old consumers do not get them; a greater one and a restart would help"
+            event = (
+                "records skipped for old consumers: they unpack to more than "
+                "max_decompressed_bytes; increase it and restart"
+            )
         else:
-            event = "records cannot be read, old consumers do not get them"
+            event = "unreadable records skipped for old consumers"
         first, last = entry.base_offset, entry.last_offset
         _log.warning(
             event,
@@ -298,7 +319,10 @@ class Converter:
 
 
 def _checksum(payload: Buffer, magic: int) -> int:
-    """Over all that compaction may change: a batch bears it, a message set only those of its messages."""
+    """Return a checksum of everything that compaction may change.
+
+    A batch contains one; in a message set, only the messages do.
+    """
     if magic == 2 and len(payload) >= HEADER_BYTES:
         checksum: int = _CRC.unpack_from(payload, _CRC_AT)[0]
         return checksum
@@ -306,12 +330,12 @@ def _checksum(payload: Buffer, magic: int) -> int:
 
 
 def is_zstd(payload: Buffer) -> bool:
-    """Whether a payload is a batch that needs a consumer of Fetch 10."""
+    """Whether the payload is a batch that requires Fetch v10."""
     return magic_of(payload) >= 2 and payload[ATTRIBUTES] & 7 == _ZSTD
 
 
 def is_readable(payload: Buffer, magic: int) -> bool:
-    """Whether a consumer of `magic` gets the payload as it is."""
+    """Whether consumers of `magic` can read the payload as it is."""
     stored = magic_of(payload)
     if magic < V2_WITHOUT_ZSTD:
         return stored <= magic
@@ -321,7 +345,10 @@ def is_readable(payload: Buffer, magic: int) -> bool:
 def _convert_all(
     payloads: Sequence[Buffer], magic: int, max_decompressed_bytes: int, job: ConversionJob
 ) -> tuple[list[bytes | RecordsError], int]:
-    """What the first ones came to, at least one, and the microseconds of CPU time of all."""
+    """Convert at least the first payload.
+
+    Returns the results and the CPU time used, in microseconds.
+    """
     begun = thread_time_ns()
     cpu_us = 0
     outcomes: list[bytes | RecordsError] = []
@@ -344,7 +371,7 @@ def _convert_all(
 def _split_into_calls(
     payloads: Sequence[Buffer], max_decompressed_bytes: int
 ) -> Iterator[list[Buffer]]:
-    """The units of each call, by what they unpack to at worst."""
+    """Group the payloads by the size to which they may unpack."""
     units: list[Buffer] = []
     left = MAX_CALL_BYTES
     for payload in payloads:
@@ -359,7 +386,7 @@ def _split_into_calls(
 
 
 def _max_unpacked_size(payload: Buffer) -> int:
-    """Bytes that a unit may unpack to, whatever it says of itself."""
+    """Return the size to which a payload may unpack, regardless of its header."""
     if magic_of(payload) == 2 and len(payload) > ATTRIBUTES:
         codec = payload[ATTRIBUTES] & 7
         if codec == 0:
@@ -370,7 +397,11 @@ def _max_unpacked_size(payload: Buffer) -> int:
 
 
 def _to_v2(payload: Buffer, max_decompressed_bytes: int) -> bytes | RecordsError:
-    """An older set that cannot be converted stays as it is: its consumer knows the format, and its library says what it thinks of it."""
+    """Convert a payload to format 2 without zstd.
+
+    An older message set that cannot be converted is returned unchanged: the consumer supports its
+    format and reports the problem itself.
+    """
     is_batch = magic_of(payload) == 2
     convert = zstd_to_gzip if is_batch else up_convert
     try:

@@ -1,7 +1,8 @@
-"""Reading for a fetch: which records of which partitions go into one reply, and in which format.
+"""Reads the records of a Fetch response.
 
-The limits are Kafka's: each partition's own and the request's. The first partition with records gives at least one whole batch or message
-however large; the others give what fits. Consumers older than a batch get it converted, and are carried past what does not exist for them.
+Limits are Kafka's: per partition and per request. The first partition with records returns at least
+one whole batch or message regardless of its size; the others return what fits. Records are
+converted for consumers of older formats, which skip offsets that have no records in their format.
 """
 
 from __future__ import annotations
@@ -29,36 +30,45 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
 from storage.log import Buffer, Entry
 
-#: Consumers of an older Fetch may not know zstd (KIP-110).
+#: Consumers of older versions may not support zstd (KIP-110).
 _FIRST_FETCH_WITH_ZSTD = 10
 
 _UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
-#: Consumers of an older Fetch may not know this error, and give up on what they do not know (KIP-112).
+#: Consumers of older versions may not know KAFKA_STORAGE_ERROR, and fail on unknown codes
+#: (KIP-112).
 _FIRST_FETCH_WITH_STORAGE_ERROR = 6
 
-#: Entries that an old consumer cannot see are passed over, at most this many reads of this size in one request; the next one goes on from there.
+#: Limits on scanning entries that an old consumer cannot see: reads per request and bytes per read.
+#: The next fetch continues from there.
 MAX_EMPTY_READS = 64
 EMPTY_READ_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
 class FetchPass:
-    """One pass over the pending partitions: rows in the order read, the bytes they hold, and whether there is one that cannot wait for more
-    bytes: an error, or a log that diverges from what the consumer knows. `sufficient_bytes` is how many bytes are worth a reply at once: what the
-    consumer asked for, but no more than half of what a reply may have, since whole batches hardly ever fill it to the last byte."""
+    """The result of one pass over the pending partitions.
+
+    `rows` are in the order read; `size` is their record bytes. `sufficient_bytes` is the size that
+    is worth an immediate response: what the consumer requested, at most half of the maximum
+    response, since whole batches rarely fill it completely. `must_reply_now` is set if a row cannot
+    wait for more bytes: an error, or a log that diverges from the consumer's.
+    """
 
     sufficient_bytes: int
 
     rows: dict[CachedPartition, PartitionFetched] = field(default_factory=dict)
     size: int = 0
     must_reply_now: bool = False
-    #: There are rows of partitions that have never existed.
+    #: Some rows are of partitions that never existed.
     has_unknown_topics: bool = False
 
 
 class FetchReader:
-    """Reads for one request. `magic` is the newest format that its consumer reads, None for all formats."""
+    """Reads for one request.
+
+    `magic` is the newest format that the consumer can read, or None for all formats.
+    """
 
     __slots__ = (
         "_aborted_transactions",
@@ -78,15 +88,15 @@ class FetchReader:
         self._broker = caller.broker
         self._request = request
         self._slices = slices
-        #: The format that the consumer reads: 0, 1, or 2 with or without zstd.
+        #: Format of the consumer: 0, 1, or 2 with or without zstd.
         self._magic = _v2_variant(request.version) if magic is None else magic
         self._max_reply_bytes = 0
-        #: What this pass may spend on conversions; None until the first one.
+        #: Conversion budget of this pass; None until the first conversion.
         self._budget: ConversionBudget | None = None
         self._aborted_transactions: tuple[()] | None = () if request.isolation_level == 1 else None
 
     async def read(self, partitions: list[CachedPartition]) -> FetchPass:
-        """One pass in this order. Failures are told in their rows."""
+        """Read the partitions in this order. Errors are returned in their rows."""
         outgoing = self._broker.outgoing
         self._max_reply_bytes = outgoing.reserve(
             min(self._request.max_bytes, self._broker.settings.fetch_max_bytes)
@@ -101,7 +111,7 @@ class FetchReader:
         result = FetchPass(min(self._request.min_bytes, self._max_reply_bytes // 2 + 1))
         for cached in partitions:
             if cached.partition is None:
-                # Those that are not open yet open at the same time, lest each waits for the one before.
+                # Open all closed partitions concurrently.
                 self._broker.topics.prefetch(*cached.key)
                 await self._slices.take(PARTITION_OPEN_ROWS)
         order = self._order(partitions)
@@ -118,7 +128,7 @@ class FetchReader:
                 ):
                     code = ErrorCode.NOT_LEADER_OR_FOLLOWER
                 if code in _UNKNOWN_TOPIC and not cached.topic_id:
-                    # A topic that was deleted had an id here, and may come back under its name.
+                    # A deleted topic had an id here and may be recreated under its name.
                     result.has_unknown_topics = True
                 fetched = PartitionFetched(cached.key[1], code)
                 cached.sent_high_watermark = -1
@@ -128,15 +138,18 @@ class FetchReader:
             result.rows[cached] = fetched
             result.size += sum(map(len, fetched.records))
         if self._budget is not None and self._budget.left_us <= 0:
-            # The rest is converted for the next fetch, which may as well come now.
+            # The next fetch converts the rest, so reply now.
             result.must_reply_now = True
         if order is not partitions:
             result.rows = {cached: result.rows[cached] for cached in partitions}
         return result
 
     def _order(self, partitions: list[CachedPartition]) -> list[CachedPartition]:
-        """The order to read in. The first partition may use up the time for conversions. Consumers from Fetch 3 on change the order
-        of their partitions themselves; for older ones another partition is first each time."""
+        """Return the partitions in reading order.
+
+        The first partition may use up the conversion budget. From Fetch v3 on, consumers rotate
+        their partitions themselves; for older ones each pass starts at another partition.
+        """
         if self._request.version >= 3 or len(partitions) < 2:
             return partitions
         first = self._broker.now() % len(partitions)
@@ -189,8 +202,11 @@ class FetchReader:
     async def _records(
         self, cached: CachedPartition, partition: Partition, limit: int, *, is_first: bool
     ) -> list[Buffer]:
-        """At least one whole batch or message where this is the first with records, or where the client is so old that nothing says it
-        may be left without (Fetch 0-2)."""
+        """Read records of one partition.
+
+        Returns at least one whole batch or message if this is the first partition with records or
+        the consumer is older than Fetch v3, which requires it.
+        """
         at_least_one = is_first or self._request.version < 3
         begin = cached.requested.fetch_offset
         offset = partition.skip_empty(begin, self._magic)
@@ -221,19 +237,22 @@ class FetchReader:
         *,
         at_least_one: bool,
     ) -> tuple[list[Buffer], int]:
-        """What of these entries goes to the consumer, and the offset up to which they have been dealt with."""
+        """Select what fits from the entries; return it and the offset of the next unprocessed
+        record.
+        """
         records: list[Buffer] = []
         for entry, payload in zip(
             entries, await self._convert(cached, partition, entries), strict=False
         ):
             if isinstance(payload, KafkaError):
                 if records:
-                    # What stands before it is good; the next fetch begins at this one, and is told.
+                    # Return the records before it; the next fetch starts at this entry and returns
+                    # the error.
                     break
                 raise payload
             rest = _cut(payload, offset, len(payload)) if offset > entry.base_offset else payload
             if len(rest) > limit:
-                # Nothing may follow what is cut short: it would be taken for all there is in between.
+                # Nothing may follow a truncated entry: the consumer would skip the rest of it.
                 piece = _cut(rest, offset, limit)
                 if len(piece) <= limit or (at_least_one and not records):
                     records.append(piece)
@@ -261,13 +280,16 @@ class FetchReader:
     async def _convert(
         self, cached: CachedPartition, partition: Partition, entries: list[Entry]
     ) -> Sequence[Buffer | KafkaError]:
-        """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it. The last ones are
-        missing if the request has had its share of conversions."""
+        """Return the entries in a format that the consumer can read.
+
+        An item is empty if it has no records for the consumer, and an error if it may not be
+        converted. The list is shorter than `entries` if the conversion budget is exhausted.
+        """
         newest = self._magic
         if newest == V2_WITH_ZSTD and all(
             len(entry.payload) > MAGIC and entry.payload[MAGIC] == 2 for entry in entries
         ):
-            # The road of every consumer of today.
+            # The common case.
             return [entry.payload for entry in entries]
         source = SourcePartition(partition.topic, cached.topic_id, partition.index)
         convertible = entries
@@ -301,7 +323,7 @@ def _needs_down_conversion(payload: Buffer, newest: int) -> bool:
 
 
 def _down_conversion_error(newest: int) -> KafkaError:
-    """For a topic that converts nothing down."""
+    """Return the error for topics with down-conversion disabled."""
     return KafkaError(
         ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
         if newest == V2_WITHOUT_ZSTD
@@ -310,7 +332,7 @@ def _down_conversion_error(newest: int) -> KafkaError:
 
 
 def _fix_lz4_checksum(payload: Buffer | KafkaError) -> Buffer | KafkaError:
-    """Only consumers of format 0 want the checksum that lz4 frames of that format bear."""
+    """Replace the wrong lz4 frame checksum of format 0, which only consumers of format 0 expect."""
     if isinstance(payload, KafkaError) or not has_legacy_lz4(payload):
         return payload
     try:
@@ -320,7 +342,10 @@ def _fix_lz4_checksum(payload: Buffer | KafkaError) -> Buffer | KafkaError:
 
 
 def _cut(payload: Buffer, offset: int, limit: int) -> Buffer:
-    """The whole messages from the one that holds `offset` on, as many as fit, at least one; empty where there is none."""
+    """Return the whole messages from `offset` on that fit into `limit`.
+
+    Returns at least one if any exist. Raises KafkaError(CORRUPT_MESSAGE).
+    """
     if not len(payload):
         return payload
     try:
@@ -330,7 +355,10 @@ def _cut(payload: Buffer, offset: int, limit: int) -> Buffer:
 
 
 def check_epoch(asked: int, current: int) -> None:
-    """The leader epoch that a client knows (-1: none) against the current one (KIP-320). Raises KafkaError."""
+    """Compare the client's leader epoch (-1: none) with the current one (KIP-320).
+
+    Raises KafkaError.
+    """
     if asked < 0 or asked == current:
         return
     raise KafkaError(

@@ -1,7 +1,8 @@
-"""Incremental fetch sessions (KIP-227): a consumer names its partitions once, and each round costs only what has changed.
+"""Incremental fetch sessions (KIP-227).
 
-A session watches the logs of its partitions. What moved since it last looked is in `pending`, so that a round over a thousand idle
-partitions looks at none of them. Rules: Kafka's FetchSession and FetchManager.
+A consumer lists its partitions once; later requests name only changes. A session watches the logs
+of its partitions and keeps those that changed in `pending`, so that a fetch over a thousand idle
+partitions checks none of them. Follows Kafka's FetchSession and FetchManager.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ PartitionKey = tuple[str | bytes, int]
 
 
 class CachedPartition:
-    """One partition that somebody fetches. `partition` is None while it is not open, or not there.
+    """A partition of a fetch; `partition` is None if it is not open or does not exist.
 
-    `sent_high_watermark` and `sent_start_offset` are what the session was last told: a difference alone makes it worth a row.
+    `sent_high_watermark` and `sent_start_offset` are the values last sent to the consumer; a change
+    of either makes the partition part of the next response.
     """
 
     __slots__ = (
@@ -52,7 +54,7 @@ class CachedPartition:
         self.log_size = 0
 
     def attach(self, partition: Partition, topic_id: bytes) -> None:
-        """The partition is open: follow it."""
+        """Watch the log of an open partition."""
         if self.partition is not partition:
             self.detach()
             self.partition = partition
@@ -60,7 +62,7 @@ class CachedPartition:
             partition.log.watch(self.changed)
 
     def detach(self) -> None:
-        """Follow it no more."""
+        """Stop watching the log."""
         if self.partition is not None:
             self.partition.log.unwatch(self.changed)
             self.partition = None
@@ -70,7 +72,7 @@ class CachedPartition:
 
     @property
     def has_unread_records(self) -> bool:
-        """There are records that it has not fetched."""
+        """Whether the log has records at or after the fetch offset."""
         return (
             self.partition is not None
             and self.requested.fetch_offset < self.partition.log.end_offset
@@ -78,24 +80,27 @@ class CachedPartition:
 
 
 class FetchSession:
-    """The partitions of one fetch, with a session or without. `pending` is in the order in which they are to be read."""
+    """The partitions of one fetch, with or without a session id.
+
+    `pending` holds the partitions to read, in this order.
+    """
 
     def __init__(self, session_id: int = NO_SESSION) -> None:
         self.session_id = session_id
         self.epoch = INITIAL_EPOCH
         self.partitions: dict[PartitionKey, CachedPartition] = {}
         self.pending: OrderedDict[CachedPartition, None] = OrderedDict()
-        #: Called whenever something becomes pending; set by the request that waits.
+        #: Called when a partition becomes pending; set by a waiting request.
         self.on_change: Callable[[], None] | None = None
         self.is_in_use = False
         self.is_closed = False
         self.uses_topic_ids = False
         self.last_used = 0
-        #: How many of its partitions count in `FetchSessions.partition_count`.
+        #: Number of its partitions included in `FetchSessions.partition_count`.
         self.counted_partitions = 0
 
     def update(self, key: PartitionKey, requested: FetchPartition) -> CachedPartition:
-        """Add a partition, or change where its consumer stands."""
+        """Add a partition or update its fetch offset."""
         cached = self.partitions.get(key)
         if cached is None:
             cached = self.partitions[key] = CachedPartition(key, requested, self._partition_changed)
@@ -110,7 +115,11 @@ class FetchSession:
             self.pending.pop(cached, None)
 
     def close(self) -> None:
-        """Let go of every log: now, or at the end of the request that uses the round, which closes it once more."""
+        """Stop watching all logs.
+
+        If a request is using the session, the session stays open until that request calls this
+        again.
+        """
         self.is_closed = True
         if self.is_in_use:
             return
@@ -126,11 +135,12 @@ class FetchSession:
 
 
 class FetchSessions:
-    """The sessions that are kept, at most `slots`; the one unused longest makes room, if unused for `min_idle_ms`.
+    """The cached sessions.
 
-    `new_id` gives a positive int32; `max_partitions` bounds one session, for it is a client that names them: whoever fetches more does
-    without a session. `max_total_partitions` bounds all of them together, some 400 bytes each; `expire` removes
-    those that are unused for `max_idle_ms`.
+    At most `slots` are kept; the least recently used is evicted if it has been idle for
+    `min_idle_ms`. `new_id` returns a positive int32. Partitions, some 400 bytes each, are limited
+    to `max_partitions` per session (a fetch of more gets no session) and `max_total_partitions` in
+    total. `expire` removes sessions that have been idle for `max_idle_ms`.
     """
 
     def __init__(
@@ -156,7 +166,7 @@ class FetchSessions:
         return len(self._sessions)
 
     def get(self, session_id: int, now: int) -> FetchSession | None:
-        """The session, marked as used now (ms)."""
+        """Return the session and mark it as used at `now` (ms)."""
         found = self._sessions.get(session_id)
         if found is not None and self._is_expired(found, now):
             self.remove(session_id)
@@ -167,7 +177,7 @@ class FetchSessions:
         return found
 
     def create(self, now: int) -> FetchSession:
-        """A new session, or a round without one (id 0) where there is no room."""
+        """Create a session, or return one with id 0 (uncached) if there is no room."""
         if len(self._sessions) >= self._slots and not self._evict(now):
             return FetchSession()
         session_id = self._new_id()
@@ -186,7 +196,10 @@ class FetchSessions:
             found.close()
 
     def has_room(self, session: FetchSession, now: int) -> bool:
-        """Count the partitions of `session`, which have changed. False if they are too many, for one session or for all together: it is not kept."""
+        """Update the partition count of a session.
+
+        Returns False and removes the session if it exceeds the limit per session or in total.
+        """
         size = len(session.partitions)
         self.partition_count += size - session.counted_partitions
         session.counted_partitions = size
@@ -199,7 +212,7 @@ class FetchSessions:
         return False
 
     def expire(self, now: int) -> bool:
-        """Remove the session that has been unused longest, if for `max_idle_ms`. False where there is none to remove."""
+        """Remove the least recently used session if it has expired; return whether it was."""
         for session_id, session in self._candidates():
             if not self._is_expired(session, now):
                 return False
@@ -227,5 +240,8 @@ class FetchSessions:
 
 
 def next_epoch(epoch: int) -> int:
-    """The epoch of the request after one of `epoch`: 0 is for the first, so it wraps to 1 (FetchMetadata.nextEpoch)."""
+    """Return the epoch of the next request (FetchMetadata.nextEpoch).
+
+    It wraps to 1, since 0 is the epoch of the first request.
+    """
     return 1 if epoch == 0x7FFFFFFF else epoch + 1
