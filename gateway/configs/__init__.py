@@ -1,1 +1,1 @@
-"""Configs that clients describe and alter: of topics, groups and brokers."""
+"""Configs of topics, groups and brokers that clients can describe and alter."""

@@ -1,7 +1,8 @@
-"""Configs of brokers that AlterConfigs changes while the gateway runs, as Kafka's DynamicBrokerConfig does it.
+"""Broker configs that AlterConfigs changes at run time, as Kafka's DynamicBrokerConfig.
 
-They are kept in a table: those of all brokers under "", those of one broker under its id. The settings in force are the ones that
-the gateway was started with, then those of all brokers, then its own; whoever reads a setting asks for the settings in force.
+The store's table holds the configs of all brokers under "default" and those of one broker under its
+id. The effective settings are the start-up settings, overridden by the configs of all brokers, then
+by the broker's own.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from storage.log import StateTable
 
 _log = logs.get_logger(__name__)
 
-#: The resource name of the configs of all brokers.
+#: Resource name of the configs of all brokers.
 ALL_BROKERS = ""
 
 _DAY_MS = 24 * 3_600_000
 
 
 def _of_topics(name: str, topic_config: str) -> tuple[ConfigDefinition, str]:
-    """A default of topics: its values are those of the topics' config."""
+    """Define a default of topics, with the values of the topic config."""
     one = DEFINITIONS[topic_config]
     assert one.setting is not None
     return ConfigDefinition(
@@ -42,7 +43,8 @@ def _own(
     ), setting
 
 
-#: By Kafka's name: the definition and the setting. What Kafka's DynamicBrokerConfig can change and has a meaning here.
+#: Definition and setting by Kafka's config name: what DynamicBrokerConfig can change and applies to
+#: the gateway.
 DYNAMIC: dict[str, tuple[ConfigDefinition, str]] = {
     pair[0].name: pair
     for pair in (
@@ -68,7 +70,10 @@ DYNAMIC: dict[str, tuple[ConfigDefinition, str]] = {
 
 
 class BrokerConfigs:
-    """`settings` are those in force, `started_with` those that files, environment and flags gave."""
+    """The dynamic configs of this broker.
+
+    `settings` are the effective settings, `started_with` those from file, environment and flags.
+    """
 
     def __init__(self, table: StateTable, settings: Settings) -> None:
         self._table = ConfigTable(table, check)
@@ -77,27 +82,30 @@ class BrokerConfigs:
         self.settings = settings
 
     async def open(self) -> None:
-        """Read the table. Raises StorageError."""
+        """Load the table. Raises StorageError."""
         await self._table.open()
         self._put_in_force()
 
     @property
     def names(self) -> tuple[str, str]:
-        """The resources that count for this broker: its own before those of all."""
+        """Resource names that apply to this broker, by precedence."""
         return str(self.started_with.node_id), ALL_BROKERS
 
     def overrides(self, name: str) -> Overrides:
-        """What is set for one of `names`."""
+        """Return the overrides of one of `names`."""
         return self._table.get(_key(name))
 
     def watch(self, call: Callable[[Settings], None]) -> None:
-        """`call` after every change, with the settings that are in force then."""
+        """Call `call` with the effective settings after every change."""
         self._watchers.append(call)
 
     async def alter(
         self, name: str, change: Callable[[Overrides], Overrides], *, validate_only: bool
     ) -> None:
-        """Replace the overrides of one of `names` by what `change` makes of them. Raises KafkaError."""
+        """Replace the overrides of one of `names` with the result of `change`.
+
+        Raises KafkaError.
+        """
         await self._table.alter(_key(name), change, validate_only=validate_only)
         if not validate_only:
             self._put_in_force()
@@ -119,12 +127,15 @@ class BrokerConfigs:
 
 
 def _key(name: str) -> str:
-    # A key has a byte at least.
+    # Keys of the table cannot be empty.
     return name or "default"
 
 
 def check(overrides: Overrides) -> None:
-    """Raises KafkaError(INVALID_REQUEST), in Kafka's words, for configs that cannot change while the gateway runs, and for wrong values."""
+    """Refuse unknown, read-only or invalid configs with Kafka's message.
+
+    Raises KafkaError(INVALID_REQUEST).
+    """
     fixed = [name for name in overrides if name not in DYNAMIC]
     if fixed:
         raise KafkaError(

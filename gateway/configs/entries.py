@@ -1,4 +1,4 @@
-"""Configs as clients are told of them: those of a topic and those of this broker, each with where its value comes from."""
+"""Describes the configs of topics, groups and this broker, with the source of each value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.topics.topic_names import INTERNAL_PARTITIONS
 
 
 class ConfigSource(IntEnum):
-    """DescribeConfigsResponse's config sources (KIP-226)."""
+    """Config sources of DescribeConfigsResponse (KIP-226)."""
 
     TOPIC_CONFIG = 1
     DYNAMIC_BROKER_CONFIG = 2
@@ -29,7 +29,7 @@ class ConfigSource(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """One place that a config's value can come from."""
+    """One source of a config's value."""
 
     name: str
     value: str
@@ -38,7 +38,7 @@ class Synonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One config. `synonyms` are the places that have a value for it, the one that counts first."""
+    """A config; `synonyms` are the sources that have a value for it, by precedence."""
 
     name: str
     value: str
@@ -53,7 +53,7 @@ class ConfigEntry:
 
 
 def topic_entries(overrides: Mapping[str, str], configs: BrokerConfigs) -> Iterator[ConfigEntry]:
-    """All configs of a topic with these overrides, in the order of their names."""
+    """Return all configs of a topic with these overrides, sorted by name."""
     for name, one in DEFINITIONS.items():
         synonyms = _server_synonyms(one, configs)
         value = one.default_text(configs.settings)
@@ -71,7 +71,7 @@ def _server_synonyms(one: TopicDefinition, configs: BrokerConfigs) -> tuple[Syno
     return _setting_synonyms(one.server_key, one.setting, configs)
 
 
-#: By a broker's config that Kafka leaves unset: the one that counts instead, with its default.
+#: Configs that are unset by default in Kafka, and the config and default that apply instead.
 _DEFAULTS_ELSEWHERE = {"log.retention.ms": ("log.retention.hours", "168")}
 
 
@@ -79,7 +79,8 @@ def _setting_synonyms(name: str, setting: str, configs: BrokerConfigs) -> tuple[
     elsewhere = _DEFAULTS_ELSEWHERE.get(name)
     settings, dynamic = configs.started_with, tuple(_dynamic_synonyms(name, configs))
     if setting not in settings.model_fields_set and not dynamic and elsewhere:
-        # Kafka tells the synonyms from the config of that name on (ConfigHelper.configSynonyms), and this one has no value.
+        # Kafka lists synonyms from the first config with a value (ConfigHelper.configSynonyms);
+        # this one has none.
         return ()
     default_name, default_text = elsewhere or (
         name,
@@ -96,7 +97,7 @@ def _setting_synonyms(name: str, setting: str, configs: BrokerConfigs) -> tuple[
 
 
 def _dynamic_synonyms(name: str, configs: BrokerConfigs) -> Iterator[Synonym]:
-    """What AlterConfigs has set: for this broker, then for all of them."""
+    """Yield values set by AlterConfigs: for this broker, then for all brokers."""
     for resource in configs.names:
         text = configs.overrides(resource).get(name)
         if text is not None:
@@ -117,7 +118,8 @@ _B, _S, _I, _L, _X, _H = (
     ConfigType.SHORT,
 )
 
-#: Kafka's name, type, and the setting. Nothing here is a secret: neither passwords nor the places where they are kept.
+#: Kafka's name, type and setting. No secrets: neither passwords nor the paths of files that hold
+#: them.
 _SETTINGS = (
     ("auto.create.topics.enable", _B, "auto_create_topics_enable"),
     ("broker.id", _I, "node_id"),
@@ -155,52 +157,57 @@ _SETTINGS = (
     ("ssl.client.auth", _S, "ssl_client_auth"),
 )
 
-#: Kafka's name, type, value and documentation of what cannot be set.
+#: Kafka's name, type, value and documentation of configs that cannot be set.
 _FIXED = (
     (
         "default.replication.factor",
         _I,
         "1",
-        "What clients see of a topic; how often records are kept is up to the store.",
+        "Replication factor reported to clients. Actual replication depends on the store.",
     ),
     ("delete.topic.enable", _B, "true", "Topics can be deleted."),
     (
         "group.consumer.assignors",
         _X,
         "uniform,range",
-        "The assignors of the gateway for groups of the consumer protocol (KIP-848).",
+        "Server-side assignors for consumer groups (KIP-848).",
     ),
     (
         "group.coordinator.rebalance.protocols",
         _X,
         "classic,consumer",
-        "The group protocols that are served.",
+        "The supported group protocols.",
     ),
-    ("log.cleaner.enable", _B, "true", "Topics whose cleanup.policy has compact are compacted."),
-    ("log.cleaner.threads", _I, "1", "Partitions are compacted one after the other."),
+    (
+        "log.cleaner.enable",
+        _B,
+        "true",
+        "Topics whose cleanup.policy includes compact are compacted.",
+    ),
+    ("log.cleaner.threads", _I, "1", "Partitions are compacted one at a time."),
     (
         "log.retention.hours",
         _I,
         "168",
-        "How long records are kept where log.retention.ms is not set.",
+        "How long records are kept if log.retention.ms is not set.",
     ),
     (
         "offsets.topic.num.partitions",
         _I,
         str(INTERNAL_PARTITIONS),
-        "Partitions that clients see of __consumer_offsets.",
+        "Number of partitions of __consumer_offsets reported to clients.",
     ),
     (
         "offsets.topic.replication.factor",
         _H,
         "1",
-        "Replicas that clients see of __consumer_offsets.",
+        "Replication factor of __consumer_offsets reported to clients.",
     ),
 )
 
 
 def all_brokers_entries(configs: BrokerConfigs) -> list[ConfigEntry]:
-    """What AlterConfigs has set for all brokers."""
+    """Return the configs that AlterConfigs set for all brokers."""
     entries = []
     for name, text in sorted(configs.overrides(ALL_BROKERS).items()):
         definition = DYNAMIC[name][0]
@@ -215,9 +222,10 @@ def all_brokers_entries(configs: BrokerConfigs) -> list[ConfigEntry]:
 def broker_entries(
     configs: BrokerConfigs, advertised: Mapping[str, tuple[str, int]]
 ) -> list[ConfigEntry]:
-    """The configs of this broker that tools ask for, in the order of their names. AlterConfigs can change those that are not read-only.
+    """Return the configs of this broker, sorted by name; those that AlterConfigs can change are not
+    read-only.
 
-    `advertised` is what clients are told, by listener.
+    `advertised` maps listeners to the addresses that clients are given.
     """
     settings = configs.settings
     entries = [
@@ -232,7 +240,9 @@ def broker_entries(
         for name, kind, setting in _SETTINGS
     ]
     entries.append(
-        _static("advertised.listeners", _listeners(advertised), "What clients connect to.")
+        _static(
+            "advertised.listeners", _listeners(advertised), "Addresses that clients connect to."
+        )
     )
     protocols = ",".join(
         f"{one.name}:{settings.security_protocol(one.name).name}" for one in settings.listeners
@@ -243,9 +253,11 @@ def broker_entries(
         )
     )
     entries.append(
-        _static("listeners", setting_text(settings.listeners), "Where the gateway listens.")
+        _static(
+            "listeners", setting_text(settings.listeners), "Addresses that the gateway listens on."
+        )
     )
-    entries.append(_static("log.dirs", str(settings.store), "Where topics are kept."))
+    entries.append(_static("log.dirs", str(settings.store), "The store that holds the topics."))
     fixed = [
         *_FIXED,
         *(
@@ -264,7 +276,7 @@ def broker_entries(
 
 
 def group_entries(overrides: Mapping[str, str], configs: BrokerConfigs) -> Iterator[ConfigEntry]:
-    """The configs of a consumer group with these overrides, in the order of their names."""
+    """Return the configs of a consumer group with these overrides, sorted by name."""
     for name, setting in group_configs.SETTINGS.items():
         synonyms = _setting_synonyms(f"group.{name}", setting, configs)
         value = synonyms[0].value

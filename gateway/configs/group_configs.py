@@ -1,4 +1,4 @@
-"""Configs of single consumer groups (KIP-848), as Kafka's GroupConfig and GroupConfigManager have them."""
+"""Configs of consumer groups (KIP-848), as Kafka's GroupConfig and GroupConfigManager."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from storage.log import StateTable
 
-#: Groups that may have configs of their own, some 500 bytes each.
+#: Maximum number of groups with configs of their own, some 500 bytes each.
 MAX_GROUPS = 10_000
 
-#: By name: the setting of groups that have none of their own. Kafka's name of that is the name with "group." before it.
+#: Default settings by config name. Kafka's broker config has the same name with the prefix
+#: "group.".
 SETTINGS = {
     "consumer.heartbeat.interval.ms": "group_consumer_heartbeat_interval_ms",
     "consumer.session.timeout.ms": "group_consumer_session_timeout_ms",
@@ -24,7 +25,7 @@ DEFINITIONS = {
     for name, setting in SETTINGS.items()
 }
 
-#: Kafka's defaults of group.consumer.min.X and group.consumer.max.X, in ms.
+#: Kafka's defaults of group.consumer.min.* and group.consumer.max.*, in milliseconds.
 BOUNDS = {
     "consumer.heartbeat.interval.ms": (5_000, 15_000),
     "consumer.session.timeout.ms": (45_000, 60_000),
@@ -32,7 +33,7 @@ BOUNDS = {
 
 
 class GroupConfigs:
-    """`settings` are those of groups without configs of their own."""
+    """Configs by group; `settings` apply to groups without configs of their own."""
 
     def __init__(self, table: StateTable, settings: Settings) -> None:
         self._table = ConfigTable(table, self._check)
@@ -40,30 +41,30 @@ class GroupConfigs:
         self._by_group: dict[str, Settings] = {}
 
     async def open(self) -> None:
-        """Read the table. Raises StorageError."""
+        """Load the table. Raises StorageError."""
         await self._table.open()
         for group_id in self._table:
             self._put_in_force(group_id)
 
     def __iter__(self) -> Iterator[str]:
-        """The groups that have configs of their own."""
+        """Iterate over the groups that have configs of their own."""
         return iter(self._table)
 
     def overrides(self, group_id: str) -> Overrides:
         return self._table.get(group_id)
 
     def settings_of(self, group_id: str) -> Settings:
-        """The settings that the group goes by."""
+        """Return the effective settings of a group."""
         return self._by_group.get(group_id, self._settings)
 
     async def alter(
         self, group_id: str, change: Callable[[Overrides], Overrides], *, validate_only: bool
     ) -> None:
-        """Replace the configs of a group by what `change` makes of them. Raises KafkaError."""
+        """Replace the configs of a group with the result of `change`. Raises KafkaError."""
         if not self.overrides(group_id) and len(self._table) >= MAX_GROUPS:
             raise KafkaError(
                 ErrorCode.POLICY_VIOLATION,
-                f"{MAX_GROUPS} groups have configs of their own: delete some",
+                f"{MAX_GROUPS} groups have configs, the maximum; delete some",
             )
         await self._table.alter(group_id, change, validate_only=validate_only)
         if not validate_only:
@@ -80,7 +81,10 @@ class GroupConfigs:
             self._by_group.pop(group_id, None)
 
     def _check(self, overrides: Overrides) -> None:
-        """Raises KafkaError(INVALID_CONFIG) in Kafka's words (GroupConfig.validate)."""
+        """Refuse invalid configs with Kafka's message (GroupConfig.validate).
+
+        Raises KafkaError(INVALID_CONFIG).
+        """
         for name in overrides:
             if name not in DEFINITIONS:
                 raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown group config name: {name}")
@@ -88,7 +92,7 @@ class GroupConfigs:
         for name, value in values.items():
             least, most = BOUNDS[name]
             kind, _, rest = name.partition(".")
-            # What the gateway itself is set to is always allowed.
+            # The gateway's own setting is always allowed.
             default = getattr(self._settings, SETTINGS[name])
             if value < min(least, default):
                 raise KafkaError(

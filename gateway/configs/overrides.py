@@ -1,4 +1,4 @@
-"""Configs that AlterConfigs has set, in a table of the store: a row for each resource, its overrides as JSON."""
+"""Persistent config overrides: one table row per resource, as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Row = dict[str, str]
 
 
 class ConfigTable:
-    """`check` raises KafkaError for overrides that no resource may have."""
+    """A table of overrides; `check` raises KafkaError for invalid ones."""
 
     def __init__(self, table: StateTable, check: Callable[[Overrides], None]) -> None:
         self._table = table
@@ -26,7 +26,10 @@ class ConfigTable:
         self._altering: SharedResult[None] | None = None
 
     async def open(self) -> None:
-        """Read the table. Overrides of another version that this one does not take are ignored. Raises StorageError."""
+        """Load the table. Raises StorageError.
+
+        Overrides written by another version that are invalid in this one are ignored.
+        """
         for key, row in await self._table.items():
             overrides = msgspec.json.decode(row, type=_Row)
             valid = {name: text for name, text in overrides.items() if self._is_valid(name, text)}
@@ -52,7 +55,10 @@ class ConfigTable:
     async def alter(
         self, key: str, change: Callable[[Overrides], Overrides], *, validate_only: bool
     ) -> None:
-        """Replace the overrides of a resource by what `change` makes of them, one change after the other. Raises KafkaError."""
+        """Replace a resource's overrides with the result of `change`; changes are serialized.
+
+        Raises KafkaError.
+        """
         if validate_only:
             self._check(change(self.get(key)))
             return

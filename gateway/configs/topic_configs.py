@@ -1,8 +1,8 @@
-"""Topic configs: which names there are, what they may say, which of them mean something here, and what a topic's overrides come to.
+"""Topic configs: definitions, validation, and a topic's effective config.
 
-Names, types, defaults and rules are those of Kafka 3.9 (TopicConfig, LogConfig, ServerTopicConfigSynonyms), and there is one of our own, `entry.format`.
-A name that nobody knows is refused as Kafka refuses it; one that Kafka knows and that means nothing here is kept and shown, and its documentation
-says so.
+Names, types, defaults and rules are those of Kafka 3.9 (TopicConfig, LogConfig,
+ServerTopicConfigSynonyms), plus `entry.format`. Unknown names are refused as in Kafka. Configs of
+Kafka that have no effect here are stored and shown, and documented as such.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.wire.primitives import MAX_STRING_BYTES
 from gateway.settings.model import Settings
 
-#: The documentation of a config without effect.
-NO_EFFECT = "Kept and shown for the tools that set it; it has no effect in this gateway."
+#: Documentation of a config without effect.
+NO_EFFECT = "Stored and shown for compatibility; has no effect in this gateway."
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDefinition:
-    """A config of topics. Without an override its value is that of the broker's config `server_key`: the field `setting` of the settings where
-    there is one, otherwise `default`."""
+    """A topic config.
+
+    Its default is the value of the broker config `server_key`: the setting `setting` if there is
+    one, otherwise `default`.
+    """
 
     definition: ConfigDefinition
     server_key: str | None
@@ -53,47 +56,79 @@ class TopicDefinition:
 
 
 def setting_text(value: Any) -> str:
-    """A setting's value in the form that configs have."""
+    """Return a setting's value in the format of configs."""
     return show(list(map(str, value)) if isinstance(value, tuple) else value)
 
 
-#: The one config of our own, by KoP's name for it.
+#: The only config that Kafka does not have; named as in KoP.
 ENTRY_FORMAT = "entry.format"
 MIXED_FORMAT, KAFKA_FORMAT, PULSAR_FORMAT = "mixed_kafka", "kafka", "pulsar"
 
-#: The configs that mean something here, and what.
+#: Documentation of the configs that have an effect.
 _EFFECTS = {
-    "cleanup.policy": "delete: old records go by time and size. compact: of each key the last record is kept. Neither: everything is kept.",
-    "compression.type": "Records keep their producer's codec, whatever is set here; other values are kept and shown.",
-    ENTRY_FORMAT: "How records are kept. mixed_kafka: as they were produced. kafka: in format 2 only, whatever old producers send. pulsar, of a store in "
-    "Apache Pulsar: one message a record, which Pulsar's own clients read and write. What was stored before stays readable.",
-    "max.message.bytes": "The largest batch (or, of old formats, message) that is taken, as sent, with its header.",
-    "message.downconversion.enable": "Whether consumers older than the stored format are served. Otherwise they get UNSUPPORTED_VERSION.",
-    "message.timestamp.type": "Whose clock a record's timestamp is from: the producer's or the gateway's. With LogAppendTime, "
-    "message sets of format 0, which has no timestamps, are stored in format 2.",
-    "retention.bytes": "How many bytes a partition keeps when cleanup.policy has delete; -1 is no limit.",
-    "retention.ms": "How long a partition keeps records when cleanup.policy has delete; -1 is for ever.",
+    "cleanup.policy": (
+        "delete: old records are deleted by time and size. compact: the last record of each key "
+        "is kept. Neither: all records are kept."
+    ),
+    "compression.type": (
+        "Records always keep the producer's codec; other values are stored and shown."
+    ),
+    ENTRY_FORMAT: (
+        "How records are stored. mixed_kafka: as produced. kafka: converted to format 2. pulsar "
+        "(only for a store in Apache Pulsar): one message per record, readable and writable by "
+        "Pulsar clients. Records stored before a change stay readable."
+    ),
+    "max.message.bytes": (
+        "Maximum size of a batch (in old formats: of a message) as sent, including its header."
+    ),
+    "message.downconversion.enable": (
+        "Whether records are converted for consumers of older formats. Otherwise they get "
+        "UNSUPPORTED_VERSION."
+    ),
+    "message.timestamp.type": (
+        "Whether timestamps are set by the producer or by the gateway. With LogAppendTime, "
+        "message sets of format 0, which has no timestamps, are stored in format 2."
+    ),
+    "retention.bytes": (
+        "Maximum size of a partition if cleanup.policy includes delete; -1 means no limit."
+    ),
+    "retention.ms": (
+        "How long records are kept if cleanup.policy includes delete; -1 means forever."
+    ),
 }
 
-#: Those that mean something where cleanup.policy has compact.
+#: Documentation of the configs that have an effect on compaction.
 _EFFECTS_ON_COMPACTION = {
-    "delete.retention.ms": "how long a record without a value stays after the pass that removed what was before it.",
-    "max.compaction.lag.ms": "records older than this are compacted whatever min.cleanable.dirty.ratio and segment.ms say.",
-    "min.cleanable.dirty.ratio": "a pass is made when the bytes not yet compacted exceed this share of all that it would read.",
-    "min.compaction.lag.ms": "how long every record stays at least.",
-    "segment.bytes": "the newest bytes of a partition, up to this many, are left alone until they are older than segment.ms.",
-    "segment.ms": "records older than this may be compacted although they are among the newest; the very last batch never is.",
+    "delete.retention.ms": (
+        "how long a tombstone stays after the pass that removed the records before it."
+    ),
+    "max.compaction.lag.ms": (
+        "records older than this are compacted regardless of min.cleanable.dirty.ratio and "
+        "segment.ms."
+    ),
+    "min.cleanable.dirty.ratio": (
+        "a pass starts when the dirty bytes exceed this share of the bytes it would read."
+    ),
+    "min.compaction.lag.ms": "minimum time that every record stays.",
+    "segment.bytes": (
+        "the newest bytes of a partition, up to this many, are not compacted until they are "
+        "older than segment.ms."
+    ),
+    "segment.ms": (
+        "records older than this may be compacted although they are among the newest bytes; the "
+        "last batch never is."
+    ),
 }
 
 
 def _documentation(name: str) -> str:
     if name in _EFFECTS_ON_COMPACTION:
-        return f"Of a topic whose cleanup.policy has compact: {_EFFECTS_ON_COMPACTION[name]}"
+        return f"If cleanup.policy includes compact: {_EFFECTS_ON_COMPACTION[name]}"
     return _EFFECTS.get(name, NO_EFFECT)
 
 
 def _set(name: str, kind: ConfigType, setting: str, rule: Rule | None = None) -> TopicDefinition:
-    """A config whose default is a setting, which bears the name of the broker's config."""
+    """Define a config whose default is a setting, named after the broker config."""
     return TopicDefinition(
         ConfigDefinition(name, kind, _documentation(name), rule), setting.replace("_", "."), setting
     )
@@ -122,8 +157,8 @@ _FOLLOWERS, _LEADERS = (
     "leader.replication.throttled.replicas",
 )
 
-#: In the order of the names: the name, the type, the default (or, in `_set`, the setting that it is), the broker's config where there is
-#: one, and what else a value must be.
+#: Sorted by name. Columns: name, type, default (in `_set`: the setting), broker config if any,
+#: rule.
 _TABLE = (
     _set("cleanup.policy", _X, "log_cleanup_policy", one_of("compact", "delete")),
     _row("compression.gzip.level", _I, "-1", "compression.gzip.level", gzip_level),
@@ -187,13 +222,13 @@ _TABLE = (
     _row("unclean.leader.election.enable", _B, "false", "unclean.leader.election.enable"),
 )
 
-#: By name, in the order of the names.
+#: Definitions by name, sorted.
 DEFINITIONS: dict[str, TopicDefinition] = {one.name: one for one in _TABLE}
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionConfig:
-    """When a partition is compacted, and what is left alone. Times in milliseconds; see the documentation of the configs of these names."""
+    """Effective compaction configs of a topic; times in milliseconds."""
 
     delete_retention_ms: int = 86_400_000
     max_compaction_lag_ms: int = LONG_MAX
@@ -205,7 +240,7 @@ class CompactionConfig:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """What a topic's overrides and the settings come to, read once. Times in milliseconds; None is no limit."""
+    """Effective configs of a topic. Times are in milliseconds; None means no limit."""
 
     retention_ms: int | None
     retention_bytes: int | None
@@ -218,20 +253,26 @@ class TopicConfig:
     always_v2: bool = False
 
     def stores_as_v2(self, magic: int) -> bool:
-        """Whether a message set of format 0 or 1 is stored as a batch. Format 0 has no field for an append time."""
+        """Whether a message set of format `magic` is converted to a batch before it is stored.
+
+        Format 0 has no field for the append time.
+        """
         return self.always_v2 or (self.is_log_append_time and magic == 0)
 
 
 def effective_value(name: str, overrides: Mapping[str, str], settings: Settings) -> Any:
-    """The value that counts: the override, or else the default. Raises KafkaError(INVALID_CONFIG)."""
+    """Return the override or else the default. Raises KafkaError(INVALID_CONFIG)."""
     one = DEFINITIONS[name]
     override = overrides.get(name)
     return one.definition.read(one.default_text(settings) if override is None else override)
 
 
 def effective_config(overrides: Mapping[str, str], settings: Settings) -> TopicConfig:
-    """Read overrides that `check` has passed. One that it would not pass any more, since the store is of another version, counts for nothing:
-    no stored topic keeps the gateway from starting."""
+    """Parse overrides that passed `check`.
+
+    Overrides that are invalid in this version, because another version stored them, are ignored, so
+    that no stored topic prevents a start.
+    """
 
     def value(name: str) -> Any:
         try:
@@ -265,7 +306,10 @@ def effective_config(overrides: Mapping[str, str], settings: Settings) -> TopicC
 
 
 def check(overrides: Mapping[str, str], settings: Settings) -> None:
-    """Raises KafkaError(INVALID_CONFIG), in Kafka's words, for overrides that Kafka would refuse (LogConfig.validate), or that the store cannot do."""
+    """Refuse overrides that Kafka would refuse (LogConfig.validate) or the store cannot implement.
+
+    Raises KafkaError(INVALID_CONFIG) with Kafka's message.
+    """
     for name in overrides:
         if name not in DEFINITIONS:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
@@ -283,12 +327,14 @@ def check(overrides: Mapping[str, str], settings: Settings) -> None:
     if least > most:
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
-            f"conflict topic config setting min.compaction.lag.ms ({least}) > max.compaction.lag.ms ({most})",
+            f"conflict topic config setting min.compaction.lag.ms ({least}) > "
+            f"max.compaction.lag.ms ({most})",
         )
     if effective_value("remote.storage.enable", overrides, settings):
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
-            "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage.",
+            "Tiered Storage functionality is disabled in the broker. Topic cannot be configured "
+            "with remote log storage.",
         )
     if (
         effective_value(ENTRY_FORMAT, overrides, settings) == PULSAR_FORMAT
@@ -297,5 +343,6 @@ def check(overrides: Mapping[str, str], settings: Settings) -> None:
     ):
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
-            f"{ENTRY_FORMAT}={PULSAR_FORMAT} needs a store in Apache Pulsar, and this one is {settings.store}; {MIXED_FORMAT} and {KAFKA_FORMAT} are for every store.",
+            f"{ENTRY_FORMAT}={PULSAR_FORMAT} requires a store in Apache Pulsar, but the store is "
+            f"{settings.store}; use {MIXED_FORMAT} or {KAFKA_FORMAT}.",
         )

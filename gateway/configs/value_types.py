@@ -1,4 +1,4 @@
-"""What a config's value may be: its type, its bounds, and the one way in which it is shown. The rules are those of Kafka's ConfigDef."""
+"""Types and validation rules of config values, as in Kafka's ConfigDef."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 
 INT_MAX, LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
 
-#: What Java's String.trim takes off.
+#: Characters that Java's String.trim removes.
 _WHITESPACE = "".join(map(chr, range(0x21)))
 
-# int() and float() themselves would also take underscores, digits of other scripts, and "nan".
+# int() and float() also accept underscores, digits of other scripts, and "nan".
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}\Z")
 _DECIMAL = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[0-9]{1,4})?\Z")
 _COMMA = re.compile(r"[ \t\n\v\f\r]*,[ \t\n\v\f\r]*")
 
-#: How much of a wrong value a message quotes, in characters.
+#: Characters of an invalid value quoted in a message.
 _MAX_QUOTED_CHARS = 200
 
 
 class ConfigType(IntEnum):
-    """DescribeConfigsResponse's config types (KIP-569)."""
+    """Config types of DescribeConfigsResponse (KIP-569)."""
 
     BOOLEAN = 1
     STRING = 2
@@ -40,7 +40,7 @@ class ConfigType(IntEnum):
 
 
 class _InvalidValue(Exception):
-    """A value that a rule does not pass: what of it, and why."""
+    """Raised by a rule: the invalid part of the value, and the reason."""
 
     def __init__(self, shown: str, why: str) -> None:
         super().__init__(why)
@@ -48,13 +48,13 @@ class _InvalidValue(Exception):
         self.why = why
 
 
-#: Looks at a value of the config's type and raises _Wrong.
+#: Checks a parsed value; raises _InvalidValue.
 Rule = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigDefinition:
-    """One config: its name, its type, what else its value must be, and what it is for."""
+    """A config: name, type, documentation and validation rule."""
 
     name: str
     type: ConfigType
@@ -62,7 +62,10 @@ class ConfigDefinition:
     rule: Rule | None = None
 
     def read(self, text: str) -> Any:
-        """The value: bool, int, float, str, or for a LIST a list of str. Raises KafkaError(INVALID_CONFIG) in Kafka's words."""
+        """Parse a value into bool, int, float, str, or list of str for a LIST.
+
+        Raises KafkaError(INVALID_CONFIG) with Kafka's message.
+        """
         try:
             value = _READ[self.type](text)
             if self.rule is not None:
@@ -70,17 +73,18 @@ class ConfigDefinition:
         except _InvalidValue as wrong:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"Invalid value {wrong.shown[:_MAX_QUOTED_CHARS]} for configuration {self.name}: {wrong.why}",
+                f"Invalid value {wrong.shown[:_MAX_QUOTED_CHARS]} for configuration {self.name}: "
+                f"{wrong.why}",
             ) from None
         return value
 
     def show(self, text: str) -> str:
-        """The same value in the one form in which it is told to clients. Raises as `read`."""
+        """Return the value in canonical form. Raises as `read`."""
         return show(self.read(text))
 
 
 def show(value: Any) -> str:
-    """A value as ConfigDef.convertToString writes it."""
+    """Format a value as ConfigDef.convertToString."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -93,7 +97,7 @@ def at_least(lowest: int) -> Rule:
 
 
 def between(lowest: int, highest: int | None) -> Rule:
-    """Raises _Wrong outside `lowest` to `highest`, both of them allowed."""
+    """Return a rule for values from `lowest` to `highest`, inclusive."""
 
     def rule(value: float) -> None:
         if value < lowest:
@@ -110,7 +114,7 @@ def gzip_level(value: int) -> None:
 
 
 def one_of(*choices: str) -> Rule:
-    """For a STRING: one of these; for a LIST: each item one of these."""
+    """Return a rule for a STRING, or each item of a LIST, that must be one of these."""
 
     def rule(value: str | list[str]) -> None:
         for item in [value] if isinstance(value, str) else value:
@@ -126,7 +130,7 @@ _VERSION = re.compile(
 
 
 def kafka_version(value: str) -> None:
-    """A release of Kafka, or one of its intermediate versions, such as 2.8-IV1 (MetadataVersion)."""
+    """Check for a Kafka release or intermediate version, such as 2.8-IV1 (MetadataVersion)."""
     if not _VERSION.match(value):
         raise _InvalidValue(value, f"Version {value[:_MAX_QUOTED_CHARS]} is not a valid version")
 
@@ -135,7 +139,7 @@ _REPLICA = re.compile(r"([0-9]+:[0-9]+)?\Z")
 
 
 def throttled_replicas(name: str) -> Rule:
-    """All of them, or partition:broker pairs (ThrottledReplicaListValidator)."""
+    """Return a rule for `*` or partition:broker pairs (ThrottledReplicaListValidator)."""
 
     def rule(value: list[str]) -> None:
         if "".join(value) != "*" and not all(_REPLICA.match(item) for item in value):
@@ -178,7 +182,7 @@ def _read_list(text: str) -> list[str]:
 
 
 def _java_double(value: float) -> str:
-    """As Java's Double.toString: decimal from 0.001 on and below ten million, otherwise with an exponent."""
+    """Format as Java's Double.toString: with an exponent below 0.001 and from ten million on."""
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         return repr(value)
     sign, digits, exponent = Decimal(repr(value)).as_tuple()

@@ -125,7 +125,7 @@ def test_every_store_keeps_one_format_or_all_and_only_one_in_pulsar_keeps_pulsar
         check({"entry.format": entry_format}, SETTINGS)
         assert effective_config({"entry.format": entry_format}, SETTINGS).always_v2 is keeps_one
     assert complaint(entry_format="pulsar").startswith(
-        "entry.format=pulsar needs a store in Apache Pulsar, and this one is lmdb:./data;"
+        "entry.format=pulsar requires a store in Apache Pulsar, but the store is lmdb:./data;"
     )
     assert complaint(entry_format="json").endswith(
         "String must be one of: mixed_kafka, kafka, pulsar"
