@@ -1,1 +1,1 @@
-"""Compaction and DeleteRecords on Pulsar: replaced entries in side topics, and trimming."""
+"""Compaction and DeleteRecords on Pulsar: replacement entries in side topics, and trimming."""

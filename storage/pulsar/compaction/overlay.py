@@ -1,4 +1,7 @@
-"""The entries of a partition as compaction left them: what it replaced is read from the side topic, everything else from the partition's own."""
+"""A partition's entries after compaction.
+
+Entries of replaced ranges are read from the side topic, all others from the partition's own topic.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from storage.pulsar.log.partition_rows import PartitionState
 
 
 class Overlay:
-    """`PartitionEntries`, with the replaced_ranges of `partition`. Positions count the bytes that can be read, not those of the topic."""
+    """`PartitionEntries` with the replaced ranges of `partition` laid over them.
+
+    Byte positions count readable bytes, not those in the topic.
+    """
 
     def __init__(
         self, topic_entries: PartitionEntries, side_topics: SideTopics, partition: PartitionState
@@ -24,7 +30,11 @@ class Overlay:
         return self._partition.replaced_ranges
 
     async def read(self, offset: int, end: int, max_bytes: int) -> list[Entry]:
-        """`PartitionLog.read`, nothing at or above `end`. Once more where the patches were replaced meanwhile: never a mixture."""
+        """`PartitionLog.read`, limited to offsets below `end`.
+
+        Reads again if the replaced ranges changed meanwhile, so that a result never mixes two
+        states.
+        """
         while self.replaced_ranges:
             ranges = self.replaced_ranges
             try:
@@ -62,9 +72,10 @@ class Overlay:
     async def _between(
         self, ranges: ReplacedRanges, offset: int, end: int, max_bytes: int
     ) -> tuple[list[Entry], int]:
-        """Entries of the topic that no patch hides, up to the next patch, and the offset up to which all of them are here.
+        """Entries of the topic up to the next replaced range, and the offset up to which they are
+        complete.
 
-        It is read past the patch's beginning, so that it is certain that nothing is left before it.
+        Reads past the beginning of that range to be sure that no entry before it is missing.
         """
         following = ranges.after(offset)
         stop = min(end, following.first) if following else end
@@ -76,11 +87,15 @@ class Overlay:
         return shown, stop if len(shown) < len(entries) else reached
 
     async def entries_in(self, replaced: ReplacedRange) -> list[Entry]:
-        """The entries in the patch's window."""
+        """The replacement entries of a range."""
         return await self._side_topics.read(self._partition.key, replaced)
 
     async def at_time(self, start: int, end: int, timestamp: int) -> Entry | None:
-        """The first with a `max_timestamp` of at least `timestamp`. What replaced others bears no later one, so none can be before theirs."""
+        """The first entry with a `max_timestamp` of at least `timestamp`.
+
+        A replacement never has a later timestamp than the entries it replaced, so no entry before
+        the one found in the topic can match.
+        """
         while True:
             trim_offset = self._partition.row.trim_offset
             found = await self._at_time(start, end, trim_offset, timestamp)
@@ -107,7 +122,7 @@ class Overlay:
         )
 
     async def _first_since(self, offset: int, end: int, timestamp: int) -> Entry | None:
-        """The first from `offset` on with such a time, by a look at every entry."""
+        """The first such entry from `offset` on; checks every entry."""
         while offset < end and (entries := await self.read(offset, end, SCAN_BYTES)):
             for entry in entries:
                 if entry.max_timestamp >= timestamp:
@@ -116,7 +131,7 @@ class Overlay:
         return None
 
     async def latest(self, start: int, end: int) -> Entry | None:
-        """The first with the greatest `max_timestamp`; None where none has one."""
+        """The first entry with the greatest `max_timestamp`; None if no entry has a timestamp."""
         while True:
             trim_offset = self._partition.row.trim_offset
             found = await self._latest(start, end, trim_offset)
@@ -139,7 +154,7 @@ class Overlay:
         )
 
     async def _latest_from(self, offset: int, end: int, best: Entry | None) -> Entry | None:
-        """The first from `offset` on with the greatest time, by a look at every entry; `best` where none is later."""
+        """The first such entry from `offset` on, or `best` if none is later; checks every entry."""
         while offset < end and (entries := await self.read(offset, end, SCAN_BYTES)):
             for entry in entries:
                 if entry.max_timestamp > (best.max_timestamp if best else -1):
@@ -148,7 +163,10 @@ class Overlay:
         return best
 
     async def bytes_before(self, offset: int, end: int, end_bytes: int) -> int:
-        """What can be read before the entry that contains `offset`, or before the next one; `end_bytes` of the topic lie before `end`."""
+        """Readable bytes before the entry that contains `offset`, or before the next one.
+
+        `end_bytes` is the number of bytes in the topic before `end`.
+        """
         saved = 0
         for region in self.replaced_ranges.contiguous_groups():
             if region[0].first > offset:
@@ -168,7 +186,7 @@ class Overlay:
         return await self._topic_entries.bytes_before(offset, end, end_bytes) - saved
 
     async def after_bytes(self, start: int, end: int, position: int) -> Entry | None:
-        """The first, from `start` on, with more than `position` readable bytes before its end."""
+        """The first entry from `start` on that ends after the first `position` readable bytes."""
         saved = 0
         for region in self.replaced_ranges.contiguous_groups():
             if region[-1].last >= start:

@@ -1,7 +1,8 @@
-"""Windows that compaction made, brought together at the beginning of a partition, so that its own topic need not have that part any more.
+"""Merges replaced ranges at the beginning of a partition, so that its topic can be trimmed there.
 
-What lies between two windows and was never replaced goes into a window of its own: its entries are copied. That is worth it where more can be deleted
-for it than is written. Small windows that adjoin each other become one. Readers see no difference by either.
+Entries between two ranges that were never replaced are copied into a range of their own, if more
+bytes can be deleted than are copied. Small adjoining ranges become one. Neither changes what
+readers see.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from storage.pulsar.log.partition_rows import PartitionState
 from storage.pulsar.settings import MIB, PulsarSettings
 
 COPY_BYTES = 4 * MIB
-"""What is copied in one step, and what a window shows where several become one: a run is read as a whole."""
+"""Bytes copied in one step, and largest size of a merged range, because a replacement batch is read
+as a whole.
+"""
 
 MIN_RANGES = 64
 MAX_RANGE_EXCESS = 4
-"""Windows are brought together when there are more of them than this, and so many times more than their bytes need: no byte is copied for it often."""
+"""Ranges are merged if there are more than MIN_RANGES, plus MAX_RANGE_EXCESS for each COPY_BYTES
+that they hold. This keeps the number of times that a byte is copied small.
+"""
 
 
 class RangeMerger:
-    """For one log; each step within `PartitionState.lock`."""
+    """For one log. Call each step while holding `PartitionState.lock`."""
 
     def __init__(
         self,
@@ -40,11 +45,13 @@ class RangeMerger:
 
     @property
     def is_near_limit(self) -> bool:
-        """There are so many windows that compaction is soon refused more."""
+        """Whether the number of ranges exceeds half of `compacted_windows`, above which compaction
+        is refused.
+        """
         return len(self._partition.replaced_ranges) > self._max_ranges // 2
 
     async def merge_end(self, start: int, end: int, end_bytes: int) -> int:
-        """The offset up to which it is worth it to have everything from `start` on in windows."""
+        """The offset up to which it pays to have everything from `start` on in replaced ranges."""
         row, ranges = self._partition.row, self._partition.replaced_ranges
         position = (
             0
@@ -63,7 +70,10 @@ class RangeMerger:
         return merge_end
 
     async def copy_gap(self, start: int, merge_end: int, end: int, end_bytes: int) -> bool:
-        """Copy the first piece from `start` to `merge_end` that is in no window; whether there was one. Raises StorageFailed."""
+        """Copy the first piece between `start` and `merge_end` that is in no range.
+
+        Returns whether there was one. Raises StorageFailed.
+        """
         ranges = self._partition.replaced_ranges
         covered_until = ranges.covered_until(start)
         if covered_until >= merge_end:
@@ -73,7 +83,7 @@ class RangeMerger:
         entries = await self._topic_entries.read(covered_until, end, COPY_BYTES)
         if not entries:
             raise StorageFailed(
-                f"nothing was found from offset {covered_until} on, though there must be something"
+                f"no entry found from offset {covered_until} on, though one must exist"
             )
         shown = [entry for entry in entries if entry.base_offset < stop]
         first = min(covered_until, shown[0].base_offset) if shown else covered_until
@@ -84,7 +94,9 @@ class RangeMerger:
         return True
 
     async def merge(self) -> bool:
-        """Make one window of several where there are too many; whether it was done. Raises StorageFailed."""
+        """Merge some adjoining ranges if there are too many; returns whether it did. Raises
+        StorageFailed.
+        """
         ranges = self._partition.replaced_ranges
         if (
             len(ranges) <= MIN_RANGES + MAX_RANGE_EXCESS * ranges.size // COPY_BYTES

@@ -1,8 +1,11 @@
-"""What compaction has replaced in a partition: windows of offsets, each served from a run of messages in the partition's side topic.
+"""Offset ranges of a partition that compaction has replaced.
 
-The messages of the partition's own topic cannot be changed. One that lies within windows that adjoin each other (a region) is hidden, and where all
-before an offset are, they may be deleted. A window begins and ends where entries that could be read did when it was made, so no message and no entry of
-a run lies in it by half.
+The messages of a partition's own topic cannot be changed. Each range is served from a batch of
+replacement entries in the partition's side topic instead.
+
+Adjoining ranges form a contiguous group. Messages of the topic within a group are hidden, and those
+at the beginning of the partition may be trimmed. A range begins and ends at entry boundaries of the
+time when it was created, so no message and no entry lies partly in a range.
 """
 
 from __future__ import annotations
@@ -17,11 +20,17 @@ ANY_TIMESTAMP = MAX_OFFSET = (1 << 63) - 1
 
 
 class ReplacedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The window from `first` to `last`. Its run: `messages` of them from (`ledger_id`, `entry_id`) on, which bear `token`, in the side topic of
-    that `generation`; of its entries those are shown that lie within the window, `size` bytes of payload.
+    """The range from offset `first` to `last`, both inclusive.
 
-    `before`: the payload that the partition's own topic has before the region, where the window is the region's first. `hidden`: the payload that
-    the region hides, summed over its windows. `newest`: nothing that the window shows bears a later timestamp.
+    - `bytes_before`: payload bytes of the topic before the group, if this is the group's first
+      range.
+    - `hidden_bytes`: payload bytes of the topic that are hidden; only the sum over a group is
+      exact.
+    - `size`: payload bytes of the replacement entries that are shown: those within the range.
+    - `generation`, `ledger_id`, `entry_id`, `messages`, `token`: the batch of replacement entries.
+      It has that number of messages from that position on, in the side topic of that generation,
+      and each bears the token.
+    - `max_timestamp`: no shown entry has a later timestamp.
     """
 
     first: int
@@ -38,7 +47,7 @@ class ReplacedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReplacedRanges:
-    """Those of one partition, in the order of their windows. Never changed, only replaced as a whole."""
+    """The ranges of one partition in offset order. Immutable; changes create a new object."""
 
     def __init__(self, ranges: Iterable[ReplacedRange] = ()) -> None:
         self._all = sorted(ranges, key=first_offset_of)
@@ -51,32 +60,32 @@ class ReplacedRanges:
 
     @property
     def bytes_saved(self) -> int:
-        """By how much less can be read than the partition's own topic has."""
+        """Bytes of the topic that are hidden, less the bytes shown instead."""
         return sum(replaced.hidden_bytes - replaced.size for replaced in self._all)
 
     @property
     def size(self) -> int:
-        """Bytes that are shown of runs."""
+        """Bytes of the replacement entries that are shown."""
         return sum(replaced.size for replaced in self._all)
 
     def containing(self, offset: int) -> ReplacedRange | None:
-        """The one whose window `offset` is in."""
+        """The range that contains `offset`."""
         index = bisect_right(self._all, offset, key=first_offset_of) - 1
         return self._all[index] if index >= 0 and self._all[index].last >= offset else None
 
     def after(self, offset: int) -> ReplacedRange | None:
-        """The first whose window begins behind `offset`."""
+        """The first range that begins after `offset`."""
         index = bisect_right(self._all, offset, key=first_offset_of)
         return self._all[index] if index < len(self._all) else None
 
     def overlapping(self, first: int, last: int) -> list[ReplacedRange]:
-        """Those whose windows share an offset with that from `first` to `last`."""
+        """The ranges that share an offset with `first` to `last`."""
         return [
             replaced for replaced in self._all if replaced.first <= last and replaced.last >= first
         ]
 
     def contiguous_groups(self) -> Iterator[list[ReplacedRange]]:
-        """Windows that adjoin each other, together."""
+        """The contiguous groups, in order."""
         region: list[ReplacedRange] = []
         for replaced in self._all:
             if region and region[-1].last + 1 != replaced.first:
@@ -87,12 +96,12 @@ class ReplacedRanges:
             yield region
 
     def covered_until(self, offset: int) -> int:
-        """The offset up to which windows adjoin each other from `offset` on; itself where it is in none."""
+        """The end of the contiguous ranges from `offset` on; `offset` if it is in no range."""
         chain = self.contiguous_from(offset, MAX_OFFSET)
         return chain[-1].last + 1 if chain else offset
 
     def contiguous_from(self, offset: int, end: int) -> list[ReplacedRange]:
-        """The windows that adjoin each other from the one with `offset` on, up to the one that reaches `end`."""
+        """The contiguous ranges from the one with `offset` to the one that reaches `end`."""
         found: list[ReplacedRange] = []
         while offset < end and (replaced := self.containing(offset)):
             found.append(replaced)
@@ -100,7 +109,11 @@ class ReplacedRanges:
         return found
 
     def trim_before(self, offset: int) -> tuple[list[ReplacedRange], list[ReplacedRange]]:
-        """What goes and what comes when nothing before `offset` is read any more: the windows before it go; the next begins their region now."""
+        """The ranges to drop and to add when the log start moves to `offset`.
+
+        Ranges that end before it are dropped. If that leaves the rest of a group, its new first
+        range gets the group's `bytes_before`.
+        """
         dropped = [replaced for replaced in self._all if replaced.last < offset]
         following_range = self.containing(dropped[-1].last + 1) if dropped else None
         if following_range is None:
@@ -112,7 +125,9 @@ class ReplacedRanges:
         return [*dropped, following_range], [structs.replace(following_range, bytes_before=before)]
 
     def small_neighbors(self, size: int) -> list[ReplacedRange]:
-        """Several windows that adjoin each other and show no more than `size` bytes together, the first such; none where there are none."""
+        """The first two or more adjoining ranges that show at most `size` bytes together; none if
+        [].
+        """
         for region in self.contiguous_groups():
             small: list[ReplacedRange] = []
             shown = 0
@@ -130,7 +145,7 @@ class ReplacedRanges:
     def updated(
         self, dropped: Iterable[ReplacedRange], added: Iterable[ReplacedRange]
     ) -> ReplacedRanges:
-        """With `added` in place of `dropped`."""
+        """A copy with `added` in place of `dropped`."""
         left = {replaced.first: replaced for replaced in self._all}
         for replaced in dropped:
             del left[replaced.first]
@@ -144,9 +159,11 @@ def first_offset_of(replaced: ReplacedRange) -> int:
 def cut_out(
     replaced: ReplacedRange, first: int, last: int, sizes: Sequence[tuple[int, int]]
 ) -> tuple[list[ReplacedRange], int]:
-    """What is left of `replaced` when the window from `first` to `last` is taken out of it, and how much it hid that nothing left of it accounts for.
+    """Cut the offsets `first` to `last` out of a range.
 
-    `sizes`: last offset and payload bytes of each entry that the patch shows. What it hid stays with the first piece that is left.
+    Returns the remaining pieces and the hidden bytes that none of them accounts for; the first
+    piece keeps them. `sizes` has the last offset and payload bytes of each entry that the range
+    shows.
     """
     pieces = []
     hidden = replaced.hidden_bytes

@@ -1,4 +1,4 @@
-"""Compaction's step on a partition: entries written to its side topic, and one put of rows that shows them in place of others."""
+"""Replaces entries: writes replacements to the side topic, then shows them with one put of rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class RangeExtent(NamedTuple):
-    """What a patch says of it."""
+    """Offsets, `bytes_before` and `hidden_bytes` of a new `ReplacedRange`."""
 
     first: int
     last: int
@@ -29,7 +29,7 @@ class RangeExtent(NamedTuple):
 
 
 class EntryReplacer:
-    """For one log; one step at a time, within `PartitionState.lock`."""
+    """For one log. Call each step while holding `PartitionState.lock`."""
 
     def __init__(
         self,
@@ -49,7 +49,10 @@ class EntryReplacer:
     async def replace(
         self, first: int, last: int, entries: Sequence[Entry], start: int, end: int, end_bytes: int
     ) -> None:
-        """`PartitionLog.replace` of a log that is read from `start` to `end`, with `end_bytes` in its topic. Raises StorageFailed, EntryTooLarge."""
+        """`PartitionLog.replace`. Raises StorageFailed, EntryTooLarge.
+
+        The log is readable from `start` to `end`; its topic has `end_bytes` before `end`.
+        """
         kept = [entry for entry in entries if entry.last_offset >= start]
         readable = await self._readable(max(first, start), first, last, end)
         if not readable and not kept:
@@ -75,7 +78,8 @@ class EntryReplacer:
             hidden += rest
         if len(ranges) + len(added) + 1 - len(dropped) > self._settings.compacted_windows:
             raise StorageFailed(
-                f"compaction has replaced {len(ranges)} pieces of this partition already (compacted_windows)"
+                f"the partition has {len(ranges)} replaced ranges, the limit of compaction "
+                "(compacted_windows)"
             )
         await self.publish(dropped, added, RangeExtent(begin, stop, before, hidden), kept)
 
@@ -86,7 +90,11 @@ class EntryReplacer:
         window: RangeExtent,
         entries: Sequence[Entry],
     ) -> None:
-        """From one durable step on `entries` are what is in the window; beside it `added` is in place of `dropped`. Raises StorageFailed, EntryTooLarge."""
+        """Show `entries` in the range `window`, and `added` in place of `dropped`, in one atomic
+        step.
+
+        Raises StorageFailed, EntryTooLarge.
+        """
         generation = self._partition.row.generation
         await self._ensure_side_topic(generation)
         written = await self._side_topics.write(
@@ -107,7 +115,9 @@ class EntryReplacer:
     async def _readable(
         self, offset: int, first: int, last: int, end: int
     ) -> list[tuple[int, int, int]]:
-        """Base offset, last offset and size of each entry from `offset` on that lies wholly between `first` and `last`."""
+        """Base offset, last offset and size of each entry within `first` to `last`, from `offset`
+        on.
+        """
         found: list[tuple[int, int, int]] = []
         while offset < min(last + 1, end) and (
             entries := await self._overlay.read(offset, end, SCAN_BYTES)
@@ -128,7 +138,7 @@ class EntryReplacer:
     async def _store_ranges(
         self, dropped: Sequence[ReplacedRange], added: Sequence[ReplacedRange], **fields: int
     ) -> None:
-        """The one durable step."""
+        """Store the change in one put."""
         rows: dict[bytes, bytes | None] = {}
         for replaced in dropped:
             rows[replaced_range_row(self._partition.key, replaced)[0]] = None
@@ -137,7 +147,7 @@ class EntryReplacer:
         self._partition.replaced_ranges = self._partition.replaced_ranges.updated(dropped, added)
 
     async def _rewrite_side_topic(self) -> None:
-        """Most of the side topic is shown no more: what is goes into a new one, and the old one is deleted."""
+        """Copy the shown entries to a new side topic and delete the old, mostly obsolete one."""
         key, old = self._partition.key, self._partition.row.generation
         try:
             await self._side_topics.create(key, old + 1)
@@ -163,4 +173,4 @@ class EntryReplacer:
             )
             await self._side_topics.delete(key, old)
         except StorageError as error:
-            logger.warning("what compaction left over was not cleared away: %s", error)
+            logger.warning("rewriting a side topic failed: %s", error)

@@ -1,4 +1,7 @@
-"""Entries that compaction wrote, in the side topic of their partition: a run is written in one go and read as a whole."""
+"""Side topics: replacement entries that compaction wrote.
+
+The entries of a replaced range are one batch, which is written at once and read as a whole.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +27,30 @@ from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX, PREFIX, path_of
 log = logging.getLogger(__name__)
 
 BATCH_PROPERTY = "kopgate.run"
-"""The property of a message that says which run it is of, and its number there."""
+"""Property of each message: the token of its batch and its number in the batch."""
 
 SUBSCRIPTION = "kopgate"
-"""The subscription that is never moved: whatever the retention of the namespace, nothing of a side topic goes but the whole."""
+"""A subscription that never moves, so that no retention policy deletes parts of a side topic."""
 
 UNLIMITED_RETENTION = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 
 MESSAGE_BYTES = MIB
-"""Entries are packed into messages of about this size; a larger one is alone in its own."""
+"""Target size of messages. A larger entry becomes a message by itself."""
 
 
 def side_topic_name(settings: PulsarSettings, partition: bytes, generation: int) -> str:
-    """The full name of a partition's side topic. `partition` is its row's key."""
-    return f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{INTERNAL_PREFIX}.compacted.{partition.hex()}.{generation}"
+    """Full name of a partition's side topic; `partition` is the key of the partition's row."""
+    return (
+        f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}"
+        f"/{INTERNAL_PREFIX}.compacted.{partition.hex()}.{generation}"
+    )
 
 
 class SideTopics:
-    """Reads and writes runs; those that were read last are kept, up to `compacted_bytes`. For the reactor's thread."""
+    """Reads and writes batches of replacement entries, in the reactor's thread.
+
+    The last ones read are cached, up to `compacted_bytes`.
+    """
 
     def __init__(self, session: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings) -> None:
         self._session = session
@@ -51,25 +60,26 @@ class SideTopics:
         self._cached_bytes = 0
 
     async def create(self, partition: bytes, generation: int) -> None:
-        """The side topic, where it is missing. Raises StorageFailed."""
+        """Create the side topic if it is missing. Raises StorageFailed."""
         topic = side_topic_name(self._settings, partition, generation)
         await ensure_topic(self._admin, topic)
         with suppress(Conflict):
             await self._admin.put(f"{path_of(topic)}/subscription/{SUBSCRIPTION}", EARLIEST)
         try:
-            # A time to live or a backlog quota with eviction would move the subscription.
+            # A time to live, or a backlog quota that evicts, would move the subscription.
             await self._admin.post(f"{path_of(topic)}/retention", UNLIMITED_RETENTION)
         except BrokerError:
             raise
         except AdminFailed as error:
             log.warning(
-                "%s is kept by its subscription alone, which a time to live or a backlog quota of its namespace may move: %s",
+                "retention of side topic not set, a time to live or backlog quota of its namespace "
+                "may delete it topic=%s error=%s",
                 topic,
                 error,
             )
 
     async def delete(self, partition: bytes, generation: int) -> None:
-        """The side topic is gone, if it was there. Raises StorageFailed."""
+        """Delete the side topic if it exists. Raises StorageFailed."""
         with suppress(NotFound):
             await self._admin.delete(
                 f"{path_of(side_topic_name(self._settings, partition, generation))}?force=true"
@@ -78,7 +88,10 @@ class SideTopics:
     async def write(
         self, partition: bytes, generation: int, first: int, last: int, entries: Sequence[Entry]
     ) -> ReplacedRange:
-        """A run of `entries`, durably, as a patch of that window that hides nothing yet. Raises StorageFailed, EntryTooLarge."""
+        """Store a batch; returns it as a range that hides no bytes yet.
+
+        Raises StorageFailed, EntryTooLarge.
+        """
         size = sum(len(entry.payload) for entry in entries)
         if not entries:
             return ReplacedRange(first, last, 0, 0, 0, generation, max_timestamp=-1)
@@ -103,7 +116,7 @@ class SideTopics:
         )
 
     async def read(self, partition: bytes, replaced: ReplacedRange) -> list[Entry]:
-        """What `replaced` shows. Raises StorageFailed."""
+        """The replacement entries of a range. Raises StorageFailed."""
         if not replaced.messages:
             return []
         cached = self._cached.get(replaced.token)
@@ -132,7 +145,7 @@ class SideTopics:
 
 
 def split_into_messages(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Entries that are packed together."""
+    """Groups of entries; each group becomes one message."""
     some: list[Entry] = []
     size = 0
     for entry in entries:
@@ -148,7 +161,10 @@ def split_into_messages(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 def write_batch(
     session: PulsarClient, topic: str, token: str, entries: Sequence[Entry]
 ) -> tuple[Any, int]:
-    """The place of the run's first message, and how many it has. Blocks. One producer at a time, so that nothing comes between them."""
+    """Send a batch; returns the position of its first message, and the number of messages.
+
+    Blocking. The exclusive producer keeps messages of other batches from coming between.
+    """
     producer = session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
     try:
         places = []
@@ -174,7 +190,7 @@ def write_batch(
 
 
 def read_batch(session: PulsarClient, topic: str, replaced: ReplacedRange) -> list[Entry]:
-    """Every entry of the patch's run. Blocks. What was sent twice after a broker's crash is passed over."""
+    """All entries of a range's batch. Blocking. Skips messages resent after a broker crash."""
     deadline = time.monotonic() + session.settings.read_timeout_seconds
     place = pulsar.MessageId(-1, replaced.ledger_id, replaced.entry_id, -1)
     reader = session.reader(topic, place)
@@ -191,7 +207,8 @@ def read_batch(session: PulsarClient, topic: str, replaced: ReplacedRange) -> li
     except pulsar.Timeout:
         seconds = session.settings.read_timeout_seconds
         raise StorageFailed(
-            f"{topic}: {number} of {replaced.messages} messages that compaction wrote came within {seconds:g} s"
+            f"{topic}: received {number} of {replaced.messages} replacement messages "
+            f"within {seconds:g} s"
         ) from None
     finally:
         reader.close()

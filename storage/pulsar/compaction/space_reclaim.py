@@ -1,7 +1,8 @@
-"""The space of what compaction and DeleteRecords took away at the beginning of a partition: its own topic need not have that any more.
+"""Frees space at the beginning of a partition's topic after compaction or DeleteRecords.
 
-In this order, so that a crash between any two steps loses nothing: all that can be read before an offset is in windows; that offset is noted in the
-partition's row; Pulsar deletes whole ledgers before it.
+The order of steps makes a crash harmless: first everything readable before an offset is in replaced
+ranges; then that offset is stored in the partition's row; then Pulsar deletes whole ledgers before
+it.
 """
 
 from __future__ import annotations
@@ -19,26 +20,29 @@ T = TypeVar("T")
 
 
 class MessageSource(Protocol):
-    """What is needed of a `PartitionReader`."""
+    """The methods used of a `PartitionReader`."""
 
     async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[StoredMessage]: ...
     async def last(self) -> StoredMessage | None: ...
 
 
 class TopicTrimmer(Protocol):
-    """Deletes what is before a place in a topic of Pulsar, of that full name."""
+    """Trims a Pulsar topic, given by its full name."""
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
-        """Whether there is something before `keep` that can be deleted. Raises StorageFailed."""
+        """Whether there is anything before `keep` that can be deleted. Raises StorageFailed."""
         ...
 
     async def trim(self, topic: str, keep: Position) -> None:
-        """Delete it. Nothing from `keep` on goes by this, whatever happens. Raises StorageFailed, UnknownTopic."""
+        """Delete what is before `keep`, and never anything else.
+
+        Raises StorageFailed, UnknownTopic.
+        """
         ...
 
 
 class SpaceReclaimer:
-    """For one log. `bounds` gives its start and its end, and raises what the log does when it is over."""
+    """For one log. `bounds` returns its start offset and end, and raises if the log has ended."""
 
     def __init__(
         self,
@@ -57,7 +61,6 @@ class SpaceReclaimer:
         self._bounds = bounds
 
     async def reclaim(self) -> None:
-        """`PartitionLog.reclaim`."""
         start, end = self._bounds()
         if not self._partition.replaced_ranges and start <= self._partition.row.trim_offset:
             return
@@ -86,14 +89,20 @@ class SpaceReclaimer:
             pass
 
     async def _first_needed(self, merge_end: int, end: LogEnd) -> StoredMessage | None:
-        """The first message that is not wholly before `merge_end`. The last one is always needed: it says where the partition ends."""
+        """The first message that is not completely before `merge_end`.
+
+        The last message is always needed, because it stores the end offset.
+        """
         if merge_end >= end.offset:
             return await self._messages.last()
         found = await self._messages.read(merge_end, end.offset, 0)
         return found[0] if found else None
 
     async def _store_trim_offset(self, start: int, keep: StoredMessage) -> bool:
-        """Whether nothing from `start` to that message is read from the topic; that is durable then."""
+        """Store the trim offset, if everything before `keep` is readable from replaced ranges.
+
+        Returns False if it is not.
+        """
         row, first = self._partition.row, keep.header.base_offset
         if max(start, self._partition.replaced_ranges.covered_until(start)) < first:
             return False
@@ -102,7 +111,9 @@ class SpaceReclaimer:
         return True
 
     async def _locked(self, step: Callable[[int, LogEnd], Awaitable[T]]) -> T:
-        """One step, with nobody else changing the partition meanwhile. Between two steps others have their turn."""
+        """Run one step while holding the partition's lock. Other changes may happen between
+        steps.
+        """
         await self._partition.lock.acquire()
         try:
             return await step(*self._bounds())

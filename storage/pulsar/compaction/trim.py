@@ -1,14 +1,22 @@
-"""The beginning of a partition's topic, deleted: its retention is set aside for a moment.
+"""Trims the beginning of a partition's topic by lowering its retention for a moment.
 
-Pulsar has no call for it. It deletes closed ledgers that retention does not keep and that every subscription has passed. So a subscription of ours is
-made in each partition of the topic, which stands where the partition is still needed; retention is lowered to nothing, the partition is trimmed, and
-retention is raised again. When every broker knows of that the subscription goes: it would keep what the topic's own retention lets go. Before anything
-else a property of the topic says that this is under way: after a crash whoever has the store next raises retention and takes the subscription away.
+Pulsar has no call to trim a topic up to a position. It deletes closed ledgers that retention does
+not keep and that every subscription has passed. Steps:
 
-So data depend for seconds only on a subscription which an operator, a time to live, a backlog quota or an expiration could take away.
+1. Set a topic property that says that a trim is in progress. After a crash the next holder of the
+   store restores the retention and removes the subscription.
+2. Create a protective subscription in each partition of the topic, at the first position still
+   needed.
+3. Set the topic's retention to nothing, trim the partition, and restore the retention.
+4. When every broker has applied the retention, remove the subscription. Otherwise it would keep
+   data that the topic's own retention expires.
 
-A process that is stopped in the middle of it, and goes on when another has the store and has taken the subscription away, must do no harm: it was made
-sure when it began that nobody else had the store, and all is given up long before anybody else could take the subscription away.
+So for a few seconds the data depend only on a subscription, which an operator, a time to live, a
+backlog quota or an expiration could remove.
+
+A process that is suspended during a trim, and continues after another process has taken the store
+and removed the subscription, must not delete data. It therefore confirms the store's lock before it
+begins, and gives up after `lowered_seconds`, long before another process removes the subscription.
 """
 
 from __future__ import annotations
@@ -41,13 +49,17 @@ TIME_TO_LIVE = "messageTTL"
 
 TRIM_ATTEMPTS = 25
 TRIM_RETRY_SECONDS = 0.2
-"""A policy is in force some milliseconds after it was set; a broker that takes longer than five seconds is tried again with the next round."""
+"""A policy takes effect some milliseconds after it was set. If a broker needs more than five
+seconds, the trim is repeated with the next round of compaction.
+"""
 
 log = logging.getLogger(__name__)
 
 
 class RetentionTrimmer:
-    """Of topics in one cluster. Everything raises StorageFailed where a broker does not answer or does not do it."""
+    """Trims topics of one cluster. All methods raise StorageFailed if a broker fails or does not
+    answer.
+    """
 
     def __init__(
         self,
@@ -59,25 +71,32 @@ class RetentionTrimmer:
         self._pause = pause
         self._settings = settings
         self._restored_at: dict[str, float] = {}
-        """When a topic's retention was raised again, of those that have the subscription still."""
+        """Time when a topic's retention was restored, for topics that still have the
+        subscription.
+        """
 
     async def refusal(self, found: PulsarTopic) -> str:
-        """Why the topic's retention must not be lowered, with what would help; empty where it may."""
+        """Why the topic's retention must not be lowered, and what to do; empty if it may be."""
         namespace = found.full_name.removeprefix(PREFIX).rpartition("/")[0]
         try:
             if await self._admin.get(f"/namespaces/{quote(namespace)}/subscriptionExpirationTime"):
-                return "its namespace deletes subscriptions that are idle: `pulsar-admin namespaces remove-subscription-expiration-time`"
+                return (
+                    "its namespace deletes idle subscriptions: "
+                    "`pulsar-admin namespaces remove-subscription-expiration-time`"
+                )
             if await self._admin.get(f"{found.path}/{TIME_TO_LIVE}"):
                 return "it has a time to live: `pulsar-admin topicPolicies remove-message-ttl`"
             for quota in (await self._admin.get(f"{found.path}/backlogQuotaMap") or {}).values():
                 if not NO_QUOTA.items() <= quota.items():
-                    return "it has a backlog quota of its own: `pulsar-admin topicPolicies remove-backlog-quota`"
+                    return (
+                        "it has a backlog quota: `pulsar-admin topicPolicies remove-backlog-quota`"
+                    )
         except Forbidden as failure:
             return str(failure)
         return ""
 
     async def begin(self, found: PulsarTopic) -> PulsarTopic:
-        """Say that it is under way, and which policies will be set."""
+        """Set the property that says that a trim is in progress, and which policies it will set."""
         self._restored_at.pop(found.full_name, None)
         if found.is_retention_lowered:
             return found
@@ -93,7 +112,11 @@ class RetentionTrimmer:
         return replace(found, retention=lowered)
 
     async def protect(self, found: PulsarTopic, topic: str, keep: Position) -> None:
-        """From here on nothing goes of `topic`, a partition, from `keep` on, and of the others nothing at all, whatever the retention."""
+        """Protect the topic's partitions while its retention is lowered.
+
+        In `topic`, the partition to trim, nothing from `keep` on is deleted; in the others nothing
+        at all.
+        """
         for policy in _protective_policies(found):
             if policy == TIME_TO_LIVE:
                 await self._admin.post(f"{found.path}/{TIME_TO_LIVE}?messageTTL=0")
@@ -112,7 +135,7 @@ class RetentionTrimmer:
         )
 
     async def _move_subscription(self, topic: str, keep: Position | None) -> None:
-        """The subscription stands before `keep`, or before everything; it is looked at whether it does."""
+        """Move the subscription before `keep`, or to the beginning, and check that it is there."""
         subscription = f"{path_of(topic)}/subscription/{CURSOR}"
         with suppress(Conflict):
             await self._admin.put(subscription, EARLIEST)
@@ -124,42 +147,55 @@ class RetentionTrimmer:
         first = min((ledger.ledger_id for ledger in stats.ledgers), default=0)
         if not mark_delete_position(stats, CURSOR) < (keep or Position(first, 0)):
             raise AdminFailed(
-                f"{topic}: the subscription {CURSOR} does not stand where it was put", 0, ""
+                f"{topic}: the subscription {CURSOR} is not at the position it was set to", 0, ""
             )
 
     def check_time(self, since: float) -> None:
-        """Raises StorageFailed where so much time has passed since then that the subscription may be gone."""
+        """Raise StorageFailed if `lowered_seconds` have passed: the subscription may have been
+        removed.
+        """
         if clock_seconds() - since > self._settings.lowered_seconds:
             raise StorageFailed(
-                f"it took longer than {self._settings.lowered_seconds:g} s to lower a retention, so it was given up"
+                f"trim aborted: lowering the retention took longer than "
+                f"{self._settings.lowered_seconds:g} s (lowered_seconds)"
             )
 
     async def trim(self, topic: str, keep: Position, since: float) -> None:
-        """Let Pulsar delete what it may."""
+        """Let Pulsar delete the ledgers before `keep`."""
         stats = await self._admin.internal_stats(topic)
         before = stats.total_size
         for _ in range(TRIM_ATTEMPTS):
             self.check_time(since)
             if not mark_delete_position(stats, CURSOR) < keep:
-                raise StorageFailed(f"{topic}: somebody has taken the subscription {CURSOR} away")
+                raise StorageFailed(f"{topic}: the subscription {CURSOR} was removed or moved")
             await self._admin.post(f"{path_of(topic)}/trim")
             stats = await self._admin.internal_stats(topic)
             if not has_whole_ledgers(stats, keep):
-                log.info("%s: %d of %d bytes were freed", topic, before - stats.total_size, before)
+                log.info(
+                    "topic trimmed topic=%s freed=%d of=%d",
+                    topic,
+                    before - stats.total_size,
+                    before,
+                )
                 return
             await self._pause(TRIM_RETRY_SECONDS)
-        log.warning("%s: Pulsar keeps ledgers that nobody needs; it is tried again", topic)
+        log.warning("topic not trimmed yet, retrying with the next compaction topic=%s", topic)
 
     def is_restored(self, found: PulsarTopic) -> bool:
-        """Whether this process has given it its retention again, and it may be lowered once more."""
+        """Whether this process has restored the topic's retention, so that it may be lowered
+        again.
+        """
         return found.full_name in self._restored_at
 
     def forget(self, found: PulsarTopic) -> None:
-        """The topic is gone."""
+        """The topic was deleted."""
         self._restored_at.pop(found.full_name, None)
 
     async def end(self, found: PulsarTopic, retention: Retention) -> bool:
-        """The topic was given that retention again: take away what has protected it meanwhile, if it is time. Whether that is done."""
+        """Remove the protection, `settling_seconds` after the retention was restored.
+
+        Returns whether it was removed.
+        """
         since = self._restored_at.setdefault(found.full_name, clock_seconds())
         if clock_seconds() - since < self._settings.settling_seconds:
             return False
@@ -180,7 +216,7 @@ class RetentionTrimmer:
 
 
 def has_whole_ledgers(stats: InternalStats, keep: Position) -> bool:
-    """Whether a ledger lies before `keep` and before what every subscription waits for."""
+    """Whether a ledger is entirely before `keep` and was passed by every subscription."""
     others = [
         mark_delete_position(stats, name)
         for name in stats.cursors
@@ -190,7 +226,7 @@ def has_whole_ledgers(stats: InternalStats, keep: Position) -> bool:
 
 
 def mark_delete_position(stats: InternalStats, subscription: str) -> Position:
-    """What the subscription has acknowledged up to; behind everything where it is not there."""
+    """The subscription's mark-delete position; after everything if it does not exist."""
     cursor = stats.cursors.get(subscription)
     ledger, _, entry = (
         cursor["markDeletePosition"].partition(":") if cursor else (str(1 << 63), "", "0")
@@ -199,12 +235,12 @@ def mark_delete_position(stats: InternalStats, subscription: str) -> Position:
 
 
 def clock_seconds() -> float:
-    """Seconds of a clock that goes on while the machine sleeps, where there is one."""
+    """Seconds of a clock that also runs while the machine is suspended, where available."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 _READER_PREFIX = "reader"
-"""Begins the names of readers' cursors, which keep nothing."""
+"""Prefix of the cursors of readers, which do not keep messages."""
 
 
 def _partition_topics(found: PulsarTopic) -> list[str]:
@@ -214,5 +250,5 @@ def _partition_topics(found: PulsarTopic) -> list[str]:
 
 
 def _protective_policies(found: PulsarTopic) -> list[str]:
-    """Those that were set because retention was lowered."""
+    """The policies that `protect` sets, according to the topic's property."""
     return (found.retention or "").split()[1:]

@@ -1,1 +1,1 @@
-"""State tables on compacted topics."""
+"""State tables on compacted topics: keyed rows, loading, writing and compaction."""

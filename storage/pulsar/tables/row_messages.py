@@ -1,7 +1,8 @@
 """Rows of a state table as keyed messages of its compacted topic.
 
-The key is the message's, one character per byte, so that the topic can be read by Pulsar's own tools where keys are text. The payload is one byte that
-says "a row" and then the value; the empty payload is Pulsar's tombstone, and so the row's deletion.
+The message key is the row's key, one character per byte, so that text keys are readable with
+Pulsar's own tools. The payload is a byte 1 followed by the value. An empty payload is Pulsar's
+tombstone and deletes the row.
 """
 
 from __future__ import annotations
@@ -14,23 +15,29 @@ from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX, PREFIX
 
 MAX_KEY_BYTES = 480
-"""As the interface of tables promises."""
+"""Limit of `StateTable`."""
 
 MAX_MESSAGE_OVERHEAD = 64
-"""What a row takes in a batch beside key and value, at the most: its metadata's fields and their lengths."""
+"""Upper limit for the metadata of a row in a batch, including length fields."""
 
 END_KEY = "\u2403"
-"""The key of the message that ends what a loader reads: no byte of a row's key becomes this character."""
+"""Key of the message that marks the end for a loader. No byte of a row's key maps to this
+character.
+"""
 
 LOCK_TOPIC = "lock"
-"""The name behind `__kopgate.` that no table may have."""
+"""Reserved for the store's lock; the topic `__kopgate.lock`."""
 
 _ROW = b"\x01"
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 def table_topic(settings: PulsarSettings, table: str) -> str:
-    """The full name of the table's topic. What is no plain word, or means something to Pulsar, is written in hexadecimal digits."""
+    """Full name of the table's topic.
+
+    Names with other characters than letters, digits, `_` and `-`, and names with a meaning in
+    Pulsar, are encoded in hexadecimal.
+    """
     is_plain = _PLAIN.fullmatch(table) and "-partition-" not in table and table != LOCK_TOPIC
     local = table if is_plain else f"hex.{table.encode().hex()}"
     return f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{INTERNAL_PREFIX}.{local}"
@@ -41,12 +48,12 @@ def message_key(key: bytes) -> str:
 
 
 def payload(value: bytes | None) -> bytes:
-    """Of the message that sets the row to `value`, or deletes it."""
+    """The payload that sets a row to `value`, or deletes it."""
     return b"" if value is None else _ROW + value
 
 
 def max_batch_bytes(rows: Mapping[bytes, bytes | None]) -> int:
-    """The most that these rows may take in a batch; bytes of a key above 127 take two there."""
+    """Upper limit of the rows' size in a batch. Key bytes above 127 take two bytes each."""
     return sum(
         2 * len(key) + len(value or b"") + MAX_MESSAGE_OVERHEAD for key, value in rows.items()
     )
@@ -54,14 +61,14 @@ def max_batch_bytes(rows: Mapping[bytes, bytes | None]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """`value` is None for a deleted one."""
+    """`value` is None for a deleted row."""
 
     key: bytes
     value: bytes | None
 
 
 def parse_row(key: str, data: bytes) -> TableRow | None:
-    """The row that a message sets; None for one that was not written here."""
+    """The row in a message; None for a message that is not a table row."""
     try:
         name = key.encode("latin-1")
     except UnicodeEncodeError:
@@ -72,5 +79,8 @@ def parse_row(key: str, data: bytes) -> TableRow | None:
 
 
 def is_gap(key: str, data: bytes) -> bool:
-    """Whether this is the place of a row that compaction took out of a batch whose other rows stay; the client library hands it out like a message."""
+    """Whether this is a row that compaction removed from a batch while other rows remain.
+
+    The client library delivers such a gap like a message.
+    """
     return not key and not data

@@ -23,7 +23,7 @@ from storage.pulsar.tables.table_writer import TableWriter, failed
 
 
 class PulsarTable:
-    """A `StateTable`. To be opened before it is used, and closed before the session is."""
+    """A `StateTable`. Open it before use, and close it before the session."""
 
     def __init__(
         self,
@@ -44,20 +44,21 @@ class PulsarTable:
         self._loading = DeferredLock()
 
     async def open(self) -> None:
-        """Make the topic where it is missing, and take the right to write from whoever had it. Raises StorageFailed."""
+        """Create the topic if it is missing, and fence its writer. Raises StorageFailed."""
         await self._compactor.prepare()
         await self._writer.open()
         self._compactor.start()
 
     async def close(self) -> None:
-        """Write what is queued; later puts fail with LogClosed."""
+        """Write queued rows; later puts fail with LogClosed."""
         self._compactor.stop()
         await self._writer.close()
 
     async def items(self) -> list[tuple[bytes, bytes]]:
-        """Every row, in key order, read from Pulsar; nothing is kept here. Raises StorageFailed, Fenced, LogClosed.
+        """All rows in key order, read from Pulsar and not cached. Raises StorageFailed, Fenced,
+        LogClosed.
 
-        A message is written first, so this succeeds only where a put would.
+        Writes a message first, so it succeeds only if a put would.
         """
         await self._loading.acquire()
         try:
@@ -69,8 +70,10 @@ class PulsarTable:
         return sorted(rows.items())
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
-        """As `StateTable.put`. What fails with StorageFailed may become durable all the same, before anything that is put later; so may what fails with
-        Fenced, and then every later put fails with it, too: another process writes this table.
+        """`StateTable.put`.
+
+        Rows of a put that fails with StorageFailed may still be stored, before any later put. The
+        same holds for Fenced; then another process writes this table, and all later puts fail.
         """
         if not all(1 <= len(key) <= MAX_KEY_BYTES for key in rows):
             return failed(lambda: ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes"))

@@ -1,8 +1,9 @@
-"""The space of a state table's topic: old versions of rows are compacted away, and what was compacted is not kept.
+"""Compacts the topic of a state table, and lets Pulsar delete what was compacted.
 
-Pulsar deletes a ledger when every cursor has passed it and retention does not keep it. Compaction has a cursor of its own, `__compaction`, which moves
-when what lies before it is in the compacted ledger. It is made together with the topic, before the first row is written: from then on no row can be lost
-to any retention or time to live, and only then is the topic's own retention set to nothing, which frees what compaction has read.
+Pulsar deletes a ledger when every cursor has passed it and retention does not keep it. The cursor
+`__compaction` moves when the rows before it are in the compacted ledger. It is created with the
+topic, before the first row is written, so that no retention or time to live can delete rows. Only
+then is the topic's own retention set to nothing, which frees ledgers that were compacted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from storage.pulsar.tables.table_loader import topic_space
 from storage.pulsar.topics.pulsar_names import path_of
 
 CURSOR = "__compaction"
-"""The subscription of Pulsar's own compaction (COMPACTION_SUBSCRIPTION)."""
+"""The subscription of Pulsar's compaction (COMPACTION_SUBSCRIPTION)."""
 
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 NO_RETENTION = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
@@ -32,14 +33,17 @@ log = logging.getLogger(__name__)
 
 
 class CompactionStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """NOT_RUN, RUNNING, SUCCESS or ERROR, of the last one since the broker has the topic."""
+    """Status of the last compaction since the broker loaded the topic.
+
+    `status` is NOT_RUN, RUNNING, SUCCESS or ERROR.
+    """
 
     status: str
     last_error: str = ""
 
 
 async def ensure_topic(admin: PulsarAdmin, topic: str) -> None:
-    """The topic, where it is missing, without partitions. Raises StorageFailed."""
+    """Create the topic, without partitions, if it is missing. Raises StorageFailed."""
     try:
         await topic_space(admin, topic)
     except NotFound:
@@ -48,9 +52,11 @@ async def ensure_topic(admin: PulsarAdmin, topic: str) -> None:
 
 
 async def clear_retention(admin: PulsarAdmin, topic: str) -> None:
-    """Keep nothing in the topic that no cursor needs; where the topic's policies cannot be set, what the namespace says holds.
+    """Set the topic's retention to nothing, so that it keeps only what cursors need.
 
-    A backlog quota of the namespace could move compaction's cursor over rows that it has not read (`consumer_backlog_eviction`), so there is none here.
+    If topic policies cannot be set, those of the namespace apply. The backlog quota is removed,
+    because one of the namespace could move the compaction cursor past rows that it has not read
+    (`consumer_backlog_eviction`).
     """
     path = path_of(topic)
     try:
@@ -62,14 +68,14 @@ async def clear_retention(admin: PulsarAdmin, topic: str) -> None:
             await admin.post(f"{path}/retention", NO_RETENTION)
     except AdminFailed as error:
         log.warning(
-            "the space of %s is freed only as far as the retention of its namespace allows: %s",
+            "topic policies not set, the namespace's retention applies topic=%s error=%s",
             topic,
             error,
         )
 
 
 class TableCompactor:
-    """Of one table's topic."""
+    """For one table's topic."""
 
     def __init__(
         self, admin: PulsarAdmin, settings: PulsarSettings, reactor: Reactor, topic: str
@@ -80,17 +86,19 @@ class TableCompactor:
         self._topic = topic
         self._path = path_of(topic)
         self._written = 0
-        """Bytes since the last compaction began, and all of the topic where that is not known."""
+        """Bytes written since the last compaction began; the whole topic if that is unknown."""
         self._requested = 0
-        """Bytes before the compaction that was asked for, until it is known how it ended."""
+        """Bytes that the requested compaction covers, until its result is known."""
         self._ledger_before = -1
-        """The ledger of the compaction before that one."""
+        """The compacted ledger before the requested compaction."""
         self._timer: ScheduledCall | None = None
         self._is_stopped = False
         self._is_failing = False
 
     async def prepare(self) -> None:
-        """Make the topic and compaction's cursor in it, before any row is written. Raises StorageFailed."""
+        """Create the topic and its compaction cursor, before any row is written. Raises
+        StorageFailed.
+        """
         await ensure_topic(self._admin, self._topic)
         space = await topic_space(self._admin, self._topic)
         if CURSOR not in space.cursors:
@@ -100,7 +108,7 @@ class TableCompactor:
         self._written = space.total_size
 
     def start(self) -> None:
-        """Look after it from now on."""
+        """Start the periodic check."""
         self._schedule()
 
     def stop(self) -> None:
@@ -113,7 +121,7 @@ class TableCompactor:
         self._written += size
 
     async def compact_if_due(self) -> None:
-        """Compact the topic if that is worth while by now. Raises StorageFailed."""
+        """Start a compaction if enough was written since the last one. Raises StorageFailed."""
         compaction: CompactionStatus = await self._admin.get(
             f"{self._path}/compaction", CompactionStatus
         )
@@ -124,15 +132,16 @@ class TableCompactor:
             compaction.status == "NOT_RUN"
             and space.compacted_ledger.ledger_id == self._ledger_before
         ):
-            # The topic moved, or its broker was killed, in the midst of it: the broker that has it now knows of none.
+            # The topic moved, or its broker was killed, during the compaction. The new broker has
+            # no status of it.
             self._written += self._requested
         self._requested = 0
         if compaction.status == "ERROR":
-            self._log_failure(f"compaction failed: {compaction.last_error}")
+            self._log_failure(f"{compaction.last_error}")
             self._written = space.total_size
         elif self._is_failing:
             self._is_failing = False
-            log.warning("%s is compacted again", self._topic)
+            log.warning("table compaction recovered topic=%s", self._topic)
         if self._written >= max(self._settings.table_compaction_bytes, space.compacted_ledger.size):
             written = self._written
             with suppress(Conflict):
@@ -156,10 +165,12 @@ class TableCompactor:
         except StorageError as error:
             self._log_failure(str(error))
         except Exception:
-            log.exception("looking after %s failed, which is a bug", self._topic)
+            log.exception("bug: compacting %s failed", self._topic)
 
     def _log_failure(self, reason: str) -> None:
-        """Once, until it works again."""
+        """Log the first failure of a series."""
         if not self._is_failing:
             self._is_failing = True
-            log.error("%s grows until it is compacted again: %s", self._topic, reason)
+            log.error(
+                "table compaction failing, the topic grows topic=%s reason=%s", self._topic, reason
+            )

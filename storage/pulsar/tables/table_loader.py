@@ -1,12 +1,14 @@
-"""A state table read from its compacted topic, whole and as it is at one moment.
+"""Loads a state table from its compacted topic, complete and consistent.
 
-What ends the reading is a message that the reader of the table writes itself, first: it stands behind every acknowledged put, it proves that this
-process still has the right to write, and it needs no word of the broker about where a compacted topic ends, which is wrong in some cases (everything
-compacted away, the last batch half compacted).
+The loader first writes an end message and reads up to it. That message follows every acknowledged
+put, proves that this process is still the exclusive writer, and avoids relying on the broker's end
+of a compacted topic, which is wrong in some cases (everything compacted away, last batch partly
+compacted).
 
-A compaction that ends while the table is read would show a row that was deleted: the row was read before, and its tombstone is no more. Where the topic
-moves meanwhile, the reader connects again in the midst, and some brokers then go on behind all that compaction left (apache/pulsar#25998; not seen here). So
-the table is read again where either happened.
+If a compaction ends during the read, a deleted row could appear: the row was already read, but its
+tombstone has been removed. If the topic moves, the reader reconnects, and some brokers then
+continue after the compacted data (apache/pulsar#25998; not seen here). In both cases the table is
+read again.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from storage.pulsar.tables.row_messages import END_KEY, is_gap, parse_row
 from storage.pulsar.topics.pulsar_names import path_of
 
 ATTEMPTS = 5
-"""Compactions and moves follow each other after minutes, so the second reading is nearly always the last."""
+"""Compactions and moves are minutes apart, so a second read nearly always succeeds."""
 
 log = logging.getLogger(__name__)
 
 
 class CompactedLedger(msgspec.Struct, frozen=True, rename="camel"):
-    """What compaction left. -1 where there was none yet."""
+    """The compacted ledger; -1 if there is none."""
 
     ledger_id: int = -1
     size: int = -1
 
 
 class TopicSpace(msgspec.Struct, frozen=True, rename="camel"):
-    """The part of a topic's internal statistics that says how much it holds."""
+    """The part of a topic's internal statistics that describes its size."""
 
     total_size: int
     ledgers: list[Ledger]
@@ -45,12 +47,12 @@ class TopicSpace(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def state(self) -> tuple[CompactedLedger, int]:
-        """What is another after a compaction, and after the topic was opened anew, which begins a ledger."""
+        """Changes when the topic is compacted, and when it is reopened, which creates a ledger."""
         return self.compacted_ledger, max((ledger.ledger_id for ledger in self.ledgers), default=-1)
 
 
 async def topic_space(admin: PulsarAdmin, topic: str) -> TopicSpace:
-    """Raises as `PulsarAdmin.get`."""
+    """Raises what `PulsarAdmin.get` raises."""
     space: TopicSpace = await admin.get(f"{path_of(topic)}/internalStats", TopicSpace)
     return space
 
@@ -58,19 +60,22 @@ async def topic_space(admin: PulsarAdmin, topic: str) -> TopicSpace:
 async def load(
     session: PulsarClient, admin: PulsarAdmin, topic: str, end: bytes
 ) -> dict[bytes, bytes]:
-    """Every row, up to the message with END_KEY and `end`, which has been written. Raises StorageFailed."""
+    """All rows up to the message with END_KEY and payload `end`, which was written before.
+
+    Raises StorageFailed.
+    """
     for _ in range(ATTEMPTS):
         before = (await topic_space(admin, topic)).state
         rows = await session.run(lambda: read_rows(session, topic, end))
         if (await topic_space(admin, topic)).state == before:
             return rows
     raise StorageFailed(
-        f"{topic} was compacted, or moved, {ATTEMPTS} times while it was read: try again later"
+        f"{topic} was compacted or moved during each of {ATTEMPTS} reads: retry later"
     )
 
 
 def read_rows(session: PulsarClient, topic: str, end: bytes) -> dict[bytes, bytes]:
-    """As `load`, whatever is compacted meanwhile; blocks."""
+    """All rows, without checking for a compaction during the read. Blocking."""
     settings = session.settings
     timeout = max(1, round(settings.operation_timeout_seconds * 1000))
     reader = session.reader(
@@ -99,7 +104,5 @@ def read_rows(session: PulsarClient, topic: str, end: bytes) -> dict[bytes, byte
     finally:
         reader.close()
     if foreign:
-        log.warning(
-            "%s has %d messages that are no rows of a table; they are left out", topic, foreign
-        )
+        log.warning("ignored messages that are not table rows topic=%s count=%d", topic, foreign)
     return rows

@@ -1,15 +1,21 @@
-"""Puts of one state table on their way into Pulsar: gathered into bursts, one burst at a time, each one batch and so one entry, which is stored or not.
+"""Writes puts of one state table to Pulsar, in bursts.
 
-Rows are handed to the library by the reactor's thread, which never waits for that. A thread of its own takes twice as long beside a busy reactor, since
-the library lets go of the interpreter with each row and has to get it back. Only the flush, which waits for the acknowledgement, is a thread's.
-(`flush_async` would need none, but it keeps the interpreter while it waits for locks of the library.)
+One burst is in flight at a time. It is one batch and so one entry, which is stored atomically.
 
-The library sends a batch when it is full, after a time, or when it is flushed. The first two are out of reach here, so that only the flush sends: a put
-is never split. A flush succeeds, too, where the library has thrown the batch away before it was sent, or did not take all of its rows: each row gets a
-sequence id, so that of what was published last tells whether it was the last row.
+The reactor's thread passes rows to the client library, without blocking. A separate thread takes
+twice as long beside a busy reactor, because the library releases and reacquires the interpreter
+lock for each row. Only the flush, which waits for the acknowledgement, runs in a thread.
+(`flush_async` would not need one, but it holds the interpreter lock while it waits for locks of the
+library.)
 
-The library must have no limit of its own of what is on its way. It never gives back what a batch took of that limit that the broker finds too large;
-then there is no room for the last rows of a batch some day, and the others are stored without them.
+The library sends a batch when it is full, after a delay, or when it is flushed. The limits of the
+first two are set out of reach, so that a put is never split. A flush also succeeds if the library
+dropped the batch before sending it, or did not accept all rows. Each row therefore gets a sequence
+id, and the id published last is compared with that of the last row.
+
+The library's own limit of pending messages must be disabled. It does not return what a batch took
+from this limit if the broker rejects the batch as too large; later batches would be stored without
+their last rows.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class PendingPut:
-    """Messages that are stored together; `result` fires when they are durable."""
+    """Rows that are stored together; `result` fires when they are durable."""
 
     __slots__ = ("result", "rows", "size")
 
@@ -50,7 +56,7 @@ class PendingPut:
 
 
 class TableWriter:
-    """`on_stored` is called with the bytes of each burst that was stored."""
+    """`on_stored` is called with the size in bytes of each stored burst."""
 
     def __init__(
         self,
@@ -67,7 +73,7 @@ class TableWriter:
         self._on_stored = on_stored
         self._producer: Any = None
         self._last_assigned_id = 0
-        """The sequence id of the last row that the library was given."""
+        """Sequence id of the last row passed to the library."""
         self._thread: WorkerPool | None = None
         self._waiting: deque[PendingPut] = deque()
         self._waiting_bytes = 0
@@ -77,7 +83,9 @@ class TableWriter:
         self._is_failing = False
 
     async def open(self) -> None:
-        """Take the right to write: whoever had it is fenced. Raises StorageFailed, UnknownTopic."""
+        """Create the exclusive producer, fencing its predecessor. Raises StorageFailed,
+        UnknownTopic.
+        """
         producer = await self._session.run(
             lambda: self._session.producer(
                 self._topic,
@@ -94,18 +102,19 @@ class TableWriter:
         self._thread = WorkerPool(self._session.reactor_calls, 1, 1, "pulsar-table")
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Deferred[None]:
-        """As `StateTable.put`."""
+        """`StateTable.put`."""
         size = max_batch_bytes(rows)
         if size > self._settings.table_burst_bytes:
             return failed(
                 lambda: EntryTooLarge(
-                    f"{len(rows)} rows take {size} bytes, and {self._settings.table_burst_bytes} are stored in one step (table_burst_bytes)"
+                    f"{len(rows)} rows take {size} bytes, more than the limit of "
+                    f"{self._settings.table_burst_bytes} (table_burst_bytes)"
                 )
             )
         return self.send({message_key(key): payload(value) for key, value in rows.items()}, size)
 
     def send(self, messages: Mapping[str, bytes], size: int) -> Deferred[None]:
-        """Queue these messages by their keys, to be stored together, after all that was queued before."""
+        """Queue messages, by key, to be stored together after all earlier ones."""
         if self._end_error:
             return failed(self._end_error)
         if not messages:
@@ -116,7 +125,8 @@ class TableWriter:
         ):
             return failed(
                 lambda: StorageFailed(
-                    f"{len(self._waiting)} puts ({self._waiting_bytes} bytes) wait for Pulsar already: try again later"
+                    f"{len(self._waiting)} puts ({self._waiting_bytes} bytes) are waiting for "
+                    "Pulsar: retry later"
                 )
             )
         put = PendingPut(messages, size)
@@ -127,7 +137,10 @@ class TableWriter:
         return put.result
 
     async def close(self) -> None:
-        """Write what is queued, for `close_timeout_seconds` at the most, and let the topic go. Later puts fail with LogClosed."""
+        """Write queued rows, for up to `close_timeout_seconds`, and close the producer.
+
+        Later puts fail with LogClosed.
+        """
         self._end_error = lambda: LogClosed("the store is closed")
         if self._burst:
             self._idle = Deferred()
@@ -135,12 +148,12 @@ class TableWriter:
                 await self._idle.addTimeout(self._settings.close_timeout_seconds, self._reactor)  # type: ignore[arg-type]
             except TimeoutError:
                 log.warning(
-                    "%s: Pulsar did not acknowledge what was written last; whether it is stored is unknown",
+                    "table closed before the last rows were acknowledged, outcome unknown topic=%s",
                     self._topic,
                 )
                 self._fail_all(
                     lambda: StorageFailed(
-                        "the store was closed before Pulsar answered; whether it is stored is unknown"
+                        "the store was closed before Pulsar answered; the outcome is unknown"
                     )
                 )
         thread, self._thread = self._thread, None
@@ -149,10 +162,15 @@ class TableWriter:
             try:
                 await self._session.run(self._producer.close)
             except StorageError as error:
-                log.warning("%s: %s", self._topic, error)
+                log.warning(
+                    "closing the table's producer failed topic=%s error=%s", self._topic, error
+                )
 
     def _send_burst(self) -> None:
-        """Send the next burst: as many whole puts as fit. Of rows that several of them set, the last is sent alone: they are one step anyway."""
+        """Send as many complete puts as fit into a burst.
+
+        If several puts set the same row, only the last value is sent: the burst is atomic.
+        """
         size = 0
         messages: dict[str, bytes] = {}
         while self._waiting and (
@@ -165,7 +183,7 @@ class TableWriter:
         self._waiting_bytes -= size
         producer, thread = self._producer, self._thread
         if thread is None:
-            self._fail_all(lambda: LogClosed("the table is not open"))
+            self._fail_all(lambda: LogClosed("the table is closed"))
             return
         is_small = len(messages) <= self._settings.table_rows_at_once
         before = producer.last_sequence_id()
@@ -182,47 +200,61 @@ class TableWriter:
         thread.run(flush).addCallbacks(lambda _: self._burst_stored(size), self._burst_failed)
 
     def _check_published(self, before: int, last: int) -> None:
-        """That with a burst `last` has become the sequence id of its last row. Raises StorageFailed."""
+        """Check that the id published last is that of the burst's last row. Raises
+        StorageFailed.
+        """
         if last == before:
             raise StorageFailed(
-                "the client library gave the rows up before it sent them; is a backlog quota exceeded?"
+                "the client library dropped the rows before sending them: "
+                "check whether a backlog quota is exceeded"
             )
         if last != self._last_assigned_id:
             expected_id, self._last_assigned_id = self._last_assigned_id, last
             raise StorageFailed(
-                f"the client library sent other rows than it was given: its last number is {last}, not {expected_id}"
+                f"the client library did not send exactly the given rows: "
+                f"last sequence id {last}, expected {expected_id}"
             )
 
     def _burst_stored(self, size: int) -> None:
         self._on_stored(size)
         if self._is_failing:
             self._is_failing = False
-            log.warning("%s takes rows again", self._topic)
+            log.warning("table writes succeed again topic=%s", self._topic)
         self._finish_burst(None)
 
     def _burst_failed(self, failure: Any) -> None:
         if not isinstance(failure.value, (pulsar.PulsarException, StorageError)):
             log.error(
-                "writing to %s failed, which is a bug",
+                "bug: writing to %s failed",
                 self._topic,
                 exc_info=(failure.type, failure.value, failure.getTracebackObject()),
             )
         error = to_storage_error(failure.value)
         if isinstance(error, Fenced) or isinstance(failure.value, pulsar.AlreadyClosed):
-            # Nobody here has closed it, and the library closes one for good only if another producer has the topic.
-            fenced = f"{self._topic}: another process writes this table now; whether the rows are stored is unknown"
+            # This process has not closed the producer, and the library closes it for good only if
+            # another producer has taken the topic.
+            fenced = (
+                f"{self._topic}: another process has taken over this table; "
+                "the outcome of the last writes is unknown"
+            )
             log.error("%s", fenced)
             self._fail_all(lambda: Fenced(fenced))
             return
         is_known = isinstance(error, EntryTooLarge)
-        reason = f"{self._topic}: {error}; {'nothing of it' if is_known else 'whether it'} is stored{'' if is_known else ', is unknown'}"
+        reason = (
+            f"{self._topic}: {error}; {'nothing' if is_known else 'whether anything'} "
+            f"was stored{'' if is_known else ' is unknown'}"
+        )
         if not self._is_failing:
             self._is_failing = True
             log.error("%s", reason)
         self._finish_burst(lambda: type(error)(reason))
 
     def _finish_burst(self, failure: Failure | None) -> None:
-        """Tell those of the burst; what they put now is in the next one, with what has come meanwhile."""
+        """Complete the puts of the burst, then send the next one.
+
+        Puts that callers add on completion join the next burst.
+        """
         for put in self._burst:
             finish(put, failure)
         self._burst = []
@@ -233,7 +265,7 @@ class TableWriter:
             idle.callback(None)
 
     def _fail_all(self, failure: Failure) -> None:
-        """All puts fail, now and for ever."""
+        """Fail all puts, including later ones."""
         if not self._idle:
             self._end_error = failure
         puts = [*self._burst, *self._waiting]
@@ -248,9 +280,10 @@ class TableWriter:
 
 
 def send_batch(producer: Any, messages: Mapping[str, bytes]) -> None:
-    """Put these messages into the producer's batch. All are made before the first is in it: a bug in between must leave nothing for the next batch.
+    """Add messages to the producer's batch.
 
-    The wrapper of the library around these two calls doubles what a row costs (10 us instead of 5).
+    All are built before the first is added, so that a bug in between leaves nothing for the next
+    batch. Bypassing the library's Python wrapper halves the cost of a row (5 instead of 10 us).
     """
     make, send = _pulsar.MessageBuilder, producer._producer.send_async
     built = [make().content(data).partition_key(key).build() for key, data in messages.items()]
@@ -259,7 +292,11 @@ def send_batch(producer: Any, messages: Mapping[str, bytes]) -> None:
 
 
 def finish(put: PendingPut, failure: Failure | None) -> None:
-    """Each gets an exception of its own: one that many raise again grows a traceback through all of them."""
+    """Complete one put.
+
+    Each put gets a new exception, because an exception that is raised repeatedly grows its
+    traceback.
+    """
     if failure is None:
         put.result.callback(None)
     else:
