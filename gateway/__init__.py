@@ -1,1 +1,5 @@
-"""The server: a Kafka broker to its clients. bytes -> framing -> session -> dispatch -> handler -> log or group -> reply."""
+"""A Kafka broker as its clients see it.
+
+A request passes framing, session, dispatch, handler, then the log or the group; the handler's
+return value is the reply.
+"""

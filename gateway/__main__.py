@@ -1,4 +1,4 @@
-"""`python -m gateway` is `kopgate`."""
+"""Runs `kopgate` as `python -m gateway`."""
 
 from gateway.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Putting the parts together: what is read from an open store, and the broker on top."""
+"""Builds the broker from the settings and an open store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _CLUSTER_ID = b"cluster.id"
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970, as Kafka counts."""
+    """Milliseconds since 1970, as in Kafka."""
     return time.time_ns() // 1_000_000
 
 
@@ -68,8 +68,11 @@ async def open_broker(
     start: Callable[[Coroutine[Any, Any, None]], None],
     outgoing: OutgoingBytes,
 ) -> Broker:
-    """Everything behind the sockets, on a store that is open. Raises StorageError."""
-    # What may fail comes before what has timers: groups are the last that the store is asked for.
+    """Build everything behind the sockets on an open store.
+
+    Raises StorageError.
+    """
+    # Steps that can fail come before those that start timers; groups are read last.
     cluster = Cluster(settings.node_id, await _cluster_id(store), advertised)
     deadlines = CoarseClock(clock)
     configs = BrokerConfigs(await store.table("broker-configs"), settings)
@@ -136,7 +139,10 @@ def open_traffic(
     run: Callable[..., Awaitable[Any]],
     start: Callable[[Coroutine[Any, Any, None]], None],
 ) -> RecorderFactory:
-    """The traffic log, if there is to be one. Raises ValueError where it cannot be."""
+    """Start the traffic log if the settings request one.
+
+    Raises ValueError for settings that cannot be applied.
+    """
     salt = (
         None
         if settings.traffic_log_salt_file is None
@@ -190,7 +196,7 @@ def _traffic_files(settings: Settings, root: Path, began: int) -> LineWriter:
     except OSError as failure:
         raise ValueError(f"traffic_log: {root}: {failure.strerror}") from failure
     if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
-        raise ValueError(f"traffic_log: {root}: the gateway may not write there")
+        raise ValueError(f"traffic_log: {root}: no permission to write")
     writer = LineWriter(
         TrafficFolder(root, settings.node_id, began),
         Rotation(settings.traffic_log_rotate_bytes, settings.traffic_log_rotate_ms),
@@ -212,7 +218,11 @@ def _none_if_negative(limit: int) -> int | None:
 
 
 def traffic_topic_name(topics: Topics, topic: str | bytes) -> str:
-    """What the traffic log calls it: one name for all that it goes by, and its id where there is no such topic (any more)."""
+    """The topic's name in the traffic log.
+
+    It is the same for all names and the id of a topic. An id without a topic is written as
+    `id:...`.
+    """
     live = topics.get(topic)
     if live is not None:
         return live.name
@@ -224,7 +234,7 @@ def traffic_topic_name(topics: Topics, topic: str | bytes) -> str:
 
 
 async def _cluster_id(store: Store) -> str:
-    """The cluster's id, made at the very first start: 22 characters of base64, as Kafka's Uuid."""
+    """The cluster id, created at the first start: 22 characters of base64, as Kafka's Uuid."""
     table = await store.table("cluster")
     known = dict(await table.items()).get(_CLUSTER_ID)
     if known is not None:
@@ -237,10 +247,14 @@ async def _cluster_id(store: Store) -> str:
 def make_mechanisms(
     settings: Settings, run: Callable[..., Awaitable[bool]]
 ) -> dict[str, Mechanism]:
-    """What SASL listeners offer. `run` takes password checks off the reactor thread. Raises UsersFileError, and ValueError without a users file."""
+    """The SASL mechanisms of the listeners. `run` runs password checks on other threads.
+
+    Raises UsersFileError, or ValueError without a users file.
+    """
     if settings.users_file is None:
         raise ValueError(
-            "a SASL listener needs users: make a file with `kopgate users add NAME --file FILE` and set users_file to it"
+            "a SASL listener needs users_file: create the file with "
+            "`kopgate users add NAME --file FILE`"
         )
     users = UsersFile(
         settings.users_file,
@@ -252,7 +266,10 @@ def make_mechanisms(
 
 
 def make_tls(settings: Settings) -> TlsContextFactory:
-    """The context for TLS listeners. Raises TlsError, and ValueError where no certificate is set."""
+    """The TLS context of the listeners.
+
+    Raises TlsError, or ValueError without a certificate.
+    """
     if settings.ssl_certificate_file is None or settings.ssl_key_file is None:
         raise ValueError("a TLS listener needs ssl_certificate_file and ssl_key_file")
     files = TlsFiles(

@@ -1,4 +1,4 @@
-"""The parts that handlers work with, put together once at the start."""
+"""The parts that handlers use, assembled at start."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ from storage.log import StorageError, Store
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """`now()` is the time in ms since 1970; `clock` counts waits, `deadlines` those that hardly ever end by themselves; `run(function, *args)` runs a function on another thread,
-    `run_for(owner, function, *args)` does so for a client, in turn with the others;
-    `interruptible_waits` are the long polls under way; `outgoing` says how large replies may be; `traffic` writes down who does what."""
+    """The parts that handlers use.
+
+    `now()` is the time in ms since 1970. `clock` is for waits, `deadlines` for timeouts that rarely
+    expire. `run(function, *args)` calls a function on another thread; `run_for(owner, function,
+    *args)` does so in turn with other clients. `interruptible_waits` are the running long polls.
+    `outgoing` limits the size of replies. `traffic` is the traffic log.
+    """
 
     configs: BrokerConfigs
     group_configs: GroupConfigs
@@ -52,11 +56,13 @@ class Broker:
     traffic: RecorderFactory = NO_TRAFFIC_LOG
 
     async def confirm_coordinator(self) -> None:
-        """Call before `groups` or `offsets` are asked: they answer from memory, and another gateway
-        may have taken over while this process was suspended. Normally returns at once.
+        """Confirm that the store is still owned, before reading `groups` or `offsets`.
 
-        Raises KafkaError(NOT_COORDINATOR) where the store is lost, or does not confirm within
-        `offsets_commit_timeout_ms` that it is held.
+        They answer from memory, and another gateway may have taken over while this process was
+        suspended. Normally returns at once.
+
+        Raises KafkaError(NOT_COORDINATOR) if the store is lost, or does not confirm within
+        `offsets_commit_timeout_ms`.
         """
         if self.store.may_be_lost:
             seconds = self.settings.offsets_commit_timeout_ms / 1000
@@ -67,5 +73,5 @@ class Broker:
 
     @property
     def settings(self) -> Settings:
-        """Those in force."""
+        """The current settings."""
         return self.configs.settings

@@ -1,4 +1,4 @@
-"""Who is alive and who leads what. One gateway for now: it leads everything."""
+"""Live gateways and partition leaders. There is one gateway for now, which leads all partitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ class Node:
 
 
 class Cluster:
-    """`advertised` gives (host, port) by listener name; `cluster_id` is Kafka's, 22 characters of base64."""
+    """The cluster as clients see it.
+
+    `advertised` is (host, port) by listener name. `cluster_id` is Kafka's, 22 characters of base64.
+    """
 
     def __init__(
         self, node_id: int, cluster_id: str, advertised: Mapping[str, tuple[str, int]]
@@ -26,10 +29,10 @@ class Cluster:
         self.advertised = dict(advertised)
 
     def nodes(self, listener: str) -> list[Node]:
-        """Every live gateway, at the address that it advertises on the listener of that name."""
+        """Every live gateway, with its advertised address for that listener."""
         host, port = self.advertised[listener]
         return [Node(self.node_id, host, port)]
 
     def leader_of(self, topic: str, partition: int) -> int:
-        """The node that leads this partition."""
+        """The id of the node that leads this partition."""
         return self.node_id

@@ -1,6 +1,7 @@
-"""A clock for deadlines that hardly ever come: it may be a tenth of a second late, and a deadline that is taken back costs next to nothing.
+"""A clock for timeouts that rarely expire: up to 0.1 s late, and cheap to cancel.
 
-Every Produce and every OffsetCommit has one. The reactor's own timers cost some microseconds each, a tenth of a small request.
+Every Produce and every OffsetCommit has such a timeout. Each timer of the reactor costs several
+microseconds, a tenth of a small request.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from collections.abc import Callable
 
 from gateway.coroutines import Clock
 
-#: Seconds by which a call may come late.
+#: Largest delay of a call in seconds.
 GRANULARITY_SECONDS = 0.1
 
 
 class CoarseCall:
-    """A call that is still to come, or not any more."""
+    """A scheduled call, like Twisted's IDelayedCall."""
 
     __slots__ = ("_arguments", "_function", "_slot")
 
@@ -30,8 +31,8 @@ class CoarseCall:
 
     def cancel(self) -> None:
         self._slot.discard(self)
-        # The owner of this call is often among the arguments: without that cycle a request is freed as soon as it is answered, and not
-        # by the garbage collector, which may not run for a long time.
+        # The owner of this call is often among the arguments. Without that reference cycle a
+        # request is freed when it is answered, not by a later run of the garbage collector.
         self._function, self._arguments = _nothing, ()
 
     def run(self) -> None:
@@ -45,7 +46,10 @@ def _nothing() -> None:
 
 
 class CoarseClock:
-    """As `clock`. There is one timer for all, and none while nothing is to come."""
+    """Has the interface of `clock`.
+
+    All calls share one timer, which runs only while calls are scheduled.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

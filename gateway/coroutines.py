@@ -1,6 +1,7 @@
-"""Where coroutines meet the reactor: starting them, waking them, giving them deadlines.
+"""Connects coroutines to the reactor: starting, waking, timeouts, concurrency.
 
-Handlers are plain `async def` and await what this module and the stores hand out; Deferreds are named here and in the stores' bridges only.
+Handlers are `async def` and await what this module and the stores provide. Deferreds are used only
+here and in the stores' bridges.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ T = TypeVar("T")
 
 
 class DelayedCall(Protocol):
-    """A call that is still to come, or not any more."""
+    """A scheduled call (Twisted's IDelayedCall)."""
 
     def active(self) -> bool: ...
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """What counts the waits, in seconds: a reactor, or Twisted's `task.Clock` in tests."""
+    """The clock of waits, in seconds: a reactor, or Twisted's `task.Clock` in tests."""
 
     def seconds(self) -> float: ...
     def callLater(
@@ -31,7 +32,7 @@ class Clock(Protocol):
     ) -> DelayedCall: ...
 
 
-#: What `start` hands back: call it to cancel what waits. Calling it after the end does nothing.
+#: Returned by `start`: cancels the coroutine. Has no effect after its end.
 Cancel = Callable[[], None]
 
 __all__ = [
@@ -56,9 +57,10 @@ __all__ = [
 def start(
     work: Coroutine[Any, Any, T], done: Callable[[T], None], failed: Callable[[BaseException], None]
 ) -> Cancel | None:
-    """Run `work` until it waits, and go on whenever what it waits for is there; exactly one of `done` and `failed` is called at its end.
+    """Run `work` until it first waits, and continue whenever the awaited result is there.
 
-    Returns None where the end came at once. Cancelling raises CancelledError inside `work`, which then ends through `failed`.
+    Exactly one of `done` and `failed` is called at the end. Returns None if `work` has ended
+    already. Cancelling raises CancelledError inside `work`, which then normally ends with `failed`.
     """
     running = _Running(work, done, failed)
     running.step(None)
@@ -66,7 +68,11 @@ def start(
 
 
 class _Running(Generic[T]):
-    """A coroutine under way. Deferred.fromCoroutine does the same at six times the cost where nothing waits, as most requests do not."""
+    """A running coroutine.
+
+    Deferred.fromCoroutine does the same at six times the cost for coroutines that do not wait, as
+    most requests.
+    """
 
     __slots__ = ("awaited", "done", "failed", "work")
 
@@ -82,9 +88,12 @@ class _Running(Generic[T]):
         self.awaited: Deferred[Any] | None = None
 
     def step(self, result: object) -> None:
-        """Run on to the next wait. As a callback it leaves a result to the awaiting expression, which reads it itself; a failure is thrown there.
+        """Run to the next wait.
 
-        A Deferred cannot raise its own failure while its callbacks run: it has not yet made the note that it would cross out.
+        As a callback it leaves a result for the awaiting expression, which reads it from the
+        Deferred. A failure is thrown into the coroutine instead: while a Deferred runs its
+        callbacks it cannot raise its own failure, because the record that marks it as handled is
+        not yet made.
         """
         self.awaited = None
         ended: Callable[[], None]
@@ -96,13 +105,14 @@ class _Running(Generic[T]):
             )
         except StopIteration as finished:
             ended = partial(self.done, finished.value)
-        except Exception as failure:  # noqa: BLE001 - the rim: whatever it was is handed on
+        except Exception as failure:  # noqa: BLE001 - any failure is passed to `failed`
             ended = partial(self.failed, failure)
         else:
             self.awaited = awaited
             awaited.addBoth(self.step)
             return
-        # Not while the exception is handled: each one that is raised from here on would have it as its context, with all that it holds.
+        # Called outside the except block: an exception raised in here would otherwise keep this
+        # one, and everything it refers to, as its context.
         ended()
 
     def cancel(self) -> None:
@@ -111,7 +121,10 @@ class _Running(Generic[T]):
 
 
 class Waiter:
-    """One waiter, woken by an event or by a deadline. Not for reuse while somebody waits."""
+    """Lets one coroutine wait for an event or a timeout.
+
+    Not for reuse while a coroutine waits.
+    """
 
     __slots__ = ("_clock", "_waiting")
 
@@ -120,13 +133,16 @@ class Waiter:
         self._waiting: Deferred[bool] | None = None
 
     def wake_up(self) -> None:
-        """Wake the waiter, if there is one."""
+        """Wake the waiting coroutine, if there is one."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.callback(True)
 
     async def wait(self, seconds: float) -> bool:
-        """True once fired, False after `seconds`. Raises CancelledError when the request is cancelled meanwhile."""
+        """Return True after `wake_up`, False after `seconds`.
+
+        Raises CancelledError if the request is cancelled meanwhile.
+        """
         waiting: Deferred[bool] = Deferred()
         self._waiting = waiting
         timer = self._clock.callLater(seconds, self._expire, waiting)
@@ -144,7 +160,7 @@ class Waiter:
 
 
 class InterruptibleWaits:
-    """The waits that may be cut short without harm, so that a shutdown need not sit them out."""
+    """Waits that a shutdown ends early, such as long polls."""
 
     __slots__ = ("_are_over", "_under_way")
 
@@ -153,7 +169,7 @@ class InterruptibleWaits:
         self._are_over = False
 
     async def wait(self, wake: Waiter, seconds: float) -> bool:
-        """As `wake.wait`, but at an end as soon as all waits are."""
+        """Like `wake.wait`, but returns True as soon as `end` is called."""
         if self._are_over:
             return True
         self._under_way.add(wake)
@@ -163,14 +179,17 @@ class InterruptibleWaits:
             self._under_way.discard(wake)
 
     def end(self) -> None:
-        """Wake everyone, now and from now on."""
+        """End all waits, and all later ones at once."""
         self._are_over = True
         for wake in list(self._under_way):
             wake.wake_up()
 
 
 class SharedResult(Awaitable[T]):
-    """One result for any number of waiters, in the order in which they began to wait."""
+    """One result for any number of waiters.
+
+    They continue in the order in which they began to wait.
+    """
 
     __slots__ = ("_failure", "_result", "_waiting")
 
@@ -206,7 +225,10 @@ class SharedResult(Awaitable[T]):
         return cast(T, self._result)
 
     async def with_timeout(self, clock: Clock, seconds: float) -> T:
-        """As awaiting it, for at most so long; what it is the result of goes on. Raises TimeoutError."""
+        """Like awaiting it, for at most `seconds`. The work behind the result continues.
+
+        Raises TimeoutError.
+        """
         if self._waiting is not None and seconds > 0:
             deferred: Deferred[None] = Deferred()
             self._waiting.append(deferred)
@@ -226,14 +248,15 @@ class SharedResult(Awaitable[T]):
 async def gather(
     works: Sequence[Coroutine[Any, Any, T]], so_far: list[T | BaseException] | None = None
 ) -> list[T | BaseException]:
-    """Run all coroutines at the same time. The results in their order, exceptions among them.
+    """Run coroutines concurrently and return their results in order, exceptions included.
 
-    `so_far` is filled with the results that are there, NOT_YET for the others; it stays empty for one coroutine.
+    `so_far` is filled with the results as they arrive, and PENDING for the others. It stays empty
+    for a single coroutine.
     """
     if len(works) == 1:
         try:
             return [await works[0]]
-        except Exception as failure:  # noqa: BLE001 - it is a result like any other
+        except Exception as failure:  # noqa: BLE001 - failures are results
             return [failure]
     gathered = TaskGroup(so_far)
     for work in works:
@@ -242,7 +265,10 @@ async def gather(
 
 
 class TaskGroup(Generic[T]):
-    """Coroutines that run at the same time and begin one after the other. `results` has what is there, NOT_YET for the others."""
+    """Coroutines that run concurrently and are started one after the other.
+
+    `results` holds the results so far, PENDING for the others.
+    """
 
     __slots__ = ("_everything", "_has_all", "_missing", "results")
 
@@ -253,14 +279,14 @@ class TaskGroup(Generic[T]):
         self._everything: SharedResult[None] = SharedResult()
 
     def start_task(self, work: Coroutine[Any, Any, T]) -> None:
-        """Start one more."""
+        """Start another coroutine."""
         index = len(self.results)
         self.results.append(PENDING)
         self._missing += 1
         start(work, partial(self._ended, index), partial(self._ended, index))
 
     async def wait(self) -> list[T | BaseException]:
-        """All results. Nothing may begin after this."""
+        """Return all results. No task may be started after this call."""
         self._has_all = True
         if self._missing:
             await self._everything
@@ -273,31 +299,37 @@ class TaskGroup(Generic[T]):
             self._everything.succeed(None)
 
 
-#: In the place of a result that there is not.
-PENDING = RuntimeError("not ended yet")
+#: Stands for a result that is not there yet.
+PENDING = RuntimeError("not finished yet")
 
 
 def has_fired(waiting: object) -> bool:
-    """Whether what is waited for has ended already, as far as that can be told without waiting."""
+    """Whether an awaited Deferred has its result already. False for other awaitables."""
     return isinstance(waiting, Deferred) and bool(waiting.called)
 
 
 async def shield(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, which goes on to its end whether or not the one who waits for it is cancelled: for what must not be left half done."""
+    """Await `work`, which continues to its end even if the waiting coroutine is cancelled.
+
+    For operations that must not stop halfway.
+    """
     ended: SharedResult[T] = SharedResult()
     start(work, ended.succeed, ended.fail)
     return await ended
 
 
 async def shield_with_timeout(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """As `shield`, waited for at most so long. Raises TimeoutError."""
+    """Like `shield`, but waits for at most `seconds`.
+
+    Raises TimeoutError.
+    """
     ended: SharedResult[T] = SharedResult()
     start(work, ended.succeed, ended.fail)
     return await ended.with_timeout(clock, seconds)
 
 
 def call_later(clock: Clock, seconds: float, what: Callable[[], None]) -> Cancel:
-    """Call `what` after `seconds`; the returned function takes it back."""
+    """Call `what` after `seconds`. The returned function cancels the call."""
     timer = clock.callLater(seconds, what)
 
     def cancel() -> None:

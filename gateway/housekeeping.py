@@ -1,6 +1,7 @@
-"""What is done at intervals: retention, forgetting producers that have gone, compaction, expiry of committed offsets and fetch sessions.
+"""Periodic jobs.
 
-Piece by piece, with the reactor free in between.
+They apply retention, expire idle producers, committed offsets and fetch sessions, and compact
+partitions. Each job works in small steps, between which the reactor serves requests.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _log = logs.get_logger(__name__)
 _MINUTE_MS = 60_000
 
 Job = Callable[[], Awaitable[None]]
-#: How long until the next round; asked each time, because the setting may change.
+#: Returns the time until the next run. Called for each run, because the setting may change.
 Interval = Callable[[Settings], int]
 
 
 class Housekeeping:
-    """`start` runs a coroutine in the background."""
+    """Runs the periodic jobs. `start` runs a coroutine in the background."""
 
     def __init__(self, broker: Broker, start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._broker = broker
@@ -41,7 +42,8 @@ class Housekeeping:
         self._is_stopped = False
 
     def start(self) -> None:
-        # Apart from each other: a pass over a large log may take many minutes, and retention does not wait for it.
+        # Separate jobs: compacting a large log may take many minutes, which must not delay
+        # retention.
         self._schedule(self._retain_all, lambda settings: settings.log_retention_check_interval_ms)
         self._schedule(self._log_cleaner.run_once, lambda settings: settings.log_cleaner_backoff_ms)
         self._schedule(
@@ -69,7 +71,7 @@ class Housekeeping:
         try:
             await job()
         finally:
-            # The next round counts from the end of this one: however long it takes, there is never a second.
+            # The interval starts at the end of a run, so runs of a job never overlap.
             if not self._is_stopped:
                 self._schedule(job, interval_ms)
 
@@ -83,7 +85,7 @@ class Housekeeping:
     async def _expire_fetch_sessions(self) -> None:
         broker = self._broker
         while not self._is_stopped and broker.fetch_sessions.expire(broker.now()):
-            # A session may have 10,000 partitions, some milliseconds' work.
+            # A session may have 10,000 partitions, which takes some milliseconds.
             await Waiter(broker.clock).wait(0)
 
     async def _retain_all(self) -> None:
@@ -92,12 +94,12 @@ class Housekeeping:
             await self._apply_retention(live)
 
     async def _forget_deleted_topics(self) -> None:
-        """What is left of topics that others deleted a whole round ago."""
+        """Delete the remaining state of topics that others deleted at least one interval ago."""
         broker = self._broker
         for topic in await broker.topics.forget_deleted(
             broker.now() - broker.settings.log_retention_check_interval_ms
         ):
-            # It may have come back meanwhile.
+            # The topic may have been listed again meanwhile.
             if broker.topics.get(topic.topic_id) is None:
                 await broker.offsets.delete_topic(topic)
 
@@ -115,13 +117,13 @@ class Housekeeping:
                 )
 
     def _is_gone(self, live: TopicState) -> bool:
-        """The topic was deleted, or the gateway is going down."""
+        """Whether the topic is deleted or the gateway is stopping."""
         return self._is_stopped or self._broker.topics.get(live.name) is not live
 
     async def _retain(self, live: TopicState, index: int) -> None:
         now, config = self._broker.now(), live.config
         if index not in live.partitions and self._broker.store.retains_by_itself:
-            # To open it would take it away from whoever leads it.
+            # Opening the partition would fence its current leader.
             return
         partition = await self._broker.topics.partition(live.name, index)
         partition.producers.expire(now - self._broker.settings.producer_id_expiration_ms)

@@ -1,11 +1,15 @@
-"""The log: one line an event, written by a thread of its own, so that a blocked stderr never blocks the reactor.
+"""The log: one line per event, written by a separate thread.
 
-An event is a name and fields: `logs.get_logger(__name__).warning("refused", peer=peer, api_key=3)` becomes
+A blocked stderr therefore never blocks the reactor.
+
+An event has a name and fields: `logs.get_logger(__name__).warning("refused", peer=peer, api_key=3)`
+is written as
 
     2026-11-21T10:58:44.123Z warning gateway.protocol.session refused peer=127.0.0.1:5000 api_key=3
 
-or the same as one JSON object. What a peer sent is escaped, so that it can forge no line and reach no terminal. It all rests on the standard
-library's `logging`, so that what other libraries log comes out the same way.
+or as one JSON object. Values that a client sent are escaped, so they cannot forge lines or send
+control characters to a terminal. The log uses `logging`, so events of other libraries have the same
+format.
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ import msgspec
 Field = str | int | float | bool | bytes | None
 
 OWN_PACKAGES = ("gateway", "auth", "compat", "storage")
-"""The packages that `log_level` is meant for. Other libraries are heard from `warning` up unless a level of their own is set."""
+"""The packages that `log_level` applies to. Others log from `warning` up unless set otherwise."""
 
 MAX_VALUE_CHARS = 1_000
 MAX_TRACEBACK_CHARS = 16_000
-"""What a value is cut to: a client id may have 32 KiB, and a line should stay one that people read."""
+"""Values are truncated to these lengths. A client id may have 32 KiB."""
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -44,7 +48,7 @@ _NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
 
 
 class EventLogger:
-    """The events of one part of the gateway. The first argument names the event; a field is shown by its own name."""
+    """The events of one module. The first argument is the event, the others are its fields."""
 
     __slots__ = ("_logger",)
 
@@ -64,7 +68,7 @@ class EventLogger:
         self._log(logging.ERROR, event, fields)
 
     def bug(self, event: str, error: BaseException, /, **fields: Field) -> None:
-        """An error that nobody foresaw, with its traceback in the same line."""
+        """Log an unexpected error, with its traceback in the same line."""
         if self._logger.isEnabledFor(logging.ERROR):
             trace = "".join(traceback.format_exception(error))
             self._log(
@@ -74,7 +78,7 @@ class EventLogger:
             )
 
     def is_debug_enabled(self) -> bool:
-        """Whether `debug` is written; ask before computing what only a debug event needs."""
+        """Whether `debug` events are written. Check it before computing fields of debug events."""
         return self._logger.isEnabledFor(logging.DEBUG)
 
     def _log(self, level: int, event: str, fields: Mapping[str, Field]) -> None:
@@ -83,19 +87,22 @@ class EventLogger:
 
 
 def get_logger(name: str) -> EventLogger:
-    """The part of that name, usually `__name__`."""
+    """The logger of that name, usually `__name__`."""
     return EventLogger(name)
 
 
 class LogStream(Protocol):
-    """Where lines go: stderr, or what a test reads."""
+    """Where lines are written: stderr, or a buffer in tests."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
 
 
 class ProcessLog:
-    """The log of this process while it is open; a context manager. `dropped` counts the lines that found the queue full or the sink broken."""
+    """The log of this process while it is open; a context manager.
+
+    `dropped` counts lines lost to a full queue or a failing stream.
+    """
 
     def __init__(
         self,
@@ -133,7 +140,10 @@ class ProcessLog:
         return self._writer.dropped
 
     def close(self, timeout: float = 2.0) -> None:
-        """Write what waits, for at most `timeout` seconds, and leave `logging` as it was. A sink that still blocks is left behind."""
+        """Write queued lines for at most `timeout` seconds and restore `logging`.
+
+        A thread whose stream still blocks is abandoned.
+        """
         root = logging.getLogger()
         if self._writer in root.handlers:
             root.handlers = self._handlers_before
@@ -143,7 +153,10 @@ class ProcessLog:
 
 
 class _Writer(logging.Handler):
-    """Formats where the event happens (so that nothing of a connection is kept) and writes in a thread."""
+    """Formats events in the calling thread and writes them in another.
+
+    Formatting first avoids references to connections in the queue.
+    """
 
     def __init__(self, sink: LogStream, formatter: logging.Formatter, queue_events: int) -> None:
         super().__init__()
@@ -153,7 +166,7 @@ class _Writer(logging.Handler):
         self._sink = sink
         self._queue: queue.Queue[str | None] = queue.Queue(queue_events)
         self._stopping = threading.Event()
-        # A daemon: the process may end while a blocked stderr still holds this thread.
+        # A daemon thread: the process can end while a blocked stderr still blocks it.
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
     def start(self) -> None:
@@ -163,7 +176,7 @@ class _Writer(logging.Handler):
         if self._stopping.is_set():
             return
         self._stopping.set()
-        with suppress(queue.Full):  # a full queue needs no waking
+        with suppress(queue.Full):  # a full queue wakes the thread anyway
             self._queue.put_nowait(None)
         if self._thread.is_alive():
             self._thread.join(timeout)
@@ -173,7 +186,7 @@ class _Writer(logging.Handler):
             self._queue.put_nowait(self.format(record))
         except queue.Full:
             self.dropped += 1
-        except Exception:  # noqa: BLE001 - a log call with wrong arguments must not take down its caller
+        except Exception:  # noqa: BLE001 - a faulty log call must not fail its caller
             self.dropped += 1
 
     def _run(self) -> None:
@@ -202,7 +215,7 @@ class _Writer(logging.Handler):
             self._sink.write(line + "\n")
             if self._queue.empty():
                 self._sink.flush()
-        except (OSError, ValueError):  # the reader has gone, the disk is full, the file is closed
+        except (OSError, ValueError):  # pipe or file closed, disk full
             self.acquire()  # `emit` counts under the same lock
             self.dropped += 1
             self.release()
@@ -243,7 +256,10 @@ _FORMATS = {"text": _Text, "json": _Json}
 
 
 def _event_of(record: logging.LogRecord) -> tuple[str, Mapping[str, object]]:
-    """The event and its fields; of another library's record, the message (and the traceback) as fields of the event `message`."""
+    """The event and its fields.
+
+    For a record of another library: the event `message`, with its text and traceback as fields.
+    """
     event = getattr(record, "event", None)
     fields = getattr(record, "fields", None)
     if isinstance(event, str) and isinstance(fields, Mapping):
@@ -255,7 +271,7 @@ def _event_of(record: logging.LogRecord) -> tuple[str, Mapping[str, object]]:
 
 
 def _as_escape(match: re.Match[str]) -> str:
-    """JSON's escape of one character; two of them beyond the first 65,536."""
+    """JSON's escape of one character; a surrogate pair above U+FFFF."""
     units = match[0].encode("utf-16-be")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
@@ -278,18 +294,21 @@ def _text_of(name: str, value: object) -> str:
     )
     limit = MAX_TRACEBACK_CHARS if name == "traceback" else MAX_VALUE_CHARS
     if len(text) > limit:
-        # The end of a traceback says what happened, the beginning of anything else says what it is.
+        # The end of a traceback and the beginning of other values matter most.
         cut = f"...({len(text) - limit} more)"
         text = cut + text[-limit:] if name == "traceback" else text[:limit] + cut
     return _without_surrogates(text)
 
 
 def _without_surrogates(text: str) -> str:
-    """Without lone surrogates, which no encoding can write."""
+    """Escape lone surrogates, which no encoding can represent."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _quote(text: str, also: str = "") -> str:
-    """As it is where that is plain ASCII without spaces (but for those in `also`), otherwise a JSON string that is all ASCII."""
+    """Return plain ASCII without spaces unchanged, and other text as an ASCII JSON string.
+
+    `also` lists further plain characters.
+    """
     plain = text.replace(also, "") if also else text
     return text if _BARE.match(plain) else json.dumps(text).replace("\x7f", "\\u007f")

@@ -1,10 +1,12 @@
-"""Telling the allocator what this process does: it takes and gives back blocks of a megabyte thousands of times a second.
+"""Allocator settings for a process that allocates and frees blocks of 1 MiB thousands of times a
+second.
 
-By default glibc returns such blocks to the kernel at once and asks for them again, and every page of them is then cleared anew; keeping
-some of them costs a bounded amount of memory and saves a third of the CPU of large fetches. Elsewhere (musl, macOS) nothing is changed.
-See mallopt(3).
+By default glibc returns such blocks to the kernel at once and requests them again, and each of
+their pages is zeroed again. Keeping some of them costs a bounded amount of memory and saves a third
+of the CPU time of large fetches. Other allocators (musl, macOS) are left unchanged. See mallopt(3).
 
-Free memory below a block that is in use stays in the heap all the same. It is returned when a load has ended (`HeapTrimmer`): decision 029.
+Free memory below a used block stays in the heap. `HeapTrimmer` returns it when the load ends
+(decision 029).
 """
 
 from __future__ import annotations
@@ -16,31 +18,37 @@ import threading
 import time
 from collections.abc import Callable
 
-#: mallopt's parameters, from malloc.h.
+#: Parameters of mallopt, from malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
-#: Free memory at the end of the heap that is kept: some fetch replies of the usual size. What is above goes back to the kernel.
+#: Free memory kept at the end of the heap: several fetch replies of the usual size. Memory above it
+#: is returned to the kernel.
 KEPT_FREE_BYTES = 64 << 20
 
-#: The heap grows by this at a time.
+#: Growth of the heap per request to the kernel.
 HEAP_STEP_BYTES = 4 << 20
 
-#: Blocks from this size on come straight from the kernel and return to it: the greatest value that glibc takes.
+#: Blocks of at least this size come from and return to the kernel directly. The largest value that
+#: glibc accepts.
 LARGE_BLOCK_BYTES = 32 << 20
 
-#: Heaps for all threads: what one thread converts another one sends, so heaps of their own would only keep more memory.
+#: Heaps of all threads together. A reply converted by one thread is sent by another, so more heaps
+#: would only hold more free memory.
 MAX_ARENAS = 2
 
-#: How often it is looked whether free memory can go back to the kernel, in seconds.
+#: Seconds between checks whether free memory can be returned.
 TRIM_INTERVAL_SECONDS = 5.0
 
-#: A process is quiet that uses less than this share of one CPU. To trim a heap with 1 GiB to return holds up others that allocate for
-#: some 0.1 s, and a busy process would use that memory again at once.
+#: A process that uses less than this share of one CPU is idle. Trimming a heap with 1 GiB to return
+#: blocks other allocations for about 0.1 s, and a busy process would use that memory again at once.
 QUIET_CPU_SHARE = 0.25
 
 
 def configure_allocator() -> bool:
-    """Set the allocator up. False where it is not glibc's, or would not be set."""
+    """Configure glibc's allocator.
+
+    Returns False if the allocator is another one or rejects a value.
+    """
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -65,12 +73,15 @@ def trim() -> None:
 
 
 def trim_in_background() -> None:
-    """The call releases the interpreter's lock."""
+    """Call `trim` in a thread. malloc_trim runs without the GIL."""
     threading.Thread(target=trim, name="trim", daemon=True).start()
 
 
 class HeapTrimmer:
-    """Calls `trim` at the end of each interval of TRIM_INTERVAL_SECONDS in which the process was quiet. `cpu_seconds` is what it has used so far."""
+    """Calls `trim` at the end of each interval in which the process was idle.
+
+    Intervals are TRIM_INTERVAL_SECONDS long. `cpu_seconds` returns the CPU time used so far.
+    """
 
     __slots__ = ("_cpu_seconds", "_trim", "_used")
 
@@ -90,6 +101,10 @@ class HeapTrimmer:
 
 
 def freeze_startup_objects() -> None:
-    """What was made at the start stays: the collector need not walk it again, which would stop everything for tens of milliseconds."""
+    """Exempt the objects created at start from garbage collection.
+
+    Each full collection would otherwise scan them, which blocks the process for tens of
+    milliseconds.
+    """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The server: listeners, the connections on them, and its life from the line `ready` to the drain at the end."""
+"""The gateway process: its listeners and connections, from start to the drain at shutdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from auth.mechanism import AuthenticationBusy
 from auth.tls import TlsContextFactory, TlsError
 from auth.users import UsersFileError
 from compat.records import KERNEL, KERNEL_REASON
-from gateway import handlers as handlers  # importing them routes them
+from gateway import handlers as handlers  # registers their routes
 from gateway import logs, memory
 from gateway.app import make_mechanisms, make_tls, open_broker
 from gateway.broker import Broker
@@ -38,39 +38,45 @@ __all__ = ["run"]
 
 _log = logs.get_logger(__name__)
 
-#: How often connections are looked at for idleness and deadlines, in seconds: the grain of those limits.
+#: Seconds between two checks of a connection for idleness and deadlines: the precision of these
+#: limits.
 SWEEP_SECONDS = 1.0
 
-#: In so many steps: to look at ten thousand connections takes some 20 ms, and far more on a busy machine.
+#: Steps of such a round. Checking ten thousand connections takes about 20 ms, and much longer on a
+#: busy machine.
 SWEEP_STEPS = 20
 
-#: Connections that the kernel may hold before they are accepted: a storm of reconnects after a restart.
+#: Connections that the kernel queues until they are accepted: many clients reconnect at once after
+#: a restart.
 BACKLOG = 4096
 
-
-#: What closing the store may take at least, in seconds, when the drain has used up its time, and the traffic log at most: within the 10 s of
-#: container runtimes all the same.
+#: Seconds for closing the store if the drain has used up its time, and at most for the traffic log.
+#: Together they fit in the 10 s that container runtimes allow.
 CLOSE_SECONDS = 1.5
 
-
-#: Between two attempts to open a store that is not ready, in seconds; twice as long each time.
+#: Seconds between two attempts to open a store that is not ready: the first, doubling up to the
+#: second.
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 8.0
 
-#: Bytes of unfinished frames on all connections that are not logged in: 256 of the largest tokens.
+#: Bytes of incomplete frames on all connections before the login: 256 of the largest tokens.
 MAX_LOGIN_BYTES = 16 << 20
 
 Listeners = list[tuple[Endpoint, Listener, TlsContextFactory | None]]
 
-#: What is listened on, and what clients are told of it, by listener.
+#: The bound addresses, and the advertised ones by listener.
 BoundListeners = tuple[list[Endpoint], dict[str, tuple[str, int]]]
 
 
 class StartupError(Exception):
-    """The server could not start; the message says why and what to do."""
+    """The server could not start. The message says why and what to do."""
 
 
 class GatewayServer:
-    """A gateway process. `lost` is called when somebody else takes its store away: it can only be drained then."""
+    """A gateway process.
+
+    `lost` is called when the store is taken over by another process. After that the server can only
+    be drained.
+    """
 
     def __init__(self, settings: Settings, reactor: Any, lost: Callable[[str], None]) -> None:
         self._settings = settings
@@ -110,7 +116,10 @@ class GatewayServer:
         self._lost(reason)
 
     async def start(self) -> list[Endpoint]:
-        """Open the store and the listeners; the addresses that they are bound to. Raises StartFailed."""
+        """Open the store and the listeners, and return the bound addresses.
+
+        Raises StartupError.
+        """
         try:
             listeners = self._make_listeners()
             broker, bound = await self._open(listeners)
@@ -129,17 +138,20 @@ class GatewayServer:
         self._housekeeping.start()
         if KERNEL != "cython":
             _log.warning(
-                "records are converted in plain Python, some 50 times slower", reason=KERNEL_REASON
+                "records are converted in plain Python, about 50 times slower", reason=KERNEL_REASON
             )
         elif compiled.KERNEL != "cython":
             _log.warning(
-                "produce requests are read in plain Python, at a fifth more of the cost",
-                remedy="install again; in a checkout make clean first",
+                "produce requests are read in plain Python, at 20% more CPU time",
+                remedy="reinstall; in a checkout run make clean first",
             )
         return bound
 
     async def _open(self, listeners: Listeners) -> tuple[Broker, list[Endpoint]]:
-        """The store, the addresses and what is between them. Tried again as long as the store is not ready and there is time."""
+        """Open the store, bind the listeners and build the broker.
+
+        Retries until the store is ready or the timeout (`pulsar_start_timeout_ms`) expires.
+        """
         deadline = self._reactor.seconds() + self._settings.pulsar_start_timeout_ms / 1000
         pause = MIN_RETRY_SECONDS
         bound: BoundListeners | None = None
@@ -155,14 +167,14 @@ class GatewayServer:
                     raise
                 reason = "; ".join(str(failure).splitlines())
                 _log.warning(
-                    "the store is not ready, and is tried again",
+                    "store not ready, retrying",
                     seconds_left=round(left),
                     reason=reason,
                 )
             await self._discard_store()
             await Waiter(self._reactor).wait(min(pause, left))
             if self._is_draining:
-                raise StartupError("the gateway was told to end while it started")
+                raise StartupError("shut down during the start")
             pause = min(2 * pause, MAX_RETRY_SECONDS)
             self._store = self._make_store()
 
@@ -223,19 +235,25 @@ class GatewayServer:
                 raise StartupError(
                     f"cannot listen on {endpoint}: {failure.socketError}"
                 ) from failure
-            # Nothing is accepted before there is a broker to serve it; until then the kernel holds the connections.
+            # The kernel queues connections until the broker is ready to serve them.
             port.stopReading()
             self._ports.append(port)
             bound.append(Endpoint(endpoint.name, endpoint.host, port.getHost().port))
         return bound, {endpoint.name: self._advertised(endpoint) for endpoint in bound}
 
     def _advertised(self, bound: Endpoint) -> tuple[str, int]:
-        """What clients of this listener are told: what the settings say, port 0 standing for the bound one; otherwise what is bound."""
+        """The address that clients of this listener receive.
+
+        It is the configured one, with port 0 replaced by the bound port, or else the bound address.
+        """
         told = self._settings.advertised_for(bound.name) or bound
         return told.host, told.port or bound.port
 
     async def drain(self) -> None:
-        """Stop accepting, answer what is owed, write what is queued; within `shutdown_timeout_ms`, then regardless."""
+        """Stop accepting, answer the requests in flight and store what is queued.
+
+        Everything that takes longer than `shutdown_timeout_ms` is aborted.
+        """
         self._is_draining = True
         deadline = self._reactor.seconds() + self._settings.shutdown_timeout_ms / 1000
         for port in self._ports:
@@ -257,7 +275,7 @@ class GatewayServer:
         await self._close_workers(deadline)
 
     async def _close_workers(self, deadline: float) -> None:
-        """A call cannot be broken off: one that takes longer ends with the process."""
+        """Wait for running calls. A call that takes longer than the drain ends with the process."""
         for workers in (self._conversions, self._password_checks):
             with suppress(TimeoutError):
                 await shield_with_timeout(
@@ -269,10 +287,8 @@ class GatewayServer:
         try:
             await shield_with_timeout(self._reactor, left, self._save_snapshots())
         except (StorageError, TimeoutError) as failure:
-            # The next start reads it from the logs.
-            _log.warning(
-                "producer snapshots not written", reason=str(failure) or "the store takes too long"
-            )
+            # The next start rebuilds the producer state from the logs.
+            _log.warning("producer snapshots not written", reason=str(failure) or "timed out")
 
     async def _save_snapshots(self) -> None:
         if self._broker is not None:
@@ -286,7 +302,7 @@ class GatewayServer:
                 self._store.close(),
             )
         except TimeoutError:
-            _log.warning("store cut off at the end of the drain")
+            _log.warning("store not closed before the drain timeout")
 
     async def _drain_connections(self, deadline: float) -> None:
         while self._limits.connections:
@@ -297,7 +313,7 @@ class GatewayServer:
             left = deadline - self._reactor.seconds()
             if left <= 0:
                 _log.warning(
-                    "connections cut off at the end of the drain",
+                    "connections aborted at the drain timeout",
                     connections=len(self._limits.connections),
                 )
                 for connection in list(self._limits.connections):
@@ -315,18 +331,19 @@ class GatewayServer:
         return self._password_checks.run_for(host, check).addErrback(_to_authentication_busy)
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        start(
-            work, lambda _: None, lambda failure: _log.bug("work in the background failed", failure)
-        )
+        start(work, lambda _: None, lambda failure: _log.bug("background task failed", failure))
 
 
 def _to_authentication_busy(failure: Failure) -> NoReturn:
     failure.trap(TooManyWaiting)
-    raise AuthenticationBusy("too many password checks wait already")
+    raise AuthenticationBusy("too many password checks are waiting")
 
 
 def run(settings: Settings, reactor: Any) -> int:
-    """Serve until SIGTERM or SIGINT. The process's exit code: 0 after a drain, 1 where it could not start or lost its store."""
+    """Serve until SIGTERM or SIGINT, and return the exit code.
+
+    It is 0 after a drain, and 1 if the server could not start or lost its store.
+    """
     memory.configure_allocator()
     outcome = 0
     is_ending = False
@@ -339,7 +356,7 @@ def run(settings: Settings, reactor: Any) -> int:
         nonlocal outcome
         outcome = 1
         _log.error(
-            "the store is lost: nothing can be written any more, and the gateway ends",
+            "store lost, shutting down",
             reason=reason,
         )
         end()
@@ -357,11 +374,11 @@ def run(settings: Settings, reactor: Any) -> int:
     def failed(failure: BaseException) -> None:
         nonlocal outcome
         if is_ending:
-            # Its store was closed under it, or it gave up: nobody wants it to start any more.
+            # Shutting down has interrupted the start: nothing to report.
             return
         outcome = 1
         if isinstance(failure, StartupError):
-            # What a store misses of its cluster may be several things, each with its remedy.
+            # Problems of a Pulsar cluster may be several, one per line, each with its remedy.
             for reason in str(failure).splitlines() or [""]:
                 _log.error("cannot start", reason=reason)
         else:
@@ -372,7 +389,7 @@ def run(settings: Settings, reactor: Any) -> int:
         nonlocal is_ending
         is_ending = True
         began = reactor.seconds()
-        # The reactor would complain of a second one.
+        # A second signal would make the reactor stop twice, which it logs as an error.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         done: Deferred[None] = Deferred()
@@ -380,12 +397,12 @@ def run(settings: Settings, reactor: Any) -> int:
         def broken(failure: BaseException) -> None:
             nonlocal outcome
             outcome = 1
-            _log.bug("the drain failed", failure)
+            _log.bug("drain failed", failure)
             done.callback(None)
 
         def drained(_: None) -> None:
             if outcome == 0:
-                # Otherwise the log ends with what went wrong.
+                # After a failure, the error stays the last line of the log.
                 _log.info("stopped", seconds=round(reactor.seconds() - began, 3))
             done.callback(None)
 

@@ -1,4 +1,4 @@
-"""One client's connection: bytes in, frames to its dispatch, replies out, and the limits of time on all of it."""
+"""One client connection: received bytes to frames, replies to the socket, and all timeouts."""
 
 from __future__ import annotations
 
@@ -30,22 +30,26 @@ T = TypeVar("T")
 
 _log = logs.get_logger(__name__)
 
-#: A peer that takes no byte of its reply for so long has stopped reading; the reply's memory is worth more than the connection.
+#: Seconds without progress in sending a reply after which the connection is closed, to free the
+#: memory of the reply.
 WRITE_STALL_SECONDS = 120.0
 
-#: How long a peer has for its part of a goodbye (TLS waits for the peer's own), and for what was still on its way to it.
+#: Seconds for closing a connection: sending the last bytes and, with TLS, receiving the peer's
+#: close_notify.
 CLOSE_TIMEOUT_SECONDS = 10.0
 
-#: How long a frame may take to arrive before the log-in, in seconds, if `request_receive_timeout_ms` is not shorter: 64 KiB at 7 KB/s.
+#: Seconds that a frame may take to arrive before the login, if `request_receive_timeout_ms` is not
+#: shorter: 64 KiB at 7 KB/s.
 LOGIN_FRAME_SECONDS = 10.0
 
 _IDLE = "idle"
-_CLOSE_TIMED_OUT = "gone without a goodbye"
-_LOGIN_TIMED_OUT = "not logged in in time"
-_RECEIVE_TIMED_OUT = "a request did not arrive in time"
-_STALLED = "the peer stopped reading"
+_CLOSE_TIMED_OUT = "closing timed out"
+_LOGIN_TIMED_OUT = "login timed out"
+_RECEIVE_TIMED_OUT = "request receive timed out"
+_STALLED = "client stopped reading"
 
-#: The same for the traffic log. Whoever goes without a goodbye was to go for another reason, which is told already.
+#: The reasons in the traffic log. A connection whose close timed out was closed for an earlier
+#: reason, which is recorded already.
 _TRAFFIC_REASONS: dict[str, Reason] = {
     _IDLE: "idle",
     _LOGIN_TIMED_OUT: "error:login-timeout",
@@ -55,7 +59,7 @@ _TRAFFIC_REASONS: dict[str, Reason] = {
 
 
 class ListenerInterface(Interface):
-    """The listener that a connection came through: what it is served with, and who is told of it."""
+    """What a connection needs of its listener."""
 
     name: str
     broker: Broker
@@ -69,9 +73,12 @@ class ListenerInterface(Interface):
 
 @implementer(IHandshakeListener)  # type: ignore[no-untyped-call]
 class KafkaConnection(Protocol):
-    """Twisted's protocol and push producer, and the outlet of its dispatch."""
+    """The Twisted protocol and push producer of a connection.
 
-    # Twisted types its transports by zope interfaces, which mypy does not know.
+    It is also the `ReplyTransport` of its dispatch.
+    """
+
+    # Twisted types its transports by zope interfaces, which mypy does not support.
     transport: Any
 
     def __init__(self, listener: ListenerInterface, host: str, port: int) -> None:
@@ -117,7 +124,7 @@ class KafkaConnection(Protocol):
         self._listener.opened(self)
 
     def received(self, chunk: memoryview) -> None:
-        """Bytes of a plain connection."""
+        """Handle bytes received without TLS."""
         if self._is_closing:
             return
         self.last_active = self._clock.seconds()
@@ -144,11 +151,11 @@ class KafkaConnection(Protocol):
         self._flow.pause_if_over_limit()
 
     def dataReceived(self, data: bytes) -> None:
-        """Bytes of a TLS connection, decrypted."""
+        """Handle decrypted bytes of a TLS connection."""
         self.received(memoryview(data))
 
     def handshakeCompleted(self) -> None:
-        """TLS stands."""
+        """Handle the end of the TLS handshake."""
         self._awaits_handshake = False
         self._traffic.tls_established(self.transport.getHandle().get_protocol_version_name())
 
@@ -158,7 +165,8 @@ class KafkaConnection(Protocol):
             self._traffic.closing("error:tls")
             self._dispatch.log_refusal(f"TLS: {_tls_error_text(reason.value)}")
         self._dispatch.close()
-        # This object and its transport refer to each other, so the garbage collector frees them, perhaps much later.
+        # The connection and its transport refer to each other. Only the garbage collector frees
+        # them, possibly much later, so the buffers are freed here.
         self._splitter.discard_partial()
         self._flow.close()
         self._listener.login_budget.partial_frame(self, 0)
@@ -169,7 +177,7 @@ class KafkaConnection(Protocol):
 
     def write(self, buffers: list[Buffer]) -> None:
         if self._is_logging_in:
-            # The log-in may have ended since the last byte came.
+            # The login may have completed since the last bytes were received.
             self._apply_login_state()
         self.last_active = self._clock.seconds()
         self.transport.writeSequence(buffers)
@@ -189,7 +197,10 @@ class KafkaConnection(Protocol):
             self.transport.abortConnection()
 
     def drain(self) -> bool:
-        """Take no more requests. True once nothing is owed and the connection is on its way out."""
+        """Accept no more requests.
+
+        Returns True once every request is answered and the connection is closed.
+        """
         self._stop_reading()
         self._traffic.closing("drain")
         if self._dispatch.is_idle:
@@ -197,7 +208,10 @@ class KafkaConnection(Protocol):
         return self._is_closed
 
     def overdue_reason(self, now: float) -> str | None:
-        """Why this connection has lasted long enough, None where it has not. `now` in the clock's seconds."""
+        """Return why this connection must be closed now, None if it may stay open.
+
+        `now` is in the clock's seconds.
+        """
         settings = self._settings
         if self._closing_since is not None:
             return (
@@ -242,7 +256,7 @@ class KafkaConnection(Protocol):
             self._dispatch.log_refusal(reason)
             self.abort()
 
-    # IPushProducer: the transport's word on what it can still take
+    # IPushProducer: called by the transport when its send buffer fills and empties.
     def pauseProducing(self) -> None:
         self._dispatch.pause_writing(True)
 
@@ -253,10 +267,12 @@ class KafkaConnection(Protocol):
         return
 
     def evict(self) -> None:
-        """Others that are not logged in need the room that an unfinished frame takes up."""
+        """Close the connection: partial frames before the login exceed their limit."""
         self._is_closing = True
         self._traffic.closing("error:busy")
-        self._dispatch.log_refusal("an unfinished frame before the log-in, and too many of others")
+        self._dispatch.log_refusal(
+            "incomplete frame before the login, and the limit on such frames is reached"
+        )
         self.abort()
 
     def _count_partial_frame(self, partial_bytes: int, *, has_begun: bool = False) -> None:
@@ -266,7 +282,10 @@ class KafkaConnection(Protocol):
             self._flow.partial_frame(partial_bytes)
 
     def _apply_login_state(self) -> None:
-        """Perhaps: whatever differs before and after a log-in is set."""
+        """Set the limits that depend on the login.
+
+        It may not have changed since the last call.
+        """
         self._splitter.limit = self._frame_limit()
         if self._is_logging_in and self.session.is_ready:
             self._count_partial_frame(0)
@@ -299,12 +318,12 @@ class KafkaConnection(Protocol):
         if self._is_closed or self._is_closing:
             return
         if self._frame_started_at is not None:
-            # The time that we did not read is not the peer's.
+            # The time while reading was paused does not count.
             self._frame_started_at = self._clock.seconds()
         self.transport.resumeProducing()
 
     def _stop_reading(self) -> None:
-        """For good: what is owed is still sent."""
+        """Stop reading permanently. Pending replies are still sent."""
         if not self._is_closing:
             self._is_closing = True
             self._pause()
@@ -319,24 +338,28 @@ class KafkaConnection(Protocol):
             self.transport.unregisterProducer()
             self.transport.loseConnection()
             if self._is_tls and raw is not None:
-                # TLS would wait for the peer's close_notify, which some never send.
+                # TLS waits for the peer's close_notify, which some clients never send.
                 raw.loseConnection()  # type: ignore[no-untyped-call]
 
 
 def _tls_error_text(error: SSL.Error) -> str:
-    """OpenSSL's own words: plain text on a TLS port, a client that does not trust the certificate, no common version."""
+    """OpenSSL's error text.
+
+    Common causes are plain text on a TLS port, a client that does not trust the certificate, and no
+    common TLS version.
+    """
     told = error.args[0] if error.args else []
     return (
         "; ".join(str(item[-1]) for item in told)
         if isinstance(told, list) and told
-        else "the connection broke off"
+        else "connection lost"
     )
 
 
 def overdue_connections(
     connections: Iterable[KafkaConnection], now: float
 ) -> list[tuple[KafkaConnection, str]]:
-    """Those whose time is up, and why."""
+    """Return the connections to close, with the reasons."""
     return [
         (connection, reason)
         for connection in connections

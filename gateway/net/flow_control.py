@@ -1,7 +1,10 @@
-"""How many bytes may be in the house: per connection and in all. Past a limit a socket is not read; nothing is ever dropped.
+"""Flow control: limits on request bytes in memory, per connection and in total.
 
-What counts are bytes that are there: those of requests until their replies have been handed to the socket, and those that have come of frames
-that are still arriving. A length that is only announced counts nothing, or a few liars could use up what all others need.
+A connection over its limit, or any connection while the total is over the limit, is not read until
+memory is freed. Nothing is dropped.
+
+A request counts until its reply is written. A partly received frame counts the bytes received so
+far, not its announced length: otherwise clients could reserve memory without sending anything.
 """
 
 from __future__ import annotations
@@ -11,22 +14,27 @@ from typing import Protocol
 
 from gateway.coroutines import Clock
 
-#: What one read may bring, at the least: so much is set aside for each connection that is let go on.
+#: Bytes kept free for each resumed connection: the largest size of one read.
 RESUME_RESERVE_BYTES = 256 << 10
 
-#: What a connection may send behind a request that waits, perhaps for very long: small requests, but nothing that others need the room for.
+#: Bytes read behind a blocked request, which can stay blocked for long: enough for small requests,
+#: too little to take memory from other connections.
 MAX_BYTES_BEHIND_WAITING_REQUEST = 64 << 10
 
-#: How often waiting connections are looked at, in seconds: long enough for those let go on to have been read.
+#: Seconds between two attempts to resume paused connections: long enough for the ones resumed last
+#: to have been read.
 RESUME_INTERVAL_SECONDS = 0.01
 
 
 class MemoryBudget:
-    """The bytes in flight of all connections together.
+    """Request bytes held by all connections.
 
-    `limit` may be passed by one chunk of each connection that was being read when it was reached, and by one frame. Where unfinished frames
-    hold half of it or more, answering requests would free too little: then the oldest waiting one of these is let go on to its end, whatever
-    the limit says, and connections between two frames may use an eighth more, so that no unfinished frame keeps small requests out.
+    The total can exceed `limit` by one read (256 KiB) per connection that was being read when the
+    limit was reached, and by one frame.
+
+    If partly received frames hold at least half of the budget, finishing requests cannot free
+    enough of it. In that case the connection that has waited longest with a partial frame may
+    complete it regardless of the limit, and connections between frames may use an extra eighth.
     """
 
     __slots__ = (
@@ -53,7 +61,7 @@ class MemoryBudget:
         return self.request_bytes + self.partial_bytes
 
     def has_room(self, flow: ConnectionFlow, reserved: int = 0) -> bool:
-        """Whether `flow` may be read on, where `reserved` bytes are set aside for others."""
+        """Return whether `flow` may be read while `reserved` bytes are kept free for others."""
         used = self.used + reserved
         if used < self.limit or flow is self._unblocked:
             return True
@@ -63,14 +71,14 @@ class MemoryBudget:
         return others < self.limit + self.limit // 8
 
     def resume_later(self, flow: ConnectionFlow) -> None:
-        """Let `flow` go on when it is its turn."""
+        """Resume `flow` when there is room, in the order of the calls."""
         self._waiting[flow] = None
         if not self._is_scheduled:
             self._is_scheduled = True
             self._clock.callLater(RESUME_INTERVAL_SECONDS, self._resume_waiting)
 
     def frame_completed(self, flow: ConnectionFlow) -> None:
-        """`flow` has come to the end of a frame, or of its life."""
+        """Note that `flow` has received a whole frame or is closed."""
         if self._unblocked is flow:
             self._unblocked = None
 
@@ -83,7 +91,7 @@ class MemoryBudget:
         return self.partial_bytes >= self.limit // 2
 
     def _resume_waiting(self) -> None:
-        """Let go on as many as there is room for, the longest waiting first."""
+        """Resume as many connections as there is room for, the longest waiting first."""
         self._is_scheduled = False
         waiting, self._waiting = self._waiting, {}
         reserved = 0
@@ -98,18 +106,19 @@ class MemoryBudget:
 
 
 class UnauthenticatedConnection(Protocol):
-    """A connection that is not logged in."""
+    """A connection before the login."""
 
     def evict(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         ...
 
 
 class LoginBudget:
-    """Bytes of partly received frames on connections that are not logged in. They do not count in `MemoryBudget`, and no connection is paused
-    for them: beyond `limit` the connection whose frame began first is closed.
+    """Bytes of partly received frames on connections before the login.
 
-    A token arrives within milliseconds, so that those are connections which hold a frame back.
+    They do not count in `MemoryBudget`, and no connection is paused for them: over `limit`, the
+    connection with the oldest partial frame is closed. A login token arrives within milliseconds,
+    so that connection is withholding the rest of its frame.
     """
 
     __slots__ = ("_partial_frames", "limit", "used")
@@ -122,8 +131,10 @@ class LoginBudget:
     def partial_frame(
         self, connection: UnauthenticatedConnection, size: int, *, has_begun: bool = False
     ) -> None:
-        """Note how many bytes of its last, incomplete frame a connection has sent, 0 if there is none; `has_begun` says that it is another frame
-        than the last time."""
+        """Record how many bytes of its incomplete frame a connection has sent, 0 for none.
+
+        `has_begun` says that it is a different frame from the one of the previous call.
+        """
         if not size or has_begun:
             self.used -= self._partial_frames.pop(connection, 0)
         if size:
@@ -136,10 +147,10 @@ class LoginBudget:
 
 
 class OutgoingBytes:
-    """What is on its way out to all connections together: bytes that peers have yet to take, and those that replies being made may come to.
+    """Reply bytes of all connections: unsent ones, and those reserved for replies being built.
 
-    Nothing is held back and nobody is cut off: the less room there is, the smaller are the replies that can be smaller. Beyond `limit` each
-    is one whole batch.
+    Nothing is delayed or closed. The closer the total is to `limit`, the smaller are the replies
+    whose size can vary (Fetch); over the limit each holds one whole batch.
     """
 
     __slots__ = ("limit", "reserved", "unsent")
@@ -150,19 +161,27 @@ class OutgoingBytes:
         self.reserved = 0
 
     def reserve(self, wanted: int) -> int:
-        """How many bytes of records a reply may have where `wanted` were asked for: a quarter of the room at the most. They are set aside
-        until `release`."""
+        """Return how many bytes of records a reply may hold, out of the `wanted` ones.
+
+        This is at most a quarter of the free bytes. They stay reserved until `release`.
+        """
         reserved = max(min(wanted, (self.limit - self.unsent - self.reserved) // 4), 0)
         self.reserved += reserved
         return reserved
 
     def release(self, reserved: int) -> None:
-        """The reply is made; what it really has counts from when it is sent."""
+        """End a reservation: the reply is built.
+
+        Its actual size counts in `unsent` once the transport has it.
+        """
         self.reserved -= reserved
 
 
 class ConnectionFlow:
-    """One connection's share. `pause` and `resume` stop and restart the reading of its socket."""
+    """The share of one connection in the memory budget.
+
+    `pause` and `resume` stop and restart reading from its socket.
+    """
 
     __slots__ = (
         "_bytes",
@@ -202,14 +221,14 @@ class ConnectionFlow:
         return self.partial_bytes > 0
 
     def requests_arrived(self, size: int, requests: int) -> None:
-        """Whole requests of this many bytes together arrived."""
+        """Record that `requests` whole requests arrived, with `size` bytes in total."""
         self._bytes += size
         self._requests += requests
         self.budget.request_bytes += size
         self.budget.frame_completed(self)
 
     def requests_finished(self, size: int, requests: int) -> None:
-        """This many bytes of `requests` requests have been answered."""
+        """Record that `size` bytes of `requests` requests are answered."""
         was_full = self.is_paused and self._is_over_limit
         self._bytes -= size
         self._requests -= requests
@@ -218,10 +237,11 @@ class ConnectionFlow:
             self._resume_if_allowed()
 
     def set_waiting(self, size: int | None) -> None:
-        """The request that is being served, of so many bytes, waits for something; None once it has stopped waiting.
+        """Tell whether the current request is blocked, for example a long-polling Fetch.
 
-        Meanwhile little is read of what comes behind it. Its own bytes do not count: it is answered early
-        when another request is seen behind it.
+        `size` is that of the request, None once it is no longer blocked. While it is, only
+        MAX_BYTES_BEHIND_WAITING_REQUEST are read ahead. The bytes of the request itself do not
+        count: a Fetch is answered early when another request arrives behind it.
         """
         was_full = self.is_paused and self._is_over_limit
         self._waiting_size = size
@@ -229,12 +249,12 @@ class ConnectionFlow:
             self._resume_if_allowed()
 
     def partial_frame(self, size: int) -> None:
-        """This many bytes are there of a frame that is not whole yet."""
+        """Record how many bytes of the current, incomplete frame have been received."""
         self.budget.partial_bytes += size - self.partial_bytes
         self.partial_bytes = size
 
     def pause_if_over_limit(self) -> None:
-        """Stop the reading if a limit is passed. Called once for every chunk that arrived."""
+        """Stop reading if a limit is exceeded. Called once for each chunk received."""
         if self.is_paused:
             return
         if self._is_over_limit:
@@ -246,13 +266,16 @@ class ConnectionFlow:
             self._pause()
 
     def resume(self) -> None:
-        """Read on: it is this connection's turn."""
+        """Resume reading unless the connection is over its limit."""
         if self.is_paused and not self._is_over_limit:
             self.is_paused = False
             self._resume()
 
     def close(self) -> None:
-        """The connection is gone, and with it what had come of its last frame. What its requests hold is given back when they end."""
+        """Release the partial frame.
+
+        Bytes of running requests are released when they finish.
+        """
         self.budget.remove(self)
         self._resume = self._pause = _nothing
         self.partial_frame(0)

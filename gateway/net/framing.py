@@ -1,7 +1,8 @@
-"""Length-prefixed frames out of a byte stream, each byte copied once.
+"""Splits a byte stream into length-prefixed frames. Each byte is copied once.
 
-A frame is an int32 length (big-endian, not counting itself) and that many bytes. Every frame handed out is a bytearray of its own, so that
-its owner may stamp records in place and let it go whole.
+A frame is an int32 length (big-endian, not counting itself) and that many bytes. Each returned
+frame is a separate bytearray, so that its owner can write offsets into its records in place and
+free it independently.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ _LENGTH = Struct(">i")
 
 
 class FrameSplitter:
-    """Cuts what arrives into frames. `limit` (bytes) may be changed between calls: it is small before a log-in and large after."""
+    """Splits received bytes into frames.
+
+    `limit` is the largest length in bytes. It may change between calls: it is small before a login
+    and large after it.
+    """
 
     __slots__ = ("_frame", "_prefix", "_remaining", "limit")
 
@@ -26,20 +31,23 @@ class FrameSplitter:
 
     @property
     def partial_bytes(self) -> int:
-        """How many bytes have come of a frame that is not whole yet, its length among them; 0 where none has begun."""
+        """Bytes received of an incomplete frame, including its length field; 0 if there is none."""
         return 4 + len(self._frame) if self._remaining else len(self._prefix)
 
     @property
     def partial_start(self) -> bytes:
-        """The first bytes, two at most, that have come of a frame that is not whole yet, its length not among them."""
+        """The first bytes received of an incomplete frame, at most two, after its length field."""
         return bytes(self._frame[:2])
 
     def discard_partial(self) -> None:
-        """Release what has come of a frame that will never be whole."""
+        """Free the bytes of a frame that will not be completed."""
         self._prefix, self._frame, self._remaining = b"", bytearray(), 0
 
     def feed(self, chunk: bytes | memoryview) -> list[bytearray]:
-        """The frames that `chunk` completes, in order. Raises Refused for a length below zero or above the limit."""
+        """Return the frames that `chunk` completes, in order.
+
+        Raises Refused if a length is negative or above the limit.
+        """
         frames: list[bytearray] = []
         view = memoryview(chunk)
         position, end = 0, len(view)
@@ -65,7 +73,7 @@ class FrameSplitter:
                 (length,) = _LENGTH.unpack_from(view, position)
                 position += 4
             if not 0 <= length <= self.limit:
-                raise Refused(f"a frame of {length} bytes where at most {self.limit} are allowed")
+                raise Refused(f"frame length {length} is outside 0..{self.limit}")
             if length <= end - position:
                 frames.append(bytearray(view[position : position + length]))
                 position += length

@@ -1,4 +1,4 @@
-"""Listeners: who is let in, and what becomes of a socket that is."""
+"""Listeners: connection limits, and the protocols of accepted sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logs.get_logger(__name__)
 
 
 class ConnectionLimits:
-    """Who is in, over all listeners: the limits on connections."""
+    """The open connections of all listeners, and the limits on their number."""
 
     def __init__(self, settings: Settings) -> None:
         self.update(settings)
@@ -31,16 +31,16 @@ class ConnectionLimits:
         self.connections: set[KafkaConnection] = set()
 
     def update(self, settings: Settings) -> None:
-        """Take these limits from now on. Connections beyond them stay open."""
+        """Apply new limits. Connections beyond them stay open."""
         self._max = settings.max_connections
         self._max_per_ip = settings.max_connections_per_ip
 
     def refusal_reason(self, host: str) -> str | None:
-        """Why one more connection from `host` is not let in."""
+        """Return why a connection from `host` is refused, None if it is accepted."""
         if len(self.connections) >= self._max:
-            return f"max_connections={self._max} are open"
+            return f"max_connections={self._max} reached"
         if self._by_ip[host] >= self._max_per_ip:
-            return f"max_connections_per_ip={self._max_per_ip} are open from this address"
+            return f"max_connections_per_ip={self._max_per_ip} reached"
         return None
 
     def add(self, connection: KafkaConnection, host: str) -> None:
@@ -55,7 +55,10 @@ class ConnectionLimits:
 
 
 class Listener(Factory):
-    """One listener: makes its connections. `mechanisms` is None where nobody need log in."""
+    """Creates the connections of one listener.
+
+    `mechanisms` is None for a listener without SASL.
+    """
 
     noisy = False
 
@@ -95,10 +98,13 @@ class Listener(Factory):
 
 
 class TlsListener(TLSMemoryBIOFactory):
-    """A listener behind TLS. Twisted's own factory knows no connection that is not let in."""
+    """A listener with TLS.
+
+    Twisted's factory does not support `buildProtocol` returning None, which refuses a connection.
+    """
 
     def __init__(self, tls: TlsContextFactory, *rest: Any) -> None:
-        # `auth` knows no Twisted, so that its object is what Twisted asks for is said here.
+        # `auth` does not import Twisted, so the interface is declared here.
         directlyProvides(tls, IOpenSSLServerConnectionCreator)
         super().__init__(cast(Any, tls), *rest)
 

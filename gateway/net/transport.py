@@ -1,6 +1,8 @@
-"""The TCP transport, made for large frames: what arrives is copied once into its frame, what leaves is sent without being joined first.
+"""A TCP transport for large frames.
 
-Twisted's own transport joins what is to be sent and allocates what it reads; for records that costs as much as all the rest of a request.
+Received bytes are copied once, into their frame; sent buffers are not joined. Twisted's transport
+joins what it sends and allocates a new buffer for each read, which for record data costs as much as
+the rest of a request.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ from gateway.coroutines import Cancel, call_later
 from gateway.net.flow_control import OutgoingBytes
 from storage.log import Buffer
 
-#: One read from a socket: some requests of 16 KiB in one piece, 1 MiB in a few. One buffer serves all connections.
+#: Bytes of one read: several requests of 16 KiB, or a quarter of one of 1 MiB. All connections
+#: share one buffer.
 READ_BYTES = 256 << 10
 
-#: Buffers handed to one sendmsg; Linux takes at most 1024 (IOV_MAX).
+#: Buffers of one sendmsg call. Linux accepts at most 1024 (IOV_MAX).
 SEND_BUFFERS = 1024
 
-#: From so many unsent bytes on nothing new is started for the connection.
+#: Unsent bytes above which no further request of the connection is started.
 MAX_UNSENT_BYTES = 1 << 20
 
-#: How long a peer may take to hang up too, once all that it gets is on its way. Most do at once; what does not look at its socket just now is not
-#: waited for: it finds its replies and the end behind them.
+#: How long a peer may take to close its side after all replies are sent, in seconds. Most peers
+#: close at once. A peer that does not read its socket is not waited for: it will find its replies
+#: and the end of the stream behind them.
 HALF_CLOSE_SECONDS = 1.0
 
 #: A socket option of Linux.
@@ -44,7 +48,10 @@ _arrived_view = memoryview(_arrived)
 
 
 class FlushQueue:
-    """TLS connections with something to send at the end of this turn of the reactor: they write a piece at a time, which then leaves in one call."""
+    """TLS connections with bytes to send at the end of the current reactor turn.
+
+    TLS writes in small pieces; they are sent in one call.
+    """
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
@@ -62,13 +69,17 @@ class FlushQueue:
 
 
 class Receiver(Protocol):
-    """What sits on the transport. The view is valid until `received` returns."""
+    """The protocol on a transport. The view is valid until `received` returns."""
 
     def received(self, chunk: memoryview, /) -> None: ...
 
 
 class TcpConnection(tcp.Server):
-    """A connection. A protocol with a method `received` gets views of a shared buffer, any other (TLS) bytes of its own."""
+    """A TCP connection.
+
+    A protocol with a `received` method gets views of a shared buffer. Any other protocol (TLS) gets
+    separate bytes objects.
+    """
 
     bufferSize = MAX_UNSENT_BYTES
     server: Any
@@ -77,14 +88,15 @@ class TcpConnection(tcp.Server):
         super().__init__(*args, **kwargs)
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
-        #: When bytes last left, in the reactor's seconds; for the one who watches for peers that do not read.
+        #: Time of the last send in the reactor's seconds, used to detect peers that do not read.
         self.last_sent = self.reactor.seconds()
         self._receive = getattr(self.protocol, "received", None)
         self._is_in_flush_queue = False
         self._is_waiting_to_write = False
-        #: Whether nothing was sent for so long that the peer has it: then its side of the goodbye is not waited for.
+        #: Whether the last send is so long ago that the peer has received it. Then the connection
+        #: is closed without waiting for the peer.
         self.skips_half_close = False
-        # Set once all is said and the peer is heard out.
+        # Set while the connection is half-closed.
         self._half_close_timer: Cancel | None = None
 
     @property
@@ -110,7 +122,10 @@ class TcpConnection(tcp.Server):
         self.send(iovec)
 
     def send(self, buffers: Iterable[Buffer]) -> None:
-        """Send these bytes now, or when the socket can take them. They must not change meanwhile."""
+        """Send these buffers now, or when the socket is writable.
+
+        They must not change until they are sent.
+        """
         if not self.connected or self.disconnecting or self._aborting:
             return
         for buffer in buffers:
@@ -127,12 +142,12 @@ class TcpConnection(tcp.Server):
         self._maybePauseProducer()
 
     def flush(self) -> None:
-        """Send what is there."""
+        """Send the queued bytes."""
         self._is_in_flush_queue = False
         if not self.connected or self._aborting:
             return
         self.last_sent = self.reactor.seconds()
-        # A failure shows itself again, and is told, when the reactor finds the socket writable.
+        # An error is reported when the reactor finds the socket writable.
         self._send_some()
         if self._unsent or self.disconnecting or self.producerPaused:
             self._is_waiting_to_write = True
@@ -165,7 +180,10 @@ class TcpConnection(tcp.Server):
         return None
 
     def _remove_sent(self, sent: int) -> bool:
-        """Take `sent` bytes off the queue. True where a buffer was sent in part: the socket is full."""
+        """Remove `sent` bytes from the queue.
+
+        Returns True if a buffer was sent in part, which means that the socket buffer is full.
+        """
         self._unsent_bytes -= sent
         self.server.outgoing.unsent -= sent
         while sent:
@@ -181,8 +199,11 @@ class TcpConnection(tcp.Server):
         return self._unsent_bytes > self.bufferSize
 
     def _postLoseConnection(self) -> Any:
-        """All is sent. Say so, and read away what still comes until the peer hangs up too: to close over bytes that nobody has read is a reset,
-        which takes from the peer what has not reached it yet."""
+        """Half-close the connection after the last byte is sent, then read until the peer closes.
+
+        Closing a socket with unread input sends a reset, which can discard data that the peer has
+        not received yet.
+        """
         self.stopWriting()
         if self.skips_half_close:
             return main.CONNECTION_DONE
@@ -204,7 +225,7 @@ class TcpConnection(tcp.Server):
         if self._half_close_timer is None:
             super().abortConnection()
         else:
-            # It is all on its way, and the kernel brings it there.
+            # All bytes are in the kernel's send buffer, which delivers them.
             self.reactor.callLater(0, self._finish_half_close)
 
     def connectionLost(self, reason: Any) -> None:
@@ -221,7 +242,7 @@ def _ignore(_: memoryview) -> None:
 
 
 class Port(tcp.Port):
-    """A listening port whose connections are `TcpConnection`s."""
+    """A listening port with `TcpConnection` transports."""
 
     transport = TcpConnection
 
@@ -240,7 +261,7 @@ class Port(tcp.Port):
 
 
 def no_delay(connection: Any) -> None:
-    """Send small replies at once, and notice peers that are gone for good."""
+    """Send small replies at once (TCP_NODELAY) and detect lost peers (keep-alive)."""
     connection.setTcpNoDelay(True)
     connection.setTcpKeepAlive(True)
 

@@ -1,1 +1,3 @@
-"""From a frame to a handler's reply: log-in state, dispatch, routes, errors and the codec (`wire`)."""
+"""From a frame to the handler and its reply: login, dispatch, routes, errors and the codec
+(`wire`).
+"""

@@ -1,4 +1,4 @@
-"""Who asks: what a handler knows of a request besides its body."""
+"""The context that a handler receives with each request: client, connection and broker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from gateway.traffic.recorder import NULL_RECORDER, Recorder
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """One per request. `peer` is "host:port", `listener` the listener's name; `client_id` is None where the client sent null; `traffic` notes what the
-    request was about. `long_poll` is the connection's."""
+    """The context of one request.
+
+    `peer` is "host:port" and `listener` the listener's name. `client_id` is None if the client sent
+    null. `long_poll` belongs to the connection, `traffic` records the request in the traffic log.
+    """
 
     broker: Broker
     session: LoginSession
@@ -33,9 +36,12 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def owner(self) -> tuple[Principal, str]:
-        """The client whose turn the work takes (`gateway.workers`): its principal and its address."""
+        """The client that work on other threads is queued for (`gateway.workers`).
+
+        It is identified by its principal and address.
+        """
         return self.session.principal, self.session.host
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
-        """Call a function on another thread, in turn with other clients' calls."""
+        """Run a function on another thread, in turn with the calls of other clients."""
         return self.broker.run_for(self.owner, function, *arguments)

@@ -1,10 +1,11 @@
-"""One connection's requests: started in the order of arrival, answered in that order, one frame in and at most one reply out.
+"""Serves the requests of one connection: started and answered in the order of arrival.
 
-Produce requests overlap, for their handler puts every append in order before it first waits; all others are served one at a time. What
-waits and what is owed is bounded: past the limits the socket is not read.
+Produce requests may overlap, because their handler queues every append before it first waits. All
+other requests are served one at a time. Queued and unanswered requests are bounded: over the limits
+the socket is not read.
 
-Replies that are ready are written before another request starts, and a Fetch that waits for data learns of requests behind it
-(`gateway.protocol.long_poll`).
+Finished replies are written before another request starts. A Fetch that waits for data is notified
+of requests behind it (`gateway.protocol.long_poll`).
 """
 
 from __future__ import annotations
@@ -41,24 +42,27 @@ _SIZE = Struct(">i")
 _PRODUCE = ApiKey.PRODUCE.to_bytes(2, "big")
 _FETCH = ApiKey.FETCH.to_bytes(2, "big")
 
-#: From this size on a body is decoded on another thread: the 5,000 elements that it may have take some 10 ms. Those of Produce are mostly
-#: records, which are not decoded, and no more than `produce.MAX_PARTITIONS`.
+#: Bytes of a request body from which it is decoded on another thread: the 5,000 elements that it
+#: may hold take about 10 ms. Produce is excluded, because it consists mostly of records, which are
+#: not decoded, and of at most `produce_codec.MAX_PARTITIONS` partitions.
 LARGE_BODY_BYTES = 16 << 10
 
-#: Replies are gathered up to this many bytes before they are sent: then the outlet can say that its peer reads slowly.
+#: Bytes of finished replies that are sent in one write. Between writes the transport can report
+#: that the peer reads slowly.
 MAX_BUFFERED_REPLY_BYTES = 256 << 10
 
-#: Requests that one connection may start in one turn of the reactor, and for how many seconds: one read can bring ten thousand, and others wait
-#: meanwhile. Some requests take longer than others; the last one of a turn is always finished.
+#: Limits on the requests that one connection starts in one reactor turn: number and seconds. One
+#: read can bring ten thousand requests, and other connections wait meanwhile. The last request of a
+#: turn is always finished.
 MAX_REQUESTS_PER_TURN = 100
 MAX_TURN_SECONDS = 0.005
 
 
 class ReplyTransport(Protocol):
-    """The connection's other half, as the server provides it."""
+    """The sending side of the connection."""
 
     def write(self, buffers: list[Buffer]) -> None:
-        """Send these bytes, in order, after all earlier ones."""
+        """Send these buffers, in order, after all earlier ones."""
         ...
 
     def acknowledge(self) -> None:
@@ -66,16 +70,19 @@ class ReplyTransport(Protocol):
         ...
 
     def request_close(self, delay_ms: int = 0) -> None:
-        """Close once everything written has left, `delay_ms` from now."""
+        """Close the connection `delay_ms` from now, after everything written is sent."""
         ...
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         ...
 
 
 class _InFlightRequest:
-    """A request that is not answered yet. `reply` is None until it is known, and empty for a request without a reply."""
+    """A request that is not answered yet.
+
+    `reply` is None until the request is answered, and empty if it has no reply.
+    """
 
     __slots__ = (
         "api_key",
@@ -104,7 +111,10 @@ class _InFlightRequest:
 
 
 class Dispatch:
-    """Serves the frames of one connection. `flow` holds its limits and stops the reading, `traffic` notes what is asked and answered."""
+    """Serves the frames of one connection.
+
+    `flow` holds its limits and pauses reading; `traffic` records requests and replies.
+    """
 
     def __init__(
         self,
@@ -139,11 +149,11 @@ class Dispatch:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is waiting and nothing is owed."""
+        """Whether no request is queued or unanswered."""
         return not self._in_flight and not self._queued_frames
 
     def frames_received(self, frames: list[bytearray]) -> None:
-        """Take these frames; what they allow is started before this returns."""
+        """Queue these frames, and start the requests that may start now."""
         self._flow.requests_arrived(sum(map(len, frames)), len(frames))
         self._queued_frames.extend(frames)
         others = 0
@@ -154,18 +164,28 @@ class Dispatch:
         self._advance()
 
     def partial_frame_received(self, beginning: bytes) -> None:
-        """A frame was received in part; these are its first two bytes, or fewer if not all of them have come."""
+        """Note that part of a frame was received.
+
+        `beginning` holds its first two bytes, or fewer if not all of them arrived.
+        """
         if len(beginning) == 2 and beginning != _FETCH:
             self._long_poll.partial_request_arrived()
 
     def pause_writing(self, held: bool) -> None:
-        """The peer reads slowly (or does again): meanwhile nothing new is started, so that replies do not pile up."""
+        """Pause (`held`) or resume starting requests.
+
+        The transport calls this when its send buffer fills and empties, so that replies do not
+        accumulate while the peer reads slowly.
+        """
         self._is_writing_held = held
         if not held:
             self._advance()
 
     def close(self) -> None:
-        """The connection is gone: cancel what waits, forget what is owed. Records that are being stored count until they are."""
+        """Cancel waiting requests after the connection is closed.
+
+        The bytes of running appends count against the limits until the appends end.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -181,8 +201,10 @@ class Dispatch:
         self._flow.requests_finished(sum(map(len, queued)) + sum(ended), len(queued) + len(ended))
 
     def _advance(self) -> None:
-        """Send what is ready, start what may be started, and send what that made ready. Not re-entrant: a request that ends at once only
-        leaves its reply here."""
+        """Send finished replies and start requests, as far as both are possible now.
+
+        Not re-entrant: a request that ends at once only leaves its reply here.
+        """
         if self._is_advancing:
             return
         self._is_advancing = True
@@ -199,7 +221,7 @@ class Dispatch:
                 if key != _FETCH:
                     self._long_poll.request_started(is_produce=key == _PRODUCE)
                 elif self._ready_bytes:
-                    # It may read for long before it waits.
+                    # A Fetch may read for long before it waits.
                     self._send()
                 self._start(frame)
                 if self._ready_bytes >= MAX_BUFFERED_REPLY_BYTES:
@@ -227,7 +249,7 @@ class Dispatch:
             return False
         if not self._unanswered:
             return True
-        # Only appends are under way; another Produce may join them, anything else waits for them.
+        # Only appends are running. Another Produce may start; any other request waits for them.
         return frame[:2] == _PRODUCE and self._session.is_ready
 
     def _start(self, frame: bytearray) -> None:
@@ -246,7 +268,10 @@ class Dispatch:
             self._transport.acknowledge()
 
     async def _serve(self, frame: bytearray, request: _InFlightRequest) -> Any:
-        """The reply, or `DelayedReply`. What it becomes on the wire stands in `request.route`; without a route it is buffers already."""
+        """Return the reply or a `DelayedReply`.
+
+        `request.route` encodes the reply. If it is None, the reply consists of buffers already.
+        """
         session = self._session
         is_ready = session.is_ready
         if not is_ready:
@@ -257,9 +282,7 @@ class Dispatch:
                 return [_SIZE.pack(len(answer)), answer]
             if session.is_gssapi_token(frame):
                 self._traffic.bare_gssapi_received()
-                raise Refused(
-                    "a raw GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not enabled here"
-                )
+                raise Refused("raw GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not supported")
         header = read_header(frame, FIRST_FLEXIBLE_VERSION)
         request.api_key, request.version, request.correlation_id = (
             header.api_key,
@@ -273,7 +296,7 @@ class Dispatch:
         if route is None:
             if header.api_key == ApiKey.API_VERSIONS:
                 return _reply([*unsupported_version_response()], header.correlation_id, False)
-            raise Refused("the gateway does not serve this api key and version")
+            raise Refused("unsupported API or version")
         caller = Caller(
             self._broker,
             session,
@@ -296,7 +319,7 @@ class Dispatch:
         if not isinstance(reply, DelayedReply):
             self._answered(request, reply)
             return
-        # What is queued to be stored is stored: such a wait is never cancelled, its end is only of no interest when the peer is gone.
+        # Queued appends are stored even if the peer disconnects, so this wait is never cancelled.
         request.cancel = None
         request.is_appending = not self._is_closed
         start(reply.reply, partial(self._answered_later, request), partial(self._failed, request))
@@ -311,7 +334,11 @@ class Dispatch:
             self._advance()
 
     def _answered_later(self, request: _InFlightRequest, reply: Any) -> None:
-        """What is stored together is answered together: the store is still telling the others."""
+        """Record a delayed reply.
+
+        It is sent in the next reactor turn: the store may be completing more appends in this one,
+        and their replies are sent together.
+        """
         if self._complete(request, reply) and not self._is_advancing:
             self._continue_later()
 
@@ -320,10 +347,10 @@ class Dispatch:
             self._answered_later(request, late())
 
     def _complete(self, request: _InFlightRequest, reply: Any) -> bool:
-        """Whether `reply` is now to be sent in its turn."""
+        """Record the reply. Returns whether it is to be sent."""
         request.cancel = None
         if request.reply is not None:
-            # It came too late, and the client has heard so.
+            # The timeout reply has been sent.
             return False
         if request.deadline is not None:
             request.deadline.cancel()
@@ -350,7 +377,7 @@ class Dispatch:
         return True
 
     def _send(self) -> None:
-        """One write for all replies that are ready, in the order of their requests."""
+        """Send all finished replies, in the order of their requests, in one write."""
         buffers: list[Buffer] = []
         freed = answered = 0
         while self._in_flight and (reply := self._in_flight[0].reply) is not None:
@@ -384,7 +411,7 @@ class Dispatch:
                 failure, CancelledError | Refused | AuthenticationFailed | AuthenticationBusy
             ):
                 _log.bug(
-                    "request failed after its peer was gone",
+                    "request failed after its connection closed",
                     failure,
                     peer=self._peer,
                     api_key=request.api_key,
@@ -393,7 +420,7 @@ class Dispatch:
             return
         request.is_appending = False
         if isinstance(failure, AuthenticationFailed):
-            # A bare token has no form of refusal: the client learns it from the hang-up.
+            # Raw SASL tokens have no error reply: closing the connection is the only signal.
             _log.warning(
                 "login failed",
                 peer=self._peer,
@@ -419,18 +446,18 @@ class Dispatch:
                 api_key=request.api_key,
                 version=request.version,
             )
-        # Nothing that is still waiting is started any more.
+        # Do not start the queued requests.
         self._session.end()
         self._transport.abort()
 
     def _release_after_close(self, request: _InFlightRequest) -> None:
-        """What a request held that has outlived its connection."""
+        """Release the bytes of an append that outlived its connection."""
         if request.is_appending:
             request.is_appending = False
             self._flow.requests_finished(request.size, 1)
 
     def log_refusal(self, reason: str, api_key: int = -1, version: int = -1) -> None:
-        """Say once why this connection is hung up on."""
+        """Log why this connection is closed."""
         _log.warning(
             "refused",
             peer=self._peer,
@@ -447,7 +474,7 @@ def _decode(route: Route, frame: bytearray, header: RequestHeader) -> Any:
     except Refused:
         raise
     except (ValueError, IndexError, OverflowError, TypeError, error) as unreadable:
-        raise Refused(f"an unreadable body: {unreadable}") from None
+        raise Refused(f"malformed request body: {unreadable}") from None
 
 
 def _reply(body: list[Buffer], correlation_id: int, has_tagged_header: bool) -> list[Buffer]:

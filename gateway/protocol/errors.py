@@ -1,6 +1,6 @@
-"""How a request fails: with one of Kafka's codes in the reply, or by hanging up.
+"""How a request fails: an error code in the reply, or a closed connection.
 
-The codes are those of Kafka's `Errors` class; only the ones that the gateway gives are named.
+The codes are those of Kafka's `Errors` class; only those that the gateway returns are listed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from traceback import walk_tb
 
 
 class ErrorCode(IntEnum):
-    """Kafka's error codes as they stand on the wire (int16)."""
+    """Kafka's error codes (int16 on the wire)."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -96,22 +96,28 @@ class ErrorCode(IntEnum):
     INVALID_REGULAR_EXPRESSION = 128
 
 
-#: What Kafka says to the codes that its own clients print most.
+#: Messages of Kafka's `Errors` for the codes that its clients print most often.
 _MESSAGES = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "This server does not host this topic-partition.",
     ErrorCode.UNKNOWN_TOPIC_ID: "This server does not host this topic ID.",
-    ErrorCode.OFFSET_OUT_OF_RANGE: "The requested offset is not within the range of offsets maintained by the server.",
+    ErrorCode.OFFSET_OUT_OF_RANGE: (
+        "The requested offset is not within the range of offsets maintained by the server."
+    ),
     ErrorCode.ELECTION_NOT_NEEDED: "Leader election not needed for topic partition.",
     ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: "No partition reassignment is in progress.",
 }
 
 
-#: Characters of an error message. One may quote names that the client sent, and a string has at most 32,767 bytes.
+#: Characters of an error message. A message may quote names that the client sent, and a Kafka
+#: string has at most 32,767 bytes.
 MAX_MESSAGE_CHARS = 4_000
 
 
 class KafkaError(Exception):
-    """A failure that the peer is told of: a code, and a message for the versions that carry one."""
+    """A failure that is reported to the client.
+
+    The message is sent in the versions that have a field for it.
+    """
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
         if len(message) > MAX_MESSAGE_CHARS:
@@ -122,24 +128,30 @@ class KafkaError(Exception):
 
 
 class Refused(Exception):
-    """The peer broke the protocol, or there is no way to answer it: log one line and hang up. The reason never quotes a secret."""
+    """The request is malformed or cannot be answered: log one line and close the connection.
+
+    The reason must not contain secrets.
+    """
 
 
 _MAY_WAIT = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def clear_frames(failure: BaseException) -> None:
-    """Let go of the functions that `failure` came through. An exception keeps their variables, for example records that were unpacked, until the
-    garbage collector comes by, which may be long after.
+    """Free the local variables of the functions that `failure` passed through.
 
-    Coroutines are left alone: a failure that several wait for came through all of them, and one may have caught it and wait for something else
-    by now. To clear its frame would end it (before Python 3.13, which refuses).
+    A traceback keeps them alive, for example decompressed records, until the garbage collector
+    runs, which may be much later.
+
+    Coroutine frames are skipped: a failure with several waiters passes through all of them, and one
+    may have caught it and now wait for something else. Clearing its frame would end it (before
+    Python 3.13, which raises).
     """
     link: BaseException | None = failure
     while link is not None:
         for frame, _ in walk_tb(link.__traceback__):
             if not frame.f_code.co_flags & _MAY_WAIT:
-                # Whoever runs still has a use for its variables.
+                # A running function still needs its variables.
                 with suppress(RuntimeError):
                     frame.clear()
         link.__traceback__ = None

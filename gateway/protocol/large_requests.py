@@ -1,4 +1,6 @@
-"""Requests with many elements are carried out in slices, and other requests are served between the slices."""
+"""Processes requests with many elements in slices, so that other requests are served between
+slices.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +15,31 @@ from gateway.protocol.routes import EncodedReply
 from gateway.protocol.wire.messages import encode
 from storage.log import Buffer
 
-#: Rows of a reply that are made in one turn of the reactor, some 5 ms' worth. A reply that has more is put into bytes on another thread.
+#: Rows of a reply that are built in one reactor turn, about 5 ms. A larger reply is encoded on
+#: another thread.
 SLICE_ROWS = 500
 
-#: Calls of one request that run at the same time, and how many rows each of them counts as: some 50 us.
+#: Calls of one request that run concurrently, and the rows that each counts as (about 50 us).
 MAX_CONCURRENT_CALLS = 50
 CALL_ROWS = 5
 
-#: As how many rows a partition counts that may have to be opened.
+#: Rows that a partition counts as if it may have to be opened.
 PARTITION_OPEN_ROWS = 4
 
-#: Configs of one topic or resource that a request may name; there are some 40.
+#: Configs of one topic or resource in a request. About 40 exist.
 MAX_CONFIGS = 500
 
-#: Topics or resources that one request of an administrator may change. Kafka's QuorumController.MAX_RECORDS_PER_USER_OP.
+#: Topics or resources that one request may change. Kafka: QuorumController.MAX_RECORDS_PER_USER_OP.
 MAX_CHANGES = 10_000
 
 T = TypeVar("T")
 
 
 class TimeSlices:
-    """The slices of one request. Between two slices the reactor serves others, by way of `clock`."""
+    """The slices of one request.
+
+    Between two slices the reactor serves other requests. `rows` counts the rows of all slices.
+    """
 
     __slots__ = ("_clock", "_left", "rows")
 
@@ -41,16 +47,18 @@ class TimeSlices:
         self._clock = clock
         self._left = SLICE_ROWS
         self.rows = 0
-        """Rows counted in all slices."""
 
     def count(self, rows: int = 1) -> bool:
-        """Count rows. True at the end of a slice: the caller then awaits `pause`. For loops that run for every record batch."""
+        """Count rows. Returns True at the end of a slice; the caller then awaits `pause`.
+
+        For loops that run once per record batch.
+        """
         self.rows += rows
         self._left -= rows
         return self._left <= 0
 
     async def pause(self) -> None:
-        """Begin the next slice once the reactor has served others."""
+        """Start the next slice after the reactor has served other requests."""
         self._left = SLICE_ROWS
         await Waiter(self._clock).wait(0)
 
@@ -60,7 +68,10 @@ class TimeSlices:
             await self.pause()
 
     async def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
-        """As `waiting.gather`, a few at a time. `works` makes each coroutine when it is its turn."""
+        """Like `coroutines.gather`, with at most MAX_CONCURRENT_CALLS at a time.
+
+        `works` creates each coroutine when it is started.
+        """
         outcomes: list[T | BaseException] = []
         works = iter(works)
         while some := list(islice(works, MAX_CONCURRENT_CALLS)):
@@ -70,20 +81,26 @@ class TimeSlices:
 
 
 def check_changes(count: int) -> None:
-    """Raises KafkaError(POLICY_VIOLATION) where one request would change too much; then it changes nothing."""
+    """Check the number of changes in one request before any of them is made.
+
+    Raises KafkaError(POLICY_VIOLATION).
+    """
     if count > MAX_CHANGES:
         raise KafkaError(
             ErrorCode.POLICY_VIOLATION,
-            f"{count} changes in one request are more than {MAX_CHANGES}: divide the request",
+            f"{count} changes in one request, limit {MAX_CHANGES}: split the request",
         )
 
 
 def check_configs(count: int) -> None:
-    """Raises KafkaError(POLICY_VIOLATION) where a request names too many configs of one topic or resource."""
+    """Check the number of configs for one topic or resource.
+
+    Raises KafkaError(POLICY_VIOLATION).
+    """
     if count > MAX_CONFIGS:
         raise KafkaError(
             ErrorCode.POLICY_VIOLATION,
-            f"{count} configs of one resource are more than {MAX_CONFIGS}",
+            f"{count} configs for one resource, limit {MAX_CONFIGS}",
         )
 
 
@@ -97,7 +114,10 @@ async def encode_if_large(
     caller: Caller,
     write: Callable[[Any, int], list[Buffer]] = _encode,
 ) -> Any:
-    """The reply, encoded by `write` already if it is a large one. Its parts must not change any more."""
+    """Return the reply, encoded by `write` on another thread if it is large.
+
+    Parts of the reply must not change after this call.
+    """
     if slices.rows <= SLICE_ROWS:
         return reply
     return EncodedReply(await caller.run(write, reply, caller.api_version))

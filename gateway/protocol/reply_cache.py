@@ -1,18 +1,25 @@
-"""Replies kept in bytes for those who ask the same again: encoding the metadata of a thousand partitions takes milliseconds."""
+"""Cache of encoded replies for repeated requests.
+
+Encoding the metadata of a thousand partitions takes milliseconds.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
 
-#: What is kept at the most: the replies about all topics of a large cluster (10,000 partitions, 0.5 MB), in the versions of ten ages of clients,
-#: and those of many clients that ask about a few topics each.
+#: Limits of the cache: replies with all topics of a large cluster (10,000 partitions, 0.5 MB) in
+#: the versions of ten generations of clients, and those of many clients that request a few topics
+#: each.
 MAX_BYTES = 16 << 20
 MAX_REPLIES = 4096
 
 
 class ReplyCache:
-    """Bodies by what was asked. They all belong to one version of what they tell about, and go when that version does."""
+    """Encoded reply bodies by request, least recently used first.
+
+    All of them belong to one version of the data; a newer version clears the cache.
+    """
 
     __slots__ = ("_bodies", "_max_bytes", "_version", "cached_bytes")
 
@@ -26,7 +33,7 @@ class ReplyCache:
         return len(self._bodies)
 
     def get(self, key: Hashable, version: int) -> bytes | None:
-        """The body that was kept for `key` at this `version`."""
+        """Return the body cached for this key and version."""
         if version != self._version:
             return None
         body = self._bodies.get(key)
@@ -35,7 +42,7 @@ class ReplyCache:
         return body
 
     def put(self, key: Hashable, version: int, body: bytes) -> None:
-        """Keep a body, and let those go that were asked for longest ago."""
+        """Cache a body. Evicts the least recently used ones over the limits."""
         if version != self._version:
             self._bodies.clear()
             self.cached_bytes = 0

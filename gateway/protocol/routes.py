@@ -1,4 +1,7 @@
-"""Which handler serves which versions of which request. `@serves` is the only statement of support; ApiVersions is derived from it."""
+"""Routes each API version to its handler.
+
+`@serves` is the only statement of support; the ApiVersions reply is derived from it.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,12 @@ T = TypeVar("T")
 
 
 class DelayedReply(msgspec.Struct, Generic[T], frozen=True):
-    """A reply that is still to come, from a handler that has already put its work in order: the next request of the connection may start.
+    """A reply that is sent later. The next Produce of the connection may start meanwhile.
 
-    If it has not come after `seconds` the reply is what `late` gives, and the work goes on; None is no limit. The garbage collector must see through it:
-    a coroutine holds whatever its variables do, and an exception among them may hold this.
+    After `seconds` (None: no limit) the reply is the result of `late`, while the work continues.
+
+    The garbage collector must track this class: the coroutine refers to its variables, and an
+    exception among them may refer back to this object.
     """
 
     reply: Coroutine[Any, Any, T]
@@ -37,17 +42,21 @@ class DelayedReply(msgspec.Struct, Generic[T], frozen=True):
 
 
 class EncodedReply(msgspec.Struct, frozen=True, gc=False):
-    """A reply whose body is in bytes already, in the version that was asked in."""
+    """A reply that is encoded already, in the version of the request."""
 
     buffers: list[Buffer]
 
 
-#: A handler's reply is its return value. None is no reply (Produce with acks=0).
+#: A handler returns the reply, or None for no reply (Produce with acks=0).
 Handler = Callable[[Any, "Caller"], Coroutine[Any, Any, Any]]
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
-    """`decode(frame, position, version)` and `encode(reply, version)`; `has_tagged_header` says whether the reply's header ends in tags."""
+    """How to serve one version of an API.
+
+    `decode(frame, position, version)` returns the request, `encode(reply, version)` the buffers of
+    the body. `has_tagged_header` says whether the response header ends with tagged fields.
+    """
 
     api_key: ApiKey
     handler: Handler
@@ -60,12 +69,15 @@ ROUTES: dict[tuple[int, int], Route] = {}
 
 
 def serves(api_key: ApiKey, first: int, last: int) -> Callable[[Handler], Handler]:
-    """Route versions `first` to `last` of `api_key` to the decorated handler. Raises ValueError where one of them is taken."""
+    """Route versions `first` to `last` of `api_key` to the decorated handler.
+
+    Raises ValueError if one of them has a handler already.
+    """
 
     def register(handler: Handler) -> Handler:
         for version in range(first, last + 1):
             if (api_key, version) in ROUTES:
-                raise ValueError(f"{api_key.name} v{version} is served twice")
+                raise ValueError(f"{api_key.name} v{version} already has a handler")
             ROUTES[api_key, version] = _route(api_key, version, handler)
         return handler
 
@@ -73,14 +85,17 @@ def serves(api_key: ApiKey, first: int, last: int) -> Callable[[Handler], Handle
 
 
 def supported_versions() -> dict[ApiKey, tuple[int, int]]:
-    """Of each key that is served: (lowest, highest) version. Raises ValueError for a range with a hole, which no client could be told of."""
+    """Return (lowest, highest) served version by API key.
+
+    Raises ValueError if a version between them is missing: ApiVersions cannot express that.
+    """
     versions: dict[ApiKey, list[int]] = {}
     for key, version in ROUTES:
         versions.setdefault(ApiKey(key), []).append(version)
     for key, served in versions.items():
         if len(served) != max(served) - min(served) + 1:
             raise ValueError(
-                f"{key.name} is not served from {min(served)} to {max(served)} throughout"
+                f"{key.name} v{min(served)} to v{max(served)}: a version has no handler"
             )
     return {key: (min(served), max(served)) for key, served in sorted(versions.items())}
 
@@ -90,7 +105,8 @@ def _route(api_key: ApiKey, version: int, handler: Handler) -> Route:
         partial(messages.decode, messages.REQUESTS[api_key]),
         _encode,
     )
-    # KIP-511: an ApiVersions reply must be readable by a client that does not know the version yet, so its header never has tags.
+    # KIP-511: the header of an ApiVersions reply never has tagged fields, because the client must
+    # be able to read it before it knows the supported versions.
     flexible = (
         api_key is not ApiKey.API_VERSIONS and version >= messages.FIRST_FLEXIBLE_VERSION[api_key]
     )

@@ -1,14 +1,15 @@
-"""What the next frame of a connection means, and who sent it: the state machine of log-in.
+"""The login of a connection: how the next frame is read, and the principal that sent it.
 
-| state    | a frame is                       | admits                    | leaves by                                     |
-|----------|----------------------------------|---------------------------|-----------------------------------------------|
-| greeting | a request                        | ApiVersions, SaslHandshake| handshake v0 -> tokens, v1 -> exchange        |
-| tokens   | a bare token                     | -                         | done -> ready, failure -> over                |
-| exchange | a request                        | SaslAuthenticate          | done -> ready, failure -> over                |
-| ready    | a request                        | all                       | -                                             |
-| over     | nothing: the connection is going | -                         | -                                             |
+| state        | a frame is | allowed requests           | next state                             |
+|--------------|------------|----------------------------|----------------------------------------|
+| initial      | a request  | ApiVersions, SaslHandshake | v0: raw tokens, v1: authenticate       |
+| raw tokens   | a token    | none                       | success: ready, failure: closed        |
+| authenticate | a request  | SaslAuthenticate           | success: ready, failure: closed        |
+| ready        | a request  | all                        |                                        |
+| closed       | not read   | none                       |                                        |
 
-Rules: Kafka's SaslServerAuthenticator. A raw GSSAPI token as the very first frame (0.9 clients) is recognised and refused by name.
+The rules are those of Kafka's SaslServerAuthenticator. A raw GSSAPI token as the first frame (0.9
+clients) is recognized and reported as such.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from gateway.protocol.wire.api_keys import ApiKey
 
 
 class LoginState(Enum):
-    INITIAL = "greeting"
-    RAW_TOKENS = "tokens"
-    AUTHENTICATE = "exchange"
+    INITIAL = "initial"
+    RAW_TOKENS = "raw tokens"
+    AUTHENTICATE = "authenticate"
     READY = "ready"
-    CLOSED = "over"
+    CLOSED = "closed"
 
 
 TRANSITIONS = {
@@ -43,7 +44,7 @@ TRANSITIONS = {
     LoginState.CLOSED: set[LoginState](),
 }
 
-#: What a request must be to be served, by state; None is anything.
+#: Requests that each state allows; None is all.
 ALLOWED_APIS: dict[LoginState, frozenset[ApiKey] | None] = {
     LoginState.INITIAL: frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE}),
     LoginState.RAW_TOKENS: frozenset(),
@@ -52,12 +53,16 @@ ALLOWED_APIS: dict[LoginState, frozenset[ApiKey] | None] = {
     LoginState.CLOSED: frozenset(),
 }
 
-#: The first byte of a GSSAPI token (ASN.1 application tag 0), which 0.9 clients send without any handshake. No api key begins so.
+#: First byte of a GSSAPI token (ASN.1 application tag 0), which 0.9 clients send without a
+#: handshake. No API key starts with it.
 _GSSAPI_TAG = b"\x60"
 
 
 class LoginSession:
-    """One connection's log-in. Without `mechanisms` the listener has none and the session is ready at once. `host` is the peer's address."""
+    """The login of one connection.
+
+    Without `mechanisms` the session is ready at once. `host` is the client's address.
+    """
 
     __slots__ = ("_exchange", "_mechanisms", "host", "mechanism", "principal", "state")
 
@@ -71,7 +76,7 @@ class LoginSession:
 
     @property
     def mechanisms(self) -> list[str]:
-        """What a client may log in with, by name."""
+        """Names of the SASL mechanisms that the listener offers."""
         return list(self._mechanisms)
 
     @property
@@ -86,22 +91,27 @@ class LoginSession:
         return self.state is LoginState.RAW_TOKENS
 
     def is_gssapi_token(self, frame: bytearray) -> bool:
-        """Whether a raw GSSAPI token stands in place of the first request, which it cannot be read as."""
+        """Whether the first frame is a raw GSSAPI token, which cannot be read as a request."""
         return self.state is LoginState.INITIAL and frame[:1] == _GSSAPI_TAG
 
     def check_allowed(self, api_key: int) -> None:
-        """Raises Refused for a request that this state does not serve."""
+        """Raises Refused for a request that is not allowed in this state."""
         admitted = ALLOWED_APIS[self.state]
         if admitted is None or api_key in admitted:
             return
         raise Refused(
-            f"a request with api key {api_key} before the log-in is complete (state {self.state.value})"
+            f"API key {api_key} is not allowed before the login (state: {self.state.value})"
         )
 
     def handshake(self, mechanism: str, version: int) -> None:
-        """The client chose `mechanism`; version 0 announces bare tokens. Raises KafkaError, after which the session is over."""
+        """Select the mechanism. Version 0 is followed by raw tokens.
+
+        Raises KafkaError. Except for ILLEGAL_SASL_STATE, this closes the session.
+        """
         if self.state is not LoginState.INITIAL:
-            raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE, "SaslHandshake is not expected now")
+            raise KafkaError(
+                ErrorCode.ILLEGAL_SASL_STATE, "SaslHandshake is not allowed in this state"
+            )
         chosen = self._mechanisms.get(mechanism)
         if chosen is None:
             self._move(LoginState.CLOSED)
@@ -111,7 +121,10 @@ class LoginSession:
         self._move(LoginState.RAW_TOKENS if version == 0 else LoginState.AUTHENTICATE)
 
     async def token(self, token: bytes) -> tuple[bytes, int]:
-        """(the answer to a client's token, session lifetime in ms, 0 for none). Raises AuthenticationFailed or AuthenticationBusy, after which the session is over."""
+        """Return (reply to the client's token, session lifetime in ms or 0 for no limit).
+
+        Raises AuthenticationFailed or AuthenticationBusy, after which the session is closed.
+        """
         if self._exchange is None:
             raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE, "SaslAuthenticate before SaslHandshake")
         try:
@@ -126,11 +139,11 @@ class LoginSession:
         return outcome.token, outcome.lifetime_ms
 
     def end(self) -> None:
-        """The connection is going, for whatever reason."""
+        """Close the session: the connection is closing."""
         if self.state is not LoginState.CLOSED:
             self._move(LoginState.CLOSED)
 
     def _move(self, state: LoginState) -> None:
         if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"a session cannot go from {self.state.value} to {state.value}")
+            raise RuntimeError(f"illegal transition from {self.state.value} to {state.value}")
         self.state = state

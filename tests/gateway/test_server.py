@@ -169,7 +169,7 @@ def test_a_peer_that_does_not_read_its_reply_is_cut_off_at_the_end_of_the_time(t
                 [
                     line
                     for line in server.lines()
-                    if "connections cut off at the end of the drain" in line
+                    if "connections aborted at the drain timeout" in line
                 ]
             )
             == 1

@@ -89,5 +89,5 @@ def test_a_gateway_that_is_told_to_end_while_it_waits_makes_no_other_store(
     Started(starting.server.drain())
     starting.clock.advance(TIMEOUT_SECONDS)
     assert starting.made == made
-    with pytest.raises(StartupError, match="told to end"):
+    with pytest.raises(StartupError, match="shut down during the start"):
         assert start.result

@@ -158,7 +158,7 @@ def test_a_gateway_whose_pulsar_is_not_there_says_which_address_and_ends(
     )
     with pytest.raises(GatewayDied, match="exit code 1\n") as died:
         gateway.launch()
-    assert not gateway.says("is tried again"), "only a Pulsar that answers is waited for"
+    assert not gateway.says("store not ready"), "only a Pulsar that answers is waited for"
     assert wrong in str(died.value), died.value
     assert "Traceback" not in str(died.value)
 

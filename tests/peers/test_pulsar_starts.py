@@ -18,7 +18,7 @@ from tests.peers.tenant import Tenant
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
-NOT_READY = "the store is not ready, and is tried again"
+NOT_READY = "store not ready, retrying"
 NOTICED_SECONDS = 240.0
 END_SECONDS = 240.0
 #: Without bookies some calls of the admin API have no answer at all.

@@ -1,2 +1,5 @@
-"""Bytes to requests and replies to bytes. The codec of kafka-python does all but the roads that carry records, and what every
-member of a group sends every few seconds, which are written by hand."""
+"""Decodes requests and encodes replies.
+
+kafka-python's codec handles most messages. Those that carry records, and those that each group
+member sends every few seconds, have hand-written codecs.
+"""

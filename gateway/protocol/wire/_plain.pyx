@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The plain case of a Produce request and its reply, compiled: whole, without tags, without anything to complain of.
+"""Compiled codec functions for the common case of Produce: valid, without tagged fields.
 
-Every function answers None where there is more to say, and the Python beside it (`header`, `produce`, `gateway.partitions.record_batch`), which knows all cases
-and all errors, has the word. So this file decides nothing: without it everything works the same, only slower. It reads foreign bytes: each read is
-bounded by what is there.
+Each function returns None for any other case. The Python implementation, which handles all cases
+and all errors, then takes over (`header`, `produce_codec`, `gateway.partitions.record_batch`).
+Without this module everything works the same, only slower. The input is untrusted: each read is
+bounds-checked.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
@@ -53,7 +54,7 @@ cdef inline bint has(Source* source, Py_ssize_t count) noexcept nogil:
 
 
 cdef inline bint uvarint(Source* source, uint32_t* value) noexcept nogil:
-    """Of at most four bytes: no plain count or length has five."""
+    """Read at most four bytes: no count or length of the common case has five."""
     cdef int shift = 0
     value[0] = 0
     while shift < 28 and source.at < source.size:
@@ -71,7 +72,7 @@ cdef inline bint no_tags(Source* source) noexcept nogil:
 
 
 cdef bint length(Source* source, bint compact, bint is_long, int64_t* value) noexcept nogil:
-    """The length of a string (16 bits where not compact) or of an array or bytes (32); -1 for null."""
+    """Read the length of a string (16 bits if not compact), an array or bytes (32); -1 for null."""
     cdef uint32_t raw
     if compact:
         if not uvarint(source, &raw):
@@ -99,7 +100,10 @@ cdef text(Source* source, Py_ssize_t size):
 
 
 def header(frame, first_flexible_version, make):
-    """`make(api_key, api_version, correlation_id, client_id, body)`, or None; see `gateway.protocol.wire.header.read_header`."""
+    """Return `make(api_key, api_version, correlation_id, client_id, body)`, or None.
+
+    See `gateway.protocol.wire.header.read_header`.
+    """
     cdef Source source
     cdef int64_t size
     cdef int16_t api_key, api_version
@@ -127,7 +131,10 @@ def header(frame, first_flexible_version, make):
 
 
 def request(frame, Py_ssize_t position, int version, make, make_topic, make_partition):
-    """The request, or None; see `gateway.protocol.wire.produce_codec.read_produce`. `make` and the others are its values' types."""
+    """Return the request, or None. `make` and the others create its values.
+
+    See `gateway.protocol.wire.produce_codec.read_produce`.
+    """
     cdef Source source
     cdef int64_t size, topics, partitions
     cdef int16_t acks
@@ -183,7 +190,10 @@ def request(frame, Py_ssize_t position, int version, make, make_topic, make_part
 
 
 def batch(records, int version, make):
-    """`make` of the header's fields where `records` are one whole batch that nothing is wrong with, or None; see `gateway.partitions.record_batch.check_batch`."""
+    """Return `make` of the header fields if `records` is one valid batch, else None.
+
+    See `gateway.partitions.record_batch.check_batch`.
+    """
     cdef Py_buffer buffer
     PyObject_GetBuffer(records, &buffer, PyBUF_SIMPLE)
     try:
@@ -262,7 +272,10 @@ cdef void put_length(Sink* sink, int64_t value, bint compact, bint is_long) noex
 
 
 def reply(topics, int32_t throttle_time_ms, int version):
-    """The reply's body, or None; see `gateway.protocol.wire.produce_codec.write_produce_response`. `topics` are its rows."""
+    """Return the body of the reply, or None. `topics` are its rows.
+
+    See `gateway.protocol.wire.produce_codec.write_produce_response`.
+    """
     cdef Sink sink
     cdef bint compact = version >= FIRST_FLEXIBLE
     cdef Py_ssize_t most = 16
@@ -296,7 +309,7 @@ def reply(topics, int32_t throttle_time_ms, int version):
 
 
 cdef put_partition(Sink* sink, partition, int version, bint compact):
-    """At most 48 bytes."""
+    """Write at most 48 bytes."""
     put32(sink, <int32_t>partition.index)
     put16(sink, <int16_t>partition.error_code)
     put64(sink, <int64_t>partition.base_offset)
@@ -305,7 +318,7 @@ cdef put_partition(Sink* sink, partition, int version, bint compact):
     if version >= 5:
         put64(sink, <int64_t>partition.log_start_offset)
     if version >= 8:
-        # No records to blame, no message, and in the compact form no tags.
+        # No record errors, no message, and in the flexible versions no tagged fields.
         put_length(sink, 0, compact, True)
         put_length(sink, -1, compact, False)
         if compact:

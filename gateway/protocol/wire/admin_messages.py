@@ -1,5 +1,8 @@
-"""Messages for administrators that kafka-python does not have: delegation tokens, and the brokers and voters of a KRaft
-cluster. Its codec reads our definitions (docs/decisions/012)."""
+"""Admin messages that kafka-python lacks: delegation tokens, and brokers and voters of a KRaft
+cluster.
+
+Its codec reads the definitions in `schemas` (docs/decisions/012).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class CreateDelegationTokenRequest(ApiMessage, load_json=_OURS):
 
 
 class CreateDelegationTokenResponse(ApiMessage, load_json=_OURS):
-    """v3 adds the principal that asked for the token."""
+    """v3 adds the principal that requested the token."""
 
 
 class RenewDelegationTokenRequest(ApiMessage, load_json=_OURS):
@@ -45,11 +48,11 @@ class DescribeDelegationTokenRequest(ApiMessage, load_json=_OURS):
 
 
 class DescribeDelegationTokenResponse(ApiMessage, load_json=_OURS):
-    """v3 adds the principal that asked for each token."""
+    """v3 adds the principal that requested each token."""
 
 
 class UnregisterBrokerRequest(ApiMessage, load_json=_OURS):
-    """Remove a broker that is down from a KRaft cluster (KIP-500)."""
+    """Removes a stopped broker from a KRaft cluster (KIP-500)."""
 
 
 class UnregisterBrokerResponse(ApiMessage, load_json=_OURS):
@@ -57,7 +60,7 @@ class UnregisterBrokerResponse(ApiMessage, load_json=_OURS):
 
 
 class AddRaftVoterRequest(ApiMessage, load_json=_OURS):
-    """Add a controller to the voters of the metadata quorum (KIP-853). v1 says when to answer."""
+    """Adds a controller to the voters of the metadata quorum (KIP-853). v1 says when to reply."""
 
     Listener: ClassVar[Any]
 
@@ -67,7 +70,7 @@ class AddRaftVoterResponse(ApiMessage, load_json=_OURS):
 
 
 class RemoveRaftVoterRequest(ApiMessage, load_json=_OURS):
-    """Remove a controller from the voters of the metadata quorum (KIP-853)."""
+    """Removes a controller from the voters of the metadata quorum (KIP-853)."""
 
 
 class RemoveRaftVoterResponse(ApiMessage, load_json=_OURS):

@@ -1,4 +1,4 @@
-"""Kafka's api keys by name."""
+"""Kafka's API keys by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ApiKey(IntEnum):
-    """The requests that the gateway knows by name, numbered as in Kafka's ApiKeys."""
+    """The API keys that the gateway refers to, as in Kafka's ApiKeys."""
 
     PRODUCE = 0
     FETCH = 1

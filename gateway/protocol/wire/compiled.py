@@ -1,5 +1,8 @@
-"""The compiled road for what producers nearly always send, where it was compiled. Every function may answer None, and without a compiled one always
-does: then the Python beside it, which knows all cases and all errors, has the word."""
+"""The compiled functions for what producers nearly always send, if they are compiled.
+
+Each function may return None, and always does if it is not compiled. The caller then runs the
+Python implementation, which handles all cases and all errors.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 KERNEL = "python"
-"""What stands behind the functions: "cython" or "python"."""
+"""The implementation in use: "cython" or "python"."""
 
 _INTERFACE = 1
-"""What this file expects of the compiled one, whose INTERFACE it is (1 where it says none); it changes with any function that the two share."""
+"""The version of the functions' signatures. It must equal INTERFACE of the compiled module (1 if
+it has none), and changes with any of them."""
 
 
 def _unavailable(*_: object) -> None:

@@ -1,7 +1,8 @@
-"""Fetch, by hand: the request, and the reply as a list of buffers in which no record byte is joined to another.
+"""The codec of Fetch. The reply is a list of buffers, so that no record is copied.
 
-Versions: 3 adds max_bytes, 4 the isolation level, 5 log start offsets, 7 sessions (KIP-227), 9 leader epochs, 11 the rack, 12 is flexible,
-13 names topics by id, 15 moves the replica id into a tag, 17 and 18 add tags of replicas, which are skipped.
+Versions: 3 adds max_bytes, 4 the isolation level, 5 log start offsets, 7 sessions (KIP-227), 9
+leader epochs, 11 the rack; 12 is flexible; 13 identifies topics by id, 15 moves the replica id into
+a tagged field, 17 and 18 add tagged fields of replicas, which are skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _REPLICA_WAIT_MIN = Struct(">iii")
 _WAIT_MIN = Struct(">ii")
 _SESSION = Struct(">ii")
 _PARTITION = {
-    # version: index, [current leader epoch], fetch offset, [last fetched epoch], [log start offset], max bytes
+    # version: index, [current leader epoch], fetch offset, [last fetched epoch], [log start
+    # offset], max bytes
     0: Struct(">iqi"),
     5: Struct(">iqqi"),
     9: Struct(">iiqqi"),
@@ -40,7 +42,10 @@ _PARTITION = {
 
 
 class FetchPartition(msgspec.Struct, frozen=True, gc=False):
-    """Where a consumer stands. `current_leader_epoch` and `last_fetched_epoch` are -1 where it does not know."""
+    """The position of a consumer in a partition.
+
+    `current_leader_epoch` and `last_fetched_epoch` are -1 if the consumer does not know them.
+    """
 
     index: int
     fetch_offset: int
@@ -50,14 +55,17 @@ class FetchPartition(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchTopic(msgspec.Struct, frozen=True, gc=False):
-    """`topic` is a name, or 16 bytes of topic id from version 13."""
+    """`topic` is a name, or from version 13 a topic id of 16 bytes."""
 
     topic: str | bytes
     partitions: Sequence[FetchPartition]
 
 
 class FetchRequest(msgspec.Struct, frozen=True, gc=False):
-    """`forgotten` lists partitions that leave the session. `session_epoch` -1 is no session, 0 begins one."""
+    """`forgotten` lists partitions to remove from the session.
+
+    `session_epoch` -1 is for no session, 0 creates one.
+    """
 
     version: int
     replica_id: int
@@ -73,7 +81,10 @@ class FetchRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartitionFetched(msgspec.Struct, frozen=True, gc=False):
-    """`records` are whole batches or messages, each buffer of its own. `aborted` is None for read_uncommitted, as Kafka answers."""
+    """`records` are whole batches or messages, one buffer each.
+
+    `aborted` is None for read_uncommitted, as in Kafka.
+    """
 
     index: int
     error_code: int
@@ -86,7 +97,10 @@ class PartitionFetched(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchResponse(msgspec.Struct, frozen=True, gc=False):
-    """One row a topic. `error_code` is that of the whole request (a session that is not known)."""
+    """One row per topic.
+
+    `error_code` applies to the whole request, for example an unknown session.
+    """
 
     topics: Sequence[tuple[str | bytes, Sequence[PartitionFetched]]]
     error_code: int = ErrorCode.NONE
@@ -95,7 +109,10 @@ class FetchResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_fetch(frame: bytearray, position: int, version: int) -> FetchRequest:
-    """Read the request whose body begins at `position`. Raises ValueError, IndexError or struct.error on bytes that make no sense."""
+    """Read the request whose body begins at `position`.
+
+    Raises ValueError, IndexError or struct.error if it is malformed.
+    """
     compact = version >= FIRST_FLEXIBLE
     replica_id = -1
     if version < 15:
@@ -196,7 +213,7 @@ def _read_topic(frame: bytearray, position: int, version: int) -> tuple[str | by
     else:
         topic, position = read_nullable_string(frame, position, compact=version >= FIRST_FLEXIBLE)
     if not topic:
-        raise ValueError("a topic without a name")
+        raise ValueError("topic name is null or empty")
     return topic, position
 
 
@@ -210,7 +227,7 @@ _DIVERGING = Struct(">iq")
 
 
 def write_fetch_response(response: FetchResponse, version: int) -> list[Buffer]:
-    """The reply's body, without header, as buffers to be written one after the other."""
+    """Return the body of the reply, without header, as buffers to be sent in order."""
     compact = version >= FIRST_FLEXIBLE
     buffers: list[Buffer] = []
     glue = bytearray()
@@ -246,7 +263,7 @@ def _write_partition(
     if version >= 11:
         glue += b"\xff\xff\xff\xff"  # preferred_read_replica: none
     size = sum(map(len, partition.records))
-    # Never null: Java 0.9 fails on a record set of length -1.
+    # Never null: the Java client 0.9 fails on a record set of length -1.
     glue += write_uvarint(size + 1) if compact else _SIZE.pack(size)
     if size:
         buffers.append(glue)
@@ -275,7 +292,7 @@ def _write_tags(glue: bytearray, partition: PartitionFetched) -> None:
         glue.append(0)
         return
     epoch, end_offset = partition.diverging
-    # One tag, number 0, of 13 bytes: epoch, end offset, no tags of its own.
+    # One tagged field, number 0, of 13 bytes: epoch, end offset, no nested tagged fields.
     glue += b"\x01\x00\x0d" + _DIVERGING.pack(epoch, end_offset) + b"\0"
 
 

@@ -1,4 +1,7 @@
-"""The messages of KIP-848's consumer groups, which kafka-python does not have: its codec reads our definitions (docs/decisions/012)."""
+"""The messages of KIP-848 consumer groups, which kafka-python lacks.
+
+Its codec reads the definitions in `schemas` (docs/decisions/012).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,18 @@ _OURS = schemas.__name__
 
 
 class ConsumerGroupHeartbeatRequest(ApiMessage, load_json=_OURS):
-    """v1 adds the regular expression of a subscription, and the member makes its own id (KIP-1082)."""
+    """v1 adds the regular expression of a subscription, and member ids chosen by the client
+    (KIP-1082).
+    """
 
     TopicPartitions: ClassVar[Any]
 
 
 class ConsumerGroupHeartbeatResponse(ApiMessage, load_json=_OURS):
-    """`assignment` is None where the member need not be told; rows of one that it is told are `Assignment.TopicPartitions`."""
+    """`assignment` is None if the member has it already.
+
+    Otherwise its rows are `Assignment.TopicPartitions`.
+    """
 
     Assignment: ClassVar[Any]
 

@@ -1,6 +1,6 @@
-"""Heartbeat, by hand: of all requests of a group's members the most frequent, and the least.
+"""The codec of Heartbeat, the most frequent and smallest request of group members.
 
-Versions: 1 adds throttle time to the reply, 3 static members, 4 is flexible.
+Versions: 1 adds throttle time to the reply, 3 static members; 4 is flexible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_FLEXIBLE = 4
 
 
 class HeartbeatRequest(msgspec.Struct, frozen=True, gc=False):
-    """`group_instance_id` is None for a member that is not static."""
+    """`group_instance_id` is None for a dynamic member."""
 
     group_id: str
     generation_id: int
@@ -31,13 +31,16 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeartbeatResponse(msgspec.Struct, frozen=True, gc=False):
-    """All that there is to say."""
+    """Only an error code. The throttle time is always 0."""
 
     error_code: int = ErrorCode.NONE
 
 
 def read_heartbeat(frame: bytearray, position: int, version: int) -> HeartbeatRequest:
-    """Read the request whose body begins at `position`. Raises ValueError, IndexError or struct.error on bytes that make no sense."""
+    """Read the request whose body begins at `position`.
+
+    Raises ValueError, IndexError or struct.error if it is malformed.
+    """
     compact = version >= FIRST_FLEXIBLE
     group_id, position = read_string(frame, position, compact=compact)
     (generation_id,) = INT32.unpack_from(frame, position)
@@ -51,12 +54,12 @@ def read_heartbeat(frame: bytearray, position: int, version: int) -> HeartbeatRe
 
 
 def write_heartbeat_response(response: HeartbeatResponse, version: int) -> bytes:
-    """The reply's body, without header."""
+    """Return the body of the reply, without header."""
     return _reply(response.error_code, version)
 
 
 @cache
 def _reply(error_code: int, version: int) -> bytes:
-    """There are only a few."""
+    """Cached: there are only a few different replies."""
     throttle = INT32.pack(0) if version >= 1 else b""
     return throttle + INT16.pack(error_code) + (b"\0" if version >= FIRST_FLEXIBLE else b"")

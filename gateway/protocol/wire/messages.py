@@ -1,6 +1,7 @@
-"""The codec: kafka-python's schemas, and a few in its form, for every message that is not written by hand.
+"""The codec of all messages that have no hand-written one: kafka-python's, with some schemas added.
 
-Its classes come from Kafka's own definitions. They decode and encode from version 0 although they announce Kafka 4's minimums.
+Its classes are generated from Kafka's message definitions. They decode and encode versions from 0
+although they advertise the minimum versions of Kafka 4.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gateway.protocol.wire import admin_messages, group_messages
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.schema_check import SchemaCheck
 
-#: The request of each key. Handlers take the classes of their replies from where the request's is.
+#: The request class by API key. Handlers import reply classes from the same modules.
 REQUESTS: dict[ApiKey, Any] = {
     ApiKey.PRODUCE: produce.ProduceRequest,
     ApiKey.FETCH: fetch.FetchRequest,
@@ -92,7 +93,8 @@ REQUESTS: dict[ApiKey, Any] = {
 
 _NEVER = 1 << 15
 
-#: By api key, the first version whose request and response headers and bodies are flexible (KIP-482).
+#: By API key, the first version whose request and response headers and bodies are flexible
+#: (KIP-482).
 FIRST_FLEXIBLE_VERSION: dict[int, int] = {
     int(key): first if (first := request._flexible_versions[0]) >= 0 else _NEVER
     for key, request in REQUESTS.items()
@@ -100,13 +102,16 @@ FIRST_FLEXIBLE_VERSION: dict[int, int] = {
 
 
 def decode(request: Any, frame: bytearray, position: int, version: int) -> Any:
-    """The body that begins at `position`, as an instance of the codec's class `request`. Raises Refused on bytes that make no sense."""
+    """Decode the body that begins at `position` into an instance of the codec's class `request`.
+
+    Raises Refused if it is malformed.
+    """
     try:
         schema_check = _SCHEMA_CHECKS.get((request, version)) or _schema_check_of(request, version)
         schema_check.check(frame, position)
         return request.decode(memoryview(frame)[position:], version=version)
     except (struct.error, ValueError, IndexError, TypeError, OverflowError) as unreadable:
-        raise Refused(f"an unreadable body: {unreadable}") from None
+        raise Refused(f"malformed request body: {unreadable}") from None
 
 
 def _schema_check_of(request: Any, version: int) -> SchemaCheck:
@@ -118,7 +123,7 @@ _SCHEMA_CHECKS: dict[tuple[Any, int], SchemaCheck] = {}
 
 
 def encode(response: Any, version: int) -> bytes:
-    """The reply's body, without header."""
+    """Return the body of the reply, without header."""
     return bytes(response.encode(version=version))
 
 
@@ -126,7 +131,7 @@ _NO_ID = bytes(16)
 
 
 def topic_id_of(value: uuid.UUID | None) -> bytes:
-    """16 bytes of topic id; the codec says None for zeros."""
+    """The topic id as 16 bytes. The codec uses None for all zeros."""
     return _NO_ID if value is None else value.bytes
 
 

@@ -1,7 +1,8 @@
-"""OffsetCommit, by hand: what every member of every group sends every few seconds.
+"""The codec of OffsetCommit, which every group member sends every few seconds.
 
-Versions: 1 adds the member and the time of the commit, 2 a time for which to keep it instead, 5 drops that, 6 adds leader epochs, 7 static members,
-8 is flexible, 10 names topics by id. The reply gains throttle time (3).
+Versions: 1 adds the member and a commit timestamp, 2 replaces the timestamp by a retention time, 5
+removes the latter, 6 adds leader epochs, 7 static members; 8 is flexible; 10 identifies topics by
+id. The reply gains throttle time (3).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _FLEXIBLE_RESULT = Struct(">ihB")
 
 
 class CommittedPartition(msgspec.Struct, frozen=True, gc=False):
-    """`committed_leader_epoch` and `commit_timestamp` (ms since 1970) are -1 where the client says none."""
+    """`committed_leader_epoch` and `commit_timestamp` (ms since 1970) are -1 if the client sends
+    none.
+    """
 
     partition_index: int
     committed_offset: int
@@ -45,14 +48,17 @@ class CommittedPartition(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommittedTopic(msgspec.Struct, frozen=True, gc=False):
-    """`topic` is a name, or 16 bytes of topic id from version 10."""
+    """`topic` is a name, or from version 10 a topic id of 16 bytes."""
 
     topic: str | bytes
     partitions: Sequence[CommittedPartition]
 
 
 class OffsetCommitRequest(msgspec.Struct, frozen=True, gc=False):
-    """A client of Kafka 0.8 names neither generation nor member. `retention_time_ms` is -1 where the client leaves it to the broker."""
+    """A Kafka 0.8 client sends neither generation nor member.
+
+    `retention_time_ms` is -1 for the broker's default.
+    """
 
     group_id: str
     topics: Sequence[CommittedTopic]
@@ -63,13 +69,16 @@ class OffsetCommitRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class OffsetCommitResponse(msgspec.Struct, frozen=True, gc=False):
-    """By topic, as the request named it, and partition: what became of it."""
+    """Error codes by topic, named as in the request, and partition."""
 
     topics: Mapping[str | bytes, Mapping[int, int]]
 
 
 def read_offset_commit(frame: bytearray, position: int, version: int) -> OffsetCommitRequest:
-    """Read the request whose body begins at `position`. Raises ValueError, IndexError or struct.error on bytes that make no sense."""
+    """Read the request whose body begins at `position`.
+
+    Raises ValueError, IndexError or struct.error if it is malformed.
+    """
     compact = version >= FIRST_FLEXIBLE
     generation, member_id, group_instance_id, retention = -1, "", None, -1
     group_id, position = read_string(frame, position, compact=compact)
@@ -128,7 +137,7 @@ def _read_partitions(
 
 
 def write_offset_commit_response(response: OffsetCommitResponse, version: int) -> bytes:
-    """The reply's body, without header."""
+    """Return the body of the reply, without header."""
     compact = version >= FIRST_FLEXIBLE
     out = [INT32.pack(0)] if version >= 3 else []
     out.append(_count(len(response.topics), compact))

@@ -1,6 +1,8 @@
-"""The few encodings that the hand-written roads need: unsigned varints, compact strings, tagged fields (KIP-482).
+"""Encodings for the hand-written codecs: unsigned varints, compact strings, tagged fields
+(KIP-482).
 
-Readers raise ValueError, IndexError or struct.error on bytes that make no sense; their callers turn that into Refused in one place.
+Readers raise ValueError, IndexError or struct.error on malformed input. Their callers convert these
+to Refused in one place.
 """
 
 from __future__ import annotations
@@ -11,22 +13,23 @@ INT16 = Struct(">h")
 INT32 = Struct(">i")
 INT64 = Struct(">q")
 
-#: More tagged fields than this in one place is no client, but an attack on the loop that skips them.
+#: Tagged fields in one section. No client sends more; a larger count is an attack on the loop that
+#: skips them.
 MAX_TAGS = 1024
 
-#: Topics, partitions and other rows of all arrays of one request together. No client names so many, and each costs up to 300 bytes of memory and
-#: some microseconds while nobody else is served.
+#: Elements of all arrays in one request: topics, partitions and others. No client sends more. Each
+#: takes up to 300 bytes of memory and some microseconds, during which no other request is served.
 MAX_ELEMENTS = 50_000
 
-#: Bytes of a string. Older versions write lengths in 16 bits, so a longer one from a newer version could be told to no older client. As in Kafka's
-#: generated readers.
+#: Bytes of a string, as in Kafka's generated readers. Older versions write lengths in 16 bits, so a
+#: longer string from a newer version could not be sent to older clients.
 MAX_STRING_BYTES = (1 << 15) - 1
 
 Bytes = bytes | bytearray
 
 
 def read_uvarint(source: Bytes, position: int) -> tuple[int, int]:
-    """(value, position after it). At most five bytes, as in Kafka's ByteUtils.readUnsignedVarint."""
+    """Return (value, position after it). At most five bytes, as in ByteUtils.readUnsignedVarint."""
     byte = source[position]
     position += 1
     if byte < 0x80:
@@ -40,7 +43,7 @@ def read_uvarint(source: Bytes, position: int) -> tuple[int, int]:
             return value & 0xFFFFFFFF, position
         shift += 7
         if shift > 28:
-            raise ValueError("a varint of more than five bytes")
+            raise ValueError("varint longer than five bytes")
 
 
 def write_uvarint(value: int) -> bytes:
@@ -55,21 +58,24 @@ def write_uvarint(value: int) -> bytes:
 
 
 def skip_tags(source: Bytes, position: int) -> int:
-    """The position after a tagged-field section. What the tags say is ignored, as a broker that does not know them does."""
+    """Return the position after a section of tagged fields.
+
+    Their content is ignored, as by a broker that does not support them.
+    """
     count, position = read_uvarint(source, position)
     if count > MAX_TAGS:
-        raise ValueError(f"{count} tagged fields")
+        raise ValueError(f"{count} tagged fields in one section")
     for _ in range(count):
         _, position = read_uvarint(source, position)
         size, position = read_uvarint(source, position)
         position += size
     if position > len(source):
-        raise ValueError("a tagged field is longer than its message")
+        raise ValueError("tagged field exceeds the message")
     return position
 
 
 def read_nullable_string(source: Bytes, position: int, *, compact: bool) -> tuple[str | None, int]:
-    """(text or None for null, position after it)."""
+    """Return (text, or None for null; position after it)."""
     if compact:
         length, position = read_uvarint(source, position)
         length -= 1
@@ -79,18 +85,18 @@ def read_nullable_string(source: Bytes, position: int, *, compact: bool) -> tupl
     if length < 0:
         return None, position
     if length > MAX_STRING_BYTES:
-        raise ValueError(f"a string of {length} bytes")
+        raise ValueError(f"string of {length} bytes is too long")
     end = position + length
     if end > len(source):
-        raise ValueError("a string is longer than its message")
+        raise ValueError("string exceeds the message")
     return source[position:end].decode(), end
 
 
 def read_string(source: Bytes, position: int, *, compact: bool) -> tuple[str, int]:
-    """(text, position after it), where null makes no sense."""
+    """Return (text, position after it). Raises ValueError for null."""
     text, position = read_nullable_string(source, position, compact=compact)
     if text is None:
-        raise ValueError("a null where there is none")
+        raise ValueError("null for a non-nullable string")
     return text, position
 
 
@@ -104,8 +110,11 @@ def write_string(text: str, *, compact: bool) -> bytes:
 def read_count(
     source: Bytes, position: int, *, compact: bool, smallest: int, most: int = MAX_ELEMENTS
 ) -> tuple[int, int]:
-    """(number of elements of an array that may not be null, position after it). `smallest` is the fewest bytes that one element takes: a count
-    that cannot fit in the rest of the message, or is above `most`, is refused before anyone loops over it."""
+    """Return (number of elements of a non-nullable array, position after it).
+
+    `smallest` is the smallest size of an element in bytes. Raises ValueError, before a caller loops
+    over it, if the count does not fit in the rest of the message or is above `most`.
+    """
     if compact:
         count, position = read_uvarint(source, position)
         count -= 1
@@ -113,5 +122,5 @@ def read_count(
         (count,) = INT32.unpack_from(source, position)
         position += 4
     if not 0 <= count <= most or count * smallest > len(source) - position:
-        raise ValueError(f"an array of {count} elements in {len(source) - position} bytes")
+        raise ValueError(f"array of {count} elements in {len(source) - position} bytes")
     return count, position

@@ -1,7 +1,8 @@
-"""Produce, by hand: the request without copying a record, and its short reply.
+"""The codec of Produce. Requests are read without copying records.
 
-Versions: 0-2 carry message sets, 3 adds the transactional id, 9 is flexible, 13 names topics by id. The reply gains throttle time (1),
-log append time (2), log start offset (5), record errors and a message (8), tags for the current leader (10, left empty here).
+Versions: 0-2 carry message sets, 3 adds the transactional id; 9 is flexible; 13 identifies topics
+by id. The reply gains throttle time (1), log append time (2), log start offset (5), record errors
+and a message (8), and tagged fields with the current leader (10, left empty here).
 """
 
 from __future__ import annotations
@@ -35,21 +36,23 @@ _TIME = Struct(">q")
 
 
 class PartitionRecords(msgspec.Struct, frozen=True, gc=False):
-    """`records` is a writable view into the request's own frame, None where the producer sent null."""
+    """`records` is a writable view into the frame of the request, or None if the producer sent
+    null.
+    """
 
     index: int
     records: memoryview | None
 
 
 class TopicRecords(msgspec.Struct, frozen=True, gc=False):
-    """`topic` is a name, or 16 bytes of topic id from version 13."""
+    """`topic` is a name, or from version 13 a topic id of 16 bytes."""
 
     topic: str | bytes
     partitions: Sequence[PartitionRecords]
 
 
 class ProduceRequest(msgspec.Struct, frozen=True, gc=False):
-    """`acks` is -1, 0 or 1 where the client behaves; `timeout_ms` as sent."""
+    """`acks` is unchecked (valid values are -1, 0 and 1). `timeout_ms` is as sent."""
 
     version: int
     transactional_id: str | None
@@ -66,9 +69,10 @@ class RecordError(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartitionProduced(msgspec.Struct, frozen=True, gc=False):
-    """What became of one partition's records. `log_append_time` is -1 where the topic keeps the producer's timestamps.
+    """The result for one partition.
 
-    `record_errors` name the records for which a batch was refused; there is an `error_message` then.
+    `log_append_time` is -1 if the topic keeps the producer's timestamps. `record_errors` lists the
+    invalid records of a rejected batch; `error_message` is then set.
     """
 
     index: int
@@ -81,19 +85,22 @@ class PartitionProduced(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProduceResponse(msgspec.Struct, frozen=True, gc=False):
-    """One row a topic, in the order of the request."""
+    """One row per topic, in the order of the request."""
 
     topics: Sequence[tuple[str | bytes, Sequence[PartitionProduced]]]
     throttle_time_ms: int = 0
 
 
-#: Topics and partitions of one request together. It is read on the reactor's thread; requests of 1 MiB, the
-#: default of Java's max.request.size, have no room for more batches.
+#: Topics plus partitions of one request, which is read on the reactor thread. A request of 1 MiB,
+#: the default of Java's max.request.size, cannot hold more batches.
 MAX_PARTITIONS = 10_000
 
 
 def read_produce(frame: bytearray, position: int, version: int) -> ProduceRequest:
-    """Read the request whose body begins at `position`. Raises ValueError, IndexError or struct.error on bytes that make no sense."""
+    """Read the request whose body begins at `position`.
+
+    Raises ValueError, IndexError or struct.error if it is malformed.
+    """
     found: ProduceRequest | None = compiled.request(
         frame, position, version, ProduceRequest, TopicRecords, PartitionRecords
     )
@@ -118,7 +125,7 @@ def read_produce(frame: bytearray, position: int, version: int) -> ProduceReques
         else:
             topic, position = read_nullable_string(frame, position, compact=compact)
         if not topic:
-            raise ValueError("a topic without a name")
+            raise ValueError("topic name is null or empty")
         partitions, position = _read_partitions(view, frame, position, compact, left)
         left -= len(partitions)
         if compact:
@@ -145,7 +152,7 @@ def _read_partitions(
             records = view[position : position + size]
             position += size
         if position > len(frame):
-            raise ValueError("records are longer than their request")
+            raise ValueError("records exceed the request")
         if compact:
             position = skip_tags(frame, position)
         partitions.append(PartitionRecords(index, records))
@@ -153,7 +160,7 @@ def _read_partitions(
 
 
 def write_produce_response(response: ProduceResponse, version: int) -> bytes:
-    """The reply's body, without header."""
+    """Return the body of the reply, without header."""
     body: bytes | None = compiled.reply(response.topics, response.throttle_time_ms, version)
     if body is not None:
         return body

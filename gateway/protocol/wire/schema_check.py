@@ -1,7 +1,8 @@
-"""Whether a message has the shape of its schema: looked at before kafka-python's decoder reads it, which trusts what it reads.
+"""Checks requests against their schema before kafka-python decodes them.
 
-That decoder loops as often as a count says, builds an object for every two bytes of an array, shifts a varint for as long as it goes on,
-copies all that follows for each set of tagged fields, and takes a text that ends early and a null where there must be none.
+Its decoder trusts its input: it loops as often as a count says, creates an object for every two
+bytes of an array, reads varints of any length, copies the rest of the message for each section of
+tagged fields, and accepts truncated strings and nulls in non-nullable fields.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from gateway.protocol.wire.primitives import (
     read_uvarint,
 )
 
-#: What the decoder may copy for tagged fields in one message. Real clients send none that it does not know.
+#: Bytes that the decoder may copy for the tagged fields of one message. Clients send no tagged
+#: fields that it does not support.
 MAX_COPIED_BYTES = 64 << 20
 
 Step = Callable[["_CheckState", int], int]
 
 
 class SchemaCheck:
-    """The shape of the requests of one version. `request` is the codec's class."""
+    """Checks the requests of one version. `request` is the codec's class."""
 
     __slots__ = ("_steps",)
 
@@ -33,16 +35,16 @@ class SchemaCheck:
         self._steps = _steps_of(request._struct, version, request.flexible_version_q(version))
 
     def check(self, frame: bytearray, position: int) -> None:
-        """Raises ValueError, IndexError or struct.error where the body that begins at `position` is not of this shape."""
+        """Raises ValueError, IndexError or struct.error if the body at `position` is malformed."""
         walk = _CheckState(frame)
         for step in self._steps:
             position = step(walk, position)
         if position > len(frame):
-            raise ValueError("it ends early")
+            raise ValueError("message is truncated")
 
 
 class _CheckState:
-    """Where a check has got to: what has been seen of what is limited."""
+    """The counters of one check."""
 
     __slots__ = ("copied", "elements", "source", "tags")
 
@@ -51,14 +53,14 @@ class _CheckState:
         self.elements = self.tags = self.copied = 0
 
     def count(self, name: str, count: int, position: int) -> None:
-        """`count` elements begin at `position`, each of at least a byte."""
+        """Count elements that begin at `position`. Each takes at least one byte."""
         self.elements += count
         if count > len(self.source) - position or self.elements > MAX_ELEMENTS:
             raise ValueError(f"{name} has {count} elements")
 
 
 def _steps_of(struct: Any, version: int, compact: bool) -> list[Step]:
-    """One step for each run of fields of fixed size, and for each other field."""
+    """One step for each sequence of fixed-size fields, and for each other field."""
     steps: list[Step] = []
     fixed = 0
     for field in struct.untagged_fields(version):
@@ -74,7 +76,9 @@ def _steps_of(struct: Any, version: int, compact: bool) -> list[Step]:
         steps.append(_skip(fixed))
     if compact:
         if struct.tagged_fields(version)._fields:
-            raise NotImplementedError(f"{struct.name} has tagged fields, whose shape nobody checks")
+            raise NotImplementedError(
+                f"{struct.name} has tagged fields, which this check does not support"
+            )
         steps.append(_skip_tags)
     return steps
 
@@ -90,7 +94,8 @@ def _step_of(field: Any, version: int, compact: bool) -> Step:
         return _array(field.name, _steps_of(field.array_of, version, compact), compact, may_be_null)
     if field.is_array():
         size = _fixed_size(field.array_of)
-        # Of an array of texts no item may be null; the codec repeats the array's own definition for them.
+        # Items of an array of strings are not nullable. For them the codec repeats the definition
+        # of the array.
         item = (
             _text(field.name, compact, False, is_long=field.array_of.type_str != "string")
             if size is None
@@ -113,9 +118,9 @@ def _text(name: str, compact: bool, may_be_null: bool, *, is_long: bool) -> Step
             _check_null(name, length, may_be_null)
             return position
         if length > len(walk.source) - position:
-            raise ValueError(f"{name} has {length} bytes, and fewer are left")
+            raise ValueError(f"{name} of {length} bytes exceeds the message")
         if not is_long and length > MAX_STRING_BYTES:
-            raise ValueError(f"{name} has {length} bytes, and a string at most {MAX_STRING_BYTES}")
+            raise ValueError(f"{name} has {length} bytes, limit {MAX_STRING_BYTES}")
         return position + length
 
     return step
@@ -137,7 +142,7 @@ def _array(name: str, steps: list[Step], compact: bool, may_be_null: bool) -> St
 
 
 def _struct(steps: list[Step], may_be_null: bool) -> Step:
-    """A structure in a field of its own; one that may be null begins with a byte that says so (KIP-893)."""
+    """A nested structure. A nullable one begins with a byte that is -1 for null (KIP-893)."""
 
     def step(walk: _CheckState, position: int) -> int:
         if may_be_null:
@@ -180,5 +185,5 @@ def _skip_tags(walk: _CheckState, position: int) -> int:
         size, position = read_uvarint(source, position)
         position += size
     if position > len(source):
-        raise ValueError("a tagged field is longer than its message")
+        raise ValueError("tagged field exceeds the message")
     return position

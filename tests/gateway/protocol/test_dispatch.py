@@ -468,7 +468,7 @@ def test_an_append_that_fails_when_its_peer_is_gone_is_told_nobody_but_the_log(
     client.goes()
     refused.errback(Refused("not stored"))
     broken.errback(ZeroDivisionError())
-    assert [event for event, _ in events(caplog)] == ["request failed after its peer was gone"]
+    assert [event for event, _ in events(caplog)] == ["request failed after its connection closed"]
     assert client.budget.used == 0
 
 
@@ -562,9 +562,9 @@ def test_nothing_is_started_between_a_failure_and_the_end(client, behind):
         (b"", -1, -1, "header"),
         (b"\0\x03\0\0\0\0\0\x01", -1, -1, "header"),
         (bare(OTHER, 0, b"unreadable"), OTHER, 0, "body"),
-        (bare(OTHER, 999, b"\0"), OTHER, 999, "does not serve"),
-        (bare(4242, 0), 4242, 0, "does not serve"),
-        (bare(-5, -5), -5, -5, "does not serve"),
+        (bare(OTHER, 999, b"\0"), OTHER, 999, "unsupported API or version"),
+        (bare(4242, 0), 4242, 0, "unsupported API or version"),
+        (bare(-5, -5), -5, -5, "unsupported API or version"),
     ],
 )
 def test_a_frame_that_makes_no_sense_is_refused(client, caplog, frame, api_key, version, reason):

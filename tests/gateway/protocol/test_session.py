@@ -263,7 +263,7 @@ def test_one_set_of_mechanisms_serves_both_roads(version):
 @pytest.mark.parametrize("version", ROADS)
 def test_too_many_log_ins_at_a_time_are_hung_up_on_without_an_answer(version, caplog):
     client = Client(
-        [Scripted("PLAIN", {b"token": AuthenticationBusy("too many password checks wait already")})]
+        [Scripted("PLAIN", {b"token": AuthenticationBusy("too many password checks are waiting")})]
     )
     client.says(handshake("PLAIN", version))
     client.hears()
@@ -271,7 +271,7 @@ def test_too_many_log_ins_at_a_time_are_hung_up_on_without_an_answer(version, ca
     assert client.hears() == []
     assert client.is_aborted
     assert [fields["reason"] for _, fields in events(caplog)] == [
-        "too many password checks wait already"
+        "too many password checks are waiting"
     ]
 
 

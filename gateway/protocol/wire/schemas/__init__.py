@@ -1,1 +1,1 @@
-"""Definitions of messages that kafka-python does not have, in the form of Kafka's own (docs/decisions/012)."""
+"""Message definitions that kafka-python lacks, in the format of Kafka's (docs/decisions/012)."""

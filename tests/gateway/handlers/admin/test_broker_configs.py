@@ -209,7 +209,7 @@ def test_limits_on_connections_change_while_it_runs(env: BrokerEnvironment) -> N
     assert limits.refusal_reason("10.0.0.1") is None
     put(env, "max.connections", "1")
     limits.connections.add(None)  # type: ignore[arg-type]
-    assert limits.refusal_reason("10.0.0.1") == "max_connections=1 are open"
+    assert limits.refusal_reason("10.0.0.1") == "max_connections=1 reached"
 
 
 def test_a_value_of_a_newer_version_is_ignored() -> None:
