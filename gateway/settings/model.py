@@ -615,7 +615,7 @@ class Settings(BaseSettings):
         100_000,
         ge=1_000,
         le=10_000_000,
-        description="Lines that wait for the disk; beyond it they are dropped, and counted (`they were not written fast enough`). And the rows of topics "
+        description="Lines that wait for the disk; beyond it they are dropped, and counted (`queue full`). And the rows of topics "
         "and groups that all connections together may have in an interval, beyond which they are merged: some 70 MB. Ten of each connection.",
     )
     traffic_log_queue_bytes: int = Field(

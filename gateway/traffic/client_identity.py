@@ -1,4 +1,4 @@
-"""What is known of the client at the other end of a connection: who it says it is, and by what its library and version can be told."""
+"""What is known about the client of a connection: its address, credentials, software and habits."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _FIRST_FETCH_WITH_SESSION = 7
 
 _SASL_PATHS = {0: "handshake-v0-bare", 1: "handshake-v1"}
 
-#: What may be the name of a mechanism (RFC 4422); anything else is none, and perhaps what nobody should read.
+#: A mechanism name (RFC 4422). Anything else is not logged: it may be a misplaced secret.
 _MECHANISM_NAME = re.compile(r"[A-Z0-9_-]{1,20}\Z")
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """Where a connection comes from. `address` is as the log may show it."""
+    """Where a connection comes from. `address` is hashed if a salt is configured."""
 
     address: str
     port: int
@@ -50,7 +50,11 @@ class IdentityFields(TypedDict):
 
 
 class ClientIdentity:
-    """`highest` is by api key; `client_id` is the last one, as rows say it; `is_incomplete` until nothing is to be learned from a request's header any more."""
+    """What is known about one client.
+
+    `highest` is the highest version seen by API key, `client_id` the last client id, as written to
+    rows. `is_incomplete` is true while request headers can still add information.
+    """
 
     __slots__ = (
         "_api_versions_refused",
@@ -109,10 +113,14 @@ class ClientIdentity:
             )
 
     def record_request(self, header: RequestHeader, *, is_served: bool) -> bool:
-        """One of the first requests, or the first under another client id. True once: when it has said of itself what it will, and asks for something."""
+        """Record the header of one of the first requests, or of one with another client id.
+
+        Returns True once: for the first request after ApiVersions.
+        """
         client_id, api_key, version = header.client_id, header.api_key, header.api_version
         if client_id != self.client_id:
-            # Cut, lest ten thousand connections keep 32 KiB each; one that has such a name is looked at again with each request.
+            # Shortened, because 10,000 connections could keep 32 KiB each. A longer client id never
+            # equals its shortened form, so its headers are recorded with every request.
             name = self.client_id = None if client_id is None else bounded_text(client_id)
             if (
                 name is not None
@@ -152,7 +160,7 @@ class ClientIdentity:
             habits["partition_max_bytes"] = first.max_bytes
 
     def row_fields(self) -> IdentityFields:
-        """What every row of the connection says."""
+        """Return the fields of all rows of the connection."""
         return {
             "tls": self._tls,
             "mechanism": self._mechanism,

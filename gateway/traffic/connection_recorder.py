@@ -1,4 +1,7 @@
-"""The recorder of one connection: what it is told becomes rows, of use once a minute and of the connection at each event."""
+"""The recorder of one connection.
+
+It writes connection rows for events and usage rows once per interval.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,17 @@ from gateway.traffic.traffic_rows import (
 )
 
 SETTLED_AFTER_INTERVALS = 3
-"""Intervals with requests after which a connection has shown its habits, if its first requests have not all been seen before: a member of a group
-fetches when it has its partitions, some time after it has joined.
+"""Intervals with requests after which the `settled` row is written, if the first requests
+(`MAX_FIRST_REQUESTS`) have not all been seen earlier. A group member starts to fetch some time
+after it joined.
 """
 
-#: Errors of Produce and Fetch are those of their topics.
+#: Errors of Produce and Fetch are counted per topic.
 _FETCH = int(ApiKey.FETCH)
 
 
 class RowDestination(Protocol):
-    """The log that a connection's rows go to. `now()` in ms since 1970, `ticks()` in ns."""
+    """The traffic log as seen by a recorder. `now()` is in ms since 1970, `ticks()` in ns."""
 
     node: int
     cluster: str
@@ -48,7 +52,7 @@ class RowDestination(Protocol):
 
 
 class ConnectionRecorder(Recorder):
-    """`name` is unique among all connections. It writes at once that the connection is open."""
+    """Records one connection, named by a unique `name`. Writes the `opened` row immediately."""
 
     __slots__ = (
         "_bytes_in",
@@ -136,7 +140,7 @@ class ConnectionRecorder(Recorder):
 
     def request_answered(self, request: TracedRequest, reply: Any, size: int) -> None:
         if request.api_key < 0:
-            # A bare token of a log-in.
+            # A bare SASL token without a Kafka header.
             self._bytes_in += request.size
             self._bytes_out += size
             return
@@ -195,9 +199,11 @@ class ConnectionRecorder(Recorder):
         self._counters[api_key, version, topic, None].conversion_cpu_us += microseconds
 
     def interval_rows(self) -> list[Row]:
-        """take_usage_rows(), and once what a connection that never closes would never say: when it has shown its habits.
+        """Return the usage rows and, once, the `settled` row.
 
-        While a log-in lasts that waits for its end, which says whose it is.
+        `settled` describes the habits of connections that never close. Until authentication
+        completes nothing is returned, because the principal is unknown; the rows are written
+        afterwards.
         """
         if self._client.principal is None:
             self._has_deferred_rows = True
@@ -212,7 +218,7 @@ class ConnectionRecorder(Recorder):
         return rows
 
     def take_usage_rows(self) -> list[UsageRow]:
-        """What was counted since the last time; counting begins anew."""
+        """Return what was counted since the last call and reset the counters."""
         counters, self._counters = self._counters, self._new_counters()
         counters.release()
         started_at, self._since = self._since, self._log.now()
@@ -231,7 +237,7 @@ class ConnectionRecorder(Recorder):
         return Counters(self._log.limits, self._client.highest)
 
     def _summary(self, event: str) -> ConnectionRow:
-        """With what it did until now."""
+        """Return an event row with the totals so far."""
         row, client = self._event(event), self._client
         row.duration_ms = max(row.at - self._opened_at, 0)
         row.requests, row.bytes_in, row.bytes_out = self._requests, self._bytes_in, self._bytes_out

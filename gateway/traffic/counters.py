@@ -1,4 +1,4 @@
-"""What one connection did in one interval: a counter for per_connection request, version, topic and group, and how requests and replies are counted."""
+"""Counters of one connection and interval, one for each API key, version, topic and group."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from gateway.traffic.traffic_rows import bounded_text
 from gateway.traffic.usage import UsageCounters
 from storage.log import Buffer
 
-#: Message sets have the attributes of their first message here.
+#: Offset of the attributes of a message set's first message.
 _MESSAGE_ATTRIBUTES = 17
 _CODEC_MASK = 0x07
-#: Below it Produce brings message sets of format 0 or 1.
+#: First Produce version with record batches; earlier ones have message sets of format 0 or 1.
 _FIRST_WITH_BATCHES = 3
-#: A message of format 0 without key and value.
+#: Size of a format 0 message without key and value.
 _MIN_MESSAGE_BYTES = 26
-#: From a batch's attributes on: their lower byte, and how many records it has.
+#: Low byte of a batch's attributes and its record count, from the attributes on.
 _ATTRIBUTES_COUNT = Struct(">B34xi")
 
-#: Different requests and versions of a connection that take no limits: clients send some 30. ApiVersions alone may be asked for in 32,768, all answered.
+#: API keys and versions of a connection that do not count towards the limits: clients use about 30.
+#: ApiVersions alone can be sent in 32,768 versions.
 UNCOUNTED_VERSIONS = 64
 
-#: Where a reply has parts with error codes of their own; the parts of topics that have partitions are told of by their handlers.
+#: Response fields that are lists with error codes. Handlers report the errors of partitions.
 _ERROR_LISTS = ("topics", "responses", "results", "groups", "coordinators", "members")
 
-#: What one counter is of: api key, version, topic as the client named it (a name, or 16 bytes of its id), group. An empty name stands for all of
-#: those beyond the limit.
+#: API key, version, topic as the client named it (name or 16-byte id), group. An empty topic or
+#: group stands for all beyond the limit.
 CounterKey = tuple[int, int, str | bytes | None, str | None]
 
 
 class RowLimits:
-    """How many counters of topics and groups there may be in an interval: `per_connection` of one connection, `in_total` of all of them."""
+    """Limits on topic and group counters in an interval, per connection and in total."""
 
     __slots__ = ("in_total", "per_connection", "used")
 
@@ -47,9 +48,11 @@ class RowLimits:
 
 
 class Counters(dict[CounterKey, UsageCounters]):
-    """`counters[key]` is always there: beyond the limit it is that of all others of its request and version. Whoever drops them calls `leave` first.
+    """Counters by key; missing ones are created.
 
-    `highest` is by api key; the versions of new counters go there.
+    Beyond the limits one counter is shared by all further topics or groups of an API key and
+    version. Call `release` before dropping the object. The versions of new counters update
+    `highest`, by API key.
     """
 
     __slots__ = ("_highest", "_limits", "_used", "_version_count")
@@ -66,7 +69,7 @@ class Counters(dict[CounterKey, UsageCounters]):
             self._highest[api_key] = version
         is_merged = False
         if topic is not None or group is not None:
-            # A name that is longer than any topic's may be asked for, too, and is not kept whole.
+            # Requested names can be longer than any valid name; only a prefix is kept.
             key = (
                 api_key,
                 version,
@@ -81,7 +84,8 @@ class Counters(dict[CounterKey, UsageCounters]):
         else:
             is_merged = not self._reserve_version()
             if is_merged:
-                # With one that it has sent, so that nothing is said of it that it did not do.
+                # Merged into a version that the client did use, so that the row reports nothing
+                # false.
                 key = (
                     api_key,
                     min((known for one, known, *_ in self if one == api_key), default=version),
@@ -100,7 +104,7 @@ class Counters(dict[CounterKey, UsageCounters]):
         return self._reserve()
 
     def release(self) -> None:
-        """Their limits is others' again."""
+        """Return this connection's counters to the total limit."""
         self._limits.used -= self._used
         self._used = 0
 
@@ -113,7 +117,7 @@ class Counters(dict[CounterKey, UsageCounters]):
         return True
 
     def count_produced(self, request: ProduceRequest, prepared: Sequence[Any]) -> None:
-        """Records came; see `Recorder.produced`."""
+        """Count the records of a Produce request; see `Recorder.produced`."""
         version = request.version
         at = 0
         for topic in request.topics:
@@ -125,7 +129,7 @@ class Counters(dict[CounterKey, UsageCounters]):
                 at += 1
                 records = sent.records
                 if ready.__class__ is not tuple or not records:
-                    # Refused, or an empty set of old.
+                    # Rejected, or an empty message set.
                     continue
                 batch = ready[2]
                 count += batch.count
@@ -138,7 +142,7 @@ class Counters(dict[CounterKey, UsageCounters]):
             usage.bytes_in += size
 
     def count_fetched(self, request: FetchRequest, response: FetchResponse) -> None:
-        """Records go."""
+        """Count the records of a Fetch response."""
         version = request.version
         if response.error_code:
             self[1, version, None, None].add_error(response.error_code)
@@ -152,7 +156,11 @@ class Counters(dict[CounterKey, UsageCounters]):
 
 
 def _count_batches(usage: UsageCounters, batches: Sequence[Buffer]) -> None:
-    """There may be thousands of them in a reply, so this is short of calls. What makes no sense is served as it is stored, and counts as bytes."""
+    """Count batches and their records.
+
+    A response can have thousands, so calls are avoided. Malformed batches are served as stored and
+    counted as bytes only.
+    """
     counts = usage.batches
     size = records = 0
     for batch in batches:
@@ -172,9 +180,9 @@ def _count_batches(usage: UsageCounters, batches: Sequence[Buffer]) -> None:
 
 
 def count_errors(usage: UsageCounters, reply: Any) -> None:
-    """Those of a reply as a whole and of its parts."""
+    """Count the top-level error of a response and those of its parts."""
     if isinstance(reply, list):
-        # In bytes already, and in version 0: ApiVersions was asked for in a version that is too new.
+        # An encoded v0 response: ApiVersions was requested in an unsupported version.
         usage.add_error(ErrorCode.UNSUPPORTED_VERSION)
         return
     usage.add_error(getattr(reply, "error_code", 0) or 0)

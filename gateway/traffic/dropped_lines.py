@@ -1,4 +1,4 @@
-"""Lines of the traffic log that were dropped, and how often that is said."""
+"""Counts dropped rows of the traffic log and logs them at a limited rate."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gateway import logs
 
 _log = logs.get_logger(__name__)
 
-#: The log says at most so often that lines were dropped, in seconds.
+#: Minimum seconds between two log messages about dropped rows.
 LOG_INTERVAL_SECONDS = 60.0
 
 
 class DroppedLines:
-    """Lines that were dropped. `total` counts them; the log is told now and then, by whoever drops or writes."""
+    """The number of dropped rows, `total`. Callers on any thread log it at most once a minute."""
 
     def __init__(self, ticks: Callable[[], float]) -> None:
         self.total = 0
@@ -31,10 +31,10 @@ class DroppedLines:
         self.log_if_due()
 
     def log_if_due(self) -> None:
-        """Say what is not said yet, unless something was said a short while ago."""
+        """Log what has been dropped since the last message, if that is long enough ago."""
         with self._lock:
             lines = self.total - self._logged
             if not lines or self._ticks() - self._logged_at < LOG_INTERVAL_SECONDS:
                 return
             self._logged, self._logged_at = self.total, self._ticks()
-        _log.warning("traffic lines dropped", lines=lines, reason=self._reason)
+        _log.warning("traffic rows dropped", lines=lines, reason=self._reason)

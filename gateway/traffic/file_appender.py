@@ -1,4 +1,7 @@
-"""The file of the traffic log that is being written: whole lines or none, until it is large or old enough."""
+"""The file of the traffic log that is being written.
+
+Blocks are written completely or not at all. A file is finished at a size or an age.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,25 @@ from gateway.traffic.log_files import AppendableFile, TrafficFolder, create_lock
 
 _log = logs.get_logger(__name__)
 
-#: How long a disk that failed is let alone, in seconds: one that is full has room again when somebody has made it.
+#: Seconds without writing after a disk error. A full disk is retried after that.
 RETRY_SECONDS = 5.0
 
 OpenFile = Callable[[Path], AppendableFile | None]
 
 
 class Rotation(msgspec.Struct, frozen=True):
-    """A file is finished at so many bytes, or so many ms after it was begun."""
+    """Size in bytes or age in ms at which a file is finished."""
 
     max_bytes: int
     max_ms: int
 
 
 class FileAppender:
-    """The file that is being written. `now()` is in ms since 1970, for names; `ticks()` in seconds, for intervals; `finished` is told of each file
-    that is complete."""
+    """Appends blocks to the current file.
+
+    `now()` is in ms since 1970, for names; `ticks()` in seconds, for intervals. `finished` is
+    called with the path of each finished file.
+    """
 
     def __init__(
         self,
@@ -57,13 +63,13 @@ class FileAppender:
         self._failure = ""
 
     def append(self, block: bytes, lines: int) -> None:
-        """Write whole lines; they are all in the file then, or none of them."""
+        """Write whole lines. After an error none of them is in the file."""
         if self._file is None and self._ticks() - self._failed_at < RETRY_SECONDS:
             self._dropped.add(lines, self._failure)
             return
         try:
             if self._file is not None and is_unlinked(self._file):
-                self._dropped.add(self._lines, "their file was deleted")
+                self._dropped.add(self._lines, "file was deleted")
                 self._size = 0
                 self._finish_file()
             if self._file is None:
@@ -84,7 +90,7 @@ class FileAppender:
             self._finish_file()
 
     def seconds_to_rotation(self) -> float:
-        """Seconds until the file is old enough, however little is in it."""
+        """Return the seconds until the file reaches its maximum age."""
         if self._file is None:
             return self._rotation.max_ms / 1000
         return self._opened_at + self._rotation.max_ms / 1000 - self._ticks()
@@ -112,7 +118,7 @@ class FileAppender:
         file, self._file = self._file, None
         if file is None:
             return
-        # After a failure part of a line may be there; where it cannot be taken away, it is the last.
+        # After an error a partial line may be at the end. If truncating fails, it stays there.
         with suppress(OSError):
             file.truncate(self._size)
         _close(file)

@@ -1,4 +1,7 @@
-"""Lines of the traffic log on their way to disk, off the reactor thread. Nothing waits for them: what does not fit is dropped, and counted."""
+"""Writes rows of the traffic log to disk, off the reactor thread.
+
+The queue is bounded. Nothing waits for it: rows that do not fit are dropped and counted.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,21 @@ from gateway.traffic.log_files import (
 
 _log = logs.get_logger(__name__)
 
-#: How often old files are looked at where none is finished meanwhile, in seconds.
+#: Seconds between two checks for old files while no file is finished.
 MAINTENANCE_SECONDS = 600.0
 
-#: What the writing thread waits at least where a file is all but due, in seconds: it would only turn around.
+#: Minimum wait of the writer thread in seconds, so that it does not spin shortly before a rotation.
 _MIN_WAIT_SECONDS = 0.01
 
-#: The least that other threads are asked to let go first: compression can wait.
+#: Nice value of the maintenance thread: compression has the lowest priority.
 _NICE = 19
 
 
 class LineWriter:
-    """The threads: one writes, the other compresses and deletes. At most `max_lines` and `max_bytes` wait for the first."""
+    """Two threads: one writes, the other compresses and deletes files.
+
+    At most `max_lines` and `max_bytes` wait to be written.
+    """
 
     def __init__(
         self,
@@ -64,7 +70,7 @@ class LineWriter:
         self._finished_files: deque[Path] = deque()
         self._maintenance_due = threading.Event()
         self._is_last_pass = False
-        # Daemons: a disk that hangs holds up no end of the process.
+        # Daemon threads: a hanging disk does not delay the end of the process.
         self._write_thread = threading.Thread(target=self._run_writer, name="traffic", daemon=True)
         self._maintenance_thread = threading.Thread(
             target=self._run_maintenance, name="traffic-tidy", daemon=True
@@ -72,7 +78,7 @@ class LineWriter:
 
     @property
     def dropped(self) -> int:
-        """Lines so far that found no room, or a disk that failed."""
+        """Rows dropped so far because the queue was full or the disk failed."""
         return self._dropped.total
 
     def start(self) -> None:
@@ -80,7 +86,7 @@ class LineWriter:
         self._maintenance_thread.start()
 
     def put(self, block: bytes, lines: int) -> None:
-        """Take so many whole lines, or drop them."""
+        """Queue a block of whole lines, or drop it."""
         with self._changed:
             has_room = (
                 self._waiting_lines + lines <= self._max_lines
@@ -92,10 +98,13 @@ class LineWriter:
                 self._waiting_bytes += len(block)
                 self._changed.notify()
                 return
-        self._dropped.add(lines, "they were not written fast enough")
+        self._dropped.add(lines, "queue full")
 
     async def stop(self, seconds: float) -> None:
-        """Write what waits and finish the file, for at most so long, and meanwhile do nothing else; what is not compressed by then is at the next start."""
+        """Write the queue and finish the file, blocking for at most `seconds`.
+
+        Files that are not compressed by then are compressed after the next start.
+        """
         end = time.monotonic() + seconds
         with self._changed:
             self._is_stopping = True
@@ -116,10 +125,10 @@ class LineWriter:
             while self._write_waiting():
                 pass
         except Exception as failure:  # noqa: BLE001 - the rim of a thread
-            _log.bug("the traffic log is not written any more", failure)
+            _log.bug("traffic log writer stopped", failure)
 
     def _write_waiting(self) -> bool:
-        """False at the end."""
+        """Write what is queued. Returns False when stopped."""
         with self._changed:
             if not self._waiting and not self._is_stopping:
                 self._changed.wait(
@@ -140,21 +149,21 @@ class LineWriter:
         return not is_stopping
 
     def _steady_now(self) -> int:
-        """For the age of files: a clock that jumps ahead for a while deletes nothing."""
+        """Return the time for ages of files; a clock that jumps ahead deletes nothing."""
         started_at, ticks = self._started_at
         return min(self._now(), started_at + int((self._ticks() - ticks) * 1000))
 
     def _run_maintenance(self) -> None:
         try:
-            # Of this thread alone (Linux).
+            # Applies to this thread only (Linux).
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         except OSError as failure:
-            _log.debug("compression has the priority of all else", reason=str(failure.strerror))
+            _log.debug("compression priority not lowered", reason=str(failure.strerror))
         try:
             pending: set[Path] = set()
             while True:
                 is_last = self._is_last_pass
-                # Of a process before this one, or of another gateway that was killed meanwhile.
+                # Left by an earlier process, or by another gateway that was killed meanwhile.
                 pending.update(self._folder.unfinished_files())
                 while self._finished_files:
                     pending.add(self._finished_files.popleft())
@@ -164,4 +173,4 @@ class LineWriter:
                 self._maintenance_due.wait(MAINTENANCE_SECONDS)
                 self._maintenance_due.clear()
         except Exception as failure:  # noqa: BLE001 - the rim of a thread
-            _log.bug("traffic files are not looked after any more", failure)
+            _log.bug("traffic log maintenance stopped", failure)

@@ -1,9 +1,10 @@
-"""The folder of the traffic log: what its files are called, how old ones are compressed, which are deleted when.
+"""The folder of the traffic log: file names, compression and retention.
 
-    DIR/date=YYYY-MM-DD/hour=HH/<node>-<start>-<number>.jsonl      being written, and locked by its writer
-    DIR/date=YYYY-MM-DD/hour=HH/<node>-<start>-<number>.jsonl.gz   finished
+  DIR/date=YYYY-MM-DD/hour=HH/<node>-<start>-<number>.jsonl     being written, locked by the writer
+  DIR/date=YYYY-MM-DD/hour=HH/<node>-<start>-<number>.jsonl.gz  finished
 
-Date and hour (UTC) are those at which a file was begun. Several gateways may share a folder: a file that is locked is let alone.
+Date and hour (UTC) are those at which the file was opened. Several gateways may share a folder:
+locked files are not touched.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _log = logs.get_logger(__name__)
 UNCOMPRESSED = ".jsonl"
 _HOUR_MS = 3_600_000
 _CHUNK_BYTES = 256 << 10
-#: For the gateway's user and its group: principals and addresses are data of persons.
+#: Readable by the gateway's user and group only: principals and addresses are personal data.
 _FILE_MODE, _FOLDER_MODE = 0o640, 0o750
 _FILE_NAME = re.compile(
     r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)/(\d+)-([0-9a-z]+)-(\d+)(\.jsonl(?:\.gz(?:\.part)?)?)\Z"
@@ -37,7 +38,7 @@ _FILE_NAME = re.compile(
 
 
 class AppendableFile(Protocol):
-    """A file that is appended to, as `FileIO` is one."""
+    """A file opened for appending, like `FileIO`."""
 
     def fileno(self) -> int: ...
     def write(self, chunk: memoryview, /) -> int | None: ...
@@ -46,7 +47,10 @@ class AppendableFile(Protocol):
 
 
 class RetentionLimits(msgspec.Struct, frozen=True):
-    """How long files are kept, in ms, and how many bytes of them; None is no limit. `level` is that of isal's gzip, 0 to 3."""
+    """Maximum age in ms and maximum total bytes of files; None means no limit.
+
+    `level` is the gzip level of isal, 0 to 3.
+    """
 
     keep_ms: int | None
     keep_bytes: int | None
@@ -54,7 +58,7 @@ class RetentionLimits(msgspec.Struct, frozen=True):
 
 
 class TrafficFile(msgspec.Struct, frozen=True, order=True):
-    """A file of the log. The oldest is the least."""
+    """A file of the log. Files sort by age, the oldest first."""
 
     hour_ms: int
     start: int
@@ -64,14 +68,14 @@ class TrafficFile(msgspec.Struct, frozen=True, order=True):
 
 
 class TrafficFolder:
-    """`node` and `start` (ms since 1970, of this process) are in the names of its own files."""
+    """The folder. File names contain `node` and `start`, the process's start in ms since 1970."""
 
     def __init__(self, root: Path, node: int, start: int) -> None:
         self._root = root
         self._prefix = f"{node}-{base36(start)}"
 
     def path_of(self, now_ms: int, number: int) -> Path:
-        """Where the file begins that is the `number`th of this process."""
+        """Return the path of this process's file `number`, opened at `now_ms`."""
         at = datetime.fromtimestamp(now_ms / 1000, UTC)
         return (
             self._root
@@ -81,11 +85,11 @@ class TrafficFolder:
         )
 
     def files(self) -> list[TrafficFile]:
-        """All files of the log, the oldest first."""
+        """Return all files of the log, the oldest first."""
         return sorted(_traffic_files(self._root))
 
     def unfinished_files(self) -> Iterator[Path]:
-        """What others left unfinished. What they are writing is locked by them."""
+        """Return uncompressed files of other processes; those still being written are locked."""
         return (
             one.path
             for one in self.files()
@@ -95,8 +99,12 @@ class TrafficFolder:
     def delete_old(
         self, now_ms: int, limits: RetentionLimits, stuck: Set[Path] = frozenset()
     ) -> int:
-        """Delete what is too old, and of what is too much the oldest: first compressed, so of what is not only the `stuck`, which could not be. How
-        many files that were. Raises the OSError of the first that cannot be deleted."""
+        """Delete files that are too old, then the oldest ones until the total size fits.
+
+        Files are compressed before they are deleted for their size, except for those in `stuck`,
+        whose compression failed. Returns the number of deleted files. Raises the OSError of the
+        first file that could not be deleted.
+        """
         files = [(one, size) for one in self.files() if (size := _size(one.path)) is not None]
         excess = sum(size for _, size in files) - (
             limits.keep_bytes if limits.keep_bytes is not None else 1 << 62
@@ -104,7 +112,7 @@ class TrafficFolder:
         deleted = 0
         failed: OSError | None = None
         for one, size in files:
-            # Its last line may be as young as the end of the hour, and a rotation later.
+            # The last line may have been written at the end of the hour plus one rotation.
             is_old = limits.keep_ms is not None and now_ms - one.hour_ms - _HOUR_MS > limits.keep_ms
             is_excess = excess > 0 and (one.suffix != UNCOMPRESSED or one.path in stuck)
             try:
@@ -113,7 +121,7 @@ class TrafficFolder:
                     deleted += 1
                     self._remove_empty_folders(one.path)
             except FileNotFoundError:
-                # Another gateway was first.
+                # Another gateway deleted it.
                 continue
             except OSError as failure:
                 failed = failed or failure
@@ -123,13 +131,13 @@ class TrafficFolder:
 
     def _remove_empty_folders(self, path: Path) -> None:
         for folder in (path.parent, path.parent.parent):
-            # Not empty: somebody else's file is in it.
+            # The folder still contains other files.
             with suppress(OSError):
                 folder.rmdir()
 
 
 def base36(number: int) -> str:
-    """Of a time before 1970 it is that of 1970: a clock may say anything."""
+    """Return a number in base 36; negative ones, from clocks before 1970, as 0."""
     digits, number = "", max(number, 0)
     while number:
         number, digit = divmod(number, 36)
@@ -138,11 +146,14 @@ def base36(number: int) -> str:
 
 
 def create_locked(path: Path) -> AppendableFile | None:
-    """A new file, locked. None where there is such a file, or somebody took it for a leftover before it was locked. Raises OSError."""
+    """Create a file and lock it. Raises OSError.
+
+    Returns None if the file exists, or if another process compressed it before it was locked.
+    """
     for _ in range(2):
         for folder in (path.parent.parent, path.parent):
             folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # the folder was empty, and has just been tidied away
+        with suppress(FileNotFoundError):  # another gateway has just deleted the empty folder
             return _locked(path)
     return _locked(path)
 
@@ -164,29 +175,29 @@ def _locked(path: Path) -> FileIO | None:
 
 
 def is_unlinked(file: AppendableFile) -> bool:
-    """Whether it has no name any more: what is written into it is lost."""
+    """Whether the file has been deleted, so that writes to it are lost."""
     return os.fstat(file.fileno()).st_nlink == 0
 
 
 def _lock(file: IO[bytes] | FileIO, kind: int) -> bool:
-    """Whether nobody else has it locked. Where there are no locks, nobody has."""
+    """Lock a file; False if another process has locked it. Without lock support, returns True."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as failure:
-        _log.debug("no locks on this file system", reason=str(failure.strerror))
+        _log.debug("file locks not supported", reason=str(failure.strerror))
     return True
 
 
 def _delete_if_unused(one: TrafficFile) -> bool:
-    """Delete it unless somebody writes it, or compresses it. Raises OSError."""
+    """Delete a file unless it is being written or compressed. Raises OSError."""
     uncompressed = one.path.with_name(one.path.name.split(".")[0] + UNCOMPRESSED)
     if one.suffix == f"{UNCOMPRESSED}.gz" or not uncompressed.is_file():
         one.path.unlink(missing_ok=True)
         return True
     with uncompressed.open("rb") as file:
-        # The lock is kept until it is deleted, so nobody begins to write meanwhile.
+        # Holding the lock until the file is deleted prevents other processes from using it.
         if not _lock(file, fcntl.LOCK_EX):
             return False
         one.path.unlink(missing_ok=True)
@@ -194,8 +205,11 @@ def _delete_if_unused(one: TrafficFile) -> bool:
 
 
 def compress(path: Path, level: int) -> None:
-    """Put `path.gz` in the place of `path`, whole or not at all; an empty file only goes. Raises BlockingIOError where somebody else writes or
-    compresses it, and OSError; then `path` is what it was."""
+    """Replace `path` by `path.gz`, atomically; delete an empty file.
+
+    Raises BlockingIOError if another process writes or compresses the file, and OSError. In both
+    cases `path` is unchanged.
+    """
     finished = path.with_name(path.name + ".gz")
     unfinished = path.with_name(path.name + ".gz.part")
     with path.open("rb") as source:
@@ -213,7 +227,7 @@ def compress(path: Path, level: int) -> None:
 
 
 def _gzip(source: IO[bytes], target: Path, level: int) -> None:
-    # A new file: what lies there may be a link to another, or a pipe that nobody reads.
+    # Always a new file: an existing one may be a link to another file or a pipe without a reader.
     with suppress(FileNotFoundError):
         os.unlink(target)
     with os.fdopen(
@@ -228,7 +242,7 @@ def _gzip(source: IO[bytes], target: Path, level: int) -> None:
 
 
 def _fsync_folder(folder: Path) -> None:
-    """What was renamed is so after a power cut, too, before what it replaces is deleted."""
+    """Make a rename durable before the file that it replaces is deleted."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -239,12 +253,15 @@ def _fsync_folder(folder: Path) -> None:
 def compress_and_expire(
     folder: TrafficFolder, pending: set[Path], limits: RetentionLimits, now: Callable[[], int]
 ) -> None:
-    """Compress what is finished, and then delete what is not to be kept. What fails stays in `pending`, for the next time."""
+    """Compress finished files, then delete expired ones.
+
+    Paths that failed stay in `pending` for the next call.
+    """
     for path in sorted(pending):
         try:
             compress(path, limits.level)
         except (FileNotFoundError, BlockingIOError):
-            # It is gone, or is somebody else's.
+            # Deleted, or in use by another process.
             pass
         except OSError as failure:
             _log.warning(
@@ -285,8 +302,11 @@ def _traffic_files(root: Path) -> Iterator[TrafficFile]:
 
 
 def _names(folder: Path, beginning: str = "", *, are_files: bool = False) -> list[str]:
-    """What is in it; of files those that are some: a pipe would hold up its reader for ever, and a link leads elsewhere. One that cannot be read keeps
-    nobody from the others, and one that has just been deleted has nothing in it: another gateway deletes those that it has emptied."""
+    """Return the entries of a folder, with `are_files` only regular files.
+
+    Pipes would block their reader, and links lead out of the folder. An unreadable folder is logged
+    and skipped. A missing folder counts as empty: another gateway may have deleted it.
+    """
     try:
         with os.scandir(folder) as entries:
             return [

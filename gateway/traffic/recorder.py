@@ -1,4 +1,7 @@
-"""What dispatch, session and handlers say of one connection while they serve it. Where there is no traffic log, nobody listens: `NULL_RECORDER`."""
+"""What dispatch, session and handlers report about a connection to the traffic log.
+
+Without a traffic log, `NULL_RECORDER` ignores all of it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from gateway.traffic.traffic_rows import Habit, HabitName, Reason
 
 
 class TracedRequest(Protocol):
-    """A request on its way through the dispatch: `size` in bytes, `began` in the recorder's own ticks."""
+    """A request in dispatch. `size` is in bytes, `began` in the recorder's ticks."""
 
     api_key: int
     version: int
@@ -26,39 +29,45 @@ class TracedRequest(Protocol):
 
 
 class Recorder:
-    """Notes nothing. Whatever is said may be said at any time and in any order, and costs its teller no failure."""
+    """A recorder that ignores everything.
+
+    Methods may be called at any time and in any order, and do not raise.
+    """
 
     __slots__ = ()
 
     def tls_established(self, version: str) -> None:
-        """TLS stands, in this version."""
+        """The TLS handshake is complete, with this protocol version."""
 
     def handshake_received(self, mechanism: str, version: int) -> None:
-        """SaslHandshake asked for this mechanism."""
+        """A SaslHandshake request named this mechanism."""
 
     def bare_gssapi_received(self) -> None:
-        """It began with a bare GSSAPI token, without any SaslHandshake, as clients of 0.9 do."""
+        """The connection began with a bare GSSAPI token, without SaslHandshake (Kafka 0.9)."""
 
     def authenticated(self) -> None:
-        """The log-in is complete."""
+        """Authentication is complete."""
 
     def software_announced(self, software: str | None, version: str | None) -> None:
-        """The client said what it is (ApiVersions 3 and later)."""
+        """The client sent its software name and version (ApiVersions v3 and later)."""
 
     def request_started(self, request: TracedRequest, header: RequestHeader) -> None:
-        """A request is being served."""
+        """A handler starts processing a request."""
 
     def request_answered(self, request: TracedRequest, reply: Any, size: int) -> None:
-        """Its reply is ready, `size` bytes on the wire; None for one that is encoded already, or not sent."""
+        """The reply is ready, `size` bytes on the wire.
+
+        `reply` is None if it is encoded already or not sent.
+        """
 
     def request_abandoned(self, request: TracedRequest) -> None:
-        """The connection ended first."""
+        """The connection closed before the reply."""
 
     def group_named(self, group: str) -> None:
-        """The request that is being served is about this group, and no other."""
+        """The current request concerns this group only."""
 
     def habit_seen(self, name: HabitName, value: Habit) -> None:
-        """What this client asks for by itself; the first value counts."""
+        """The client uses this setting; the first value is kept."""
 
     def topic_accessed(
         self,
@@ -68,29 +77,38 @@ class Recorder:
         codes: Iterable[int] = (),
         group: str | None = None,
     ) -> None:
-        """A request was about this topic; of its partitions came these error codes (0: none)."""
+        """A request concerned this topic; `codes` are the error codes of its partitions, 0 for
+        none.
+        """
 
     def produced(self, request: ProduceRequest, prepared: Sequence[Any]) -> None:
-        """Records came. `prepared` has one item a partition: a KafkaError, or a tuple whose third item has their `count`."""
+        """Records of a Produce request are appended.
+
+        `prepared` has one item per partition: a KafkaError, or a tuple whose third item has the
+        record `count`.
+        """
 
     def fetched(self, request: FetchRequest, response: FetchResponse) -> None:
-        """Records go."""
+        """Records of a Fetch response are sent."""
 
     def converted(
         self, api_key: int, version: int, topic: str | bytes, *, records: int, size: int
     ) -> None:
-        """A batch or set of so many records and stored (or sent) bytes was converted for this client, now or before."""
+        """A batch or message set was converted for this client, now or from the cache.
+
+        `size` is the number of bytes stored or sent.
+        """
 
     def conversion_cpu_used(
         self, api_key: int, version: int, topic: str | bytes, microseconds: int
     ) -> None:
-        """CPU time that conversions took which this client was the first to need."""
+        """CPU time of conversions that this client was the first to need."""
 
     def closing(self, reason: Reason) -> None:
-        """Why the connection is about to end; the first reason counts."""
+        """The connection will be closed for this reason; the first reason is kept."""
 
     def closed(self, reason: Reason) -> None:
-        """It has ended, for this reason where `ends` gave none."""
+        """The connection is closed, for this reason unless `closing` gave one."""
 
 
 NULL_RECORDER = Recorder()

@@ -1,4 +1,4 @@
-"""The traffic log of a process: its recorders, their rows once a minute, and the writer behind them."""
+"""The traffic log of a process: creates recorders and writes their rows once per interval."""
 
 from __future__ import annotations
 
@@ -20,42 +20,48 @@ from gateway.traffic.log_files import base36
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from gateway.traffic.traffic_rows import Row
 
-#: An interval has so many steps, and each connection its own of them: the rows of ten thousand in one go would hold up all of them.
+#: Connections are spread over this many slots of an interval, because writing the rows of 10,000
+#: connections at once would block the reactor.
 SLOTS = 240
 
-#: That are made in one go, and what the last connection of them has: some 10 ms of the reactor's time. A stranger may choose the connections of one slot, and
-#: have a thousand rows in each.
+#: Rows built in one reactor turn, plus those of the turn's last connection: about 10 ms. Clients
+#: can put many connections with a thousand rows each into one slot.
 MAX_ROWS_PER_TURN = 500
 
-#: Of an address's hash: that two of a million addresses have the same one has a chance of one in 37 million.
+#: Bytes of an address hash. Among a million addresses, the chance of two equal hashes is one in 37
+#: million.
 _HASH_BYTES = 8
 
 
 class LineSink(Protocol):
-    """Where lines go."""
+    """A destination of rows, as JSON lines."""
 
     def put(self, block: bytes, lines: int, /) -> None: ...
     async def stop(self, seconds: float, /) -> None: ...
 
 
 class RecorderFactory:
-    """No traffic log."""
+    """Creates recorders. This base class is used without a traffic log."""
 
     def connection(self, peer: Peer, session: LoginSession) -> Recorder:
-        """What notes the doings of a new connection."""
+        """Return the recorder of a new connection."""
         return NULL_RECORDER
 
     async def close(self, seconds: float) -> None:
-        """Write what there is, to each place for at most so long."""
+        """Write the remaining rows, for at most `seconds` per sink."""
 
 
 NO_TRAFFIC_LOG = RecorderFactory()
 
 
 class TrafficLog(RecorderFactory):
-    """`node` and `cluster` are in each row, and with `start` (ms since 1970) in the names of connections. Rows of use are written every `interval`
-    seconds. A connection has at most `max_keys` rows of topics and groups in that time, all of them `max_rows`; `salt` hides addresses; `topic_name` says what a topic is
-    called that was named by whatever name or id."""
+    """Writes rows of all connections.
+
+    Every row contains `node` and `cluster`; connection names contain `node` and `start` (ms since
+    1970). Usage rows are written every `interval` seconds. In an interval a connection has at most
+    `max_keys` rows for topics and groups, all connections together `max_rows`. `salt` enables
+    hashing of addresses. `topic_name` returns the name of a topic given by any name or id.
+    """
 
     def __init__(
         self,
@@ -86,11 +92,11 @@ class TrafficLog(RecorderFactory):
         self._name_prefix = f"{node}-{base36(start)}"
         self._connection_count = 0
         self._sequence = 0
-        # Those of each slot, and the slot of each.
+        # The recorders of each slot, and the slot of each recorder.
         self._slots: list[dict[ConnectionRecorder, None]] = [{} for _ in range(SLOTS)]
         self._slot_of: dict[ConnectionRecorder, int] = {}
         self._next_slot = 0
-        # Those whose slot has come, and that have not been written since.
+        # Recorders whose slot is due and whose rows are not written yet.
         self._pending: OrderedDict[ConnectionRecorder, None] = OrderedDict()
         self._next_due = 0.0
         self._encoder = msgspec.json.Encoder()
@@ -102,8 +108,8 @@ class TrafficLog(RecorderFactory):
         self._schedule()
 
     def _schedule(self) -> None:
-        # From when it was due, not from when a busy reactor came to it: an interval is no longer than it says. What stood still for longer than
-        # that is not made up for.
+        # Scheduled from the due time, not from now, so that a busy reactor does not lengthen the
+        # interval. After a delay of more than an interval, the slots missed are not repeated.
         now = self._clock.seconds()
         self._next_due = max(self._next_due, now - SLOTS * self._slot_seconds) + self._slot_seconds
         self._cancel = call_later(self._clock, max(self._next_due - now, 0), self._run_slot)
@@ -128,7 +134,9 @@ class TrafficLog(RecorderFactory):
         self._pending.pop(recorder, None)
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Number the rows and hand them over. A number that is missing in the files is a row that was dropped."""
+        """Number the rows and pass them to the sinks. A missing number in the files is a dropped
+        row.
+        """
         if not rows:
             return
         for row in rows:
@@ -148,7 +156,7 @@ class TrafficLog(RecorderFactory):
             await sink.stop(seconds)
 
     def _run_slot(self) -> None:
-        # First: whatever becomes of this one, the next comes.
+        # Scheduled first, so that an error here does not stop the log.
         self._schedule()
         self._pending.update(self._slots[self._next_slot])
         self._next_slot = (self._next_slot + 1) % SLOTS
@@ -162,19 +170,19 @@ class TrafficLog(RecorderFactory):
             recorder, _ = self._pending.popitem(last=False)
             rows += recorder.interval_rows()
         if self._pending:
-            # Requests are served in between.
+            # Let the reactor serve requests in between.
             self._cancel_pending = call_later(self._clock, 0, self._write_pending)
         self.write(rows)
 
 
 def read_salt(path: Path) -> bytes:
-    """The first line of a file. Raises ValueError where there is none to be read."""
+    """Return the first line of a file. Raises ValueError if it cannot be read or is empty."""
     try:
         salt = path.read_bytes().split(b"\n")[0].strip()
     except OSError as failure:
         raise ValueError(f"traffic_log_salt_file: {path}: {failure.strerror}") from failure
     if not salt:
         raise ValueError(
-            f"traffic_log_salt_file: {path}: its first line is empty, and would hide nothing"
+            f"traffic_log_salt_file: {path}: the first line is empty; write a secret there"
         )
     return salt

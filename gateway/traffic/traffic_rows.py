@@ -1,6 +1,7 @@
-"""What one line of the traffic log says: schema version 1, as docs/traffic-log.md describes it.
+"""The rows of the traffic log: schema version 1, documented in docs/traffic-log.md.
 
-A field that does not apply is left out. Readers ignore fields that they do not know; what changes the meaning of one is a new version.
+Fields that do not apply are omitted. Readers ignore unknown fields; a change of a field's meaning
+needs a new version.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import msgspec
 
 VERSION = 1
 
-#: What a text is cut to: a client id may have 32 KiB. The longest names of topics (249) and groups (460) are kept whole.
+#: Maximum length of strings; a client id can have 32 KiB. The longest names of topics (249) and
+#: groups (460) fit.
 MAX_TEXT = 512
 
 
-#: Why a connection ended.
+#: Why a connection was closed.
 Reason = Literal[
     "client",
     "idle",
@@ -33,7 +35,7 @@ Reason = Literal[
     "error:bug",
 ]
 
-#: What a client asks for by itself.
+#: Client settings that are visible in requests.
 HabitName = Literal[
     "fetch_max_wait_ms",
     "fetch_min_bytes",
@@ -53,7 +55,10 @@ Habit = int | bool | list[str]
 
 
 class ConnectionRow(msgspec.Struct, tag="connection", tag_field="kind", omit_defaults=True):
-    """An event of a connection, with all that is known of it so far. Times in ms since 1970, durations in ms."""
+    """An event of a connection, with what is known about it so far.
+
+    Times are in ms since 1970, durations in ms.
+    """
 
     v: int
     at: int
@@ -87,7 +92,10 @@ class ConnectionRow(msgspec.Struct, tag="connection", tag_field="kind", omit_def
 
 
 class UsageRow(msgspec.Struct, tag="usage", tag_field="kind", omit_defaults=True):
-    """What a connection did from `began` to `at` with one version of one request, as a whole or (with `topic`) with one topic."""
+    """Use of one API version by a connection from `began` to `at`.
+
+    The row is about one topic if `topic` is set, otherwise about all.
+    """
 
     v: int
     at: int
@@ -129,7 +137,7 @@ Row = ConnectionRow | UsageRow
 
 
 def bounded_text(value: str) -> str:
-    """As it may stand in a row: of bounded length, and nothing in it that no encoding can write."""
+    """Return a string of limited length that can be encoded as UTF-8."""
     if len(value) <= MAX_TEXT and value.isascii():
         return value
     return value[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""The rows of the traffic log as records of a topic, for whoever reads them as they come. The topic is one like any other; its store is the gateway's own."""
+"""Writes the rows of the traffic log to a topic, for consumers that read them as they arrive."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ from gateway.topics.topic_names import TRAFFIC_TOPIC
 from gateway.traffic.dropped_lines import DroppedLines
 from storage.plain_records import PlainBatch, PlainRecord
 
-#: Lines that become one batch, in bytes before they are compressed: a tenth of that afterwards, far below any limit on batches.
+#: Uncompressed bytes of rows in one batch. Compressed it is about a tenth, far below any limit on
+#: batches.
 BATCH_BYTES = 256 << 10
 
 
 class TopicSink:
-    """Appends what is put, in order, one batch after the other; at most `max_bytes` wait. `run` runs a function on another thread, `start` a coroutine
-    in the background. The topic is made with `configs` when it is first written to."""
+    """Appends rows in order, one batch at a time; at most `max_bytes` wait.
+
+    `run` runs a function on another thread, `start` a coroutine in the background. The topic is
+    created with `configs` when it is first written to.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class TopicSink:
         self._appending: SharedResult[None] | None = None
 
     def put(self, block: bytes, lines: int) -> None:
-        """Take so many whole lines, or drop them."""
+        """Queue a block of whole lines, or drop it."""
         if self._bytes + len(block) > self._max_bytes:
             self._dropped.add(lines, f"{TRAFFIC_TOPIC}: the store is too slow")
             return
@@ -64,7 +68,7 @@ class TopicSink:
             self._start(self._append_all())
 
     async def stop(self, seconds: float) -> None:
-        """Append what waits, for at most so long."""
+        """Append what waits, for at most `seconds`."""
         if self._appending is None:
             return
         try:
@@ -108,7 +112,7 @@ class TopicSink:
 
 
 def _batches(lines: bytes, now: int) -> list[tuple[bytearray, int]]:
-    """The lines as compressed batches, and how many are in each."""
+    """Return the lines as compressed batches, each with its number of lines."""
     found = lines.splitlines()
     numbers = (end // BATCH_BYTES for end in accumulate(map(len, found)))
     parts = groupby(zip(numbers, found, strict=True), lambda numbered: numbered[0])

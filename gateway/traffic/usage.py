@@ -1,24 +1,24 @@
-"""What is counted of one version of one request, over a minute. Counting is a few additions, whatever the request."""
+"""Counters for one API version over an interval. Counting is a few additions per request."""
 
 from __future__ import annotations
 
 from gateway.traffic.traffic_rows import UsageRow
 
-#: Counts of latencies: up to 250 us, 1 ms, 4 ms ... four times as much each, and the rest.
+#: Latency buckets: up to 250 us, 1 ms, 4 ms and so on, the last for all longer ones.
 BUCKETS = 12
 _FIRST_BUCKET_US = 250
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd", "5", "6", "7")
 _MAGIC_COUNT = 3
 
-#: Bytes of a frame's length, which are not part of the frame.
+#: Bytes of a frame's length field, which is not part of the frame.
 _LENGTH_BYTES = 4
 
 
 class UsageCounters:
-    """The counters of one row. `is_merged` is that of all topics and groups beyond the limit.
+    """The counters of one row. `is_merged` marks the row of all topics and groups beyond the limit.
 
-    `batches` has how many batches or message sets there were, by `magic << 3 | codec` as their bytes say them.
+    `batches` counts batches and message sets by `magic << 3 | codec`.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class UsageCounters:
         self.batches = [0] * (_MAGIC_COUNT * len(CODECS))
 
     def add_request(self, bytes_in: int, bytes_out: int, microseconds: int) -> None:
-        """A request was answered after so long."""
+        """Count an answered request and its latency."""
         self.requests += 1
         self.bytes_in += bytes_in
         self.bytes_out += bytes_out
@@ -70,7 +70,7 @@ class UsageCounters:
             errors[code] = errors.get(code, 0) + 1
 
     def fill(self, row: UsageRow, *, is_incoming: bool) -> None:
-        """Write into `row` what was counted; its batches came in, or went out."""
+        """Copy the counters to `row`. `is_incoming` tells produced batches from fetched ones."""
         row.merged = self.is_merged
         row.requests = self.requests
         row.bytes_in = self.bytes_in + _LENGTH_BYTES * self.requests

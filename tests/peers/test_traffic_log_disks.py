@@ -64,7 +64,7 @@ def test_a_full_disk_costs_lines_and_no_service(tmp_path, volume):
         filler = log / "of others"
         with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
             write_for_ever(file)
-        assert told(server, peer, "traffic lines dropped")
+        assert told(server, peer, "traffic rows dropped")
         assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
         filler.unlink()
         # As soon as there is room, and it was let alone for a while.
@@ -94,7 +94,7 @@ def test_a_volume_that_becomes_read_only_costs_lines_until_it_is_writable_again(
         assert waits_for(log, lambda row: row["kind"] == "usage")
         remounts([*inside, "remount,ro", str(folder)])
         # Not of a file that is finished: lines that were dropped show below.
-        assert told(server, peer, "traffic lines dropped", "Read-only file system")
+        assert told(server, peer, "traffic rows dropped", "Read-only file system")
         remounts([*inside, "remount,rw", str(folder)])
         assert reads_on(peer, lambda: bool(gaps(log)))
         assert server.stop() == 0
@@ -118,7 +118,7 @@ def test_a_folder_that_is_removed_is_made_again_and_what_was_in_it_is_told(tmp_p
         assert waits_for(log, lambda row: row["kind"] == "usage")
         # Away in one go: it may be written there while its files are deleted one by one.
         shutil.rmtree(log.rename(tmp_path / "removed"))
-        assert told(server, peer, "their file was deleted")
+        assert told(server, peer, "file was deleted")
         assert reads_on(peer, lambda: bool(list(log.rglob("*.jsonl"))))
         assert server.stop() == 0
     rows = rows_of(log)
@@ -175,7 +175,7 @@ def test_a_disk_that_hangs_costs_the_lines_that_find_no_room_and_no_service(tmp_
                 assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
             waited.append(watch.seconds())
         assert statistics.median(waited) < AT_ONCE_SECONDS
-        assert server.waits_for_lines(1, "they were not written fast enough")
+        assert server.waits_for_lines(1, "queue full")
         assert server.memory() - memory < 50 * MIB
         orders.unlink()
         with server.peer() as peer:

@@ -124,7 +124,7 @@ def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers
             _asks_until(
                 running,
                 lambda: any(
-                    "traffic lines dropped" in line and TRAFFIC_TOPIC in line
+                    "traffic rows dropped" in line and TRAFFIC_TOPIC in line
                     for line in running.lines()
                 ),
             )

@@ -186,7 +186,7 @@ def test_lines_in_a_folder_that_was_removed_are_told_as_lost_and_the_next_ones_a
     appender.append(LINE, 1)
     appender.close()
     assert dropped(appender) == 3
-    assert caplog.records[-1].fields == {"lines": 3, "reason": "their file was deleted"}
+    assert caplog.records[-1].fields == {"lines": 3, "reason": "file was deleted"}
     assert [(path.name, path.read_bytes()) for path in finished] == [("0-0-1.jsonl", LINE)]
 
 
