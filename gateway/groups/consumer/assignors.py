@@ -1,6 +1,6 @@
-"""Who reads what in a consumer group (KIP-848): Kafka's two assignors that run on the server's side. Pure: the same group is always assigned alike.
+"""Server-side assignors (KIP-848): range and uniform. Deterministic for equal input.
 
-What is not there to be read (a topic that has gone, partitions past a topic's last) is given to nobody, and a topic that nobody subscribes to is left alone.
+Partitions that do not exist are not assigned; topics without subscribers are ignored.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace, nsmallest
 
-#: A topic's 16 bytes.
+#: A topic id, 16 bytes.
 TopicId = bytes
 
-#: Partitions by topic; a topic of which there are none is left out.
+#: Partitions by topic id. Topics without partitions are left out.
 AssignedPartitions = dict[TopicId, frozenset[int]]
 
-#: How often all topics are gone over to level what members have. One round and one more that finds nothing to do are enough where subscribers of a
-#: topic subscribe to all the same; where subscriptions overlap a round roughly halves what is left. Kafka's UniformHeterogeneousAssignmentBuilder
-#: stops here as well.
+#: Limit on passes over all topics when balancing. If all subscribers of a topic have equal
+#: subscriptions, one pass and a final check are enough; with overlapping subscriptions each pass
+#: roughly halves the imbalance. Kafka's UniformHeterogeneousAssignmentBuilder also stops here.
 MAX_ROUNDS = 16
 
 _UNASSIGNED = -1
@@ -26,7 +26,7 @@ _UNASSIGNED = -1
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A member as an assignor sees it; `owned` is what its group means it to have so far."""
+    """An assignor's view of a member. `owned` is the member's current target assignment."""
 
     instance_id: str | None
     topics: frozenset[TopicId]
@@ -36,16 +36,18 @@ class Subscriber:
 def assign_range(
     members: Mapping[str, Subscriber], partitions: Mapping[TopicId, int]
 ) -> dict[str, AssignedPartitions]:
-    """Of each topic, consecutive partitions to each subscriber, the first ones one more where they do not divide (Kafka's RangeAssignor).
+    """Assign consecutive partitions of each topic to its subscribers (Kafka's RangeAssignor).
 
-    Members that subscribe to the same topics get the same partitions of all topics that have equally many, so that these can be joined.
+    If the partitions do not divide evenly, the first subscribers get one more. Members with equal
+    subscriptions get the same partition numbers of all topics with equal partition counts, so that
+    these topics are co-partitioned.
     """
     order = _assignment_order(members)
     assigned: dict[str, AssignedPartitions] = {member_id: {} for member_id in order}
     for topic_id, subscribers in _subscribers(members, order, partitions).items():
         least, remainder = divmod(partitions[topic_id], len(subscribers))
         start = 0
-        # Where there are more subscribers than partitions, all after the last partition's get nothing.
+        # With fewer partitions than subscribers, only the first subscribers get one.
         for position, member in enumerate(subscribers if least else subscribers[:remainder]):
             end = start + least + (position < remainder)
             assigned[order[member]][topic_id] = frozenset(range(start, end))
@@ -56,11 +58,13 @@ def assign_range(
 def assign_uniform(
     members: Mapping[str, Subscriber], partitions: Mapping[TopicId, int]
 ) -> dict[str, AssignedPartitions]:
-    """Equally many partitions to each as far as can be, and what is owned stays where that allows it (Kafka's UniformAssignor).
+    """Balance the number of partitions per member and keep owned ones if possible (Kafka's
+    UniformAssignor).
 
-    No subscriber of a topic has two partitions fewer than one who could give it a partition of this topic. Where all subscribe to the same, no two
-    members differ by more than one, and nothing moves that need not. Unlike Kafka's, who has one more than others keeps it, and the partitions of a
-    topic are spread over its subscribers.
+    No subscriber has two partitions fewer than another member that owns a partition of the same
+    topic. If all members subscribe to the same topics, counts differ by at most one and a minimum
+    of partitions moves. Unlike in Kafka, a member that owns one more than others keeps it, and the
+    partitions of a topic are spread over its subscribers.
     """
     order = _assignment_order(members)
     load = [0] * len(order)
@@ -72,7 +76,8 @@ def assign_uniform(
         member = members[member_id]
         for topic_id in member.owned.keys() & member.topics & existing.keys():
             existing[topic_id].retain(position, member.owned[topic_id])
-    # Those with the least choice come first: many partitions to a subscriber, then few subscribers.
+    # Assign the most constrained topics first: most partitions per subscriber, then fewest
+    # subscribers.
     topics = sorted(
         existing.values(),
         key=lambda topic: (
@@ -93,7 +98,7 @@ def assign_uniform(
     return assigned
 
 
-#: By the name that clients ask for. The first one is taken where they ask for none, as in Kafka.
+#: By name. The first one is the default, as in Kafka.
 ASSIGNORS: Mapping[
     str, Callable[[Mapping[str, Subscriber], Mapping[TopicId, int]], dict[str, AssignedPartitions]]
 ] = {
@@ -103,7 +108,9 @@ ASSIGNORS: Mapping[
 
 
 def _assignment_order(members: Mapping[str, Subscriber]) -> list[str]:
-    """Static members first, by instance id: it stays when they start anew, their member id does not."""
+    """Static members first, ordered by instance id, which survives restarts unlike the member
+    id.
+    """
     return sorted(
         members,
         key=lambda member_id: (
@@ -117,7 +124,9 @@ def _assignment_order(members: Mapping[str, Subscriber]) -> list[str]:
 def _subscribers(
     members: Mapping[str, Subscriber], order: Sequence[str], partitions: Mapping[TopicId, int]
 ) -> dict[TopicId, Sequence[int]]:
-    """Of each topic that is there, in order of their ids: its subscribers' places in `order`, ascending."""
+    """For each existing topic, ordered by id: positions of its subscribers in `order`,
+    ascending.
+    """
     if len({member.topics for member in members.values()}) == 1:
         all_members = range(len(order))
         return {
@@ -133,7 +142,10 @@ def _subscribers(
 
 
 class _Topic:
-    """The partitions of one topic while it is decided whose they are. `load` counts the partitions of all topics by member; it is shared."""
+    """Owners of a topic's partitions during assignment.
+
+    `load` is the number of partitions per member over all topics, shared by all `_Topic` objects.
+    """
 
     __slots__ = ("load", "owners", "subscribers", "topic_id")
 
@@ -146,7 +158,7 @@ class _Topic:
         self.load = load
 
     def retain(self, member: int, indexes: Iterable[int]) -> None:
-        """A subscriber has what it had, unless another one has it."""
+        """Keep owned partitions that have no other owner."""
         owners = self.owners
         for index in indexes:
             if 0 <= index < len(owners) and owners[index] == _UNASSIGNED:
@@ -154,7 +166,7 @@ class _Topic:
                 self.load[member] += 1
 
     def release(self, excess: dict[int, int]) -> None:
-        """Members give up what is theirs, until each has given up its `excess`."""
+        """Release partitions of members that have an `excess`, and reduce it accordingly."""
         for index in reversed(range(len(self.owners))):
             member = self.owners[index]
             if excess.get(member):
@@ -163,7 +175,7 @@ class _Topic:
                 self.owners[index] = _UNASSIGNED
 
     def assign_free(self) -> None:
-        """What nobody has goes to those who have least."""
+        """Assign partitions without an owner to the members with the least load."""
         free = [index for index, owner in enumerate(self.owners) if owner == _UNASSIGNED]
         takers = self._least_loaded(len(free))
         for index in free:
@@ -173,7 +185,11 @@ class _Topic:
             heapreplace(takers, (least + 1, taken + 1, member))
 
     def balance(self) -> bool:
-        """Partitions go from those who have most to those who have least while that brings them nearer; True where one went."""
+        """Move partitions from the most to the least loaded subscribers while this reduces
+        imbalance.
+
+        Returns whether any partition moved.
+        """
         load, owners = self.load, self.owners
         count = load.__getitem__
         if max(map(count, owners)) - min(map(count, self.subscribers)) <= 1:
@@ -182,8 +198,9 @@ class _Topic:
         givers = [(-load[member], member) for member in shares]
         heapify(givers)
         takers = self._least_loaded(len(owners))
-        # Neither heap learns what the other one's moves make of a member. It does not matter: who gave had at least one more than who has least, who
-        # took has at most one less than who has most, and at a difference of one this ends.
+        # The heaps do not see each other's changes. This is harmless: a giver had at least one
+        # partition more than the least loaded member, a taker has at most one less than the most
+        # loaded one, and the loop ends at a difference of one.
         moved = False
         while givers:
             most, giver = -givers[0][0], givers[0][1]
@@ -200,14 +217,16 @@ class _Topic:
         return moved
 
     def shares(self) -> dict[int, list[int]]:
-        """What each owner has, ascending."""
+        """Partitions of each owner, ascending."""
         found: dict[int, list[int]] = {}
         for index, member in enumerate(self.owners):
             found.setdefault(member, []).append(index)
         return found
 
     def _least_loaded(self, count: int) -> list[tuple[int, int, int]]:
-        """A heap of (load, partitions of this topic taken, member) of the `count` who have least: so many partitions reach nobody else."""
+        """Heap of (load, partitions of this topic received, member) for the `count` least loaded
+        members. No others can receive one of `count` partitions.
+        """
         return [
             (self.load[member], 0, member)
             for member in nsmallest(count, self.subscribers, key=self.load.__getitem__)
@@ -215,7 +234,11 @@ class _Topic:
 
 
 def _release_excess(topics: Sequence[_Topic], load: Sequence[int]) -> None:
-    """Whoever has more than an even share gives up the rest. Topic by topic more would move: who has too many may have none of the first topic."""
+    """Release partitions above an even share.
+
+    The excess is computed over all topics. Per topic more partitions would move, because an
+    overloaded member may have none of the first topic.
+    """
     least, remainder = divmod(sum(len(topic.owners) for topic in topics), len(load))
     excess = {}
     for member, owned_count in enumerate(load):

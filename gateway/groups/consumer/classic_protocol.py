@@ -1,8 +1,9 @@
-"""Members of a consumer group that speak the classic protocol: what becomes of their JoinGroup, SyncGroup, Heartbeat and LeaveGroup (KIP-848,
-Kafka's classicGroupJoinToConsumerGroup and its neighbours).
+"""Members of a consumer group that use the classic protocol (KIP-848).
 
-Nobody waits for others here. A JoinGroup is a heartbeat of the new protocol: it says what the member has and reads, and its generation is the
-member's epoch. SyncGroup tells the assignment, and a Heartbeat sends it to join again whenever there is a step to take.
+Follows Kafka's classicGroupJoinToConsumerGroup and related methods. Requests do not wait for other
+members. A JoinGroup acts as a heartbeat that carries the subscription and the owned partitions, and
+the generation is the member epoch. SyncGroup returns the assignment. Heartbeat returns
+REBALANCE_IN_PROGRESS when the member must rejoin.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 
 
 class ClassicProtocolMembers(GroupMembership):
-    """Requests are answered as those of a classic group are."""
+    """Replies have the same meaning as those of a classic group."""
 
     def join(self, request: MemberJoin, new_id: str, handle: RequestHandle, now: float) -> None:
-        """`handle` is answered with `JoinResult`: at once, or when what has changed is stored."""
+        """`handle` receives a `JoinResult`, at once or when the changes are stored."""
         try:
             joined = self._join(request, new_id, handle, now)
         except KafkaError as refusal:
@@ -45,7 +46,9 @@ class ClassicProtocolMembers(GroupMembership):
         self._unstored.flush()
 
     def sync(self, request: MemberSync, handle: RequestHandle, now: float) -> None:
-        """`handle` is answered with `SyncResult`. Assignments that a leader of old brings are not looked at: the group has no leader."""
+        """`handle` receives a `SyncResult`. Assignments in the request are ignored: the group has
+        no leader.
+        """
         try:
             self._unstored.reply(handle, self._sync(request, now))
         except KafkaError as refusal:
@@ -55,7 +58,9 @@ class ClassicProtocolMembers(GroupMembership):
     def heartbeat(
         self, member_id: str, generation: int, instance_id: str | None, now: float
     ) -> None:
-        """Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS."""
+        """Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION,
+        REBALANCE_IN_PROGRESS.
+        """
         member = self._require_classic_member(member_id, instance_id, generation)
         self._restart_session(member, now)
         may_step = member.state is MemberState.UNREVOKED or (
@@ -66,7 +71,10 @@ class ClassicProtocolMembers(GroupMembership):
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS)
 
     def leave(self, member_id: str, instance_id: str | None, reason: str, now: float) -> None:
-        """A member leaves or is removed, a static one perhaps by its instance id alone. Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID."""
+        """Remove a member. A static member may be identified by its instance id alone.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
+        """
         if (
             not member_id
             and instance_id is not None
@@ -81,17 +89,17 @@ class ClassicProtocolMembers(GroupMembership):
         self._unstored.flush()
 
     def cancel_request(self, member_id: str, handle: RequestHandle, now: float) -> None:
-        """The connection of a request is gone. Its answer, if it is still to come, goes to nobody."""
+        """Do nothing: the result of a request whose connection closed is discarded."""
 
-    # Joining
+    # JoinGroup
 
     def _join(
         self, request: MemberJoin, new_id: str, handle: RequestHandle, now: float
     ) -> JoinResult | None:
-        """None where the group has become a classic one, which answers."""
+        """Returns None if the group was converted to a classic group, which sends the reply."""
         self._check_classic(request)
         if request.requires_member_id and not request.member_id and request.instance_id is None:
-            # Nothing is kept of it: it is let in under any id that it comes with.
+            # The group does not reserve the id: it accepts any id that the client joins with.
             return JoinResult(ErrorCode.MEMBER_ID_REQUIRED, new_id)
         subscription = _subscription(request)
         before, replaced = self._joining_member(request, new_id)
@@ -132,7 +140,7 @@ class ClassicProtocolMembers(GroupMembership):
     def _joining_member(
         self, request: MemberJoin, new_id: str
     ) -> tuple[ConsumerGroupMember, ConsumerGroupMember | None]:
-        """The member as it was, and the static one whose place it takes."""
+        """The member before this request, and the static member that it replaces, if any."""
         member_id, instance_id = request.member_id, request.instance_id
         if instance_id is None:
             return self.roster.get(member_id or new_id) or ConsumerGroupMember(
@@ -154,7 +162,7 @@ class ClassicProtocolMembers(GroupMembership):
             if partitions and (topic := self._topology.id_of(name)) is not None
         }
 
-    # What comes after
+    # SyncGroup and Heartbeat
 
     def _sync(self, request: MemberSync, now: float) -> SyncResult:
         member = self._require_classic_member(
@@ -185,7 +193,9 @@ class ClassicProtocolMembers(GroupMembership):
     def _require_classic_member(
         self, member_id: str, instance_id: str | None, generation: int
     ) -> ConsumerGroupMember:
-        """Raises KafkaError: UNKNOWN_MEMBER_ID, also for a member that speaks the new protocol, FENCED_INSTANCE_ID, ILLEGAL_GENERATION."""
+        """Raises KafkaError: UNKNOWN_MEMBER_ID (also if the member uses the consumer protocol),
+        FENCED_INSTANCE_ID, ILLEGAL_GENERATION.
+        """
         member = self._require_member(member_id, instance_id)
         if member.classic is None:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -194,7 +204,7 @@ class ClassicProtocolMembers(GroupMembership):
         return member
 
     def _is_target_free(self, member: ConsumerGroupMember) -> bool:
-        """Whether nothing that it waits for is still another one's."""
+        """Whether no other member owns a partition of this member's target."""
         return all(
             index in member.assigned.get(topic, ()) or self.roster.owner(topic, index) is None
             for topic, partitions in member.target.items()
@@ -209,7 +219,9 @@ class ClassicProtocolMembers(GroupMembership):
 
 
 def _subscription(request: MemberJoin) -> Subscription:
-    """What all its protocols say alike. Raises KafkaError(INCONSISTENT_GROUP_PROTOCOL) where it is not to be read."""
+    """The subscription, which is the same in all protocols of a member. Raises
+    KafkaError(INCONSISTENT_GROUP_PROTOCOL) if it is malformed.
+    """
     try:
         return parse_subscription(request.protocols[0][1])
     except ValueError as failure:
@@ -233,7 +245,7 @@ def _updated_member(
 
 
 def _first_protocol(member: ConsumerGroupMember) -> tuple[str, bytes]:
-    """The one that its JoinGroup was answered with."""
+    """The protocol that the member's JoinGroup reply named."""
     if member.classic is None:
-        raise RuntimeError(f"{member.member_id} does not speak the classic protocol")
+        raise RuntimeError(f"member {member.member_id} does not use the classic protocol")
     return member.classic.protocols[0]

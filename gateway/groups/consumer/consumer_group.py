@@ -1,7 +1,8 @@
-"""One consumer group (KIP-848): what becomes of every heartbeat of its members, and of those who are not heard of any more.
+"""State machine of a consumer group (KIP-848): heartbeats, offset checks and timeouts.
 
-The rules are those of Kafka's GroupMetadataManager (4.3). No I/O, no clock, no randomness: `now` is in ms of a clock that never steps, and new ids and the handles
-of requests are arguments. What is to be done gathers for `take_effects`; `next_expire_at` says when `expire` wants to be called.
+Follows Kafka's GroupMetadataManager (4.3). It does no I/O: `now` is in ms of a monotonic clock, and
+new member ids and request handles are arguments. Effects are collected for `take_effects`;
+`next_expire_at` is the time of the next `expire`.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from gateway.groups.group_effects import Effect, Reply, RequestHandle, StoreRows
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 
-#: What could not be stored is tried again so often, though nobody may ask for anything.
+#: Delay before a failed write is retried, in ms.
 RETRY_MS = 1000
 
-#: The first version of OffsetCommit that knows epochs.
+#: First version of OffsetCommit with member epochs.
 _FIRST_WITH_MEMBER_EPOCHS = 9
 
-#: The code for a commit to this partition.
+#: Returns the error code of a commit to a partition.
 CommitValidator = Callable[[TopicId, int], ErrorCode]
 
 
 class ConsumerGroup(ClassicProtocolMembers):
-    """Every request is answered exactly once through `take_effects`."""
+    """Answers each request exactly once through `take_effects`."""
 
     kind = "consumer"
     protocol_type = CONSUMER_PROTOCOL_TYPE
@@ -55,7 +56,10 @@ class ConsumerGroup(ClassicProtocolMembers):
     def restored(
         cls, group_id: str, stored: StoredGroup, topology: Topology, settings: Settings, now: float
     ) -> Self:
-        """As it was stored; its members have a session from now on to be heard of. Raises ValueError where it contradicts itself."""
+        """Restore a group from its rows. Each member's session restarts at `now`.
+
+        Raises ValueError if the rows are inconsistent.
+        """
         group = cls(group_id, topology, settings, stored.row.changed_at)
         row = stored.row
         group.epoch, group.target_epoch, group._next_number, group._topics_digest = (
@@ -75,11 +79,10 @@ class ConsumerGroup(ClassicProtocolMembers):
         return group
 
     def use_settings(self, settings: Settings) -> None:
-        """Go by these settings from now on."""
         self._settings = settings
 
     def store_all(self, stale: Iterable[bytes]) -> None:
-        """It was a classic group, whose rows have these keys: all of it is to be stored, and they go in the same moment."""
+        """Store the whole group and delete the rows of the classic group that it replaces."""
         for key in stale:
             self._unstored.set_row(key, None)
         self._unstored.set_group()
@@ -87,14 +90,14 @@ class ConsumerGroup(ClassicProtocolMembers):
             self._put_member(member)
 
     def take_effects(self) -> list[Effect]:
-        """What has gathered to be done, in order."""
+        """Remove and return the pending effects, in order."""
         taken = self._effects[:]
         self._effects.clear()
         return taken
 
     @property
     def is_unused(self) -> bool:
-        """Nobody is here, and nothing was ever stored."""
+        """Whether the group has no members and was never stored."""
         return not len(self.roster) and not self.epoch
 
     @property
@@ -103,20 +106,23 @@ class ConsumerGroup(ClassicProtocolMembers):
 
     @property
     def is_removable(self) -> bool:
-        """Nobody is here, and that is stored."""
+        """Whether the group has no members and all changes are stored."""
         return self.is_empty and self._unstored.is_empty
 
     @property
     def generation(self) -> int:
-        """What the group's epoch is called in the classic protocol."""
+        """The group epoch under its classic name."""
         return self.epoch
 
-    # What members ask
+    # Member requests
 
     def consumer_heartbeat(
         self, request: MemberHeartbeat, handle: RequestHandle, now: float
     ) -> bool:
-        """`handle` is answered with `HeartbeatResult`: at once, or when what has changed is stored. Whether it was not refused."""
+        """`handle` receives a `HeartbeatResult`, at once or when the changes are stored.
+
+        Returns False if the request was refused.
+        """
         try:
             result = (
                 self._leave(request, now)
@@ -135,7 +141,7 @@ class ConsumerGroup(ClassicProtocolMembers):
         before, replaced = self._heartbeating_member(request)
         after = _updated_member(before, request)
         if after.regex and after.regex not in self.roster.regexes:
-            # Refused before anything has changed.
+            # Validate the expression before the group changes.
             self._topology.matching(after.regex)
         after = self._update_member(before, after, replaced, request.owned, now)
         if after.classic is None and before.classic is not None:
@@ -153,7 +159,9 @@ class ConsumerGroup(ClassicProtocolMembers):
     def _heartbeating_member(
         self, request: MemberHeartbeat
     ) -> tuple[ConsumerGroupMember, ConsumerGroupMember | None]:
-        """The member as it was, and the static one whose place it takes. Raises KafkaError."""
+        """The member before this request, and the static member that it replaces. Raises
+        KafkaError.
+        """
         joins = request.epoch == JOIN_EPOCH
         if request.instance_id is None:
             before = self.roster.get(request.member_id)
@@ -167,7 +175,7 @@ class ConsumerGroup(ClassicProtocolMembers):
             if static.classic is None and static.state is not MemberState.AWAY:
                 raise KafkaError(
                     ErrorCode.UNRELEASED_INSTANCE_ID,
-                    f"The static member {request.instance_id} is still there as {static.member_id}.",
+                    f"The instance id {request.instance_id} is in use by {static.member_id}.",
                 )
             return self._replacement_for(static, request.member_id), static
         member = self._require_member(request.member_id, request.instance_id)
@@ -177,7 +185,7 @@ class ConsumerGroup(ClassicProtocolMembers):
     def _leave(self, request: MemberHeartbeat, now: float) -> HeartbeatResult:
         member = self._require_member(request.member_id, request.instance_id)
         if request.epoch == STATIC_LEAVE_EPOCH:
-            # What it commits as its successor counts from the first epoch on.
+            # The replacement may commit these partitions from its first epoch on.
             assigned = {
                 topic: dict.fromkeys(held, JOIN_EPOCH) for topic, held in member.assigned.items()
             }
@@ -190,9 +198,10 @@ class ConsumerGroup(ClassicProtocolMembers):
     def validate_offset_commit(
         self, member_id: str, epoch: int, version: int
     ) -> CommitValidator | None:
-        """Which partitions this member may not commit to; None where it may to all. Raises KafkaError where it may to none.
+        """Returns a check of single partitions, or None if the member may commit all of them.
 
-        A commit of an older epoch is taken for what the member has had since then, as Kafka 4.3 does.
+        A commit with an older epoch is allowed for partitions owned since that epoch, as in Kafka
+        4.3. Raises KafkaError if no partition may be committed.
         """
         if epoch < 0 and not len(self.roster):
             return None
@@ -214,7 +223,7 @@ class ConsumerGroup(ClassicProtocolMembers):
         return fence
 
     def validate_offset_fetch(self, member_id: str | None, epoch: int) -> None:
-        """Whether whoever asks where the group stands is who it says. Raises KafkaError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH."""
+        """Raises KafkaError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH."""
         if member_id is None and epoch < 0:
             return
         member = self._require_member(member_id or "", None)
@@ -222,41 +231,44 @@ class ConsumerGroup(ClassicProtocolMembers):
             raise KafkaError(_stale_epoch_error(member))
 
     def check_empty(self) -> None:
-        """Raises KafkaError: NON_EMPTY_GROUP, COORDINATOR_NOT_AVAILABLE while it is not stored that it is empty: that could come after a deletion."""
+        """Raises KafkaError: NON_EMPTY_GROUP, or COORDINATOR_NOT_AVAILABLE while changes are being
+        stored.
+
+        Such a write could otherwise follow the deletion of the rows.
+        """
         if len(self.roster):
             raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
         if not self._unstored.is_empty:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def delete(self, now: float) -> None:
-        """There is no way back. Raises KafkaError as `check_empty`."""
+        """Close an empty group. Raises KafkaError like `check_empty`."""
         self.check_empty()
         self.close()
 
     def refuse_waiting(self, code: ErrorCode) -> None:
-        """Answer every request that waits for a write that has not begun."""
+        """Answer requests whose write has not started with `code`."""
         self._unstored.refuse_all(code)
 
-    # What the store and time bring
+    # Store results and timeouts
 
     def on_stored(self, write: StoreRows) -> None:
-        """What `write` asked to be stored is stored."""
         self._unstored.on_stored(write)
 
     def on_store_failed(self, write: StoreRows, now: float) -> None:
-        """It could not be stored: those who wait for it are told to try again."""
+        """Fail the waiting requests with a retriable error and retry the write later."""
         self._unstored.on_store_failed(write)
         if not self.is_dead:
             self._expire_by(now + RETRY_MS)
 
     def expire(self, now: float) -> None:
-        """Remove whose time is up, and set `next_expire_at` anew."""
+        """Remove members whose deadline has passed, and update `next_expire_at`."""
         for member in [
             member for member in self.roster if self._deadlines_of(member).earliest <= now
         ]:
-            self._remove_members([member], "not heard of, or not done in time", now)
+            self._remove_members([member], "session or rebalance timeout", now)
             if self.is_dead:
-                # The others have a session from now on in the classic group.
+                # The remaining members' sessions restart in the classic group.
                 self.next_expire_at = NEVER
                 return
         self._unstored.flush()
@@ -266,7 +278,7 @@ class ConsumerGroup(ClassicProtocolMembers):
 
 
 def _updated_member(before: ConsumerGroupMember, request: MemberHeartbeat) -> ConsumerGroupMember:
-    """The member with what it says now; what it does not say stays."""
+    """The member with the fields that the request sets; others are unchanged."""
     return replace(
         before,
         instance_id=request.instance_id or before.instance_id,
@@ -286,7 +298,11 @@ def _updated_member(before: ConsumerGroupMember, request: MemberHeartbeat) -> Co
 
 
 def _check_epoch(member: ConsumerGroupMember, request: MemberHeartbeat) -> None:
-    """Raises KafkaError(FENCED_MEMBER_EPOCH). The epoch before is good enough for a member that has nothing but what it was given: its answer was lost."""
+    """Raises KafkaError(FENCED_MEMBER_EPOCH).
+
+    The previous epoch is accepted if the member owns only partitions that it was assigned: it did
+    not receive the last reply.
+    """
     if request.epoch in (JOIN_EPOCH, member.epoch):
         return
     if (
@@ -294,7 +310,10 @@ def _check_epoch(member: ConsumerGroupMember, request: MemberHeartbeat) -> None:
         or request.epoch > member.epoch
         or not _contains_all(request.owned, member.assigned)
     ):
-        message = f"The member is in epoch {member.epoch}, not {request.epoch}; it must give up its partitions and join again."
+        message = (
+            f"The member epoch is {member.epoch}, not {request.epoch}; "
+            "release all partitions and rejoin."
+        )
         raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, message)
 
 
@@ -309,5 +328,5 @@ def _without_epochs(held: PartitionEpochs) -> Partitions:
 
 
 def _stale_epoch_error(member: ConsumerGroupMember) -> ErrorCode:
-    """What the wrong epoch is called in the member's protocol."""
+    """The error code of a wrong epoch in the member's protocol."""
     return ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION

@@ -1,4 +1,4 @@
-"""A member of a consumer group, and what it and its group say to each other (ConsumerGroupHeartbeat). Times are milliseconds."""
+"""A member of a consumer group, its heartbeat and the result. Times are in milliseconds."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from gateway.groups.consumer.assignors import TopicId
 from gateway.groups.consumer.consumer_states import JOIN_EPOCH, MemberState
 from gateway.protocol.errors import ErrorCode
 
-#: Partitions by topic.
+#: Partitions by topic id.
 Partitions = Mapping[TopicId, frozenset[int]]
 
-#: Partitions of a member by topic, each with the epoch in which it was given to it.
+#: Partitions by topic id, each with the epoch in which it was assigned.
 PartitionEpochs = Mapping[TopicId, Mapping[int, int]]
 
-#: What a member takes besides what it says, and each mention of a partition that it has or shall have. Measured, and a little more.
+#: Approximate sizes in memory: of a member without its variable fields, and of each entry of a
+#: partition. Measured and rounded up.
 _MEMBER_BYTES = 2048
 _PARTITION_BYTES = 75
 
 
 @dataclass(frozen=True, slots=True)
 class MemberHeartbeat:
-    """What a ConsumerGroupHeartbeat says. None is what has not changed since the last one."""
+    """A ConsumerGroupHeartbeat. None means unchanged since the last one."""
 
     member_id: str
     epoch: int
@@ -41,7 +42,7 @@ class MemberHeartbeat:
 
     @property
     def is_full(self) -> bool:
-        """Whether it says everything, as a member does that has lost an answer."""
+        """Whether all fields are set, as after joining or after a lost reply."""
         says_subscription = self.topics is not None or self.regex is not None
         return self.epoch == JOIN_EPOCH or (
             self.rebalance_timeout_ms is not None and says_subscription and self.owned is not None
@@ -49,7 +50,7 @@ class MemberHeartbeat:
 
     @property
     def text_size(self) -> int:
-        """How much it says, in characters."""
+        """Length of all strings, in characters."""
         length = (
             sum(map(len, self.topics or ()))
             + len(self.regex or "")
@@ -60,13 +61,13 @@ class MemberHeartbeat:
 
     @property
     def size(self) -> int:
-        """What a member of such words takes in memory, roughly, in bytes."""
+        """Approximate size of the resulting member in memory, in bytes."""
         return _MEMBER_BYTES + self.text_size + len(self.topics or ()) * NAME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatResult:
-    """The answer to a ConsumerGroupHeartbeat. `assignment` is None where the member is not told anything new."""
+    """The reply to a ConsumerGroupHeartbeat. `assignment` is None if it is unchanged."""
 
     code: ErrorCode
     message: str | None = None
@@ -76,14 +77,14 @@ class HeartbeatResult:
 
 
 class ClassicMemberMetadata(msgspec.Struct, frozen=True, array_like=True):
-    """What a member said that speaks the classic protocol (JoinGroup)."""
+    """The JoinGroup fields of a member that uses the classic protocol."""
 
     session_timeout_ms: int
     protocols: Protocols
 
 
 class ConsumerGroupMember(msgspec.Struct, frozen=True, array_like=True):
-    """One member, as it is stored. `number` is its own in the group for as long as there is the group."""
+    """A member as it is stored. `number` is its unique row number within the group."""
 
     number: int
     member_id: str
@@ -96,24 +97,24 @@ class ConsumerGroupMember(msgspec.Struct, frozen=True, array_like=True):
     regex: str = ""
     assignor: str | None = None
     classic: ClassicMemberMetadata | None = None
-    """Of a member that speaks the classic protocol."""
+    """Set if the member uses the classic protocol."""
     state: MemberState = MemberState.STABLE
     epoch: int = JOIN_EPOCH
     previous_epoch: int = JOIN_EPOCH
     assigned: PartitionEpochs = {}
-    """What it has been given and not been asked to give back."""
+    """Partitions that the member owns and may keep."""
     revoking: PartitionEpochs = {}
-    """What it has been asked to give back and may still have."""
+    """Partitions that the member must release and may still own."""
     target: Partitions = {}
-    """What it shall have."""
+    """The member's target assignment."""
 
     def is_reconciled_to(self, epoch: int) -> bool:
-        """Whether it has all that the target of this epoch gives it."""
+        """Whether the member has all partitions of the target of this epoch."""
         return self.state is MemberState.STABLE and self.epoch == epoch
 
     @property
     def size(self) -> int:
-        """What it takes in memory, roughly, in bytes."""
+        """Approximate size in memory, in bytes."""
         size = (
             sum(map(len, self.topics))
             + len(self.regex)

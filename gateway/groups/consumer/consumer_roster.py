@@ -1,4 +1,4 @@
-"""Who is in a consumer group: members by their ids, static ones also by their instance ids, and which partitions are whose."""
+"""Members of a consumer group by member id and instance id, and the owner of each partition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from gateway.groups.consumer.consumer_member import ConsumerGroupMember
 
 
 class ConsumerRoster:
-    """In the order in which they came. A partition is somebody's from when it is given to them until they have given it back or are gone."""
+    """Members in the order in which they joined.
+
+    A member owns a partition from its assignment until it has released it or was removed.
+    """
 
     def __init__(self) -> None:
         self._members: dict[str, ConsumerGroupMember] = {}
@@ -19,13 +22,13 @@ class ConsumerRoster:
         self._protocol_counts: Counter[str] = Counter()
         self._assignors: Counter[str] = Counter()
         self.topics: Counter[str] = Counter()
-        """How many members name each topic."""
+        """Number of members that subscribe to each topic by name."""
         self.regexes: Counter[str] = Counter()
-        """How many members subscribe by each regular expression."""
+        """Number of members that subscribe with each regular expression."""
         self.classic = 0
-        """How many members speak the classic protocol."""
+        """Number of members that use the classic protocol."""
         self.size = 0
-        """What the members take in memory, roughly, in bytes."""
+        """Approximate size of the members in memory, in bytes."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -40,14 +43,15 @@ class ConsumerRoster:
         return self._members.get(member_id)
 
     def static_member(self, instance_id: str) -> ConsumerGroupMember | None:
-        """The static member of that instance id."""
         return self._members.get(self._static.get(instance_id, ""))
 
     def put(self, member: ConsumerGroupMember) -> None:
-        """Add a member, or replace the one of the same id. Raises ValueError where its instance id is another one's, or one of its partitions."""
+        """Add a member, or replace the one with the same id. Raises ValueError if another member
+        has its instance id or one of its partitions.
+        """
         before = self._members.get(member.member_id)
         if self._static.get(member.instance_id or "", member.member_id) != member.member_id:
-            raise ValueError("such a static member is here already")
+            raise ValueError("the instance id is already in use")
         self._release(before, member)
         self._claim(member)
         if before is not None and before.instance_id is not None:
@@ -98,7 +102,7 @@ class ConsumerRoster:
         if (
             before is not None
             and after is not None
-            and _classic_metadata(before) == _classic_metadata(after)
+            and _counted_fields(before) == _counted_fields(after)
         ):
             return
         for member, sign in ((before, -1), (after, 1)):
@@ -116,7 +120,7 @@ class ConsumerRoster:
             )
 
     def is_free(self, topic: TopicId, partition: int, member_id: str) -> bool:
-        """Whether nobody but this member has the partition."""
+        """Whether no other member owns the partition."""
         return self._owners.get(topic, {}).get(partition, member_id) == member_id
 
     def owner(self, topic: TopicId, partition: int) -> str | None:
@@ -124,23 +128,25 @@ class ConsumerRoster:
 
     @property
     def assignor(self) -> str | None:
-        """The one that most members ask for."""
+        """The assignor that most members request."""
         return max(self._assignors, key=self._assignors.__getitem__, default=None)
 
     def supports_classic_protocols(self, names: Iterable[str]) -> bool:
-        """Whether some of these classic protocols is known to every member that speaks any. To nobody, it is."""
+        """Whether all members with the classic protocol support one of these. True if there are
+        none.
+        """
         return any(self._protocol_counts[name] == self.classic for name in names)
 
     def remaining_are_classic(self, leaving: Iterable[ConsumerGroupMember]) -> bool:
-        """Whether, without these, all members that are left speak the classic protocol, if any are."""
+        """Whether all members except `leaving` use the classic protocol."""
         leaving_members = list(leaving)
         return self.classic - sum(one.classic is not None for one in leaving_members) == len(
             self._members
         ) - len(leaving_members)
 
 
-def _classic_metadata(member: ConsumerGroupMember) -> tuple[object, ...]:
-    """What is counted of it."""
+def _counted_fields(member: ConsumerGroupMember) -> tuple[object, ...]:
+    """The fields that `_update_counts` counts."""
     return member.topics, member.regex, member.assignor, member.classic
 
 

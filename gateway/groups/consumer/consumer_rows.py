@@ -1,7 +1,7 @@
-"""How a consumer group is stored: a row for the group and one for each member, in the table `groups`, beside those of classic groups.
+"""Storage format of consumer groups: a row for the group and one per member, in the table `groups`.
 
-A key begins with a byte that no group's name begins with; then come a member's number, 0 for the group itself, and the group's name. What changes
-together is stored together, so that a restart finds the group as it was at one moment.
+A key is a marker byte that no group id starts with, the row number (0 for the group itself) and the
+group id. Related changes are written atomically, so a restart finds a consistent group.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ import msgspec
 
 from gateway.groups.consumer.consumer_member import ConsumerGroupMember
 
-#: UTF-8 never has this byte.
+#: A byte that never occurs in UTF-8. Distinguishes these keys from those of classic groups.
 _KEY_MARK = 0xFF
 _PREFIX = Struct(">BI")
 
-#: The number of the group's own row.
+#: Row number of the group itself.
 GROUP_ROW = 0
 
 
 class ConsumerGroupRow(msgspec.Struct, frozen=True, array_like=True):
-    """The group without its members. `topics_digest` tells what its topics were when its epoch began, `changed_at`, in ms since 1970, when it was made or
-    lost its last member."""
+    """The group without its members.
+
+    `topics_digest` identifies the subscribed topics at the start of the epoch. `changed_at` is in
+    ms since 1970: the time of creation or of the last member's removal.
+    """
 
     epoch: int
     target_epoch: int
@@ -32,12 +35,10 @@ class ConsumerGroupRow(msgspec.Struct, frozen=True, array_like=True):
     topics_digest: bytes
     changed_at: int
     regex_topics: Mapping[str, frozenset[str]] = {}
-    """The topics of each regular expression."""
+    """Matching topics of each regular expression."""
 
 
 class StoredGroup(NamedTuple):
-    """A group as it was stored."""
-
     row: ConsumerGroupRow
     members: tuple[ConsumerGroupMember, ...]
 
@@ -47,14 +48,14 @@ def row_key(group_id: str, number: int) -> bytes:
 
 
 def is_consumer_key(key: bytes) -> bool:
-    """Whether this is a key of these rows, and not a classic group's."""
+    """Whether the key belongs to a consumer group."""
     return len(key) > _PREFIX.size and key[0] == _KEY_MARK
 
 
 def parse_key(key: bytes) -> tuple[str, int]:
-    """Whose row it is, and its number. Raises ValueError for what is no such key."""
+    """Returns the group id and row number. Raises ValueError for a malformed key."""
     if not is_consumer_key(key):
-        raise ValueError("no key of a consumer group")
+        raise ValueError("not a key of a consumer group")
     return key[_PREFIX.size :].decode(), _PREFIX.unpack_from(key)[1]
 
 
@@ -63,7 +64,7 @@ def encode(row: ConsumerGroupRow | ConsumerGroupMember) -> bytes:
 
 
 def decode_group(rows: Iterable[tuple[int, bytes]]) -> StoredGroup:
-    """The group of these rows, by their numbers. Raises ValueError where they make no group."""
+    """Decode a group from its numbered rows. Raises ValueError if they are inconsistent."""
     group, members = None, []
     for number, value in rows:
         if number == GROUP_ROW:
@@ -74,9 +75,9 @@ def decode_group(rows: Iterable[tuple[int, bytes]]) -> StoredGroup:
         raise ValueError("members without a group")
     members.sort(key=lambda member: member.number)
     if members and members[-1].number >= group.next_number:
-        raise ValueError("a member that the group does not know of")
+        raise ValueError("member number out of range")
     if len({member.member_id for member in members}) < len(members):
-        raise ValueError("two members of the same id")
+        raise ValueError("duplicate member id")
     return StoredGroup(group, tuple(members))
 
 

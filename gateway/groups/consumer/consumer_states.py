@@ -1,7 +1,8 @@
-"""The states of a consumer group (KIP-848) and of its members, and which may follow which (Kafka's ConsumerGroupState and MemberState).
+"""States of a consumer group and its members, with allowed transitions (KIP-848).
 
-A member has an epoch and a target; the target has an epoch of its own, which follows the group's. Partitions change hands in two steps: whoever has
-one gives it back in the epoch that it is in, and only then is it given on.
+Follows Kafka's ConsumerGroupState and MemberState. A member has an epoch and a target assignment;
+the target has an epoch that follows the group's. Partitions move in two steps: the owner releases a
+partition while in its old epoch, and only then is it assigned to another member.
 """
 
 from __future__ import annotations
@@ -9,23 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from enum import Enum
 
-#: What a member says to join, to leave, and as a static member to leave for a while; the last is also its epoch while it is away.
+#: Member epochs in a heartbeat with a special meaning: join, leave, and leave temporarily as a
+#: static member. The last is also the stored epoch of an absent static member.
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2
 
 
 class MemberState(Enum):
-    """The values are what is stored."""
+    """The values are stored."""
 
     STABLE = 1
-    """It has all that its target gives it, in the target's epoch, or has not yet been told of a newer one."""
+    """Has its whole target in the target's epoch, or has not received a newer target yet."""
     UNREVOKED = 2
-    """It was told to give partitions back and has not said yet that it did: it stays in its epoch. Its rebalance timeout is running."""
+    """Must release partitions and stays in its epoch until it has. The rebalance timeout is
+    running.
+    """
     UNRELEASED = 3
-    """It is in the target's epoch and waits for partitions that others still have."""
+    """In the target's epoch, waiting for partitions that other members still own."""
     AWAY = 4
-    """A static member that said it will be back. It keeps its partitions until its session ends."""
+    """A static member that left temporarily. Keeps its partitions until its session ends."""
 
 
 TRANSITIONS: Mapping[MemberState, Set[MemberState]] = {
@@ -33,21 +37,21 @@ TRANSITIONS: Mapping[MemberState, Set[MemberState]] = {
     MemberState.STABLE: {MemberState.UNREVOKED, MemberState.UNRELEASED, MemberState.AWAY},
     MemberState.UNREVOKED: {MemberState.STABLE, MemberState.UNRELEASED, MemberState.AWAY},
     MemberState.UNRELEASED: {MemberState.STABLE, MemberState.UNREVOKED, MemberState.AWAY},
-    # Whoever comes back is a new member in the old one's place.
+    # A returning static member is added as a new member that replaces this one.
     MemberState.AWAY: set(),
 }
 
 
 class ConsumerGroupState(Enum):
-    """What a group's epochs and members come to. The values are the words that clients are told."""
+    """Derived from the epochs of the group and its members. The values are the names in replies."""
 
     EMPTY = "Empty"
     """No members."""
     ASSIGNING = "Assigning"
-    """The target is older than the group."""
+    """The target assignment is older than the group epoch."""
     RECONCILING = "Reconciling"
-    """The target is as new as the group, and some members have not come to it."""
+    """The target assignment is current, but some members have not reached it."""
     STABLE = "Stable"
-    """All members have what the target gives them."""
+    """All members have their target assignment."""
     DEAD = "Dead"
-    """Deleted, or a classic group now."""
+    """Deleted, or converted to a classic group."""

@@ -1,8 +1,9 @@
-"""How a consumer group comes from one epoch to the next (KIP-848; Kafka's GroupMetadataManager and TargetAssignmentBuilder, 4.3).
+"""Epochs and target assignments of a consumer group (KIP-848).
 
-Whenever its members or their subscriptions or the topics of these change, the group's epoch rises. When somebody is heard of next, a target is
-made for that epoch: which partitions each member shall have. Each member comes to it in its own time, by its heartbeats.
-`gateway.groups.consumer.consumer_group` says what starts all this. Times are ms of a clock that never steps; the driver stores them as ms since 1970.
+Follows Kafka's GroupMetadataManager and TargetAssignmentBuilder (4.3). The group epoch rises when
+members, subscriptions or subscribed topics change. The next heartbeat computes a target assignment
+for the new epoch. Each member moves to its target with its own heartbeats. Times are in ms of a
+monotonic clock; rows store ms since 1970.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ from gateway.settings.model import Settings
 
 NEVER = float("inf")
 
-#: What a group takes in memory besides its members, roughly, in bytes, and a topic that a regular expression names.
+#: Approximate sizes in memory: of a group without members, and of a topic that matches a regular
+#: expression, in bytes.
 _GROUP_BYTES = 4096
 _NAME_BYTES = 100
 
-#: A regular expression is matched with the topics again only so often: each of them is looked at. Kafka's REGEX_BATCH_REFRESH_MIN_INTERVAL_MS.
+#: Minimum interval between evaluations of a regular expression, in ms, because each one examines
+#: all topics. Kafka's REGEX_BATCH_REFRESH_MIN_INTERVAL_MS.
 REGEX_REFRESH_MS = 10_000
 
 
-#: What a target takes, roughly, in microseconds, and in how many times that it may be made again: a tenth of a second for a thousand members and
-#: fifty thousand partitions, while nobody else is served, every two seconds.
+#: Approximate cost of computing a target, in microseconds, and the minimum pause after it as a
+#: multiple of the cost. For a thousand members and fifty thousand partitions the event loop is
+#: blocked for a tenth of a second, at most every two seconds.
 TARGET_US_PER_MEMBER = 5
 TARGET_US_PER_PARTITION = 2
 TARGET_INTERVAL_FACTOR = 20
@@ -44,7 +48,9 @@ TARGET_INTERVAL_FACTOR = 20
 
 @dataclass(slots=True)
 class MemberDeadlines:
-    """Of a member: until when it must have been heard of, have given its partitions back, and in the classic protocol have joined and synced."""
+    """Times by which a member must send a heartbeat, release partitions, and (classic protocol)
+    join and sync.
+    """
 
     session: float = NEVER
     revoke: float = NEVER
@@ -57,7 +63,7 @@ class MemberDeadlines:
 
 
 class GroupEpochs:
-    """Begins empty, in epoch 0, which nobody was ever in."""
+    """The state of a consumer group. A new group is empty and has epoch 0."""
 
     def __init__(self, group_id: str, topology: Topology, settings: Settings, now: float) -> None:
         self.group_id = group_id
@@ -65,11 +71,11 @@ class GroupEpochs:
         self.epoch = 0
         self.target_epoch = 0
         self.changed_at = now
-        """When it was made, or lost its last member."""
+        """Time of creation or of the last member's removal."""
         self.next_expire_at = NEVER
-        """No later than this `expire` wants to be called."""
+        """Time by which `expire` must be called."""
         self.accounted_size = 0
-        """The size that its coordinator has noted."""
+        """The size that the driver has included in its total."""
         self.is_dead = False
         self._topology = topology
         self._settings = settings
@@ -80,13 +86,13 @@ class GroupEpochs:
         self._regex_topics: dict[str, frozenset[str]] = {}
         self._regex_topic_count = 0
         self._regex_matched: dict[str, tuple[int, float]] = {}
-        """Of each regular expression: the version of the topics that it was matched with, and when."""
+        """For each regular expression: the topics version of its last evaluation, and the time."""
         self._topics_digest = b""
         self._topics_version = -1
-        """The version of the topics that this epoch knows of."""
+        """The topics version that the current epoch is based on."""
         self._target_made_at = -NEVER
         self._min_target_interval_ms = 0
-        """For so long there is no target after the last one."""
+        """Minimum time between the last target and the next."""
 
     @property
     def state(self) -> ConsumerGroupState:
@@ -101,7 +107,7 @@ class GroupEpochs:
 
     @property
     def size(self) -> int:
-        """What it takes in memory, roughly, in bytes."""
+        """Approximate size in memory, in bytes."""
         return _GROUP_BYTES + self.roster.size + self._regex_topic_count * _NAME_BYTES
 
     @property
@@ -110,15 +116,14 @@ class GroupEpochs:
 
     @property
     def assignor(self) -> str:
-        """The one that makes the target: what most members ask for."""
+        """The assignor that most members request, or the default."""
         return self.roster.assignor or next(iter(ASSIGNORS))
 
     @property
     def subscribed_topics(self) -> frozenset[str]:
-        """The topics of all members."""
         return frozenset(self.roster.topics).union(*self._regex_topics.values())
 
-    # Members as they are kept
+    # Members
 
     def _put_member(self, member: ConsumerGroupMember) -> None:
         self.roster.put(member)
@@ -144,18 +149,20 @@ class GroupEpochs:
             dict(self._regex_topics),
         )
 
-    # The group's epoch
+    # Group epoch
 
     def _bump_epoch(self, reason: str, member_id: str = "") -> None:
-        """There is something new that the next target must heed."""
+        """Start a new epoch, for which a target assignment is computed later."""
         self.epoch += 1
         self._topics_version = self._topology.version
         self._topics_digest = self._digest()
         self._unstored.set_group()
-        self._effects.append(LogEvent("group changed", reason, member_id))
+        self._effects.append(LogEvent("group epoch bumped", reason, member_id))
 
     def _have_topics_changed(self, regex: str, now: float) -> bool:
-        """Whether the topics of this regular expression, or any that the group subscribes to, are not what they were when its epoch began."""
+        """Whether the topics of this expression or of the group differ from those of the current
+        epoch.
+        """
         topics_changed = bool(regex) and self._refresh_regex(regex, now)
         if self._topics_version == self._topology.version and not topics_changed:
             return False
@@ -163,7 +170,7 @@ class GroupEpochs:
         return topics_changed or self._digest() != self._topics_digest
 
     def _refresh_regex(self, regex: str, now: float) -> bool:
-        """Whether this one names other topics than before."""
+        """Re-evaluate an expression. Returns whether it matches other topics than before."""
         version, at = self._regex_matched.get(regex, (-1, -NEVER))
         if version == self._topology.version or 0 <= now - at < REGEX_REFRESH_MS:
             return False
@@ -172,9 +179,10 @@ class GroupEpochs:
         try:
             after = self._topology.matching(regex)
         except KafkaError as failure:
-            # It was good when it came, and takes too long now that there are more topics: it names what it named.
+            # The expression was accepted earlier but now takes too long, because there are more
+            # topics. Keep its previous matches.
             after = before or frozenset()
-            self._effects.append(LogEvent("regular expression not matched again", failure.message))
+            self._effects.append(LogEvent("regular expression not re-evaluated", failure.message))
         self._set_regex_topics(regex, after)
         return after != before
 
@@ -183,7 +191,6 @@ class GroupEpochs:
         self._regex_topics[regex] = topics
 
     def _remove_unused_regexes(self) -> None:
-        """Those that no member subscribes by any more."""
         for regex in [regex for regex in self._regex_topics if regex not in self.roster.regexes]:
             self._regex_topic_count -= len(self._regex_topics.pop(regex))
             self._regex_matched.pop(regex, None)
@@ -196,10 +203,14 @@ class GroupEpochs:
             member.topics | self._regex_topics.get(member.regex, frozenset()), self._topology
         )
 
-    # The target
+    # Target assignment
 
     def _update_target(self, now: float) -> None:
-        """For the group's epoch, unless it has one already. What comes in a burst is one target: soon after one there is no other, as in Kafka 4.3."""
+        """Compute the target for the current epoch.
+
+        Recently computed targets are kept for a while, so that a burst of changes causes one
+        assignment, as in Kafka 4.3.
+        """
         interval = self._settings.group_consumer_assignment_interval_ms
         is_too_early = bool(interval) and 0 <= now - self._target_made_at < max(
             interval, self._min_target_interval_ms
@@ -213,7 +224,7 @@ class GroupEpochs:
                 self._put_member(replace(member, target=target))
         self.target_epoch, self._target_made_at = self.epoch, now
         self._unstored.set_group()
-        self._effects.append(LogEvent("target made", self.assignor))
+        self._effects.append(LogEvent("target assignment computed", self.assignor))
 
     def _assign(self) -> dict[str, dict[TopicId, frozenset[int]]]:
         topics: dict[tuple[frozenset[str], str], frozenset[TopicId]] = {}
@@ -232,7 +243,7 @@ class GroupEpochs:
         self._min_target_interval_ms = cost * TARGET_INTERVAL_FACTOR // 1000
         return ASSIGNORS[self.assignor](members, partitions)
 
-    # A member's way to its target
+    # Reconciliation
 
     def _reconcile(
         self,
@@ -257,7 +268,7 @@ class GroupEpochs:
             return member
         self._put_member(after)
         if after.classic is None:
-            # Classic members have their time to join and to sync instead.
+            # Members with the classic protocol have join and sync deadlines instead.
             must_revoke = after.state is MemberState.UNREVOKED
             self._deadlines_of(after).revoke = (
                 now + after.rebalance_timeout_ms if must_revoke else NEVER
@@ -265,7 +276,7 @@ class GroupEpochs:
             self._expire_by(self._deadlines_of(after).revoke)
         return after
 
-    # Time
+    # Timers
 
     def _deadlines_of(self, member: ConsumerGroupMember) -> MemberDeadlines:
         return self._deadlines.setdefault(member.member_id, MemberDeadlines())
@@ -287,7 +298,6 @@ class GroupEpochs:
 def _partition_counts(
     subscriptions: Iterable[Set[TopicId]], topology: Topology
 ) -> dict[TopicId, int]:
-    """How many partitions each of these topics has."""
     return {
         topic: topology.partitions(topic) for topic in frozenset[TopicId]().union(*subscriptions)
     }

@@ -1,4 +1,4 @@
-"""Coming to a consumer group, staying and going, whichever protocol a member speaks."""
+"""Joining, updating and removing members of a consumer group, in either protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 
 
 class GroupMembership(GroupEpochs):
-    """`successor` is the classic group that this one has become; from then on it is spoken to."""
+    """`successor` is the classic group that replaces this group after a downgrade."""
 
     successor: ClassicGroup | None = None
 
@@ -29,13 +29,15 @@ class GroupMembership(GroupEpochs):
             most = self._settings.group_max_size
             raise KafkaError(
                 ErrorCode.GROUP_MAX_SIZE_REACHED,
-                f"The group has {most} members, and group_max_size allows no more.",
+                f"The group has reached group_max_size={most}.",
             )
 
     def _check_group_bytes(
         self, before: ConsumerGroupMember | None, after: ConsumerGroupMember
     ) -> None:
-        """Raises KafkaError(GROUP_MAX_SIZE_REACHED) where a member says more than there is room for."""
+        """Raises KafkaError(GROUP_MAX_SIZE_REACHED) if the group would exceed
+        max_bytes_per_group.
+        """
         if before is not None and (after.topics, after.regex, after.classic) == (
             before.topics,
             before.regex,
@@ -47,11 +49,13 @@ class GroupMembership(GroupEpochs):
             most = self._settings.max_bytes_per_group
             raise KafkaError(
                 ErrorCode.GROUP_MAX_SIZE_REACHED,
-                f"The group says as much as max_bytes_per_group={most} allows.",
+                f"The group would exceed max_bytes_per_group={most}.",
             )
 
     def _require_member(self, member_id: str, instance_id: str | None) -> ConsumerGroupMember:
-        """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where somebody else is that static member now."""
+        """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if the instance id belongs to
+        another member.
+        """
         if instance_id is None:
             member = self.roster.get(member_id)
         else:
@@ -59,17 +63,19 @@ class GroupMembership(GroupEpochs):
             if member is not None and member.member_id != member_id:
                 raise KafkaError(
                     ErrorCode.FENCED_INSTANCE_ID,
-                    f"The static member {instance_id} is {member.member_id} now.",
+                    f"The instance id {instance_id} is in use by {member.member_id}.",
                 )
         if member is None:
             raise KafkaError(
                 ErrorCode.UNKNOWN_MEMBER_ID,
-                f"{member_id} is no member of the group {self.group_id}.",
+                f"Member {member_id} is not a member of group {self.group_id}.",
             )
         return member
 
     def _replacement_for(self, static: ConsumerGroupMember, member_id: str) -> ConsumerGroupMember:
-        """A static member under its next id: with all that it had, and nothing that it must still give back, as its client has begun anew."""
+        """A static member under its new member id. It keeps its assignment; revocations are
+        dropped, because the client has restarted.
+        """
         return replace(
             static,
             member_id=member_id,
@@ -87,7 +93,9 @@ class GroupMembership(GroupEpochs):
         owned: Partitions | None,
         now: float,
     ) -> ConsumerGroupMember:
-        """A member has been heard of: take its words, see whether the group must move, and take its next step."""
+        """Apply a member's request: store its fields, update epoch and target, and reconcile the
+        member.
+        """
         self._check_group_bytes(
             self.roster.get(after.member_id) if replaced is None else replaced, after
         )
@@ -96,7 +104,8 @@ class GroupMembership(GroupEpochs):
             self._drop_member(replaced)
             other = self.roster.get(after.member_id)
             if other is not None:
-                # A client that has been here under this id and now is that static member: it has said that it has nothing.
+                # The client was a dynamic member under this id and now joins as a static one. It
+                # has reported that it owns no partitions.
                 self._drop_member(other)
         if not after.number:
             after = replace(after, number=self._new_number())
@@ -105,7 +114,7 @@ class GroupMembership(GroupEpochs):
         if is_new:
             self._effects.append(
                 LogEvent(
-                    "member came" if replaced is None else "static member came back",
+                    "member joined" if replaced is None else "static member rejoined",
                     member_id=after.member_id,
                 )
             )
@@ -115,7 +124,8 @@ class GroupMembership(GroupEpochs):
             self._remove_unused_regexes()
         if subscription_changed or topics_changed or not self.epoch:
             self._bump_epoch(
-                "a subscription" if subscription_changed else "its topics", after.member_id
+                "subscription changed" if subscription_changed else "topics changed",
+                after.member_id,
             )
         self._update_target(now)
         after = self._reconcile(
@@ -130,7 +140,7 @@ class GroupMembership(GroupEpochs):
     def _remove_members(
         self, members: Sequence[ConsumerGroupMember], reason: str, now: float
     ) -> None:
-        """These are members no more; what they had is free."""
+        """Remove members and release their partitions."""
         for member in members:
             self._effects.append(LogEvent("member removed", reason, member.member_id))
         if len(members) < len(self.roster) and self._can_convert_to_classic(members):
@@ -140,25 +150,27 @@ class GroupMembership(GroupEpochs):
             self._drop_member(member)
         if members:
             self._remove_unused_regexes()
-            self._bump_epoch("a member went", members[-1].member_id)
+            self._bump_epoch("member removed", members[-1].member_id)
         if not len(self.roster):
             self.changed_at = now
-            self._effects.append(LogEvent("group is empty"))
+            self._effects.append(LogEvent("group became empty"))
 
     def stored_keys(self) -> set[bytes]:
-        """Of all rows that may be stored of it."""
+        """Keys of all rows that may be stored for this group."""
         numbers = {GROUP_ROW, *(member.number for member in self.roster)}
         return self._unstored.keys() | {row_key(self.group_id, number) for number in numbers}
 
     def close(self) -> None:
-        """It is a group no more, and writes nothing more."""
+        """Discard unstored changes and refuse waiting requests."""
         self.is_dead = True
         self._unstored.close()
 
-    # Becoming a classic group
+    # Downgrade to a classic group
 
     def _can_convert_to_classic(self, leaving: Sequence[ConsumerGroupMember]) -> bool:
-        """Whether, without these, no member of the new protocol is left, and a classic group may be made of the others (KIP-848's downgrade)."""
+        """Whether a downgrade is allowed and all members except `leaving` use the classic protocol
+        (KIP-848).
+        """
         is_allowed = self._settings.group_consumer_migration_policy in (
             "bidirectional",
             "downgrade",
@@ -172,7 +184,9 @@ class GroupMembership(GroupEpochs):
         handle: RequestHandle | None,
         now: float,
     ) -> None:
-        """`joining` takes the place of the one that leaves, and `handle` is answered by the classic group."""
+        """Replace the group by a classic group. `joining` takes the place of the leaving member,
+        and the classic group answers `handle`.
+        """
         leaving_ids = {member.member_id for member in leaving}
         remaining = [member for member in self.roster if member.member_id not in leaving_ids]
         all_reconciled = self.epoch == self.target_epoch and all(
@@ -198,6 +212,6 @@ class GroupMembership(GroupEpochs):
             )
         group.delete_on_store(stale)
         group.store(reply)
-        self._effects.append(LogEvent("group is a classic one now"))
+        self._effects.append(LogEvent("group converted to the classic protocol"))
         if not can_stay_stable:
-            group.rebalance("was a consumer group", now)
+            group.rebalance("converted from the consumer protocol", now)

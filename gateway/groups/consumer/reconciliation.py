@@ -1,4 +1,7 @@
-"""One step of a member towards its target: what it keeps, what it gives back first, what it is given (Kafka's CurrentAssignmentBuilder, 4.3)."""
+"""One reconciliation step of a member: which partitions it keeps, releases and receives.
+
+Follows Kafka's CurrentAssignmentBuilder (4.3).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from gateway.groups.consumer.assignors import TopicId
 from gateway.groups.consumer.consumer_member import ConsumerGroupMember, PartitionEpochs, Partitions
 from gateway.groups.consumer.consumer_states import TRANSITIONS, MemberState
 
-#: Whether a partition may be given to this member now: nobody else has it.
+#: Whether no other member owns the partition.
 IsFree = Callable[[TopicId, int], bool]
 
 _NOTHING: Mapping[int, int] = {}
@@ -26,8 +29,12 @@ def reconcile(
     *,
     subscription_changed: bool = False,
 ) -> ConsumerGroupMember:
-    """The member after one step, or itself where there is none to take. `target_epoch` is the epoch of its target, `topics` what it subscribes to now,
-    `owned` what it says it has, None where it says nothing; `subscription_changed` where its subscription has just changed."""
+    """Return the member after one step, or the same object if there is nothing to do.
+
+    `target_epoch` is the epoch of its target and `topics` are its subscribed topics. `owned` are
+    the partitions that it reports to own, or None if it reports none. `subscription_changed` is set
+    if its subscription has just changed.
+    """
     if member.state is MemberState.STABLE and member.epoch == target_epoch:
         return _revoke_unsubscribed(member, topics, owned) if subscription_changed else member
     if member.state is MemberState.UNREVOKED and _owns_any(owned, member.revoking):
@@ -42,9 +49,9 @@ def transition(
     assigned: PartitionEpochs,
     revoking: PartitionEpochs,
 ) -> ConsumerGroupMember:
-    """The one way from a state to another. Raises RuntimeError for an impossible one."""
+    """Change a member's state. Raises RuntimeError if TRANSITIONS does not allow it."""
     if state is not member.state and state not in TRANSITIONS[member.state]:
-        raise RuntimeError(f"a member that is {member.state.name} cannot become {state.name}")
+        raise RuntimeError(f"member in state {member.state.name} cannot move to {state.name}")
     return replace(
         member,
         state=state,
@@ -78,7 +85,7 @@ def _next_assignment(
             added[topic] = available
         is_waiting = is_waiting or len(available) < len(missing)
     if revoking and _owns_any(owned, revoking):
-        # It stays in its epoch, and is given nothing, until it has given those back.
+        # The member stays in its epoch and receives nothing until it has released these.
         return transition(member, MemberState.UNREVOKED, member.epoch, kept, revoking)
     assigned = {
         topic: {**kept.get(topic, _NOTHING), **added.get(topic, _NOTHING)}
@@ -96,7 +103,7 @@ def _next_assignment(
 def _revoke_unsubscribed(
     member: ConsumerGroupMember, topics: Set[TopicId], owned: Partitions | None
 ) -> ConsumerGroupMember:
-    """Ask it to give back what it no longer subscribes to, before there is a new target."""
+    """Revoke topics that the member no longer subscribes to, without waiting for a new target."""
     unsubscribed = [topic for topic in member.assigned if topic not in topics]
     if not unsubscribed:
         return member
@@ -110,7 +117,7 @@ def _revoke_unsubscribed(
 
 
 def _owns_any(owned: Partitions | None, held: PartitionEpochs) -> bool:
-    """Whether the member still has any of these; one that does not say what it has may have them all."""
+    """Whether the member may still own one of these. True if it has not reported its partitions."""
     if owned is None:
         return True
     return any(

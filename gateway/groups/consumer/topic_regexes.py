@@ -1,5 +1,8 @@
-"""Which topics the regular expression of a subscription names (KIP-848). RE2's syntax, as Kafka's brokers read it, and RE2's promise: it never goes back
-in a name, so no expression takes exponential time. What still takes long is refused like one that is wrong (docs/decisions/013)."""
+"""Regular expressions in subscriptions (KIP-848), in RE2 syntax like Kafka's.
+
+RE2 does not backtrack, so no expression takes exponential time. Expressions that are still too slow
+are refused like malformed ones (docs/decisions/013).
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,26 @@ import re2
 
 from gateway.protocol.errors import ErrorCode, KafkaError
 
-#: Instructions of a compiled expression, for each byte that one may have: names take one a letter. Each may cost 1 us for a name of 249 characters.
+#: Limit on compiled instructions per allowed byte; a literal name takes one per letter. An
+#: instruction may cost 1 us for a name of 249 characters.
 INSTRUCTIONS_PER_BYTE = 1.25
 
-#: Expressions that are remembered, each with half a megabyte at the most and some kilobytes as a rule. One more is compiled anew when it is needed.
+#: Limit on cached expressions, each at most 512 KiB and usually a few KiB. The oldest one is
+#: evicted and compiled again when needed.
 MAX_CACHED = 128
 
-#: What looking at topics may take: so much, and so much for each, in seconds of the processor. A usual expression takes 2 us a name. The first is for
-#: machines that count as work what others took of a shared processor meanwhile: a good expression must not be refused, for its consumer ends then.
+#: CPU time in seconds for matching all topics: a constant plus an amount per name. An ordinary
+#: expression takes 2 us per name. The constant allows for virtual machines that report stolen time
+#: as CPU time, because a refusal makes the consumer fail.
 MAX_CPU_SECONDS = 0.25
 MAX_CPU_SECONDS_PER_NAME = 20e-6
 
-#: So many names are looked at whatever the clock says: at most a tenth of a second of work, in which a slow clock proves nothing.
+#: Names that are matched regardless of the CPU time: at most a tenth of a second of work. The clock
+#: is too coarse to judge fewer.
 MIN_NAMES_MATCHED = 40
 
-#: All first looks together: seconds of the processor that they may take at once, and the share of it in the long run. Whoever sends ever new costly
-#: expressions waits for its own kind, and not all others for them.
+#: CPU time for new expressions: seconds in a burst, and the share in the long run. A client that
+#: sends many slow expressions delays only new expressions.
 NEW_REGEX_CPU_SECONDS = 1.0
 NEW_REGEX_CPU_SHARE = 0.1
 
@@ -34,7 +41,9 @@ _MAX_MEMORY = 1 << 19
 
 
 class TopicRegexes:
-    """Expressions and what was found by them. A name is looked at once, so a new topic costs one look by each expression."""
+    """Compiled expressions and their matches. Each name is matched once per expression, so a new
+    topic costs one match per expression.
+    """
 
     __slots__ = ("_cache", "_cpu_seconds_left", "_cpu_time", "_max_bytes", "_now", "_refilled_at")
 
@@ -44,7 +53,9 @@ class TopicRegexes:
         cpu_time: Callable[[], float] = time.thread_time,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_bytes` is how long one may be; `cpu_time()` says how long this thread has worked and `now()` what time it is, in seconds."""
+        """`max_bytes` limits an expression's length. `cpu_time` returns the thread's CPU time and
+        `now` a monotonic time, both in seconds.
+        """
         self._max_bytes = max_bytes
         self._cpu_time = cpu_time
         self._now = now
@@ -53,9 +64,10 @@ class TopicRegexes:
         self._refilled_at = now()
 
     def matching(self, expression: str, names: frozenset[str]) -> frozenset[str]:
-        """Those of `names`, all names that there are, which the expression matches whole.
+        """The subset of `names`, all existing topics, that the expression matches completely.
 
-        Raises KafkaError: INVALID_REGULAR_EXPRESSION, COORDINATOR_NOT_AVAILABLE for a new one while too much time goes into new ones.
+        Raises KafkaError: INVALID_REGULAR_EXPRESSION, or COORDINATOR_NOT_AVAILABLE for a new
+        expression while the CPU time for new ones is used up.
         """
         known = self._cache.pop(expression, None)
         if known is None:
@@ -79,7 +91,7 @@ class TopicRegexes:
         if self._cpu_seconds_left <= 0:
             raise KafkaError(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE,
-                "Too many new regular expressions that take long; try again later.",
+                "Too many slow new regular expressions; retry later.",
             )
         began = self._cpu_time()
         try:
@@ -120,7 +132,7 @@ def _compile(text: str, max_bytes: int) -> Any:
     options = re2.Options()
     options.max_mem = _MAX_MEMORY
     options.never_capture = True
-    # To stderr, past the log, with what a stranger wrote.
+    # Errors go into the reply. RE2 would write them, with the client's text, to stderr.
     options.log_errors = False
     try:
         compiled = re2.compile(raw, options)
@@ -132,7 +144,7 @@ def _compile(text: str, max_bytes: int) -> Any:
 
 
 def _invalid(text: str, reason: str) -> KafkaError:
-    """In Kafka's words, but for the reason."""
+    """The message is Kafka's, except for the reason."""
     return KafkaError(
         ErrorCode.INVALID_REGULAR_EXPRESSION,
         f"SubscribedTopicRegex `{text}` is not a valid regular expression: {reason}.",

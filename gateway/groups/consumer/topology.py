@@ -1,4 +1,4 @@
-"""What groups need to know of topics: their ids, how many partitions they have, and which of them a regular expression names."""
+"""Topic metadata for groups: ids, partition counts and regular expression matches."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ _DIGEST_ROW = Struct(">16sI")
 
 
 class Topology(Protocol):
-    """The topics of this moment."""
+    """The topics at this moment."""
 
     @property
     def version(self) -> int:
-        """Goes up whenever any topic is made, altered or deleted."""
+        """Rises when any topic is created, altered or deleted."""
         ...
 
     def id_of(self, name: str) -> TopicId | None: ...
     def name_of(self, topic: TopicId) -> str | None: ...
     def partitions(self, topic: TopicId) -> int:
-        """0 for a topic that is not there."""
+        """The partition count, or 0 if the topic does not exist."""
         ...
 
     def matching(self, regex: str) -> frozenset[str]:
-        """The names of all topics that it matches whole. Raises KafkaError(INVALID_REGULAR_EXPRESSION)."""
+        """Names of all topics that the expression matches completely. Raises
+        KafkaError(INVALID_REGULAR_EXPRESSION).
+        """
         ...
 
 
 class TopicView:
-    """The topics of this gateway, as groups look at them. `regex_max_bytes` is how long a regular expression may be."""
+    """`Topology` over the gateway's topics. `regex_max_bytes` limits an expression's length."""
 
     def __init__(self, topics: Topics, regex_max_bytes: int) -> None:
         self._topics = topics
@@ -68,12 +70,12 @@ class TopicView:
 
 
 def ids_of(names: Iterable[str], topology: Topology) -> frozenset[TopicId]:
-    """The ids of those that are there."""
+    """Ids of the topics that exist."""
     return frozenset(topic for name in names if (topic := topology.id_of(name)) is not None)
 
 
 def topics_digest(topics: Set[TopicId], topology: Topology) -> bytes:
-    """Tells whether any of these topics has come, gone or grown."""
+    """Changes when one of the topics is created, deleted or gets more partitions."""
     digest = hashlib.blake2b(digest_size=8)
     for topic in sorted(topics):
         digest.update(_DIGEST_ROW.pack(topic, topology.partitions(topic)))
@@ -81,7 +83,7 @@ def topics_digest(topics: Set[TopicId], topology: Topology) -> bytes:
 
 
 def canonical_name(name: str, topology: Topology) -> str:
-    """The name that a topic has in all lists, of those that it may be called by; one that is not there is called what it is called."""
+    """The name under which the topic is listed, or `name` if it does not exist."""
     topic = topology.id_of(name)
     return (None if topic is None else topology.name_of(topic)) or name
 
@@ -89,7 +91,9 @@ def canonical_name(name: str, topology: Topology) -> str:
 def named_topics(
     topics: Iterable[TopicId], asked: Iterable[str], topology: Topology
 ) -> Iterator[tuple[TopicId, str]]:
-    """Those that are still there, by the names that they were asked for by where they were: a client knows no others."""
+    """Existing topics with the names under which they were requested, if any: a client does not
+    recognize other aliases.
+    """
     names = {topology.id_of(name): name for name in asked}
     for topic in topics:
         name = names.get(topic) or topology.name_of(topic)

@@ -1,7 +1,8 @@
-"""What of a consumer group is not stored yet, and the answers that must wait for it: nobody is told what a crash could take back.
+"""Unstored changes of a consumer group, and the replies that depend on them.
 
-One write is on its way at a time, and what changes meanwhile goes with the next. So what is stored is always the group as it was at one moment,
-and a thousand members that move at once are a few writes.
+A reply is sent only when everything it reveals is stored, so a crash cannot revert it. One write is
+in flight at a time; changes made meanwhile go into the next write. Rows therefore always reflect
+one moment, and a thousand members that move at once cause few writes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Row = ConsumerGroupMember | ConsumerGroupRow | None
 
 
 class UnstoredChanges:
-    """`row` makes the group's own row, of the key `row_key`, as it is at that moment."""
+    """`row` returns the group's own row (key `row_key`) in its current state."""
 
     def __init__(
         self, effects: list[Effect], row_key: bytes, row: Callable[[], ConsumerGroupRow]
@@ -33,11 +34,11 @@ class UnstoredChanges:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all is stored."""
+        """Whether everything is stored."""
         return not self._unsaved and self._in_flight_write is None
 
     def set_row(self, key: bytes, row: ConsumerGroupMember | None) -> None:
-        """This row changes, or with None goes."""
+        """Add a changed row. None deletes it."""
         self._unsaved[key] = row
 
     def set_group(self) -> None:
@@ -46,14 +47,14 @@ class UnstoredChanges:
     def reply(
         self, handle: RequestHandle, result: JoinResult | SyncResult | HeartbeatResult
     ) -> None:
-        """Now, or when all that has changed so far is stored."""
+        """Send a reply when all changes made so far are stored."""
         if self.is_empty:
             self._effects.append(Reply(handle, result))
         else:
             self._waiting_replies.append(Reply(handle, result))
 
     def flush(self) -> None:
-        """Write what is to be written, unless a write is on its way."""
+        """Start a write if there are changes and none is in flight."""
         if self._in_flight_write is not None or not self._unsaved:
             return
         rows = dict(self._unsaved)
@@ -74,7 +75,7 @@ class UnstoredChanges:
             self._waiting_replies.clear()
 
     def on_store_failed(self, write: StoreRows) -> None:
-        """All who wait are told to ask again; the rows go with the next write."""
+        """Refuse the waiting replies and keep the rows for the next write."""
         self._in_flight_write = None
         self._unsaved = {**write.rows, **self._unsaved}
         self._effects.extend(
@@ -83,29 +84,29 @@ class UnstoredChanges:
         self.refuse_all(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def refuse_all(self, code: ErrorCode) -> None:
-        """Whoever waits for what has not been written yet is told this."""
+        """Refuse the replies that wait for the next write."""
         self._effects.extend(as_refusal(reply, code) for reply in self._waiting_replies)
         self._waiting_replies.clear()
 
     def keys(self) -> set[bytes]:
-        """Of the rows that change or are on their way: they may be in the store or not."""
+        """Keys of changed rows and of rows in flight, which may or may not be stored."""
         return {
             *self._unsaved,
             *(() if self._in_flight_write is None else self._in_flight_write.rows),
         }
 
     def close(self) -> None:
-        """Nothing more is to be written."""
+        """Discard all changes and refuse the waiting replies."""
         self._unsaved.clear()
         self.refuse_all(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def handles(self) -> set[RequestHandle]:
-        """Those that wait for the next write."""
+        """Requests that wait for the next write."""
         return {reply.handle for reply in self._waiting_replies}
 
 
 def as_refusal(reply: Reply, code: ErrorCode) -> Reply:
-    """The same answer as a refusal, unless it is one."""
+    """The reply with an error code, unless it has one already."""
     result = reply.result
     if result.code is not ErrorCode.NONE:
         return reply
