@@ -51,8 +51,9 @@ def subscribed_topics(metadata: Iterable[bytes]) -> frozenset[str] | None:
 
 
 def parse_subscription(metadata: bytes, max_elements: int = MAX_ELEMENTS) -> Subscription:
-    """Raises ValueError if the bytes are malformed or exceed `max_elements` topics and partitions. Missing
-    fields at the end are treated as unset.
+    """Raises ValueError if malformed or beyond `max_elements` topics and partitions.
+
+    Missing fields at the end are treated as unset.
     """
     try:
         reader = _Reader(metadata, max_elements).read_version()
@@ -95,8 +96,9 @@ def encode_assignment(partitions: PartitionsByName, metadata: bytes) -> bytes:
 
 
 class _Reader:
-    """Raises ValueError, or struct.error if the message is truncated. `max_elements` limits the total
-    number of elements.
+    """Raises ValueError, or struct.error if the message is truncated.
+
+    `max_elements` limits the total number of elements.
     """
 
     def __init__(self, message: bytes, max_elements: int) -> None:

@@ -1,8 +1,9 @@
-"""What groups have committed: in memory for those who ask, in a table of the store before it is acknowledged.
+"""Committed offsets of all groups, held in memory and written to the store before a commit returns.
 
-Rows belong to a topic's id. So a topic that is deleted takes its offsets with it, whatever else fails or crosses its way: without their topic
-they are found by nobody, and what is still stored of them goes at the next start. Where others have a say in which topics there are, a topic that
-is not there at the start may come back (a namespace that is served again, for example): then its offsets stay until they have expired.
+Rows are keyed by topic id. Deleting a topic therefore invalidates its offsets, even if deleting the
+rows fails: they are not found any more, and the next start deletes them. If topics are managed
+outside the gateway, a missing topic may return (for example a namespace that is served again); its
+offsets are then kept until they expire.
 """
 
 from __future__ import annotations
@@ -32,22 +33,25 @@ _log = logs.get_logger(__name__)
 #: A group's offsets by topic id and partition.
 GroupOffsets = dict[bytes, dict[int, CommittedOffset]]
 
-#: Is told of a durable commit: group, topic, partition and offset (`Store.note_committed`).
+#: Called after a durable commit with group, topic, partition and offset (`Store.note_committed`).
 CommitListener = Callable[[str, str, int, int], None]
 
-#: Groups that find no room of which the log tells: the names of others may be made up.
+#: Limit on groups whose refused commits are logged. Clients can make up group names.
 MAX_LOGGED_GROUPS = 20
 
-#: What an offset takes in memory besides its metadata and its group's name: measured, for one that is the only one of its group.
+#: Measured size of an offset in memory without its metadata and group name, in bytes, for a group
+#: with a single offset.
 OFFSET_BYTES = 600
 
 
 def no_listener(group_id: str, topic: str, partition: int, offset: int) -> None:
-    """Where nobody else wants to know."""
+    """Ignores commits. The default listener."""
 
 
 class CommittedOffsets:
-    """`open` it before use. What was refused by the store is not seen: readers see only what is durable. `note` is told of it, too."""
+    """Call `open` before use. Readers see durable offsets only. `note` is called for each of
+    them.
+    """
 
     def __init__(
         self,
@@ -61,7 +65,7 @@ class CommittedOffsets:
     ) -> None:
         self._topics_may_come_back = topics_may_return
         self._missing_topics: set[bytes] = set()
-        """Ids of topics that were not there at the start."""
+        """Ids of topics that did not exist at startup."""
         self._clock = clock
         self._note = note
         self._timeout = settings.offsets_commit_timeout_ms / 1000
@@ -71,20 +75,22 @@ class CommittedOffsets:
         self._groups: dict[str, GroupOffsets] = {}
         self._bytes = 0
         self._logged_groups: set[str] = set()
-        """Groups whose refusals the log has told since offsets went."""
+        """Groups whose refused commit was logged since offsets were last deleted."""
         self._bytes_being_stored = 0
-        """What those on their way to the disk will add."""
+        """Size that writes in flight will add, in bytes."""
         self._committing: dict[str, int] = {}
 
     async def open(self) -> None:
-        """Read what the store has; of topics that have gone meanwhile it is deleted. Raises StorageError where it cannot be read."""
+        """Load all offsets, and delete those of deleted topics. Raises StorageError if reading
+        fails.
+        """
         orphans: list[bytes] = []
         for key, value in await self._table.items():
             try:
                 offset_key, committed = decode_key(key), decode_value(value)
             except ValueError as failure:
                 _log.error(
-                    "committed offset unreadable: its group begins as if it were not there",
+                    "committed offset unreadable, ignored",
                     key=key.hex(),
                     reason=str(failure),
                 )
@@ -98,7 +104,9 @@ class CommittedOffsets:
         await self._delete_orphans(orphans)
 
     async def delete_orphans(self, before: int) -> None:
-        """Forget what was committed before that time (ms) for topics that were not there at the start and never came back."""
+        """Delete offsets committed before `before` (ms since 1970) for topics that were missing at
+        startup and have not returned.
+        """
         self._missing_topics = {
             topic_id for topic_id in self._missing_topics if self._topics.get(topic_id) is None
         }
@@ -119,26 +127,26 @@ class CommittedOffsets:
         return sum(len(rows) for group in self._groups.values() for rows in group.values())
 
     def groups(self) -> Iterable[str]:
-        """Every group that has committed anything."""
+        """Groups with committed offsets."""
         return list(self._groups)
 
     def has(self, group_id: str) -> bool:
-        """Whether the group has committed anything."""
+        """Whether the group has committed offsets."""
         return group_id in self._groups
 
     def is_committing(self, group_id: str) -> bool:
-        """Whether an offset of the group is on its way to the disk."""
+        """Whether a commit of the group is being stored."""
         return group_id in self._committing
 
     def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
-        """One offset, of the topic that has this name now."""
+        """The offset for the topic that has this name now."""
         rows, topic_state = self._groups.get(group_id), self._topics.get(topic)
         if rows is None or topic_state is None:
             return None
         return rows.get(topic_state.topic.topic_id, {}).get(partition)
 
     def of_group(self, group_id: str) -> Mapping[tuple[str, int], CommittedOffset]:
-        """All that the group has committed, by topic and partition, as it is now."""
+        """All offsets of the group by topic name and partition."""
         return {
             (topic_state.name, partition): committed
             for topic_id, rows in self._groups.get(group_id, {}).items()
@@ -147,7 +155,10 @@ class CommittedOffsets:
         }
 
     def by_topic(self, group_id: str) -> Iterator[tuple[str, bytes, dict[int, CommittedOffset]]]:
-        """The same topic after topic: name, id and offsets in order, as they are when the topic's turn comes. The group may commit meanwhile."""
+        """Yield name, id and offsets of each topic, sorted.
+
+        Offsets are read when the topic's turn comes; the group may commit meanwhile.
+        """
         topics = self._groups.get(group_id, {}).items()
         found = [
             (topic_state.name, topic_id, rows)
@@ -164,10 +175,12 @@ class CommittedOffsets:
         rows: Mapping[tuple[str, int], CommittedOffset],
         pause: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Set these offsets, all or none; durable when it returns. `pause` lets others have their turn, where there are many.
+        """Store these offsets atomically. They are durable on return.
 
-        Raises KafkaError: INVALID_GROUP_ID, UNKNOWN_TOPIC_OR_PARTITION, INVALID_COMMIT_OFFSET_SIZE beyond the limits, COORDINATOR_NOT_AVAILABLE
-        where the store fails, or takes too long: then it may be stored all the same.
+        `pause` yields to other requests if there are many offsets. Raises KafkaError:
+        INVALID_GROUP_ID, UNKNOWN_TOPIC_OR_PARTITION, INVALID_COMMIT_OFFSET_SIZE beyond the limits,
+        COORDINATOR_NOT_AVAILABLE if the store fails or times out. After a timeout the offsets may
+        still be stored.
         """
         offsets_by_key = {
             self._key_for(group_id, topic, partition): committed
@@ -177,7 +190,8 @@ class CommittedOffsets:
             await pause()
         added_bytes = self._check(group_id, offsets_by_key)
         if offsets_by_key:
-            # On its own: what is on its way to the disk must reach the memory, too, when its client has gone.
+            # Shielded from cancellation: a write in flight must also update the cache if its client
+            # disconnects.
             await self._wait_for(self._commit(group_id, offsets_by_key, added_bytes))
 
     def _key_for(self, group_id: str, topic: str, partition: int) -> OffsetKey:
@@ -187,12 +201,12 @@ class CommittedOffsets:
         return OffsetKey(group_id, topic_state.topic.topic_id, partition)
 
     def _check(self, group_id: str, offsets_by_key: Mapping[OffsetKey, CommittedOffset]) -> int:
-        """How many bytes they add at the most."""
+        """Check the limits. Returns the maximum growth in memory, in bytes."""
         settings = self._settings
         if len(group_id.encode()) > settings.group_id_max_bytes:
             raise KafkaError(
                 ErrorCode.INVALID_GROUP_ID,
-                f"the group's name has more than group_id_max_bytes={settings.group_id_max_bytes}",
+                f"the group id exceeds group_id_max_bytes={settings.group_id_max_bytes}",
             )
         known = self._groups.get(group_id, {})
         added = grown = 0
@@ -214,12 +228,16 @@ class CommittedOffsets:
         ):
             limit = settings.committed_offsets_max_bytes
             raise self._limit_exceeded(
-                group_id, f"all offsets together take committed_offsets_max_bytes={limit}"
+                group_id, f"all committed offsets exceed committed_offsets_max_bytes={limit}"
             )
         return max(grown, 0)
 
     def _limit_exceeded(self, group_id: str, reason: str) -> KafkaError:
-        """The reply has no words, so the log says them: once for each group, which commits again and again, and for some groups, until offsets go."""
+        """The error for a commit over a limit.
+
+        The reply has no error message, so the reason is logged: once per group, and for at most
+        MAX_LOGGED_GROUPS groups until offsets are deleted.
+        """
         if group_id not in self._logged_groups and len(self._logged_groups) < MAX_LOGGED_GROUPS:
             self._logged_groups.add(group_id)
             _log.warning("commit refused", group=group_id, reason=reason)
@@ -249,7 +267,7 @@ class CommittedOffsets:
                 self._set(offset_key, committed)
                 self._note(group_id, topic_state.name, offset_key.partition, committed.offset)
             elif self._topics.may_reappear(offset_key.topic_id):
-                # It goes with the other offsets of the topic, unless that comes back.
+                # Kept with the topic's other offsets in case the topic returns.
                 self._set(offset_key, committed)
             else:
                 orphans.append(offset_key)
@@ -258,9 +276,9 @@ class CommittedOffsets:
     async def delete(
         self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None
     ) -> None:
-        """Forget these offsets of a group, or all of them; durable when it returns. Those that are not there are no error.
+        """Delete these or all offsets of a group, durably. Missing ones are ignored.
 
-        Raises KafkaError: COORDINATOR_NOT_AVAILABLE where the store fails.
+        Raises KafkaError: COORDINATOR_NOT_AVAILABLE if the store fails.
         """
         offset_keys = (
             self._all_keys_of(group_id)
@@ -274,10 +292,11 @@ class CommittedOffsets:
         try:
             await shield_with_timeout(self._clock, self._timeout, work)
         except TimeoutError:
-            # As Kafka answers when its offsets topic takes longer than offsets.commit.timeout.ms (CoordinatorOperationExceptionHelper).
+            # Kafka's reply when the offsets topic exceeds offsets.commit.timeout.ms
+            # (CoordinatorOperationExceptionHelper).
             raise KafkaError(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE,
-                "the store takes longer than offsets_commit_timeout_ms",
+                "not stored within offsets_commit_timeout_ms",
             ) from None
 
     def _all_keys_of(self, group_id: str) -> list[OffsetKey]:
@@ -302,7 +321,7 @@ class CommittedOffsets:
             self._remove(offset_key)
 
     async def delete_topic(self, topic: Topic) -> None:
-        """Forget what all groups have committed for a topic that has been deleted."""
+        """Delete all offsets of a deleted topic."""
         offset_keys = [
             OffsetKey(group_id, topic.topic_id, partition)
             for group_id, rows in self._groups.items()
@@ -313,14 +332,14 @@ class CommittedOffsets:
         await self._delete_orphans([encode_key(offset_key) for offset_key in offset_keys])
 
     async def _delete_orphans(self, orphans: list[bytes]) -> None:
-        """Free the room of rows that nobody finds any more."""
+        """Delete rows of topics that no longer exist."""
         try:
             if orphans:
                 await self._table.put(dict.fromkeys(orphans))
         except StorageError as failure:
-            # Their topic's id never comes again, and the next start deletes them.
+            # The topic id is never reused, and the next start deletes these rows.
             _log.warning(
-                "offsets of a deleted topic are still stored",
+                "offsets of deleted topics not deleted",
                 rows=len(orphans),
                 reason=str(failure),
             )
@@ -331,7 +350,7 @@ class CommittedOffsets:
         except EntryTooLarge as failure:
             raise KafkaError(ErrorCode.INVALID_COMMIT_OFFSET_SIZE, str(failure)) from failure
         except StorageError as failure:
-            # What clients take as a reason to ask again, as Kafka answers while its offsets topic cannot be written.
+            # A retriable error, as from Kafka while its offsets topic is not writable.
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 
     def _set(self, offset_key: OffsetKey, committed: CommittedOffset) -> None:
@@ -358,12 +377,14 @@ class CommittedOffsets:
 
 
 def _size(committed: CommittedOffset) -> int:
-    """Bytes of memory."""
+    """Size in memory, in bytes."""
     return OFFSET_BYTES + getsizeof(committed.metadata)
 
 
 def _growth(before: CommittedOffset | None, committed: CommittedOffset) -> int:
-    """By how many bytes of memory an offset in the place of the one before it takes more. Nearly always the metadata stays as it was."""
+    """Change in memory size if `committed` replaces `before`, in bytes. Usually the metadata is
+    equal.
+    """
     if before is None:
         return _size(committed)
     return 0 if before.metadata == committed.metadata else _size(committed) - _size(before)

@@ -1,8 +1,8 @@
-"""Offsets that nobody comes back for are deleted, by KIP-211's rules (Kafka's GroupMetadata.removeExpiredOffsets).
+"""Deletes expired offsets (KIP-211, Kafka's GroupMetadata.removeExpiredOffsets).
 
-What counts is how long ago a group lost its last member, or for a group that never had any, how long ago an offset was committed. A group with
-members keeps the offsets of all topics that they read, however old. Where the client gave a retention time of its own, that is what counts
-instead.
+Retention counts from when the group lost its last member, or from the commit if the group never had
+members. A group with members keeps the offsets of all topics that they subscribe to. A retention
+time in the commit request takes precedence.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gateway.protocol.errors import KafkaError
 
 _log = logs.get_logger(__name__)
 
-#: Offsets looked at in one turn of the reactor, some 5 ms' worth.
+#: Offsets checked per reactor turn, about 5 ms of work.
 OFFSETS_PER_TURN = 5_000
 
-#: Groups whose offsets are deleted at the same time: the store writes them in one go.
+#: Groups whose offsets are deleted concurrently; the store combines their writes.
 GROUPS_PER_DELETION = 100
 
 OffsetsByPartition = Mapping[tuple[str, int], CommittedOffset]
@@ -33,7 +33,7 @@ class HasGroupId(Protocol):
 
 
 class GroupMemberships(Protocol):
-    """What is asked of the coordinator. Times are ms since 1970."""
+    """What expiration needs of the coordinator. Times are in ms since 1970."""
 
     def __iter__(self) -> Iterator[HasGroupId]: ...
     def is_empty(self, group_id: str) -> bool: ...
@@ -43,7 +43,7 @@ class GroupMemberships(Protocol):
 
 
 class OffsetExpiry:
-    """`retention_ms` is for all groups; `clock` gives the reactor its turns."""
+    """`retention_ms` applies to all groups; `clock` schedules the reactor turns."""
 
     def __init__(
         self, offsets: CommittedOffsets, groups: GroupMemberships, retention_ms: int, clock: Clock
@@ -58,7 +58,7 @@ class OffsetExpiry:
         self._is_stopped = True
 
     async def run(self, now: int) -> None:
-        """Look at every group once."""
+        """Check all groups once."""
         checked, deleted = 0, 0
         expired_by_group: dict[str, list[tuple[str, int]]] = {}
         for group_id in self._offsets.groups():
@@ -68,7 +68,7 @@ class OffsetExpiry:
             if expired:
                 expired_by_group[group_id] = expired
             if len(expired_by_group) >= GROUPS_PER_DELETION or checked >= OFFSETS_PER_TURN:
-                # Before anything else can happen: what has expired is not kept in mind while its group may commit.
+                # Delete before yielding: a group may commit again meanwhile.
                 deleted += await self._delete(expired_by_group)
                 expired_by_group = {}
             if checked >= OFFSETS_PER_TURN:
@@ -79,13 +79,13 @@ class OffsetExpiry:
         deleted += await self._delete(expired_by_group)
         if deleted:
             _log.info("offsets expired", offsets=deleted)
-        await self._forget_groups()
+        await self._delete_empty_groups()
 
     def _expired(
         self, group_id: str, offsets: OffsetsByPartition, now: int
     ) -> Iterator[tuple[str, int]]:
         if self._offsets.is_committing(group_id):
-            # Its offsets are about to be newer than they look.
+            # The commit being stored will replace these offsets.
             return
         kept = (
             frozenset[str]()
@@ -104,7 +104,7 @@ class OffsetExpiry:
                 yield key
 
     async def _delete(self, expired_by_group: Mapping[str, list[tuple[str, int]]]) -> int:
-        """How many offsets are gone."""
+        """Returns the number of deleted offsets."""
         deleted = 0
         outcomes = await gather(
             [
@@ -126,8 +126,8 @@ class OffsetExpiry:
                 deleted += len(expired)
         return deleted
 
-    async def _forget_groups(self) -> None:
-        """Those that have neither members nor offsets, as Kafka does in the same round."""
+    async def _delete_empty_groups(self) -> None:
+        """Delete groups without members and offsets, as Kafka does in the same pass."""
         forgotten = 0
         for group in self._groups:
             if self._is_stopped:

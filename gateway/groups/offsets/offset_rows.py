@@ -1,6 +1,7 @@
-"""How a committed offset is stored: one row of the table `offsets` for each group and partition.
+"""Storage format of committed offsets: one row per group and partition in the table `offsets`.
 
-The key names the topic by its id: what was committed for a topic never becomes another one's, even if that has the same name.
+Keys contain the topic id, so a new topic with the name of a deleted one does not inherit its
+offsets.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from typing import NamedTuple
 
 import msgspec
 
-#: Topic id and partition, and after them the group's name.
+#: Topic id and partition; the group id follows.
 _KEY_PREFIX = Struct(">16sI")
 
 
 class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a group stands in a partition. `leader_epoch` is -1 where the client said none; `committed_at` is in ms since 1970, as is
-    `expires_at`, which only OffsetCommit 2-4 with a retention time of their own set."""
+    """A committed offset. `leader_epoch` is -1 if unset.
+
+    `committed_at` and `expires_at` are in ms since 1970. Only OffsetCommit v2 to v4 with a
+    retention time sets `expires_at`.
+    """
 
     offset: int
     leader_epoch: int
@@ -26,8 +30,6 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class OffsetKey(NamedTuple):
-    """Whose offset of which partition it is."""
-
     group_id: str
     topic_id: bytes
     partition: int
@@ -38,9 +40,9 @@ def encode_key(key: OffsetKey) -> bytes:
 
 
 def decode_key(key: bytes) -> OffsetKey:
-    """Raises ValueError for what is no such key."""
+    """Raises ValueError for a malformed key."""
     if len(key) < _KEY_PREFIX.size:
-        raise ValueError(f"a key of {len(key)} bytes is too short")
+        raise ValueError(f"key of {len(key)} bytes is too short")
     topic_id, partition = _KEY_PREFIX.unpack_from(key)
     return OffsetKey(key[_KEY_PREFIX.size :].decode(), topic_id, partition)
 
@@ -50,7 +52,7 @@ def encode_value(committed: CommittedOffset) -> bytes:
 
 
 def decode_value(value: bytes) -> CommittedOffset:
-    """Raises ValueError for what is no such value."""
+    """Raises ValueError for a malformed value."""
     return _DECODER.decode(value)
 
 

@@ -1,1 +1,4 @@
-"""Requests about consumer groups: membership, committed offsets and descriptions."""
+"""Handlers of group requests: membership, committed offsets and descriptions.
+
+May import `gateway.groups` and `gateway.protocol`.
+"""

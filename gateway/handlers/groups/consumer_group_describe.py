@@ -1,4 +1,4 @@
-"""ConsumerGroupDescribe: what those ask who look after consumer groups (KIP-848). DescribeGroups finds classic groups alone."""
+"""ConsumerGroupDescribe (KIP-848). DescribeGroups returns classic groups only."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ _Described = ConsumerGroupDescribeResponse.DescribedGroup
 _Member = _Described.Member
 _Assignment = _Member.Assignment
 
-#: Which protocol a member speaks (KIP-1099).
+#: Values of MemberType (KIP-1099).
 _CLASSIC, _CONSUMER = 0, 1
 
 
 @serves(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, 1)
 async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
-    """Each group's epochs and members, with what they have and shall have; v1 tells which of them speak the classic protocol (KIP-1099).
+    """Return epochs, members and assignments of consumer groups. v1 adds the member type
+    (KIP-1099).
 
-    Whatever is no consumer group is an error, and a group that is named twice is described once.
+    Other groups are an error. A group that is listed twice is described once.
     """
     operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_OMITTED
     rows = []
@@ -89,7 +90,9 @@ def _described(group: ConsumerGroup, caller: Caller) -> Any:
 
 
 def _described_member(member: ConsumerGroupMember, caller: Caller) -> Any:
-    """What it has to give back counts as its own until it has, and who has no expression has an empty one, as in Kafka 4.3."""
+    """As in Kafka 4.3, partitions being revoked count as assigned, and a member without a regular
+    expression has an empty one.
+    """
     held = {
         topic: {*member.assigned.get(topic, ()), *member.revoking.get(topic, ())}
         for topic in member.assigned.keys() | member.revoking.keys()
@@ -110,7 +113,7 @@ def _described_member(member: ConsumerGroupMember, caller: Caller) -> Any:
 
 
 def _assignment(partitions: Mapping[TopicId, Iterable[int]], caller: Caller) -> Any:
-    """Topics that have been deleted are left out: they have no name any more."""
+    """Deleted topics are left out because they no longer have a name."""
     rows = []
     for topic_id, indexes in partitions.items():
         topic_state = caller.broker.topics.get(topic_id)

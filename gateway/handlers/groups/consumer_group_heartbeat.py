@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat: what members of consumer groups ask (KIP-848)."""
+"""ConsumerGroupHeartbeat (KIP-848)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from gateway.protocol.wire.messages import topic_id_of, uuid_of
 
 _Assignment = ConsumerGroupHeartbeatResponse.Assignment
 
-#: What stands for a timeout that has not changed.
+#: RebalanceTimeoutMs if unchanged.
 _UNCHANGED = -1
 
 
 @serves(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, 1)
 async def consumer_group_heartbeat(request: Any, caller: Caller) -> Any:
-    """A member joins, lives, leaves, and is told its epoch and, where that is new, its assignment. It has made its id itself (KIP-1082), and may
-    subscribe by a regular expression."""
+    """Join, keep alive or leave a group; returns the member epoch and a changed assignment.
+
+    Since v1 the client generates its member id (KIP-1082) and may subscribe with a regular
+    expression.
+    """
     return await heartbeat_reply(request, caller, requires_member_id=True)
 
 
 async def heartbeat_reply(request: Any, caller: Caller, *, requires_member_id: bool) -> Any:
-    """The reply to a ConsumerGroupHeartbeat."""
+    """Handle any version. `requires_member_id` is False if a joining member may omit its id."""
     caller.traffic.group_named(request.group_id)
     try:
         _check(request, requires_member_id=requires_member_id)
@@ -62,7 +65,9 @@ async def heartbeat_reply(request: Any, caller: Caller, *, requires_member_id: b
 
 
 def _check(request: Any, *, requires_member_id: bool) -> None:
-    """Raises KafkaError: INVALID_REQUEST for what contradicts itself, UNSUPPORTED_ASSIGNOR (GroupCoordinatorService, Kafka 4.3)."""
+    """Raises KafkaError: INVALID_REQUEST if fields contradict each other, UNSUPPORTED_ASSIGNOR
+    (GroupCoordinatorService, Kafka 4.3).
+    """
     epoch = request.member_epoch
     names = {
         "GroupId": request.group_id,
@@ -76,19 +81,21 @@ def _check(request: Any, *, requires_member_id: bool) -> None:
             raise _invalid(f"{name} must not be empty.")
     if epoch == JOIN_EPOCH:
         if request.rebalance_timeout_ms == _UNCHANGED:
-            raise _invalid("Who joins must say RebalanceTimeoutMs.")
+            raise _invalid("RebalanceTimeoutMs must be provided when joining.")
         if request.topic_partitions is None or request.topic_partitions:
-            raise _invalid("Who joins has no TopicPartitions and must say so.")
+            raise _invalid("TopicPartitions must be empty when joining.")
         if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
-            raise _invalid("Who joins must say SubscribedTopicNames or SubscribedTopicRegex.")
+            raise _invalid(
+                "SubscribedTopicNames or SubscribedTopicRegex must be provided when joining."
+            )
     elif epoch == STATIC_LEAVE_EPOCH and request.instance_id is None:
-        raise _invalid("Only a member with an InstanceId leaves for a while.")
+        raise _invalid("InstanceId must be provided to leave temporarily.")
     elif epoch < STATIC_LEAVE_EPOCH:
-        raise _invalid("There is no such MemberEpoch.")
+        raise _invalid("MemberEpoch is invalid.")
     if request.server_assignor is not None and request.server_assignor not in ASSIGNORS:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_ASSIGNOR,
-            f"There is no ServerAssignor {request.server_assignor}; there are {', '.join(ASSIGNORS)}.",
+            f"ServerAssignor {request.server_assignor} is not one of {', '.join(ASSIGNORS)}.",
         )
 
 

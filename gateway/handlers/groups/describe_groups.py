@@ -1,4 +1,4 @@
-"""ListGroups, DescribeGroups and DeleteGroups: what those ask who look after groups."""
+"""ListGroups, DescribeGroups and DeleteGroups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.protocol.large_requests import TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 
-#: AclOperation's numbers for what can be done with a group: read, delete, describe. Without ACLs everybody may.
+#: AclOperation codes of all group operations: read, delete, describe. Without ACLs all are allowed.
 GROUP_OPERATIONS = {3, 6, 8}
 
 _Listed = ListGroupsResponse.ListedGroup
@@ -31,8 +31,10 @@ _Deleted = DeleteGroupsResponse.DeletableGroupResult
 
 @serves(ApiKey.LIST_GROUPS, 0, 5)
 async def list_groups(request: Any, caller: Caller) -> Any:
-    """All groups: those with members, those that had some, and those that have only committed offsets. v4 filters by state (KIP-518),
-    v5 by type (KIP-848)."""
+    """List all groups, including those without members and those with committed offsets only.
+
+    v4 filters by state (KIP-518), v5 by type (KIP-848).
+    """
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
@@ -58,7 +60,7 @@ async def list_groups(request: Any, caller: Caller) -> Any:
 
 
 def _all_groups(caller: Caller) -> Iterable[tuple[str, str, str, str]]:
-    """Group, protocol type, state, and which of the two kinds it is (KIP-848)."""
+    """Yield group id, protocol type, state and group type (KIP-848)."""
     groups = caller.broker.groups
     for group in groups:
         yield group.group_id, group.protocol_type, group.state.value, group.kind
@@ -69,7 +71,9 @@ def _all_groups(caller: Caller) -> Iterable[tuple[str, str, str, str]]:
 
 @serves(ApiKey.DESCRIBE_GROUPS, 6, 6)
 async def describe_groups(request: Any, caller: Caller) -> Any:
-    """Each group's state and members; one that is not there is an error (KIP-1043), and a consumer group is one as well."""
+    """Return state and members of classic groups. Missing groups (KIP-1043) and consumer groups are
+    errors.
+    """
 
     def missing(group_id: str) -> Any:
         is_there = caller.broker.groups.get(group_id) is not None
@@ -82,8 +86,11 @@ async def describe_groups(request: Any, caller: Caller) -> Any:
 async def describe_classic_groups(
     request: Any, caller: Caller, missing: Callable[[str], Any]
 ) -> Any:
-    """The reply to a DescribeGroups. A group that is named twice is described once; `missing` makes the row of one that is not there, and to
-    this request no consumer group is: ConsumerGroupDescribe finds those."""
+    """The reply to a DescribeGroups.
+
+    A group that is listed twice is described once. `missing` makes the row of a group that does not
+    exist or is a consumer group, for which clients use ConsumerGroupDescribe.
+    """
     operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_OMITTED
     rows = []
     slices = TimeSlices(caller.broker.clock)
@@ -108,7 +115,7 @@ async def describe_classic_groups(
 
 
 def not_found(group_id: str, code: ErrorCode, message: str | None) -> Any:
-    """The row of a group that is not there."""
+    """The row of a group that does not exist."""
     return _Described(
         error_code=code,
         error_message=message,
@@ -121,7 +128,7 @@ def not_found(group_id: str, code: ErrorCode, message: str | None) -> Any:
 
 
 def _refused(group_id: str, refusal: KafkaError) -> Any:
-    """As Kafka's DescribeGroupsResponse.groupError: the state is not known."""
+    """Like Kafka's DescribeGroupsResponse.groupError: the state is unknown."""
     row = not_found(group_id, refusal.code, refusal.message)
     row.group_state = ""
     return row
@@ -139,7 +146,7 @@ def _empty(group_id: str) -> Any:
 
 
 def _described(group: ClassicGroup) -> Any:
-    """What members say to each other and are assigned is of this moment only while the group is stable."""
+    """Metadata and assignments are valid only while the group is stable."""
     protocol = group.protocol or "" if group.state is GroupState.STABLE else ""
     return _Described(
         error_code=ErrorCode.NONE,
@@ -164,7 +171,7 @@ def _described_member(member: ClassicGroupMember, protocol: str) -> Any:
 
 @serves(ApiKey.DELETE_GROUPS, 0, 2)
 async def delete_groups(request: Any, caller: Caller) -> Any:
-    """Delete groups that have no members, with their offsets. A group that is named twice is deleted once."""
+    """Delete empty groups with their offsets. A group that is listed twice is deleted once."""
     names = list(dict.fromkeys(request.groups_names))
     try:
         await caller.broker.confirm_coordinator()
@@ -195,6 +202,6 @@ async def _delete(group_id: str, caller: Caller) -> None:
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
     if group is not None:
         group.check_empty()
-    # The offsets first: what is left where the second step fails is an empty group, which can be deleted again.
+    # Offsets first: if the second step fails, an empty group remains, which can be deleted again.
     await caller.broker.offsets.delete(group_id)
     await caller.broker.groups.delete(group_id)

@@ -1,7 +1,7 @@
-"""FindCoordinator. Java consumers of 0.9 to 0.10.2 ask before every poll, even without a group.
+"""FindCoordinator. Java consumers of 0.9 to 0.10.2 send it before every poll, even without a group.
 
-A transactional id has a coordinator although transactions are not served: InitProducerId refuses it.
-Sarama retries every error of FindCoordinator, and takes that of InitProducerId as fatal.
+Transactional ids get a coordinator although transactions are not supported: InitProducerId refuses
+them. Sarama retries all errors of FindCoordinator but treats that of InitProducerId as fatal.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from gateway.topics.topic_names import CONSUMER_OFFSETS
 GROUP, TRANSACTION = 0, 1
 
 FIRST_WITH_MANY_KEYS = 4
-_NO_COORDINATOR = "only groups and transactional ids have a coordinator"
+_NO_COORDINATOR = "unsupported key type: only groups and transactional ids have a coordinator"
 
 
 @serves(ApiKey.FIND_COORDINATOR, 0, 6)
 async def find_coordinator(request: Any, caller: Caller) -> Any:
-    """The coordinator of each key. v1 adds transactional ids, v4 takes many keys at once, v6 share groups."""
+    """Return the coordinator of each key. v1 adds transactional ids, v4 batches keys, v6 adds share
+    groups.
+    """
     keys = [request.key] if caller.api_version < FIRST_WITH_MANY_KEYS else request.coordinator_keys
     if request.key_type == GROUP and len(keys) == 1:
         caller.traffic.group_named(keys[0])

@@ -1,4 +1,4 @@
-"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup: what members of a group ask."""
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup: the classic group protocol."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.heartbeat_codec import HeartbeatRequest, HeartbeatResponse
 
-#: From here on a JoinGroup that comes to nothing names no protocol; before, it names an empty one.
+#: A failed JoinGroup has a null protocol since this version, and an empty one before.
 _FIRST_WITH_NULLABLE_PROTOCOL = 7
 
 _FIRST_WITH_REBALANCE_TIMEOUT = 1
 
-#: Protocols (assignors) that one member may offer. Clients offer one to five.
+#: Limit on protocols (assignors) per member. Clients send one to five.
 MAX_PROTOCOLS = 500
 
 _JoinedMember = JoinGroupResponse.JoinGroupResponseMember
@@ -28,7 +28,10 @@ _LeftMember = LeaveGroupResponse.MemberResponse
 
 @serves(ApiKey.JOIN_GROUP, 9, 9)
 async def join_group(request: Any, caller: Caller) -> Any:
-    """Become a member, or stay one, and be told the generation; the leader also who is in it. Older versions are in `old_groups`."""
+    """Join or rejoin a group; returns the generation, and to the leader also the members.
+
+    Older versions are in `old_group_versions`.
+    """
     return await join_group_reply(
         request,
         caller,
@@ -46,7 +49,9 @@ async def join_group_reply(
     requires_member_id: bool,
     supports_skipping_assignment: bool,
 ) -> Any:
-    """The reply to a JoinGroup; `requires_member_id` and `supports_skipping_assignment` as in `MemberJoin`."""
+    """Handle any version. `requires_member_id` and `supports_skipping_assignment` as in
+    `MemberJoin`.
+    """
     if len(request.protocols) > MAX_PROTOCOLS:
         return JoinGroupResponse(
             error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
@@ -105,13 +110,15 @@ def _record_traffic(request: Any, caller: Caller) -> None:
 
 
 def java_host(caller: Caller) -> str:
-    """The client's address as Java writes one that has no name."""
+    """The client's address in the format of Java's InetAddress without a host name."""
     return "/" + caller.peer.rpartition(":")[0]
 
 
 @serves(ApiKey.SYNC_GROUP, 5, 5)
 async def sync_group(request: Any, caller: Caller) -> Any:
-    """Get the own assignment; the leader brings all of them. The protocol must be the one of the generation (KIP-559)."""
+    """Return the member's assignment; the leader's request carries all assignments. The protocol
+    must match the generation (KIP-559).
+    """
     if request.protocol_type is None or request.protocol_name is None:
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, assignment=b"")
     return await sync_group_unchecked_protocol(request, caller)
@@ -119,7 +126,7 @@ async def sync_group(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.SYNC_GROUP, 0, 4)
 async def sync_group_unchecked_protocol(request: Any, caller: Caller) -> Any:
-    """v3 knows static members (KIP-345); the protocol is not named."""
+    """Versions without protocol fields. v3 adds static members (KIP-345)."""
     member_sync = MemberSync(
         request.member_id,
         request.group_instance_id,
@@ -145,7 +152,7 @@ async def sync_group_unchecked_protocol(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.HEARTBEAT, 0, 4)
 async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatResponse:
-    """A member says that it lives, and is told when its group rebalances. v3 knows static members (KIP-345)."""
+    """Keep a member's session alive, and report a rebalance. v3 adds static members (KIP-345)."""
     code = ErrorCode.NONE
     caller.traffic.group_named(request.group_id)
     try:
@@ -160,7 +167,9 @@ async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatRespo
 
 @serves(ApiKey.LEAVE_GROUP, 3, 5)
 async def leave_group(request: Any, caller: Caller) -> Any:
-    """Members leave, or are removed by whoever looks after them: static ones by their instance id alone. v5 gives reasons (KIP-800)."""
+    """Remove members, at their own or an admin's request; static ones by instance id alone. v5 adds
+    reasons (KIP-800).
+    """
     caller.traffic.group_named(request.group_id)
     try:
         await caller.broker.confirm_coordinator()
@@ -189,7 +198,7 @@ async def leave_group(request: Any, caller: Caller) -> Any:
 def leave_group_member(
     group_id: str, member_id: str, instance_id: str | None, reason: str | None, caller: Caller
 ) -> ErrorCode:
-    """What comes of one member's leaving."""
+    """Remove one member and return its error code."""
     try:
         caller.broker.groups.leave(group_id, member_id, instance_id, reason or "")
     except KafkaError as failure:

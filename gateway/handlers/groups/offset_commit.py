@@ -1,4 +1,4 @@
-"""OffsetCommit, OffsetFetch and OffsetDelete: where groups stand, as Kafka's KafkaApis and GroupCoordinator have it."""
+"""OffsetCommit, OffsetFetch and OffsetDelete, following Kafka's KafkaApis and GroupCoordinator."""
 
 from __future__ import annotations
 
@@ -25,32 +25,34 @@ from gateway.protocol.wire.offset_commit_codec import (
 from gateway.topics.topic_state import TopicState
 from storage.log import Buffer
 
-#: When the offset in a partition's part of the request counts as committed, and when it expires by itself, if ever; in ms.
+#: Returns the commit time and the expiration time or None of a partition, in ms.
 CommitTimes = Callable[[CommittedPartition], tuple[int, int | None]]
 
 _FetchedTopic = OffsetFetchResponse.OffsetFetchResponseTopic
 _FetchedGroup = OffsetFetchResponse.OffsetFetchResponseGroup
 _DeletedTopic = OffsetDeleteResponse.OffsetDeleteResponseTopic
 
-#: The first version that names topics by id instead of by name.
+#: First version that identifies topics by id.
 FIRST_WITH_TOPIC_IDS = 10
 
 _NO_ID = bytes(16)
 
-#: Offsets that one request may commit, since they are stored all or none. About as many fit in a batch of
-#: 1 MiB, which is Kafka's limit (message.max.bytes of the offsets topic); beyond it the error is the same.
+#: Limit on offsets per request, which are stored atomically. About as many fit into Kafka's limit
+#: of 1 MiB per batch (message.max.bytes of the offsets topic); the error beyond it is the same.
 MAX_OFFSETS_PER_COMMIT = 10_000
 
-#: The first version of OffsetFetch whose reply has an error code for the group.
+#: First version of OffsetFetch with an error code for the group.
 _FIRST_WITH_GROUP_ERROR = 2
 
-#: What is told of a partition that the group has committed nothing for.
+#: The reply for a partition without a committed offset.
 NO_OFFSET = CommittedOffset(-1, -1, "", -1)
 
 
 @serves(ApiKey.OFFSET_COMMIT, 5, 10)
 async def offset_commit(request: OffsetCommitRequest, caller: Caller) -> OffsetCommitResponse:
-    """Where a group stands from now on. v6 leader epochs, v7 static members (KIP-345), v9 members of the new protocol, v10 topic ids."""
+    """Commit offsets. v6 adds leader epochs, v7 static members (KIP-345), v9 member epochs, v10
+    topic ids.
+    """
     now = caller.broker.now()
     return await commit_offsets(request, caller, lambda _: (now, None))
 
@@ -58,7 +60,7 @@ async def offset_commit(request: OffsetCommitRequest, caller: Caller) -> OffsetC
 async def commit_offsets(
     request: OffsetCommitRequest, caller: Caller, times: CommitTimes
 ) -> OffsetCommitResponse:
-    """The reply: what is wrong with a partition is said there, what is wrong with the group or the member at each partition that is right."""
+    """Handle any version. An error of the group or member is repeated for each valid partition."""
     caller.traffic.group_named(request.group_id)
     codes: dict[str | bytes, dict[int, ErrorCode]] = {}
     existing: dict[tuple[str, int], CommittedPartition] = {}
@@ -73,11 +75,11 @@ async def commit_offsets(
             except KafkaError as failure:
                 codes_of_topic[asked.partition_index] = failure.code
             else:
-                # One topic may be named in more than one way.
+                # A request may list one topic under several names.
                 named = keys.setdefault(name, [])
                 if key not in named:
                     named.append(key)
-                # In the order of the request; what it comes to is put down below.
+                # Keeps the order of the request; the outcome is set below.
                 codes_of_topic[asked.partition_index] = ErrorCode.NONE
                 existing[name, asked.partition_index] = asked
             await slices.take()
@@ -104,7 +106,7 @@ def _write_commit(reply: OffsetCommitResponse, version: int) -> list[Buffer]:
 
 
 def _key_of(topic: Any, caller: Caller) -> str | bytes:
-    """What the topic is named by: its id or its name."""
+    """The topic id or name, depending on the version."""
     return (
         topic_id_of(topic.topic_id)
         if caller.api_version >= FIRST_WITH_TOPIC_IDS
@@ -113,7 +115,7 @@ def _key_of(topic: Any, caller: Caller) -> str | bytes:
 
 
 def _require(topic: str | bytes, partition: int, caller: Caller) -> TopicState:
-    """The topic. Raises KafkaError where there is none, or no such partition of it."""
+    """Raises KafkaError if the topic or partition does not exist."""
     topic_state = caller.broker.topics.require(topic)
     if not 0 <= partition < topic_state.topic.partitions:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -127,7 +129,7 @@ async def _commit_existing(
     times: CommitTimes,
     slices: TimeSlices,
 ) -> dict[tuple[str, int], ErrorCode]:
-    """What became of each of these partitions, which are there."""
+    """Returns the error code of each of these existing partitions."""
     if not existing:
         return {}
     if len(existing) > MAX_OFFSETS_PER_COMMIT:
@@ -180,8 +182,10 @@ def _row(asked: CommittedPartition, times: CommitTimes) -> CommittedOffset:
 
 @serves(ApiKey.OFFSET_FETCH, 1, 7)
 async def offset_fetch(request: Any, caller: Caller) -> Any:
-    """Where a group stands; offset -1 where it has committed nothing. v2 takes null for all topics, v5 tells leader epochs, v7 asks for what
-    no open transaction may still change, which is everything."""
+    """Return committed offsets, or -1. v2 accepts null for all topics, v5 adds leader epochs.
+
+    v7 can require stable offsets (KIP-447). Without transactions all offsets are stable.
+    """
     caller.traffic.group_named(request.group_id)
     try:
         await caller.broker.confirm_coordinator()
@@ -194,7 +198,7 @@ async def offset_fetch(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.OFFSET_FETCH, 8, 10)
 async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
-    """The same for several groups, each named once. v9 has members of the new protocol, v10 topic ids."""
+    """The same for several groups, each listed once. v9 adds member epochs, v10 topic ids."""
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
@@ -212,7 +216,8 @@ async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
         code, topics = ErrorCode.NONE, []
         try:
             if counts[asked.group_id] > 1:
-                # A few bytes a group, and all topics of it each time: such a reply has no bound.
+                # Refused because repeating a group with all its topics takes few bytes, so the
+                # reply would be unbounded.
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
             caller.broker.groups.validate_offset_fetch(
                 asked.group_id, asked.member_id, asked.member_epoch
@@ -227,7 +232,9 @@ async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
 
 
 class TopicOffsets(NamedTuple):
-    """Where a group stands in a topic. `get` gives each partition's offset, or None, which is codes_of_topic with the code `missing`."""
+    """A group's offsets in a topic. `get` returns a partition's offset or None, which is reported
+    with the error code `missing`.
+    """
 
     name: str
     topic_id: bytes
@@ -239,7 +246,10 @@ class TopicOffsets(NamedTuple):
 def committed_offsets(
     group_id: str, asked: Iterable[Any] | None, caller: Caller
 ) -> Iterator[TopicOffsets]:
-    """What is asked for, None for everything. Each partition comes once however often it is asked for: a small request makes no huge reply."""
+    """Yield the requested offsets, or all if `asked` is None.
+
+    Repeated partitions are returned once, so that a small request does not cause a large reply.
+    """
     offsets, topics = caller.broker.offsets, caller.broker.topics
     if asked is None:
         for name, topic_id, committed in offsets.by_topic(group_id):
@@ -269,11 +279,11 @@ def committed_offsets(
 
 
 def _no_offset(partition: int) -> None:
-    """The group has committed nothing for a topic that is not there."""
+    """Offset lookup for a topic that does not exist."""
 
 
 async def single_group_reply(found: Iterable[TopicOffsets], caller: Caller) -> Any:
-    """The reply of the versions for one group."""
+    """The reply in versions with a single group."""
     slices = TimeSlices(caller.broker.clock)
     topics = await _topic_rows(_FetchedTopic, found, slices)
     return await encode_if_large(
@@ -282,7 +292,9 @@ async def single_group_reply(found: Iterable[TopicOffsets], caller: Caller) -> A
 
 
 async def single_group_refusal(request: Any, caller: Caller, refusal: KafkaError) -> Any:
-    """The reply of the versions for one group to a group that is not answered for: up to v1 each partition has the error code."""
+    """The error reply in versions with a single group. Up to v1 each partition has the error
+    code.
+    """
     if caller.api_version >= _FIRST_WITH_GROUP_ERROR:
         return OffsetFetchResponse(topics=[], error_code=refusal.code)
     found = (
@@ -328,7 +340,7 @@ async def _topic_row(kind: Any, found: TopicOffsets, slices: TimeSlices) -> Any:
 
 @serves(ApiKey.OFFSET_DELETE, 0, 0)
 async def offset_delete(request: Any, caller: Caller) -> Any:
-    """Forget single partitions (KIP-496), but none of a topic that a member of the group still reads."""
+    """Delete offsets of single partitions (KIP-496), except in topics that members subscribe to."""
     caller.traffic.group_named(request.group_id)
     codes: dict[str, dict[int, ErrorCode]] = {}
     slices = TimeSlices(caller.broker.clock)
@@ -375,7 +387,9 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
 
 
 def _subscribed_topics(group_id: str, caller: Caller) -> frozenset[str]:
-    """What the group's members read, who may be none. Raises KafkaError where there is no such group, or nobody can tell."""
+    """Topics that members subscribe to. Raises KafkaError if the group does not exist or its
+    subscriptions are unknown.
+    """
     broker = caller.broker
     if not group_id:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID)
@@ -385,7 +399,7 @@ def _subscribed_topics(group_id: str, caller: Caller) -> frozenset[str]:
         return frozenset()
     subscribed = broker.groups.subscribed_topics(group_id)
     if subscribed is None:
-        # Connect's workers, for example: what they read is their own business.
+        # Subscriptions of other protocol types, for example Kafka Connect's, cannot be parsed.
         raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
     return subscribed
 

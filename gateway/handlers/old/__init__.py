@@ -1,1 +1,3 @@
-"""Versions of requests that only old clients send and that behave differently."""
+"""Old request versions with different behaviour. May import other handlers and
+`compat.handlers`.
+"""

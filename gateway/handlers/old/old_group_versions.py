@@ -1,4 +1,4 @@
-"""Old versions of the group requests that behave differently. Layouts are the codec's; this is about what their clients know."""
+"""Old versions of group requests with different behaviour. The codec handles their layouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from gateway.protocol.wire.api_keys import ApiKey
 
 @serves(ApiKey.JOIN_GROUP, 0, 0)
 async def join_group_v0(request: Any, caller: Caller) -> Any:
-    """Kafka 0.9 and 0.10.0, kafka-python 1, Sarama, kafka-node: a rebalance waits as long as a session lasts."""
+    """Kafka 0.9 and 0.10.0, kafka-python 1, Sarama, kafka-node: the session timeout is also the
+    rebalance timeout.
+    """
     return await join_group_reply(
         request,
         caller,
@@ -29,7 +31,7 @@ async def join_group_v0(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.JOIN_GROUP, 1, 3)
 async def join_group_v1_v3(request: Any, caller: Caller) -> Any:
-    """Kafka 0.10.1 to 2.1: a newcomer learns its id with its first generation."""
+    """Kafka 0.10.1 to 2.1: a new member receives its id with its first generation."""
     return await join_group_reply(
         request,
         caller,
@@ -41,8 +43,11 @@ async def join_group_v1_v3(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.JOIN_GROUP, 4, 8)
 async def join_group_v4_v8(request: Any, caller: Caller) -> Any:
-    """Kafka 2.2 to 3.1: a newcomer is told its id first (KIP-394). v5 static members (KIP-345), v7 protocol type (KIP-559), v8 reasons
-    (KIP-800). A leader that comes back takes itself for a follower."""
+    """Kafka 2.2 to 3.1: a new member first receives its id (KIP-394).
+
+    v5 adds static members (KIP-345), v7 the protocol type (KIP-559), v8 reasons (KIP-800). A
+    rejoining leader is treated as a follower.
+    """
     return await join_group_reply(
         request,
         caller,
@@ -54,7 +59,7 @@ async def join_group_v4_v8(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.LEAVE_GROUP, 0, 2)
 async def leave_group_one_member(request: Any, caller: Caller) -> Any:
-    """Kafka 0.9 to 2.3: one member leaves, itself."""
+    """Kafka 0.9 to 2.3: the request has a single member."""
     caller.traffic.group_named(request.group_id)
     try:
         await caller.broker.confirm_coordinator()
@@ -68,7 +73,9 @@ async def leave_group_one_member(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.DESCRIBE_GROUPS, 0, 5)
 async def describe_groups_missing_as_dead(request: Any, caller: Caller) -> Any:
-    """Up to Kafka 3.9: a group that is not there is a dead one. v3 authorized operations, v4 static members."""
+    """Up to Kafka 3.9: a missing group is reported as dead. v3 adds authorized operations, v4
+    static members.
+    """
     return await describe_classic_groups(
         request, caller, lambda group_id: not_found(group_id, ErrorCode.NONE, None)
     )
@@ -76,5 +83,5 @@ async def describe_groups_missing_as_dead(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, 0)
 async def consumer_group_heartbeat_without_id(request: Any, caller: Caller) -> Any:
-    """Kafka 3.7 to 3.9, librdkafka 2.4 to 2.9: a newcomer may be given its id by the group."""
+    """Kafka 3.7 to 3.9, librdkafka 2.4 to 2.9: the coordinator generates missing member ids."""
     return await heartbeat_reply(request, caller, requires_member_id=False)

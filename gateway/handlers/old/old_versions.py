@@ -1,4 +1,7 @@
-"""Old versions that behave differently: the one module that routes to `compat.handlers`, and that goes on the day `compat` goes."""
+"""Old request versions with different behaviour: the only module that uses `compat.handlers`.
+
+It can be deleted together with `compat`.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +30,27 @@ from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 
 @serves(ApiKey.FETCH, 0, 1)
 async def fetch_format_0(request: FetchRequest, caller: Caller) -> FetchResponse:
-    """Consumers of Kafka 0.8 and 0.9, kafka-node, Sarama below 0.10: they read message sets of format 0."""
+    """Consumers of Kafka 0.8 and 0.9, kafka-node, Sarama below 0.10: message sets of format 0."""
     return await fetch_records(request, caller, magic=0)
 
 
 @serves(ApiKey.FETCH, 2, 3)
 async def fetch_format_1(request: FetchRequest, caller: Caller) -> FetchResponse:
-    """Consumers of Kafka 0.10, kafka-python 1.3, KafkaJS 1.0: they read message sets up to format 1. v3 has max_bytes (KIP-74)."""
+    """Consumers of Kafka 0.10, kafka-python 1.3, KafkaJS 1.0: message sets up to format 1. v3 adds
+    max_bytes (KIP-74).
+    """
     return await fetch_records(request, caller, magic=1)
 
 
 @serves(ApiKey.METADATA, 0, 0)
 async def metadata_empty_means_all(request: Any, caller: Caller) -> Any:
-    """Kafka 0.8 and 0.9: an empty list of topics means all of them, and null was not known."""
+    """Kafka 0.8 and 0.9: an empty list requests all topics, because the list is not nullable."""
     return await metadata_response(request, caller, request.topics or None, may_create=True)
 
 
 @serves(ApiKey.LIST_OFFSETS, 0, 0)
 async def list_offsets_v0(request: Any, caller: Caller) -> Any:
-    """Kafka 0.8 to 0.10.0: up to `max_num_offsets` offsets a partition."""
+    """Kafka 0.8 to 0.10.0: up to `max_num_offsets` offsets per partition."""
     topics = []
     slices = TimeSlices(caller.broker.clock)
     for topic in request.topics:
@@ -94,14 +99,16 @@ async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.OFFSET_COMMIT, 0, 0)
 async def offset_commit_v0(request: Any, caller: Caller) -> Any:
-    """Kafka 0.8.0 to 0.8.1, kafka-node, Sarama below 0.8.2: it knew no members, and Kafka kept it in ZooKeeper. Here it is like all others."""
+    """Kafka 0.8.0 to 0.8.1, kafka-node, Sarama below 0.8.2: no members. Kafka stored these in
+    ZooKeeper; the gateway stores all commits alike.
+    """
     now = caller.broker.now()
     return await commit_offsets(request, caller, lambda _: (now, None))
 
 
 @serves(ApiKey.OFFSET_COMMIT, 1, 1)
 async def offset_commit_v1(request: Any, caller: Caller) -> Any:
-    """Kafka 0.8.2, kafka-python 1.0 to 1.3: each partition says when it was committed."""
+    """Kafka 0.8.2, kafka-python 1.0 to 1.3: each partition has a commit timestamp."""
     now = caller.broker.now()
     return await commit_offsets(
         request, caller, lambda asked: (committed_at(asked.commit_timestamp, now), None)
@@ -110,7 +117,7 @@ async def offset_commit_v1(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.OFFSET_COMMIT, 2, 4)
 async def offset_commit_v2_v4(request: Any, caller: Caller) -> Any:
-    """Kafka 0.9 to 2.0: the client may say how long the offsets are to be kept."""
+    """Kafka 0.9 to 2.0: the client may set a retention time."""
     now = caller.broker.now()
     until = expires_at(request.retention_time_ms, now)
     return await commit_offsets(request, caller, lambda _: (now, until))
@@ -118,7 +125,9 @@ async def offset_commit_v2_v4(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.OFFSET_FETCH, 0, 0)
 async def offset_fetch_v0(request: Any, caller: Caller) -> Any:
-    """As with OffsetCommit v0; a partition without an offset is an error, as it was where ZooKeeper had no node for it."""
+    """Counterpart of OffsetCommit v0. A partition without an offset is an error, as for a missing
+    ZooKeeper node.
+    """
     caller.traffic.group_named(request.group_id)
     try:
         await caller.broker.confirm_coordinator()

@@ -181,7 +181,7 @@ def test_a_disk_that_takes_nothing_is_no_reason_not_to_start(env, caplog):
     ended(started.open())
     assert list(started.of_group("g")) == [("bills", 0)]
     assert [record.getMessage() for record in caplog.records] == [
-        "offsets of a deleted topic are still stored"
+        "offsets of deleted topics not deleted"
     ]
 
 
@@ -192,7 +192,7 @@ def test_a_store_that_fails_keeps_no_offset_of_a_deleted_topic_alive(env, caplog
     env.store.refuse_writes = True
     ended(env.broker.offsets.delete_topic(topic.topic))
     assert [record.getMessage() for record in caplog.records] == [
-        "offsets of a deleted topic are still stored"
+        "offsets of deleted topics not deleted"
     ]
     assert len(env.broker.offsets) == 0
 
