@@ -1,1 +1,3 @@
-"""Who a connection is: mechanisms, credentials, TLS. Knows nothing of requests or of the road that its tokens travel."""
+"""Authentication: SASL mechanisms, password storage and TLS. Independent of requests and of
+Twisted.
+"""

@@ -1,4 +1,8 @@
-"""What a log-in mechanism is. It sees tokens and answers with tokens; which road they travel (bare frames or SaslAuthenticate) it cannot know."""
+"""Interfaces of SASL mechanisms.
+
+A mechanism turns client tokens into server tokens. Whether the tokens travel in bare frames or in
+SaslAuthenticate requests is not its concern.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whom a connection acts for, written as Kafka writes it: `User:alice`."""
+    """The identity of a connection, printed as in Kafka: `User:alice`."""
 
     kind: str
     name: str
@@ -19,11 +23,13 @@ class Principal:
 
 
 ANONYMOUS = Principal("User", "ANONYMOUS")
-"""The principal of a connection that need not log in. Kafka's KafkaPrincipal.ANONYMOUS."""
+"""Principal of a connection that does not have to authenticate (KafkaPrincipal.ANONYMOUS)."""
 
 
 class AuthenticationFailed(Exception):
-    """The log-in failed for good. `reason` holds no secret and may be told to the peer and to the log."""
+    """Authentication failed for good. `reason` contains no secret; it is sent to the client and
+    logged.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -31,12 +37,20 @@ class AuthenticationFailed(Exception):
 
 
 class AuthenticationBusy(Exception):
-    """Too many checks wait. Hang up without an answer: clients try again after a lost connection, but take error 58 for final."""
+    """Too many password checks are queued.
+
+    The connection is closed without a reply: clients reconnect after that, but treat error 58
+    (SASL_AUTHENTICATION_FAILED) as final.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SaslOutcome:
-    """One answer. `token` goes to the peer; the exchange is over when `principal` is there. `lifetime_ms` is how long it holds, 0 for ever."""
+    """The result of one token.
+
+    `token` is sent to the client. `principal` is set once the exchange is complete. `lifetime_ms`
+    is the session lifetime, 0 for unlimited.
+    """
 
     token: bytes = field(repr=False)
     principal: Principal | None
@@ -44,24 +58,25 @@ class SaslOutcome:
 
 
 class SaslExchange(Protocol):
-    """One log-in of one connection."""
+    """The state of one authentication on one connection."""
 
     def respond(self, token: bytes, /) -> Awaitable[SaslOutcome]:
-        """The answer to a token of the peer. Raises AuthenticationFailed and AuthenticationBusy; no bytes make it raise anything else.
+        """Handle a client token. It can be cancelled when the connection closes.
 
-        It can be cancelled when the connection goes.
+        Raises AuthenticationFailed and AuthenticationBusy, and nothing else whatever the token
+        contains.
         """
         ...
 
 
 class Mechanism(Protocol):
-    """A way to log in."""
+    """A SASL mechanism."""
 
     @property
     def name(self) -> str:
-        """As SaslHandshake names it, for example `PLAIN`."""
+        """Name in SaslHandshake, for example `PLAIN`."""
         ...
 
     def begin(self, host: str) -> SaslExchange:
-        """A new log-in from this address."""
+        """Start an exchange for a client at address `host`."""
         ...

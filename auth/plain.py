@@ -1,6 +1,7 @@
-"""SASL PLAIN (RFC 4616): one token, `[authzid] NUL authcid NUL passwd`, in UTF-8, answered by an empty one.
+"""SASL PLAIN (RFC 4616): one UTF-8 token, `[authzid] NUL authcid NUL passwd`, and an empty reply.
 
-The rules are those of Kafka's PlainSaslServer: an authorization id must be empty or equal to the user, and neither user nor password may be empty.
+The rules are those of Kafka's PlainSaslServer: the authorization id must be empty or equal to the
+user name, and neither user name nor password may be empty.
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ from typing import Protocol
 from auth.mechanism import AuthenticationFailed, Principal, SaslOutcome
 
 RunInThread = Callable[[str, Callable[[], bool]], Awaitable[bool]]
-"""Runs a function off the reactor thread, for the log-in of a host. If it is cancelled while it waits, the function is not called. Raises
-AuthenticationBusy."""
+"""Runs a function in a thread, on behalf of a client address.
+
+A call that is cancelled while it is queued is not run. Raises AuthenticationBusy.
+"""
 
 WRONG_CREDENTIALS = "wrong user name or password"
-"""One reason for both, so that nobody learns which names exist."""
+"""The same reason for a wrong name and a wrong password, so that clients cannot probe for user
+names.
+"""
 
 
 class PasswordStore(Protocol):
-    """Who may log in. `check` takes its time (it hashes) and may be called in any thread; unknown users cost what known ones cost.
+    """Checks passwords.
 
-    `is_cached` does not hash: whether that password was found right a short time ago.
+    `check` hashes, so it is slow; it can be called in any thread and takes as long for unknown
+    users as for known ones. `is_cached` does not hash: it tells whether this password was verified
+    recently.
     """
 
     def is_cached(self, name: str, password: str, /) -> bool: ...
@@ -29,7 +36,7 @@ class PasswordStore(Protocol):
 
 
 class PlainMechanism:
-    """The mechanism. `run` takes each check off the reactor thread."""
+    """SASL PLAIN. `run` moves each password check off the reactor thread."""
 
     name = "PLAIN"
 
@@ -41,14 +48,14 @@ class PlainMechanism:
         return PlainExchange(self, host)
 
     async def check(self, host: str, name: str, password: str) -> bool:
-        """Whether that is the password. Raises AuthenticationBusy."""
+        """Whether the password is correct. Raises AuthenticationBusy."""
         if self._passwords.is_cached(name, password):
             return True
         return await self._run(host, lambda: self._passwords.check(name, password))
 
 
 class PlainExchange:
-    """One log-in: takes one token."""
+    """An exchange of exactly one token."""
 
     __slots__ = ("_host", "_is_finished", "_mechanism")
 
@@ -59,7 +66,7 @@ class PlainExchange:
 
     async def respond(self, token: bytes, /) -> SaslOutcome:
         if self._is_finished:
-            raise AuthenticationFailed("the log-in is over already")
+            raise AuthenticationFailed("the authentication is already finished")
         self._is_finished = True
         user, password = _parse(token)
         if not await self._mechanism.check(self._host, user, password):
@@ -68,18 +75,21 @@ class PlainExchange:
 
 
 def _parse(token: bytes) -> tuple[str, str]:
-    """User and password of a token. The reasons name no part of it: what stands in the wrong place may be the password."""
+    """Return user name and password.
+
+    Error reasons never quote the token: a misplaced part may be the password.
+    """
     try:
         parts = bytes(token).decode("utf-8").split("\0")
     except UnicodeDecodeError:
         raise AuthenticationFailed("the token is not UTF-8") from None
     if len(parts) != 3:
-        raise AuthenticationFailed("the token is not a PLAIN token: it must have three parts")
+        raise AuthenticationFailed("invalid PLAIN token: expected three parts separated by NUL")
     authorization_id, user, password = parts
     if not user:
         raise AuthenticationFailed("the user name is empty")
     if not password:
         raise AuthenticationFailed("the password is empty")
     if authorization_id not in ("", user):
-        raise AuthenticationFailed("the client asks to act for another user")
+        raise AuthenticationFailed("the authorization id differs from the user name")
     return user, password

@@ -1,7 +1,7 @@
-"""The server's side of TLS: a pyOpenSSL context from files, made anew when they change.
+"""Server-side TLS: a pyOpenSSL context from files, reloaded when they change.
 
-`TlsContextFactory` has the one method, `serverConnectionForTLS`, that Twisted asks of what makes a server's connections; nothing else here knows of Twisted.
-Existing connections keep the certificate that they began with.
+`TlsContextFactory` implements Twisted's IOpenSSLServerConnectionCreator; nothing else here depends
+on Twisted. Existing connections keep the certificate they started with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Key = RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey
 TlsVersion = Literal["TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"]
 
 RECHECK_SECONDS = 1.0
-"""How often a new connection looks whether the files changed."""
+"""Minimum interval between checks for changed files; checked when a connection is opened."""
 
 _VERSIONS = {
     "TLSv1": SSL.TLS1_VERSION,
@@ -44,19 +44,21 @@ _MODES = {
     "required": SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT,
 }
 
-# CBC suites stay: they are all that Java 7 has. What nobody needs is out.
+# CBC suites stay enabled: Java 7 has no others.
 _CIPHERS = b"DEFAULT:!aNULL:!eNULL:!EXPORT:!RC4:!3DES:!MD5:!PSK:!SRP"
 _OLD_CIPHERS = _CIPHERS + b":@SECLEVEL=0"
-"""TLS 1.0 and 1.1 sign with SHA-1, which OpenSSL allows at level 0 only."""
+"""TLS 1.0 and 1.1 sign with SHA-1, which OpenSSL allows only at security level 0."""
 
 
 class TlsError(Exception):
-    """The files cannot be used. The message says which and what is wrong, and no secret."""
+    """The files cannot be used. The message names file and problem, and contains no secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where certificate, key and authorities are (PEM), and what is asked of a client."""
+    """Paths of certificate, key and certificate authorities (PEM), and the policy for client
+    certificates.
+    """
 
     certificate: Path
     key: Path
@@ -74,9 +76,11 @@ class TlsFiles:
 
 
 class TlsContextFactory:
-    """Makes the server's side of connections. `clock` gives seconds; `on_problem` is told when changed files cannot be used (the old ones then serve on).
+    """Creates the server side of TLS connections.
 
-    Raises TlsError when the files cannot be used at the start.
+    `clock` returns seconds. `on_problem` is called with a message if changed files cannot be
+    loaded; the previous certificates stay in use. Raises TlsError if the files cannot be loaded at
+    startup.
     """
 
     def __init__(
@@ -90,11 +94,11 @@ class TlsContextFactory:
         self._checked_at = clock()
 
     def serverConnectionForTLS(self, _protocol: object) -> SSL.Connection:
-        """A new connection on the newest context (Twisted's IOpenSSLServerConnectionCreator)."""
+        """Create a connection with the current context (IOpenSSLServerConnectionCreator)."""
         return SSL.Connection(self.context(), None)
 
     def context(self) -> SSL.Context:
-        """The context for a new connection."""
+        """The current context, reloaded if the files have changed."""
         now = self._clock()
         if now - self._checked_at >= RECHECK_SECONDS:
             self._checked_at = now
@@ -109,18 +113,17 @@ class TlsContextFactory:
         try:
             self._context = build_context(self._files)
         except TlsError as error:
-            # Certificate and key are two files: between the writing of one and of the other they do not fit, and the next look finds them whole.
-            self._on_problem(f"{error}; the certificates stay as they were")
+            # Certificate and key are two files: between two writes they do not match. The next
+            # check finds both.
+            self._on_problem(f"{error}; keeping the previous certificates")
 
 
 def build_context(files: TlsFiles) -> SSL.Context:
-    """A context for servers. Raises TlsError."""
+    """Build a server context. Raises TlsError."""
     chain = _certificates(files.certificate)
     key = _key(files.key, files.key_password)
     if _public(key) != _public(chain[0]):
-        raise TlsError(
-            f"{files.key}: is not the key of the first certificate in {files.certificate}"
-        )
+        raise TlsError(f"{files.key}: does not match the first certificate in {files.certificate}")
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     try:
         context.use_certificate(chain[0])
@@ -129,22 +132,25 @@ def build_context(files: TlsFiles) -> SSL.Context:
         context.use_privatekey(key)
         context.check_privatekey()
     except SSL.Error as error:
-        raise TlsError(f"{files.certificate}: OpenSSL refuses it: {_reason(error)}") from None
+        raise TlsError(f"{files.certificate}: rejected by OpenSSL: {_reason(error)}") from None
     context.set_min_proto_version(_VERSIONS[files.min_version])
     context.set_cipher_list(_OLD_CIPHERS if files.min_version in ("TLSv1", "TLSv1.1") else _CIPHERS)
     context.set_options(
         SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_RENEGOTIATION
     )
-    context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # 34 KB less for each idle connection
-    context.set_session_id(
-        b"kopgate"
-    )  # without one, a resumed session with a client certificate is refused
+    # Saves 34 KB per idle connection
+    context.set_mode(SSL.MODE_RELEASE_BUFFERS)
+    # Without an id, OpenSSL rejects resumed sessions of clients with a certificate.
+    context.set_session_id(b"kopgate")
     _request_client_certificates(context, files)
     return context
 
 
 def principal_of(certificate: x509.Certificate | None) -> Principal | None:
-    """Whom a client certificate names, as Kafka's default rule does: `User:` and the subject as RFC 2253 writes it. None for no certificate."""
+    """The principal of a client certificate, None without one.
+
+    As Kafka's default rule: `User:` and the subject in RFC 2253 form.
+    """
     return None if certificate is None else Principal("User", certificate.subject.rfc4514_string())
 
 
@@ -152,7 +158,9 @@ def _request_client_certificates(context: SSL.Context, files: TlsFiles) -> None:
     if files.client_auth == "none":
         return
     if files.authorities is None:
-        raise TlsError("client certificates are asked for, but no file of authorities is set")
+        raise TlsError(
+            "ssl_client_auth needs ssl_ca_file: no file of certificate authorities is set"
+        )
     for authority in _certificates(files.authorities):
         context.add_client_ca(authority)
     context.load_verify_locations(os.fspath(files.authorities))
@@ -163,7 +171,9 @@ def _certificates(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(_read(path))
     except ValueError:
-        raise TlsError(f"{path}: no certificates in PEM (-----BEGIN CERTIFICATE-----)") from None
+        raise TlsError(
+            f"{path}: contains no PEM certificate (-----BEGIN CERTIFICATE-----)"
+        ) from None
 
 
 def _key(path: Path, password_file: Path | None) -> Key:
@@ -174,22 +184,20 @@ def _key(path: Path, password_file: Path | None) -> Key:
         key = load_pem_private_key(_read(path), password)
     except TypeError:
         wrong = (
-            "is encrypted; name the file of its pass phrase"
+            "is encrypted: set the file with its passphrase"
             if password is None
-            else "is not encrypted, but a pass phrase is set"
+            else "is not encrypted, but a passphrase is set"
         )
         raise TlsError(f"{path}: the key {wrong} (ssl_key_password_file)") from None
     except (ValueError, UnsupportedAlgorithm):
         wrong = (
-            "no private key in PEM (-----BEGIN PRIVATE KEY-----)"
+            "contains no PEM private key (-----BEGIN PRIVATE KEY-----)"
             if password is None
-            else "no private key in PEM that this pass phrase opens"
+            else "contains no PEM private key that this passphrase decrypts"
         )
         raise TlsError(f"{path}: {wrong}") from None
     if not isinstance(key, RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey):
-        raise TlsError(
-            f"{path}: a key that Kafka clients cannot use; RSA and EC are what all of them know"
-        )
+        raise TlsError(f"{path}: unsupported key type, use an RSA or EC key")
     return key
 
 

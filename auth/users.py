@@ -1,7 +1,8 @@
-"""Users in a file: one `name:$scrypt$ln=14,r=8,p=1$SALT$HASH` a line, written by `kopgate users`, read again when it changes.
+"""Password file: one `name:$scrypt$ln=14,r=8,p=1$SALT$HASH` per line, reloaded when it changes.
 
-The hash is in the PHC string format; salt and hash are base64 without padding. `#` begins a comment line. The names are in Kafka's sense: what a
-client logs in with, and the principal `User:name`.
+The file is written by `kopgate users`. Hashes are in PHC string format; salt and hash are base64
+without padding. Lines that start with `#` are comments. A name is the SASL user name and, as
+`User:name`, the Kafka principal.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from pathlib import Path
 
 MAX_NAME_CHARS = 249
 RECHECK_SECONDS = 1.0
-"""How often a log-in looks whether the file changed."""
+"""Minimum interval between checks for a changed file; checked at authentication."""
 
 CACHE_SECONDS = 60.0
-"""How long a password that was found right need not be hashed again, if its user is still the same in the file."""
+"""How long a verified password is accepted without hashing, if the user's entry is unchanged."""
 
 MAX_CACHED_PASSWORDS = 10_000
-"""Passwords that are remembered, some 300 bytes each; the oldest is forgotten first."""
+"""Size of the cache of verified passwords, about 300 bytes each; the oldest is evicted first."""
 
 _LINE = re.compile(
     r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]{1,128})\$([A-Za-z0-9+/]{22,128})\Z",
@@ -40,12 +41,12 @@ MAX_SCRYPT_MEMORY = 128 << 20
 
 
 class UsersFileError(Exception):
-    """The file cannot be used. The message names the file, the line and what to do, and no secret."""
+    """The file cannot be used. The message names file, line and remedy, and contains no secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class PasswordHash:
-    """A password as it is stored. `log_cost`, `block_size` and `parallelism` are scrypt's ln, r and p."""
+    """A stored password. `log_cost`, `block_size` and `parallelism` are scrypt's ln, r and p."""
 
     log_cost: int
     block_size: int
@@ -55,13 +56,17 @@ class PasswordHash:
 
     @classmethod
     def of(cls, password: str, log_cost: int = 14) -> PasswordHash:
-        """A new hash, salted. The cost of 14 is 16 MiB and some 50 ms: Kafka clients log in at each connection, by the thousand after a restart."""
+        """Hash a new password with a random salt.
+
+        A cost of 14 takes 16 MiB and about 50 ms. Kafka clients authenticate on each connection,
+        thousands of them after a restart, so a higher cost is not affordable.
+        """
         salt = secrets.token_bytes(16)
         return cls(log_cost, 8, 1, salt, _scrypt(password, log_cost, 8, 1, salt, 32))
 
     @classmethod
     def parse(cls, text: str) -> PasswordHash:
-        """The hash that `text` spells. Raises ValueError."""
+        """Parse a PHC string. Raises ValueError."""
         match = _LINE.match(text)
         if match is None:
             raise ValueError("the hash is not $scrypt$ln=..,r=..,p=..$SALT$HASH")
@@ -69,15 +74,19 @@ class PasswordHash:
         is_a_cost = 1 <= log_cost < 16 * block_size and parallelism >= 1  # RFC 7914, section 2
         if not is_a_cost or 128 * block_size * parallelism << log_cost > MAX_SCRYPT_MEMORY:
             raise ValueError(
-                f"ln={log_cost},r={block_size},p={parallelism} is no scrypt cost, or asks for more than {MAX_SCRYPT_MEMORY >> 20} MiB"
+                f"ln={log_cost},r={block_size},p={parallelism} is not a valid scrypt cost, "
+                f"or needs more than {MAX_SCRYPT_MEMORY >> 20} MiB"
             )
         return cls(log_cost, block_size, parallelism, _unbase64(match[4]), _unbase64(match[5]))
 
     def __str__(self) -> str:
-        return f"$scrypt$ln={self.log_cost},r={self.block_size},p={self.parallelism}${_base64(self.salt)}${_base64(self.digest)}"
+        return (
+            f"$scrypt$ln={self.log_cost},r={self.block_size},p={self.parallelism}"
+            f"${_base64(self.salt)}${_base64(self.digest)}"
+        )
 
     def matches(self, password: str) -> bool:
-        """Whether this is the hash of `password`, in constant time but for the hashing itself."""
+        """Whether `password` has this hash. The comparison takes constant time."""
         digest = _scrypt(
             password, self.log_cost, self.block_size, self.parallelism, self.salt, len(self.digest)
         )
@@ -89,9 +98,11 @@ class PasswordHash:
 
 
 class UsersFile:
-    """The users of a file, for log-ins from any thread. `clock` gives seconds; `on_problem` is told when a changed file cannot be used.
+    """The users of a file, for authentication from any thread.
 
-    A changed file that cannot be used leaves the users as they were: a slip of the pen at night must not lock everybody out.
+    `clock` returns seconds. `on_problem` is called with a message if a changed file cannot be
+    loaded. The previous users then stay in effect, so that an editing mistake does not lock out
+    every client.
     """
 
     def __init__(
@@ -105,14 +116,17 @@ class UsersFile:
         self._hashes = read_users(path)
         self._dummy = _dummy_hash(self._hashes)
         self._checked_at = clock()
-        # By a keyed hash of name and password, which is of no use outside this process: the user's stored hash, and until when.
+        # Verified passwords: HMAC of name and password -> (the user's stored hash, expiry). The key
+        # exists only in this process.
         self._key = secrets.token_bytes(32)
         self._cache: OrderedDict[bytes, tuple[PasswordHash, float]] = OrderedDict()
         if warning := permission_warning(path):
             on_problem(warning)
 
     def is_cached(self, name: str, password: str, /) -> bool:
-        """Whether `check` found that password right a short time ago, and neither the file nor the user has changed since."""
+        """Whether `check` accepted this password recently and the file and the user's entry are
+        unchanged.
+        """
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -127,7 +141,9 @@ class UsersFile:
             self._lock.release()
 
     def check(self, name: str, password: str, /) -> bool:
-        """Whether `name` has that password. Blocks while it hashes, for an unknown name as long as for a known one."""
+        """Whether `name` has this password. Blocks while hashing, as long for unknown names as for
+        known ones.
+        """
         with self._lock:
             self._reload_if_changed()
             known = self._hashes.get(name)
@@ -157,7 +173,7 @@ class UsersFile:
         try:
             self._hashes = read_users(self._path)
         except UsersFileError as error:
-            self._on_problem(f"{error}; the users stay as they were")
+            self._on_problem(f"{error}; keeping the previous users")
             return
         self._dummy = _dummy_hash(self._hashes)
         if warning := permission_warning(self._path):
@@ -165,12 +181,12 @@ class UsersFile:
 
 
 def read_users(path: Path) -> dict[str, PasswordHash]:
-    """The users of the file, in its order. Raises UsersFileError."""
+    """Read the users in file order. Raises UsersFileError."""
     try:
         text = path.read_text("utf-8")
     except OSError as error:
         raise UsersFileError(
-            f"{path}: {error.strerror}; make it with `kopgate users add NAME --file {path}`"
+            f"{path}: {error.strerror}; create it with `kopgate users add NAME --file {path}`"
         ) from None
     except UnicodeDecodeError:
         raise UsersFileError(f"{path}: not UTF-8") from None
@@ -182,7 +198,7 @@ def read_users(path: Path) -> dict[str, PasswordHash]:
         try:
             check_name(name)
             if name in users:
-                raise ValueError("the name is there twice")
+                raise ValueError("duplicate user name")
             users[name] = PasswordHash.parse(rest)
         except ValueError as error:
             raise UsersFileError(f"{path}, line {number}: {error}") from None
@@ -191,9 +207,11 @@ def read_users(path: Path) -> dict[str, PasswordHash]:
 
 @contextmanager
 def edit_users(path: Path) -> Iterator[dict[str, PasswordHash]]:
-    """The users of the file (none where it is missing), written back on leaving: all or nothing, readable by the owner only.
+    """Yield the users of the file (none if it does not exist) and write them back atomically on
+    exit.
 
-    A second editor waits until the first has left. Comments are not kept. Raises UsersFileError.
+    The file is readable by its owner only. A second editor waits for the first. Comments are not
+    kept. Raises UsersFileError.
     """
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -213,36 +231,37 @@ def edit_users(path: Path) -> Iterator[dict[str, PasswordHash]]:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError where `name` cannot be a user's."""
+    """Raise ValueError if `name` is not a valid user name."""
     if not 0 < len(name) <= MAX_NAME_CHARS:
-        raise ValueError(f"a user's name has 1 to {MAX_NAME_CHARS} characters")
+        raise ValueError(f"a user name must have 1 to {MAX_NAME_CHARS} characters")
     if ":" in name or name.startswith("#") or name != name.strip() or not name.isprintable():
         raise ValueError(
-            "a user's name has no colon, no control character, no space at its ends and no # in front"
+            "a user name must not contain ':' or control characters, "
+            "start or end with a space, or start with '#'"
         )
 
 
 def permission_warning(path: Path) -> str | None:
-    """A warning where others than its owner may read or change the file."""
+    """Return a warning if other users of this machine can read or change the file."""
     try:
         mode = path.stat().st_mode & 0o777
     except OSError:
         return None
     return (
-        f"{path} is open to others (mode {mode:04o}); run chmod 600 {path}"
+        f"{path} is accessible to other users (mode {mode:04o}); run chmod 600 {path}"
         if mode & 0o077
         else None
     )
 
 
 def _replace(path: Path, users: Mapping[str, PasswordHash]) -> None:
-    path = path.resolve()  # a link stays one
+    # Replace the target of a symbolic link, not the link.
+    path = path.resolve()
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
         if path.exists():
-            with suppress(
-                PermissionError
-            ):  # root who edits the gateway's file must not take it away
+            # Keep the owner when root edits the gateway's file.
+            with suppress(PermissionError):
                 os.chown(temporary, path.stat().st_uid, path.stat().st_gid)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines(f"{name}:{stored}\n" for name, stored in users.items())
@@ -255,7 +274,7 @@ def _replace(path: Path, users: Mapping[str, PasswordHash]) -> None:
 
 
 def _dummy_hash(hashes: Mapping[str, PasswordHash]) -> PasswordHash:
-    """What an unknown name is checked against: as much work as the costliest user."""
+    """A hash to check unknown names against; it costs as much as the most expensive user's."""
     most = max(
         hashes.values(),
         key=lambda stored: stored.cost,
@@ -281,7 +300,7 @@ def _file_stamp(path: Path) -> tuple[int, int, int] | None:
 def _scrypt(
     password: str, log_cost: int, block_size: int, parallelism: int, salt: bytes, size: int
 ) -> bytes:
-    # OpenSSL counts a little more than the 128 * r * N of the algorithm.
+    # OpenSSL counts slightly more memory than the algorithm's 128 * r * N.
     return hashlib.scrypt(
         password.encode(),
         salt=salt,

@@ -1,4 +1,4 @@
-"""TLS: a handshake with the standard library's client, and every way in which the files can be wrong."""
+"""TLS: handshakes with the standard library's client, and each kind of unusable file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def trusting(files):
 
 
 def shake(context, client_context):
-    """A handshake in memory and a word each way; (the client's object, the server's connection)."""
+    """Handshake in memory and exchange one message each way; return the client object and the
+    server connection.
+    """
     server = SSL.Connection(context, None)
     server.set_accept_state()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -74,12 +76,12 @@ def shake(context, client_context):
     return client, server
 
 
-def test_a_client_that_trusts_the_authority_shakes_hands(files):
+def test_client_trusting_the_authority_connects(files):
     client, _ = shake(build_context(files), trusting(files))
     assert client.version() == "TLSv1.3"
 
 
-def test_by_default_tls_1_2_is_spoken_and_1_1_is_not(files):
+def test_default_minimum_version_is_tls_1_2(files):
     old = trusting(files)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     assert shake(build_context(files), old)[0].version() == "TLSv1.2"
@@ -91,7 +93,8 @@ def older(files, version):
     context = trusting(files)
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that they are old is the point
+        # deprecated on purpose
+        warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = context.maximum_version = version
     return context
 
@@ -99,27 +102,28 @@ def older(files, version):
 @pytest.mark.parametrize(
     ("name", "version"), [("TLSv1", ssl.TLSVersion.TLSv1), ("TLSv1.1", ssl.TLSVersion.TLSv1_1)]
 )
-def test_old_tls_is_spoken_where_it_is_allowed(files, name, version):
+def test_old_tls_versions_work_if_allowed(files, name, version):
     assert (
         shake(build_context(replace(files, min_version=name)), older(files, version))[0].version()
         == name
     )
 
 
-def test_the_cipher_of_java_7_is_spoken(files):
+def test_java_7_cipher_suite_works(files):
     java_7 = trusting(files)
     java_7.maximum_version = ssl.TLSVersion.TLSv1_2
     java_7.set_ciphers("ECDHE-RSA-AES128-SHA256")
     assert shake(build_context(files), java_7)[0].cipher()[0] == "ECDHE-RSA-AES128-SHA256"
 
 
-def test_the_chain_is_sent(files, tmp_path):
+def test_certificate_chain_is_sent(files, tmp_path):
     other = Authority("Other")
     files.certificate.write_bytes(
         files.certificate.read_bytes() + other.certificate.public_bytes(Encoding.PEM)
     )
     client, _ = shake(build_context(files), trusting(files))
-    if hasattr(client, "get_unverified_chain"):  # Python 3.13
+    # since Python 3.13
+    if hasattr(client, "get_unverified_chain"):
         assert len(client.get_unverified_chain()) == 2
 
 
@@ -129,7 +133,7 @@ def with_certificate(context, signed, tmp_path):
 
 
 @pytest.mark.parametrize("client_auth", ["requested", "required"])
-def test_a_client_s_certificate_names_its_principal(files, client, tmp_path, client_auth):
+def test_client_certificate_determines_principal(files, client, tmp_path, client_auth):
     _, connection = shake(
         build_context(replace(files, client_auth=client_auth)),
         with_certificate(trusting(files), client, tmp_path),
@@ -139,24 +143,24 @@ def test_a_client_s_certificate_names_its_principal(files, client, tmp_path, cli
     )
 
 
-def test_a_client_without_a_certificate_has_no_principal(files):
+def test_client_without_certificate_has_no_principal(files):
     _, connection = shake(build_context(replace(files, client_auth="requested")), trusting(files))
     assert principal_of(connection.get_peer_certificate(as_cryptography=True)) is None
 
 
-def test_a_client_without_the_required_certificate_is_refused(files):
+def test_missing_required_client_certificate_is_rejected(files):
     with pytest.raises(SSL.Error):
         shake(build_context(replace(files, client_auth="required")), trusting(files))
 
 
 @pytest.mark.parametrize("client_auth", ["requested", "required"])
-def test_a_certificate_of_another_authority_is_refused(files, tmp_path, client_auth):
+def test_client_certificate_of_other_authority_is_rejected(files, tmp_path, client_auth):
     stranger = with_certificate(trusting(files), Authority("Other").sign("client"), tmp_path)
     with pytest.raises(SSL.Error):
         shake(build_context(replace(files, client_auth=client_auth)), stranger)
 
 
-def test_an_encrypted_key_is_opened_with_its_pass_phrase(files, server, tmp_path):
+def test_encrypted_key_is_loaded_with_its_passphrase(files, server, tmp_path):
     server.write(tmp_path, "server", password=b"s3cret")
     phrase = tmp_path / "phrase"
     phrase.write_bytes(b"s3cret\r\nnot this\n")
@@ -169,15 +173,15 @@ def complaint(files):
     return str(caught.value)
 
 
-def test_an_encrypted_key_without_a_pass_phrase_asks_for_one(files, server, tmp_path):
+def test_encrypted_key_without_passphrase_is_an_error(files, server, tmp_path):
     server.write(tmp_path, "server", password=b"s3cret")
-    assert (
-        complaint(files)
-        == f"{files.key}: the key is encrypted; name the file of its pass phrase (ssl_key_password_file)"
+    assert complaint(files) == (
+        f"{files.key}: the key is encrypted: set the file with its passphrase "
+        "(ssl_key_password_file)"
     )
 
 
-def test_a_wrong_pass_phrase_is_told_and_not_shown(files, server, tmp_path):
+def test_wrong_passphrase_is_reported_but_not_shown(files, server, tmp_path):
     server.write(tmp_path, "server", password=b"right")
     phrase = tmp_path / "phrase"
     phrase.write_bytes(b"wr0ng\n")
@@ -186,14 +190,14 @@ def test_a_wrong_pass_phrase_is_told_and_not_shown(files, server, tmp_path):
     assert "wr0ng" not in text
 
 
-def test_a_pass_phrase_for_an_open_key_is_told(files, tmp_path):
+def test_passphrase_for_unencrypted_key_is_an_error(files, tmp_path):
     phrase = tmp_path / "phrase"
     phrase.write_bytes(b"x")
     assert "is not encrypted" in complaint(replace(files, key_password=phrase))
 
 
 @pytest.mark.parametrize("which", ["certificate", "key", "key_password", "authorities"])
-def test_a_missing_file_is_named(files, tmp_path, which):
+def test_missing_file_is_named_in_error(files, tmp_path, which):
     path = tmp_path / "none"
     assert (
         complaint(replace(files, client_auth="required", **{which: path}))
@@ -205,30 +209,30 @@ def test_a_missing_file_is_named(files, tmp_path, which):
 @pytest.mark.parametrize(
     "text", [b"", b"\xff\x00", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
 )
-def test_a_file_that_holds_something_else_is_named(files, tmp_path, which, text):
+def test_file_with_other_content_is_named_in_error(files, tmp_path, which, text):
     path = tmp_path / "other"
     path.write_bytes(text)
     assert complaint(replace(files, client_auth="required", **{which: path})).startswith(
-        f"{path}: no "
+        f"{path}: contains no "
     )
 
 
-def test_a_key_of_another_certificate_is_told(files, client, tmp_path):
+def test_key_not_matching_certificate_is_an_error(files, client, tmp_path):
     _, key = client.write(tmp_path, "client")
     assert (
         complaint(replace(files, key=key))
-        == f"{key}: is not the key of the first certificate in {files.certificate}"
+        == f"{key}: does not match the first certificate in {files.certificate}"
     )
 
 
-def test_a_key_that_clients_cannot_use_is_told(files, tmp_path):
+def test_key_type_unsupported_by_clients_is_an_error(files, tmp_path):
     path = tmp_path / "ed448.key"
     path.write_bytes(
         ed448.Ed448PrivateKey.generate().private_bytes(
             Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
         )
     )
-    assert "Kafka clients cannot use" in complaint(replace(files, key=path))
+    assert "unsupported key type" in complaint(replace(files, key=path))
 
 
 class Clock:
@@ -244,9 +248,7 @@ def serial(tls, files):
     return x509.load_der_x509_certificate(client.getpeercert(binary_form=True)).serial_number
 
 
-def test_a_new_certificate_serves_from_the_next_connection_a_second_later(
-    files, authority, tmp_path
-):
+def test_renewed_certificate_is_used_after_recheck_interval(files, authority, tmp_path):
     clock, problems = Clock(), []
     tls = TlsContextFactory(files, clock, problems.append)
     before = serial(tls, files)
@@ -259,9 +261,7 @@ def test_a_new_certificate_serves_from_the_next_connection_a_second_later(
     assert problems == []
 
 
-def test_a_half_renewed_pair_is_told_and_the_old_one_serves_until_it_is_whole(
-    files, authority, tmp_path
-):
+def test_half_renewed_pair_is_reported_and_old_certificate_kept(files, authority, tmp_path):
     clock, problems = Clock(), []
     tls = TlsContextFactory(files, clock, problems.append)
     before = serial(tls, files)
@@ -278,7 +278,7 @@ def test_a_half_renewed_pair_is_told_and_the_old_one_serves_until_it_is_whole(
     assert serial(tls, files) == renewed.certificate.serial_number
 
 
-def test_a_connection_is_made_on_the_newest_context(files, authority, tmp_path):
+def test_connection_uses_newest_context(files, authority, tmp_path):
     clock = Clock()
     tls = TlsContextFactory(files, clock, lambda problem: None)
     before = tls.serverConnectionForTLS(None).get_context()
@@ -289,7 +289,7 @@ def test_a_connection_is_made_on_the_newest_context(files, authority, tmp_path):
     assert after is tls.context()
 
 
-def test_files_that_cannot_be_used_stop_the_start(files):
+def test_unusable_files_prevent_startup(files):
     files.key.unlink()
     with pytest.raises(TlsError):
         TlsContextFactory(files, Clock(), lambda problem: None)

@@ -1,4 +1,4 @@
-"""The users file: what is read, what is written, when it is read again."""
+"""The password file: reading, writing and reloading."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from auth.users import PasswordHash, UsersFile, UsersFileError, edit_users
 RFC_7914_DIGEST = bytes.fromhex(
     "7023bdcb3afd7348461c06cd81fd38ebfda8fbba904f8e3ea9b543f6545da1f2d5432955613f0fcf62d49705242a9af9e61e85dc0d651e40dfcf017b45575887"
 )
-RFC_7914 = f"$scrypt$ln=14,r=8,p=1$U29kaXVtQ2hsb3JpZGU${base64.b64encode(RFC_7914_DIGEST).decode().rstrip('=')}"
+RFC_7914 = (
+    "$scrypt$ln=14,r=8,p=1$U29kaXVtQ2hsb3JpZGU"
+    f"${base64.b64encode(RFC_7914_DIGEST).decode().rstrip('=')}"
+)
 
 
 class Clock:
@@ -56,27 +59,27 @@ def problems():
     return []
 
 
-def test_the_vector_of_the_rfc_matches():
+def test_rfc_7914_test_vector_matches():
     assert PasswordHash.parse(RFC_7914).matches("pleaseletmein")
     assert not PasswordHash.parse(RFC_7914).matches("pleaseletmein ")
 
 
-def test_a_new_hash_is_what_hashlib_says_of_its_salt():
+def test_new_hash_equals_hashlib_result_for_its_salt():
     stored = PasswordHash.of("s3cret")
     assert stored.digest == hashlib.scrypt(b"s3cret", salt=stored.salt, n=16384, r=8, p=1, dklen=32)
     assert len(stored.salt) == 16
 
 
-def test_two_hashes_of_one_password_differ():
+def test_hashes_of_same_password_differ():
     assert str(quick("s3cret")) != str(quick("s3cret"))
 
 
 @given(password=st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
-def test_a_hash_is_read_as_it_was_written(password):
+def test_hash_parses_back_from_its_text(password):
     assert PasswordHash.parse(str(quick(password))).matches(password)
 
 
-def test_a_hash_shows_neither_salt_nor_digest():
+def test_hash_repr_hides_salt_and_digest():
     assert (
         repr(PasswordHash.parse(RFC_7914))
         == "PasswordHash(log_cost=14, block_size=8, parallelism=1)"
@@ -99,7 +102,7 @@ def test_a_hash_shows_neither_salt_nor_digest():
         "$scrypt$ln=14,r=8,p=1$c2FsdA$" + "A" * 43 + "\n",
     ],
 )
-def test_what_is_no_hash_is_refused(text):
+def test_malformed_hash_is_rejected(text):
     with pytest.raises(ValueError):
         PasswordHash.parse(text)
 
@@ -111,7 +114,7 @@ def test_what_is_no_hash_is_refused(text):
         fullmatch=True,
     )
 )
-def test_any_text_is_a_hash_within_the_memory_limit_or_a_value_error(text):
+def test_any_text_is_hash_within_memory_limit_or_value_error(text):
     try:
         stored = PasswordHash.parse(text)
     except ValueError:
@@ -119,7 +122,7 @@ def test_any_text_is_a_hash_within_the_memory_limit_or_a_value_error(text):
     assert 128 * stored.block_size * stored.parallelism * 2**stored.log_cost <= 128 << 20
 
 
-def test_the_right_password_of_a_known_user_passes_and_nothing_else(path, clock, problems):
+def test_only_correct_password_of_known_user_passes(path, clock, problems):
     known = UsersFile(path, clock, problems.append)
     assert known.check("alice", "s3cret")
     assert not known.check("alice", "wrong")
@@ -127,9 +130,7 @@ def test_the_right_password_of_a_known_user_passes_and_nothing_else(path, clock,
     assert problems == []
 
 
-def test_an_unknown_user_costs_as_much_as_the_costliest_known_one(
-    path, clock, problems, monkeypatch
-):
+def test_unknown_user_costs_as_much_as_most_expensive_user(path, clock, problems, monkeypatch):
     write(
         path, f"alice:{PasswordHash.of('a', log_cost=1)}\nbob:{PasswordHash.of('b', log_cost=3)}\n"
     )
@@ -146,7 +147,7 @@ def test_an_unknown_user_costs_as_much_as_the_costliest_known_one(
     assert costs == [(8, 8, 1), (8, 8, 1)]
 
 
-def test_a_password_is_remembered_for_a_short_time_after_it_was_right(path, clock, problems):
+def test_correct_password_is_cached_for_a_short_time(path, clock, problems):
     found = UsersFile(path, clock, problems.append)
     assert not found.is_cached("alice", "s3cret")
     assert found.check("alice", "s3cret")
@@ -155,7 +156,7 @@ def test_a_password_is_remembered_for_a_short_time_after_it_was_right(path, cloc
     assert not found.is_cached("alice", "s3cret")
 
 
-def test_a_wrong_password_and_an_unknown_user_are_not_remembered(path, clock, problems):
+def test_wrong_password_and_unknown_user_are_not_cached(path, clock, problems):
     found = UsersFile(path, clock, problems.append)
     for name, password in (("alice", "wrong"), ("bob", "s3cret")):
         assert not found.check(name, password)
@@ -165,7 +166,7 @@ def test_a_wrong_password_and_an_unknown_user_are_not_remembered(path, clock, pr
     assert not found.is_cached("ali", "ces3cret")
 
 
-def test_a_remembered_password_does_not_outlive_a_change_of_its_user(path, clock, problems):
+def test_cached_password_expires_when_user_changes(path, clock, problems):
     found = UsersFile(path, clock, problems.append)
     assert found.check("alice", "s3cret")
     write(path, f"alice:{quick('other')}\n")
@@ -177,7 +178,7 @@ def test_a_remembered_password_does_not_outlive_a_change_of_its_user(path, clock
     assert found.is_cached("alice", "other")
 
 
-def test_no_more_passwords_are_remembered_than_the_limit(path, clock, problems, monkeypatch):
+def test_password_cache_is_limited(path, clock, problems, monkeypatch):
     monkeypatch.setattr(users, "MAX_CACHED_PASSWORDS", 2)
     write(path, "".join(f"{name}:{quick(name)}\n" for name in "abc"))
     found = UsersFile(path, clock, problems.append)
@@ -185,12 +186,12 @@ def test_no_more_passwords_are_remembered_than_the_limit(path, clock, problems, 
     assert [found.is_cached(name, name) for name in "abc"] == [False, True, True]
 
 
-def test_an_empty_file_lets_nobody_in(path, clock, problems):
+def test_empty_file_rejects_every_user(path, clock, problems):
     write(path, "# nobody yet\n\n")
     assert not UsersFile(path, clock, problems.append).check("alice", "s3cret")
 
 
-def test_a_changed_file_is_read_again_at_a_log_in_a_second_later(path, clock, problems):
+def test_changed_file_is_reloaded_after_recheck_interval(path, clock, problems):
     known = UsersFile(path, clock, problems.append)
     write(path, f"alice:{quick('new')}\nbob:{quick('b0b')}\n")
     clock.now = 0.9
@@ -202,9 +203,7 @@ def test_a_changed_file_is_read_again_at_a_log_in_a_second_later(path, clock, pr
 
 
 @pytest.mark.parametrize("text", ["alice", "alice:s3cret\n"])
-def test_a_broken_change_is_told_once_and_leaves_the_users_as_they_were(
-    path, clock, problems, text
-):
+def test_broken_change_is_reported_once_and_users_kept(path, clock, problems, text):
     known = UsersFile(path, clock, problems.append)
     write(path, text)
     for clock.now in (1.0, 2.0, 3.0):
@@ -214,9 +213,7 @@ def test_a_broken_change_is_told_once_and_leaves_the_users_as_they_were(
     assert "s3cret" not in problem
 
 
-def test_a_file_that_vanishes_leaves_the_users_as_they_were_and_one_that_comes_back_is_read(
-    path, clock, problems
-):
+def test_vanished_file_keeps_users_and_restored_file_is_reloaded(path, clock, problems):
     known = UsersFile(path, clock, problems.append)
     path.unlink()
     clock.now = 1.0
@@ -227,7 +224,7 @@ def test_a_file_that_vanishes_leaves_the_users_as_they_were_and_one_that_comes_b
     assert known.check("bob", "b0b")
 
 
-def test_many_threads_log_in_while_the_file_changes(path, clock, problems):
+def test_threads_authenticate_while_file_changes(path, clock, problems):
     known = UsersFile(path, clock, problems.append)
     outcomes = []
 
@@ -248,13 +245,15 @@ def test_many_threads_log_in_while_the_file_changes(path, clock, problems):
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
-def test_a_file_that_others_may_read_is_told(path, clock, problems, mode):
+def test_file_accessible_to_others_is_reported(path, clock, problems, mode):
     path.chmod(mode)
     UsersFile(path, clock, problems.append)
-    assert problems == [f"{path} is open to others (mode {mode:04o}); run chmod 600 {path}"]
+    assert problems == [
+        f"{path} is accessible to other users (mode {mode:04o}); run chmod 600 {path}"
+    ]
 
 
-def test_a_missing_file_at_the_start_says_how_to_make_one(tmp_path, clock, problems):
+def test_missing_file_at_startup_names_command_to_create_it(tmp_path, clock, problems):
     with pytest.raises(UsersFileError, match="kopgate users add"):
         UsersFile(tmp_path / "none", clock, problems.append)
 
@@ -263,37 +262,37 @@ def test_a_missing_file_at_the_start_says_how_to_make_one(tmp_path, clock, probl
     ("text", "complaint"),
     [
         ("# fine\nalice:x\n", "line 2: the hash is not"),
-        (":" + RFC_7914, "line 1: a user's name has 1 to 249"),
-        ("a\tb:" + RFC_7914, "line 1: a user's name has no colon"),
-        (f"a:{RFC_7914}\na:{RFC_7914}", "line 2: the name is there twice"),
+        (":" + RFC_7914, "line 1: a user name must have 1 to 249"),
+        ("a\tb:" + RFC_7914, "line 1: a user name must not contain"),
+        (f"a:{RFC_7914}\na:{RFC_7914}", "line 2: duplicate user name"),
     ],
 )
-def test_a_broken_line_is_named_by_its_number(tmp_path, text, complaint):
+def test_broken_line_is_reported_with_its_number(tmp_path, text, complaint):
     path = tmp_path / "users"
     write(path, text)
     with pytest.raises(UsersFileError, match=complaint):
         users.read_users(path)
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path):
+def test_non_utf8_file_is_rejected(tmp_path):
     (tmp_path / "users").write_bytes(b"\xff\xfe")
     with pytest.raises(UsersFileError, match="not UTF-8"):
         users.read_users(tmp_path / "users")
 
 
-def test_windows_line_ends_are_taken(tmp_path):
+def test_windows_line_endings_are_accepted(tmp_path):
     write(tmp_path / "users", f"alice:{RFC_7914}\r\n")
     assert list(users.read_users(tmp_path / "users")) == ["alice"]
 
 
-def test_editing_makes_the_file_for_its_owner_only(tmp_path):
+def test_new_file_is_accessible_to_owner_only(tmp_path):
     with edit_users(tmp_path / "users") as found:
         found["alice"] = quick("s3cret")
     assert stat.S_IMODE((tmp_path / "users").stat().st_mode) == 0o600
     assert users.read_users(tmp_path / "users")["alice"].matches("s3cret")
 
 
-def test_an_edit_that_fails_leaves_the_file_and_no_other(path):
+def test_failed_edit_leaves_file_unchanged_and_no_temporary_file(path):
     before = path.read_bytes()
 
     def fail():
@@ -307,7 +306,7 @@ def test_an_edit_that_fails_leaves_the_file_and_no_other(path):
     assert os.listdir(path.parent) == ["users"]
 
 
-def test_an_edit_through_a_link_keeps_the_link(path, tmp_path):
+def test_edit_through_symlink_keeps_symlink(path, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(path)
     with edit_users(link) as found:
@@ -316,7 +315,7 @@ def test_an_edit_through_a_link_keeps_the_link(path, tmp_path):
     assert users.read_users(path) == {}
 
 
-def test_two_editors_lose_nothing(path):
+def test_concurrent_edits_lose_nothing(path):
     def add(name):
         with edit_users(path) as found:
             found[name] = quick(name)
@@ -329,6 +328,6 @@ def test_two_editors_lose_nothing(path):
     assert set(users.read_users(path)) == {"alice", *(f"user{i}" for i in range(8))}
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path):
+def test_missing_folder_is_named_in_error(tmp_path):
     with pytest.raises(UsersFileError, match="none"), edit_users(tmp_path / "none" / "users"):
         pass
