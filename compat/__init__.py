@@ -1,1 +1,4 @@
-"""Everything that exists for old clients. It can be deleted on the day they are gone; nothing outside may depend on more than its public functions."""
+"""Support for old clients only: record formats, request versions and library identification.
+
+It can be deleted once those clients are gone; other packages use only its public functions.
+"""

@@ -1,4 +1,5 @@
-"""Which library a client is, and which versions of it: told from what it sent, where it does not say so itself.
+"""Identifies a client's library and version from its requests, for clients that do not send a name.
 
-What each library does is data (`observed.jsonl`), recorded from the libraries themselves by `make fingerprints`; nothing here names one.
+The behaviour of each library is data (`observed.jsonl`), recorded from the libraries by `make
+fingerprints`; no code here names a library.
 """

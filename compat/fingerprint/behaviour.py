@@ -1,4 +1,4 @@
-"""What a client did, as the traffic log tells it."""
+"""The behaviour of a client, as recorded in the traffic log."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import Any
 
 API_VERSIONS = 18
 NOT_SENT = -1
-"""As a version of ApiVersions."""
+"""Pseudo version: the client sent no ApiVersions request."""
 SASL_REQUESTS = (17, 36)
-"""SaslHandshake and SaslAuthenticate: whether they are there is the listener's doing."""
+"""SaslHandshake and SaslAuthenticate. Whether a client sends them depends on the listener."""
 OPENING_REQUESTS = 4
-"""Requests that a connection is told by; those after them are the application's."""
+"""Number of first requests that identify a library; later ones depend on the application."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """`requests` has the versions that were sent, by api key; `openings` the api keys with which connections began, repetitions folded; `habits` the
-    values that were seen, by name, as text; `client_id_library` the library whose own client ids it uses.
+    """What one client did.
 
-    `is_complete` is false for a single connection: a client that asks for ApiVersions may do so on another one.
+    `requests` holds the versions sent, by api key. `openings` holds the api keys of the first
+    requests of its connections, without consecutive repetitions. `habits` holds observed values of
+    request fields as text, by name. `client_id_library` is the library whose default client id the
+    client uses. `is_complete` is false for a single connection: the client may have sent
+    ApiVersions on another one.
     """
 
     requests: Mapping[int, frozenset[int]]
@@ -31,13 +34,16 @@ class Behaviour:
 
     @property
     def highest(self) -> dict[int, int]:
-        """By api key; of ApiVersions NEVER_ASKED where a whole client sent none."""
+        """Highest version by api key. NOT_SENT for ApiVersions if a complete client sent none."""
         sent = {key: max(versions) for key, versions in self.requests.items() if versions}
         return {API_VERSIONS: NOT_SENT} | sent if self.is_complete else sent
 
 
 def opening(first_requests: Iterable[str]) -> tuple[int, ...]:
-    """From `first_requests` of a connection's row ("key:version"): the log-in left out, repetitions folded. Raises ValueError for anything else."""
+    """Parse the `first_requests` of a connection row ("key:version").
+
+    SASL requests and consecutive repetitions are left out. Raises ValueError for other input.
+    """
     keys: list[int] = []
     for request in first_requests:
         key = int(request.partition(":")[0])
@@ -47,7 +53,7 @@ def opening(first_requests: Iterable[str]) -> tuple[int, ...]:
 
 
 def habit_texts(habits: Mapping[str, Iterable[Any]]) -> dict[str, frozenset[str]]:
-    """Values of habits as texts: numbers, booleans and lists of names."""
+    """Convert habit values (numbers, booleans, lists of names) to text."""
     return {
         name: frozenset(habit_text(value) for value in values) for name, values in habits.items()
     }

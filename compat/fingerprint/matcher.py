@@ -1,9 +1,10 @@
-"""From what a client did to its library and the versions that it may be of.
+"""Identifies a client's library and its possible versions from its behaviour.
 
-Two questions are kept apart. *Which library*: by everything that was seen, weighed; habits can be configured, so none decides alone, and what goes
-together in no recorded version says less. *Which versions* of it: by the versions of requests alone. Along the versions of a library the highest version
-of a request only grows, so a version in which it was lower than what was sent is too old, and one that would have sent more is too new; what lies
-between is what it may be.
+Library and version are determined separately. The library is the one with the best total score over
+all evidence: habits are configurable, so none of them decides alone, and a combination that no
+recorded version has counts less. Versions are determined by request versions only. Within a library
+the highest version of a request only grows, so a release that sent a lower version than observed is
+too old, and one that would have sent a higher version is too new.
 """
 
 from __future__ import annotations
@@ -16,37 +17,46 @@ from compat.fingerprint.behaviour import API_VERSIONS, NOT_SENT, Behaviour
 from compat.fingerprint.table import ClientLibrary, LibraryTable, VersionProfile
 
 CONTRADICTION_COST = 4.0
-"""What it costs that a version of a request speaks against a library."""
+"""Cost of a request version that contradicts a library."""
 UNRECORDED_COST = 0.25
-"""What it costs that a version of a request was seen in no recorded version of the library, although it lies between two."""
+"""Cost of a request version that no recorded version sent, but that lies between two that were."""
 FOREIGN_REQUEST_COST = 1.5
-"""What it costs that a library was never seen to send such a request."""
+"""Cost of a request that the library was never seen to send."""
 HABIT_WEIGHT, OPENING_WEIGHT, CLIENT_ID_WEIGHT = 4.0, 1.0, 5.0
-"""What speaks for a library, at most: a value that it alone has, a beginning that it alone has, its own client id."""
+"""Maximum score of a habit value, of an opening and of a client id that only this library has."""
 UNSEEN_HABIT_COST, UNSEEN_OPENING_COST = 1.0, 3.0
-"""What it costs that a value or a beginning was never seen of it: applications set the one, and not the other."""
+"""Cost of a habit value or an opening never seen from the library. Applications configure habits,
+not openings.
+"""
 OTHER_VERSION_COST = 1.5
-"""What it costs that a value or a beginning was seen of the library, and not of the versions that its requests speak for."""
+"""Cost of a value or opening that the library has, but not in the versions that the requests
+suggest.
+"""
 UNKNOWN_LIBRARY_COST = 5.0
-"""What it costs to be a library that is in no table. One that is in it and costs more is not the one."""
+"""Cost of the hypothesis "a library that is not in the table". A library that costs more is not
+named.
+"""
 MIN_SHARE = 0.7
-"""The share of all scores that a library needs to be named."""
+"""Share of all scores that a library needs to be named."""
 MAX_CONFIDENCE = 0.99
-"""As sure as a conclusion gets: 1 is for who says it."""
+"""Highest confidence of a conclusion; 1 is reserved for clients that send their name."""
 MIN_CANDIDATE_SHARE = 0.05
-"""The share with which it is one of those that it may be."""
+"""Share of all scores that makes a library a candidate."""
 
 RECORDED_PREFIX = "as "
-"""Evidence begins with it where a recorded version does the same."""
+"""Prefix of the evidence for a recorded version that behaves the same."""
 
-#: Requests that clients send of themselves; others depend on what the application asks for.
+#: Requests that libraries send on their own; others depend on the application.
 AUTOMATIC_REQUESTS = frozenset({0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 17, 18, 22, 36})
 
 
 @dataclass(frozen=True, slots=True)
 class Identification:
-    """`library` is None where it cannot be said; `candidates` are those that it may be, likeliest first. `version_low` and `version_high` are releases,
-    both possible; `version_high` None is "or newer than any that is known". `confidence` is 0 to 1.
+    """The result for one client.
+
+    `library` is None if it cannot be determined; `candidates` are the possible libraries, most
+    likely first. `version_low` and `version_high` are releases, both inclusive; `version_high` is
+    None if newer releases than the known ones are possible. `confidence` is 0 to 1.
     """
 
     library: str | None
@@ -59,7 +69,10 @@ class Identification:
 
 @dataclass(frozen=True, slots=True)
 class VersionFit:
-    """How well a place in the line of a library explains the requests: at a recorded version, in a gap beside one, or configured."""
+    """How well a position in a library's version history explains the requests.
+
+    A position is a recorded version, a gap next to one, or "configured" (an older protocol is set).
+    """
 
     low: int
     """Index in the releases."""
@@ -68,11 +81,11 @@ class VersionFit:
     unrecorded: int
     reason: str
     profiles: tuple[VersionProfile, ...]
-    """The recordings that it is concluded from."""
+    """The recordings that this fit is based on."""
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it is a recorded version, and not a gap beside one."""
+        """Whether this is a recorded version rather than a gap next to one."""
         return self.low == self.high and self.reason.startswith(RECORDED_PREFIX)
 
     @property
@@ -87,7 +100,7 @@ def identify(behaviour: Behaviour, table: LibraryTable) -> Identification:
         for library in table.libraries
     }
     scores = {name: support - costs for name, (support, costs) in weighed.items()}
-    # A library that nobody has recorded would have as much speaking for it as the best one that somebody has.
+    # An unrecorded library is assumed to fit as well as the best recorded one.
     support, _ = max(weighed.values(), key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
     ranked = sorted(
         zip(scores, _shares([*scores.values(), support - UNKNOWN_LIBRARY_COST]), strict=False),
@@ -110,7 +123,9 @@ def identify(behaviour: Behaviour, table: LibraryTable) -> Identification:
 
 
 def version_fits(behaviour: Behaviour, library: ClientLibrary) -> list[VersionFit]:
-    """All places in the line, in the same order for each `behaviour`, and last what it may be where it is configured."""
+    """Return a fit for each position, in the same order for every behaviour; the configured fit
+    comes last.
+    """
     highest = behaviour.highest
     releases = {version: place for place, version in enumerate(library.releases)}
     fits = []
@@ -142,7 +157,7 @@ def _gap_fit(
     after: VersionProfile | None,
     releases: dict[str, int],
 ) -> VersionFit:
-    """Versions after `before` and before `after`: they send what lies between the two."""
+    """Fit of the versions after `before` and before `after`, whose requests lie between the two."""
     highest = behaviour.highest
     wrong: set[int] = set()
     between: set[int] = set()
@@ -157,7 +172,7 @@ def _gap_fit(
             else _too_new(behaviour, after)
         )
     if before is not None and after is not None:
-        # What one of the two is known to send, its neighbours may send, too, whichever way the other goes.
+        # If one neighbour is known to send this version, the versions in the gap may send it too.
         wrong = {
             key
             for key in wrong
@@ -167,7 +182,10 @@ def _gap_fit(
         }
     low = 0 if before is None else releases[before.version] + 1
     high = None if after is None else releases[after.version] - 1
-    reason = f"{'older than' if before is None else 'after'} {(before or after or _EMPTY_PROFILE).version}"
+    reason = (
+        f"{'older than' if before is None else 'after'} "
+        f"{(before or after or _EMPTY_PROFILE).version}"
+    )
     if before is not None and after is not None:
         reason += f" and before {after.version}"
     return VersionFit(
@@ -183,7 +201,9 @@ def _gap_fit(
 def _configured_fit(
     behaviour: Behaviour, library: ClientLibrary, releases: dict[str, int]
 ) -> VersionFit:
-    """A version that was told what to speak, up to the newest that any can: only what cannot be configured bounds it."""
+    """Fit of a client configured to speak an older protocol: only unconfigurable requests limit its
+    version.
+    """
     highest = {key: version for key, version in behaviour.highest.items() if key != API_VERSIONS}
     wrong = min((len(_too_old(highest, profile)) for profile in library.profiles), default=0)
     unseen = min(
@@ -195,19 +215,23 @@ def _configured_fit(
     )
     low, high = 0, None
     if library.protocol_config == "unasked":
-        # It takes what the broker offers unless told otherwise, so it goes as far as it can where it was recorded.
+        # Without that setting it uses what the broker offers, so the recordings show its maximum.
         too_old = [profile for profile in library.by_version if _too_old(highest, profile)]
         low = min(releases[too_old[-1].version] + 1, len(releases) - 1) if too_old else 0
     else:
         high = _last_release_without_api_versions(behaviour, library, releases)
-    reason = f"{library.name} that is configured to speak an older protocol"
+    reason = f"{library.name} configured for an older protocol"
     return VersionFit(low, high, wrong, unseen, reason, library.configured or library.profiles)
 
 
 def _last_release_without_api_versions(
     behaviour: Behaviour, library: ClientLibrary, releases: dict[str, int]
 ) -> int | None:
-    """The release before the first from which on every recording asks for ApiVersions, however it is configured, where this one did not."""
+    """The release before the first from which every recording, however configured, sends
+    ApiVersions.
+
+    None if the client sent ApiVersions.
+    """
     if behaviour.highest.get(API_VERSIONS, NOT_SENT) != NOT_SENT:
         return None
     silent = [
@@ -225,13 +249,15 @@ _EMPTY_PROFILE = VersionProfile("0", Behaviour({}))
 
 
 def _too_old(highest: dict[int, int], profile: VersionProfile) -> set[int]:
-    """Requests in which `profile` goes less far than was seen."""
+    """Requests whose observed version is higher than the highest of `profile`."""
     own = profile.highest
     return {key for key, version in highest.items() if key in own and version > own[key]}
 
 
 def _too_new(behaviour: Behaviour, profile: VersionProfile) -> set[int]:
-    """Requests in which it goes farther, and never sends what was seen."""
+    """Requests whose observed version is lower than the highest of `profile` and never sent by
+    it.
+    """
     own, sent = profile.highest, profile.behaviour.requests
     return {
         key
@@ -246,7 +272,7 @@ def _score(
     fits: Sequence[VersionFit],
     others: Sequence[ClientLibrary],
 ) -> tuple[float, float]:
-    """What speaks for it, and what it costs to believe it."""
+    """Return (supporting score, cost)."""
     support, costs = (
         0.0,
         min(
@@ -283,7 +309,9 @@ def _score(
 def _outside_fit(
     behaviour: Behaviour, library: ClientLibrary, profiles: Sequence[VersionProfile]
 ) -> float:
-    """How many habits and beginnings are the library's, and not those of `profiles`; all beginnings together are as much as one habit."""
+    """Count habits and openings that the library has, but not in `profiles`. All openings count as
+    one habit.
+    """
     found = 0.0
     for name, values in behaviour.habits.items():
         if values <= library.habits.get(name, frozenset()):
@@ -299,7 +327,7 @@ def _outside_fit(
 
 
 def _rarity(knowing: int, of: int) -> float:
-    """From 0, which all have, to 1, which one alone has."""
+    """From 0 (all libraries have it) to 1 (only one has it)."""
     return math.log(of / knowing) / math.log(of) if of > 1 else 1.0
 
 
@@ -309,7 +337,7 @@ def _shares(scores: Iterable[float]) -> list[float]:
 
 
 def _range(fits: Sequence[VersionFit], library: ClientLibrary) -> tuple[str | None, str | None]:
-    """All places that are contradicted least."""
+    """Version range covered by all fits with the fewest contradictions."""
     least = min(fit.contradictions for fit in fits)
     fitting = [
         fit
@@ -327,7 +355,7 @@ def _range(fits: Sequence[VersionFit], library: ClientLibrary) -> tuple[str | No
 def _evidence(
     behaviour: Behaviour, library: ClientLibrary, fits: Sequence[VersionFit]
 ) -> tuple[str, ...]:
-    # A recorded version says more than a gap that it ends.
+    # A recorded version is better evidence than a gap.
     best = min(fits, key=lambda fit: (fit.cost, fit.low != fit.high))
     found = [f"requests {best.reason}"]
     own = sorted(
@@ -338,17 +366,17 @@ def _evidence(
     if own:
         found.append("habits: " + ", ".join(own))
     if behaviour.openings & library.openings:
-        found.append("connections begin as its do")
+        found.append("connections start with the same requests")
     if behaviour.client_id_library == library.name:
-        found.append("its own client id")
+        found.append("default client id of the library")
     return tuple(found)
 
 
 def _candidates_text(candidates: Sequence[str]) -> tuple[str, ...]:
     if not candidates:
-        return ("no library that is known does this",)
+        return ("matches no known library",)
     return (
         ("may be " + " or ".join(candidates),)
         if len(candidates) > 1
-        else (f"perhaps {candidates[0]}",)
+        else (f"possibly {candidates[0]}",)
     )

@@ -1,10 +1,11 @@
-"""Splits the connections of one application into the clients that made them.
+"""Splits the connections of one application into the clients that opened them.
 
-Applications that share an address and a client id look like one. Two connections are of the same
-client where one version of one library explains both. Without such a version they are of two.
+Applications that share an address and a client id look like one application. Two connections belong
+to the same client if one version of one library explains both; otherwise they belong to two
+clients.
 
-A connection shows part of what its client does, so only versions of requests count here. Times,
-sizes and the order of requests depend on the application and never split anything.
+A connection shows only part of its client's behaviour, so only request versions are compared.
+Times, sizes and the order of requests depend on the application and never split anything.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from compat.fingerprint.matcher import VersionFit, version_fits
 from compat.fingerprint.table import ClientLibrary, LibraryTable, VersionProfile, version_numbers
 
 NOT_COMPARED = frozenset({API_VERSIONS, *SASL_REQUESTS})
-"""Requests whose version depends on the listener, or on an earlier refusal."""
+"""Requests whose version depends on the listener or on an earlier rejection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,10 @@ class NamedClient:
 
 @dataclass(frozen=True, slots=True)
 class InferredClient:
-    """`connections` are indexes of those without a name; `named` is the index of the client that
-    sends its name on others, None where there is none.
+    """A client found by splitting.
+
+    `connections` are indexes of connections without a name. `named` is the index of the client that
+    sends its name on other connections, or None.
     """
 
     named: int | None
@@ -41,16 +44,16 @@ class InferredClient:
 
 
 MAX_CACHED_EXPLANATIONS = 10_000
-"""Kinds of connections whose explanations are cached: applications of one library share them."""
+"""Cached explanations, by kind of connection; applications with the same library share them."""
 
 FitKey = tuple[str, int]
-"""A library, and the index of a place in its line."""
+"""A library and the index of one of its version fits."""
 LowerVersions = Mapping[int, frozenset[int]]
-"""By api key, versions that a client sends beside a higher one."""
+"""By api key, versions that a client also sends besides a higher one."""
 
 
 class _SentVersions:
-    """The versions that some connections sent, by api key."""
+    """The versions that a set of connections sent, by api key."""
 
     def __init__(self, first: Behaviour | None = None) -> None:
         self._versions: dict[int, set[int]] = {}
@@ -62,7 +65,9 @@ class _SentVersions:
             self._versions.setdefault(key, set()).add(version)
 
     def agrees(self, behaviour: Behaviour, lower: LowerVersions) -> bool:
-        """Whether each request has the same version in both, or the lower one is sent beside a higher one."""
+        """Whether each request has the same version in both, or the lower version is sent besides a
+        higher one.
+        """
         for key, own in behaviour.highest.items():
             for version in self._versions.get(key, ()) if key not in NOT_COMPARED else ():
                 if own != version and min(own, version) not in lower.get(key, ()):
@@ -92,17 +97,17 @@ class Splitter:
         named: Sequence[NamedClient] = (),
         client_id_library: str | None = None,
     ) -> list[InferredClient]:
-        """`connections` are those without a name; `client_id_library` is the library whose own client id
-        they use. Clients with a name come first, in their order.
+        """Split `connections` (those without a name) into clients; clients with a name come first.
 
-        A connection that may be of several clients is of one with a name, or else of the one that
-        explains most connections.
+        `client_id_library` is the library whose default client id the connections use. A connection
+        that several clients explain is assigned to a named client if possible, otherwise to the
+        client that explains most connections.
         """
         explained = [
             self._explained(tuple(sorted(one.requests.items())), one.openings, client_id_library)
             for one in connections
         ]
-        # The connections that say most about their client come first.
+        # Connections with the most request types come first.
         left = sorted(
             range(len(connections)), key=lambda index: (-len(connections[index].requests), index)
         )
@@ -130,7 +135,10 @@ class Splitter:
         explained: Sequence[frozenset[FitKey]],
         sent: _SentVersions,
     ) -> list[int]:
-        """The connections that one of `its_places` explains; of a library in no table those that do not disagree."""
+        """The connections explained by one of `its_places`.
+
+        For a library that is not in the table: the connections that do not contradict the client.
+        """
         taken = []
         for index in left:
             possible = (
@@ -149,7 +157,7 @@ class Splitter:
         connections: Sequence[Behaviour],
         explained: Sequence[frozenset[FitKey]],
     ) -> list[int]:
-        """The most connections that one place explains; of several such places a recorded version comes first."""
+        """The largest set of connections that one fit explains; a recorded version wins a tie."""
         best: list[int] = []
         best_order = (0, False)
         for place in sorted({place for index in left for place in explained[index]}):
@@ -171,7 +179,9 @@ class Splitter:
         behaviour: Behaviour,
         clients: list[tuple[int | None, list[int], _SentVersions]],
     ) -> None:
-        """A connection that no recorded version explains is of a client that it does not disagree with."""
+        """Assign a connection that no recorded version explains to a client it does not
+        contradict.
+        """
         for _, taken, sent in clients:
             if sent.agrees(behaviour, self._any_lower):
                 taken.append(index)
@@ -185,8 +195,10 @@ class Splitter:
         openings: frozenset[tuple[int, ...]],
         client_id_library: str | None,
     ) -> frozenset[FitKey]:
-        """The places that nothing in the connection contradicts. A library's own client id means
-        that library where it can be.
+        """The fits that nothing in the connection contradicts.
+
+        If the connection uses a library's default client id, only that library's fits are kept, if
+        any.
         """
         behaviour = Behaviour(dict(requests), openings, is_complete=False)
         found = frozenset(
@@ -223,7 +235,9 @@ def _lower_versions(profiles: Iterable[VersionProfile]) -> LowerVersions:
 
 
 def _lacks_api_versions(behaviour: Behaviour, fit: VersionFit) -> bool:
-    """Whether the connection began without ApiVersions, with which all of these versions begin each of theirs."""
+    """Whether the connection started without ApiVersions although all of these versions start with
+    it.
+    """
     begun = [opening for opening in behaviour.openings if opening]
     if not begun or any(opening[0] == API_VERSIONS for opening in begun):
         return False

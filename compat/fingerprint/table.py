@@ -1,4 +1,4 @@
-"""What is known of libraries: the recorded runs of each, how their versions are ordered, and what may be configured."""
+"""The known libraries: recorded runs, order of versions, and protocol settings."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from typing import Any
 from compat.fingerprint.behaviour import API_VERSIONS, Behaviour, habit_texts, opening
 
 PACKAGE = files("compat.fingerprint")
-"""Of a package that may lie in an archive, as on a cluster's workers."""
+"""A Traversable: on a cluster's workers the package may be in an archive."""
 OBSERVED = PACKAGE / "observed.jsonl"
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """A version as it is ordered. Raises ValueError for what is no release."""
+    """Parse a release number for ordering. Raises ValueError for anything else."""
     return tuple(int(part) for part in version.split("."))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One recorded run: what a version of a library did in one scenario. `is_configured` where an option told it to speak an older protocol."""
+    """One recorded run of one library version in one scenario.
+
+    `is_configured` tells that an option made it speak an older protocol.
+    """
 
     client: str
     library: str
@@ -40,7 +43,9 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class VersionProfile:
-    """All runs of one version together, or of one version under one configuration."""
+    """The combined behaviour of all runs of one version, or of one version under one
+    configuration.
+    """
 
     version: str
     behaviour: Behaviour
@@ -52,7 +57,11 @@ class VersionProfile:
 
 @dataclass(frozen=True)
 class ClientLibrary:
-    """`by_version` is in the order of versions, oldest first; `configured` stands beside it. `releases` are all there are, oldest first."""
+    """A library.
+
+    `by_version` are its profiles, oldest first; `configured` are the profiles of configured runs.
+    `releases` are all releases, oldest first.
+    """
 
     name: str
     protocol_config: str
@@ -90,7 +99,9 @@ class LibraryTable:
 
     @cached_property
     def patterns(self) -> dict[str, str]:
-        """Of client ids, by library: one regular expression (Java's and Python's alike) for the whole id."""
+        """By library, one regular expression (valid in Java and Python) that matches its default
+        client ids.
+        """
         return {
             library.name: f"^({'|'.join(library.client_ids)})$"
             for library in self.libraries
@@ -98,7 +109,9 @@ class LibraryTable:
         }
 
     def client_id_library(self, client_ids: Iterable[str]) -> str | None:
-        """The library whose own client ids these are; None where they are the application's, or of several libraries."""
+        """The library whose default client ids these are; None if there is no such library or more
+        than one.
+        """
         found = {
             name
             for name, pattern in self.patterns.items()
@@ -109,7 +122,7 @@ class LibraryTable:
 
 
 def build_table(runs: Iterable[RecordedRun]) -> LibraryTable:
-    """From recorded runs, all or some of them; a library without a run is not in it."""
+    """Build the table of the libraries that have a run in `runs`."""
     known = _toml("libraries.toml")
     releases = _toml("releases.toml")
     by_library: dict[str, list[RecordedRun]] = {}
@@ -124,7 +137,9 @@ def build_table(runs: Iterable[RecordedRun]) -> LibraryTable:
 
 
 def protocol_settings() -> dict[str, tuple[str, str]]:
-    """Of each library that an application can tell to speak an older protocol: when that shows ("unasked" or "always"), and the name of that setting."""
+    """For each library with a protocol setting: when the setting shows ("unasked" or "always") and
+    its name.
+    """
     return {
         name: (known["configured"], known["setting"])
         for name, known in _toml("libraries.toml").items()
@@ -133,7 +148,7 @@ def protocol_settings() -> dict[str, tuple[str, str]]:
 
 
 def read_runs(path: Traversable = OBSERVED) -> list[RecordedRun]:
-    """The lines of a recording. Raises ValueError or KeyError for a line that is none."""
+    """Read a recording. Raises ValueError or KeyError for an invalid line."""
     return [_run(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
 
 
@@ -156,7 +171,7 @@ def _run(row: Mapping[str, Any]) -> RecordedRun:
 
 
 def _client_ids(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What was masked because it is another in each run stands there again as something."""
+    """Replace the placeholders of parts that differ in each run with sample values."""
     return tuple(
         client_id.replace("{n}", "1").replace("{group}", "billing")
         for client_id in row.get("client_ids", ())

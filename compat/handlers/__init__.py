@@ -1,1 +1,4 @@
-"""Versions of a request that behave differently from today's. Plain functions over values: the gateway routes to them from one module."""
+"""Request versions that behave differently from the current ones, as plain functions over values.
+
+The gateway calls them from one module.
+"""

@@ -1,8 +1,11 @@
-"""ListOffsets v0: an array of offsets instead of one. For Kafka 0.8 to 0.10.0 clients, kafka-python <= 1.3, kafka-node and Sarama < 1.27.
+"""ListOffsets v0, which returns an array of offsets instead of one.
 
-Kafka 0.8's rule (Log.getOffsetsBefore, then UnifiedLog.legacyFetchOffsetsBefore): of the offsets where segments begin, and the end, those
-whose segment was last written at or before the timestamp, newest first, at most as many as asked for. A store here has no segments:
-the log counts as one.
+Sent by Kafka 0.8 to 0.10.0 clients, kafka-python <= 1.3, kafka-node and Sarama < 1.27.
+
+Kafka's rule (Log.getOffsetsBefore in 0.8, later UnifiedLog.legacyFetchOffsetsBefore): of the
+segments' base offsets and the log end offset, return those whose segment was last modified at or
+before the timestamp, newest first, at most `max_offsets`. The stores here have no segments, so the
+log counts as one segment.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ EARLIEST = -2
 def offsets_before(
     timestamp: int, max_offsets: int, *, start: int, end: int, last_before: int | None
 ) -> list[int]:
-    """The offsets to answer, newest first. `last_before` is the offset after the newest record at or before `timestamp`, where one was asked
-    for and there is one."""
+    """Return the offsets, newest first.
+
+    `last_before` is the offset after the newest record at or before `timestamp`, if there is one.
+    """
     if timestamp == LATEST:
         offsets = [end, start]
     elif timestamp == EARLIEST:

@@ -1,7 +1,10 @@
-"""Record sets of every format: message sets (magic 0 and 1) are checked, stamped, converted and read; batches (magic 2) converted and read.
+"""Record sets of all formats: message sets (magic 0 and 1) and record batches (magic 2).
 
-Pure functions over buffers: no I/O, no clock, nothing shared, any thread. Whatever the bytes, nothing but RecordsError is raised for them. The heavy
-loops run in a compiled kernel that releases the GIL where there is one (`KERNEL` is then "cython"), in plain Python elsewhere.
+Message sets are checked, stamped with offsets, converted and read; batches are converted and read.
+
+Pure functions over buffers: no I/O, no clock, no shared state, callable from any thread. Invalid
+bytes raise RecordsError and nothing else. The inner loops run in a compiled kernel that releases
+the GIL (`KERNEL` is "cython"), or in plain Python if the kernel is not available.
 """
 
 from compat.records.codecs import MAX_DECOMPRESSED_BYTES

@@ -1,7 +1,7 @@
-# The loops over records of magic 2, from them and to them; part of _kernel.pyx.
+# Conversion from and to magic-2 records; included by _kernel.pyx.
 
 cdef inline bint get_varint(const uint8_t *data, Py_ssize_t *at, Py_ssize_t end, int32_t *value) noexcept nogil:
-    """A zigzag varint of at most 32 bits that ends by `end`; False where there is none."""
+    """Read a zigzag varint of at most 32 bits that ends by `end`; False if there is none."""
     cdef uint64_t raw = 0
     cdef int shift = 0
     cdef uint8_t byte
@@ -16,7 +16,7 @@ cdef inline bint get_varint(const uint8_t *data, Py_ssize_t *at, Py_ssize_t end,
     return False
 
 cdef inline bint get_varlong(const uint8_t *data, Py_ssize_t *at, Py_ssize_t end, int64_t *value) noexcept nogil:
-    """A zigzag varint of at most 64 bits that ends by `end`; False where there is none."""
+    """Read a zigzag varint of at most 64 bits that ends by `end`; False if there is none."""
     cdef uint64_t raw = 0
     cdef int shift = 0
     cdef uint8_t byte
@@ -33,11 +33,14 @@ cdef inline bint get_varlong(const uint8_t *data, Py_ssize_t *at, Py_ssize_t end
     return False
 
 cdef inline bint get_sized(const uint8_t *data, Py_ssize_t *at, Py_ssize_t end, int32_t *size) noexcept nogil:
-    """The length (-1: null) of a field that ends by `end`; `at` moves to its bytes. False where it does not fit."""
+    """Read the length (-1: null) of a field that ends by `end` and move `at` to its bytes.
+
+    False if the field does not fit.
+    """
     return get_varint(data, at, end, size) and size[0] >= -1 and size[0] <= end - at[0]
 
 cdef inline bint skip_headers(const uint8_t *data, Py_ssize_t *at, Py_ssize_t end) noexcept nogil:
-    """Past the headers, which must fill the record up to `end`; False where they do not."""
+    """Skip the headers, which must fill the record up to `end`; False if they do not."""
     cdef int32_t left, size
     if not get_varint(data, at, end, &left) or left < 0:
         return False
@@ -56,7 +59,11 @@ cdef int down_records(
     const uint8_t *data, Py_ssize_t size, int64_t count, int64_t base_offset, int64_t last_delta, int64_t base_timestamp, bint has_time,
     int64_t append_time, int magic, bint is_relative, uint8_t *into, Summary *out,
 ) noexcept nogil:
-    """Magic 2 to 0 or 1. `into` has room for `size` and GROWTH_V0 or GROWTH_V1 for each of `count` records, of which `size` has room for the smallest."""
+    """Convert magic 2 to magic 0 or 1.
+
+    `into` must hold `size` plus GROWTH_V0 or GROWTH_V1 bytes per record, and `size` must hold
+    `count` records of the minimum size.
+    """
     cdef Py_ssize_t at = 0, end, key_at, value_at, content
     cdef int64_t delta, timestamp
     cdef int32_t claimed, offset_delta, key_size, value_size, previous = -1
@@ -131,7 +138,7 @@ cdef int down_records(
     return OK
 
 cdef inline uint8_t *put_varint(uint8_t *to, int64_t value) noexcept nogil:
-    """`value` in zigzag: at most 10 bytes, at most 5 where it has 32 bits."""
+    """Write a zigzag varint: at most 10 bytes, at most 5 for a 32-bit value."""
     cdef uint64_t raw = (<uint64_t>value << 1) ^ (0 - (<uint64_t>value >> 63))
     while raw >= 0x80:
         to[0] = <uint8_t>(raw & 0x7F | 0x80)
@@ -152,7 +159,10 @@ cdef int up_newer(
     const uint8_t *data, Py_ssize_t size, int magic, int64_t shift, int64_t base_offset, int64_t base_timestamp, bint has_time,
     int64_t append_time, uint8_t *into, Summary *out,
 ) noexcept nogil:
-    """Magic 0 or 1 to 2. `into` has room for what every message but its overhead may take, and RECORD_OVERHEAD for each."""
+    """Convert magic 0 or 1 to magic 2.
+
+    `into` must hold the messages without their overhead, plus RECORD_OVERHEAD bytes per record.
+    """
     cdef Message one
     cdef int fault
     cdef int64_t offset, timestamp, delta, body

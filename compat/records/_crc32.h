@@ -1,8 +1,9 @@
-/* CRC-32 (IEEE 802.3, reflected polynomial EDB88320), as zlib's crc32() gives it, and CRC-32C (Castagnoli, 82F63B78).
+/* CRC-32 (IEEE 802.3, reflected polynomial EDB88320), as zlib's crc32(), and CRC-32C (Castagnoli, 82F63B78).
  *
- * Carry-less multiplication where the processor has it (V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
- * Instruction", Intel 2009; to fold by T bits takes x^(T+32) and x^(T-32) modulo the polynomial, reflected), the ARMv8 instructions where the
- * compiler may use them, slicing by 8 elsewhere and for the shortest.
+ * Uses carry-less multiplication if the processor has it (V. Gopal et al., "Fast CRC Computation
+ * for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009; folding by T bits needs
+ * x^(T+32) and x^(T-32) modulo the polynomial, reflected), the ARMv8 instructions if the compiler
+ * may use them, and slicing by 8 otherwise and for short inputs.
  */
 #ifndef KOPGATE_CRC32_H
 #define KOPGATE_CRC32_H
@@ -19,7 +20,8 @@
 #include <arm_acle.h>
 #endif
 
-/* A polynomial: itself, what it takes to fold by so many bytes (for the upper and the lower half), to reduce in the end, and the slices. */
+/* A polynomial: constants to fold by n bytes (upper and lower half), constants for the final
+ * reduction, and the slicing tables. */
 struct kopgate_polynomial {
     uint32_t reflected;
     uint64_t by_64[2], by_48[2], by_32[2], by_16[2], by_8, barrett[2];
@@ -63,7 +65,7 @@ static void kopgate_slice(struct kopgate_polynomial *by)
         }
 }
 
-/* Once, before any other thread may call the rest. */
+/* Must be called once, before any other function is used in any thread. */
 static void kopgate_crc32_init(void)
 {
     kopgate_slice(&kopgate_ieee);
@@ -74,7 +76,7 @@ static void kopgate_crc32_init(void)
 #endif
 }
 
-/* All functions below work on the inverted register, as the definition of the CRC has it. */
+/* The functions below use the inverted register, as in the definition of the CRC. */
 
 static inline uint32_t kopgate_crc_bytes(const struct kopgate_polynomial *by, uint32_t crc, const uint8_t *at, size_t size)
 {
@@ -97,7 +99,8 @@ static inline uint32_t kopgate_crc_bytes(const struct kopgate_polynomial *by, ui
 }
 
 #ifdef KOPGATE_CLMUL
-/* Shuffles by n bytes: from 0 + n on, the first n bytes go to the end; from 16 + n on, all but those go to the front. 0x80 clears, and marks the cleared. */
+/* Shuffles by n bytes: the mask at n moves the first n bytes to the end; the mask at 16 + n moves
+ * the others to the front. 0x80 clears a byte and marks it as cleared. */
 static const uint8_t kopgate_shuffles[48] = {
     0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0,    1,    2,    3,    4,    5,    6,    7,
     8,    9,    10,   11,   12,   13,   14,   15,   0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
@@ -105,7 +108,7 @@ static const uint8_t kopgate_shuffles[48] = {
 
 #define KOPGATE_LOAD(at) _mm_loadu_si128((const __m128i *)(at))
 
-/* One step: `lane` moved forward by the distance that `by` stands for, and what lies there added. */
+/* One folding step: move `lane` forward by the distance of `by` and add the data there. */
 __attribute__((target("pclmul,sse4.1,ssse3"))) static inline __m128i kopgate_fold(__m128i lane, __m128i by, __m128i next)
 {
     return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(lane, by, 0x00), _mm_clmulepi64_si128(lane, by, 0x11)), next);
@@ -141,7 +144,8 @@ __attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folde
         lane = kopgate_fold(lane, by_16, KOPGATE_LOAD(at));
 
     if (size) {
-        /* Fewer than 16 bytes are left: the first `size` bytes of the lane, moved to its end, are one step behind the rest of it and them. */
+        /* Fewer than 16 bytes are left: fold the first `size` bytes of the lane, moved to its end, into
+         * the rest of the lane followed by the remaining bytes. */
         __m128i to_end = KOPGATE_LOAD(kopgate_shuffles + size), to_front = KOPGATE_LOAD(kopgate_shuffles + 16 + size);
         __m128i last = _mm_blendv_epi8(_mm_shuffle_epi8(lane, to_front), KOPGATE_LOAD(at + size - 16), to_front);
         lane = kopgate_fold(_mm_shuffle_epi8(lane, to_end), by_16, last);

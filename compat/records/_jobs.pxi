@@ -1,7 +1,8 @@
-# Whole batches of magic 2, many in one call: unpacked, converted and packed without the GIL; part of _kernel.pyx.
+# Down-conversion of many magic-2 batches in one call, without the GIL; included by _kernel.pyx.
 #
-# Only what is as it should be, in the codecs none and lz4, is done here. Whatever else there is, and whatever is wrong, is left to the ordinary road, which
-# has the words for it. So nothing is said here, and there is nothing for a twin to say otherwise.
+# Only valid batches that are uncompressed or lz4 are handled here. All others are left to the
+# general conversion path, which reports errors; this code reports none, so no message here can
+# differ from the plain-Python implementation.
 
 ctypedef int (*Unpack)(const char *packed, char *into, int packed_bytes, int most) noexcept nogil
 ctypedef int (*Pack)(void *state, const char *content, char *into, int content_bytes, int most, int acceleration) noexcept nogil
@@ -20,14 +21,15 @@ cdef enum:
     FRAME_BLOCK = 64 * 1024
     LZ4_EXPANSION = 255
 
-    # As many results are made before they are copied out: with what is kept for the next job that is what stays in the processor's cache.
+    # Bytes of results produced before they are copied out; together with the reused memory this
+    # fits in the processor's cache.
     RESULTS_AT_A_TIME = 256 * 1024
-    # Of each of its three pieces of memory a desk keeps so much from job to job, and so many desks are kept.
+    # Limits of memory reuse: bytes kept per buffer of a Desk, and number of idle Desks.
     DESK_KEEPS = 1024 * 1024
     DESKS_KEPT = 4
 
 cdef struct Room:
-    # Memory that grows: `used` of `size` bytes mean something.
+    # A growing buffer; the first `used` of `size` bytes are in use.
     uint8_t *bytes
     size_t size
     size_t used
@@ -39,14 +41,14 @@ cdef struct Places:
     void *pack_state
 
 cdef struct Task:
-    # `made` bytes of result; -1: the ordinary road has to do it.
+    # `made` is the size of the result, -1 if the general conversion path has to handle it.
     Py_buffer view
     Py_ssize_t made
 
 cdef list idle = []
 
 cdef class Desk:
-    """What a job works with. Memory that is new costs more than the work done in it, so it goes from job to job."""
+    """Buffers of one call, reused because allocating them costs more than the conversion."""
 
     cdef Places on
 
@@ -57,7 +59,7 @@ cdef class Desk:
         free(self.on.pack_state)
 
 cdef bint widen(Room *room, size_t more) noexcept nogil:
-    """Room for `more` bytes behind those used; False where there is no memory."""
+    """Make room for `more` bytes after the used ones; False if memory cannot be allocated."""
     cdef size_t size = room.used + more
     cdef void *bytes
     if size <= room.size:
@@ -84,7 +86,7 @@ cdef void tidy(Places *on) noexcept nogil:
     empty(&on.results)
 
 cdef Py_ssize_t convert_some(Places *on, Task *tasks, Py_ssize_t count, int magic, int64_t limit) noexcept nogil:
-    """The first tasks, at least one, until there are results enough to be copied out; how many."""
+    """Convert tasks, at least one, until RESULTS_AT_A_TIME is reached; return the number done."""
     cdef Py_ssize_t done = 0
     on.results.used = 0
     while done < count and on.results.used < RESULTS_AT_A_TIME:
@@ -95,7 +97,7 @@ cdef Py_ssize_t convert_some(Places *on, Task *tasks, Py_ssize_t count, int magi
     return done
 
 cdef Py_ssize_t convert_batch(Places *on, const uint8_t *data, Py_ssize_t size, int magic, int64_t limit) noexcept nogil:
-    """A stored batch as a message set behind the results so far; how many bytes, or -1."""
+    """Append a stored batch to the results as a message set; return its size or -1."""
     cdef int attributes, codec
     cdef int64_t base_offset, last_delta, count
     cdef Py_ssize_t records = size - BATCH_OVERHEAD
@@ -132,11 +134,15 @@ cdef Py_ssize_t convert_batch(Places *on, const uint8_t *data, Py_ssize_t size, 
         return -1
     if not codec:
         return found.written
-    # What the producer could not pack will not pack now, unless much was added to it.
+    # Content that the producer could not compress is not compressed here either, unless it has
+    # grown much.
     return wrap_lz4(on, &found, magic, has_time, is_plain and found.written <= records + records // 8)
 
 cdef bint unpack_lz4(const uint8_t *data, Py_ssize_t size, int64_t limit, Room *into, bint *is_plain) noexcept nogil:
-    """The content of a frame as Kafka's clients write it, at most `limit` bytes, and whether none of its blocks was packed. False for another frame."""
+    """Decompress a frame as Kafka clients write it, to at most `limit` bytes.
+
+    `is_plain` is set if no block was compressed. False for any other frame.
+    """
     cdef Py_ssize_t at = FRAME_HEADER
     cdef int64_t most, room
     cdef uint32_t block
@@ -145,7 +151,8 @@ cdef bint unpack_lz4(const uint8_t *data, Py_ssize_t size, int64_t limit, Room *
     is_plain[0] = True
     if size < FRAME_HEADER:
         return False
-    # Blocks that stand alone, of 64 KiB, 256 KiB, 1 MiB or 4 MiB, and nothing else; with the checksum that belongs to it.
+    # Independent blocks of 64 KiB, 256 KiB, 1 MiB or 4 MiB, no other options, and the checksum of
+    # that header.
     if not (
         memcmp(data, b"\x04\x22\x4d\x18\x60\x40\x82", 7) == 0
         or memcmp(data, b"\x04\x22\x4d\x18\x60\x50\xfb", 7) == 0
@@ -182,7 +189,7 @@ cdef bint unpack_lz4(const uint8_t *data, Py_ssize_t size, int64_t limit, Room *
     return False
 
 cdef Py_ssize_t wrap_lz4(Places *on, Summary *found, int magic, bint has_time, bint is_plain) noexcept nogil:
-    """The messages made as one that holds them packed, behind the results so far; how many bytes, or -1."""
+    """Append the converted messages to the results as one lz4 wrapper; return its size or -1."""
     cdef Py_ssize_t left = found.written, piece
     cdef const uint8_t *data = on.messages.bytes
     cdef uint8_t *message
@@ -203,7 +210,7 @@ cdef Py_ssize_t wrap_lz4(Places *on, Summary *found, int magic, bint has_time, b
         to += 8
     put32(to, 0xFFFFFFFFU)
     frame = to + 8
-    # Consumers of format 0 expect another checksum of the header: lz4_header.py.
+    # Consumers of magic 0 expect the historic header checksum: see lz4_header.py.
     memcpy(frame, b"\x04\x22\x4d\x18\x60\x40\x82" if magic else b"\x04\x22\x4d\x18\x60\x40\x1a", FRAME_HEADER)
     to = frame + FRAME_HEADER
     while left > 0:

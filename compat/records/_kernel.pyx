@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The inner loops, compiled: one pass over the bytes, without the GIL where they are many.
+"""The inner loops, compiled: one pass over the bytes, without the GIL for large inputs.
 
-The twin of `_pure.py`, which is the reference: the same functions, the same results, the same faults in the same order of checks. The bytes are a
-stranger's: every length is read once, checked against what is left (never added to a position first), and only then used.
+`_pure.py` is the reference: same functions, same results, same faults in the same order of checks.
+The bytes are untrusted: every length is read once and checked against the remaining bytes (never
+added to a position first) before it is used.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -14,7 +15,7 @@ from libc.string cimport memcmp, memcpy
 from compat.records.errors import Fault, error_of
 from compat.records.layout import Converted, Scan
 
-#: Which functions there are and what they take: `loops` wants the same number.
+#: Version of the functions' signatures; `kernel.py` expects the same number.
 INTERFACE = 2
 
 cdef extern from "_crc32.h":
@@ -48,14 +49,14 @@ cdef extern from *:
     {
         at[3] = (uint8_t)(value >> 24); at[2] = (uint8_t)(value >> 16); at[1] = (uint8_t)(value >> 8); at[0] = (uint8_t)value;
     }
-    /* 1 where the sum does not fit, and then nothing is stored */
+    /* returns 1, and stores nothing, if the sum overflows */
     static inline int kopgate_add(int64_t left, int64_t right, int64_t *sum)
     {
         if ((right > 0 && left > INT64_MAX - right) || (right < 0 && left < INT64_MIN - right)) return 1;
         *sum = left + right;
         return 0;
     }
-    /* the same for the difference */
+    /* same for the difference */
     static inline int kopgate_subtract(int64_t left, int64_t right, int64_t *difference)
     {
         if ((right < 0 && left > INT64_MAX + right) || (right > 0 && left < INT64_MIN + right)) return 1;
@@ -82,7 +83,7 @@ cdef extern from "Python.h":
 kopgate_crc32_init()
 
 cdef enum:
-    # Below this many bytes a call is shorter than giving the GIL away and waiting for it may be.
+    # For fewer bytes, releasing and reacquiring the GIL can take longer than the call.
     RELEASE_FROM = 32 * 1024
 
     LOG_OVERHEAD = 12
@@ -98,14 +99,14 @@ cdef enum:
     APPEND_TIME_BIT = 8
 
     SMALLEST_RECORD = 7
-    # How much longer a record can get: a message's overhead less the smallest record's.
+    # Maximum growth of a record: a message's overhead minus the smallest record's.
     GROWTH_V0 = LOG_OVERHEAD + SMALLEST_V0 - SMALLEST_RECORD
     GROWTH_V1 = LOG_OVERHEAD + SMALLEST_V1 - SMALLEST_RECORD
-    # The most that a record has beside key and value: its size, attributes, timestamp, offset, two lengths, the header count.
+    # Maximum overhead of a record: size, attributes, timestamp, offset, two lengths, header count.
     RECORD_OVERHEAD = 5 + 1 + 10 + 5 + 5 + 5 + 1
 
 cdef enum Found:
-    # compat.records.errors.Fault; the check below holds them together
+    # Same values as compat.records.errors.Fault, checked below.
     OK = 0
     TRUNCATED = 1
     SIZE = 2
@@ -127,7 +128,7 @@ include "_batches.pxi"
 include "_jobs.pxi"
 
 cdef object converted(int fault, PyObject *content, Summary *found):
-    """What a conversion returns or raises; `content` is taken over."""
+    """Return the result of a conversion or raise its error. Takes ownership of `content`."""
     if fault:
         Py_DecRef(content)
         raise error_of(fault, found.at)
@@ -232,7 +233,10 @@ def down_batch(
 
 
 def use_lz4(unpack: int, pack: int, state_bytes: int):
-    """Where LZ4_decompress_safe and LZ4_compress_fast_extState are, and what LZ4_sizeofState says; before any `down_all`."""
+    """Set the addresses of LZ4_decompress_safe and LZ4_compress_fast_extState, and LZ4_sizeofState.
+
+    Must be called before `down_all` to handle lz4.
+    """
     global lz4_unpack, lz4_pack, lz4_state_bytes
     lz4_state_bytes = state_bytes
     lz4_pack = <Pack><uintptr_t>pack

@@ -1,7 +1,7 @@
-# The loops over messages of magic 0 and 1; part of _kernel.pyx.
+# Loops over messages of magic 0 and 1; included by _kernel.pyx.
 
 cdef struct Message:
-    # A message whose length is right: `end` is its end, `fields` where the key's length is.
+    # A message with a valid length. `fields` is the position of the key length.
     int64_t offset
     int64_t timestamp
     Py_ssize_t end
@@ -28,7 +28,7 @@ cdef struct Summary:
     bint has_append_time
 
 cdef inline int headline(const uint8_t *data, Py_ssize_t size, Py_ssize_t start, int magic, Message *out) noexcept nogil:
-    """Length, magic (which must be `magic` unless that is -1), offset and attributes of the message at `start`."""
+    """Read length, magic (must equal `magic` unless that is -1), offset and attributes."""
     cdef int32_t claimed
     if size - start < LOG_OVERHEAD + SMALLEST_V0:
         return TRUNCATED
@@ -51,7 +51,7 @@ cdef inline int headline(const uint8_t *data, Py_ssize_t size, Py_ssize_t start,
     return OK
 
 cdef inline int verify(const uint8_t *data, Py_ssize_t size, Py_ssize_t start, int magic, bint is_inner, Message *out) noexcept nogil:
-    """`headline`, then everything else that can be wrong with one message."""
+    """Read the header as `headline` does and verify the rest of the message."""
     cdef int fault = headline(data, size, start, magic, out)
     if fault:
         return fault
@@ -157,7 +157,7 @@ cdef int stamp_all(uint8_t *data, Py_ssize_t size, int64_t base_offset, bint has
     return OK
 
 cdef int down_older(const uint8_t *data, Py_ssize_t size, int64_t shift, uint8_t *into, Summary *out) noexcept nogil:
-    """Magic 1 to magic 0. `into` has room for `size`."""
+    """Convert magic 1 to magic 0. `into` must hold `size` bytes."""
     cdef Message one
     cdef int fault
     cdef int64_t offset

@@ -1,6 +1,6 @@
-"""The inner loops in plain Python: the reference for `_kernel.pyx`, and what runs where no compiler was.
+"""The inner loops in plain Python: reference for `_kernel.pyx` and fallback without a C compiler.
 
-Both have the same functions with the same results and the same faults, in the same order of checks.
+Both implementations have the same functions, results and faults, in the same order of checks.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ _MAX_DELTA = (1 << 31) - 1
 
 
 def scan(messages: Buffer, magic: int, is_inner: bool) -> Scan:
-    """Verify every message of a set: length, magic, CRC, fields, codec.
+    """Verify length, magic, CRC, fields and codec of every message of a set.
 
-    `magic` is what they all must have, -1 for that of the first; `is_inner` forbids compressed ones. An empty set has magic -1 (or `magic`).
-    Raises CorruptRecords, InvalidRecords, UnsupportedCodec.
+    `magic` is the expected format of all messages, -1 for that of the first. `is_inner` forbids
+    compressed messages. For an empty set the result's magic is -1 or `magic`. Raises
+    CorruptRecords, InvalidRecords and UnsupportedCodec.
     """
     count = wrappers = largest = 0
     max_timestamp = last_offset = -1
@@ -73,7 +74,9 @@ def scan(messages: Buffer, magic: int, is_inner: bool) -> Scan:
 
 
 def plain_run(messages: Buffer, start: int) -> int:
-    """Where the run of uncompressed messages that begins at `start` ends, by their headers alone: at a wrapper or at the end."""
+    """Return the end of the run of uncompressed messages that starts at `start`, from the headers
+    only.
+    """
     while start < len(messages):
         _, end, _, attributes = _read_header(messages, start)
         if attributes & CODEC_MASK:
@@ -83,7 +86,11 @@ def plain_run(messages: Buffer, start: int) -> int:
 
 
 def cut(messages: Buffer, offset: int, max_bytes: int) -> tuple[int, int]:
-    """(start, end) of the messages from the first that reaches `offset` on, as fit in `max_bytes`, but at least one where there is one."""
+    """Return (start, end) of the messages from the first one at or after `offset`, up to
+    `max_bytes`.
+
+    At least one message is included if there is one.
+    """
     start = 0
     while start < len(messages):
         found, end, _, _ = _read_header(messages, start)
@@ -100,7 +107,7 @@ def cut(messages: Buffer, offset: int, max_bytes: int) -> tuple[int, int]:
 
 
 def _read_header(messages: Buffer, start: int) -> tuple[int, int, int, int]:
-    """(offset, end, magic, attributes) of the message at `start`."""
+    """Return (offset, end, magic, attributes) of the message at `start`."""
     if len(messages) - start < LOG_OVERHEAD + SMALLEST[0]:
         raise error_of(Fault.TRUNCATED, start)
     offset, size, _, magic, attributes = MESSAGE_HEADER.unpack_from(messages, start)
@@ -116,7 +123,9 @@ def _read_header(messages: Buffer, start: int) -> tuple[int, int, int, int]:
 
 
 def stamp(messages: bytearray | memoryview, base_offset: int, append_time: int | None) -> int:
-    """Give the messages the offsets from `base_offset` on, and those of magic 1 the `append_time` where there is one; how many they are."""
+    """Assign offsets from `base_offset` and, in magic 1, `append_time` if given; return the message
+    count.
+    """
     view = memoryview(messages)
     start = count = 0
     while start < len(view):
@@ -141,10 +150,11 @@ def down_batch(
     magic: int,
     is_relative: bool,
 ) -> Converted:
-    """The messages of format `magic` for the `count` uncompressed magic-2 records; headers are dropped (KIP-98 has no place for them there).
+    """Convert the `count` uncompressed magic-2 records to messages of format `magic`.
 
-    `append_time` is every record's timestamp and sets the type bit; `is_relative` counts the written offsets from the first record's (what
-    lies in a magic-1 wrapper, KIP-31). Raises CorruptRecords.
+    Headers are dropped; message sets have no place for them. `append_time` replaces all timestamps
+    and sets the timestamp type bit. With `is_relative`, offsets are relative to the first record
+    (the content of a magic-1 wrapper, KIP-31). Raises CorruptRecords.
     """
     out = bytearray()
     attributes = APPEND_TIME_BIT if append_time is not None and magic else 0
@@ -180,15 +190,20 @@ def down_batch(
 
 
 def down_all(payloads: Sequence[Buffer], magic: int, limit: int) -> list[bytes | None]:
-    """Stored units as message sets of format `magic`, as `down_convert` makes them, where all of it can be done in one call; None for the others.
+    """Convert stored units to message sets of format `magic` in one call; None for units not
+    handled.
 
-    The kernel does batches of magic 2, uncompressed or in lz4, that are right in every respect; here there are none.
+    The kernel handles valid magic-2 batches that are uncompressed or lz4; this implementation
+    handles none.
     """
     return [None] * len(payloads)
 
 
 def down_messages(messages: Buffer, shift: int) -> Converted:
-    """Uncompressed magic-1 messages as magic 0, their offsets moved by `shift`. Raises as `scan` does, and for offsets that do not ascend."""
+    """Convert uncompressed magic-1 messages to magic 0, with offsets shifted by `shift`.
+
+    Raises like `scan`, and if offsets do not ascend.
+    """
     out = bytearray()
     first = last = -1
     count = 0
@@ -217,7 +232,7 @@ def _append(
     key: Buffer | None,
     value: Buffer | None,
 ) -> None:
-    """Add one message to `out`."""
+    """Append a message to `out`."""
     start = len(out)
     size = (
         SMALLEST[magic]
@@ -244,9 +259,10 @@ def up_messages(
     base_timestamp: int,
     append_time: int | None,
 ) -> Converted:
-    """Uncompressed messages of format `magic` as magic-2 records, their offsets moved by `shift` and counted from `base_offset`.
+    """Convert uncompressed messages of format `magic` to magic-2 records.
 
-    Raises as `scan` does, and for offsets that do not ascend or are more than 31 bits from `base_offset`.
+    Offsets are shifted by `shift` and stored relative to `base_offset`. Raises like `scan`, and if
+    offsets do not ascend or are more than 31 bits from `base_offset`.
     """
     out = bytearray()
     first = last = max_timestamp = -1
@@ -276,7 +292,7 @@ def up_messages(
 
 
 def _put_varint(out: bytearray, value: int) -> None:
-    """Add `value` in zigzag."""
+    """Append a zigzag varint."""
     raw = value << 1 if value >= 0 else ~(value << 1)
     while raw >= 0x80:
         out.append(raw & 0x7F | 0x80)

@@ -1,8 +1,8 @@
-"""Compression and bounded decompression, as the clients of every age write and read it.
+"""Compression and bounded decompression in the variants that clients of all ages read and write.
 
-Whatever is decompressed came from a stranger: the output never exceeds the limit, and neither does the memory on the way to it. The levels
-are chosen for speed, since what is compressed here is compressed again for each old consumer (gzip level 1 of igzip is five times as fast as zlib's
-level 6, at 10-15 % more bytes). All libraries release the GIL.
+The input is untrusted: neither the output nor intermediate memory exceeds the limit. Compression
+levels favour speed, because conversion compresses again for each old consumer: level 1 of igzip is
+five times as fast as zlib's level 6, for 10-15 % more bytes. All libraries release the GIL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from compat.records.errors import CorruptRecords, NoMemory, RecordsTooLarge, Uns
 from compat.records.layout import LENGTH, Buffer, Codec
 
 MAX_DECOMPRESSED_BYTES = 100 * 1024 * 1024
-"""Of one stored unit. What Kafka lets a whole request have (socket.request.max.bytes): no honest batch decompresses to more."""
+"""Default limit for one stored unit: the size of a whole request in Kafka
+(socket.request.max.bytes).
+"""
 
 _GZIP_LEVEL = 1
 _ZSTD_LEVEL = 1
@@ -29,19 +31,28 @@ _GZIP_START = b"\x1f\x8b"
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
-"""The framing of snappy-java: magic, version 1, readable by version 1; then blocks, each behind its 4-byte length."""
+"""Framing of snappy-java: magic, version 1, compatible with version 1; blocks with 4-byte lengths
+follow.
+"""
 _XERIAL_BLOCK = 32 * 1024
 MAX_XERIAL_BLOCKS = 100_000
-"""Of one stream: 3 GiB in honest ones, but tiny ones cost as much work each."""
+"""Limit per stream. It allows 3 GiB in full blocks; tiny blocks cost as much work each as full
+ones.
+"""
 
 MAX_SNAPPY_EXPANSION = 22
-"""A snappy element of three bytes copies at most 64: a block that claims more than this many times its own size lies."""
+"""A 3-byte snappy element copies at most 64 bytes, so a block cannot expand further than this."""
 
 MAX_LZ4_EXPANSION = 256
-"""No lz4 block holds more than 255 times its size: where that is within the limit, the library may do it in one go, at a fifth of the cost."""
+"""An lz4 block expands at most 255 times.
+
+If that is within the limit, the frame is decompressed in one call, at a fifth of the cost.
+"""
 
 MAX_GZIP_MEMBERS = 16
-"""Gzip members of one stream: producers write one, and each costs a pass over what follows it."""
+"""Gzip members per stream. Producers write one; each member costs a pass over the rest of the
+stream.
+"""
 
 _FIRST_READ = 64 * 1024
 _LIBRARY_ERRORS: tuple[type[Exception], ...] = (
@@ -55,7 +66,9 @@ _LIBRARY_ERRORS: tuple[type[Exception], ...] = (
 
 
 class _Decompressor(Protocol):
-    """What lz4's and igzip's incremental decompressors have in common (they follow the standard library's)."""
+    """Interface shared by lz4's and igzip's incremental decompressors, as in the standard
+    library.
+    """
 
     @property
     def eof(self) -> bool: ...
@@ -65,7 +78,10 @@ class _Decompressor(Protocol):
 
 
 def compress(codec: Codec, content: Buffer, *, magic: int) -> bytes:
-    """`content` as a consumer of format `magic` expects it; `magic` matters to lz4 alone. Raises UnsupportedCodec for Codec.NONE."""
+    """Compress `content` for a consumer of format `magic`, which affects only lz4.
+
+    Raises UnsupportedCodec for Codec.NONE.
+    """
     match codec:
         case Codec.GZIP:
             return bytes(igzip_lib.compress(content, _GZIP_LEVEL, flag=igzip_lib.COMP_GZIP))
@@ -82,30 +98,33 @@ def compress(codec: Codec, content: Buffer, *, magic: int) -> bytes:
         case Codec.ZSTD:
             return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(content)
         case _:
-            raise UnsupportedCodec(f"codec {codec} does not compress")
+            raise UnsupportedCodec(f"codec {codec} cannot compress")
 
 
 def decompress(codec: Codec, content: Buffer, limit: int) -> bytes:
-    """What `content` holds: at most `limit` bytes.
+    """Decompress `content` to at most `limit` bytes.
 
-    Bytes behind the end of a gzip, lz4 or zstd stream are ignored, as Java's readers do. Raises CorruptRecords, RecordsTooLarge before more than
-    `limit` bytes were made, UnsupportedCodec.
+    Bytes after the end of a gzip, lz4 or zstd stream are ignored, as in Java. Raises
+    CorruptRecords, UnsupportedCodec, and RecordsTooLarge before more than `limit` bytes are
+    produced.
     """
     reader = _READERS.get(codec)
     if reader is None:
-        raise UnsupportedCodec(f"codec {codec} does not decompress")
+        raise UnsupportedCodec(f"codec {codec} cannot decompress")
     try:
         return reader(memoryview(content), limit)
     except (CorruptRecords, RecordsTooLarge):
         raise
     except MemoryError as error:
-        raise NoMemory(f"no memory to decompress {codec.name.lower()}") from error
+        raise NoMemory(f"out of memory while decompressing {codec.name.lower()}") from error
     except _LIBRARY_ERRORS as error:
         raise CorruptRecords(f"{codec.name.lower()}: {error}") from error
 
 
 def _read_gzip(content: memoryview, limit: int) -> bytes:
-    """All members of the stream, as GZIPInputStream reads them: what follows and is none is ignored."""
+    """Read all members of the stream; trailing bytes that are not a member are ignored, as in
+    GZIPInputStream.
+    """
     parts: list[bytes] = []
     rest: Buffer = content
     for _ in range(MAX_GZIP_MEMBERS):
@@ -124,15 +143,15 @@ def _read_snappy(content: memoryview, limit: int) -> bytes:
         return _read_snappy_block(content, limit)
     position = len(_XERIAL_HEADER)
     if len(content) < position:
-        raise CorruptRecords("snappy: the xerial header is cut short")
+        raise CorruptRecords("snappy: truncated xerial header")
     blocks: list[bytes] = []
     while position < len(content):
         if len(content) - position < LENGTH.size:
-            raise CorruptRecords("snappy: a block length is cut short")
+            raise CorruptRecords("snappy: truncated block length")
         (size,) = LENGTH.unpack_from(content, position)
         position += LENGTH.size
         if not 0 < size <= len(content) - position:
-            raise CorruptRecords("snappy: a block ends after the bytes do")
+            raise CorruptRecords("snappy: block extends beyond the end of the data")
         block = _read_snappy_block(content[position : position + size], limit)
         limit -= len(block)
         blocks.append(block)
@@ -145,7 +164,7 @@ def _read_snappy(content: memoryview, limit: int) -> bytes:
 def _read_snappy_block(block: memoryview, limit: int) -> bytes:
     size = cramjam.snappy.decompress_raw_len(block)
     if size > MAX_SNAPPY_EXPANSION * len(block):
-        raise CorruptRecords("snappy: a block claims more than it can hold")
+        raise CorruptRecords("snappy: impossible decompressed size of a block")
     if size > limit:
         raise _too_large(limit)
     return bytes(cramjam.snappy.decompress_raw(block))
@@ -190,7 +209,7 @@ def _read_zstd(content: memoryview, limit: int) -> bytes:
 
 
 def _drain(stream: _Decompressor, content: Buffer, limit: int) -> bytes:
-    """Everything that `stream` makes of `content`, in growing reads, up to its end."""
+    """Decompress `content` to its end, in reads of growing size."""
     parts: list[bytes] = []
     total = 0
     for step in _steps(len(content)):
@@ -203,12 +222,16 @@ def _drain(stream: _Decompressor, content: Buffer, limit: int) -> bytes:
         if stream.eof:
             break
         if stream.needs_input or not part:
-            raise CorruptRecords("the compressed stream is cut short")
+            raise CorruptRecords("truncated compressed stream")
     return b"".join(parts) if len(parts) > 1 else parts[0]
 
 
 def _steps(size: int) -> itertools.accumulate[int]:
-    """How much to ask for at a time: enough for usual ratios at once, little enough that a liar gets no large allocation."""
+    """Sizes of successive reads.
+
+    The first read is enough for usual ratios and small enough that a false size causes no large
+    allocation.
+    """
     return itertools.accumulate(
         itertools.repeat(2), int.__mul__, initial=max(_FIRST_READ, 4 * size)
     )

@@ -1,7 +1,8 @@
-"""Down-conversion: stored records for consumers that know only older formats.
+"""Down-conversion of stored records for consumers of older formats.
 
-Follows Kafka 3.9's RecordsUtil.downConvert, except that zstd becomes gzip (Kafka refuses) and that whole units are converted: what lies before
-the fetch offset is cut off afterwards (`cut`), so that one conversion serves every consumer.
+Follows RecordsUtil.downConvert of Kafka 3.9, except that zstd becomes gzip (Kafka returns an error)
+and that whole units are converted: records before the fetch offset are cut off afterwards (`cut`),
+so that one conversion serves all consumers.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ from compat.records.wrappers import DecompressionBudget, Wrapper, segments, wrap
 def down_convert(
     payload: Buffer, magic: int, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> bytes:
-    """One stored unit (a magic-2 batch or a message set) as a message set of format `magic` (0 or 1).
+    """Convert one stored unit (a magic-2 batch or a message set) to a message set of format `magic`
+    (0 or 1).
 
-    Offsets, gaps among them, keys, null values, timestamps and their type stay; headers and producer ids go; a control batch or an empty one is
-    b"". The codec stays (zstd becomes gzip). A unit that is old enough already is returned as it is, unverified.
-    Raises CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge; ValueError for another `magic`.
+    Offsets including gaps, keys, null values, timestamps and timestamp types are kept; headers and
+    producer ids are dropped. Control batches and empty batches become b"". The codec is kept,
+    except that zstd becomes gzip. A unit that is already old enough is returned unverified. Raises
+    CorruptRecords, InvalidRecords, UnsupportedCodec and RecordsTooLarge, and ValueError for another
+    `magic`.
     """
     if magic not in (0, 1):
-        raise ValueError(f"magic {magic} is no message set's")
+        raise ValueError(f"magic {magic} is not a message set format")
     (made,) = kernel.down_all((payload,), magic, max_decompressed_bytes)
     return convert_single(payload, magic, max_decompressed_bytes) if made is None else made
 
@@ -42,7 +46,10 @@ def down_convert(
 def down_convert_all(
     payloads: Sequence[Buffer], magic: int, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> list[bytes | RecordsError]:
-    """What `down_convert` returns or raises for each of `payloads`: in one call, outside the interpreter's lock, as far as that goes."""
+    """Return for each payload the result of `down_convert`, or the error that it raises.
+
+    As much as possible is converted in one call without the GIL.
+    """
     outcomes: list[bytes | RecordsError] = []
     for payload, made in zip(
         payloads, kernel.down_all(payloads, magic, max_decompressed_bytes), strict=True
@@ -57,7 +64,7 @@ def down_convert_all(
 
 
 def convert_single(payload: Buffer, magic: int, max_decompressed_bytes: int) -> bytes:
-    """The ordinary road, for every unit that `loops.down_all` leaves to it."""
+    """Convert a unit that `kernel.down_all` does not handle."""
     stored = magic_of(payload)
     if stored <= magic:
         return bytes(payload)
@@ -67,9 +74,10 @@ def convert_single(payload: Buffer, magic: int, max_decompressed_bytes: int) -> 
 
 
 def zstd_to_gzip(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
-    """A magic-2 batch in zstd as the same batch in gzip, for consumers that know the format and not the codec (Fetch 4 to 9, KIP-110).
+    """Recompress a magic-2 zstd batch with gzip, for consumers that know magic 2 but not zstd.
 
-    Raises CorruptRecords, UnsupportedCodec, RecordsTooLarge.
+    These are consumers with Fetch v4 to v9 (KIP-110). Raises CorruptRecords, UnsupportedCodec and
+    RecordsTooLarge.
     """
     batch = read_batch(payload)
     if not batch.records:
@@ -115,7 +123,7 @@ def _from_batch(payload: Buffer, magic: int, limit: int) -> bytes:
 
 
 def _from_messages(payload: Buffer, limit: int) -> bytes:
-    """Magic 1 to magic 0."""
+    """Convert magic 1 to magic 0."""
     view = memoryview(payload)
     parts: list[bytes] = []
     last = -1

@@ -1,4 +1,4 @@
-"""What can be wrong with the bytes of a record set, and the one place that words it."""
+"""Errors in the bytes of record sets, and their messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class RecordsError(ValueError):
-    """The base of everything that the functions of this package raise for bytes they will not take."""
+    """Base class of the errors that this package raises for invalid or unsupported bytes."""
 
 
 class CorruptRecords(RecordsError):
@@ -14,27 +14,31 @@ class CorruptRecords(RecordsError):
 
 
 class InvalidRecords(RecordsError):
-    """Well-formed, but not allowed: a wrapper within a wrapper, mixed formats. Kafka: INVALID_RECORD."""
+    """Well-formed but not allowed: nested compressed messages, mixed formats. Kafka:
+    INVALID_RECORD.
+    """
 
 
 class UnsupportedCodec(RecordsError):
-    """The attributes name a codec that this format does not have. Kafka: UNSUPPORTED_COMPRESSION_TYPE."""
+    """The format does not have this codec. Kafka: UNSUPPORTED_COMPRESSION_TYPE."""
 
 
 class InvalidTimestamp(RecordsError):
-    """A producer claimed a timestamp that only the broker may give. Kafka: INVALID_TIMESTAMP."""
+    """A producer set a timestamp type that only the broker may set. Kafka: INVALID_TIMESTAMP."""
 
 
 class RecordsTooLarge(RecordsError):
-    """Decompressed, the records exceed the limit: a compression bomb, or a limit that is too small. Kafka: MESSAGE_TOO_LARGE."""
+    """The decompressed records exceed the limit. Kafka: MESSAGE_TOO_LARGE."""
 
 
 class NoMemory(RecordsTooLarge):
-    """There was no memory to decompress them: another time there may be."""
+    """Memory for decompression could not be allocated; retryable."""
 
 
 class Fault(IntEnum):
-    """What an inner loop found. Both implementations report faults by these numbers, so that they also agree in words."""
+    """Fault codes of the inner loops, shared by both implementations so that their messages are the
+    same.
+    """
 
     TRUNCATED = 1
     SIZE = 2
@@ -50,21 +54,21 @@ class Fault(IntEnum):
 
 
 _WORDING: dict[Fault, tuple[type[RecordsError], str]] = {
-    Fault.TRUNCATED: (CorruptRecords, "the record ends after the bytes do"),
-    Fault.SIZE: (CorruptRecords, "the size is below the smallest record's"),
-    Fault.MAGIC: (InvalidRecords, "the magic byte is not one of a message set's"),
-    Fault.MIXED: (InvalidRecords, "the magic byte is not that of the other messages"),
-    Fault.CHECKSUM: (CorruptRecords, "the checksum does not match"),
+    Fault.TRUNCATED: (CorruptRecords, "record extends beyond the end of the data"),
+    Fault.SIZE: (CorruptRecords, "size is below the minimum"),
+    Fault.MAGIC: (InvalidRecords, "magic byte is neither 0 nor 1"),
+    Fault.MIXED: (InvalidRecords, "magic byte differs from that of the other messages"),
+    Fault.CHECKSUM: (CorruptRecords, "checksum does not match"),
     Fault.FIELDS: (CorruptRecords, "key, value and headers do not fill the record"),
-    Fault.CODEC: (UnsupportedCodec, "the attributes name an unknown codec"),
-    Fault.NESTED: (InvalidRecords, "a compressed message lies within a compressed message"),
-    Fault.COUNT: (CorruptRecords, "there are more or fewer records than announced"),
-    Fault.OFFSET: (CorruptRecords, "the offset is out of order or out of range"),
-    Fault.TIMESTAMP: (CorruptRecords, "the timestamp is out of range"),
+    Fault.CODEC: (UnsupportedCodec, "unknown codec in the attributes"),
+    Fault.NESTED: (InvalidRecords, "compressed message inside a compressed message"),
+    Fault.COUNT: (CorruptRecords, "number of records differs from the record count"),
+    Fault.OFFSET: (CorruptRecords, "offset is out of order or out of range"),
+    Fault.TIMESTAMP: (CorruptRecords, "timestamp is out of range"),
 }
 
 
 def error_of(fault: int, position: int) -> RecordsError:
-    """The error for `fault`, found in the record that begins `position` bytes into the set."""
+    """The error for `fault` in the record that starts at byte `position` of the set."""
     kind, text = _WORDING[Fault(fault)]
     return kind(f"record at byte {position}: {text}")

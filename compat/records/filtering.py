@@ -1,9 +1,9 @@
-"""Compaction of one stored unit: its keys, and the same unit with some of its records only.
+"""Compaction of a stored unit: listing its keys, and removing some of its records.
 
-Follows Kafka's MemoryRecords.filterTo: offsets do not change, and a batch keeps its first and last offset and its producer's sequence, so that neither
-readers nor sequence checks see a difference.
+Follows Kafka's MemoryRecords.filterTo: offsets do not change, and a batch keeps its first and last
+offset and its producer's sequence, so that readers and sequence checks see no difference.
 
-All records are verified by the loops that convert and scan, compiled where they can be; what is left for Python is a walk over fixed fields.
+Records are verified by the compiled conversion and scan loops; Python then only walks fixed fields.
 """
 
 from __future__ import annotations
@@ -31,21 +31,24 @@ from compat.records.layout import (
 from compat.records.wrappers import DecompressionBudget, Wrapper, segments, wrap
 
 Keep = Callable[[int, bytes | None, bool], bool]
-"""(offset, key, whether the value is null) -> whether the record stays. Called once for each record, in offset order."""
+"""(offset, key, whether the value is null) -> whether to keep the record. Called once per record,
+in offset order.
+"""
 
 _KEY_SIZE_AND_BEFORE = (Struct(">qi6xi"), Struct(">qi14xi"))
-"""Offset, size and the key's length, by magic."""
+"""Offset, size and key length of a message, by magic."""
 
 _Message = tuple[int, int, int, bytes | None, bool]
-"""Of a verified uncompressed message: start, end, offset, key, whether the value is null."""
+"""A verified uncompressed message: start, end, offset, key, whether the value is null."""
 
 
 def record_keys(
     payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> Iterator[tuple[int, bytes | None, bool]]:
-    """(offset, key, whether the value is null) of every record of one stored unit, in offset order; a control batch has none.
+    """Yield (offset, key, whether the value is null) for each record, in offset order.
 
-    Raises, while it is read, CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge.
+    A control batch has no keys. Raises CorruptRecords, InvalidRecords, UnsupportedCodec and
+    RecordsTooLarge while iterating.
     """
     if magic_of(payload) == 2:
         batch = read_batch(payload)
@@ -70,10 +73,11 @@ def record_keys(
 def filter_records(
     payload: Buffer, keep: Keep, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> bytes | None:
-    """The unit without the records that `keep` refuses, in the same format and codec; None where none is left.
+    """Return the unit without the records that `keep` rejects, in the same format and codec.
 
-    Where all stay (and always for a control batch, whose markers have no keys of that kind) it is the unit as it was.
-    Raises CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge.
+    None if no record is left. The unit is returned unchanged if all records are kept, and always
+    for a control batch. Raises CorruptRecords, InvalidRecords, UnsupportedCodec and
+    RecordsTooLarge.
     """
     if magic_of(payload) == 2:
         return _filter_batch(payload, keep, max_decompressed_bytes)
@@ -93,10 +97,10 @@ def filter_records(
 
 
 def empty_batch(payload: Buffer) -> bytes:
-    """A magic-2 batch without its records: what is kept of a producer's last one, for the sequence that it bears.
+    """Return a magic-2 batch without its records, kept for the sequence of a producer's last batch.
 
-    As DefaultRecordBatch.writeEmptyHeader: offsets, producer, greatest timestamp and its type stay, there is no codec and no first
-    timestamp. Raises CorruptRecords.
+    As DefaultRecordBatch.writeEmptyHeader: offsets, producer, max timestamp and timestamp type
+    stay; codec and base timestamp are cleared. Raises CorruptRecords.
     """
     batch = read_batch(payload)
     return build_batch(
@@ -108,9 +112,9 @@ def empty_batch(payload: Buffer) -> bytes:
 
 
 def newest_timestamp(payload: Buffer) -> int:
-    """The greatest timestamp that the headers of a stored unit state, which is that of its records; -1 where there is none.
+    """Return the max timestamp in the headers of a stored unit, -1 if there is none.
 
-    Raises CorruptRecords, InvalidRecords, UnsupportedCodec.
+    Raises CorruptRecords, InvalidRecords and UnsupportedCodec.
     """
     if magic_of(payload) == 2:
         batch = read_batch(payload)
@@ -145,20 +149,22 @@ def _filter_batch(payload: Buffer, keep: Keep, limit: int) -> bytes | None:
         return None
     if count == batch.records:
         return bytes(payload)
-    # Records bear their offset and timestamp as distances from the header's, which stay, so that their bytes stay too.
+    # Records store offset and timestamp as deltas to the header's, which do not change, so their
+    # bytes stay the same.
     header = batch._replace(records=count, max_timestamp=max_timestamp)
     return build_batch(header, codecs.compress(batch.codec, kept, magic=2) if batch.codec else kept)
 
 
 def _filter_wrapper(view: memoryview, wrapper: Wrapper, keep: Keep) -> Buffer:
-    """The wrapper with what is left in it; b"" where that is nothing."""
+    """The wrapper with the kept messages; b"" if there are none."""
     inner, shift = wrapper.inner, wrapper.shift
     kept = [one for one in _messages(inner) if keep(one[2] + shift, one[3], one[4])]
     if len(kept) == wrapper.scan.messages:
         return view[wrapper.start : wrapper.end]
     if not kept:
         return b""
-    # Magic 1 counts the inner offsets from the first record left, magic 0 from 0 (KIP-31).
+    # In magic 1 inner offsets are relative to the first kept record; in magic 0 they are absolute
+    # (KIP-31).
     first = kept[0][2] if wrapper.magic else 0
     content = b"".join(
         OFFSET.pack(offset - first) + inner[start + OFFSET.size : end]
@@ -181,13 +187,15 @@ def _filter_wrapper(view: memoryview, wrapper: Wrapper, keep: Keep) -> Buffer:
 
 
 def _content(payload: Buffer, batch: BatchHeader, limit: int) -> Buffer:
-    """The batch's records, uncompressed."""
+    """The batch's records, decompressed."""
     content = memoryview(payload)[BATCH_OVERHEAD:]
     return codecs.decompress(batch.codec, content, limit) if batch.codec else content
 
 
 def _as_messages(content: Buffer, batch: BatchHeader) -> bytes:
-    """The records as messages of magic 1, one for one: verified on the way, and their fields at fixed places."""
+    """Convert the records one to one to magic-1 messages: this verifies them and puts fields at
+    fixed offsets.
+    """
     made = kernel.down_batch(
         content,
         batch.records,
@@ -207,7 +215,7 @@ def _verified(run: memoryview) -> memoryview:
 
 
 def _messages(messages: Buffer) -> Iterator[_Message]:
-    """Every message of a verified set of one magic, in which none is compressed."""
+    """Iterate over a verified set of uncompressed messages of one magic."""
     if not len(messages):
         return
     magic = messages[MAGIC_AT]
@@ -216,7 +224,7 @@ def _messages(messages: Buffer) -> Iterator[_Message]:
         offset, size, key_size = fields.unpack_from(messages, at)
         key_at = at + fields.size
         value_at = key_at + max(key_size, 0)
-        # The length of a null value, -1, is the only one whose first bit is set.
+        # A null value has length -1, the only length whose first bit is set.
         key = None if key_size < 0 else bytes(messages[key_at:value_at])
         end = at + LOG_OVERHEAD + size
         yield at, end, offset, key, messages[value_at] > 0x7F
@@ -224,13 +232,13 @@ def _messages(messages: Buffer) -> Iterator[_Message]:
 
 
 def _timestamp(messages: Buffer, start: int) -> int:
-    """That of a message of magic 1."""
+    """Timestamp of a magic-1 message."""
     timestamp: int = OFFSET.unpack_from(messages, start + TIMESTAMP_AT)[0]
     return timestamp
 
 
 def _record_end(records: Buffer, position: int) -> int:
-    """Where the verified magic-2 record at `position` ends: behind its zigzag length and so many bytes."""
+    """End of the verified magic-2 record at `position`, from its zigzag length."""
     raw = shift = 0
     while True:
         byte = records[position]

@@ -1,4 +1,4 @@
-"""Walking the records of a set, each verified before it is handed out. Every length is checked before it is used: these are foreign bytes."""
+"""Iterates over the records of a set and verifies each one; every length is checked before use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_VARLONG = (1 << 64) - 1
 
 
 class Message(NamedTuple):
-    """One message of a set, checked: where it and its parts are. A null key or value has length -1."""
+    """Positions of a verified message and its parts. A null key or value has size -1."""
 
     start: int
     end: int
@@ -46,7 +46,9 @@ class Message(NamedTuple):
 
 
 def iterate_messages(messages: Buffer, magic: int, *, is_inner: bool) -> Iterator[Message]:
-    """Every message of a set, verified before it is handed out; `magic` -1 takes that of the first one. Faults as in `scan`."""
+    """Verify and yield the messages of a set. `magic` -1 expects that of the first. Faults as in
+    `scan`.
+    """
     view = memoryview(messages)
     start = 0
     while start < len(view):
@@ -83,7 +85,9 @@ def iterate_messages(messages: Buffer, magic: int, *, is_inner: bool) -> Iterato
 
 
 def _field(view: memoryview, at: int, end: int, start: int) -> tuple[int, int]:
-    """(where the bytes begin, how many; -1 is null) of a field whose 4-byte length is at `at`, and which must end by `end`."""
+    """Return (position, size; -1 is null) of a field with a 4-byte length at `at`, which must end
+    by `end`.
+    """
     (size,) = LENGTH.unpack_from(view, at)
     at += LENGTH.size
     if size < -1 or max(size, 0) > end - at:
@@ -92,7 +96,7 @@ def _field(view: memoryview, at: int, end: int, start: int) -> tuple[int, int]:
 
 
 class BatchRecord(NamedTuple):
-    """One record of a magic-2 batch, checked: where it and its parts are. A null key or value has length -1."""
+    """Positions of a verified magic-2 record and its parts. A null key or value has size -1."""
 
     start: int
     end: int
@@ -114,7 +118,11 @@ def iterate_records(
     base_timestamp: int,
     append_time: int | None,
 ) -> Iterator[BatchRecord]:
-    """Every record of an uncompressed magic-2 batch: there are `count`, they fill `records`, their offsets ascend. Raises CorruptRecords."""
+    """Verify and yield the records of an uncompressed magic-2 batch.
+
+    There must be exactly `count` records that fill `records`, with ascending offsets. Raises
+    CorruptRecords.
+    """
     if count * SMALLEST_RECORD > len(records):
         raise error_of(Fault.COUNT, 0)
     position = 0
@@ -168,7 +176,9 @@ def iterate_records(
 
 
 def read_sized(records: Buffer, position: int, end: int, start: int) -> tuple[int, int]:
-    """(where the bytes begin, how many; -1 is null) of a field behind its varint length, which must end by `end`."""
+    """Return (position, size; -1 is null) of a field with a varint length, which must end by
+    `end`.
+    """
     size, position = _varint(records, position, end, start)
     if size < -1 or max(size, 0) > end - position:
         raise error_of(Fault.FIELDS, start)
@@ -178,7 +188,7 @@ def read_sized(records: Buffer, position: int, end: int, start: int) -> tuple[in
 def _varint(
     records: Buffer, position: int, end: int, start: int, *, fault: Fault = Fault.FIELDS
 ) -> tuple[int, int]:
-    """(a zigzag varint of at most 32 bits, where it ends)"""
+    """Return (zigzag varint of at most 32 bits, its end)."""
     raw = shift = 0
     for at in range(position, min(position + 5, end)):
         byte = records[at]
@@ -192,7 +202,7 @@ def _varint(
 
 
 def _varlong(records: Buffer, position: int, end: int, start: int) -> tuple[int, int]:
-    """(a zigzag varint of at most 64 bits, where it ends)"""
+    """Return (zigzag varint of at most 64 bits, its end)."""
     raw = shift = 0
     for at in range(position, min(position + 10, end)):
         byte = records[at]

@@ -1,4 +1,6 @@
-"""The inner loops, from whichever implementation this machine has: `_kernel` (Cython) or `_pure`. They differ in speed alone."""
+"""Selects the implementation of the inner loops: `_kernel` (Cython) or `_pure`. They differ only in
+speed.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ import os
 from compat.records import _pure, lz4_library
 
 KERNEL = "python"
-"""Which one runs: "cython" or "python"."""
+"""The selected implementation: "cython" or "python"."""
 
 KERNEL_REASON = ""
-"""Why it is not the fast one; empty where it is. For the server to log once."""
+"""Why the compiled kernel is not used; empty if it is. Logged once by the server."""
 
 _INTERFACE = 2
-"""What this file expects of the kernel; it changes with any function that the two share."""
+"""Expected INTERFACE of the kernel; incremented when a shared function changes."""
 
 scan = _pure.scan
 plain_run = _pure.plain_run
@@ -30,12 +32,12 @@ else:
     try:
         import compat.records._kernel as _kernel
     except ImportError as error:
-        KERNEL_REASON = (
-            f"the compiled kernel is missing (was there a C compiler at installation?): {error}"
-        )
+        KERNEL_REASON = f"the compiled kernel is missing (no C compiler at installation?): {error}"
     else:
         if getattr(_kernel, "INTERFACE", 1) != _INTERFACE:
-            KERNEL_REASON = "the compiled kernel is not of this version: install again (in a checkout: make clean)"
+            KERNEL_REASON = (
+                "the compiled kernel is from another version: reinstall (in a checkout: make clean)"
+            )
         else:
             KERNEL = "cython"
             lz4 = lz4_library.find_functions()

@@ -1,6 +1,7 @@
-"""The byte layout of message sets (magic 0 and 1) and record batches (magic 2): constants, headers, varints.
+"""Byte layout of message sets (magic 0 and 1) and record batches (magic 2): constants and headers.
 
-Sources: the protocol guide's "Message sets" and "Record batch"; KIP-31 (relative offsets), KIP-32 (timestamps), KIP-98 (magic 2).
+Sources: "Message sets" and "Record batch" in the protocol guide; KIP-31 (relative offsets), KIP-32
+(timestamps), KIP-98 (magic 2).
 """
 
 from __future__ import annotations
@@ -16,23 +17,25 @@ from compat.records.errors import CorruptRecords, UnsupportedCodec
 Buffer = bytes | bytearray | memoryview
 
 MAGIC_AT = 16
-"""Where the magic byte is in every format: after offset (8), size (4), and CRC or leader epoch (4)."""
+"""Position of the magic byte in all formats: after offset (8), size (4), and CRC or leader epoch
+(4).
+"""
 
 LOG_OVERHEAD = 12
-"""Offset and size, which the size does not count."""
+"""Offset and size fields, which the size does not include."""
 
 CRC_AT = 12
 CRC_FROM = 16
-"""The CRC-32 of a message covers everything from its magic byte on."""
+"""The CRC-32 of a message covers everything from the magic byte."""
 
 SMALLEST = (14, 22)
-"""The least size of a message by magic: CRC, magic, attributes, (timestamp,) key and value length."""
+"""Minimum message size by magic: CRC, magic, attributes, (timestamp,) key and value length."""
 
 ATTRIBUTES_AT = 17
 TIMESTAMP_AT = 18
 
 KEY_AT = (18, 26)
-"""Where the key's length is, by magic."""
+"""Position of the key length, by magic."""
 
 MESSAGE_HEADER = Struct(">qiIBB")
 """Offset, size, CRC, magic, attributes."""
@@ -54,17 +57,17 @@ BATCH_HEADER = Struct(">qiiBIhiqqqhii")
 BATCH_OVERHEAD = 61
 BATCH_CRC_AT = 17
 BATCH_CRC_FROM = 21
-"""The CRC-32C of a batch covers everything from its attributes on."""
+"""The CRC-32C of a batch covers everything from the attributes."""
 
 SMALLEST_RECORD = 7
-"""A magic-2 record is at least this long: seven varints or bytes of one byte each."""
+"""Minimum size of a magic-2 record: seven one-byte fields."""
 
 MAX_INT64 = (1 << 63) - 1
 MIN_INT64 = -(1 << 63)
 
 
 class Codec(IntEnum):
-    """The codecs by their number in the attributes."""
+    """Codecs by their number in the attributes."""
 
     NONE = 0
     GZIP = 1
@@ -74,11 +77,12 @@ class Codec(IntEnum):
 
 
 class Scan(NamedTuple):
-    """What `scan` found in a set whose every message is whole, of one magic, and bears the right CRC.
+    """Result of `scan` for a set of complete messages of one magic with correct CRCs.
 
-    `messages` counts wrappers as one, `wrappers` counts only them. `largest` is the bytes of the greatest message with offset and size.
-    `max_timestamp` (-1: none) and `has_null_key` leave wrappers out. `is_ordinal`: the offsets are 0, 1, 2 ...; `has_append_time`: some
-    message, wrappers included, says LogAppendTime.
+    `messages` counts a wrapper as one message; `wrappers` counts wrappers only. `largest` is the
+    size of the largest message including offset and size fields. `max_timestamp` (-1: none) and
+    `has_null_key` ignore wrappers. `is_ordinal`: the offsets are 0, 1, 2, ... `has_append_time`: a
+    message or wrapper has type LogAppendTime.
     """
 
     magic: int
@@ -93,7 +97,7 @@ class Scan(NamedTuple):
 
 
 class Converted(NamedTuple):
-    """Converted records, back to back, and what a header around them has to say. `max_timestamp` is -1 where there is none."""
+    """Converted records and the values for their header. `max_timestamp` is -1 if there is none."""
 
     content: bytes
     records: int
@@ -103,7 +107,10 @@ class Converted(NamedTuple):
 
 
 class BatchHeader(NamedTuple):
-    """The header of a magic-2 batch, its fields named as in the protocol guide. A tuple: one is made for every conversion, and it costs a quarter."""
+    """The header of a magic-2 batch, with the protocol guide's field names.
+
+    A tuple because one is created per conversion, and a tuple costs a quarter of a dataclass.
+    """
 
     base_offset: int
     leader_epoch: int
@@ -127,15 +134,15 @@ class BatchHeader(NamedTuple):
 
     @property
     def append_time(self) -> int | None:
-        """The timestamp of every record, where the topic says LogAppendTime."""
+        """The timestamp of all records if the timestamp type is LogAppendTime, else None."""
         return self.max_timestamp if self.attributes & APPEND_TIME_BIT else None
 
 
 def codec_of(attributes: int) -> Codec:
-    """Raises UnsupportedCodec for the numbers that nobody has used yet."""
+    """Raises UnsupportedCodec for unassigned codec numbers."""
     number = attributes & CODEC_MASK
     if number > Codec.ZSTD:
-        raise UnsupportedCodec(f"codec {number} is unknown")
+        raise UnsupportedCodec(f"unknown codec {number}")
     return Codec(number)
 
 
@@ -145,12 +152,14 @@ def magic_of(payload: Buffer) -> int:
         raise CorruptRecords(f"{len(payload)} bytes are too short for any record set")
     magic = payload[MAGIC_AT]
     if magic > 2:
-        raise CorruptRecords(f"magic byte {magic} is unknown")
+        raise CorruptRecords(f"unknown magic byte {magic}")
     return magic
 
 
 def read_batch(payload: Buffer) -> BatchHeader:
-    """The checked header of a payload that is exactly one magic-2 batch: length, magic and CRC-32C hold. Raises CorruptRecords."""
+    """Check length, magic and CRC-32C of a single magic-2 batch and return its header. Raises
+    CorruptRecords.
+    """
     if len(payload) < BATCH_OVERHEAD:
         raise CorruptRecords(f"{len(payload)} bytes are too short for a record batch")
     (
@@ -170,24 +179,27 @@ def read_batch(payload: Buffer) -> BatchHeader:
     ) = BATCH_HEADER.unpack_from(payload)
     if magic != 2 or size + LOG_OVERHEAD != len(payload):
         raise CorruptRecords(
-            f"a record batch of {size + LOG_OVERHEAD} bytes does not fill {len(payload)}"
+            f"record batch length is {size + LOG_OVERHEAD} bytes, received {len(payload)}"
         )
     if crc32c.crc32c(memoryview(payload)[BATCH_CRC_FROM:]) != crc:
-        raise CorruptRecords("the checksum of the record batch does not match")
+        raise CorruptRecords("record batch checksum does not match")
     if base < 0 or last_delta < 0 or base > MAX_INT64 - last_delta or count < 0:
-        raise CorruptRecords("the record batch has an impossible offset or count")
+        raise CorruptRecords("record batch has an invalid offset or record count")
     return BatchHeader(
         base, epoch, attributes, last_delta, base_time, max_time, pid, pepoch, sequence, count
     )
 
 
 def build_batch(batch: BatchHeader, records: Buffer) -> bytes:
-    """`records` (compressed already where the attributes say so) under the header `batch`, with length and CRC-32C."""
+    """Build a batch from a header and `records`, which are already compressed as the attributes
+    say.
+    """
     whole = bytearray(BATCH_OVERHEAD + len(records))
     size = len(whole) - LOG_OVERHEAD
     BATCH_HEADER.pack_into(
-        whole, 0, batch.base_offset, size, batch.leader_epoch, 2, 0, batch.attributes, batch.last_offset_delta, batch.base_timestamp,
-        batch.max_timestamp, batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.records,
+        whole, 0, batch.base_offset, size, batch.leader_epoch, 2, 0, batch.attributes,
+        batch.last_offset_delta, batch.base_timestamp, batch.max_timestamp, batch.producer_id,
+        batch.producer_epoch, batch.base_sequence, batch.records,
     )  # fmt: skip
     whole[BATCH_OVERHEAD:] = records
     CRC.pack_into(whole, BATCH_CRC_AT, crc32c.crc32c(memoryview(whole)[BATCH_CRC_FROM:]))

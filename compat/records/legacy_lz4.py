@@ -1,7 +1,8 @@
-"""Stored lz4 sets of magic 0 for consumers of today.
+"""Corrects stored magic-0 lz4 sets for modern consumers.
 
-They are kept with the historic header checksum, which consumers of Fetch 0 and 1 verify. Java and librdkafka ignore the checksum in magic 0;
-Sarama and franz-go know the specification only, for Kafka itself has converted such sets at produce time since 0.10.
+They are stored with the historic header checksum, which consumers of Fetch v0 and v1 verify. Java
+and librdkafka ignore the checksum in magic 0. Sarama and franz-go accept only the standard one:
+Kafka itself has converted such sets at produce time since 0.10.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _SIZE_AT = 8
 
 
 def has_legacy_lz4(payload: Buffer) -> bool:
-    """Whether the set begins with an lz4 message of magic 0: a producer has one codec for all it sends."""
+    """Whether the set starts with a magic-0 lz4 message; a producer uses one codec for a whole
+    set.
+    """
     return (
         len(payload) > ATTRIBUTES_AT
         and payload[MAGIC_AT] == 0
@@ -38,16 +41,19 @@ def has_legacy_lz4(payload: Buffer) -> bool:
 
 
 def fix_lz4_checksums(payload: Buffer) -> bytes:
-    """The set with the header checksum of each lz4 frame as specified, and with the CRC of each message that this changes. Raises CorruptRecords."""
+    """Replace the header checksum of each lz4 frame with the standard one and update message CRCs.
+
+    Raises CorruptRecords.
+    """
     whole = bytearray(payload)
     view = memoryview(whole)
     position = 0
     while position < len(whole):
         if len(whole) - position < LOG_OVERHEAD + SMALLEST[0]:
-            raise CorruptRecords(f"record at byte {position}: the message is cut short")
+            raise CorruptRecords(f"record at byte {position}: truncated message")
         end = position + LOG_OVERHEAD + LENGTH.unpack_from(whole, position + _SIZE_AT)[0]
         if not position + LOG_OVERHEAD + SMALLEST[0] <= end <= len(whole):
-            raise CorruptRecords(f"record at byte {position}: its size does not fit")
+            raise CorruptRecords(f"record at byte {position}: invalid message size")
         message = view[position:end]
         if has_legacy_lz4(message):
             start = value_at(view, position, end, 0)

@@ -1,7 +1,8 @@
-"""The lz4 frame header and its historic quirk.
+"""The lz4 frame header and the incorrect header checksum of old Kafka clients.
 
-Kafka's clients before 0.10 computed the header checksum over the frame's magic number as well. Writers for magic 0 have to repeat that, since old
-consumers verify it; readers take either (KAFKA-3160). Layout: the LZ4 Frame Format, "Frame Descriptor"; hash: the XXH32 specification.
+Kafka clients before 0.10 included the frame's magic number in the header checksum. Frames in magic
+0 must repeat this, because old consumers verify it; readers accept both (KAFKA-3160). Layout:
+"Frame Descriptor" in the LZ4 Frame Format; hash: the XXH32 specification.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ _MASK = 0xFFFFFFFF
 
 
 def read(frame: Buffer) -> bytes:
-    """The frame's header, with the checksum that the specification wants, whichever of the two it bears. Raises CorruptRecords."""
+    """Return the frame's header with the standard checksum, whichever of the two it has. Raises
+    CorruptRecords.
+    """
     size = _header_size(frame)
     descriptor, found = bytes(frame[: size - 1]), frame[size - 1]
     right, historic = _checksums(descriptor)
     if found not in (right, historic):
-        raise CorruptRecords("lz4: the checksum of the frame header does not match")
+        raise CorruptRecords("lz4: frame header checksum does not match")
     return descriptor + bytes((right,))
 
 
@@ -42,46 +45,49 @@ def with_historic_checksum(frame: Buffer) -> bytes:
 
 
 def has_historic_checksum(frame: Buffer) -> bool:
-    """Whether a consumer of magic 1 or 2 would refuse the frame. Raises CorruptRecords."""
+    """Whether a consumer of magic 1 or 2 would reject the frame. Raises CorruptRecords."""
     size = _header_size(frame)
     right, historic = _checksums(bytes(frame[: size - 1]))
     return frame[size - 1] == historic != right
 
 
 def with_standard_checksum(frame: Buffer) -> bytes:
-    """The same frame for a reader that knows the specification only. Raises CorruptRecords."""
+    """The same frame with the standard checksum. Raises CorruptRecords."""
     header = read(frame)
     return b"".join((header, memoryview(frame)[len(header) :]))
 
 
 def has_content_size(frame: Buffer) -> bool:
-    """Whether the header claims how much the frame holds. Only of a frame that `read` has taken."""
+    """Whether the header states the content size. Only for frames accepted by `read`."""
     return bool(frame[4] & _CONTENT_SIZE)
 
 
 def require_independent_blocks(frame: Buffer) -> None:
-    """No Java client reads blocks that depend on each other, so none may be stored. Raises InvalidRecords, CorruptRecords."""
+    """Raise InvalidRecords if blocks depend on each other; Java clients cannot read such frames.
+
+    Raises CorruptRecords for an invalid header.
+    """
     _header_size(frame)
     if not frame[4] & _INDEPENDENT_BLOCKS:
-        raise InvalidRecords("lz4: the blocks of the frame depend on each other")
+        raise InvalidRecords("lz4: frames with dependent blocks are not supported")
 
 
 def _header_size(frame: Buffer) -> int:
-    """The length of the header: magic number, two flag bytes, what they announce, the checksum."""
+    """Header size: magic number, two flag bytes, the optional fields they announce, checksum."""
     if len(frame) < _SHORTEST or bytes(frame[:4]) != _FRAME_MAGIC:
-        raise CorruptRecords("lz4: this is no frame")
+        raise CorruptRecords("lz4: not an lz4 frame")
     flags = frame[4]
     if flags & _VERSION_MASK != _VERSION_ONE:
-        raise CorruptRecords("lz4: the version of the frame is unknown")
+        raise CorruptRecords("lz4: unknown frame version")
     size = _SHORTEST + (8 if flags & _CONTENT_SIZE else 0) + (4 if flags & _DICTIONARY else 0)
     if len(frame) < size:
-        raise CorruptRecords("lz4: the frame header is cut short")
+        raise CorruptRecords("lz4: truncated frame header")
     return size
 
 
 @lru_cache(maxsize=64)
 def _checksums(descriptor: bytes) -> tuple[int, int]:
-    """(as specified, as Kafka once did)"""
+    """Return (standard checksum, historic checksum)."""
     return _xxh32(descriptor[4:]) >> 8 & 0xFF, _xxh32(descriptor) >> 8 & 0xFF
 
 

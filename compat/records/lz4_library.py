@@ -1,7 +1,8 @@
-"""Where the functions of liblz4 are in this process, for the kernel, which calls them without the interpreter.
+"""Addresses of liblz4's functions, which the kernel calls without the GIL.
 
-The `lz4` package brings the library within its extension modules or is linked to the system's; either way its functions are found by the names that lz4.h
-has kept since 2015. Where they are not (they may be hidden, as on Windows), everything works as before, through the package itself.
+The `lz4` package contains the library in its extension modules or links to the system's; in both
+cases the functions are found by their names in lz4.h, unchanged since 2015. If the symbols are
+hidden (as on Windows), the package's own functions are used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from lz4 import block
 
 
 class Lz4Functions(NamedTuple):
-    """Of LZ4_decompress_safe and LZ4_compress_fast_extState, and what LZ4_sizeofState says, in bytes."""
+    """Addresses of LZ4_decompress_safe and LZ4_compress_fast_extState; LZ4_sizeofState in bytes."""
 
     unpack: int
     pack: int
@@ -21,7 +22,7 @@ class Lz4Functions(NamedTuple):
 
 
 def find_functions() -> Lz4Functions | None:
-    """None where the functions are hidden."""
+    """Return None if the symbols are hidden."""
     try:
         library = ctypes.CDLL(block._block.__file__)
         unpack, pack = (

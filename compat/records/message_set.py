@@ -1,7 +1,8 @@
-"""Message sets of magic 0 and 1 as they come from a producer: checked, then stamped with their offsets.
+"""Message sets of magic 0 and 1 from producers: checking, and stamping with offsets.
 
-The rules are those of Kafka 3.9's LogValidator, with two liberties for old clients: a set may hold several compressed messages (brokers before
-0.11 took that), and inner offsets may be anything (Sarama writes zeros), since the leader assigns them itself.
+The rules are those of LogValidator in Kafka 3.9, relaxed in two ways for old clients: a set may
+contain several compressed messages (brokers before 0.11 accepted that), and inner offsets may have
+any value (Sarama writes zeros), because the leader assigns them.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from compat.records.wrappers import DecompressionBudget, Wrapper, segments, wrap
 
 @dataclass(frozen=True, slots=True)
 class CompressedMessage:
-    """What stamping must know of one compressed message: where it is, how many records it holds, their greatest timestamp.
+    """Data about a compressed message needed for stamping: position, record count and max
+    timestamp.
 
-    `inner` is kept (decompressed) only where the message cannot be stamped in place.
+    `inner` holds the decompressed content, only if the message cannot be stamped in place.
     """
 
     start: int
@@ -46,9 +48,11 @@ class CompressedMessage:
 class MessageSet:
     """A checked message set.
 
-    `count` records; `max_timestamp` in ms, -1 where there is none (always in magic 0); `codec` of the compressed messages, the last one's if
-    they differ; `largest` is the bytes of the greatest shallow message with its 12-byte header, to hold against max.message.bytes; `has_null_key`: a
-    compacted topic must refuse it; `repack`: stamping cannot be done in place (and compresses, so it is work for another thread).
+    `count` is the number of records. `max_timestamp` is in ms, -1 if there is none (always in magic
+    0). `codec` is that of the last compressed message. `largest` is the size of the largest shallow
+    message with its 12-byte header, to compare with max.message.bytes. `has_null_key`: a compacted
+    topic must reject the set. `repack`: the set cannot be stamped in place; stamping compresses and
+    belongs in a worker thread.
     """
 
     magic: int
@@ -62,10 +66,12 @@ class MessageSet:
 
 
 def check_message_set(records: Buffer, *, max_decompressed_bytes: int) -> MessageSet:
-    """Verify a set as a Produce request (v0-2) carries it, down to the last inner record; an empty one has count 0.
+    """Verify the set of a Produce request (v0 to v2) down to the inner records; an empty set has
+    count 0.
 
-    `max_decompressed_bytes` bounds all its compressed messages together. Raises CorruptRecords (a cut-off last message too), InvalidRecords,
-    InvalidTimestamp, UnsupportedCodec, RecordsTooLarge.
+    `max_decompressed_bytes` limits all compressed messages together. Raises CorruptRecords (also
+    for a truncated last message), InvalidRecords, InvalidTimestamp, UnsupportedCodec and
+    RecordsTooLarge.
     """
     found = kernel.scan(records, -1, False)
     if found.has_append_time:
@@ -115,14 +121,15 @@ def stamp_message_set(
     base_offset: int,
     log_append_time: int | None,
 ) -> Buffer:
-    """The set with absolute offsets from `base_offset` on, in place in `records` unless `checked.repack`, else in new bytes.
+    """Assign absolute offsets from `base_offset`, in place unless `checked.repack`.
 
-    `log_append_time` (ms, for topics with message.timestamp.type=LogAppendTime) becomes the timestamp of magic 1; magic 0 has none. Without it a
-    wrapper gets the greatest timestamp of its records, as in Kafka. `checked` must be what `check_message_set` said of these very bytes.
-    Raises InvalidRecords for a base offset that leaves no room.
+    `log_append_time` (ms, for topics with message.timestamp.type=LogAppendTime) replaces the
+    timestamps of magic 1; magic 0 has none. Without it a wrapper gets the max timestamp of its
+    records, as in Kafka. `checked` must be the result of `check_message_set` for the same bytes.
+    Raises InvalidRecords if the offsets would exceed 63 bits.
     """
     if not 0 <= base_offset <= MAX_INT64 - checked.count:
-        raise InvalidRecords(f"{checked.count} records do not fit behind offset {base_offset}")
+        raise InvalidRecords(f"no offsets left for {checked.count} records at offset {base_offset}")
     view = memoryview(records)
     parts: list[Buffer] = []
     offset, position = base_offset, 0
@@ -144,7 +151,11 @@ def stamp_message_set(
 
 
 def _needs_rewrite(records: Buffer, wrapper: Wrapper) -> bool:
-    """Magic 0 bears absolute offsets within; in magic 1 it is enough that the relative ones are right and that a consumer can read the codec."""
+    """Whether the wrapper must be compressed again.
+
+    Always in magic 0, whose inner offsets are absolute. In magic 1 only if the relative offsets are
+    wrong or consumers cannot read the lz4 header.
+    """
     frame = memoryview(records)[wrapper.value_at : wrapper.end]
     if wrapper.codec is Codec.LZ4:
         lz4_header.require_independent_blocks(frame)
@@ -156,7 +167,7 @@ def _needs_rewrite(records: Buffer, wrapper: Wrapper) -> bool:
 def _stamp_wrapper(
     message: memoryview, last_offset: int, max_timestamp: int, log_append_time: int | None
 ) -> None:
-    """A magic-1 wrapper in place: offset, and where they change, timestamp and CRC."""
+    """Stamp a magic-1 wrapper in place: offset, and timestamp and CRC if they change."""
     OFFSET.pack_into(message, 0, last_offset)
     timestamp = max_timestamp if log_append_time is None else log_append_time
     attributes = message[ATTRIBUTES_AT] | (0 if log_append_time is None else APPEND_TIME_BIT)
@@ -171,7 +182,7 @@ def _stamp_wrapper(
 
 
 def _repack(one: CompressedMessage, magic: int, offset: int, log_append_time: int | None) -> bytes:
-    """The wrapper anew around its records with right offsets: absolute in magic 0, from 0 in magic 1."""
+    """Compress the records again with correct offsets: absolute in magic 0, from 0 in magic 1."""
     inner = bytearray(one.inner or b"")
     kernel.stamp(inner, 0 if magic else offset, log_append_time)
     timestamp = one.max_timestamp if log_append_time is None else log_append_time

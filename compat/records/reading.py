@@ -1,4 +1,4 @@
-"""Reading stored units of any format, record by record or only as far as an offset or a timestamp demands."""
+"""Reading stored units of any format: by record, from an offset, or from a timestamp."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ NO_TIMESTAMP_TYPE = -1
 
 @dataclass(frozen=True, slots=True)
 class DecodedRecord:
-    """One record. `timestamp` in ms, -1 where there is none; `timestamp_type` 0 (CreateTime), 1 (LogAppendTime) or -1 (magic 0).
+    """One record.
 
-    Header names stay bytes: nothing obliges a producer to write UTF-8.
+    `timestamp` is in ms, -1 if there is none. `timestamp_type` is 0 (CreateTime), 1 (LogAppendTime)
+    or -1 (magic 0). Header names are bytes, because producers need not write UTF-8.
     """
 
     offset: int
@@ -42,9 +43,10 @@ class DecodedRecord:
 def read_records(
     payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> Iterator[DecodedRecord]:
-    """Every record of one stored unit, in offset order, a control batch's markers too.
+    """Yield every record of a stored unit in offset order, including the markers of a control
+    batch.
 
-    Raises, while it is read, CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge.
+    Raises CorruptRecords, InvalidRecords, UnsupportedCodec and RecordsTooLarge while iterating.
     """
     if magic_of(payload) == 2:
         batch = read_batch(payload)
@@ -63,7 +65,10 @@ def read_records(
 def first_at_or_after(
     payload: Buffer, timestamp: int, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> tuple[int, int] | None:
-    """(offset, timestamp) of the first record that is not older than `timestamp` (ms); None where there is none. Raises as `read_records` does."""
+    """Return (offset, timestamp) of the first record with at least this timestamp (ms), or None.
+
+    Raises like `read_records`.
+    """
     if magic_of(payload) == 2:
         batch = read_batch(payload)
         content = _content(payload, batch, max_decompressed_bytes)
@@ -78,17 +83,19 @@ def first_at_or_after(
 
 
 def cut(payload: Buffer, offset: int, max_bytes: int) -> memoryview:
-    """The part of a stored or converted unit that answers a fetch: whole messages, from the one that contains `offset` on.
+    """Return the part of a unit that answers a fetch: whole messages from the one that contains
+    `offset`.
 
-    As many as fit in `max_bytes`, but at least one; empty where all lie before `offset`. A magic-2 batch is returned whole, or not at all.
-    Raises CorruptRecords, InvalidRecords.
+    As many as fit in `max_bytes`, but at least one; empty if all are before `offset`. A magic-2
+    batch is returned whole or not at all. Raises CorruptRecords and InvalidRecords.
     """
     view = memoryview(payload)
     if not len(view):
         return view
     if magic_of(view) == 2:
         batch = read_batch(view)
-        # One that was a set of an older format ends with its last message, whatever compaction took behind it.
+        # A batch converted from a message set ends with its last message, even if compaction
+        # removed the offsets after it.
         return view if offset <= batch.base_offset + batch.last_offset_delta else view[:0]
     start, end = kernel.cut(view, offset, max_bytes)
     return view[start:end]
@@ -118,7 +125,7 @@ def _records_of_messages(payload: Buffer, limit: int) -> Iterator[DecodedRecord]
 
 
 def _content(payload: Buffer, batch: BatchHeader, limit: int) -> Buffer:
-    """The batch's records, uncompressed."""
+    """The batch's records, decompressed."""
     content = memoryview(payload)[BATCH_OVERHEAD:]
     return codecs.decompress(batch.codec, content, limit) if batch.codec else content
 
@@ -139,7 +146,7 @@ def _part(content: Buffer, at: int, size: int) -> bytes | None:
 
 
 def _headers(content: Buffer, record: BatchRecord) -> tuple[tuple[bytes, bytes | None], ...]:
-    """The headers of a record that the walk has verified."""
+    """The headers of a verified record."""
     headers: list[tuple[bytes, bytes | None]] = []
     position = record.headers_at
     for _ in range(record.header_count):

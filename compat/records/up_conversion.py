@@ -1,4 +1,6 @@
-"""Up-conversion: message sets of magic 0 and 1 as one magic-2 batch, for topics that are to hold one format."""
+"""Up-conversion of message sets (magic 0 and 1) to one magic-2 batch, for topics stored in one
+format.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _NO_PRODUCER = -1
 
 @dataclass(frozen=True, slots=True)
 class _MessageRun:
-    """Uncompressed messages with the offset shift and the timestamp that their wrapper, if any, gives them."""
+    """Uncompressed messages with the offset shift and the append time of their wrapper, if any."""
 
     messages: Buffer
     shift: int
@@ -42,17 +44,18 @@ def up_convert(
     leader_epoch: int = -1,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> bytes:
-    """A message set (magic 0 or 1) as one magic-2 batch of the same codec, without producer id.
+    """Convert a message set to one magic-2 batch of the same codec, without producer id.
 
-    With a `base_offset` (a produced set) the records get the offsets from there on, whatever they bear; without (a stored set) they keep theirs,
-    gaps too. They keep their timestamps, -1 from magic 0 (as in Kafka's conversion), unless `log_append_time` (ms) replaces them all.
-    Raises CorruptRecords, InvalidRecords (an empty set; no room behind `base_offset`), UnsupportedCodec, RecordsTooLarge.
+    With `base_offset` (a produced set) records get consecutive offsets from there; without it (a
+    stored set) they keep their offsets including gaps. Timestamps are kept, -1 for magic 0 as in
+    Kafka, unless `log_append_time` (ms) replaces them. Raises CorruptRecords, InvalidRecords (empty
+    set, or offsets out of range), UnsupportedCodec and RecordsTooLarge.
     """
     if not len(payload):
-        raise InvalidRecords("an empty message set makes no batch")
+        raise InvalidRecords("the message set is empty")
     magic = magic_of(payload)
     if magic > 1:
-        raise InvalidRecords("only a message set can be converted up")
+        raise InvalidRecords("only message sets can be up-converted")
     codec, runs = _message_runs(payload, max_decompressed_bytes)
     if base_offset is not None:
         runs = _renumbered(runs, base_offset)
@@ -87,7 +90,7 @@ def up_convert(
 
 
 def _message_runs(payload: Buffer, limit: int) -> tuple[Codec, list[_MessageRun]]:
-    """The set's messages, decompressed, and the codec of the last wrapper."""
+    """The set's decompressed messages and the codec of the last wrapper."""
     view = memoryview(payload)
     codec = Codec.NONE
     runs: list[_MessageRun] = []
@@ -101,7 +104,9 @@ def _message_runs(payload: Buffer, limit: int) -> tuple[Codec, list[_MessageRun]
 
 
 def _append_time(messages: memoryview) -> int | None:
-    """The timestamp of a stored run if all its messages were stamped with it. Raises as `scan` does."""
+    """The timestamp of a stored run whose messages all have LogAppendTime, else None. Raises like
+    `scan`.
+    """
     found = kernel.scan(messages, -1, True)
     if not found.magic or not found.has_append_time:
         return None
@@ -109,9 +114,9 @@ def _append_time(messages: memoryview) -> int | None:
 
 
 def _renumbered(runs: list[_MessageRun], base_offset: int) -> list[_MessageRun]:
-    """The runs with offsets from `base_offset` on."""
+    """The runs with consecutive offsets from `base_offset`."""
     if not 0 <= base_offset <= MAX_INT64 - sum(len(run.messages) for run in runs):
-        raise InvalidRecords(f"the records do not fit behind offset {base_offset}")
+        raise InvalidRecords(f"no offsets left for the records at offset {base_offset}")
     renumbered: list[_MessageRun] = []
     for run in runs:
         messages = bytearray(run.messages)

@@ -1,4 +1,6 @@
-"""Compressed messages: a message of magic 0 or 1 whose value is a compressed message set."""
+"""Compressed messages (wrappers): magic-0 and magic-1 messages whose value is a compressed message
+set.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from compat.records.layout import (
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
-    """A wrapper in a set: where it is, what its header says, and what was found in it. `timestamp` is -1 in magic 0."""
+    """A wrapper's position, header and verified content. `timestamp` is -1 in magic 0."""
 
     start: int
     end: int
@@ -49,22 +51,28 @@ class Wrapper:
 
     @property
     def shift(self) -> int:
-        """What makes the inner offsets absolute: in magic 1 the wrapper bears the last one's (0: a librdkafka that did not know; KIP-31)."""
+        """Difference between absolute and inner offsets.
+
+        In magic 1 the wrapper has the absolute offset of the last inner message (KIP-31). Old
+        librdkafka versions do not know that and write 0; the shift is then 0.
+        """
         return self.offset - self.scan.last_offset if self.magic and self.offset else 0
 
     @property
     def append_time(self) -> int | None:
-        """The timestamp of every inner message, where the wrapper says LogAppendTime."""
+        """The timestamp of all inner messages if the wrapper has type LogAppendTime, else None."""
         return self.timestamp if self.magic and self.attributes & APPEND_TIME_BIT else None
 
 
 MAX_WRAPPERS = 1000
-"""Of one set: producers write one, brokers before 0.11 took several, and each of the smallest costs as much work as a thousand times its bytes."""
+"""Wrappers per set. Producers write one, brokers before 0.11 accepted several; the smallest wrapper
+costs as much work as a thousand times its bytes.
+"""
 
 
 @dataclass(slots=True)
 class DecompressionBudget:
-    """How many bytes may still be decompressed for one call, in how many wrappers."""
+    """Bytes and wrappers that one call may still decompress."""
 
     remaining: int
     wrappers: int = MAX_WRAPPERS
@@ -79,9 +87,10 @@ class DecompressionBudget:
 
 
 def segments(messages: Buffer, budget: DecompressionBudget) -> Iterator[Wrapper | slice]:
-    """A set from front to back: each run of uncompressed messages as a slice, not yet verified; each wrapper opened and verified within.
+    """Iterate over a set: runs of uncompressed messages as unverified slices, wrappers decompressed
+    and verified.
 
-    Raises CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge.
+    Raises CorruptRecords, InvalidRecords, UnsupportedCodec and RecordsTooLarge.
     """
     view = memoryview(messages)
     position = 0
@@ -99,7 +108,9 @@ def segments(messages: Buffer, budget: DecompressionBudget) -> Iterator[Wrapper 
 def wrap(
     codec: Codec, inner: Buffer, *, magic: int, offset: int, timestamp: int, is_append_time: bool
 ) -> bytes:
-    """One message of format `magic` around `inner`, compressed. `offset` is that of the last inner message, absolute."""
+    """Compress `inner` into one message of format `magic`. `offset` is the last inner message's
+    absolute offset.
+    """
     value = codecs.compress(codec, inner, magic=magic)
     attributes = codec | (APPEND_TIME_BIT if is_append_time and magic else 0)
     head = bytearray(
@@ -117,10 +128,12 @@ def _open(view: memoryview, start: int, budget: DecompressionBudget) -> Wrapper:
     offset, size, crc, magic, attributes = MESSAGE_HEADER.unpack_from(view, start)
     end = start + LOG_OVERHEAD + size
     if crc32(view[start + CRC_FROM : end]) != crc:
-        raise CorruptRecords(f"record at byte {start}: the checksum does not match")
+        raise CorruptRecords(f"record at byte {start}: checksum does not match")
     codec = codec_of(attributes)
     if codec > Codec.LZ4:
-        raise UnsupportedCodec(f"record at byte {start}: magic {magic} has no {codec.name.lower()}")
+        raise UnsupportedCodec(
+            f"record at byte {start}: magic {magic} does not support {codec.name.lower()}"
+        )
     begin = value_at(view, start, end, magic)
     inner = codecs.decompress(codec, view[begin:end], budget.remaining)
     budget.take(len(inner))
@@ -130,21 +143,23 @@ def _open(view: memoryview, start: int, budget: DecompressionBudget) -> Wrapper:
     timestamp = OFFSET.unpack_from(view, start + TIMESTAMP_AT)[0] if magic else -1
     wrapper = Wrapper(start, end, offset, magic, attributes, timestamp, begin, inner, found)
     if not -MAX_INT64 <= wrapper.shift <= MAX_INT64:
-        raise CorruptRecords(f"record at byte {start}: the offset is out of range")
+        raise CorruptRecords(f"record at byte {start}: offset is out of range")
     return wrapper
 
 
 def value_at(view: memoryview, start: int, end: int, magic: int) -> int:
-    """Where the value of the message begins (it ends with the message), whose size and magic are known to be right."""
+    """Return the start of the value (which ends with the message) of a message of known size and
+    magic.
+    """
     at: int = start + KEY_AT[magic]
     (key_size,) = LENGTH.unpack_from(view, at)
     at += LENGTH.size + max(key_size, 0)
     if key_size < -1 or at > end - LENGTH.size:
-        raise CorruptRecords(f"record at byte {start}: the key does not fit")
+        raise CorruptRecords(f"record at byte {start}: key extends beyond the message")
     (value_size,) = LENGTH.unpack_from(view, at)
     if value_size < 0:
-        raise InvalidRecords(f"record at byte {start}: a compressed message without a value")
+        raise InvalidRecords(f"record at byte {start}: compressed message without a value")
     at += LENGTH.size
     if at + value_size != end:
-        raise CorruptRecords(f"record at byte {start}: the value does not fit")
+        raise CorruptRecords(f"record at byte {start}: value does not end with the message")
     return at
