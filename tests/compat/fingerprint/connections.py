@@ -1,4 +1,4 @@
-"""Recorded runs taken apart again: what each connection of a client sent."""
+"""Reconstructs single connections from recorded runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from compat.fingerprint.table import OBSERVED
 from tests.compat.fingerprint.evaluation import UNSEEN
 
 NAMES_ITSELF = 3
-"""The lowest version of ApiVersions that has the client's name."""
+"""The lowest ApiVersions version that contains the client's name."""
 Row = Mapping[str, Any]
 
 
 def rows() -> list[Row]:
-    """All lines of the recordings, as they are."""
+    """All lines of the recordings, unparsed."""
     return [
         json.loads(line)
         for path in (OBSERVED, UNSEEN)
@@ -27,7 +27,11 @@ def rows() -> list[Row]:
 
 
 def connections_of(row: Row) -> list[Behaviour]:
-    """A connection for each way that connections began. What was sent later is of the first that sends such requests, or else of the longest."""
+    """One connection per recorded opening.
+
+    Later requests are assigned to the first connection that sends such requests, or to the longest
+    one.
+    """
     ways: list[tuple[list[str], dict[int, set[int]]]] = []
     for first in row["first"]:
         sent: dict[int, set[int]] = defaultdict(set)
@@ -54,7 +58,7 @@ def connections_of(row: Row) -> list[Behaviour]:
 
 
 def told_apart(row: Row) -> tuple[list[Behaviour], list[NamedClient]]:
-    """The connections without a name, and the client that sends it on the others."""
+    """Return the connections without a name, and the client that sends its name on the others."""
     connections = connections_of(row)
     if not row.get("software"):
         return connections, []

@@ -1,4 +1,8 @@
-"""How well libraries are told: each version by what is known of the others, and versions that the table has never seen. `python -m` prints it."""
+"""Accuracy of library identification, printed by `python -m`.
+
+Each recorded version is identified with a table that lacks it, and so are versions never in the
+table.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ UNSEEN = Path(__file__).parent / "unseen.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """`releases` are all there are of the library that it is."""
+    """The result for one run. `releases` are all releases of the actual library."""
 
     run: RecordedRun
     verdict: Identification
@@ -39,7 +43,7 @@ class Judged:
 
     @property
     def is_right_range(self) -> bool:
-        """Of one for which a library is named: its true version is not excluded."""
+        """Whether the actual version is within the range, for runs with a named library."""
         low, high = self.verdict.version_low, self.verdict.version_high
         true = version_numbers(self.run.version)
         return (
@@ -50,7 +54,7 @@ class Judged:
 
     @property
     def width(self) -> int:
-        """How many releases it may be, of one of which the library is right."""
+        """Number of releases in the range, for runs with the right library."""
         low, high = (
             self.verdict.version_low or self.releases[0],
             self.verdict.version_high or self.releases[-1],
@@ -61,12 +65,18 @@ class Judged:
         found = self.verdict
         mark = "? " if found.library is None else ("  " if self.is_right_range else "! ")
         versions = f"{found.version_low or ''}..{found.version_high or ''}"
-        return f"{mark}{self.run.client:27} {self.run.scenario:13} {found.library or '-':13} {versions:20} {found.confidence:.2f}  {'; '.join(found.evidence)}"
+        return (
+            f"{mark}{self.run.client:27} {self.run.scenario:13} {found.library or '-':13} "
+            f"{versions:20} {found.confidence:.2f}  {'; '.join(found.evidence)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Runs that were judged in one way. What is asked of `nameless` is what the matcher does; those that say their name are right by construction."""
+    """Results of one evaluation method.
+
+    Figures cover `nameless` runs only; runs that send their name are right by construction.
+    """
 
     title: str
     judged: tuple[Judged, ...]
@@ -77,7 +87,7 @@ class Round:
 
     @property
     def named(self) -> tuple[Judged, ...]:
-        """Of the nameless, those of which it says a library."""
+        """The nameless runs for which a library is named."""
         return tuple(one for one in self.nameless if one.verdict.library is not None)
 
     @property
@@ -99,7 +109,9 @@ class Round:
 
 @cache
 def rounds() -> tuple[Round, Round, Round, Round]:
-    """Versions held out and versions never seen, each with the client ids that they used and with an application's."""
+    """Held-out and unseen versions, each with the recorded client ids and with an application's
+    client id.
+    """
     known, others = read_runs(), read_runs(UNSEEN)
     table = build_table(known)
     return (
@@ -121,7 +133,9 @@ def rounds() -> tuple[Round, Round, Round, Round]:
 
 @cache
 def strangers() -> tuple[Judged, ...]:
-    """Nameless runs under client ids of applications, each judged by a table in which its library is not: whatever is named is wrong."""
+    """Nameless runs with application client ids, identified without their library in the table; any
+    name is wrong.
+    """
     runs = read_runs()
     nameless = [run for run in runs if run.software is None]
     tables = {
@@ -132,7 +146,10 @@ def strangers() -> tuple[Judged, ...]:
 
 
 def each_held_out(runs: Iterable[RecordedRun], own_ids: bool = True) -> Iterator[Judged]:
-    """Every run, judged by a table in which its version of its library is not; with the client ids that it used, or with the application's own."""
+    """Identify each run with a table that lacks its version of its library.
+
+    Uses the recorded client ids or an application's.
+    """
     runs = list(runs)
     for library, version in sorted({(run.library, run.version) for run in runs}):
         table = build_table(run for run in runs if (run.library, run.version) != (library, version))
@@ -149,7 +166,7 @@ def unseen(
 
 
 def _judged(run: RecordedRun, table: LibraryTable, own_ids: bool) -> Judged:
-    """What says its name is not asked what it does."""
+    """Runs that send their name are not identified by behaviour."""
     releases = next(
         (library.releases for library in table.libraries if library.name == run.library),
         (run.version,),
@@ -177,8 +194,10 @@ def main() -> None:
     for one in rounds():
         sys.stdout.write(f"{one.title}\n" + "".join(f"{judged}\n" for judged in one.nameless))
         sys.stdout.write(
-            f"{one.title}: {len(one.nameless)} nameless runs, library right {one.right:.1%}, wrong {one.wrong:.1%}; "
-            f"version within the range {one.ranges:.1%} of those named, {one.width:g} releases in it\n"
+            f"{one.title}: {len(one.nameless)} nameless runs, library right "
+            f"{one.right:.1%}, wrong {one.wrong:.1%}; "
+            f"version within the range {one.ranges:.1%} of those named, {one.width:g} "
+            "releases in it\n"
         )
 
 

@@ -1,6 +1,7 @@
-"""Figures of library detection for docs/reports.md.
+"""Figures of library identification for docs/reports.md.
 
-`python -m tests.compat.fingerprint.evaluation_page` writes them into the page; a test compares them.
+`python -m tests.compat.fingerprint.evaluation_page` writes them into the page; a test compares
+them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ BEGIN, END = (
     "<!-- end of figures -->\n",
 )
 AIMED_AT = 0.90
-"""The share of nameless runs of which the library is to be right."""
+"""Target share of nameless runs with the right library."""
 DECIDES = 0.9
-"""The confidence from which on a library decides a state."""
+"""The minimum confidence at which a library decides a state."""
 DATED = 0.5
-"""A range of more of a library's releases than this share says next to nothing."""
+"""A range with a larger share of a library's releases than this is considered uninformative."""
 
 
 def as_markdown() -> str:
@@ -44,7 +45,11 @@ def _wrap(line: str) -> str:
 
 
 def _rounds() -> Iterator[str]:
-    yield "| | runs without a name | correct library | wrong library | no library | correct range, if a library is named | releases in the range (median) | correct library, including runs with a name |"
+    yield (
+        "| | runs without a name | correct library | wrong library | no library | correct "
+        "range, if a library is named | releases in the range (median) | correct library, "
+        "including runs with a name |"
+    )
     yield "|---|---|---|---|---|---|---|---|"
     for one in rounds():
         none, all_ = (
@@ -52,7 +57,10 @@ def _rounds() -> Iterator[str]:
             share(one.judged, lambda judged: judged.is_right_library),
         )
         shares = f"{one.right:.1%} | {one.wrong:.1%} | {abs(none):.1%} | {one.ranges:.1%}"
-        yield f"| {one.title} | {len(one.nameless)} | {shares} | {one.width:g} | {all_:.1%} of {len(one.judged)} |"
+        yield (
+            f"| {one.title} | {len(one.nameless)} | {shares} | {one.width:g} | {all_:.1%} of "
+            f"{len(one.judged)} |"
+        )
 
 
 def _missed() -> Iterator[str]:
@@ -72,12 +80,18 @@ def by_library(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
 def _libraries(one: Round) -> Iterator[str]:
     yield "By library, each version held out, with client ids of applications:"
     yield ""
-    yield "| | runs without a name | correct library | releases in the range (median) | releases in all | ranges without an upper end |"
+    yield (
+        "| | runs without a name | correct library | releases in the range (median) | "
+        "releases in all | ranges without an upper end |"
+    )
     yield "|---|---|---|---|---|---|"
     for library, runs in by_library(one.nameless).items():
         right = [run for run in runs if run.is_right_library]
         is_open = share(right, lambda run: run.verdict.version_high is None)
-        yield f"| {library} | {len(runs)} | {share(runs, _is_right):.1%} | {_width(right):g} | {len(runs[0].releases)} | {is_open:.0%} |"
+        yield (
+            f"| {library} | {len(runs)} | {share(runs, _is_right):.1%} | {_width(right):g} | "
+            f"{len(runs[0].releases)} | {is_open:.0%} |"
+        )
 
 
 def _is_right(one: Judged) -> bool:
@@ -89,7 +103,7 @@ def _width(right: list[Judged]) -> float:
 
 
 def undated(one: Round) -> dict[str, list[Judged]]:
-    """By library, the runs of which it is right, of libraries of which the range says next to nothing."""
+    """By library, the correctly identified runs, for libraries with an uninformative range."""
     right = by_library(run for run in one.nameless if run.is_right_library)
     return {
         library: runs
@@ -99,11 +113,14 @@ def undated(one: Round) -> dict[str, list[Judged]]:
 
 
 def _undated(one: Round) -> Iterator[str]:
-    yield f"Libraries whose version is hardly narrowed down (most ranges contain more than half of the releases): {', '.join(undated(one))}."
+    yield (
+        "Libraries whose version is hardly narrowed down (most ranges contain more than half "
+        f"of the releases): {', '.join(undated(one))}."
+    )
 
 
 def alike(one: Round) -> dict[tuple[str, str], list[Judged]]:
-    """By two libraries, the runs of either of which none was named since both were possible."""
+    """By pair of libraries, the runs of either that were not named because both were possible."""
     pairs: dict[tuple[str, str], list[Judged]] = {}
     for run in _unnamed(one):
         for other in {*run.verdict.candidates} - {run.run.library}:
@@ -118,12 +135,18 @@ def _unnamed(one: Round) -> list[Judged]:
 
 
 def _alike(one: Round) -> Iterator[str]:
-    yield "Pairs of libraries that could not be distinguished in that table, one of the two being the correct one (a run may be in several pairs):"
+    yield (
+        "Pairs of libraries that could not be distinguished in that table, one of the two "
+        "being the correct one (a run may be in several pairs):"
+    )
     yield ""
     yield "| | runs | scenarios |"
     yield "|---|---|---|"
     for pair, runs in alike(one).items():
-        yield f"| {', '.join(pair)} | {len(runs)} | {', '.join(sorted({run.run.scenario for run in runs}))} |"
+        yield (
+            f"| {', '.join(pair)} | {len(runs)} | "
+            f"{', '.join(sorted({run.run.scenario for run in runs}))} |"
+        )
     yield ""
     alone = Counter(
         run.run.library
@@ -147,8 +170,10 @@ def _strangers() -> Iterator[str]:
     named, sure = share(told, lambda run: run.is_wrong_library), share(told, _is_sure_and_wrong)
     yield (
         f"With the library of a run removed from the recording, {named:.1%} of the "
-        f"{len(told)} runs are identified as another library that sends similar requests, {sure:.1%} "
-        f"with a confidence that decides a state ({DECIDES:g}). Refused requests are reported all the "
+        f"{len(told)} runs are identified as another library that sends similar requests, "
+        f"{sure:.1%} "
+        f"with a confidence that decides a state ({DECIDES:g}). Refused requests are "
+        "reported all the "
         "same, because they are counted directly."
     )
 

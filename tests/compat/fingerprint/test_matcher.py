@@ -1,4 +1,4 @@
-"""Which library and which versions, on a small table in which everything is known by hand."""
+"""Library and version identification with a small, hand-written table."""
 
 from __future__ import annotations
 
@@ -76,37 +76,37 @@ def versions(found):
     return found.library, found.version_low, found.version_high
 
 
-def test_what_was_recorded_may_be_all_that_is_not_older_or_newer_than_its_neighbours_were():
+def test_recorded_behaviour_matches_all_versions_between_its_neighbours():
     assert versions(identify(behaviour(3, 4, 2, 0, habits=PATIENT), TABLE)) == ("elk", "1.1", "2.1")
 
 
-def test_what_lies_between_two_recorded_versions_is_a_version_between_them():
+def test_behaviour_between_two_recorded_versions_gives_a_version_between_them():
     assert versions(identify(behaviour(5, 7, 5, 1, habits=PATIENT), TABLE)) == ("elk", "2.1", "2.1")
 
 
-def test_older_than_all_and_newer_than_all_have_no_other_end():
+def test_older_or_newer_than_all_recordings_gives_open_range():
     assert versions(identify(behaviour(0, 0, 0, habits=PATIENT), TABLE)) == ("elk", "1.0", "1.2")
     assert versions(identify(behaviour(9, 12, 9, 3, habits=PATIENT), TABLE)) == ("elk", "3.1", None)
 
 
-def test_a_version_below_the_highest_that_a_library_sends_as_well_says_nothing_against_it():
+def test_version_below_highest_sent_is_no_contradiction():
     both = identify(behaviour(2, 3, 0, 0, habits=HASTY), TABLE)
     assert both.library == "owl"
     assert both.version_low <= "2.0" <= (both.version_high or "9")
 
 
-def test_what_is_configured_to_speak_an_older_protocol_may_be_newer():
+def test_client_with_protocol_setting_may_be_newer():
     found = identify(behaviour(1, 1, 0, habits=HASTY), TABLE)
     assert versions(found) == ("owl", "1.5", None)
 
 
-def test_where_asking_for_versions_shows_that_nothing_is_configured_the_end_is_known():
+def test_api_versions_request_rules_out_protocol_setting():
     found = identify(behaviour(1, 2, 0, 0, habits=HASTY), TABLE)
     assert found.library == "owl"
     assert found.version_high == "1.5"
 
 
-def test_alike_requests_are_told_apart_by_habits_and_without_them_not():
+def test_habits_distinguish_libraries_with_equal_requests():
     assert identify(behaviour(0, 0, 0, habits=HASTY), TABLE).library == "owl"
     assert identify(behaviour(0, 0, 0, habits=PATIENT), TABLE).library == "elk"
     found = identify(behaviour(0, 0, 0), TABLE)
@@ -121,9 +121,7 @@ def test_alike_requests_are_told_apart_by_habits_and_without_them_not():
 
 
 @pytest.mark.parametrize(("wait", "opening"), [("900", (18, 3)), ("5000", (3, 0)), ("900", (3, 0))])
-def test_what_goes_together_in_a_recorded_version_outweighs_what_does_only_in_different_ones(
-    wait, opening
-):
+def test_combination_in_one_version_outweighs_parts_of_several_versions(wait, opening):
     old, new = {"fetch_max_wait_ms": ["900"]}, {"fetch_max_wait_ms": ["5000"]}
     middle = behaviour(3, 4, 2, 0, habits=new, openings=[(18, 3)])
     latest = behaviour(7, 10, 7, 2, habits=new, openings=[(18, 3)])
@@ -155,7 +153,7 @@ def test_what_goes_together_in_a_recorded_version_outweighs_what_does_only_in_di
     assert (alike.library, alike.evidence) == (None, ("may be fox or hare",))
 
 
-def test_a_librarys_own_client_id_outweighs_a_habit():
+def test_default_client_id_outweighs_a_habit():
     assert (
         identify(behaviour(0, 0, 0, habits=HASTY, client_id_library="elk"), TABLE).library == "elk"
     )
@@ -164,19 +162,19 @@ def test_a_librarys_own_client_id_outweighs_a_habit():
 @pytest.mark.parametrize(
     "found", [identify(behaviour(3, 0, 7, 2), TABLE), identify(behaviour(0, 12, 0, 0), TABLE)]
 )
-def test_what_no_library_does_is_none(found):
+def test_unknown_behaviour_matches_no_library(found):
     assert (found.library, found.confidence) == (None, 0.0)
 
 
-def test_the_confidence_is_less_where_things_were_never_seen_of_it():
+def test_confidence_is_lower_for_unseen_behaviour():
     sure = identify(behaviour(7, 10, 7, 2, habits=PATIENT, openings=[(18, 3, 1)]), TABLE)
     strange = {"fetch_max_wait_ms": ["250"], "fetch_min_bytes": ["9"], "acks": ["1"]}
     unsure = identify(behaviour(7, 10, 7, 2, habits=strange, openings=[(18, 3, 1)]), TABLE)
     assert MIN_SHARE <= unsure.confidence < sure.confidence < 1.0
 
 
-def test_the_evidence_is_kept():
+def test_evidence_is_returned():
     found = identify(behaviour(3, 4, 2, 0, habits=PATIENT, client_id_library="elk"), TABLE)
     assert found.evidence[0] == "requests as elk 2.0"
     assert any("fetch_max_wait_ms 5000" in line for line in found.evidence)
-    assert "its own client id" in found.evidence
+    assert "default client id of the library" in found.evidence

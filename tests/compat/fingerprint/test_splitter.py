@@ -1,4 +1,6 @@
-"""One client is never split, and two versions that send different versions of requests are two: on what real clients were recorded to do."""
+"""Splitting of recorded connections: one client stays one, clients with different request versions
+are split.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def name_of(row):
 
 
 def connection(**sent):
-    """With `produce=2` or `metadata=(0, 1)`."""
+    """A connection with, for example, `produce=2` or `metadata=(0, 1)`."""
     keys = {"produce": PRODUCE, "fetch": FETCH, "metadata": METADATA, "asks": API_VERSIONS}
     requests = {
         keys[name]: frozenset([versions] if isinstance(versions, int) else versions)
@@ -48,7 +50,7 @@ def highest(row):
 
 
 def differ(one, other):
-    """Whether both send the same request, in other versions at most."""
+    """Whether both send a common request in different versions."""
     first, second = highest(one), highest(other)
     return any(first[key] != second[key] for key in first.keys() & second.keys())
 
@@ -56,7 +58,7 @@ def differ(one, other):
 @pytest.mark.parametrize(
     "has_own_ids", [True, False], ids=["own client ids", "client ids of applications"]
 )
-def test_the_connections_of_one_recorded_client_are_of_one_client(splitter, has_own_ids):
+def test_connections_of_one_recorded_client_stay_together(splitter, has_own_ids):
     split = {}
     for row in ROWS:
         connections, named = told_apart(row)
@@ -68,7 +70,7 @@ def test_the_connections_of_one_recorded_client_are_of_one_client(splitter, has_
     assert split == {}
 
 
-def test_a_client_of_a_version_that_was_never_recorded_is_one_client():
+def test_connections_of_an_unrecorded_version_stay_together():
     chosen = Random(7).sample(sorted({(row["library"], row["version"]) for row in NAMELESS}), 12)
     runs = read_runs()
     split = {}
@@ -94,10 +96,8 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("library", ["librdkafka", "java", "kafkajs", "sarama"])
-def test_two_versions_under_the_own_client_id_of_a_library_are_two_clients_and_each_range_has_its_version(
-    splitter, library
-):
-    """Connections that both make alike may be counted for either."""
+def test_two_versions_with_default_client_id_are_split_and_ranges_contain_them(splitter, library):
+    """Connections that both clients open in the same way may be assigned to either."""
     pairs = [pair for pair in PAIRS if pair[0]["library"] == library and differ(*pair)]
     assert len(pairs) > 3
     wrong = {}
@@ -134,17 +134,17 @@ def range_of(connections, library):
     return version_numbers(verdict.version_low), version_numbers(verdict.version_high or "9999")
 
 
-def test_two_clients_that_send_the_same_are_one(splitter):
+def test_clients_with_equal_requests_are_not_split(splitter):
     same = connection(produce=2, metadata=1, asks=0)
     assert splitter.split([same, same], client_id_library="librdkafka") == [
         InferredClient(None, (0, 1))
     ]
 
 
-def test_a_connection_without_a_name_is_of_the_client_that_sends_its_name_on_others_where_its_version_does_the_same(
+def test_unnamed_connection_joins_named_client_of_matching_version(
     splitter,
 ):
-    """franz-go asks for ApiVersions on its first connection to a broker alone."""
+    """franz-go sends ApiVersions only on its first connection to a broker."""
     row = next(
         row for row in ROWS if row["client"] == "franz-go-1.14.0" and row["scenario"] == "group"
     )
@@ -158,13 +158,13 @@ def test_a_connection_without_a_name_is_of_the_client_that_sends_its_name_on_oth
     ]
 
 
-def test_clients_that_send_different_names_are_never_one(splitter):
+def test_clients_with_different_names_are_always_split(splitter):
     sent = {PRODUCE: frozenset([9])}
     names = [NamedClient("librdkafka", "1.6.1", sent), NamedClient("librdkafka", "2.3.0", sent)]
     assert splitter.split([], names, "librdkafka") == [InferredClient(0, ()), InferredClient(1, ())]
 
 
-def test_of_a_library_that_is_in_no_table_connections_are_of_one_client_unless_the_same_request_has_two_versions(
+def test_unrecorded_library_is_split_only_by_different_versions_of_a_request(
     splitter,
 ):
     strange = [connection(produce=90), connection(fetch=90, metadata=80), connection(metadata=80)]

@@ -1,4 +1,4 @@
-"""ListOffsets v0 as Kafka 0.8 answered it, the log counting as one segment."""
+"""ListOffsets v0 as in Kafka 0.8, with the log as one segment."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from hypothesis import strategies as st
 from compat.handlers.list_offsets import EARLIEST, LATEST, offsets_before
 
 
-def test_the_latest_is_the_end_and_then_the_beginning():
+def test_latest_returns_end_then_start():
     assert offsets_before(LATEST, 10, start=3, end=9, last_before=None) == [9, 3]
 
 
-def test_of_the_latest_one_is_asked_for_most_often():
+def test_latest_with_one_offset_returns_end():
     assert offsets_before(LATEST, 1, start=3, end=9, last_before=None) == [9]
 
 
-def test_the_earliest_is_the_beginning():
+def test_earliest_returns_start():
     assert offsets_before(EARLIEST, 10, start=3, end=9, last_before=None) == [3]
 
 
-def test_an_empty_log_has_one_offset():
+def test_empty_log_returns_one_offset():
     assert offsets_before(LATEST, 10, start=5, end=5, last_before=None) == [5]
 
 
-def test_a_time_gives_what_was_written_up_to_it_and_then_the_beginning():
+def test_timestamp_returns_end_of_older_records_then_start():
     assert offsets_before(1000, 10, start=3, end=9, last_before=6) == [6, 3]
 
 
-def test_a_time_before_everything_gives_the_beginning():
+def test_timestamp_before_all_records_returns_start():
     assert offsets_before(1000, 10, start=3, end=9, last_before=3) == [3]
 
 
 @pytest.mark.parametrize("count", [0, -1, -2147483648])
-def test_none_are_given_where_none_are_asked_for(count):
+def test_zero_max_offsets_returns_nothing(count):
     assert offsets_before(LATEST, count, start=3, end=9, last_before=None) == []
 
 
@@ -45,7 +45,7 @@ def test_none_are_given_where_none_are_asked_for(count):
     st.integers(0, 50),
     st.one_of(st.none(), st.integers(0, 50)),
 )
-def test_offsets_come_newest_first_without_repetition_and_lie_in_the_log(
+def test_offsets_are_descending_distinct_and_within_the_log(
     timestamp, count, start, length, last_before
 ):
     end = start + length

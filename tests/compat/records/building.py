@@ -1,4 +1,6 @@
-"""Record sets built field by field from the protocol guide, with other libraries than the code under test uses wherever there are some."""
+"""Builds record sets field by field from the protocol guide, where possible with other libraries
+than the code under test.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ from aiokafka.codec import gzip_encode, snappy_encode, zstd_encode
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 
 LZ4_RIGHT, LZ4_HISTORIC = 0x82, 0x1A
-"""Second bytes of XXH32 over 60 40 and over 04 22 4D 18 60 40, by the reference library."""
+"""Second byte of the XXH32 of 60 40 and of 04 22 4D 18 60 40, computed with the reference
+library.
+"""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A record as a test means it."""
+    """The fields of a test record."""
 
     offset: int
     timestamp: int
@@ -68,7 +72,7 @@ def wrapper(
     timestamp: int | None = None,
     append_time: bool = False,
 ) -> bytes:
-    """A compressed message around `samples`, as a stored one looks unless told otherwise."""
+    """A compressed message around `samples`, by default as a stored one."""
     if inner_offsets is None:
         inner_offsets = [s.offset - (samples[0].offset if magic else 0) for s in samples]
     inner = b"".join(
@@ -172,7 +176,9 @@ def compress(codec: int, content: bytes, *, magic: int) -> bytes:
 
 
 def lz4_frame(content: bytes, *, historic: bool = False) -> bytes:
-    """Independent blocks of 64 KiB, no sums but the header's, as Kafka's Lz4BlockOutputStream writes them."""
+    """Independent blocks of 64 KiB with only the header checksum, as Kafka's Lz4BlockOutputStream
+    writes them.
+    """
     out = [b"\x04\x22\x4d\x18\x60\x40", bytes((LZ4_HISTORIC if historic else LZ4_RIGHT,))]
     for start in range(0, len(content), 65536):
         plain = content[start : start + 65536]

@@ -1,4 +1,4 @@
-"""Every test here runs on both implementations of the inner loops."""
+"""Runs every test with both implementations of the inner loops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def implementation(request, monkeypatch):
         module = importlib.import_module(f"compat.records.{request.param}")
     except ImportError as error:
         pytest.skip(
-            f"the kernel is not compiled (pip install -e . or python setup.py build_ext --inplace): {error}"
+            "the kernel is not compiled (pip install -e . or python setup.py build_ext "
+            f"--inplace): {error}"
         )
     for name in LOOPS:
         monkeypatch.setattr(kernel, name, getattr(module, name))

@@ -1,4 +1,4 @@
-"""Other people's readers: what they find in a record set, their CRC checks passed."""
+"""Reads record sets with other Kafka libraries, which also verify CRCs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Found = tuple[
 
 
 def read_with_kafka_python(payload: bytes) -> list[Found]:
-    """kafka-python reads every format (snappy and lz4 in magic 0 through the packages python-snappy and xxhash)."""
+    """Reads all formats (snappy, and lz4 in magic 0, need python-snappy and xxhash)."""
     found: list[Found] = []
     batches = kafka.record.memory_records.MemoryRecords(payload)
     while batches.has_next():
@@ -26,7 +26,7 @@ def read_with_kafka_python(payload: bytes) -> list[Found]:
 
 
 def read_with_aiokafka(payload: bytes) -> list[Found]:
-    """aiokafka reads every format but lz4 in magic 0."""
+    """Reads all formats except lz4 in magic 0."""
     found: list[Found] = []
     batches = aiokafka.record.memory_records.MemoryRecords(payload)
     while batches.has_next():

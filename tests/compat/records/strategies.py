@@ -1,4 +1,4 @@
-"""What hypothesis draws for record sets, and the settings of such properties."""
+"""Hypothesis strategies and settings for record sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ prop = settings(
     max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-"""The fixture only swaps the implementation, which holds for all examples alike."""
+"""The function-scoped fixture only selects the implementation, the same for all examples."""
 
 contents = (
     st.none()
@@ -32,7 +32,7 @@ magics = st.integers(min_value=0, max_value=1)
 
 @st.composite
 def samples(draw, *, with_gaps: bool = True, max_size: int = 12) -> list[Sample]:
-    """At least one record; the offsets ascend from anywhere below 2^40, with gaps where they are allowed."""
+    """At least one record, with ascending offsets from below 2^40, with gaps if allowed."""
     offset = draw(st.integers(min_value=0, max_value=2**40))
     found = []
     for _ in range(draw(st.integers(min_value=1, max_value=max_size))):

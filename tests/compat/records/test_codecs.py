@@ -40,18 +40,18 @@ contents = st.binary(max_size=300) | st.binary(min_size=1, max_size=4).map(
 
 @prop
 @given(st.sampled_from(COMPRESSING), contents.filter(len))
-def test_a_peer_reads_what_is_written(codec, content):
+def test_other_library_reads_compressed_output(codec, content):
     assert PEER[codec][1](compress(codec, content, magic=2)) == content
 
 
 @prop
 @given(st.sampled_from(COMPRESSING), contents.filter(len))
-def test_what_a_peer_writes_is_read(codec, content):
+def test_output_of_other_library_is_decompressed(codec, content):
     assert decompress(codec, PEER[codec][0](content), len(content)) == content
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_the_limit_is_exact(codec):
+def test_limit_is_exact(codec):
     written = compress(codec, b"ab" * 50_000, magic=2)
     assert decompress(codec, written, 100_000) == b"ab" * 50_000
     with pytest.raises(RecordsTooLarge):
@@ -67,7 +67,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_a_bomb_is_refused_before_it_is_inflated(codec):
+def test_bomb_is_rejected_before_inflating(codec):
     tracemalloc.start()
     try:
         with pytest.raises(RecordsTooLarge):
@@ -77,11 +77,11 @@ def test_a_bomb_is_refused_before_it_is_inflated(codec):
         tracemalloc.stop()
 
 
-def test_raw_snappy_is_read_too():
+def test_raw_snappy_is_decompressed():
     assert decompress(Codec.SNAPPY, cramjam.snappy.compress_raw(b"abc" * 100), 1000) == b"abc" * 100
 
 
-def test_a_snappy_stream_of_very_many_blocks_is_refused():
+def test_snappy_stream_with_too_many_blocks_is_rejected():
     block = bytes(cramjam.snappy.compress_raw(b"x"))
     with pytest.raises(CorruptRecords):
         decompress(
@@ -91,21 +91,21 @@ def test_a_snappy_stream_of_very_many_blocks_is_refused():
         )
 
 
-def test_all_members_of_a_gzip_stream_are_read_and_what_follows_is_ignored():
+def test_all_gzip_members_are_read_and_trailing_bytes_ignored():
     assert (
         decompress(Codec.GZIP, gzip.compress(b"one ") + gzip.compress(b"two") + b"\0\0", 100)
         == b"one two"
     )
 
 
-def test_a_gzip_stream_of_very_many_members_is_refused():
+def test_gzip_stream_with_too_many_members_is_rejected():
     with pytest.raises(CorruptRecords):
         decompress(Codec.GZIP, gzip.compress(b"") * 10_000, 100)
 
 
 @pytest.mark.parametrize("limit", [100, 10_000_000])
 @pytest.mark.parametrize("has_size", [False, True])
-def test_bytes_behind_the_end_of_an_lz4_frame_are_ignored(limit, has_size):
+def test_bytes_after_lz4_frame_are_ignored(limit, has_size):
     assert (
         decompress(Codec.LZ4, lz4.frame.compress(b"one", store_size=has_size) + b"junk", limit)
         == b"one"
@@ -114,11 +114,11 @@ def test_bytes_behind_the_end_of_an_lz4_frame_are_ignored(limit, has_size):
 
 @pytest.mark.parametrize("limit", [100, 10_000_000])
 @pytest.mark.parametrize("historic", [False, True])
-def test_lz4_with_either_header_checksum_is_read(limit, historic):
+def test_lz4_with_either_header_checksum_is_decompressed(limit, historic):
     assert decompress(Codec.LZ4, lz4_frame(b"content", historic=historic), limit) == b"content"
 
 
-def test_a_lying_lz4_content_size_reserves_no_memory():
+def test_false_lz4_content_size_reserves_no_memory():
     frame = bytearray(lz4.frame.compress(b"one", store_size=True))
     frame[6:14] = (2**40).to_bytes(8, "little")
     frame[14] = xxhash.xxh32_intdigest(bytes(frame[4:14])) >> 8 & 0xFF
@@ -161,12 +161,12 @@ def test_a_lying_lz4_content_size_reserves_no_memory():
         pytest.param(Codec.ZSTD, b"junk", id="zstd junk"),
     ],
 )
-def test_damage_is_refused(codec, content):
+def test_damaged_stream_is_rejected(codec, content):
     with pytest.raises(CorruptRecords):
         decompress(codec, content, 10_000_000)
 
 
-def test_no_codec_compresses_nothing():
+def test_codec_none_cannot_compress():
     with pytest.raises(UnsupportedCodec):
         compress(Codec.NONE, b"", magic=1)
     with pytest.raises(UnsupportedCodec):

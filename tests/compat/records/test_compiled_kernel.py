@@ -1,4 +1,6 @@
-"""The compiled kernel and the plain loops differ in nothing: same results, same errors in the same words, for valid and for foreign bytes."""
+"""The compiled kernel and the plain-Python loops give the same results and errors for valid and
+invalid bytes.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ kernel = pytest.importorskip("compat.records._kernel", reason="the kernel is not
 
 @pytest.fixture(autouse=True)
 def implementation():
-    """Both at once here."""
+    """These tests use both implementations at once."""
 
 
 def outcome(function, *arguments):
-    """What it returned or raised, and what it left in its buffer."""
+    """The result or error, and the content of the buffer afterwards."""
     arguments = tuple(bytearray(one) if isinstance(one, bytes) else one for one in arguments)
     try:
         return function(*arguments), arguments[0]
@@ -42,7 +44,7 @@ times = st.sampled_from((-(2**63), -1, 0, 5, 2**63 - 1)) | st.integers(0, 2**42)
 
 @st.composite
 def fields(draw) -> bytes:
-    """A 4-byte length and as many bytes as it says, or other ones."""
+    """A 4-byte length followed by that many bytes, or a wrong number."""
     content = draw(st.binary(max_size=20))
     size = draw(st.just(len(content)) | edges)
     return pack(">i", size) + content
@@ -50,7 +52,7 @@ def fields(draw) -> bytes:
 
 @st.composite
 def loose_messages(draw) -> bytes:
-    """Messages of right CRC, mostly, around anything: what only a hostile producer sends."""
+    """Messages with arbitrary content and mostly correct CRC, as only a hostile producer sends."""
     found = []
     for number in range(draw(st.integers(0, 4))):
         magic = draw(st.sampled_from((0, 1, 1, 1, 2)))
@@ -75,7 +77,7 @@ wide = st.sampled_from(
 
 @st.composite
 def loose_records(draw) -> tuple[bytes, int]:
-    """(magic-2 records of odd numbers, how many they are)"""
+    """(magic-2 records with arbitrary fields, record count)"""
     found = []
     count = draw(st.integers(0, 4))
     for number in range(count):
@@ -206,12 +208,12 @@ def test_down_batch_agrees_on_valid_records(found, magic, is_relative):
 
 
 @pytest.mark.parametrize("size", [*range(130), 1000, 4095, 65_537])
-def test_every_length_gets_zlibs_crc(size):
+def test_crc_equals_zlib_for_every_length(size):
     content = bytes(n * 7 % 251 for n in range(size))
     assert kernel.scan(message(0, None, content), -1, False).messages == 1
 
 
-def test_many_records_are_converted_alike_without_the_gil():
+def test_large_batch_converts_equally_without_gil():
     found = [Sample(n, 1000 + n, b"key", bytes(100)) for n in range(2000)]
     payload = batch(found)[61:]
     agree("down_batch", payload, 2000, 0, 1999, 1000, None, 1, False)
@@ -220,8 +222,8 @@ def test_many_records_are_converted_alike_without_the_gil():
 
 
 @pytest.mark.parametrize("name", ["scan", "plain_run", "cut", "down_messages"])
-def test_no_buffer_stays_exported(name):
-    """A bytearray that is still exported cannot be resized."""
+def test_buffers_are_released(name):
+    """A bytearray with an exported buffer cannot be resized."""
     arguments = {"scan": (-1, False), "plain_run": (0,), "cut": (0, 10), "down_messages": (0,)}[
         name
     ]
@@ -232,6 +234,6 @@ def test_no_buffer_stays_exported(name):
 
 
 @pytest.mark.parametrize("target", ["agreement", "whole"])
-def test_two_seconds_of_mutated_sets_find_no_difference(monkeypatch, target):
+def test_mutated_sets_agree_for_two_seconds(monkeypatch, target):
     monkeypatch.setattr("sys.argv", ["records", "--plain", "--seconds", "2", "--target", target])
     assert main() == 0

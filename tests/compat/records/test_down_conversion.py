@@ -33,7 +33,7 @@ B = Sample(9, 990, None, None)
 
 
 def expected(found, magic, append_time=None):
-    """What a reader must find: no headers, no timestamps in magic 0."""
+    """What a reader must return: no headers, and no timestamps in magic 0."""
     if magic == 0:
         return [(s.offset, None, None, s.key, s.value, ()) for s in found]
     if append_time is not None:
@@ -41,7 +41,7 @@ def expected(found, magic, append_time=None):
     return [(s.offset, s.timestamp, 0, s.key, s.value, ()) for s in found]
 
 
-def test_an_uncompressed_batch_becomes_one_message_a_record():
+def test_uncompressed_batch_becomes_one_message_per_record():
     assert down_convert(batch([A, B]), 1) == message(7, b"k", b"first", timestamp=1000) + message(
         9, None, None, timestamp=990
     )
@@ -50,7 +50,7 @@ def test_an_uncompressed_batch_becomes_one_message_a_record():
     )
 
 
-def test_a_compressed_batch_becomes_a_wrapper_with_relative_inner_offsets_in_magic_1():
+def test_compressed_batch_becomes_magic_1_wrapper_with_relative_offsets():
     converted = down_convert(batch([A, B], codec=GZIP), 1)
     offset, size, crc, magic, attributes, timestamp, key, value = unpack_from(
         ">qiIBBqii", converted
@@ -70,7 +70,7 @@ def test_a_compressed_batch_becomes_a_wrapper_with_relative_inner_offsets_in_mag
     )
 
 
-def test_a_compressed_batch_becomes_a_wrapper_with_absolute_inner_offsets_in_magic_0():
+def test_compressed_batch_becomes_magic_0_wrapper_with_absolute_offsets():
     converted = down_convert(batch([A, B], codec=GZIP), 0)
     assert unpack_from(">q", converted) == (9,)
     assert gzip.decompress(converted[26:]) == message(7, b"k", b"first", magic=0) + message(
@@ -86,26 +86,26 @@ def test_zstd_becomes_gzip(magic):
 
 
 @pytest.mark.parametrize(("magic", "checksum"), [(0, LZ4_HISTORIC), (1, LZ4_RIGHT)])
-def test_lz4_bears_the_header_checksum_that_consumers_of_the_format_expect(magic, checksum):
+def test_lz4_header_checksum_matches_consumer_format(magic, checksum):
     converted = down_convert(batch([A, B], codec=LZ4), magic)
     frame = converted[34 if magic else 26 :]
     assert frame[:7] == b"\x04\x22\x4d\x18\x60\x40" + bytes([checksum])
 
 
-def test_snappy_is_framed_as_snappy_java_reads_it():
+def test_snappy_uses_snappy_java_framing():
     converted = down_convert(batch([A, B], codec=SNAPPY), 1)
     assert converted[34:50] == b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
-def test_log_append_time_is_every_records_timestamp_and_type(codec):
+def test_log_append_time_applies_to_every_record(codec):
     converted = down_convert(batch([A, B], codec=codec, append_time=5000), 1)
     assert read_with_kafka_python(converted) == expected([A, B], 1, append_time=5000)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [NONE, GZIP])
-def test_a_control_batch_is_nothing(magic, codec):
+def test_control_batch_converts_to_nothing(magic, codec):
     marker = Sample(3, 1000, b"\0\0\0\1", b"\0\0\0\0\0\0")
     assert (
         down_convert(batch([marker], codec=codec, attributes=0x30, producer=(4, 0, -1)), magic)
@@ -113,35 +113,35 @@ def test_a_control_batch_is_nothing(magic, codec):
     )
 
 
-def test_a_batch_that_compaction_emptied_is_nothing():
+def test_batch_emptied_by_compaction_converts_to_nothing():
     assert down_convert(batch([], base_offset=4, last_offset=9), 1) == b""
 
 
-def test_a_transactional_batch_loses_its_producer():
+def test_transactional_batch_loses_producer():
     converted = down_convert(batch([A, B], attributes=0x10, producer=(9, 1, 5)), 1)
     assert converted == down_convert(batch([A, B]), 1)
 
 
 @pytest.mark.parametrize(("stored", "magic"), [(0, 0), (0, 1), (1, 1)])
-def test_what_is_old_enough_stays_as_it_is(stored, magic):
+def test_old_enough_unit_is_unchanged(stored, magic):
     payload = message_set([A, B], magic=stored)
     assert down_convert(payload, magic) == payload
 
 
-def test_magic_1_loses_its_timestamps_in_magic_0():
+def test_magic_0_has_no_timestamps_of_magic_1():
     assert down_convert(message_set([A, B], magic=1, attributes=8), 0) == message_set(
         [A, B], magic=0
     )
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-def test_a_magic_1_wrapper_becomes_a_magic_0_wrapper_of_the_same_codec(codec):
+def test_magic_1_wrapper_becomes_magic_0_wrapper_of_same_codec(codec):
     converted = down_convert(wrapper([A, B], codec, magic=1), 0)
     assert (converted[16], converted[17]) == (0, codec)
     assert read_with_kafka_python(converted) == expected([A, B], 0)
 
 
-def test_wrappers_and_plain_messages_of_one_set_stay_in_order():
+def test_wrappers_and_plain_messages_keep_their_order():
     plain, later = Sample(3, 1, b"p", b"q"), Sample(12, 2, None, b"z")
     stored = (
         message_set([plain], magic=1)
@@ -153,7 +153,7 @@ def test_wrappers_and_plain_messages_of_one_set_stay_in_order():
 
 @prop
 @given(samples(), codecs, magics, st.none() | st.integers(min_value=0, max_value=2**42))
-def test_peers_read_the_same_records_from_a_converted_batch(found, codec, magic, append_time):
+def test_other_libraries_read_same_records_from_converted_batch(found, codec, magic, append_time):
     converted = down_convert(batch(found, codec=codec, append_time=append_time), magic)
     assert read_with_kafka_python(converted) == expected(found, magic, append_time)
     if not (magic == 0 and codec == LZ4):
@@ -166,14 +166,14 @@ def test_peers_read_the_same_records_from_a_converted_batch(found, codec, magic,
 
 @prop
 @given(samples(), legacy_codecs)
-def test_peers_read_the_same_records_from_a_converted_message_set(found, codec):
+def test_other_libraries_read_same_records_from_converted_message_set(found, codec):
     stored = wrapper(found, codec, magic=1) if codec else message_set(found, magic=1)
     converted = down_convert(stored, 0)
     assert read_with_kafka_python(converted) == expected(found, 0)
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_batches_of_aiokafkas_producer_convert(codec):
+def test_aiokafka_producer_batches_convert(codec):
     builder = DefaultRecordBatchBuilder(2, codec, 0, -1, -1, -1, 1 << 20)
     for offset in range(50):
         builder.append(offset, 1000 - offset, b"key", b"value" * offset, [("h", b"1")])
@@ -182,7 +182,7 @@ def test_batches_of_aiokafkas_producer_convert(codec):
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_batches_of_kafka_pythons_producer_convert(codec):
+def test_kafka_python_producer_batches_convert(codec):
     builder = KafkaPythonBuilder(2, codec, False, -1, -1, -1, 1 << 20)
     for offset in range(50):
         builder.append(offset, 1000 - offset, b"key", b"value" * offset, [("h", b"1")])
@@ -242,23 +242,23 @@ def with_content(content, count=1, **fields):
     ],
 )
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_corrupt_unit_is_refused(payload, magic):
+def test_corrupt_unit_is_rejected(payload, magic):
     with pytest.raises(CorruptRecords):
         down_convert(payload, magic)
 
 
-def test_an_unknown_codec_is_refused():
+def test_unknown_codec_is_rejected():
     with pytest.raises(UnsupportedCodec):
         down_convert(batch([A], attributes=5), 1)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
-def test_a_bomb_is_refused(codec):
+def test_bomb_is_rejected(codec):
     bomb = batch([Sample(0, 0, None, b"\0" * 1_000_000)], codec=codec)
     with pytest.raises(RecordsTooLarge):
         down_convert(bomb, 1, max_decompressed_bytes=100_000)
 
 
-def test_no_other_magic_is_converted_to():
+def test_other_target_magic_is_rejected():
     with pytest.raises(ValueError, match="magic 2"):
         down_convert(batch([A]), 2)

@@ -36,7 +36,7 @@ def only(*offsets):
     return lambda offset, key, is_tombstone: offset in offsets
 
 
-def test_the_filter_sees_offset_key_and_whether_it_is_a_tombstone():
+def test_filter_receives_offset_key_and_tombstone_flag():
     seen = []
     for payload in (
         batch([A, B, C]),
@@ -48,7 +48,7 @@ def test_the_filter_sees_offset_key_and_whether_it_is_a_tombstone():
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
-def test_a_batch_keeps_its_offset_range_and_its_producer(codec):
+def test_batch_keeps_offset_range_and_producer(codec):
     filtered = filter_records(batch([A, B, C], codec=codec, producer=(5, 1, 20)), only(9))
     base_offset, last_delta = unpack_from(">q", filtered)[0], unpack_from(">i", filtered, 23)[0]
     assert (base_offset, base_offset + last_delta) == (7, 10)
@@ -56,14 +56,14 @@ def test_a_batch_keeps_its_offset_range_and_its_producer(codec):
     assert read_with_kafka_python(filtered) == [(9, 990, 0, b"b", None, ())]
 
 
-def test_the_greatest_timestamp_is_that_of_what_is_left():
+def test_max_timestamp_is_that_of_kept_records():
     assert unpack_from(">q", filter_records(batch([A, B, C]), only(10)), 35) == (980,)
     assert unpack_from(">q", filter_records(batch([A, B, C], append_time=5000), only(10)), 35) == (
         5000,
     )
 
 
-def test_a_magic_1_wrapper_counts_from_the_first_record_left():
+def test_magic_1_wrapper_offsets_are_relative_to_first_kept_record():
     filtered = filter_records(wrapper([A, B, C], GZIP, magic=1), only(9, 10))
     assert unpack_from(">q", filtered) == (10,)
     assert gzip.decompress(filtered[34:]) == message(0, b"b", None, timestamp=990) + message(
@@ -71,7 +71,7 @@ def test_a_magic_1_wrapper_counts_from_the_first_record_left():
     )
 
 
-def test_wrappers_that_nothing_is_left_of_vanish():
+def test_emptied_wrappers_are_removed():
     payload = (
         message_set([Sample(3, 1, b"p", b"q")], magic=1)
         + wrapper([A, B], GZIP, magic=1)
@@ -92,12 +92,12 @@ def test_wrappers_that_nothing_is_left_of_vanish():
     ],
     ids=["batch", "gzip batch", "messages", "gzip wrapper"],
 )
-def test_all_or_nothing_changes_nothing_or_leaves_nothing(payload):
+def test_keeping_all_changes_nothing_and_keeping_none_leaves_nothing(payload):
     assert filter_records(payload, lambda *_: True) == payload
     assert filter_records(payload, lambda *_: False) is None
 
 
-def test_a_control_batch_stays():
+def test_control_batch_is_kept():
     marker = batch(
         [Sample(3, 1000, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(4, 0, -1)
     )
@@ -106,7 +106,7 @@ def test_a_control_batch_stays():
 
 @prop
 @given(samples(), codecs, st.data())
-def test_peers_read_what_is_left_of_a_batch(found, codec, data):
+def test_other_libraries_read_kept_records_of_batch(found, codec, data):
     left = data.draw(
         st.lists(st.sampled_from(found), unique=True, min_size=1).map(
             lambda some: sorted(some, key=lambda s: s.offset)
@@ -122,7 +122,7 @@ def test_peers_read_what_is_left_of_a_batch(found, codec, data):
 
 @prop
 @given(samples(), magics, legacy_codecs, st.data())
-def test_peers_read_what_is_left_of_a_message_set(found, magic, codec, data):
+def test_other_libraries_read_kept_records_of_message_set(found, magic, codec, data):
     left = data.draw(
         st.lists(st.sampled_from(found), unique=True, min_size=1).map(
             lambda some: sorted(some, key=lambda s: s.offset)
@@ -130,7 +130,7 @@ def test_peers_read_what_is_left_of_a_message_set(found, magic, codec, data):
     )
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
     filtered = filter_records(payload, only(*(s.offset for s in left)))
-    # aiokafka does not read the lz4 frames of magic 0.
+    # aiokafka cannot read lz4 frames of magic 0.
     for read in (
         read_with_kafka_python,
         *([] if (magic, codec) == (0, LZ4) else [read_with_aiokafka]),
@@ -142,7 +142,7 @@ def test_peers_read_what_is_left_of_a_message_set(found, magic, codec, data):
 
 @prop
 @given(samples(), codecs, st.booleans())
-def test_the_keys_of_a_batch_are_those_that_peers_read(found, codec, is_append_time):
+def test_batch_keys_equal_those_of_other_libraries(found, codec, is_append_time):
     payload = batch(found, codec=codec, append_time=5000 if is_append_time else None)
     assert list(record_keys(payload)) == [
         (one[0], one[3], one[4] is None) for one in read_with_kafka_python(payload)
@@ -151,14 +151,14 @@ def test_the_keys_of_a_batch_are_those_that_peers_read(found, codec, is_append_t
 
 @prop
 @given(samples(), magics, legacy_codecs)
-def test_the_keys_of_a_message_set_are_those_that_peers_read(found, magic, codec):
+def test_message_set_keys_equal_those_of_other_libraries(found, magic, codec):
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
     assert list(record_keys(payload)) == [
         (one[0], one[3], one[4] is None) for one in read_with_kafka_python(payload)
     ]
 
 
-def test_markers_are_no_keys():
+def test_control_markers_have_no_keys():
     assert (
         list(
             record_keys(
@@ -174,8 +174,10 @@ def test_markers_are_no_keys():
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
-def test_an_emptied_batch_keeps_offsets_producer_and_greatest_timestamp(codec):
-    """The fields of DefaultRecordBatch.writeEmptyHeader, at their places in the protocol guide."""
+def test_emptied_batch_keeps_offsets_producer_and_max_timestamp(codec):
+    """The fields of DefaultRecordBatch.writeEmptyHeader at their positions in the protocol
+    guide.
+    """
     emptied = empty_batch(batch([A, B, C], codec=codec, producer=(5, 1, 20), attributes=0x10))
     assert len(emptied) == 61
     base_offset, size, _, magic = unpack_from(">qiib", emptied)
@@ -200,7 +202,7 @@ def test_an_emptied_batch_keeps_offsets_producer_and_greatest_timestamp(codec):
         (message_set([C], magic=1) + wrapper([A, B], GZIP, magic=1), 1000),
     ],
 )
-def test_the_newest_timestamp_of_a_unit(payload, timestamp):
+def test_newest_timestamp_of_unit(payload, timestamp):
     assert newest_timestamp(payload) == timestamp
 
 
@@ -212,7 +214,7 @@ def damaged(at, byte):
 
 @prop
 @given(st.binary(max_size=120) | st.builds(damaged, st.integers(0, 200), st.integers(0, 255)))
-def test_garbage_is_refused_in_the_words_of_this_package(payload):
+def test_garbage_raises_records_error(payload):
     for read in (
         lambda: list(record_keys(payload)),
         lambda: filter_records(payload, only(7)),

@@ -1,9 +1,9 @@
-"""The short form of tests/fuzz/records.py; `test_compiled_kernel.py` has its other target."""
+"""Short form of tests/fuzz/records.py; its other target is in `test_compiled_kernel.py`."""
 
 from tests.fuzz.records import main
 
 
-def test_two_seconds_of_mutated_sets_find_nothing(monkeypatch):
+def test_mutated_sets_raise_only_records_errors_for_two_seconds(monkeypatch):
     monkeypatch.setattr(
         "sys.argv", ["records", "--plain", "--seconds", "2", "--target", "entrances"]
     )

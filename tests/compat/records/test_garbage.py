@@ -1,4 +1,6 @@
-"""Foreign bytes are answered or refused with RecordsError: nothing else, no hang, no more memory than the limit."""
+"""Invalid bytes raise RecordsError and nothing else, without hanging or exceeding the memory
+limit.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ ENTRANCES = {
 
 @st.composite
 def mutated(draw) -> bytes:
-    """A valid set with a few bytes changed, a piece cut out, or a piece put in."""
+    """A valid set with some bytes changed, removed or inserted."""
     payload = bytearray(draw(st.sampled_from(VALID)))
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, max(len(payload) - 1, 0)))
@@ -92,6 +94,6 @@ def mutated(draw) -> bytes:
 @pytest.mark.parametrize("entrance", ENTRANCES)
 @prop
 @given(payload=st.binary(max_size=200) | mutated())
-def test_garbage_is_answered_or_refused(entrance, payload):
+def test_garbage_is_converted_or_raises_records_error(entrance, payload):
     with contextlib.suppress(RecordsError):
         ENTRANCES[entrance](payload)

@@ -1,4 +1,4 @@
-"""Which implementation of the inner loops is taken, and what is said where it is not the fast one."""
+"""Selection of the inner loops' implementation, and the reason given if the kernel is not used."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ def told(before="", **environment):
     return done.stdout.strip()
 
 
-def test_the_compiled_ones_are_taken_where_they_are():
+def test_compiled_kernel_is_used_if_available():
     pytest.importorskip("compat.records._kernel", reason="it is not compiled (pip install -e .)")
     assert told() == "cython"
 
 
-def test_the_plain_ones_can_be_asked_for():
+def test_pure_python_can_be_selected():
     assert told(KOPGATE_PURE_PYTHON="1") == "python KOPGATE_PURE_PYTHON is set"
 
 
-def test_without_a_kernel_the_plain_ones_are_taken_and_the_reason_is_told():
+def test_missing_kernel_falls_back_to_pure_python_with_reason():
     assert told("import sys; sys.modules['compat.records._kernel'] = None").startswith(
         "python the compiled kernel is missing"
     )
 
 
-def test_a_kernel_left_over_from_another_version_is_not_taken():
-    left_over = "import sys, types; sys.modules['compat.records._kernel'] = types.ModuleType('compat.records._kernel')"
+def test_kernel_of_other_version_is_not_used():
+    left_over = (
+        "import sys, types; sys.modules['compat.records._kernel'] = "
+        "types.ModuleType('compat.records._kernel')"
+    )
     assert told(left_over).startswith(
-        "python the compiled kernel is not of this version: install again"
+        "python the compiled kernel is from another version: reinstall"
     )

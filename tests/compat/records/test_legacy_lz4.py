@@ -1,4 +1,4 @@
-"""Stored lz4 sets of format 0, for consumers that know nothing of Kafka's historic checksum."""
+"""Stored magic-0 lz4 sets, for consumers that accept only the standard header checksum."""
 
 import contextlib
 
@@ -24,7 +24,9 @@ LIMIT = 1 << 20
 
 
 def a_set(codec=0, count=3):
-    """Messages as kafka-python writes them, compressed by us: its own lz4 needs another package."""
+    """Messages from kafka-python, compressed by the code under test: kafka-python's lz4 needs
+    another package.
+    """
     builder = LegacyRecordBatchBuilder(0, 0, LIMIT)
     for number in range(count):
         builder.append(number, timestamp=None, key=b"k", value=b"v%d" % number * 100)
@@ -42,14 +44,14 @@ def frame_of(payload):
     return payload[value_at(memoryview(payload), 0, len(payload), 0) :]
 
 
-def test_the_frame_can_be_read_by_a_reader_that_checks_it_as_specified():
+def test_frame_is_readable_with_standard_checksum():
     stored = a_set(Codec.LZ4)
     with pytest.raises(RuntimeError):
         lz4.frame.decompress(frame_of(stored))
     assert lz4.frame.decompress(frame_of(fix_lz4_checksums(stored))) == a_set()
 
 
-def test_the_records_and_the_crc_still_hold():
+def test_records_and_crc_stay_valid():
     repaired = fix_lz4_checksums(a_set(Codec.LZ4))
     assert (
         check_message_set(memoryview(bytearray(repaired)), max_decompressed_bytes=LIMIT).count == 3
@@ -57,7 +59,7 @@ def test_the_records_and_the_crc_still_hold():
     assert list(read_records(repaired)) == list(read_records(a_set()))
 
 
-def test_every_message_of_the_set_is_put_right():
+def test_every_message_of_the_set_is_fixed():
     one = a_set(Codec.LZ4)
     both = fix_lz4_checksums(one + one)
     assert both == fix_lz4_checksums(one) * 2
@@ -67,11 +69,11 @@ def test_every_message_of_the_set_is_put_right():
     ("codec", "expected"),
     [(0, False), (Codec.GZIP, False), (Codec.SNAPPY, False), (Codec.LZ4, True)],
 )
-def test_only_lz4_of_format_0_is_in_question(codec, expected):
+def test_only_magic_0_lz4_is_legacy(codec, expected):
     assert has_legacy_lz4(a_set(codec)) is expected
 
 
-def test_what_was_stamped_for_storage_is_in_question():
+def test_set_stamped_for_storage_is_legacy():
     raw = bytearray(a_set(Codec.LZ4))
     stamped = stamp_message_set(
         raw, check_message_set(memoryview(raw), max_decompressed_bytes=LIMIT), 7, None
@@ -79,13 +81,13 @@ def test_what_was_stamped_for_storage_is_in_question():
     assert has_legacy_lz4(stamped)
 
 
-def test_a_message_that_is_cut_short_is_refused():
+def test_truncated_message_is_rejected():
     with pytest.raises(CorruptRecords):
         fix_lz4_checksums(a_set(Codec.LZ4)[:-1])
 
 
 @given(st.binary(max_size=200), st.integers(0, 300), st.binary(max_size=4))
-def test_no_bytes_make_it_fail_otherwise(noise, at, splice):
+def test_any_bytes_are_fixed_or_rejected(noise, at, splice):
     whole = bytearray(a_set(Codec.LZ4))
     whole[at : at + len(splice)] = splice
     for payload in (noise, bytes(whole)):

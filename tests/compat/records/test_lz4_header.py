@@ -14,15 +14,15 @@ from tests.compat.records.building import lz4_frame
         (b"Nobody inspects the spammish repetition", 0xE2293B2F),
     ],
 )
-def test_xxh32_is_that_of_the_reference_library(content, expected):
+def test_xxh32_equals_reference_library(content, expected):
     assert _xxh32(content) == expected
 
 
-def test_a_header_is_read_with_either_checksum_and_repaired():
+def test_header_with_either_checksum_is_read_and_fixed():
     assert read(lz4_frame(b"x")) == read(lz4_frame(b"x", historic=True)) == lz4_frame(b"x")[:7]
 
 
-def test_the_historic_checksum_is_written_and_recognised():
+def test_historic_checksum_is_written_and_detected():
     assert with_historic_checksum(lz4_frame(b"x")) == lz4_frame(b"x", historic=True)
     assert [
         has_historic_checksum(lz4_frame(b"x", historic=historic)) for historic in (False, True)
@@ -39,6 +39,6 @@ def test_the_historic_checksum_is_written_and_recognised():
         b"\x04\x22\x4d\x18\x68\x40\x82",
     ],
 )
-def test_what_is_no_frame_is_refused(frame):
+def test_non_frame_is_rejected(frame):
     with pytest.raises(CorruptRecords):
         read(frame)

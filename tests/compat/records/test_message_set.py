@@ -49,7 +49,7 @@ def stamp(payload, base_offset, log_append_time=None):
     return bytes(stamp_message_set(buffer, check(buffer), base_offset, log_append_time))
 
 
-def test_a_plain_set_is_described():
+def test_plain_set_is_described():
     found = check(message_set([A, B], magic=1))
     assert (found.magic, found.count, found.max_timestamp, found.codec) == (1, 2, 1000, Codec.NONE)
     assert (found.largest, found.has_null_key, found.repack) == (12 + 22 + 1 + 5, True, False)
@@ -59,7 +59,7 @@ def test_magic_0_has_no_timestamps():
     assert check(message_set([A], magic=0)).max_timestamp == -1
 
 
-def test_a_compressed_set_is_described_by_its_inner_records():
+def test_compressed_set_is_described_by_inner_records():
     payload = wrapper([A, Sample(1, 2000, b"j", None)], SNAPPY, magic=1, timestamp=5)
     found = check(payload)
     assert (found.magic, found.count, found.max_timestamp, found.codec) == (
@@ -71,7 +71,7 @@ def test_a_compressed_set_is_described_by_its_inner_records():
     assert (found.largest, found.has_null_key, found.repack) == (len(payload), False, False)
 
 
-def test_an_empty_set_has_no_records():
+def test_empty_set_has_no_records():
     assert check(b"").count == 0
     assert stamp(b"", 5) == b""
 
@@ -85,20 +85,20 @@ def test_plain_messages_are_stamped_in_place(magic):
     )
 
 
-def test_a_right_magic_1_wrapper_is_stamped_in_place_with_the_last_offset():
+def test_valid_magic_1_wrapper_is_stamped_in_place_with_last_offset():
     buffer = bytearray(wrapper([A, B], GZIP, magic=1))
     before = bytes(buffer)
     assert stamp_message_set(buffer, check(buffer), 70, None) is buffer
     assert buffer == pack(">q", 71) + before[8:]
 
 
-def test_a_wrapper_gets_the_greatest_timestamp_of_its_records():
+def test_wrapper_gets_max_timestamp_of_its_records():
     assert stamp(wrapper([A, B], GZIP, magic=1, timestamp=-1), 0) == wrapper(
         [A, B], GZIP, magic=1, timestamp=1000
     )
 
 
-def test_zero_inner_offsets_as_sarama_writes_them_become_relative():
+def test_zero_inner_offsets_from_sarama_become_relative():
     payload = wrapper([A, B, A], GZIP, magic=1, inner_offsets=[0, 0, 0], offset=0)
     assert check(payload).repack
     stamped = stamp(payload, 70)
@@ -108,7 +108,7 @@ def test_zero_inner_offsets_as_sarama_writes_them_become_relative():
     )
 
 
-def test_a_magic_0_wrapper_is_repacked_with_absolute_inner_offsets():
+def test_magic_0_wrapper_is_repacked_with_absolute_inner_offsets():
     payload = wrapper([A, B], GZIP, magic=0)
     assert check(payload).repack
     stamped = stamp(payload, 70)
@@ -118,7 +118,7 @@ def test_a_magic_0_wrapper_is_repacked_with_absolute_inner_offsets():
     )
 
 
-def test_several_wrappers_and_plain_messages_take_consecutive_offsets():
+def test_wrappers_and_plain_messages_get_consecutive_offsets():
     payload = (
         message_set([A], magic=1)
         + wrapper([A, B], GZIP, magic=1, inner_offsets=[0, 0])
@@ -136,21 +136,19 @@ def test_several_wrappers_and_plain_messages_take_consecutive_offsets():
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
-def test_log_append_time_replaces_the_timestamps_of_magic_1(codec):
+def test_log_append_time_replaces_timestamps_of_magic_1(codec):
     payload = wrapper([A, B], codec, magic=1) if codec else message_set([A, B], magic=1)
     found = read_with_kafka_python(stamp(payload, 5, 7777))
     assert [one[:3] for one in found] == [(5, 7777, 1), (6, 7777, 1)]
 
 
-def test_log_append_time_means_nothing_to_magic_0():
+def test_log_append_time_is_ignored_in_magic_0():
     assert stamp(message_set([A], magic=0), 0, 7777) == message_set([A], magic=0)
 
 
 @pytest.mark.parametrize(("magic", "written"), [(0, LZ4_HISTORIC), (1, LZ4_RIGHT)])
 @pytest.mark.parametrize("sent", [False, True], ids=["right", "historic"])
-def test_either_lz4_header_checksum_is_taken_and_the_right_one_for_the_format_is_stored(
-    magic, written, sent
-):
+def test_either_lz4_checksum_is_accepted_and_stored_as_format_requires(magic, written, sent):
     inner = message_set([A, B], magic=magic)
     payload = message(
         1, None, lz4_frame(inner, historic=sent), magic=magic, timestamp=1000, attributes=LZ4
@@ -160,18 +158,17 @@ def test_either_lz4_header_checksum_is_taken_and_the_right_one_for_the_format_is
     assert [one[3:5] for one in read_with_kafka_python(stamped)] == [(b"k", b"first"), (None, None)]
 
 
-def test_another_lz4_header_checksum_is_refused():
+def test_wrong_lz4_header_checksum_is_rejected():
     frame = bytearray(lz4_frame(message_set([A], magic=1)))
     frame[6] ^= 0xFF
     with pytest.raises(CorruptRecords):
         check(message(0, None, bytes(frame), attributes=LZ4))
 
 
-def test_lz4_blocks_that_depend_on_each_other_are_refused():
+def test_dependent_lz4_blocks_are_rejected():
     frame = bytearray(lz4_frame(message_set([A], magic=1)))
-    frame[4:7] = (
-        b"\x40\x40\xc0"  # block independence off, and the checksum for that (reference library)
-    )
+    # block independence off, with the matching checksum (reference library)
+    frame[4:7] = b"\x40\x40\xc0"
     with pytest.raises(InvalidRecords):
         check(message(0, None, bytes(frame), attributes=LZ4))
 
@@ -226,38 +223,38 @@ PLAIN = message(0, b"k", b"v")
         pytest.param(inner_of(inner_of(PLAIN)), InvalidRecords, id="nested"),
     ],
 )
-def test_what_a_broker_must_not_store_is_refused(payload, error):
+def test_invalid_set_is_rejected(payload, error):
     with pytest.raises(error):
         check(payload)
 
 
-def test_a_message_whose_fields_do_not_fill_it_is_refused():
+def test_message_not_filled_by_its_fields_is_rejected():
     body = b"\x01\0" + pack(">q", 5) + field(b"k") + field(b"v") + b"left over"
     with pytest.raises(CorruptRecords):
         check(pack(">qiI", 0, len(body) + 4, zlib.crc32(body)) + body)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-def test_a_bomb_is_refused(codec):
+def test_bomb_is_rejected(codec):
     with pytest.raises(RecordsTooLarge):
         check(inner_of(b"\0" * 3_000_000, codec=codec), limit=1_000_000)
 
 
-def test_the_limit_holds_for_all_wrappers_together():
+def test_limit_applies_to_all_wrappers_together():
     one = wrapper([Sample(0, 0, None, b"x" * 900)], GZIP, magic=1)
     assert check(one * 2, limit=2000).count == 2
     with pytest.raises(RecordsTooLarge):
         check(one * 3, limit=2000)
 
 
-def test_offsets_do_not_run_past_the_last():
+def test_offsets_beyond_63_bits_are_rejected():
     with pytest.raises(InvalidRecords):
         stamp(message_set([A, B], magic=1), 2**63 - 2)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", range(4))
-def test_sets_of_kafka_pythons_producer_are_taken(magic, codec):
+def test_kafka_python_producer_sets_are_accepted(magic, codec):
     builder = LegacyRecordBatchBuilder(magic, codec, 1 << 20)
     for offset in range(20):
         builder.append(offset, 5000 + offset, b"key", b"value" * offset)
@@ -269,7 +266,7 @@ def test_sets_of_kafka_pythons_producer_are_taken(magic, codec):
 
 @prop
 @given(samples(), magics, legacy_codecs, st.integers(0, 2**62), st.none() | st.integers(0, 2**42))
-def test_a_stamped_set_holds_the_same_records_at_consecutive_offsets(
+def test_stamped_set_has_same_records_at_consecutive_offsets(
     found, magic, codec, base_offset, append_time
 ):
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
@@ -287,12 +284,12 @@ def test_a_stamped_set_holds_the_same_records_at_consecutive_offsets(
 
 
 @pytest.mark.parametrize("log_append_time", [None, 5])
-def test_attribute_bits_that_mean_nothing_are_kept(log_append_time):
+def test_unknown_attribute_bits_are_kept(log_append_time):
     stamped = stamp(message(0, b"k", b"v", attributes=0xF0), 0, log_append_time)
     assert stamped[17] == (0xF0 if log_append_time is None else 0xF8)
 
 
-def test_a_set_of_very_many_wrappers_is_refused():
+def test_set_with_too_many_wrappers_is_rejected():
     one = wrapper([A], GZIP, magic=1)
     assert check(one * 1000).count == 1000
     with pytest.raises(InvalidRecords):

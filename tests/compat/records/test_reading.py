@@ -10,14 +10,14 @@ A = Sample(7, 1000, b"k", b"first", ((b"h", b"x"), (b"h", None)))
 B = Sample(9, 990, None, None)
 
 
-def test_a_batch_yields_everything():
+def test_batch_yields_all_fields():
     assert list(read_records(batch([A, B]))) == [
         DecodedRecord(7, 1000, b"k", b"first", ((b"h", b"x"), (b"h", None)), 0),
         DecodedRecord(9, 990, None, None, (), 0),
     ]
 
 
-def test_log_append_time_is_each_records_own():
+def test_log_append_time_applies_to_each_record():
     assert [
         (r.timestamp, r.timestamp_type) for r in read_records(batch([A, B], append_time=5))
     ] == [
@@ -37,13 +37,13 @@ def test_log_append_time_is_each_records_own():
     ] == [(1000, 1), (990, 1)]
 
 
-def test_magic_0_has_neither_timestamp_nor_type():
+def test_magic_0_has_no_timestamp_and_no_type():
     assert list(read_records(message_set([A], magic=0))) == [
         DecodedRecord(7, -1, b"k", b"first", (), -1)
     ]
 
 
-def test_a_wrapper_offset_of_zero_leaves_inner_offsets_as_they_are():
+def test_wrapper_offset_zero_leaves_inner_offsets_unchanged():
     assert [
         r.offset
         for r in read_records(wrapper([A, B], GZIP, magic=1, offset=0, inner_offsets=[0, 1]))
@@ -52,7 +52,7 @@ def test_a_wrapper_offset_of_zero_leaves_inner_offsets_as_they_are():
 
 @prop
 @given(samples(), codecs)
-def test_batches_read_back(found, codec):
+def test_batches_round_trip(found, codec):
     assert [
         (r.offset, r.timestamp, r.key, r.value, r.headers)
         for r in read_records(batch(found, codec=codec))
@@ -61,7 +61,7 @@ def test_batches_read_back(found, codec):
 
 @prop
 @given(samples(), magics, legacy_codecs)
-def test_message_sets_read_back(found, magic, codec):
+def test_message_sets_round_trip(found, magic, codec):
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
     assert [(r.offset, r.timestamp, r.key, r.value) for r in read_records(payload)] == [
         (s.offset, s.timestamp if magic else -1, s.key, s.value) for s in found
@@ -70,7 +70,7 @@ def test_message_sets_read_back(found, magic, codec):
 
 @prop
 @given(samples(), st.integers(0, 3), st.integers(-1, 2**42))
-def test_the_first_record_at_or_after_a_time_is_found(found, shape, timestamp):
+def test_first_record_at_or_after_timestamp_is_found(found, shape, timestamp):
     payload = [
         batch(found),
         batch(found, codec=GZIP),
@@ -81,13 +81,13 @@ def test_the_first_record_at_or_after_a_time_is_found(found, shape, timestamp):
     assert first_at_or_after(payload, timestamp) == expected
 
 
-def test_magic_0_has_nothing_at_or_after_any_time():
+def test_magic_0_has_no_record_at_or_after_a_timestamp():
     assert first_at_or_after(message_set([A], magic=0), -1) is None
 
 
 @prop
 @given(samples(), magics, st.data())
-def test_a_cut_starts_at_the_message_with_the_offset_and_fits_or_is_one_message(found, magic, data):
+def test_cut_starts_at_offset_and_fits_or_is_one_message(found, magic, data):
     payload = message_set(found, magic=magic)
     offset = data.draw(st.integers(found[0].offset, found[-1].offset + 1))
     max_bytes = data.draw(st.integers(0, len(payload) + 10))
@@ -107,26 +107,26 @@ def test_a_cut_starts_at_the_message_with_the_offset_and_fits_or_is_one_message(
         )
 
 
-def test_a_wrapper_is_cut_whole():
+def test_cut_returns_whole_wrapper():
     payload = wrapper([A, B], GZIP, magic=1) + message_set([Sample(10, 0, None, None)], magic=1)
     assert cut(payload, 8, 1) == wrapper([A, B], GZIP, magic=1)
     assert cut(payload, 10, 1) == message_set([Sample(10, 0, None, None)], magic=1)
 
 
 @pytest.mark.parametrize("offset", [0, A.offset, B.offset])
-def test_a_batch_is_returned_whole(offset):
+def test_cut_returns_whole_batch(offset):
     assert cut(batch([A, B]), offset, 1) == batch([A, B])
 
 
-def test_a_batch_that_lies_before_is_not_returned():
+def test_cut_skips_batch_before_offset():
     assert cut(batch([A, B]), B.offset + 1, 100) == b""
 
 
-def test_nothing_is_cut_from_nothing():
+def test_cut_of_empty_input_is_empty():
     assert cut(b"", 5, 100) == b""
 
 
-def test_header_names_need_not_be_utf_8():
+def test_header_names_need_not_be_utf8():
     assert next(read_records(batch([Sample(0, 0, None, None, ((b"\xff", b""),))]))).headers == (
         (b"\xff", b""),
     )

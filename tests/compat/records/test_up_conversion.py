@@ -16,7 +16,7 @@ def test_plain_messages_become_one_batch():
 
 
 def with_epoch(payload, epoch):
-    """The leader epoch lies outside the CRC."""
+    """The CRC does not cover the leader epoch."""
     return payload[:12] + epoch.to_bytes(4, "big", signed=True) + payload[16:]
 
 
@@ -25,7 +25,7 @@ def test_magic_0_has_no_timestamp():
     assert found == [(7, -1, 0, b"k", b"first", ())]
 
 
-def test_a_base_offset_numbers_the_records_whatever_they_bear():
+def test_base_offset_renumbers_records():
     payload = wrapper([A, B, A], GZIP, magic=1, inner_offsets=[0, 0, 0], offset=0) + message_set(
         [B], magic=1
     )
@@ -43,7 +43,7 @@ def test_log_append_time_replaces_all_timestamps():
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
-def test_a_stored_log_append_time_stays(codec):
+def test_stored_log_append_time_is_kept(codec):
     stamped = [Sample(s.offset, 5000, s.key, s.value) for s in (A, B)]
     payload = (
         wrapper([A, B], codec, magic=1, timestamp=5000, append_time=True)
@@ -78,12 +78,12 @@ def test_a_stored_log_append_time_stays(codec):
         ),
     ],
 )
-def test_what_makes_no_batch_is_refused(payload, error):
+def test_invalid_set_is_rejected(payload, error):
     with pytest.raises(error):
         up_convert(payload)
 
 
-def test_a_bomb_is_refused():
+def test_bomb_is_rejected():
     with pytest.raises(RecordsTooLarge):
         up_convert(
             wrapper([Sample(0, 0, None, b"\0" * 1_000_000)], LZ4, magic=1),
@@ -93,7 +93,7 @@ def test_a_bomb_is_refused():
 
 @prop
 @given(samples(), magics, legacy_codecs, st.none() | st.integers(0, 2**62))
-def test_peers_read_the_same_records_from_the_batch(found, magic, codec, base_offset):
+def test_other_libraries_read_same_records_from_batch(found, magic, codec, base_offset):
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
     converted = up_convert(payload, base_offset=base_offset)
     offsets = [s.offset if base_offset is None else base_offset + n for n, s in enumerate(found)]

@@ -1,4 +1,6 @@
-"""Batches converted in one call of the kernel: what comes out is what the ordinary road makes, and all that is odd or wrong is left to that."""
+"""Batches converted in one kernel call: same output as the general path, which handles everything
+unusual or invalid.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,11 @@ LIMIT = 1 << 20
 
 @pytest.fixture(autouse=True)
 def implementation():
-    """The kernel: the plain loops do none of this."""
+    """Uses the kernel only: the plain-Python loops do not implement this."""
 
 
 def framed(content: bytes, frame: bytes, **header) -> bytes:
-    """A batch of `content` whose records come as `frame`, whatever that is."""
+    """A batch of `content` whose records are stored as `frame`."""
     whole = bytearray(batch(content, codec=LZ4, **header)[:61] + frame)
     pack_into(">i", whole, 8, len(whole) - 12)
     pack_into(">I", whole, 17, crc32c.crc32c(bytes(whole[21:])))
@@ -66,7 +68,7 @@ def made(payload: bytes, magic: int = 1, limit: int = LIMIT) -> bytes | None:
 
 
 def inner(message: bytes) -> bytes:
-    """What a wrapper holds."""
+    """The content of a wrapper."""
     return lz4.frame.decompress(message[18 + 8 * message[16] + 8 :])
 
 
@@ -74,7 +76,7 @@ def inner(message: bytes) -> bytes:
 @given(
     samples(), st.sampled_from((NONE, LZ4)), st.integers(0, 1), st.none() | st.integers(0, 2**42)
 )
-def test_it_makes_what_the_ordinary_road_makes(found, codec, magic, append_time):
+def test_output_equals_general_path(found, codec, magic, append_time):
     payload = batch(found, codec=codec, append_time=append_time)
     ours, ordinary = made(payload, magic), convert_single(payload, magic, LIMIT)
     assert ours is not None
@@ -82,7 +84,8 @@ def test_it_makes_what_the_ordinary_road_makes(found, codec, magic, append_time)
     if codec == NONE:
         assert ours == ordinary
     else:
-        # The offset of the last message, then all but size and checksum up to the value's length.
+        # The offset of the last message; then everything except size and checksum, up to the
+        # value's length.
         assert (ours[:8], ours[16 : 22 + 8 * magic]) == (
             ordinary[:8],
             ordinary[16 : 22 + 8 * magic],
@@ -92,7 +95,7 @@ def test_it_makes_what_the_ordinary_road_makes(found, codec, magic, append_time)
 @pytest.mark.parametrize("letters", [b"ab", bytes(range(256))], ids=["shrinks", "does not shrink"])
 @pytest.mark.parametrize(("count", "size"), [(1, 0), (15, 1024), (3, 65_000), (300, 1024)])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_content_of_any_size_comes_out_whole(letters, count, size, magic):
+def test_content_of_any_size_is_complete(letters, count, size, magic):
     found = some(count, size, letters=letters)
     payload = batch(found, codec=LZ4)
     ours = made(payload, magic)
@@ -103,14 +106,14 @@ def test_content_of_any_size_comes_out_whole(letters, count, size, magic):
 
 
 @pytest.mark.parametrize(("magic", "checksum"), [(0, LZ4_HISTORIC), (1, 0x82)])
-def test_each_format_gets_the_header_checksum_that_its_consumers_verify(magic, checksum):
+def test_header_checksum_matches_consumer_format(magic, checksum):
     frame_at = 26 + 8 * magic
     assert made(batch(some(3, 100), codec=LZ4), magic)[frame_at : frame_at + 7] == bytes.fromhex(
         "04224d186040"
     ) + bytes((checksum,))
 
 
-def test_small_records_that_did_not_shrink_are_packed_again_for_what_the_conversion_adds_does():
+def test_uncompressible_records_are_compressed_after_conversion_overhead():
     found = some(200, 12)
     payload = framed(
         found,
@@ -124,7 +127,7 @@ def test_small_records_that_did_not_shrink_are_packed_again_for_what_the_convers
 
 
 @pytest.mark.parametrize("size", [4, 5, 6, 7], ids=["64 KiB", "256 KiB", "1 MiB", "4 MiB"])
-def test_frames_of_every_block_size_are_taken(size):
+def test_all_lz4_block_sizes_are_handled(size):
     found = some(100, 1024, letters=b"abcdefgh")
     frame = lz4.frame.compress(raw(found), block_size=size, block_linked=False, store_size=False)
     assert [one.value for one in read_records(made(framed(found, frame)))] == [
@@ -150,7 +153,7 @@ ODD_FRAMES = {
 
 
 @pytest.mark.parametrize("name", ODD_FRAMES)
-def test_frames_that_kafkas_clients_do_not_write_are_left_to_the_ordinary_road(name):
+def test_frames_unlike_kafka_clients_use_general_path(name):
     found = some(100, 1024)
     payload = framed(found, ODD_FRAMES[name](raw(found)))
     assert made(payload) is None
@@ -160,7 +163,7 @@ def test_frames_that_kafkas_clients_do_not_write_are_left_to_the_ordinary_road(n
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, ZSTD])
-def test_other_codecs_are_left_to_the_ordinary_road(codec):
+def test_other_codecs_use_general_path(codec):
     assert made(batch(some(3, 10), codec=codec)) is None
 
 
@@ -194,11 +197,11 @@ def test_other_codecs_are_left_to_the_ordinary_road(codec):
     ],
 )
 @pytest.mark.parametrize("magic", [0, 1])
-def test_whatever_is_wrong_or_not_a_batch_is_left_to_the_ordinary_road(payload, magic):
+def test_invalid_input_uses_general_path(payload, magic):
     assert made(payload, magic) is None
 
 
-def test_the_limit_is_exact():
+def test_limit_is_exact():
     found = some(100, 1024)
     size = len(raw(found))
     assert made(batch(found, codec=LZ4), limit=size) is not None
@@ -206,12 +209,12 @@ def test_the_limit_is_exact():
     assert made(batch(found), limit=1) is not None
 
 
-def test_a_bomb_is_left_alone():
+def test_bomb_is_not_decompressed():
     found = [Sample(0, 0, None, bytes(50 << 20))]
     assert made(batch(found, codec=LZ4)) is None
 
 
-def test_many_units_come_back_in_their_order_each_by_its_own_road():
+def test_many_units_return_in_order():
     units = [
         batch(some(15, 1024, seed=n), codec=codec)
         for n, codec in enumerate((NONE, LZ4, GZIP, LZ4, NONE) * 20)
@@ -227,8 +230,8 @@ def test_many_units_come_back_in_their_order_each_by_its_own_road():
         ]
 
 
-def test_no_buffer_stays_exported():
-    """A bytearray that is still exported cannot be resized."""
+def test_buffers_are_released():
+    """A bytearray with an exported buffer cannot be resized."""
     units = [bytearray(batch(some(3, 10), codec=LZ4)), bytearray(b"junk")]
     kernel.down_all(units, 1, LIMIT)
     with pytest.raises(TypeError):

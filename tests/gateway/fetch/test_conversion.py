@@ -186,7 +186,7 @@ def test_of_an_entry_that_cannot_be_read_the_log_is_told_once(threads, caplog, c
         "partition": 0,
         "first_offset": 3,
         "last_offset": 5,
-        "reason": "the checksum of the record batch does not match",
+        "reason": "record batch checksum does not match",
     }
 
 
