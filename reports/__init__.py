@@ -1,4 +1,5 @@
-"""Spark jobs over the traffic log: who still speaks old Kafka, what a target would refuse, and what conversions cost.
+"""Spark jobs over the traffic log: old clients, readiness for a target, and conversion costs.
 
-`ingest` turns log files into tables; everything after it is functions from DataFrame to DataFrame. Rows never pass through Python.
+`ingest` turns log files into tables; the later steps are functions from DataFrame to DataFrame.
+Rows are never processed in Python.
 """

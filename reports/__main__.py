@@ -1,6 +1,9 @@
-"""For spark-submit, where the session is the cluster's: `spark-submit "$(python -m reports.places)" --logs DIR --out DIR`.
+"""Report for spark-submit, on the cluster's session.
 
-On one machine `kopgate report` does the same. The folders are on a file system that the driver and the workers see in the same place.
+  spark-submit "$(python -m reports.places)" --logs DIR --out DIR
+
+`kopgate report` does the same on one machine. The folders must be on a file system that the driver
+and the workers see under the same path.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from reports.spark_session import open_session
 
 
 def main() -> int:
-    """Exit codes: 0 ready, 3 not ready, 1 it did not work."""
+    """Exit codes: 0 ready, 3 not ready, 1 failed."""
     parser = argparse.ArgumentParser(prog="reports", description=__doc__)
     parser.add_argument("--logs", type=argument)
     parser.add_argument("--out", type=argument, required=True)

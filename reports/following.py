@@ -1,9 +1,10 @@
-"""Keeps the tables fresh from the topic of the traffic log: Spark's Kafka source reads it through the gateway.
+"""Ingests the traffic log's topic continuously, with Spark's Kafka source and through the gateway.
 
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1 "$(python -m reports.places following)" \\
         --bootstrap-servers gateway:9092 --out DIR
 
-The tables are those of `kopgate report --out DIR`, and rows are in them once, whether they come from files, from the topic or from both.
+The tables are those of `kopgate report --out DIR`. Each row is in them once, whether it comes from
+files, from the topic or from both.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from reports.spark_session import open_session
 
 TOPIC = "__kopgate_traffic"
 INTERVAL_SECONDS = 600
-"""Seconds from batch to batch: each is a folder of its own, and a month of these is some thousands."""
+"""Seconds between batches. Each batch is a folder; a month has some thousands."""
 MAX_ROWS_PER_BATCH = 2_000_000
-"""Rows in a batch."""
 
 
 def follow(
     spark: SparkSession, tables: Tables, options: dict[str, str], every: float | None
 ) -> None:
-    """Takes what is in the topic, every so many seconds until it is stopped, or once. `options` are those of the Kafka source. Raises TablesError.
+    """Ingest the topic every `every` seconds until stopped, or once. Raises TablesError.
 
-    Each batch is noted under the name that Spark gives it, with its rows; a batch that Spark repeats because it was killed before it wrote that down
-    is known by it. Where Spark's own notes are lost it begins anew, and each row is compared with those that are there.
+    `options` are those of Spark's Kafka source. Each batch is committed with the name that Spark
+    gives it, so that a batch repeated after a crash is recognized. If Spark's checkpoint is lost,
+    reading starts over and each row is compared with the existing ones.
     """
     place = tables.folder / "following"
 
@@ -46,7 +47,7 @@ def follow(
         ingest_batch(lines, tables, f"{_query(place)}/{number}", datetime.now(UTC))
 
     with translate_errors(tables.folder):
-        # What the topic has no more is a gap in the numbers of its rows, and reported as that.
+        # Rows deleted from the topic are gaps in the row numbers and are reported as missing lines.
         source = (
             spark.readStream.format("kafka")
             .option("subscribe", TOPIC)
@@ -68,7 +69,9 @@ def follow(
 
 
 def ingest_batch(lines: DataFrame, tables: Tables, source: str, now: datetime) -> IngestResult:
-    """`lines` has `value` and the record's `timestamp`. Whoever makes a report from the tables is waited for."""
+    """Ingest `lines`, with columns `value` and the record's `timestamp`. Waits for a running
+    report.
+    """
     with translate_errors(tables.folder), tables.locked(waits=True):
         ingester = Ingester(lines.sparkSession, tables, now)
         if any(batch.source == source for batch in ingester.batches):
@@ -79,13 +82,17 @@ def ingest_batch(lines: DataFrame, tables: Tables, source: str, now: datetime) -
 
 
 def _query(place: Path) -> str:
-    """The name that Spark gave to this following of the topic, and keeps as long as the folder is there."""
+    """The id of the streaming query, kept in its checkpoint folder."""
     name: str = json.loads((place / "metadata").read_text("utf-8"))["id"]
     return name
 
 
 def _options(file: Path | None) -> dict[str, str]:
-    """From a file as Kafka's clients have it: `security.protocol=SASL_SSL`. Secrets have no place on a command line. Raises ValueError, OSError."""
+    """Read Kafka client properties (`security.protocol=SASL_SSL`) from a file, since they contain
+    secrets.
+
+    Raises ValueError and OSError.
+    """
     options = {}
     for line in file.read_text("utf-8").splitlines() if file else []:
         name, sign, value = line.partition("=")
@@ -105,7 +112,7 @@ def _missing_package_hint(error: BaseException) -> str | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 it was to be done once and is, 1 it did not work."""
+    """Exit codes: 0 done (with --once), 1 failed."""
     parser = argparse.ArgumentParser(
         prog="reports.following",
         description=__doc__,

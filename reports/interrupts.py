@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: whoever works is interrupted once, when it can be, and ends in order."""
+"""Ctrl-C and SIGTERM: interrupts the running work once, at a safe point."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """Somebody wants this to end. Like KeyboardInterrupt it passes by whatever bears with errors."""
+    """The process was asked to stop. Like KeyboardInterrupt, it passes `except Exception`."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
-        """As shells have it: 130 for Ctrl-C."""
+        """128 plus the signal number, as in shells: 130 for Ctrl-C."""
 
 
 def _without_interrupts(
     hook: Callable[[sys.UnraisableHookArgs], object],
 ) -> Callable[[sys.UnraisableHookArgs], object]:
-    """`hook`, but not of Stopped. That may be raised in a finalizer (py4j has one for each object of Java's), where nobody can catch it and Python prints
-    it. What Signals did first ends the work then, and `received` says why."""
+    """Wrap `hook` to ignore Interrupted.
+
+    It may be raised in a finalizer (py4j has one per Java object), where it cannot be caught and
+    Python prints it. The work then ends because of `before_interrupt`, and `received` has the
+    signal.
+    """
 
     def report(unraisable: sys.UnraisableHookArgs) -> None:
         if not isinstance(unraisable.exc_value, Interrupted):
@@ -35,12 +39,15 @@ def _without_interrupts(
 
 
 class SignalHandler:
-    """While `installed`, the first signal raises Stopped, and those after it do nothing; what was ignored before stays so."""
+    """While `installed`, the first signal raises Interrupted and later ones are ignored.
+
+    Signals that were ignored before stay ignored.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
         self.before_interrupt: Callable[[], None] = lambda: None
-        """Is done before Stopped is raised: what must not go on while others clean up."""
+        """Called before Interrupted is raised, to stop what must not continue during cleanup."""
         self._previous: dict[int, Any] = {}
         self._is_deferred = False
 
@@ -57,13 +64,13 @@ class SignalHandler:
                 signal.signal(number, handler)
 
     def reinstall(self) -> None:
-        """Once more, where somebody else has put himself in between."""
+        """Install the handlers again after other code has replaced them."""
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_IGN if handler == signal.SIG_IGN else self._handle)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """For a step that is to be done whole: a first signal waits for its end, and a second one does not."""
+        """Defers the first signal until the end of the block; a second signal is not deferred."""
         self._is_deferred = True
         try:
             yield

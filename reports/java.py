@@ -1,4 +1,4 @@
-"""The Java that Spark runs in, where a command starts it: what it says is passed on line by line, without what is no news, and it ends with the command."""
+"""Spark's Java process: starts it, forwards its output line by line without noise, and stops it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ IGNORED_LINES = re.compile(
     r'|Setting default log level to "[A-Z]+"\.$'
     r"|To adjust logging level use sc\.setLogLevel\(newLevel\)\."
 )
-"""Lines that Java and Spark write at each start, whatever the level of the log."""
+"""Lines that Java and Spark write at every start, whatever the log level."""
 PY4J_ECHOES = ("Exception while sending command.", "KeyboardInterrupt while sending command.")
-"""What py4j writes to the root of the log: it raises the same, but for its thread that lets go of objects, which may do so while Java ends."""
+"""Errors that py4j logs to the root logger and also raises.
+
+Its finalizer thread does not raise them; it may run while Java is being stopped.
+"""
 TERMINATE_SECONDS = 5.0
-"""For its shutdown hooks, which remove its temporary files; then it is killed."""
+"""Time for Java's shutdown hooks, which remove temporary files, before it is killed."""
 DRAIN_SECONDS = 5.0
 
 
 def silence_py4j() -> None:
-    """Py4j writes what it raises to the log as well, under its own name and under none."""
+    """Suppress py4j's logging of errors, under its own logger and the root logger."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     logging.getLogger().addFilter(_is_not_echo)
 
@@ -39,7 +42,11 @@ def _is_not_echo(record: logging.LogRecord) -> bool:
 
 
 class JavaProcess:
-    """One process. `say` is told each line that it writes, from a thread; `deferred` is around its start, which is not to be interrupted half-way."""
+    """One Java process.
+
+    `say` is called with each output line, in a thread. `deferred` wraps the start, which must not
+    be interrupted halfway.
+    """
 
     def __init__(
         self,
@@ -53,7 +60,7 @@ class JavaProcess:
         self._is_stopped = False
 
     def launch(self, conf: SparkConf) -> Any:
-        """Gives the gateway to it, for SparkContext."""
+        """Start Java and return the gateway to it, for SparkContext."""
         silence_py4j()
         reading, writing = os.pipe()
         self._reader = threading.Thread(
@@ -69,7 +76,9 @@ class JavaProcess:
         return gateway
 
     def stop(self) -> None:
-        """It is gone when this returns; whoever still asks it for something gets an error. What it says of its end is no news."""
+        """Stop Java and wait for its end. Later calls to it raise errors; its last output is
+        discarded.
+        """
         self._is_stopped = self._process is not None
         if self._process is not None:
             self._process.terminate()

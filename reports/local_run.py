@@ -1,4 +1,4 @@
-"""A report by a command on this machine: Java is started for it and ends with it, whichever way that is."""
+"""A report on this machine: Java is started for it and always stopped with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reports.spark_session import open_session
 
 
 class ProgressDisplay(Protocol):
-    """Where a person sees how far it is."""
+    """Shows the progress to a person."""
 
     def __call__(self, step: str, part: float) -> None: ...
 
@@ -28,23 +28,24 @@ def run_local_report(
     progress: ProgressDisplay,
     signals: SignalHandler,
 ) -> dict[str, Any]:
-    """The summary. Raises TablesError where nothing can be said, and Stopped."""
+    """Return the summary. Raises TablesError if there is no result, and Interrupted."""
     java = JavaProcess(progress.print_above, signals.deferred)
-    # First Java: it would write on while others clean up after it.
+    # Java is stopped first; it would continue to write during cleanup.
     signals.before_interrupt = java.stop
     try:
         with translate_errors(order.out):
             session = open_session(master, memory, java.launch)
-        # Spark has put a handler of its own in between, which asks Java to stop what it is at, and waits for it.
+        # Spark installs its own SIGINT handler, which asks Java to cancel its jobs and waits for
+        # it.
         signals.reinstall()
         return run(session, order, datetime.now(UTC), progress)
     except Exception:
         if signals.received is not None:
-            # Whoever asked Java for something while it ended.
+            # A call to Java failed because it was being stopped.
             raise Interrupted(signals.received) from None
         raise
     except KeyboardInterrupt:
-        # By that handler, before it was replaced.
+        # Raised by Spark's handler, before it was replaced.
         raise Interrupted(signal.SIGINT) from None
     finally:
         java.stop()

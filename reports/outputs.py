@@ -1,4 +1,7 @@
-"""The folder that a report goes to: each table as Parquet and CSV, and the summary. A file there is a whole one, old or new."""
+"""The output folder of a report: each table as Parquet and CSV, and the summary.
+
+Every file in it is complete, either old or new.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType, TimestampType
 
 FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"
-"""What a spreadsheet would take for a formula, and a client may call itself: it gets a `'` before it. The Parquet has it as it is."""
+"""Start of a text that a spreadsheet would run as a formula; clients can choose such names.
+
+The CSV gets a `'` before it; the Parquet file has the original.
+"""
 TIMES = "yyyy-MM-dd'T'HH:mm:ss'Z'"
 
 
 class Outputs:
-    """Tables are read back from their Parquet: what is in the CSV and the summary is what lies there, and is computed once."""
+    """Tables are read back from their Parquet, so that CSV and summary have the same data, computed
+    once.
+    """
 
     def __init__(self, folder: Path, spark: SparkSession) -> None:
         self._folder = folder
@@ -29,7 +37,7 @@ class Outputs:
         self._new.mkdir(parents=True)
 
     def table(self, name: str, rows: DataFrame, order: Sequence[Column]) -> DataFrame:
-        """Writes `NAME/` and `NAME.csv`, the latter in `order`; gives the table."""
+        """Write `NAME/` and `NAME.csv` (sorted by `order`) and return the table."""
         path = self._new / name
         rows.write.mode("overwrite").parquet(str(path))
         place = self._folder / name
@@ -48,12 +56,12 @@ class Outputs:
         path.replace(self._folder / name)
 
     def summary(self, summary: dict[str, Any]) -> None:
-        """The last of all: who finds it new finds the rest new."""
+        """Written last: if the summary is new, all other files are."""
         self.text("summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
         self.discard()
 
     def discard(self) -> None:
-        """What was not finished."""
+        """Remove unfinished files."""
         shutil.rmtree(self._new, ignore_errors=True)
 
     def _csv(self, name: str, head: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
@@ -66,7 +74,7 @@ class Outputs:
 
 
 def _as_text(name: str, kind: DataType) -> Column:
-    """Lists and structures are JSON; times are of UTC."""
+    """Arrays and structures become JSON; times are UTC."""
     match kind:
         case ArrayType() | MapType() | StructType():
             return F.to_json(name).alias(name)

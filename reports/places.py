@@ -1,4 +1,7 @@
-"""Where logs and reports lie; and as a command, where the files are that spark-submit is told to run: `python -m reports.places [following]`."""
+"""Folders of logs and reports.
+
+As a command, prints the file to run with spark-submit: `python -m reports.places [following]`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]*:/")
 
 
 def folder(text: str) -> Path:
-    """Raises ValueError for the address of an object store: what is noted, locked and put into place needs a file system that this machine sees."""
+    """Convert to a Path. Raises ValueError for an object store URL: locks and renames need a local
+    file system.
+    """
     if ADDRESS.match(text):
         raise ValueError(
             f"{text} is no folder of this machine: logs and reports lie on a file system that the driver and the workers see in the same place (NFS, CephFS, "

@@ -1,4 +1,4 @@
-"""What can be told before Spark is started, which takes a while."""
+"""Checks made before Spark is started, which takes a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING = "there is nothing of a traffic log in {place}: --logs is the folder th
 
 
 def check_folders_apart(logs: Path, out: Path) -> None:
-    """Raises TablesError where the report would lie among the logs."""
+    """Raise TablesError if the report would be written into the log folder."""
     if out.resolve() == logs.resolve() or logs.resolve() in out.resolve().parents:
         raise TablesError(
             f"{out} is in {logs}; reports go to a folder of their own: name another one with --out"
@@ -20,7 +20,7 @@ def check_folders_apart(logs: Path, out: Path) -> None:
 
 
 def check_preconditions(logs: Path | None, out: Path) -> None:
-    """Raises TablesError where there is nothing to report, or the report can be put nowhere."""
+    """Raise TablesError if there is nothing to report or the output folder is not writable."""
     if logs:
         check_folders_apart(logs, out)
     try:

@@ -1,4 +1,4 @@
-"""The whole report: new files into tables, tables into answers, answers into files."""
+"""The complete report: ingests new files, analyses the tables and writes the results."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ from reports.preconditions import check_folders_apart
 from reports.spark_errors import translate_errors
 
 DEFAULT_DAYS = 30
-"""How far a report looks back where nobody says: a month has every weekly and monthly job in it."""
+"""Default period: a month contains every weekly and monthly job."""
 SINCE_HINT = "--since looks further back"
 MAX_IN_SUMMARY = 50
-"""Blockers and costs that the summary lists; the tables have all."""
+"""Blockers and costs listed in the summary; the tables have all."""
 STEPS = ("clients", "readiness", "costs", "trend", "summary")
 
 ReportProgress = Callable[[str, float], None]
-"""Is told what is done, and which part of the whole is behind it."""
+"""Called with the current step and the fraction done."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """What is asked for. Without `logs` the tables count as they are. `since` is the first day; without it the last DAYS count."""
+    """Parameters of a report. Without `logs` only the existing tables are used. `since` is the
+    first day.
+    """
 
     logs: Path | None
     out: Path
@@ -60,11 +62,13 @@ def run(
     now: datetime,
     progress: ReportProgress = lambda step, part: None,
 ) -> dict[str, Any]:
-    """Gives the summary, which is also in `summary.json`. Raises TablesError where nothing can be said."""
+    """Return the summary, also written to `summary.json`. Raises TablesError if there is no
+    result.
+    """
     logs, out = order.logs, order.out
     if logs:
         check_folders_apart(logs, out)
-    # The tables stay as they are until all is read.
+    # The lock keeps the tables unchanged until all is read.
     with translate_errors(out), order.tables.locked():
         taken = retry_quarantined(spark, order.tables, now)
         if logs:

@@ -1,4 +1,4 @@
-"""The first day that a report looks at, as it is told on a command line."""
+"""The --since option: the first day of the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 
 
 def day(text: str) -> date:
-    """A day (2026-11-01), or a number of days until today (30d). Raises ValueError."""
+    """Parse a day (2026-11-01) or a number of days before today (30d). Raises ValueError."""
     try:
         if days := re.fullmatch(r"(\d{1,5})d", text):
             return datetime.now(UTC).date() - timedelta(days=int(days[1]))

@@ -1,4 +1,4 @@
-"""What goes wrong, told so that somebody can do something about it."""
+"""Converts disk and Spark errors to TablesError with a remedy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ JAVA_NOT_STARTED = "Java did not start; above is what it says: it must be 17 or 
 JAVA_ENDED = "Java has ended, or was killed; what was taken until now stays taken: if this machine had no memory left, name a smaller --memory; run it again"
 NO_MEMORY = "Java has too little memory; what was taken until now stays taken: give it more (--memory) and run it again"
 MAX_ERROR_CHARS = 500
-"""Characters of what Spark says."""
+"""Length limit of quoted Spark messages."""
 
 
 @contextmanager
 def translate_errors(folder: Path) -> Iterator[None]:
-    """What the disk and Spark raise, as TablesError. `folder` is where they write."""
+    """Raise disk and Spark errors as TablesError. `folder` is where they write."""
     try:
         yield
     except ConnectionError as error:
@@ -35,7 +35,7 @@ def translate_errors(folder: Path) -> Iterator[None]:
 
 
 def is_spark_error(error: Exception) -> bool:
-    """What Java throws comes by py4j, which is imported by nobody but Spark."""
+    """Java exceptions arrive as py4j's, which only Spark imports; so they are checked by name."""
     return isinstance(error, PySparkException) or type(error).__name__ in (
         "Py4JJavaError",
         "Py4JNetworkError",

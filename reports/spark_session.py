@@ -1,4 +1,4 @@
-"""The Spark session: one set of settings for a laptop, a cluster and the tests."""
+"""The Spark session, with the same settings on a laptop, on a cluster and in tests."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from typing import Any
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-#: What the jobs stand on, wherever they run.
+#: Settings that the jobs depend on, in every environment.
 REQUIRED_SETTINGS = {
-    # Days are days of UTC, as in the log's folders.
+    # Days are UTC days, as in the log's folders.
     "spark.sql.session.timeZone": "UTC",
-    # Skewed joins and partitions are split while they run.
+    # Skewed joins and partitions are split at run time.
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.skewJoin.enabled": "true",
-    # 4 and 3.5 differ in what they take by default.
+    # Spark 4 and 3.5 have different defaults.
     "spark.sql.ansi.enabled": "false",
-    # What says that a batch is whole is its note, not a file in the folder.
+    # A batch is complete when it is committed; marker files are not needed.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.sql.parquet.compression.codec": "zstd",
-    # HotSpot never compiles a method of more bytes (it interprets it, row by row), and Spark's default lets such pass. Beyond it Spark makes smaller ones.
+    # HotSpot does not compile longer methods (it interprets them row by row), and Spark's default
+    # allows them. With this limit Spark generates smaller ones.
     "spark.sql.codegen.hugeMethodLimit": "8000",
 }
 
-#: Without it, Java warns on stdout, among the report's lines, when a process of another container that
+#: Otherwise Java warns on stdout, among the report's lines, if a process of another container that
 #: shares /tmp has the same id.
 NO_PERFORMANCE_FILE = "-XX:-UsePerfData"
 _LOG4J = Path(__file__).with_name("log4j2.properties").as_uri()
 
-#: On one machine: no page, no bar of Spark's own, nothing on the network.
+#: On one machine: no web UI, no Spark progress bar, no network.
 LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -43,23 +44,25 @@ LOCAL_SETTINGS = {
 
 
 Launch = Callable[[SparkConf], Any]
-"""Starts Java and gives the gateway to it."""
+"""Starts Java and returns the gateway to it."""
 
 
 def open_session(
     master: str | None, memory: str | None = None, launch: Launch | None = None, **more: str
 ) -> SparkSession:
-    """`master` is None under spark-submit, which says it. `memory` is the driver's, where this starts it, by `launch` if there is one. `more` has `_`
-    for `.`.
+    """Open the session.
+
+    `master` is None under spark-submit, which sets it. `memory` is the driver's, if it is started
+    here, by `launch` if given. `more` are settings with `_` for `.`.
     """
     settings = {"spark.app.name": "kopgate report", **REQUIRED_SETTINGS}
     if master is not None:
         settings["spark.master"] = master
         if master.startswith("local"):
-            # Else it looks for an address of this machine, and warns of what it finds.
+            # Otherwise Spark searches for the machine's address and warns about it.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             os.environ.setdefault("SPARK_LAUNCHER_OPTS", NO_PERFORMANCE_FILE)
-            # Spark's 200 are for a cluster; here most of the time would go into parts with nothing in them.
+            # Spark's default of 200 partitions is for clusters; here most would be empty.
             settings |= LOCAL_SETTINGS | {
                 "spark.sql.shuffle.partitions": str(max(4, 2 * _cores(master)))
             }
@@ -68,7 +71,7 @@ def open_session(
     settings |= {name.replace("_", "."): value for name, value in more.items()}
     if launch is not None:
         conf = SparkConf().setAll(list(settings.items()))
-        # The session takes the context that is there.
+        # The session uses the existing context.
         SparkContext(conf=conf, gateway=launch(conf))
     builder = SparkSession.builder
     for name, value in settings.items():
@@ -77,7 +80,7 @@ def open_session(
 
 
 def _cores(master: str) -> int:
-    """That `local`, `local[4]` or `local[*]` has."""
+    """Number of cores in `local`, `local[4]` or `local[*]`."""
     match = re.match(r"local\[(\d+|\*)", master)
     if match is None:
         return 1

@@ -1,1 +1,1 @@
-"""What the tables say: activity, identity of clients, readiness for a target, costs and trend."""
+"""Analyses of the tables: activity, client identity, readiness for a target, costs and trend."""

@@ -1,7 +1,7 @@
-"""Who did what: the log's rows summed up by application, day, request version, topic and group.
+"""Traffic summed by application, day, request version, topic and group.
 
-An application is a principal, a client id and an address. Everything else is computed from this table, which is smaller than the log by the minutes
-of a day and the connections of an application.
+An application is a principal, a client id and an address. All later analyses use this table. It is
+smaller than the log because it has no minutes and no connections.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ SUMS = (
     "converted_bytes",
     "conversion_cpu_us",
 )
-"""`bytes_in` and `bytes_out` are of whole requests and replies, `topic_bytes` of the batches of a topic, both ways."""
+"""`bytes_in` and `bytes_out` are those of whole requests and responses; `topic_bytes` those of a
+topic's batches, in both directions.
+"""
 FORMATS = tuple(f"magic_{way}_{magic}" for way in ("in", "out") for magic in MAGICS)
 """Batches by record format, in and out."""
 BARE, ROADLESS = "mechanism = 'GSSAPI'", "road = 'none'"
@@ -44,16 +46,20 @@ CONNECTION_COLUMNS = (
     *REQUEST,
 )
 OPENING_COLUMNS = ("first_requests", "habits")
-"""What a connection says at its end, or once while it stays open, of how it began."""
+"""Describe how a connection started; in the row of its end, or once in a row while it is open."""
 
 
 def activity(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame:
-    """`usage` and `connections` are rows of the period, `who` is what `latest_connection_rows` gives. Columns: date, APPLICATION, listener, SOFTWARE, REQUEST,
-    SUMS, FORMATS, first_seen and last_seen (ms).
+    """Columns: date, APPLICATION, listener, SOFTWARE, REQUEST, SUMS, FORMATS, first_seen and
+    last_seen (ms).
 
-    Rows of a connection that closed or settled and says the highest versions that it sent are in it with no requests: so what it sent is known where
-    usage rows were lost. Who never logged in where it must is no application, but for those who try it by a bare GSSAPI token: theirs are rows without
-    an api key, and all that is known of them is their address.
+    `usage` and `connections` are the rows of the period, `who` is the result of
+    `latest_connection_rows`.
+
+    Rows of closed or settled connections that contain the highest versions sent are added with zero
+    requests, so that the versions are known even if usage rows were lost. Connections that never
+    authenticated although they had to are no applications. Exception: bare GSSAPI tokens give rows
+    without api key, of which only the address is known.
     """
     dated = _with_connection(_by_connection(usage), who)
     dated = dated.unionByName(_with_connection(_from_connection_rows(connections), who))
@@ -64,7 +70,7 @@ def activity(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFr
 
 
 def latest_connection_rows(connections: DataFrame) -> DataFrame:
-    """One row a connection, as its latest row has it: every row repeats what is known so far."""
+    """One row per connection, from its latest row; each row repeats all that is known so far."""
     fields = (
         "listener",
         "peer",
@@ -79,28 +85,31 @@ def latest_connection_rows(connections: DataFrame) -> DataFrame:
     latest = connections.groupBy("connection").agg(
         F.max_by(F.struct(*fields), "sequence").alias("latest")
     )
-    # As it is summed up it lies by connection, and would be joined so; without that Spark may split the part that a connection with most of the log is in.
+    # The aggregation partitions by connection, and the join would too. The hint lets Spark split
+    # the partition of a connection that has most of the log.
     return latest.select(
         "connection", *[F.col(f"latest.{name}").alias(f"its_{name}") for name in fields]
     ).hint("rebalance")
 
 
 def never_logged_in(who: DataFrame) -> DataFrame:
-    """Connections that spoke to a listener with log-in and never got through it, but for those with bare tokens, which are applications."""
+    """Connections to a SASL listener that never authenticated, except bare GSSAPI tokens."""
     return who.filter(
         f"its_protocol like 'SASL%' and its_principal is null and not coalesce(its_{BARE} and its_{ROADLESS}, false)"
     )
 
 
 def bare_tokens(activity: DataFrame) -> DataFrame:
-    """Applications that log in by GSSAPI without a handshake: date, APPLICATION, first_seen, last_seen."""
+    """Applications that use GSSAPI without a handshake: date, APPLICATION, first_seen,
+    last_seen.
+    """
     return activity.filter("api_key is null").select(
         "date", *APPLICATION, "first_seen", "last_seen"
     )
 
 
 def _bare_token_rows(connections: DataFrame) -> DataFrame:
-    """They are refused here, too, so a connection has hardly more than its address."""
+    """The gateway rejects bare tokens, so that little more than the address is known."""
     bare = connections.filter(f"{BARE} and {ROADLESS}")
     who = {
         "principal": F.col("principal"),
@@ -112,7 +121,11 @@ def _bare_token_rows(connections: DataFrame) -> DataFrame:
 
 
 def requests_by_connection(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame:
-    """The versions of requests that each connection sent: connection, APPLICATION, SOFTWARE, BEGINNING, api_key, api_version, requests, bytes, last_seen."""
+    """Request versions by connection.
+
+    Columns: connection, APPLICATION, SOFTWARE, OPENING_COLUMNS, api_key, api_version, requests,
+    bytes, last_seen.
+    """
     keys = (
         "connection",
         "client_id",
@@ -144,13 +157,14 @@ def requests_by_connection(usage: DataFrame, connections: DataFrame, who: DataFr
 
 
 def _by_connection(usage: DataFrame, keys: Sequence[str] = CONNECTION_COLUMNS) -> DataFrame:
-    """First by connection, which needs none of `who`: what is joined then is what is left."""
+    """Aggregate by connection first, without `who`, so that fewer rows are joined."""
     counts = [
         F.col(f"magic_{way}")[magic].alias(f"magic_{way}_{magic}")
         for way in ("in", "out")
         for magic in MAGICS
     ]
-    # A request's bytes are in the row that counts it; a row of a topic has those of the topic's batches.
+    # Rows that count requests have the bytes of whole requests; rows of a topic have those of the
+    # topic's batches.
     is_whole = F.coalesce("requests", F.lit(0)) > 0
     bytes_ = [F.when(is_whole, F.col(name)).alias(name) for name in ("bytes_in", "bytes_out")]
     of_topic = F.coalesce("bytes_in", F.lit(0)) + F.coalesce("bytes_out", F.lit(0))
@@ -164,7 +178,10 @@ def _by_connection(usage: DataFrame, keys: Sequence[str] = CONNECTION_COLUMNS) -
 
 
 def _from_connection_rows(connections: DataFrame) -> DataFrame:
-    """What connections that closed or settled say of themselves. One with several client ids does not say which of them sent what, so each may have."""
+    """Versions from the rows of closed or settled connections.
+
+    With several client ids it is unknown which of them sent a version, so each gets it.
+    """
     ended = connections.filter("event in ('closed', 'settled') and highest is not null")
     by_id = ended.select(
         "date", "connection", F.explode_outer("client_ids").alias("client_id"), "listener", "principal", "peer", *SOFTWARE, "highest",
@@ -183,8 +200,10 @@ def _from_connection_rows(connections: DataFrame) -> DataFrame:
 
 
 def _with_connection(rows: DataFrame, who: DataFrame, more: Sequence[str] = ()) -> DataFrame:
-    """With APPLICATION and the rest from the connection's own row, which was written later and knows more than an early usage row; `more` of that row is
-    added as it is.
+    """Add APPLICATION and other columns from the connection's own row.
+
+    That row was written later and is more complete than an early usage row. Columns in `more` are
+    added unchanged.
     """
     joined = rows.join(who, "connection", "left")
     joined = joined.filter(
@@ -207,7 +226,11 @@ def _sums() -> list[Column]:
 
 
 def _times(since: str) -> list[Column]:
-    """When what a row tells was first and last seen. Where the clock has jumped it is the row's day; what began in a time that cannot be began then."""
+    """first_seen and last_seen of a row.
+
+    If the clock jumped, both are the row's day. An impossible start time is replaced with
+    last_seen.
+    """
     last = F.when(F.col("clock_jumped"), F.unix_millis(F.col("date").cast("timestamp"))).otherwise(
         F.col("at")
     )

@@ -1,4 +1,6 @@
-"""What an application that a target refuses, or serves below its baseline, needs: the lowest version of its library, another setting, or another library."""
+"""What an application needs: the lowest version of its library, another setting, or another
+library.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from reports.analysis.terms import BELOW, REFUSED
 
 
 def baselines(spark: SparkSession, target: MigrationTarget) -> DataFrame:
-    """By library: `supported` and `instead` as in the target, `lowest` with the words for it, and its protocol setting, where it has one."""
+    """By library: `supported` and `instead` of the target, `lowest` with its text, and the protocol
+    setting, if any.
+    """
     rows = []
     for name, row in sorted(target.libraries.items()):
         least = f" (not refused from {row.wire})" if row.wire and row.wire != row.lowest else ""
@@ -34,7 +38,11 @@ def baselines(spark: SparkSession, target: MigrationTarget) -> DataFrame:
 
 
 def needs(target: MigrationTarget) -> Column:
-    """Of rows with a state, a library and its `baselines`, and whether they ask for ApiVersions (`asks`); nothing where the target names no library."""
+    """The advice for a row with a state, a library, its `baselines` and `asks` (whether it sends
+    ApiVersions).
+
+    Empty if the target names no libraries.
+    """
     if not target.libraries:
         return F.lit("")
     version = F.concat_ws(" ", "library", "lowest")
@@ -61,7 +69,7 @@ def needs(target: MigrationTarget) -> Column:
 
 
 def _any_library(target: MigrationTarget) -> str:
-    """Where it is not known which library it is."""
+    """The advice if the library is unknown."""
     each = " or ".join(
         f"{name} {row.lowest}" for name, row in target.libraries.items() if row.lowest
     )
@@ -72,8 +80,11 @@ def _any_library(target: MigrationTarget) -> str:
 
 
 def _upgrade_or_setting(version: Column) -> Column:
-    """A version that is new enough is refused where a setting tells it to speak an older protocol. A library that takes what the broker offers unless it
-    is told otherwise shows by its asking that it is not; what has no such setting needs another look.
+    """The advice for a refused library.
+
+    A version that is new enough is refused if a setting fixes an older protocol. If the library
+    then sends no ApiVersions ("unasked"), a client that sends it has no such setting. Without a
+    protocol setting the cause has to be investigated.
     """
     is_unasked = (
         (F.col("configured") == "unasked") & ~F.col("asks") & F.col("version_high").isNull()

@@ -1,4 +1,4 @@
-"""What the connections of each application did, put together so that the libraries behind it can be told (`compat.fingerprint`)."""
+"""Combines the behaviour of an application's connections for library identification."""
 
 from __future__ import annotations
 
@@ -15,24 +15,29 @@ from reports.analysis.terms import APPLICATION
 from reports.ingest.schema import HABITS
 
 MAX_KEPT = 16
-"""Beginnings, and values of a habit, that are kept of a kind of connection: what does more is no single library."""
+"""Openings, and values per habit, kept for a kind of connection; a single library does not have
+more.
+"""
 MAX_VERSIONS = 256
-"""Requests with their versions that are kept of a connection; a release of a library sends some twenty."""
+"""Request versions kept per connection; a release of a library sends about twenty."""
 MAX_KINDS = 64
-"""Kinds of connections of one application that are looked at, those with most traffic first."""
+"""Kinds of connections analysed per application, those with the most traffic first."""
 
 
 def connection_kinds(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame:
-    """A row for each kind of connection of an application: APPLICATION, SOFTWARE, sent, kind, bytes, requests, connections, last_seen, is_beyond.
+    """One row per kind of connection of an application.
 
-    Connections that sent the same name, and the same requests in the same versions (`sent`), are of one kind. `kind` is a text that `parse_kind` reads, null
-    where the client sent its name. `is_beyond` is true for those without a name beyond MOST_KINDS.
+    Columns: APPLICATION, SOFTWARE, sent, kind, bytes, requests, connections, last_seen, is_beyond.
+
+    Connections with the same name and the same request versions (`sent`) are of one kind. `kind` is
+    JSON for `parse_kind`, null if the client sent its name. `is_beyond` is true for unnamed kinds
+    beyond MAX_KINDS.
     """
     pairs = F.sort_array(F.collect_set(F.struct("api_key", "api_version")))
     each = requests_by_connection(usage, connections, who).groupBy(
         "connection", *APPLICATION, *SOFTWARE
     )
-    # Each row of a connection has the same beginning.
+    # All rows of a connection have the same opening.
     each = each.agg(
         F.slice(pairs, 1, MAX_VERSIONS).alias("sent"),
         *_sums(),
@@ -50,7 +55,7 @@ def connection_kinds(usage: DataFrame, connections: DataFrame, who: DataFrame) -
     )
     kind = F.to_json(F.struct("sent", "openings", *HABITS.fieldNames()))
     rows = rows.withColumn("kind", F.when(F.col("software").isNull(), kind))
-    # Kinds that sent their name are summed up by it later, and do not count here.
+    # Kinds with a name are aggregated by name later and do not count here.
     of_these = Window.partitionBy(*APPLICATION, F.col("kind").isNull())
     place = F.row_number().over(
         of_these.orderBy(F.desc("bytes"), F.desc("connections"), "kind", *SOFTWARE, "sent")
@@ -77,7 +82,7 @@ def parse_kind(kind: str) -> Behaviour:
 
 
 def requests_of(sent: list[dict[str, int]]) -> dict[int, frozenset[int]]:
-    """From pairs of api key and version."""
+    """Versions by api key, from pairs of api key and version."""
     found: dict[int, frozenset[int]] = {}
     for one in sent:
         found[one["api_key"]] = found.get(one["api_key"], frozenset()) | {one["api_version"]}
@@ -102,9 +107,9 @@ def _set_of(name: str) -> Column:
 
 
 def _opening() -> Column:
-    """The first requests by api key, without the log-in, one that follows itself once."""
+    """The first requests by api key, without SASL requests and consecutive repetitions."""
     keys = F.transform("first", lambda request: F.split(request, ":")[0])
-    # What no gateway wrote is no number.
+    # Lines not written by a gateway may contain other text.
     keys = F.filter(
         keys, lambda key: key.rlike("^[0-9]{1,4}$") & ~key.isin([str(key) for key in SASL_REQUESTS])
     )

@@ -1,4 +1,4 @@
-"""Who there is: libraries and versions over time, and which versions of which request each application sends."""
+"""Libraries and versions over time, and the request versions of each application."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ DIMENSIONS = ("principal", "client_id", "topic", "group", "listener")
 
 
 def distribution(activity: DataFrame, applications: DataFrame) -> DataFrame:
-    """By day, and by each value of each dimension: dimension, value, library, version, generation, applications, requests, bytes.
+    """By day and by value of each dimension: dimension, value, library, version, generation,
+    applications, requests, bytes.
 
-    The version is the highest that the library may be of; an application of several libraries is under the one that decides its state. A topic's requests are not known, and its bytes are those of its batches.
+    The version is the highest possible one of the library. An application with several libraries
+    counts for the one that decides its state. Requests of a topic are not known; its bytes are
+    those of its batches.
     """
     named = applications.select(
         *APPLICATION, "library", F.col("version_high").alias("version"), "generation"
@@ -31,7 +34,7 @@ def distribution(activity: DataFrame, applications: DataFrame) -> DataFrame:
             for name, size in sizes.items()
         ]
     )
-    # First by what is counted, so that a row is not made five before it is summed up.
+    # Aggregate before the explode, which creates five rows per row.
     keys = ("date", *APPLICATION, *[name for name in DIMENSIONS if name not in APPLICATION])
     summed = activity.groupBy(*keys).agg(
         *[F.sum(name).alias(name) for name in ("requests", "bytes_in", "bytes_out", "topic_bytes")]
@@ -53,7 +56,7 @@ def distribution(activity: DataFrame, applications: DataFrame) -> DataFrame:
 
 
 def matrix(activity: DataFrame) -> DataFrame:
-    """The versions of each request that each application sends: APPLICATION, api_key, lowest, highest, requests."""
+    """Request versions by application: APPLICATION, api_key, lowest, highest, requests."""
     return (
         activity.filter("api_key is not null")
         .groupBy(*APPLICATION, "api_key")
@@ -66,10 +69,11 @@ def matrix(activity: DataFrame) -> DataFrame:
 
 
 def missing_lines(rows: DataFrame) -> int:
-    """Lines that gateways counted and that are not there: dropped, in files that are damaged or gone, or in quarantine.
+    """Number of lines that gateways numbered but that are not in the tables.
 
-    Each process numbers its lines without a gap, and each number is in the tables once, so counting does. What is before the first or behind the last
-    that is known cannot be missed.
+    They were dropped, quarantined, or are in damaged or deleted files. Each process numbers its
+    lines without gaps and each number is in the tables once. Lines before the first or after the
+    last known number cannot be noticed.
     """
     spans = rows.groupBy(process_of("connection").alias("process")).agg(
         (F.max("sequence") - F.min("sequence") + 1 - F.count("sequence")).alias("gap")

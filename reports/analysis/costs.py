@@ -1,4 +1,6 @@
-"""What stands between old and new: topics and groups that both use, and what converting records between them costs."""
+"""Obstacles to a migration: topics and groups shared by old and new applications, and conversion
+costs.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ PRODUCE, FETCH = 0, 1
 
 
 def bindings(activity: DataFrame, applications: DataFrame) -> DataFrame:
-    """Topics and groups that applications which the target refuses share with others: kind, name, old, new (numbers of applications), old_applications,
-    bytes. They must move together, or something must convert between them.
+    """Topics and groups that refused applications share with others.
+
+    Columns: kind, name, old and new (numbers of applications), old_applications, bytes. These
+    applications must be migrated together, or something must convert between them.
     """
     states = F.broadcast(
         applications.select(*APPLICATION, (F.col("state") == REFUSED).alias("is_old"))
@@ -47,7 +51,9 @@ def bindings(activity: DataFrame, applications: DataFrame) -> DataFrame:
 
 
 def conversions(activity: DataFrame) -> DataFrame:
-    """Whose conversions cost what, by application and topic. It is the reader's side that has the cost where a fetch is converted."""
+    """Conversion costs by application and topic. The cost of a converted fetch is the
+    consumer's.
+    """
     converted = activity.filter("conversions > 0 or converted_records > 0 or conversion_cpu_us > 0")
     return converted.groupBy(*APPLICATION, "topic").agg(
         F.sum(F.when(F.col("api_key") == FETCH, F.col("conversions")).otherwise(F.lit(0))).alias(

@@ -1,4 +1,6 @@
-"""What the reports know of Kafka and its clients: tables of data, each with its source, so that a new target or library is a new file or line."""
+"""Facts about Kafka and its clients, as data with sources: a new target or library is a new file or
+line.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ from compat.fingerprint.table import version_numbers
 PACKAGE = Path(__file__).parent.parent
 TARGETS = PACKAGE / "targets"
 DEFAULT_TARGET = "kafka-4.0"
-"""The strictest of Kafka 4's releases: who is ready for it is ready for the others."""
+"""The strictest Kafka 4 release: applications that are ready for it are ready for the others."""
 NO_VERSION = 1 << 15
-"""As a minimum: no version of that request is served."""
+"""Minimum of a request that is not served in any version."""
 
 
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The lowest version of a library that is supported, and the lowest that the wire does not refuse, where they are known; `instead` is another
-    library, where no version of this one is served.
+    """Version limits of a library.
+
+    `supported` is the lowest supported version and `wire` the lowest version that is not refused,
+    if known. `instead` is a replacement library, if no version of this one is served.
     """
 
     supported: str | None = None
@@ -42,8 +46,9 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _TargetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A target as it is written down: what it has, or what it has beside (or instead of) what the one has that it is `like`. A key that is misspelt is
-    refused: left out, what it says would be served.
+    """Content of a target file: the differences from the target named by `like`, if any.
+
+    Unknown keys are an error: a misspelt key would otherwise mean "served".
     """
 
     title: str
@@ -58,8 +63,11 @@ class _TargetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class MigrationTarget:
-    """What applications are to be moved to. A request is refused below its minimum and above its maximum, which is named only where clients do not ask
-    for it first; a library is unsupported below its baseline.
+    """A target that applications are to be migrated to.
+
+    A request is refused below its minimum and above its maximum. Maximums are set only for requests
+    that clients send without asking for versions first. A library below its baseline is
+    unsupported.
     """
 
     name: str
@@ -76,7 +84,7 @@ def target_names() -> list[str]:
 
 
 def load_target(name: str) -> MigrationTarget:
-    """By the name of its file, or by a path to one of one's own. Raises ValueError for what is neither."""
+    """Load a target by name or from the path of a TOML file. Raises ValueError."""
     path = Path(name) if name.endswith(".toml") else TARGETS / f"{name}.toml"
     if ("/" in name.removesuffix(".toml") and not name.endswith(".toml")) or not path.is_file():
         raise ValueError(
@@ -94,7 +102,7 @@ def load_target(name: str) -> MigrationTarget:
 def _base_target(file: _TargetFile) -> MigrationTarget:
     if file.like is None:
         return MigrationTarget("", "", (), {}, {}, True, {})
-    # Only those that are here, so that no file leads to itself.
+    # Only built-in targets, so that files cannot refer to each other in a loop.
     if file.like not in target_names():
         raise ValueError(f"`like` is one of {', '.join(target_names())}, and not {file.like!r}")
     return load_target(file.like)
@@ -117,12 +125,14 @@ def api_names() -> dict[int, str]:
 
 
 def library_names() -> dict[str, str]:
-    """By the name that a client sends, in lower case."""
+    """Library names by the name that a client sends, in lower case."""
     return {str(sent): str(name) for sent, name in _table("libraries.toml")["names"].items()}
 
 
 def generations() -> list[tuple[int, int, int, str]]:
-    """Rows of api key, version, and the first Kafka release whose client sends it (its number in order, and its name)."""
+    """Rows of api key, version, and the first Kafka release whose client sends it (its index and
+    name).
+    """
     table = _table("generations.toml")
     rows: list[tuple[int, int, int, str]] = []
     for key, highest in table["highest"].items():

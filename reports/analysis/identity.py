@@ -1,7 +1,7 @@
-"""Which libraries an application is: what its connections say of themselves, or else what they did (`compat.fingerprint`).
+"""Identifies the libraries of an application by name, or by behaviour (`compat.fingerprint`).
 
-Applications that share a principal, a client id and an address are one row. Their connections tell them apart: each library and range of versions that
-was seen is a part of the row.
+Applications that share a principal, a client id and an address are one row. Their connections tell
+them apart: each library and version range is a part of the row.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ from reports.analysis.small_tables import small_table
 from reports.analysis.terms import APPLICATION
 
 STATED_CONFIDENCE = 1.0
-"""The confidence in what the client says of itself."""
+"""Confidence of a library that the client states itself."""
 MAX_BEHAVIOURS = 10_000
-"""Different doings that are looked at, those of most applications first; of others the library stays unknown, and the report says of how many. A release of
-a library makes some tens."""
+"""Distinct behaviours that are analysed, those of most applications first.
+
+The library of the others stays unknown and the report says of how many. A release of a library has
+a few tens of behaviours.
+"""
 MAX_NAMES = 50
-"""Libraries with versions that one application's connections are told apart by, those with most traffic first: a client may call itself anything."""
+"""Libraries with version per application, those with the most traffic first; clients can send any
+name.
+"""
 LEFT_OUT = "one of too many kinds of clients to tell its library"
 PART = "part"
-"""What tells the parts of an application from one another, next to APPLICATION."""
+"""Identifies a part of an application, in addition to APPLICATION."""
 
 _VERDICT = (
     "key string, kind string, its_part string, its_library string, its_version_low string, its_version_high string, its_confidence double, "
@@ -42,21 +47,25 @@ _VERDICT = (
 
 
 def identify(kinds: DataFrame) -> DataFrame:
-    """A row for each library and range of versions of an application: APPLICATION, PART, library, version_low, version_high, confidence (0 to 1), evidence,
-    difference, generation, is_left_out, sent, asks, bytes, requests, connections, last_seen. `kinds` is what `behaviours.kinds` gives.
+    """One row per library and version range of an application.
 
-    Where the client sent its name and version (KIP-511), that is it. Else it is told from what it did; where that cannot be, the library is null.
-    `version_high` is null where it may be newer than any that is known. `difference` says what distinguishes a client without a name from the others of
-    the application. `generation` is the Kafka release whose own client is the first to send such requests.
+    Columns: APPLICATION, PART, library, version_low, version_high, confidence (0 to 1), evidence,
+    difference, generation, is_left_out, sent, asks, bytes, requests, connections, last_seen.
+    `kinds` is the result of `connection_kinds`.
+
+    The name and version that a client sends (KIP-511) are used if present. Otherwise the library is
+    determined from behaviour, or null. `version_high` is null if newer versions than the known ones
+    are possible. `difference` describes how a client without a name differs from the application's
+    others. `generation` is the first Kafka release whose client sends such requests.
     """
     named = _named(kinds)
     return _parts(named.unionByName(_unnamed(kinds, named)))
 
 
 def _named(kinds: DataFrame) -> DataFrame:
-    """One row for each library and version by which connections of an application call themselves."""
+    """One row per library and version that connections of an application stated."""
     said = kinds.filter("software is not null").select("*", _library(), _version())
-    # An array of numbers and of texts, both in order: of two names that were last used in the same minute it is always the same one.
+    # Struct order makes the choice deterministic for names last used in the same minute.
     sent = F.concat_ws(" ", *SOFTWARE).alias("name")
     own = said.groupBy(*APPLICATION, "library", "version").agg(
         F.concat(F.lit("calls itself "), F.max(F.struct("last_seen", sent))["name"]).alias(
@@ -102,7 +111,7 @@ def _sums() -> list[Column]:
 
 
 def _unnamed(kinds: DataFrame, named: DataFrame) -> DataFrame:
-    """One row for each kind of connection without a name, with the part that it is of."""
+    """One row per kind of connection without a name, with its part."""
     own = kinds.filter("kind is not null")
     looked_at = own.filter("not is_beyond")
     did = looked_at.groupBy(*APPLICATION).agg(F.sort_array(F.collect_set("kind")).alias("kinds"))
@@ -140,7 +149,7 @@ def _unnamed(kinds: DataFrame, named: DataFrame) -> DataFrame:
 
 
 def _parts(rows: DataFrame) -> DataFrame:
-    """Kinds of connections put together by the part that they are of, with what they send."""
+    """Aggregate kinds of connections by part, with the requests sent."""
     alike = ("confidence", "evidence", "difference", "is_left_out")
     summed = rows.groupBy(*APPLICATION, PART, "library", "version_low", "version_high").agg(
         *[F.max(name).alias(name) for name in alike], *_sums()
@@ -165,7 +174,10 @@ def _splitter() -> Splitter:
 
 
 def _identify_all(did: DataFrame, table: LibraryTable) -> DataFrame:
-    """APPLICATION, kind_key and the part that each kind of connection is of. The doings are few, so they are judged here, and joined back."""
+    """APPLICATION, kind_key and the part of each kind of connection.
+
+    Distinct behaviours are few, so they are identified on the driver and joined back.
+    """
     key = F.md5("behaviour")
     behaviours = (
         did.groupBy("behaviour")
@@ -185,7 +197,7 @@ def _identify_all(did: DataFrame, table: LibraryTable) -> DataFrame:
 def _identify_clients(
     behaviour: str, table: LibraryTable
 ) -> Iterator[tuple[str | float | None, ...]]:
-    """By kind of connection, what its client is."""
+    """Identify the client of each kind of connection."""
     row = json.loads(behaviour)
     texts: list[str] = row["kinds"]
     connections = [parse_kind(text) for text in texts]
@@ -195,7 +207,7 @@ def _identify_clients(
     ]
     client_id_library = row.get("client_id_library")
     clients = _splitter().split(connections, named, client_id_library)
-    # A client with a name has all that its connections sent.
+    # A client with a name includes the requests of all its connections.
     whole = [
         _combine(
             [
@@ -233,12 +245,12 @@ def _identify_clients(
 
 
 def _md5(text: str) -> str:
-    """As Spark's."""
+    """Same as Spark's md5."""
     return hashlib.md5(text.encode("utf-8"), usedforsecurity=False).hexdigest()
 
 
 def _combine(connections: Sequence[Behaviour], client_id_library: str | None) -> Behaviour:
-    """What connections did together."""
+    """The combined behaviour of connections."""
     requests: dict[int, frozenset[int]] = {}
     habits: dict[str, frozenset[str]] = {}
     for one in connections:
@@ -251,7 +263,7 @@ def _combine(connections: Sequence[Behaviour], client_id_library: str | None) ->
 
 
 def _difference(behaviour: Behaviour, others: Sequence[Behaviour]) -> str | None:
-    """What it sends in other versions than the others."""
+    """The requests that this client sends in other versions than the others."""
     if not others:
         return None
     names = api_names()
@@ -268,7 +280,7 @@ def _difference(behaviour: Behaviour, others: Sequence[Behaviour]) -> str | None
 
 
 def _client_id_library(table: LibraryTable) -> Column:
-    """As Table.named_like."""
+    """Column version of LibraryTable.client_id_library."""
     found = F.array_compact(
         F.array(
             *[
@@ -296,12 +308,12 @@ def _version() -> Column:
 
 
 def version_key(version: Column | str) -> Column:
-    """A column with a version like 1.10.2 as an array that sorts as versions do; null where there is none."""
+    """Convert a version like 1.10.2 to an array that sorts correctly; null if there is none."""
     return F.transform(F.split(version, r"\."), lambda part: part.cast("int"))
 
 
 def _requests(parts: DataFrame) -> DataFrame:
-    """What each part sends at most, as a text, and the generation of that."""
+    """By part: the highest request versions as text, and their generation."""
     spark = parts.sparkSession
     names = small_table(spark, sorted(api_names().items()), "api_key int, api string")
     first = small_table(

@@ -1,4 +1,6 @@
-"""What a target would do to each application: refuse it on the wire, serve it although it is below the supported baseline, or serve it."""
+"""The state of each application for a target: refused, below the supported baseline, unknown, or
+fine.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,27 @@ from reports.analysis.small_tables import small_table
 from reports.analysis.terms import APPLICATION, BELOW, FINE, REFUSED, STATES, UNKNOWN
 
 MAX_REASONS = 50
-"""Requests that are named as refused to one application, which may send what it likes; blockers has all."""
+"""Refused requests listed per application; blockers has all of them."""
 MAX_NAMES = 100
-"""Topics, groups and listeners that are listed for an application; how many there are is told in full."""
+"""Topics, groups and listeners listed per application; the counts are complete."""
 NOT_SERVED = "api_version < minimum or api_version > maximum"
 LIBRARY_FIELDS = (
     "library", "version_low", "version_high", "confidence", "share", "state", "reasons", "needs", "evidence", "difference", "generation",
     "connections", "requests", "bytes", "last_seen",
 )  # fmt: skip
-"""What is told of each library of an application. `share` is of the bytes of all its requests and replies, null where there are none."""
+"""Fields of each library of an application.
+
+`share` is its share of the application's bytes, null if there are none.
+"""
 MIN_CONFIDENCE = 0.9
-"""The confidence that a conclusion needs to call somebody fine or below."""
+"""Minimum confidence of a library for the states fine and below."""
 
 
 def findings(activity: DataFrame, bare: DataFrame, target: MigrationTarget) -> DataFrame:
-    """Each thing that the target would refuse: date, APPLICATION, what (as "Produce 2"), why, requests, bytes, first_seen, last_seen."""
+    """Everything that the target refuses.
+
+    Columns: date, APPLICATION, what (as "Produce 2"), why, requests, bytes, first_seen, last_seen.
+    """
     below = activity.join(F.broadcast(_limits(activity.sparkSession, target)), "api_key").filter(
         NOT_SERVED
     )
@@ -50,7 +58,7 @@ def findings(activity: DataFrame, bare: DataFrame, target: MigrationTarget) -> D
 
 
 def blockers(found: DataFrame) -> DataFrame:
-    """`findings` over the whole period, one row for an application and a request."""
+    """`findings` of the whole period, one row per application and request."""
     return found.groupBy(*APPLICATION, "what", "why").agg(
         F.sum("requests").alias("requests"),
         F.sum("bytes").alias("bytes"),
@@ -93,10 +101,10 @@ def _all_reasons() -> Column:
 def applications(
     activity: DataFrame, identity: DataFrame, blocking: DataFrame, target: MigrationTarget
 ) -> DataFrame:
-    """One row an application, with its state for the target, why, and what it needs.
+    """One row per application, with its state for the target, the reasons, and what it needs.
 
-    `libraries` are its parts as `identity` has them, the worst first. The first decides the state, the library and its confidence; `version_low` and
-    `version_high` are of all parts of that library.
+    `libraries` are its parts in `identity`, the worst first. The first decides state, library and
+    confidence; `version_low` and `version_high` cover all parts of that library.
     """
     sums = [F.sum(name).alias(name) for name in (*SUMS, *FORMATS)]
     names = [
@@ -122,7 +130,7 @@ def applications(
         .withColumn("state", _state(target))
         .withColumn("needs", needs(target))
     )
-    # What one part needs is said as it is; of several, each with its name.
+    # With several parts, the advice names each of them.
     rows = rows.withColumn(
         "needs",
         F.coalesce(F.when(F.size("libraries") > 1, F.nullif(_needs_of_each(), F.lit(""))), "needs"),
@@ -143,7 +151,7 @@ def applications(
 def _by_application(
     identity: DataFrame, libraries: DataFrame, target: MigrationTarget
 ) -> DataFrame:
-    """APPLICATION and its libraries: an array, in the order of states and of traffic."""
+    """APPLICATION and an array of its libraries, ordered by state and traffic."""
     limits = F.broadcast(_limits(identity.sparkSession, target))
     sent = (
         identity.select(*APPLICATION, PART, F.explode("sent").alias("pair"))
@@ -178,7 +186,7 @@ def _by_application(
 
 
 def _needs_of_each() -> Column:
-    """Of each part that needs something: which it is, and what it needs."""
+    """The advice for each part that needs something, with the part's description."""
     needy = F.filter("libraries", lambda part: part["needs"] != "")
     return F.array_join(
         F.transform(needy, lambda part: F.concat(_describe_part(part), F.lit(": "), part["needs"])),
@@ -187,7 +195,7 @@ def _needs_of_each() -> Column:
 
 
 def _describe_part(part: Column) -> Column:
-    """As "librdkafka 0.11.0 to 0.11.6"; of a client whose library is not known what it sends."""
+    """For example "librdkafka 0.11.0 to 0.11.6"; for an unknown library, what the client sends."""
     low, high = part["version_low"], part["version_high"]
     versions = (
         F.when(low.isNull() & high.isNull(), F.lit(None))
@@ -207,7 +215,7 @@ def _describe_part(part: Column) -> Column:
 
 
 def _lowest() -> Column:
-    """Of all parts of the library that the row names."""
+    """The lowest version of all parts of the row's library."""
     known = F.filter(
         "libraries",
         lambda part: (part["library"] == F.col("library")) & part["version_low"].isNotNull(),
@@ -222,7 +230,9 @@ def _lowest() -> Column:
 
 
 def _highest() -> Column:
-    """Null where one of them may be newer than any that is known."""
+    """The highest version of all parts of the row's library; null if one of them has no upper
+    end.
+    """
     own = F.filter("libraries", lambda part: part["library"] == F.col("library"))
     pairs = F.transform(
         own,
@@ -236,8 +246,12 @@ def _highest() -> Column:
 
 
 def _state(target: MigrationTarget) -> Column:
-    """Where the target names no baseline, what is served is fine. A range that a baseline lies in is below it where the client itself named its
-    versions, and not known where it was concluded. A conclusion that is not sure enough decides nothing; a range without an end ends above.
+    """The state of a row.
+
+    Without a baseline for the library, served means fine. A version range that contains the
+    baseline is "below" if the client stated its versions, and "unknown" if they were concluded. A
+    conclusion with too little confidence gives "unknown". A range without upper end counts as above
+    the baseline.
     """
     low, high, supported = (
         version_key("version_low"),
@@ -261,7 +275,7 @@ def _state(target: MigrationTarget) -> Column:
 
 
 def state_order() -> Column:
-    """Rows in the order of STATES."""
+    """Sort key in the order of STATES."""
     return F.coalesce(
         *[F.when(F.col("state") == state, F.lit(place)) for place, state in enumerate(STATES)]
     )

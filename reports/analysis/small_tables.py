@@ -1,4 +1,4 @@
-"""Small tables of facts as DataFrames, made where the others are: no Python process takes part."""
+"""Small constant tables as DataFrames, created in the JVM without a Python process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 
 def small_table(spark: SparkSession, rows: Sequence[Sequence[Any]], columns: str) -> DataFrame:
-    """`columns` is as in SQL: "api_key int, api string"."""
+    """`columns` is in SQL syntax: "api_key int, api string"."""
     names = [column.split()[0] for column in columns.split(", ")]
     text = json.dumps([dict(zip(names, row, strict=True)) for row in rows])
     return spark.range(1).select(

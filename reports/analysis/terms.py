@@ -1,13 +1,15 @@
-"""The words that tables, page and answer share."""
+"""Names shared by tables, page and answer."""
 
 from __future__ import annotations
 
 APPLICATION = ("principal", "client_id", "address")
-"""What an application is told by."""
+"""The columns that identify an application."""
 
 REFUSED = "refused"
 BELOW = "below"
 UNKNOWN = "unknown"
 FINE = "fine"
 STATES = (REFUSED, BELOW, UNKNOWN, FINE)
-"""`unknown`: nothing that it sent would be refused, and its library or version is not known well enough; a baseline is one of a library."""
+"""`unknown`: no request would be refused, but library or version is not known well enough to
+compare it with the library's baseline.
+"""

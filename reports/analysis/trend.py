@@ -1,4 +1,4 @@
-"""How it moves: by day who is refused and what conversions cost, and the day on which nobody would be."""
+"""Refused applications and conversion costs by day, and the day without refused applications."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from pyspark.sql import functions as F
 from reports.analysis.terms import APPLICATION
 
 MIN_DAYS = 7
-"""A line through fewer days says more of the days of the week than of the years."""
+"""Fewer days would show weekly variation rather than a trend."""
 MAX_DAYS_AHEAD = 3650
-"""A line that meets zero later than that has no slope."""
+"""A line that reaches zero later than this counts as flat."""
 PACE = "at the pace of these days"
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`reaches_zero` is None where it would not, or where too few days are known to say; `why` tells which."""
+    """`reaches_zero` is None if it is not reached or there are too few days; `why` gives the
+    reason.
+    """
 
     days: int
     per_day: float | None
@@ -29,7 +31,11 @@ class Forecast:
 
 
 def trend(activity: DataFrame, found: DataFrame) -> DataFrame:
-    """A row for each day with traffic: applications, refused_applications, refused_requests, refused_bytes, conversion_cpu_seconds."""
+    """One row per day with traffic.
+
+    Columns: applications, requests, converted_bytes, conversion_cpu_seconds, refused_applications,
+    refused_requests, refused_bytes.
+    """
     who = F.struct(*APPLICATION)
     days = activity.groupBy("date").agg(
         F.countDistinct(who).alias("applications"),
@@ -47,7 +53,9 @@ def trend(activity: DataFrame, found: DataFrame) -> DataFrame:
 
 
 def forecast(days: DataFrame, today: date) -> Forecast:
-    """The line through the refused applications of the days before `today`: where it meets zero. `days` is what `trend` gives."""
+    """Linear regression over the refused applications before `today`. `days` is the result of
+    `trend`.
+    """
     day = F.datediff("date", F.lit(today)).cast("double")
     past = days.filter(F.col("date") < F.lit(today))
     line = (

@@ -1,1 +1,1 @@
-"""Files of the traffic log into tables, each row exactly once."""
+"""Ingests files of the traffic log into tables, each row exactly once."""

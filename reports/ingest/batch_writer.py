@@ -1,4 +1,6 @@
-"""Rows into the folder of a batch, and what lies there then. That no row is there twice is shown by what was written, not by what was to be."""
+"""Writes the rows of a batch and reads back what was written, to verify that no row is there
+twice.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,16 @@ from reports.ingest.row_spans import RowSpan
 from reports.ingest.schema import QUARANTINE, STORED
 
 MAX_PROCESSES = 10_000
-"""Gateways' processes in one batch that is compared, each some hundred bytes in its note: a gateway that starts every ten seconds has as many in a day."""
+"""Gateway processes per compared batch, each about a hundred bytes in its file.
+
+A gateway that restarts every ten seconds reaches this in a day.
+"""
 TOO_MANY_PROCESSES = f"of more than {MAX_PROCESSES} processes at once"
 
 
 @dataclass(slots=True)
 class FileRows:
-    """The rows of one file, as they are in the table. `total` is the sum of their numbers."""
+    """The rows of one file, as found in the table. `total` is the sum of their sequence numbers."""
 
     processes: set[str] = field(default_factory=set)
     first: int = 1 << 62
@@ -47,7 +52,10 @@ class FileRows:
 
     @property
     def is_gapless(self) -> bool:
-        """Each number from the first to the last is there once: so many rows with that sum are no others, but by intent."""
+        """Whether each number from first to last is there once, judged by count and sum.
+
+        Only deliberately constructed rows could have the same count and sum.
+        """
         return (
             self.rows == self.last - self.first + 1
             and 2 * self.total == (self.first + self.last) * self.rows
@@ -56,7 +64,7 @@ class FileRows:
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
-    """`rows` by kind, `quarantined` by reason, `files` by the last part of their names."""
+    """`rows` by kind, `quarantined` by reason, `files` by file name without folder."""
 
     rows: dict[str, int]
     quarantined: dict[str, int]
@@ -68,7 +76,7 @@ class WrittenRows:
 
 
 def write(rows: DataFrame, folder: Path) -> None:
-    # As SQL: the hint of DataFrames takes no columns from Python before Spark 4.
+    # In SQL: before Spark 4 the DataFrame hint takes no columns from Python.
     rebalanced = rows.sparkSession.sql(
         "SELECT /*+ REBALANCE(kind, date) */ * FROM {rows}", rows=rows
     )
@@ -76,7 +84,7 @@ def write(rows: DataFrame, folder: Path) -> None:
 
 
 def read_back(spark: SparkSession, folder: Path) -> WrittenRows:
-    """From what lies there."""
+    """Count the rows in `folder`."""
     which = process_of("connection")
     numbers = [
         F.min("sequence").alias("first"),
@@ -112,11 +120,12 @@ def verify_files(
     examined: Mapping[str, ExaminedFile],
     seen: WrittenRows,
 ) -> tuple[list[RowSpan], list[LogFile]]:
-    """Which rows are there, and the files of which it is not shown that theirs are there once: those whose lines between the first and the last are not
-    as those two say.
+    """Return the spans of the rows, and the files whose rows are not verified to be there once.
+
+    A file is not verified if the lines between its first and last do not match these two.
     """
     named = Counter(file.path.name for file in files)
-    # Spark may write a name in another way than the disk does.
+    # Spark's spelling of a name may differ from that on disk.
     are_all_known = seen.files.keys() <= named.keys()
     spans: list[RowSpan] = []
     unverified: list[LogFile] = []
@@ -144,7 +153,7 @@ def verify_files(
 def _files_with_distinct_rows(
     spark: SparkSession, folder: Path, names: Collection[str]
 ) -> set[str]:
-    """Of these files those that have each of their rows once."""
+    """Those of the files that have no row twice."""
     if not names:
         return set()
     rows = (
@@ -159,7 +168,9 @@ def _files_with_distinct_rows(
 
 
 def new_rows(rows: DataFrame, there: DataFrame | None) -> DataFrame:
-    """Of `rows` (those of the log, and lines for the quarantine) each row of the log once, and none that is `there`."""
+    """`rows` without duplicates and without the rows that are in `there`; quarantine lines are
+    kept.
+    """
     good = (
         rows.filter("problem is null")
         .withColumn("process", process_of("connection"))
@@ -172,7 +183,10 @@ def new_rows(rows: DataFrame, there: DataFrame | None) -> DataFrame:
 
 
 def limit_processes(rows: DataFrame, now: datetime) -> tuple[DataFrame, list[RowSpan]]:
-    """`rows` and their spans. Of too many processes those with the most rows are left; the rows of the others become lines for the quarantine."""
+    """Return `rows` and their spans, limited to the MAX_PROCESSES processes with the most rows.
+
+    Rows of other processes become quarantine lines.
+    """
     spans = spans_of(rows, MAX_PROCESSES + 1)
     if len(spans) <= MAX_PROCESSES:
         return rows, spans
@@ -188,7 +202,7 @@ def limit_processes(rows: DataFrame, now: datetime) -> tuple[DataFrame, list[Row
 
 
 def spans_of(rows: DataFrame, most: int = MAX_PROCESSES) -> list[RowSpan]:
-    """Of the `most` processes with the most rows."""
+    """Spans of the `most` processes with the most rows."""
     good = rows.filter(F.col("sequence").isNotNull()).groupBy(
         process_of("connection").alias("process")
     )
@@ -208,12 +222,11 @@ def read_rows(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def escape_path(path: Path) -> str:
-    """Spark takes a path for a pattern."""
+    """Escape a path, since Spark interprets paths as glob patterns."""
     return "".join(
         f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in str(path.absolute())
     )
 
 
 def sum_counts(*counts: Mapping[str, int]) -> dict[str, int]:
-    """Their sums."""
     return dict(sorted(sum(map(Counter, counts), Counter[str]()).items()))

@@ -1,4 +1,6 @@
-"""What a log file is, before its rows are read: whole or not, its content's hash, and which rows of which process are in it."""
+"""Checks a log file before its rows are read: completeness, content hash, and the rows it
+contains.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,27 @@ from typing import Any
 from reports.ingest.row_spans import RowSpan
 
 CHUNK_BYTES = 1 << 20
-"""Bytes that are held at a time, unpacked."""
+"""Uncompressed bytes held at a time."""
 COMPRESSED_CHUNK_BYTES = 1 << 16
-"""Bytes that are held at a time, packed: what is left of them is copied at the end of each compressed part."""
+"""Compressed bytes held at a time; the rest is copied at the end of each gzip member."""
 MAX_LINE_BYTES = 8 << 20
-"""Bytes: Spark holds a whole line in memory, and a row has some hundreds."""
+"""Spark holds a whole line in memory; a row has some hundred bytes."""
 MAX_UNPACKED_BYTES = 4 << 30
-"""Unpacked; a gateway begins a new file long before."""
+"""Uncompressed size of a file; gateways rotate files long before."""
 MAX_RATIO, RATIO_MIN_BYTES = 200, 64 << 20
-"""How often its own size a file of this many bytes may unpack to. Rows of a log are some 15 times as large as their file."""
+"""Maximum compression ratio, for files that unpack to at least RATIO_MIN_BYTES. Log rows reach
+about 15.
+"""
 MAX_KEPT_LINE_BYTES = 1 << 16
-"""Bytes of a file's first and last line that are looked at; a row has some hundreds."""
+"""Bytes kept of the first and last line of a file; a row has some hundred."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExaminedFile:
-    """`damage` says why nothing may be taken of the file. The hash and the size are of what is in it, compressed or not.
+    """The result of `examine`. Hash and size are those of the uncompressed content.
 
-    `span` is what its first and last line say, where they agree: the lines between them may say otherwise.
+    `damage` is the reason why the file cannot be ingested. `span` is set if the first and last line
+    agree; the lines between may differ.
     """
 
     sha256: str
@@ -41,7 +46,7 @@ class ExaminedFile:
 
 
 def examine(path: Path) -> ExaminedFile:
-    """Reads it once, in pieces; what is wrong with it is in the answer, never an exception."""
+    """Read the file once, in chunks. Problems are returned in the result, never raised."""
     seen = _FileScanner()
     damage = None
     try:
@@ -65,7 +70,7 @@ def examine(path: Path) -> ExaminedFile:
 
 
 def _max_unpacked_bytes(path: Path) -> int:
-    """Bytes that the file may unpack to."""
+    """Allowed uncompressed size of the file."""
     return min(MAX_UNPACKED_BYTES, max(RATIO_MIN_BYTES, MAX_RATIO * path.stat().st_size))
 
 
@@ -94,7 +99,7 @@ class _FileScanner:
     def __init__(self) -> None:
         self.size = 0
         self.line_bytes = 0
-        """Of the line that is not at its end yet."""
+        """Length so far of the last, incomplete line."""
         self._hash = hashlib.sha256()
         self._newlines = 0
         self._first = b""
@@ -120,7 +125,9 @@ class _FileScanner:
         self._line = (self._line + piece[piece.rfind(b"\n") + 1 :])[-MAX_KEPT_LINE_BYTES:]
 
     def result(self, damage: str | None) -> ExaminedFile:
-        """A last line without its end counts: it may be half, and is looked at with the others."""
+        """A last line without line end counts: it may be incomplete and is checked like the
+        others.
+        """
         lines = self._newlines + bool(self._line)
         first, last = _row_id(self._first), _row_id(self._line) or _row_id(self._before)
         span = None
@@ -130,7 +137,7 @@ class _FileScanner:
 
 
 def _row_id(line: bytes) -> tuple[str, int] | None:
-    """The process that wrote a line, and the line's number there; None for what is no row."""
+    """The process that wrote a line and the line's sequence number; None if it is not a row."""
     try:
         row: Any = json.loads(line)
         process, dash, _ = row["connection"].rpartition("-")

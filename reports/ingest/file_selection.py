@@ -1,4 +1,4 @@
-"""Which files are to be taken: each content once, whatever name it goes by, and nothing of a file that is damaged."""
+"""Selects the files to ingest: each content once, whatever its file name, and no damaged files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from reports.ingest.taken_files import IngestedBatch, TakenFile
 
 @dataclass(frozen=True, slots=True)
 class FileSelection:
-    """`take` has files of which no row can be known, as far as their first and last line say; of those in `compare` each row is to be looked up.
-    `repeats` need no look any more; `damaged` (name and reason) are looked at again by the next run.
+    """Files by what to do with them.
+
+    Files in `take` contain no known rows, judged by their first and last line. For files in
+    `compare` each row is looked up. `repeats` contain nothing new. `damaged` files (name and
+    reason) are checked again by the next run.
     """
 
     take: list[LogFile]
@@ -24,7 +27,7 @@ class FileSelection:
 
 
 class IngestedContent:
-    """What is in the tables."""
+    """The content of the tables."""
 
     def __init__(self, batches: Iterable[IngestedBatch]) -> None:
         self.names: set[str] = set()
@@ -42,12 +45,14 @@ class IngestedContent:
                 self._by_hash[file.sha256] = file.name
 
     def find_same(self, seen: ExaminedFile) -> str | None:
-        """The file that has this content already, or the rows that it can have at most."""
+        """Describe the existing file or rows with this content; None if there may be something
+        new.
+        """
         if not seen.size:
             return None
         if seen.sha256 in self._by_hash:
             return self._by_hash[seen.sha256]
-        # One that has more lines than its first and last row leave room for (and half a line) is joined of several.
+        # More lines than the span allows (plus an incomplete one) mean a file joined from several.
         if (
             seen.span
             and self.rows.covers(seen.span)
@@ -60,7 +65,9 @@ class IngestedContent:
 def select_files(
     files: Sequence[LogFile], examined: Mapping[str, ExaminedFile], known: IngestedContent
 ) -> FileSelection:
-    """Of files that have rows in common the largest is taken, and the others are compared with it."""
+    """Select files. Of files with common rows the largest is taken; the others are compared with
+    it.
+    """
     choice = FileSelection([], [], [], [])
     here, hashes = RowSpans(), dict[str, str]()
     for file in sorted(files, key=lambda file: (-_rows(examined[file.name]), file.name)):

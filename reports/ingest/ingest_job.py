@@ -1,7 +1,8 @@
-"""New log files into the tables, each row exactly once.
+"""Ingests new log files into the tables, each row exactly once.
 
-A file is taken whole or not at all. Spark writes a batch's rows to a folder of their own; they count from the moment when the batch is noted
-(`reports.ingest.taken_files`). What is written is counted against what the files hold before that, and against what is known (`reports.ingest.batch_writer`).
+A file is ingested completely or not at all. Spark writes a batch's rows to a folder of its own;
+they count once the batch is committed (`reports.ingest.taken_files`). Before that, the written rows
+are counted and compared with the files and with the known rows (`reports.ingest.batch_writer`).
 """
 
 from __future__ import annotations
@@ -33,19 +34,25 @@ from reports.ingest.taken_files import IngestedBatch, Tables, TablesError, Taken
 from reports.spark_errors import is_spark_error, translate_errors
 
 BATCH_BYTES = 8 << 30
-"""Bytes of files in a batch, as they lie: what an interrupted run has to do again. One job takes a few minutes for it."""
+"""Size on disk of the files in a batch: the work that is repeated after an interruption, some
+minutes.
+"""
 BATCH_FILES = 2_000
-"""So that a batch's note stays a file that one can look at."""
+"""Keeps the batch's JSON file small enough to read."""
 MAX_ATTEMPTS = 1_000
-"""How often a run looks for files; it does so again after each time that there were new ones."""
+"""Limit for repeating the search for new files within a run."""
 
 FilesProgress = Callable[[int, int], None]
-"""Is told how many files are done, of how many."""
+"""Called with the number of files done and in total."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """What a run did. `repeated_rows` were in the tables already; `damaged` has names and reasons; nothing of those files is in the tables."""
+    """The result of a run.
+
+    `repeated_rows` were in the tables already. `damaged` has names and reasons of files of which
+    nothing was ingested.
+    """
 
     files: int = 0
     repeated: int = 0
@@ -74,7 +81,11 @@ def ingest(
     now: datetime,
     say: FilesProgress = lambda done, of: None,
 ) -> IngestResult:
-    """Takes what is new below `logs`. Raises TablesError where it cannot go on: what was taken until then stays taken, the rest is left for the next run."""
+    """Ingest what is new in `logs`.
+
+    Raises TablesError if it cannot continue. What was ingested until then stays; the next run
+    continues.
+    """
     with translate_errors(tables.folder), tables.locked():
         return ingest_new(spark, logs, tables, now, say)
 
@@ -82,9 +93,9 @@ def ingest(
 def ingest_new(
     spark: SparkSession, logs: Path, tables: Tables, now: datetime, say: FilesProgress
 ) -> IngestResult:
-    """As `ingest`, by who has the tables for himself.
+    """Like `ingest`, for a caller that holds the tables' lock.
 
-    Finished files first, until there are no more of them: gateways finish files while others are read. Then what they write to now.
+    Finished files first, repeatedly, since gateways finish files in the meantime; then open files.
     """
     if not logs.is_dir():
         raise TablesError(f"{logs} is not a folder")
@@ -109,7 +120,7 @@ def ingest_new(
                 seen.update(file.name for file in group)
                 say(len(seen), len(seen | {file.name for file in new}))
         except FileNotFoundError:
-            # Finished and compressed, or deleted for their age, since they were found.
+            # Finished and compressed, or deleted by retention, since it was found.
             continue
         if not finished:
             return total + IngestResult(damaged=[*strange, *unreadable])
@@ -119,7 +130,7 @@ def ingest_new(
 def stored(
     spark: SparkSession, tables: Tables, kind: str, batches: Iterable[IngestedBatch] | None = None
 ) -> DataFrame:
-    """The rows of a kind in every batch that counts, or in these, with a column `date` by which they lie in folders."""
+    """The rows of a kind in all batches or in `batches`, with the partition column `date`."""
     names = [batch.name for batch in (tables.batches() if batches is None else batches)]
     paths = [path for name in names if (path := tables.rows_of(name) / f"kind={kind}").is_dir()]
     if not paths:
@@ -132,7 +143,7 @@ def stored(
 
 
 class Ingester:
-    """Takes files, or lines from elsewhere, into the tables, batch by batch."""
+    """Ingests files, or lines from other sources, batch by batch."""
 
     def __init__(self, spark: SparkSession, tables: Tables, now: datetime) -> None:
         self._spark = spark
@@ -142,7 +153,7 @@ class Ingester:
         self.known = IngestedContent(self.batches)
 
     def ingest_files(self, group: Sequence[LogFile], is_passing: bool) -> IngestResult:
-        """Raises FileNotFoundError where one of the files went away."""
+        """Raises FileNotFoundError if one of the files has disappeared."""
         examined = _examine_all(group)
         if any(examined[file.name].damage and not file.path.exists() for file in group):
             raise FileNotFoundError
@@ -162,7 +173,7 @@ class Ingester:
     def _ingest_distinct(
         self, choice: FileSelection, examined: Mapping[str, ExaminedFile], is_passing: bool
     ) -> tuple[IngestResult, list[LogFile]]:
-        """Files that have no row of another, and those that were thought to be such and are not: these are left out."""
+        """Ingest files without rows of other files; return those that turned out to have some."""
         files = choice.take
         unverified: list[LogFile] = []
         while True:
@@ -189,7 +200,7 @@ class Ingester:
     def _ingest_compared(
         self, choice: FileSelection, examined: Mapping[str, ExaminedFile], is_passing: bool
     ) -> IngestResult:
-        """Files of which each row is looked up."""
+        """Ingest files whose rows are looked up one by one."""
         files = [*choice.take, *choice.compare]
         notes = (*(as_taken_file(file, examined[file.name]) for file in files), *choice.repeats)
         if not files:
@@ -211,9 +222,9 @@ class Ingester:
         is_passing: bool = False,
         source: str | None = None,
     ) -> IngestResult:
-        """Takes of `rows` (as `to_rows` gives them, of so many lines) those that are not in the tables."""
+        """Ingest those `rows` (from `to_rows`, `lines` in number) that are not in the tables."""
         name = self._tables.new_batch_name()
-        # Written first, so that lines are read and taken apart once, whatever is asked of them then.
+        # Written first, so that lines are read and parsed once for several queries.
         everything, folder = self._tables.rows_of(f"{name}-all"), self._tables.rows_of(name)
         batch_writer.write(rows, everything)
         read_rows = batch_writer.read_back(self._spark, everything)
@@ -236,7 +247,7 @@ class Ingester:
         )
 
     def _stored(self, spans: Sequence[RowSpan]) -> DataFrame | None:
-        """The rows of every batch that may have one of these."""
+        """The rows of the batches that may contain rows of `spans`."""
         wanted = RowSpans(spans)
         batches = [batch for batch in self.batches if any(map(wanted.overlaps, batch.spans))]
         if not batches:
@@ -252,7 +263,7 @@ class Ingester:
         return to_rows(lines.select("value", F.col("_metadata.file_path").alias("path")), self._now)
 
     def _commit(self, batch: IngestedBatch) -> IngestResult:
-        """What has neither files nor lines needs no note."""
+        """A batch without files and source is not committed."""
         if batch.files or batch.source:
             self._tables.commit(batch)
             self.batches.append(batch)
@@ -289,7 +300,7 @@ def _copy_open_files(
 
 
 def _examine_all(group: Sequence[LogFile]) -> dict[str, ExaminedFile]:
-    # Unpacking and hashing run without the interpreter's lock.
+    # Decompression and hashing release the GIL.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(
             zip(
@@ -301,7 +312,7 @@ def _examine_all(group: Sequence[LogFile]) -> dict[str, ExaminedFile]:
 
 
 def _groups(found: Iterable[LogFile]) -> list[list[LogFile]]:
-    """Raises FileNotFoundError where one went away."""
+    """Raises FileNotFoundError if a file has disappeared."""
     groups: list[list[LogFile]] = []
     size = 0
     for file in found:

@@ -1,4 +1,4 @@
-"""The files of a traffic log: which there are, and which of them are finished."""
+"""Finds the files of a traffic log and tells which of them are finished."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from pathlib import Path
 COMPRESSED = ".jsonl.gz"
 PLAIN = ".jsonl"
 NAME = re.compile(r"(?P<node>\d+)-(?P<start>[0-9a-z]+)-(?P<number>\d+)")
-"""A node's id, its process's start, a number."""
+"""Node id, start time of the process, number."""
 DAY = re.compile(r"date=(\d{4}-\d\d-\d\d)/")
 
 
 MAX_COPIED_BYTES = 4 << 30
-"""Bytes of a file that is written to: gateways go on to another one long before, and a copy needs as much room."""
+"""Size limit of an open file: gateways rotate files long before, and a copy needs as much space."""
 
 
 class UnreadableError(Exception):
-    """A file that is there and cannot be taken; the message says why."""
+    """A file cannot be ingested; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """`name` is the path below the folder of logs without `.gz`: it stays the same when the file is compressed."""
+    """`name` is the path within the log folder without `.gz`, so that it stays the same after
+    compression.
+    """
 
     path: Path
     name: str
@@ -35,10 +37,11 @@ class LogFile:
 
 
 def find(logs: Path) -> list[LogFile]:
-    """Every file of the log, by name. What is hidden (a name with `.` or `_` before it) is none: Spark does not see it either.
+    """Find all files of the log, by name. Hidden files (starting with `.` or `_`) are ignored, as
+    by Spark.
 
-    Where a file is there compressed and not, the compressed one counts. What a gateway deletes meanwhile is not there. Raises OSError where the folder,
-    or one in it, cannot be listed.
+    If a file exists both compressed and uncompressed, the compressed one counts. Files deleted in
+    the meantime are skipped. Raises OSError if a folder cannot be listed.
     """
     found: dict[str, Path] = {}
 
@@ -64,7 +67,10 @@ def find(logs: Path) -> list[LogFile]:
 def check_names(
     found: Iterable[LogFile], until: date
 ) -> tuple[list[LogFile], list[tuple[str, str]]]:
-    """Those that can be taken, and of the others names and reasons. `until` is the last day that a gateway's clock may say."""
+    """Return the files that can be ingested, and names and reasons of the others.
+
+    `until` is the last day that a gateway's clock may show.
+    """
     good: list[LogFile] = []
     strange: list[tuple[str, str]] = []
     for file in found:
@@ -84,7 +90,8 @@ def _name_problem(file: LogFile, until: date) -> str | None:
     if ":" in file.path.name:
         return "Spark reads no file with a colon in its name; rename it"
     day = DAY.search(file.name)
-    # Text of this form stands in the order of days. In quarantine it would stay for ever, where it was the clock here that was wrong.
+    # Dates in this form sort as text. The file is not quarantined, which is permanent: the clock
+    # here may be the wrong one.
     return (
         "it is of a day that has not come: a clock is wrong, there or here"
         if day and day[1] > f"{until}"
@@ -93,9 +100,11 @@ def _name_problem(file: LogFile, until: date) -> str | None:
 
 
 def copy_complete_lines(file: LogFile, folder: Path) -> LogFile:
-    """The file as it is now, as far as its last whole line, at the same place below `folder`: what is written meanwhile does not change it.
+    """Copy the complete lines of an open file below `folder`, so that it does not change while it
+    is read.
 
-    Raises FileNotFoundError where it was finished and compressed in the meantime, UnreadableError where it cannot be read.
+    Raises FileNotFoundError if it was finished and compressed in the meantime, UnreadableError if
+    it cannot be read.
     """
     path = folder / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +134,9 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def _process_and_number(name: str) -> tuple[str, int] | None:
-    """The process that writes it, and its number there; None for a file that a gateway did not name."""
+    """The process that writes the file and the file's number; None if the name is not a
+    gateway's.
+    """
     match = NAME.fullmatch(name.rsplit("/", 1)[-1].removesuffix(PLAIN))
     return None if match is None else (f"{match['node']}-{match['start']}", int(match["number"]))
 
@@ -138,8 +149,10 @@ def _last_of_each_process(names: Iterable[str]) -> dict[str, int]:
 
 
 def _has_successor(name: str, last: dict[str, int]) -> bool:
-    """Whether its process has gone on to another file. That another process of the same node has begun one says nothing: the starts in their names are
-    of a clock, which may have been set back, and one that is on its way out still writes.
+    """Whether the file's process has started another file.
+
+    A newer process of the same node proves nothing: start times come from a clock that may be set
+    back, and a process that is shutting down still writes.
     """
     place = _process_and_number(name)
     return place is not None and place[1] < last[place[0]]

@@ -1,7 +1,8 @@
-"""Lines of a schema version that no report knew when they came, and that is known by now: they lie in the quarantine, whatever became of their files.
+"""Ingests quarantined lines whose schema version has become known with an upgrade.
 
-They are taken like lines of the topic: compared with the rows that there are, and noted with them as one batch, whose `source` says up to which batch the
-quarantine was looked through. So each counts once, whenever a run ends. The quarantine stays as it is: it says what came when.
+They are compared with the existing rows and committed as one batch, like lines of the topic. Its
+`source` names the last batch whose quarantine was searched, so that each line counts once even if a
+run is interrupted. The quarantine is not changed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from reports.ingest.taken_files import IngestedBatch, Tables
 
 
 def retry_quarantined(spark: SparkSession, tables: Tables, now: datetime) -> IngestResult:
-    """By who has the tables for himself. In which hour's file a line was is not known any more: a row counts on the day of its `at`."""
+    """Requires the tables' lock. A row counts on the day of its `at`, since the hour of its file is
+    not known.
+    """
     ingester = Ingester(spark, tables, now)
     total = IngestResult()
     for reason in reasons_of_known_versions():
@@ -33,7 +36,7 @@ def retry_quarantined(spark: SparkSession, tables: Tables, now: datetime) -> Ing
 
 
 def _unchecked_batches(batches: list[IngestedBatch], reason: str) -> list[IngestedBatch]:
-    """Those that have such lines, and were not looked through. A batch's name begins with its number."""
+    """Batches with such lines that were not searched yet. Batch names start with their number."""
     before = f"{reason} until "
     until = max(
         (

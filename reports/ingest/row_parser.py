@@ -1,4 +1,4 @@
-"""Lines of log files to rows of the table: each line becomes one row, of a kind of the log or of the quarantine."""
+"""Parses log lines: each becomes one row, of a kind of the log or of the quarantine."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from reports.ingest.schema import (
 )
 
 MAX_ROW_BYTES = 1 << 18
-"""Bytes; a row has some hundreds, and its names are cut to 512 characters each."""
+"""A row has some hundred bytes; names are cut to 512 characters each."""
 MAX_QUARANTINED_CHARS = 16_384
-"""Characters of a line that is kept in the quarantine."""
+"""Characters kept of a quarantined line."""
 MAX_CONNECTION_CHARS = 512
-"""Characters; it has some thirty. What comes before its last `-` is noted of each process."""
+"""A connection id has about thirty; the part before the last `-` is recorded per process."""
 MAX_COUNT = 1 << 50
-"""What is counted stays below it; so a sum of them stays a number of 64 bits."""
+"""Limit of counters, so that sums fit into 64 bits."""
 EARLIEST = date(2020, 1, 1)
-"""A day before it comes from a clock that was never set."""
+"""Earlier days come from a clock that was never set."""
 MAX_BEFORE_FOLDER_HOUR, MAX_AFTER_FOLDER_HOUR = timedelta(hours=1), timedelta(hours=25)
-"""How far a row may be from the hour in which its file was begun: files are rotated within a day. Beyond, the clock has jumped. A record of the topic is
-written when its row is."""
+"""Allowed distance of a row from the hour in which its file was started; files are rotated within a
+day.
+
+A larger distance means that the clock jumped. Records of the topic are written when the row is.
+"""
 COUNTED = (
     "requests",
     "bytes_in",
@@ -45,10 +48,10 @@ COUNTED = (
 TIMES = ("at", "began", "opened_at", "duration_ms", "throttle_ms", "latency_us_sum")
 BATCHES = tuple(f"{name}.{magic}" for name in ("magic_in", "magic_out") for magic in MAGICS)
 NUMBERS = ("sequence", "api_key", "api_version", *TIMES, *COUNTED, *BATCHES)
-"""None of these is below zero."""
+"""Fields that must not be negative."""
 UNKNOWN_VERSION = "unknown schema version"
 MAX_NAMED_VERSION = 99
-"""A schema version beyond it is none, and would make a reason of its own of each such line."""
+"""Higher versions are not real ones; naming each would create a separate reason for it."""
 REQUIRED_FIELDS = {
     CONNECTION: ("at", "node", "connection", "sequence", "event"),
     USAGE: ("at", "node", "connection", "sequence", "api_key", "api_version"),
@@ -56,12 +59,14 @@ REQUIRED_FIELDS = {
 
 
 def to_rows(lines: DataFrame, now: datetime, written: Column | None = None) -> DataFrame:
-    """`lines` has `value` (a line) and `path` (of its file). Gives the columns of STORED but `batch`.
+    """Parse `lines`, with columns `value` (a line) and `path` (of its file), to the columns of
+    STORED except `batch`.
 
-    A row's date is that of its `at`. Where that is far from the time `written`, the clock has jumped, and the date is that of `written`. Without it,
-    it is the hour in the file's path.
+    A row's date is that of its `at`. If that is far from the time `written`, the clock has jumped
+    and the date is that of `written`, by default the hour in the file's path.
     """
-    # What was read stays one column until the end: fifty of them, copied from step to step, take longer than reading the JSON.
+    # The parsed line stays one column until the end: copying fifty columns between steps takes
+    # longer than parsing the JSON.
     row = F.from_json(
         "value", LINE, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN}
     ).alias("row")
@@ -95,7 +100,7 @@ def to_rows(lines: DataFrame, now: datetime, written: Column | None = None) -> D
 
 
 def to_quarantine_lines(rows: DataFrame, problem: str, now: datetime) -> DataFrame:
-    """Rows of the log as lines for the quarantine, with what was read of them."""
+    """Convert rows back to quarantine lines."""
     names = ROW.fieldNames()
     line = F.substring(F.to_json(F.struct("kind", *names)), 1, MAX_QUARANTINED_CHARS)
     said = {
@@ -113,12 +118,12 @@ def to_quarantine_lines(rows: DataFrame, problem: str, now: datetime) -> DataFra
 
 
 def reasons_of_known_versions() -> list[str]:
-    """Why lines of the versions that are known now went to quarantine before they were."""
+    """The quarantine reasons of lines whose schema version is now known."""
     return [f"{UNKNOWN_VERSION} {version}" for version in VERSIONS]
 
 
 def process_of(connection: str) -> Column:
-    """Which gateway's process numbered the row."""
+    """The gateway process that numbered the row."""
     return F.regexp_extract(connection, "^(.*)-[^-]*$", 1)
 
 
@@ -144,16 +149,18 @@ def _has_bad_number() -> Column:
 
 
 def _readable(text: Column) -> Column:
-    """What is no UTF-8 would keep other readers of Parquet from the whole column."""
+    """Invalid UTF-8 would prevent other Parquet readers from reading the column."""
     return F.encode(text, "UTF-8").cast("string")
 
 
 def _folder_hour() -> Column:
-    """The hour in which the file was begun, by its path; null where that does not say. Spark may write `=` as %3D."""
+    """The hour in which the file was started, from its path, or null. Spark may write `=` as
+    %3D.
+    """
     hour = F.regexp_extract(
         "path", "/date(?:=|%3D)([0-9]{4}-[0-9]{2}-[0-9]{2}/hour(?:=|%3D)[0-9]{2})/", 1
     )
-    # As a cast, which is quicker than a format, and null for a day that there is not.
+    # A cast is faster than parsing a format and gives null for impossible days.
     return F.concat_ws(
         ":", F.concat_ws(" ", F.substring(hour, 1, 10), F.substring(hour, -2, 2)), F.lit("00")
     ).cast("timestamp")
@@ -171,7 +178,7 @@ def _interval(time: timedelta) -> str:
 
 
 def _problem(now: datetime) -> Column:
-    """Why a line is no row; null where it is one. The first reason that holds is told."""
+    """The first reason why a line is not a row; null if it is one."""
     text = F.trim(F.col("value"))
     is_object = text.startswith("{") & (
         F.col("row.kind").isNotNull() | F.col("row.v").isNotNull() | F.col(f"row.{BROKEN}").isNull()

@@ -1,4 +1,6 @@
-"""Which rows of the log are in the tables: each gateway's process numbers its rows, so a row is known by its process and its number."""
+"""The rows that are in the tables. A row is identified by its gateway process and its sequence
+number.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Rows of a gateway's process, from number `first` to `last`; all of them where it `is_whole`, else some."""
+    """Rows `first` to `last` of a process: all of them if `is_whole`, otherwise some."""
 
     process: str
     first: int
@@ -23,7 +25,9 @@ class RowSpan:
 
 
 class RowSpans:
-    """Some set of rows. Spans that are whole are joined where they meet, so that a process that runs for years is one of them."""
+    """A set of rows. Adjacent whole spans are merged, so that a long-running process stays one
+    span.
+    """
 
     def __init__(self, spans: Iterable[RowSpan] = ()) -> None:
         self._whole: dict[str, list[tuple[int, int]]] = {}
@@ -44,13 +48,13 @@ class RowSpans:
         insort(spans, (first, last))
 
     def covers(self, span: RowSpan) -> bool:
-        """Whether every row from its first to its last is there, for certain."""
+        """Whether all rows of the span are certainly in the set."""
         spans = self._whole.get(span.process, [])
         place = bisect_left(spans, span.last, key=lambda known: known[1])
         return place < len(spans) and spans[place][0] <= span.first
 
     def overlaps(self, span: RowSpan) -> bool:
-        """Whether one of its rows may be there."""
+        """Whether a row of the span may be in the set."""
         spans = self._whole.get(span.process, [])
         place = bisect_left(spans, span.first, key=lambda known: known[1])
         return (place < len(spans) and spans[place][0] <= span.last) or any(

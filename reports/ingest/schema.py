@@ -1,7 +1,8 @@
-"""The rows of the traffic log, schema version 1, as Spark's types. Both kinds are in one table; what is not of a row's kind is null and costs nothing.
+"""The traffic log's rows (schema version 1) as Spark types.
 
-A field that a newer gateway adds is ignored until it is named here; one that older rows lack is null in them. A new meaning is a new version, and a
-version that is not in VERSIONS goes to quarantine.
+Both kinds share one table; columns of the other kind are null. Unknown fields from newer gateways
+are ignored, and fields missing in older rows are null. A changed meaning needs a new version;
+versions that are not in VERSIONS are quarantined.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ VERSIONS = (1,)
 CONNECTION = "connection"
 USAGE = "usage"
 QUARANTINE = "quarantine"
-"""The kind under which lines are kept that are no rows."""
+"""The kind of lines that are not rows."""
 
 MAGICS = ("0", "1", "2")
-"""Formats of records, by which batches are counted."""
+"""Record formats by which batches are counted."""
 
 TEXT, LONG, INT, TRUTH = StringType(), LongType(), IntegerType(), BooleanType()
 COUNTS = MapType(TEXT, LONG)
@@ -100,11 +101,11 @@ OF_USAGE += _fields(
 )
 
 ROW = StructType([*BOTH, *OF_CONNECTIONS, *OF_USAGE])
-"""What a line of the log may say, but for its kind."""
+"""Fields of a line, except its kind."""
 
 BROKEN = "_broken"
 LINE = StructType([StructField("kind", TEXT), *ROW.fields, StructField(BROKEN, TEXT)])
-"""What a line is read as; BROKEN is null where that went well."""
+"""Schema for parsing a line; BROKEN is null if that succeeded."""
 
 STORED = StructType(
     [
@@ -113,4 +114,8 @@ STORED = StructType(
         *_fields(batch=TEXT, kind=TEXT, date=DateType()),
     ]
 )
-"""The table: `file` is the log file's name, `problem` and `line` are of the quarantine, the last three are folders."""
+"""Schema of the table.
+
+`file` is the log file's name; `problem` and `line` are used by the quarantine; the last three
+columns are folders.
+"""

@@ -1,7 +1,8 @@
-"""Which files were taken into the tables: one small file a batch, which makes that batch's rows count.
+"""Records which files are in the tables, in one JSON file per batch.
 
-Rows are written to a folder of their own first. Nobody reads that folder until its batch is noted here, in one step; a run that ends before leaves a
-folder that the next one removes. So a file's rows are counted once or not at all, whenever a run ends.
+Rows are first written to a folder of their own, which is not read until its batch is committed here
+in one step. A folder without a committed batch is removed by the next run. So each file's rows
+count once or not at all, whenever a run is interrupted.
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ from typing import Any
 from reports.ingest.row_spans import RowSpan
 
 FORMAT = 2
-"""Of the notes in this folder."""
+"""Version of the JSON files."""
 NAME = re.compile(r"\d+-\w+")
-"""Of a batch: its place in the order, and what no other has."""
+"""Batch name: sequence number and random suffix."""
 
 
 class TablesError(Exception):
-    """The folder of tables cannot be used; the message says why and what to do."""
+    """The folder of tables cannot be used; the message gives reason and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenFile:
-    """A file that needs no look any more. One that has nothing new says in `repeats` what it repeats: a file's name, or some rows."""
+    """A file that need not be read again. `repeats` names the file or rows that it repeats, if it
+    has nothing new.
+    """
 
     name: str
     sha256: str
@@ -43,8 +46,10 @@ class TakenFile:
 
 @dataclass(frozen=True, slots=True)
 class IngestedBatch:
-    """What one commit added: `rows` by kind, `quarantined` by reason, and which rows those are. `repeated_rows` were in other batches already. One that
-    came from no file says in `source` from where. A batch of files that are still written to holds until the next run only.
+    """A committed batch: `rows` by kind, `quarantined` by reason, and the `spans` of these rows.
+
+    `repeated_rows` were in other batches already. `source` tells where a batch without files comes
+    from. A batch of open files (`is_passing`) is valid only until the next run.
     """
 
     name: str
@@ -58,24 +63,28 @@ class IngestedBatch:
 
 
 class Tables:
-    """The folder that holds the tables: `batch=NAME` with rows, `taken/NAME.json` with what is in it."""
+    """The folder of tables: rows in `batch=NAME`, the description of each batch in
+    `taken/NAME.json`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._notes = folder / "taken"
         self.copies = folder / "copies"
-        """Of files that are still written to, while they are read."""
+        """Copies of open files while they are read."""
 
     def batches(self) -> list[IngestedBatch]:
-        """In the order in which they were taken."""
+        """Committed batches, in order."""
         if not self._notes.is_dir():
             return []
         return [_read(path) for path in sorted(self._notes.glob("*.json"))]
 
     @contextmanager
     def locked(self, *, waits: bool = False) -> Iterator[None]:
-        """For whoever writes, and for whoever reads what the next writer removes. While another process is here it `waits`, or raises TablesError; the
-        other's end, however it comes, gives way.
+        """Lock for writers, and for readers of rows that the next writer may remove.
+
+        If another process holds the lock, wait (`waits`) or raise TablesError. The lock is released
+        when its process ends.
         """
         self._notes.mkdir(parents=True, exist_ok=True)
         with (self._notes / ".lock").open("ab") as lock:
@@ -94,8 +103,10 @@ class Tables:
                 self._remove_unfinished()
 
     def new_batch_name(self) -> str:
-        """For a batch that is to come. No other run has the same, so that nothing of a run that was killed, and whose Spark writes on for a moment, can
-        come to lie among what counts.
+        """Return a unique name.
+
+        Spark may continue to write for a moment after a run was killed; a unique name keeps that
+        out of committed batches.
         """
         number = 1 + max((int(batch.name.partition("-")[0]) for batch in self.batches()), default=0)
         return f"{number:08d}-{secrets.token_hex(6)}"
@@ -104,17 +115,17 @@ class Tables:
         return self.folder / f"batch={batch}"
 
     def remove_rows(self, batch: str) -> None:
-        """The rows of a batch that was not noted."""
+        """Remove the rows of an uncommitted batch."""
         shutil.rmtree(self.rows_of(batch), ignore_errors=True)
 
     def _remove_temporary(self) -> None:
-        """What was to hold until the next run."""
+        """Remove batches that are valid until the next run only."""
         for batch in self.batches():
             if batch.is_passing:
                 (self._notes / f"{batch.name}.json").unlink()
 
     def _remove_unfinished(self) -> None:
-        """What a run has written that did not end well: this one, or one that was killed."""
+        """Remove files of interrupted runs."""
         noted = {batch.name for batch in self.batches()}
         for path in self.folder.glob("batch=*"):
             if path.name.removeprefix("batch=") not in noted:
@@ -124,7 +135,10 @@ class Tables:
         shutil.rmtree(self.copies, ignore_errors=True)
 
     def _check_files(self) -> None:
-        """That what was noted is there. Spark reads what it finds: without a file that a disk lost it would say that somebody is ready who is not."""
+        """Check that the files of all batches exist.
+
+        Spark reads whatever it finds; with a lost file an application could seem to be ready.
+        """
         for path in sorted(self._notes.glob("*.json")):
             folder = self.rows_of(path.stem)
             wanted = _content(path).get("lies")
@@ -135,7 +149,7 @@ class Tables:
                 )
 
     def commit(self, batch: IngestedBatch) -> None:
-        """From here on its rows count, also after a power cut."""
+        """Commit a batch durably; its rows count from then on."""
         for path in [*self.rows_of(batch.name).rglob("*"), self.rows_of(batch.name), self.folder]:
             _sync(path)
         new = self._notes / f".{batch.name}.new"
@@ -168,7 +182,7 @@ def _sync(path: Path) -> None:
 
 
 def _file_totals(folder: Path) -> dict[str, int]:
-    """What Spark would read there; it looks at nothing that is hidden."""
+    """Number and size of the files that Spark would read; hidden files are ignored."""
     sizes = [
         path.stat().st_size
         for path in folder.rglob("*")

@@ -1,1 +1,1 @@
-"""The report page: its data, tables, plots and the short answer."""
+"""The report page: its data, tables and plots, and the short answer."""

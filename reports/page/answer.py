@@ -1,4 +1,4 @@
-"""The answer: what a pipeline reads (`summary.json`) and what a person reads (five lines)."""
+"""The five-line answer on stdout, the warnings, and text formatting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 READY, NOT_READY = 0, 3
 """Exit codes."""
 MAX_NAME_CHARS = 80
-"""Letters of a name that are shown; clients may call themselves anything, up to 512. The tables have all."""
+"""Characters shown of a name; clients can send up to 512. The tables have the full names."""
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -28,7 +28,7 @@ def five_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def warnings(log: Mapping[str, Any]) -> list[str]:
-    """What of the log is not in the answer, a line each; `log` is that part of a summary."""
+    """One line per problem with the log. `log` is the "log" part of the summary."""
     lines = [
         f"nothing of {file['file']} is in the report: {file['reason']}" for file in log["damaged"]
     ]
@@ -48,7 +48,9 @@ def warnings(log: Mapping[str, Any]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """What a client calls itself may be meant for a terminal: line ends, colours, letters that turn the rest around."""
+    """Replace control characters: names from clients could contain terminal escapes or line
+    breaks.
+    """
     return "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
@@ -100,7 +102,7 @@ def _trend(trend: Mapping[str, Any]) -> str:
 
 
 def describe(application: Mapping[str, Any]) -> str:
-    """An application for a person, by what is known of it."""
+    """Describe an application by client id, principal and address."""
     names = (
         application["client_id"] or "no client id",
         application["principal"] or "nobody",
@@ -110,13 +112,13 @@ def describe(application: Mapping[str, Any]) -> str:
 
 
 def period(summary: Mapping[str, Any]) -> str:
-    """Those that it speaks of."""
+    """The days covered by the report."""
     first, last = summary["from"], summary["until"]
     return f"on {first}" if first == last else f"from {first} to {last}"
 
 
 def shorten(name: str, letters: int = MAX_NAME_CHARS) -> str:
-    """With its end, in which long names differ."""
+    """Shorten a name in the middle, since long names often differ at the end."""
     end = letters // 3
     return name if len(name) <= letters else f"{name[: letters - end - 1]}…{name[-end:]}"
 

@@ -1,4 +1,4 @@
-"""Pieces of HTML. Whatever clients called themselves is escaped, and cut to what a page can bear: the tables have it whole."""
+"""HTML elements. Names from clients are escaped and shortened; the tables have the full names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from html import escape
 from reports.page.answer import MAX_NAME_CHARS, shorten
 
 MAX_LISTED = 6
-"""Names in a cell; how many more there are is told."""
+"""Names in a cell; the number of others is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`content` is HTML; `kind` its classes. A heading names its row."""
+    """`content` is HTML, `kind` its CSS classes. A heading cell names its row."""
 
     content: str
     kind: str = ""
@@ -26,20 +26,22 @@ def text(value: object, letters: int = MAX_NAME_CHARS) -> str:
 
 
 def listed(names: Sequence[str], count: int | None = None) -> str:
-    """The first names, and how many more there are."""
+    """The first names, and the number of others."""
     more = (len(names) if count is None else count) - MAX_LISTED
     return ", ".join(map(text, names[:MAX_LISTED])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str) -> str:
-    """`kind` has "cards", where each row becomes a card on a telephone, or "wide", which is moved sideways there."""
+    """An HTML table. With `kind` "cards" each row becomes a card on a phone; with "wide" it scrolls
+    horizontally.
+    """
     names = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in head)
     body = "".join(
         f"<tr>{''.join(_cell(cell, name) for cell, name in zip(row, head, strict=True))}</tr>\n"
         for row in rows
     )
     made = f"<table><caption>{escape(caption)}</caption><thead><tr>{names}</tr></thead>\n<tbody>{body}</tbody></table>"
-    # What is moved sideways must be reached by keys, too.
+    # tabindex makes the scrollable region reachable by keyboard.
     return f'<div class="{kind}" role="region" aria-label="{escape(caption)}" tabindex="0">{made}</div>'
 
 

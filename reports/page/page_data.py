@@ -1,4 +1,4 @@
-"""What the page shows, out of the tables: as much as a person looks at, in plain values."""
+"""Collects the page's data from the tables, limited to what a person can read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from reports.analysis.terms import APPLICATION
 from reports.page.page_model import PageModel
 
 MAX_APPLICATIONS = 200
-"""That the page lists; clients.csv has all."""
+"""Applications listed on the page; clients.csv has all."""
 MAX_KINDS = 20
-"""Libraries with versions that the page tells apart."""
+"""Libraries with versions shown separately on the page."""
 MAX_SERIES = 7
-"""Kinds with a colour of their own over time; the rest are one."""
+"""Kinds with a colour of their own in the plot by day; the others share one."""
 
 
 def build_page_model(
@@ -29,7 +29,7 @@ def build_page_model(
     days: DataFrame,
     bindings: DataFrame,
 ) -> PageModel:
-    """Of the tables as they are written."""
+    """Collect the data from the written tables."""
     order = [state_order(), F.desc(F.col("bytes_in") + F.col("bytes_out")), *APPLICATION]
     shown = clients.orderBy(*order).limit(MAX_APPLICATIONS)
     applications = [
@@ -55,9 +55,11 @@ def build_page_model(
 
 
 def kind_of(version: str) -> Column:
-    """A library with the first two numbers of its version, or without an upper end; of a nameless client how old its requests are."""
+    """Library and first two version numbers; for an unknown library, the Kafka generation of its
+    requests.
+    """
     short = F.nullif(F.regexp_extract(version, r"^(\d+(?:\.\d+)?)", 1), F.lit(""))
-    # Where others of the library have a version, its name alone would be taken for all of them.
+    # The name alone would look like all versions of the library.
     named = F.concat_ws(
         "", "library", F.coalesce(F.concat(F.lit(" "), short), F.lit(", version open"))
     )
@@ -67,7 +69,9 @@ def kind_of(version: str) -> Column:
 
 
 def _kinds(clients: DataFrame) -> list[tuple[str, dict[str, int]]]:
-    """By kind, how many applications are in each state; the most numerous first, what is beyond MOST_KINDS together."""
+    """Applications by kind and state, the most frequent kinds first; others than MAX_KINDS are
+    combined.
+    """
     counted: dict[str | None, dict[str, int]] = defaultdict(dict)
     grouped = clients.groupBy(kind_of("version_high").alias("kind"), "state").agg(
         F.count("*").alias("count")
@@ -78,7 +82,7 @@ def _kinds(clients: DataFrame) -> list[tuple[str, dict[str, int]]]:
 
 
 def _kinds_by_day(distribution: DataFrame) -> list[tuple[str, dict[date, int]]]:
-    """An application has one client id, so that each is counted once there."""
+    """Counted by client id, since an application has exactly one."""
     once = distribution.filter("dimension = 'client_id'")
     counted: dict[str | None, dict[date, int]] = defaultdict(dict)
     grouped = once.groupBy("date", kind_of("version").alias("kind")).agg(
@@ -90,8 +94,9 @@ def _kinds_by_day(distribution: DataFrame) -> list[tuple[str, dict[date, int]]]:
 
 
 def _most(grouped: DataFrame, by: str, most: int) -> DataFrame:
-    """`count` by kind and `by` of the most numerous kinds; the kind is null for all others together. Clients may call their library anything, so that
-    there are as many as they like.
+    """`count` by kind and `by` for the most frequent kinds; kind null combines all others.
+
+    Clients can send any library name, so the number of kinds is unlimited.
     """
     top = (
         grouped.groupBy("kind")
@@ -108,7 +113,7 @@ def _most(grouped: DataFrame, by: str, most: int) -> DataFrame:
 
 
 def _ordered(counted: Mapping[str | None, dict[Any, int]]) -> list[tuple[str, dict[Any, int]]]:
-    """The most numerous first, and all others together last."""
+    """Most frequent first, "others" last."""
     told = [(kind, counts) for kind, counts in counted.items() if kind is not None]
     rest = [("others", counted[None])] if None in counted else []
     return sorted(told, key=lambda pair: (-sum(pair[1].values()), pair[0])) + rest

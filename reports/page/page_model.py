@@ -1,4 +1,4 @@
-"""What the page is made of."""
+"""The data shown on the page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PageModel:
-    """Rows are those of the tables of that name. `versions` is by application: by api key the lowest and highest version that it sends. `kinds` are
-    libraries with versions, with their applications by state, and over time all of them.
+    """Lists of rows are rows of the table with that name.
+
+    `versions` has, by application and api key, the lowest and highest version sent. `kinds` are
+    libraries with versions and their applications by state; `kinds_by_day` counts their
+    applications by day.
     """
 
     applications: list[Row]

@@ -1,7 +1,7 @@
-"""Plots for a page that opens from disk: HTML for words, SVG for what is drawn; no script, no font, nothing from elsewhere.
+"""Plots as HTML text and SVG graphics, without scripts, fonts or external resources.
 
-Lengths along a plot are parts of its width, so that it fills a telephone or a sheet and its letters keep their size. What a colour says is also
-said by a word, a number or the order.
+Horizontal lengths are percentages, so that a plot fits a phone or a sheet of paper and text keeps
+its size. Information given by colour is also given by a word, a number or the order.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from reports.page.markup import text
 HEIGHT = 150
 """Pixels between zero and the highest tick."""
 TOP = 12
-"""Pixels above that, for half a letter and for words."""
+"""Pixels above the highest tick, for half a line of text and labels."""
 BELOW = 24
-"""Pixels for the days."""
+"""Pixels for the dates."""
 COLOURS = 8
-"""Classes c0 to c7 of the page's style, dark and light in turns."""
+"""CSS classes c0 to c7, alternating dark and light."""
 MIN_COLUMNS = 7
-"""Of a plot by day, so that one day is a column and no wall."""
+"""Minimum number of days in a plot, so that a single day does not fill its width."""
 MAX_TICKS = 4
 MAX_DOTS = 40
-"""Days that are marked on a line, and that have a gap between columns."""
+"""Maximum number of days with dots on a line or gaps between columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`parts` are sizes, each with the class that it is drawn in; `note` says them in words."""
+    """`parts` are sizes with their CSS classes; `note` gives them in words."""
 
     label: str
     parts: Sequence[tuple[float, str]]
@@ -39,7 +39,7 @@ class Bar:
 
 
 def bars(title: str, rows: Sequence[Bar]) -> str:
-    """Horizontal bars, the longest as wide as the plot; each below its words."""
+    """Horizontal bars, the longest as wide as the plot, each below its text."""
     most = max((sum(size for size, _ in row.parts) for row in rows), default=0) or 1
     drawn = "".join(
         f"<li><span>{text(row.label)}</span> <b>{text(row.note)}</b>{_bar(row, most)}</li>"
@@ -64,7 +64,7 @@ def _bar(row: Bar, most: float) -> str:
 def columns(
     title: str, unit: str, days: Sequence[date], series: Sequence[tuple[str, Sequence[float]]]
 ) -> str:
-    """A column for each day of the calendar, made of the series on top of each other; below, in the same order, what they are."""
+    """One stacked column per calendar day, and a legend in the same order."""
     calendar, places = _calendar(days)
     totals = [sum(values[place] for _, values in series) for place in range(len(days))]
     ticks = _ticks(max(totals, default=0))
@@ -120,7 +120,10 @@ def line(
     today: date,
     zero: date | None,
 ) -> str:
-    """Values by day; dashed, the way from the last of them to `zero`, as far as the plot goes: it is at most twice as long as what is known."""
+    """Values by day, and a dashed line from the last one towards `zero`.
+
+    The plot is at most twice as long as the known days.
+    """
     calendar, _ = _calendar(days)
     known = days[-1].toordinal() - days[0].toordinal()
     ahead = (
@@ -165,7 +168,9 @@ def _mark(x: float) -> str:
 
 
 def _calendar(days: Sequence[date]) -> tuple[dict[date, int], int]:
-    """The place of each day from the first to the last, also of those with no traffic; and how many places the plot has."""
+    """The position of each day from first to last, including days without traffic, and the number
+    of positions.
+    """
     first = days[0]
     length = days[-1].toordinal() - first.toordinal() + 1
     return {first + timedelta(days=place): place for place in range(length)}, max(
@@ -174,7 +179,7 @@ def _calendar(days: Sequence[date]) -> tuple[dict[date, int], int]:
 
 
 def _ticks(most: float) -> list[float]:
-    """Round numbers from zero to the first that is not below `most`; whole ones, as applications are."""
+    """Round numbers from zero to at least `most`; integers, since they count applications."""
     rough = max(most, 1) / MAX_TICKS
     power = 10 ** math.floor(math.log10(rough))
     step = max(1, next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough))
@@ -182,7 +187,7 @@ def _ticks(most: float) -> list[float]:
 
 
 def _plot(title: str, words: str, unit: str, ticks: Sequence[float], inner: str) -> str:
-    """`inner` between an axis at the left, with its unit above it, and lines across."""
+    """`inner` with a labelled axis on the left and horizontal grid lines."""
     axis, rules = "", ""
     for tick in ticks:
         y = TOP + HEIGHT * (1 - tick / ticks[-1])
@@ -196,7 +201,7 @@ def _plot(title: str, words: str, unit: str, ticks: Sequence[float], inner: str)
 
 
 def _dates(calendar: dict[date, int], places: int, is_point: bool) -> str:
-    """The first day, the last, and one between them where there is room."""
+    """The first and the last day, and one between if there is room."""
     days = list(calendar)
     shown = (
         [days[0]]

@@ -1,4 +1,7 @@
-"""The page for people: one file that opens from disk, on a telephone and in print. The answer comes first, then plots, then the tables behind them."""
+"""The HTML page: one file that opens from disk, on a phone and in print.
+
+The answer comes first, then plots, then the tables.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +36,16 @@ MEANINGS = {
 }
 SHORT = {REFUSED: "refused", BELOW: "too old", UNKNOWN: "not known", FINE: "fine"}
 MAX_TO_MOVE = 5
-"""Applications that the head names; the table below has the others."""
+"""Applications listed at the top; the table below has the others."""
 MAX_COSTS = 10
-"""Applications whose conversions are plotted."""
+"""Applications in the plot of conversion costs."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(
     summary: Mapping[str, Any], shown: PageModel, target: MigrationTarget, names: Mapping[int, str]
 ) -> str:
-    """`names` are the requests' by api key."""
+    """`names` are the request names by api key."""
     title = f"Ready for {summary['title']}?"
     count = summary["applications"]
     plotted = _kinds(shown) + _trend(shown, summary) + _by_day(shown) + _costs(summary)
@@ -74,7 +77,7 @@ def page(
         f"<style>\n{STYLE.read_text('utf-8')}</style></head>\n<body>\n<header>{_head(title, summary)}"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n<main>\n{body}</main>\n</body></html>\n'
     )
-    # Letters that turn the rest of a line around would make one name look like another.
+    # Text direction characters could make one name look like another.
     return "\n".join(map(printable, made.split("\n")))
 
 
@@ -119,7 +122,7 @@ def _to_move(summary: Mapping[str, Any]) -> str:
 
 
 def _kinds(shown: PageModel) -> str:
-    """What would be refused comes first; "others", which are the last, stay there."""
+    """Kinds with refused applications first; "others" stay last."""
     rows = [
         plots.Bar(kind, [(states.get(state, 0), state) for state in STATES], ", ".join(f"{states[state]:,} {SHORT[state]}" for state in STATES if states.get(state)))
         for kind, states in sorted(shown.kinds, key=lambda pair: (pair[0] == "others", -pair[1].get(REFUSED, 0)))
@@ -136,7 +139,7 @@ def _by_day(shown: PageModel) -> str:
 
 
 def _trend(shown: PageModel, summary: Mapping[str, Any]) -> str:
-    """Today is not over, and is left out where there are other days."""
+    """The current day is incomplete and left out if there are others."""
     today = datetime.fromisoformat(summary["made_at"]).date()
     full = [row for row in shown.days if row["date"] < today] or shown.days
     zero = summary["trend"]["reaches_zero"]
@@ -148,7 +151,7 @@ def _trend(shown: PageModel, summary: Mapping[str, Any]) -> str:
 
 
 def _noted(figure: str, words: str) -> str:
-    """With words below it."""
+    """Add a note below the figure."""
     return f'{figure.removesuffix("</figure>")}<p class="soft">{escape(words)}</p></figure>'
 
 

@@ -1,4 +1,6 @@
-"""The page's tables: applications, what binds them, and what each sends. Those that would be refused come first."""
+"""The page's tables: applications, bindings, and request versions. Refused applications come
+first.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ WORDS = {
     FINE: "fine",
 }
 SIGNS = {REFUSED: "✕", BELOW: "▼", UNKNOWN: "?", FINE: "✓"}
-"""A state is never told by its colour alone."""
+"""Shown with the text, since colour alone is not accessible."""
 USUAL = (0, 1, 2, 3, 8, 9, 10, 11)
-"""The requests that everybody sends come first in the matrix."""
+"""Requests of nearly all clients; the first columns of the matrix."""
 MAX_REQUESTS = 20
-"""Columns of the matrix that fit on a sheet."""
+"""Columns of the matrix that fit on a sheet of paper."""
 MAX_EVIDENCE_CHARS = 300
 MAX_LIBRARIES = 6
-"""Of one application, that its cell names."""
+"""Libraries listed per application."""
 CERTAIN = 1.0
 
 
@@ -60,7 +62,7 @@ def applications(shown: PageModel, total: int, refused: int) -> str:
 
 
 def _left_out(shown: PageModel, total: int, refused: int) -> str:
-    """What is not on the page is said before what is."""
+    """States how many applications are not on the page, before the table."""
     listed = len(shown.applications)
     if listed >= total:
         return ""
@@ -70,7 +72,7 @@ def _left_out(shown: PageModel, total: int, refused: int) -> str:
 
 
 def _libraries(row: Row) -> str:
-    """One with its evidence; of several each with its share of the traffic, its state, and what distinguishes it."""
+    """One library with its evidence; several with share of traffic, state and difference."""
     several = row.get("libraries") or []
     if len(several) < 2:
         return f"{_library(row)}<small>{text(_evidence(row), MAX_EVIDENCE_CHARS)}</small>"
@@ -107,12 +109,12 @@ def _library(row: Row) -> str:
 
 
 def _evidence(row: Row) -> str:
-    """What it sends is in the matrix; here it stands where there is nothing else."""
+    """The requests are in the matrix, so they are shown only if there is no other evidence."""
     return str(row["evidence"]).split("; sends ")[0]
 
 
 def _why(row: Row) -> str:
-    """Each reason on a line of its own."""
+    """One list item per reason."""
     reasons = "".join(
         f"<li>{escape(reason)}</li>" for reason in row["reasons"].split(", ") if reason
     )
@@ -156,7 +158,7 @@ def matrix(shown: PageModel, target: MigrationTarget, names: Mapping[int, str]) 
 
 
 def _columns(shown: PageModel, target: MigrationTarget) -> Sequence[int]:
-    """The usual ones, and of the others first those that are refused."""
+    """The usual requests, then refused ones, then others."""
     sent: dict[int, bool] = {}
     for versions in shown.versions.values():
         for key, pair in versions.items():

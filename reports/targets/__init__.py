@@ -1,1 +1,1 @@
-"""One file for each target that an application may be moved to."""
+"""Migration targets, one file each."""
