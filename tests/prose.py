@@ -35,7 +35,6 @@ UNCHECKED = (
     "tests/*", "tests/auth", "tests/compat", "tests/contract", "tests/fakes", "tests/fuzz",
     "tests/gateway", "tests/legacy_clients", "tests/peers", "tests/reports", "tests/storage",
     "docs/operations.md",
-    "docs/architecture.md", "README.md",
 )  # fmt: skip
 
 #: These define or test the list.
