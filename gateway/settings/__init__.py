@@ -1,1 +1,1 @@
-"""The settings: the model, its sources (flags, environment, file), addresses and aliases."""
+"""Settings of the gateway, and the layers they come from."""

@@ -1,4 +1,4 @@
-"""What a setting calls an address: a listener's endpoint, the security that its name stands for, a store, its admin API. Text in, values out."""
+"""Parses addresses in settings: listeners, stores and Pulsar's admin API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENDPOINT = re.compile(
 
 
 class SecurityProtocol(Enum):
-    """What a listener asks of a connection; the names and their meaning are Kafka's."""
+    """Security protocol of a listener, as in Kafka."""
 
     PLAINTEXT = "PLAINTEXT"
     SSL = "SSL"
@@ -44,7 +44,10 @@ class SecurityProtocol(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`NAME://HOST:PORT`. `host` bears no brackets; port 0 is "any free one" for a listener and "the bound one" for an advertised address."""
+    """`NAME://HOST:PORT`; `host` has no brackets.
+
+    Port 0 means any free port for a listener and the bound port for an advertised address.
+    """
 
     name: str
     host: str
@@ -61,7 +64,11 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """`SCHEME:LOCATION`; for `lmdb` the location is a directory, relative to the working directory, for Pulsar `//HOST:PORT,...`."""
+    """`SCHEME:LOCATION`.
+
+    The location is a directory for `lmdb`, relative to the working directory, and `//HOST:PORT,...`
+    for Pulsar.
+    """
 
     scheme: str
     location: str
@@ -75,22 +82,23 @@ class StoreAddress:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """The endpoint that `text` names. Raises ValueError with what is wrong, in words for the one who wrote it."""
+    """Parse a listener's address. Raises ValueError with a message for the user."""
     match = _ENDPOINT.match(text)
     if match is None:
-        raise ValueError(f"{text!r} is not NAME://HOST:PORT (an IPv6 address stands in brackets)")
+        raise ValueError(f"{text!r} is not NAME://HOST:PORT (write IPv6 addresses in brackets)")
     name, host, port = match["name"], match["host"], int(match["port"])
     if not _NAME.match(name):
         raise ValueError(
-            f"{text!r}: a listener's name is in capitals, digits and underscores, not {name!r}"
+            f"{text!r}: a listener's name consists of capitals, digits and underscores, not "
+            f"{name!r}"
         )
     if port > 65535:
-        raise ValueError(f"{text!r}: port {port} is beyond 65535")
+        raise ValueError(f"{text!r}: port {port} is greater than 65535")
     return Endpoint(name, _parse_host(text, host), port)
 
 
 def parse_store(text: str) -> StoreAddress:
-    """The store that `text` names. Raises ValueError with what is wrong."""
+    """Parse the address of a store. Raises ValueError with a message for the user."""
     scheme, colon, location = text.partition(":")
     if not colon:
         raise ValueError(
@@ -98,52 +106,60 @@ def parse_store(text: str) -> StoreAddress:
         )
     if scheme not in STORE_SCHEMES:
         raise ValueError(
-            f"{text!r}: unknown scheme {scheme!r}; there is {', '.join(STORE_SCHEMES)}"
+            f"{text!r}: unknown scheme {scheme!r}; supported are {', '.join(STORE_SCHEMES)}"
         )
     if scheme in PULSAR_SCHEMES:
         return StoreAddress(scheme, _parse_brokers(text, location))
     if not location or "\0" in location:
-        raise ValueError(f"{text!r} names no directory; write for example lmdb:./data")
+        raise ValueError(f"{text!r} has no directory; use for example lmdb:./data")
     return StoreAddress(scheme, location)
 
 
 def parse_admin(text: str) -> str:
-    """The URL of Pulsar's admin API that `text` is, without a slash at its end. Raises ValueError with what is wrong."""
+    """Parse the URL of Pulsar's admin API; a trailing slash is removed.
+
+    Raises ValueError with a message for the user.
+    """
     match = _ADMIN.match(text)
     if match is None or not match["host"] or int(match["port"] or 0) > 65535:
         raise ValueError(
-            "the admin API of Pulsar has an address like http://HOST:8080 or https://HOST:8443 (a token belongs into a file)"
+            "the admin API of Pulsar has an address like http://HOST:8080 or https://HOST:8443 "
+            "(put a token into a file)"
         )
     _parse_host(text, match["host"])
     return text.rstrip("/")
 
 
 def parse_name(text: str) -> str:
-    """The name of a tenant or of a namespace without its tenant. Raises ValueError for what Pulsar takes as neither."""
+    """Check the name of a tenant or of a namespace without its tenant, by Pulsar's rules.
+
+    Raises ValueError.
+    """
     if not _NAMED_ENTITY.match(text):
-        raise ValueError(f"{text!r} is no name in Pulsar: letters, digits and -=:._ are")
+        raise ValueError(f"{text!r} is not a valid name in Pulsar: use letters, digits and -=:._")
     return text
 
 
 def parse_namespace(text: str) -> str:
-    """`TENANT/NAMESPACE`. Raises ValueError with what is wrong."""
+    """Check `TENANT/NAMESPACE`. Raises ValueError with a message for the user."""
     tenant, slash, namespace = text.partition("/")
     if not slash or not _NAMED_ENTITY.match(tenant) or not _NAMED_ENTITY.match(namespace):
-        raise ValueError(f"{text!r} is not TENANT/NAMESPACE, one by one: there are no wildcards")
+        raise ValueError(f"{text!r} is not TENANT/NAMESPACE; wildcards are not supported")
     return text
 
 
 def _parse_brokers(text: str, location: str) -> str:
-    """`//HOST:PORT,HOST:PORT` as it is written down."""
+    """Return `//HOST:PORT,HOST:PORT` in normal form."""
     written = []
     for broker in location.removeprefix("//").split(","):
         end = _ENDPOINT.match(f"PULSAR://{broker}")
         if end is None or not end["host"] or "@" in broker or not location.startswith("//"):
             raise ValueError(
-                "a store in Pulsar is pulsar://HOST:6650 or pulsar+ssl://HOST:6651, several brokers with commas between (a token belongs into a file)"
+                "a store in Pulsar is pulsar://HOST:6650 or pulsar+ssl://HOST:6651, several "
+                "brokers separated by commas (put a token into a file)"
             )
         if int(end["port"]) > 65535:
-            raise ValueError(f"{text!r}: port {end['port']} is beyond 65535")
+            raise ValueError(f"{text!r}: port {end['port']} is greater than 65535")
         written.append(
             str(Endpoint("", _parse_host(text, end["host"]), int(end["port"]))).removeprefix("://")
         )
@@ -158,7 +174,7 @@ def _parse_host(text: str, host: str) -> str:
             raise ValueError(f"{text!r}: {host} is not an IPv6 address") from None
     if not host:
         raise ValueError(
-            f"{text!r} has no host; write 0.0.0.0 for every interface (and say what to advertise)"
+            f"{text!r} has no host; use 0.0.0.0 for all interfaces, and set `advertised`"
         )
     if not _HOST.match(host):
         raise ValueError(f"{text!r}: {host!r} is neither a host name nor an address")

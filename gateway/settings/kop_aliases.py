@@ -1,12 +1,13 @@
-"""Settings by the names that they have in KoP, Pulsar's older protocol handler for Kafka: who moves from it keeps those lines of the configuration.
+"""Setting names of KoP, Pulsar's older Kafka protocol handler, accepted as aliases.
 
-Only what means the same here and there; the values are written alike, too. KoP's other settings are about what this gateway does otherwise or not at all,
-and like all unknown names they stop the start.
+Only settings with the same meaning and the same value format have an alias. KoP's other settings
+are refused like all unknown names.
 """
 
 from __future__ import annotations
 
-#: From KoP's KafkaServiceConfiguration and, of Pulsar's broker, what KoP goes by. Its allowed namespaces go without the prefix, too.
+#: Settings by name in KoP's KafkaServiceConfiguration and in the Pulsar broker's configuration that
+#: KoP uses. KoP also accepts `allowedNamespaces` without its prefix.
 SETTING_BY_KOP_NAME = {
     "allowAutoTopicCreation": "auto_create_topics_enable",
     "allowedNamespaces": "pulsar_allowed_namespaces",
@@ -43,5 +44,5 @@ _BY_LOWER_CASE = {name.lower(): name for name in SETTING_BY_KOP_NAME}
 
 
 def kop_name_for(name: str) -> str | None:
-    """KoP's name that `name` is in small letters, as an environment variable leaves it; None for no such name."""
+    """Return the KoP name with this lower-case form, as in environment variables, or None."""
     return _BY_LOWER_CASE.get(name)

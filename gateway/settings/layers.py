@@ -1,6 +1,6 @@
-"""Puts the settings together: flags over `KOPGATE_*` over a TOML file. What is wrong is named by the words of the layer that it stands in.
+"""Loads the settings: flags override `KOPGATE_*` variables, which override a TOML file.
 
-In each of them a setting may bear its name in KoP instead.
+Errors name the flag, variable or file entry. Each layer accepts KoP's names as aliases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OTHER_VARIABLES = frozenset({"KOPGATE_CONFIG", "KOPGATE_PURE_PYTHON"})
 
 
 class SettingsError(Exception):
-    """The settings do not hold; `problems` has one line for each thing to mend."""
+    """Invalid settings; `problems` has one line per problem."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -36,9 +36,10 @@ def load(
     config: Path | None = None,
     flag_names: Mapping[str, str] | None = None,
 ) -> Settings:
-    """The settings of `flags` (those given only), the environment and the file `config`.
+    """Load the settings from `flags` (only those given), the environment and the file `config`.
 
-    `flag_names` says what the user typed for a field, where that is not `--set FIELD`. Raises SettingsError.
+    `flag_names` maps fields to the user's flags; the default is `--set FIELD`. Raises
+    SettingsError.
     """
     problems: list[str] = []
     values: dict[str, Any] = {}
@@ -57,7 +58,7 @@ def load(
             field = SETTING_BY_KOP_NAME.get(name, name)
             if field != name:
                 if field in layer or field in by_other_names:
-                    problems.append(f"{name_of(name)}: it is {field}, which is given too")
+                    problems.append(f"{name_of(name)}: alias of {field}, which is also set")
                 by_other_names.add(field)
             values[field] = value
             origin[field] = name_of(name)
@@ -95,14 +96,17 @@ def _environment(problems: list[str]) -> dict[str, Any]:
             continue
         name = kop_name_for(field)
         if name is None:
-            problems.append(f"{variable}: there is no such setting")
+            problems.append(f"{variable}: unknown setting")
         else:
             given[name] = _coerce(name, os.environ[variable])
     return given
 
 
 def _coerce(name: str, value: Any) -> Any:
-    """A number, a truth value or nothing, where the text says that and the field wants it; the model, being strict, judges the rest."""
+    """Convert text to a number, boolean or None if the field's type allows it.
+
+    The strict model validates the rest.
+    """
     field = SETTING_BY_KOP_NAME.get(name, name)
     annotation = Settings.model_fields[field].annotation if field in Settings.model_fields else None
     wanted = (
@@ -127,7 +131,7 @@ def _problems(error: ValidationError, origin: Mapping[str, str]) -> Iterator[str
         cause = item.get("ctx", {}).get("error")
         text = str(cause) if isinstance(cause, ValueError) else item["msg"]
         if item["type"] == "extra_forbidden":
-            yield f"{origin.get(where, where)}: there is no such setting"
+            yield f"{origin.get(where, where)}: unknown setting"
         elif not where:
             for line in text.splitlines():
                 field, _, rest = line.partition(": ")

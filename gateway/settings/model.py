@@ -1,8 +1,10 @@
-"""The settings: one typed, immutable model. A name is Kafka's where Kafka has the notion; every limit says why it is what it is.
+"""The settings of the gateway: a typed, immutable model.
 
-A value made in code (`Settings(node_id=1)`) reads nothing but its arguments; `gateway.settings.layers.load` puts flags, environment and file together.
+Names are Kafka's where Kafka has the setting; descriptions state the reason for each limit.
+`Settings(...)` uses only its arguments; `gateway.settings.layers.load` combines flags, environment
+and file.
 
-Longer than a module should be, for it is one table: a setting is a row with its limits and the reason for its default, and all of them read as one model.
+The module exceeds the usual length because it is one table.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 INT16_MAX, INT32_MAX = (1 << 15) - 1, (1 << 31) - 1
 
-#: A row of the store has a key of at most 480 bytes; 20 of them name the partition.
+#: Keys of the store have at most 480 bytes; 20 of them identify the partition.
 MAX_GROUP_ID_BYTES = 460
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -37,20 +39,20 @@ TlsVersion = Literal["TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"]
 
 
 def _read_list(value: Any) -> Any:
-    """A list in TOML, `a,b` in the environment or a flag."""
+    """Read a TOML list, or `a,b` from the environment or a flag."""
     if isinstance(value, str):
         return tuple(item.strip() for item in value.split(",") if item.strip())
     return tuple(value) if isinstance(value, list) else value
 
 
 def _read_table(value: Any) -> Any:
-    """A table in TOML, `NAME:VALUE,NAME:VALUE` in the environment or a flag."""
+    """Read a TOML table, or `NAME:VALUE,NAME:VALUE` from the environment or a flag."""
     if not isinstance(value, str):
         return value
     pairs = [item.partition(":") for item in value.split(",") if item.strip()]
     table = {name.strip(): rest.strip() for name, _, rest in pairs}
     if len(table) != len(pairs) or not all(colon for _, colon, _ in pairs):
-        raise ValueError(f"{value!r} is not NAME:VALUE,NAME:VALUE with each name once")
+        raise ValueError(f"{value!r} is not NAME:VALUE,NAME:VALUE with unique names")
     return table
 
 
@@ -60,7 +62,7 @@ def _from_text(parse: Callable[[str], Any]) -> BeforeValidator:
 
 def _read_path(text: str) -> Path:
     if not text or "\0" in text:
-        raise ValueError("a file name is wanted")
+        raise ValueError("expected a file name")
     return Path(text)
 
 
@@ -87,94 +89,129 @@ CleanupPolicy = Annotated[
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. Times are milliseconds, sizes bytes; -1 means "no limit" where a field's lower bound is -1."""
+    """All settings. Times are in milliseconds, sizes in bytes; -1 means no limit where allowed."""
 
     model_config = SettingsConfigDict(
         env_prefix="KOPGATE_", extra="forbid", frozen=True, strict=True, validate_default=True
     )
 
-    # Who it is and where it listens
+    # Identity and listeners
     node_id: int = Field(0, ge=0, le=INT32_MAX, description="Kafka's broker id of this gateway.")
     listeners: Endpoints = Field(
         (parse_endpoint("PLAINTEXT://127.0.0.1:9092"),),
-        description="`NAME://HOST:PORT` each; port 0 takes a free one, IPv6 stands in brackets. "
-        "Loopback by default, for a listener without log-in should not face a network unasked.",
+        description=(
+            "Listeners, each `NAME://HOST:PORT`. Port 0 selects a free port; IPv6 addresses are in "
+            "brackets. Loopback by default, so that a listener without authentication is not "
+            "exposed to a network by accident."
+        ),
     )
     advertised: Endpoints = Field(
         (),
-        description="`NAME://HOST:PORT`, the address that clients of that listener are told to connect to; port 0 stands for the bound port. "
-        "By default what the listener is bound to, which 0.0.0.0 and [::] cannot be.",
+        description=(
+            "Addresses given to clients, as `NAME://HOST:PORT` per listener; port 0 stands for the "
+            "bound port. By default the bound address, which must then not be 0.0.0.0 or [::]."
+        ),
     )
     listener_security_protocol_map: Protocols = Field(
         {},
-        description="Listener name to PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL. Those four names mean themselves.",
+        description=(
+            "Security protocol of each listener: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL. "
+            "Listeners with these names need no entry."
+        ),
     )
     store: Annotated[StoreAddress, _from_text(parse_store), NoDecode] = Field(
         parse_store("lmdb:./data"),
-        description="Where topics are kept: `lmdb:DIRECTORY`, `pulsar://HOST:PORT` or `pulsar+ssl://HOST:PORT` (several brokers with commas between).",
+        description="The store that holds the topics: `lmdb:DIRECTORY`, `pulsar://HOST:PORT` or "
+        "`pulsar+ssl://HOST:PORT` (several brokers separated by commas).",
     )
 
     # TLS
     ssl_certificate_file: File | None = Field(
         None,
-        description="PEM: the server's certificate and then its chain. Read again when it changes.",
+        description=(
+            "PEM file with the server's certificate, followed by its chain. Reloaded when it "
+            "changes."
+        ),
     )
     ssl_key_file: File | None = Field(
-        None, description="PEM: the certificate's private key. Read again when it changes."
+        None, description="PEM file with the certificate's private key. Reloaded when it changes."
     )
     ssl_key_password_file: File | None = Field(
         None,
-        description="The first line is the pass phrase of the key. A file, so that no process list shows it.",
+        description=(
+            "File with the key's passphrase in its first line. A file, so that the passphrase is "
+            "not visible in process lists."
+        ),
     )
     ssl_ca_file: File | None = Field(
-        None, description="PEM: the authorities that sign client certificates."
+        None, description="PEM file with the authorities that sign client certificates."
     )
     ssl_client_auth: Literal["none", "requested", "required"] = Field(
-        "none", description="Whether a TLS client must show a certificate. As in Kafka."
+        "none", description="Whether TLS clients must present a certificate. As in Kafka."
     )
     ssl_min_version: TlsVersion = Field(
         "TLSv1.2",
-        description="The oldest TLS that is spoken. Clients on Java 7 or older speak TLSv1 unless told otherwise; "
-        "allowing that also allows its weak signatures, so it is a choice.",
+        description=(
+            "Oldest TLS version accepted. Clients on Java 7 or older use TLSv1 by default; "
+            "enabling it also enables its weak signature algorithms."
+        ),
     )
 
-    # Log-in
+    # Authentication
     users_file: File | None = Field(
         None,
-        description="Names and scrypt hashes, written by `kopgate users`. Read again when it changes.",
+        description=(
+            "File with user names and scrypt hashes, written by `kopgate users`. Reloaded when it "
+            "changes."
+        ),
     )
     sasl_enabled_mechanisms: Mechanisms = Field(
-        ("PLAIN",), description="What a SASL listener offers."
+        ("PLAIN",), description="SASL mechanisms offered by SASL listeners."
     )
     sasl_server_max_receive_size: int = Field(
         64 * KIB,
         ge=1 * KIB,
         le=100 * MIB,
-        description="Largest token of a log-in: as much as the largest Kerberos tickets; passwords need far less. Kafka's default is 512 KiB.",
+        description=(
+            "Maximum size of a SASL token: enough for the largest Kerberos tickets; passwords need "
+            "much less. Kafka's default is 512 KiB."
+        ),
     )
     sasl_check_threads: int = Field(
         2,
         ge=1,
         le=64,
-        description="Password checks at a time, of some 50 ms and 16 MiB each: two keep a log-in storm off the other cores.",
+        description=(
+            "Concurrent password checks, about 50 ms and 16 MiB each. With two, many simultaneous "
+            "logins leave the other cores free."
+        ),
     )
     sasl_max_waiting_checks: int = Field(
         200,
         ge=1,
         le=100_000,
-        description="Password checks that may wait, about five seconds' worth. A connection beyond them is closed; clients try again.",
+        description=(
+            "Maximum number of queued password checks, about five seconds' worth. Connections "
+            "beyond it are closed; clients retry."
+        ),
     )
     connection_failed_authentication_delay_ms: int = Field(
         100,
         ge=0,
         le=1 * MINUTE,
-        description="How long a failed log-in waits for its hang-up, to slow guessing. Kafka's default.",
+        description=(
+            "Delay before a connection is closed after a failed authentication, to slow down "
+            "guessing. Kafka's default."
+        ),
     )
     connection_authentication_timeout_ms: int = Field(
         30 * SECOND,
         ge=100,
         le=1 * HOUR,
-        description="A connection not logged in by then is closed. librdkafka gives up at 30 s itself, so nobody loses by it.",
+        description=(
+            "Connections that are not authenticated within this time are closed. librdkafka gives "
+            "up after 30 s, too."
+        ),
     )
 
     # Connections
@@ -182,93 +219,132 @@ class Settings(BaseSettings):
         10_000,
         ge=1,
         le=1_000_000,
-        description="Open connections in all, some 10 KiB each when idle. Mind the limit on open files.",
+        description=(
+            "Maximum number of open connections, about 10 KiB each when idle. The limit on open "
+            "files must allow them."
+        ),
     )
     max_connections_per_ip: int = Field(
         10_000,
         ge=1,
         le=1_000_000,
-        description="Open connections from one address. As many as in all, since old applications often sit behind one NAT address.",
+        description=(
+            "Maximum number of open connections per IP address. As high as the total by default, "
+            "because many clients often share one NAT address."
+        ),
     )
     connections_max_idle_ms: int = Field(
         10 * MINUTE,
         ge=1 * SECOND,
         le=24 * HOUR,
-        description="A connection silent for so long is closed. Kafka's default; Java clients close theirs at 9 min.",
+        description=(
+            "Connections idle for this long are closed. Kafka's default; Java clients close theirs "
+            "after 9 min."
+        ),
     )
     socket_request_max_bytes: int = Field(
         100 * MIB,
         ge=1 * KIB,
         le=INT32_MAX,
-        description="Largest request; beyond it the peer is no Kafka client, or a broken one. Kafka's default.",
+        description=(
+            "Maximum size of a request. A larger one closes the connection. Kafka's default."
+        ),
     )
     request_receive_timeout_ms: int = Field(
         2 * MINUTE,
         ge=1 * SECOND,
         le=24 * HOUR,
-        description="A request that has begun to arrive must be whole by then, or its memory is held for nothing. 100 MiB at 1 MB/s arrive in time.",
+        description=(
+            "Maximum time to receive a request after its first byte, since its memory is in use "
+            "meanwhile. Enough for 100 MiB at 1 MB/s."
+        ),
     )
     max_in_flight_bytes_per_connection: int = Field(
         16 * MIB,
         ge=1 * KIB,
-        description="Requests of one connection that are read but not answered; beyond it reading stops (one larger request is still taken). "
-        "The Java client keeps five of 1 MiB on the way, so 16 MiB never holds it up.",
+        description=(
+            "Maximum bytes of in-flight requests per connection; beyond it the connection is not "
+            "read (one larger request is still accepted). Java producers have five requests of 1 "
+            "MiB in flight, so 16 MiB does not slow them down."
+        ),
     )
     max_in_flight_bytes: int = Field(
         512 * MIB,
         ge=1 * KIB,
-        description="The same over all connections: what all clients together can make the gateway hold. Five requests of the largest size.",
+        description=(
+            "Maximum bytes of in-flight requests of all connections. Five requests of the maximum "
+            "size by default."
+        ),
     )
     max_in_flight_requests_per_connection: int = Field(
         100,
         ge=1,
         le=100_000,
-        description="Requests of one connection that wait; beyond it reading stops. Far above the five of Java, so that only a runaway pipeline meets it.",
+        description=(
+            "Maximum number of in-flight requests per connection; beyond it the connection is not "
+            "read. Far above the five of Java clients, so that it only stops excessive pipelining."
+        ),
     )
     partition_open_timeout_ms: int = Field(
         5 * SECOND,
         ge=1,
         le=10 * MINUTE,
-        description="How long a request waits for a partition that is being opened; the opening goes on. Below every client's patience, the 10 s of "
-        "the oldest included: it hears NOT_LEADER_OR_FOLLOWER and asks again.",
+        description=(
+            "How long a request waits for a partition that is being opened; opening continues "
+            "afterwards. Shorter than the request timeout of every client, including 10 s of the "
+            "oldest: the client receives NOT_LEADER_OR_FOLLOWER and retries."
+        ),
     )
     partition_open_backoff_max_ms: int = Field(
         5 * SECOND,
         ge=1,
         le=10 * MINUTE,
-        description="Longest pause before a partition that cannot be opened, or is lost again and again, is opened anew. Shorter than it takes people "
-        "to notice that all is well again.",
+        description="Maximum backoff before a partition that repeatedly fails to open or is fenced "
+        "repeatedly is opened again. Short enough that recovery is not delayed noticeably.",
     )
     shutdown_timeout_ms: int = Field(
         8 * SECOND,
         ge=0,
         le=10 * MINUTE,
-        description="How long a shutdown may take to send the replies it owes. Below the 10 s after which container runtimes kill.",
+        description=(
+            "Maximum time to send outstanding responses at shutdown. Below 10 s, after which "
+            "container runtimes kill the process."
+        ),
     )
 
     # Topics
     auto_create_topics_enable: bool = Field(
         True,
-        description="Whether asking for a topic makes it. Kafka's default; old applications count on it.",
+        description=(
+            "Whether Metadata and Produce requests create missing topics. Kafka's default; old "
+            "applications rely on it."
+        ),
     )
     num_partitions: int = Field(
-        1, ge=1, description="Partitions of a topic that is made without a number. Kafka's default."
+        1,
+        ge=1,
+        description="Number of partitions of a topic created without a number. Kafka's default.",
     )
     max_partitions_per_topic: int = Field(
         10_000,
         ge=1,
         le=1_000_000,
-        description="What one request can make the gateway allocate, some 10 MB at the most.",
+        description=(
+            "Maximum number of partitions per topic; limits what one request can allocate to about "
+            "10 MB."
+        ),
     )
     log_retention_ms: int = Field(
         7 * 24 * HOUR,
         ge=-1,
-        description="`retention.ms` of a topic that has none. Kafka's default, a week.",
+        description="Default of the topic config `retention.ms`. Kafka's default, a week.",
     )
     log_retention_bytes: int = Field(
         -1,
         ge=-1,
-        description="`retention.bytes` (per partition) of a topic that has none. Kafka's default.",
+        description=(
+            "Default of the topic config `retention.bytes` (per partition). Kafka's default."
+        ),
     )
     log_retention_check_interval_ms: int = Field(
         5 * MINUTE,
@@ -280,34 +356,46 @@ class Settings(BaseSettings):
         15 * SECOND,
         ge=1,
         le=24 * HOUR,
-        description="How often compacted topics are checked for records to remove. Kafka's default. A partition without new records costs 5 us.",
+        description=(
+            "How often compacted topics are checked for records to remove. Kafka's default. A "
+            "partition without new records costs 5 us."
+        ),
     )
     log_cleanup_policy: CleanupPolicy = Field(
-        ("delete",), description="`cleanup.policy` of a topic that has none. Kafka's default."
+        ("delete",), description="Default of the topic config `cleanup.policy`. Kafka's default."
     )
     log_message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = Field(
         "CreateTime",
-        description="`message.timestamp.type` of a topic that has none. Kafka's default.",
+        description="Default of the topic config `message.timestamp.type`. Kafka's default.",
     )
     log_message_downconversion_enable: bool = Field(
         True,
-        description="`message.downconversion.enable` of a topic that has none. On: serving old consumers is what the gateway is for.",
+        description=(
+            "Default of the topic config `message.downconversion.enable`. Enabled, because serving "
+            "old consumers is the purpose of the gateway."
+        ),
     )
     message_max_bytes: int = Field(
         1 * MIB + 12,
         ge=0,
         le=INT32_MAX,
-        description="`max.message.bytes` of a topic that has none: the largest batch. Kafka's default.",
+        description=(
+            "Default of the topic config `max.message.bytes`, the maximum size of a batch. Kafka's "
+            "default."
+        ),
     )
     producer_id_expiration_ms: int = Field(
         24 * HOUR,
         ge=1,
-        description="An idempotent producer silent for so long is forgotten. Kafka's default.",
+        description="Idempotent producers idle for this long are forgotten. Kafka's default.",
     )
     max_producer_ids_per_partition: int = Field(
         10_000,
         ge=1,
-        description="Idempotent producers remembered by a partition, some 1 KB each; the longest silent is forgotten first, unless it has batches in flight.",
+        description=(
+            "Maximum number of idempotent producers remembered per partition, about 1 KB each. The "
+            "one idle longest is forgotten first, unless it has in-flight batches."
+        ),
     )
 
     # Fetching and conversion
@@ -315,30 +403,42 @@ class Settings(BaseSettings):
         55 * MIB,
         ge=1 * KIB,
         le=INT32_MAX,
-        description="Most record bytes in one fetch reply. Kafka's default; Java clients ask for 50 MiB.",
+        description=(
+            "Maximum record bytes in a Fetch response. Kafka's default; Java clients request 50 "
+            "MiB."
+        ),
     )
     max_incremental_fetch_session_cache_slots: int = Field(
         1_000,
         ge=0,
         le=1_000_000,
-        description="Incremental fetch sessions (KIP-227) kept; a consumer without one sends full requests. Kafka's default.",
+        description=(
+            "Maximum number of incremental fetch sessions (KIP-227). Consumers without one send "
+            "full requests. Kafka's default."
+        ),
     )
     conversion_threads: int = Field(
         2,
         ge=1,
         le=256,
-        description="Threads that convert records for old consumers. They run outside the interpreter's lock.",
+        description="Threads that convert records for old consumers. They run without the GIL.",
     )
     conversion_cache_bytes: int = Field(
         64 * MIB,
         ge=0,
-        description="Converted batches kept, so that N old consumers at the tail cost one conversion. 64 batches of 1 MiB.",
+        description=(
+            "Size of the cache of converted batches, so that several old consumers at the end of "
+            "the log cost one conversion. 64 batches of 1 MiB by default."
+        ),
     )
     max_decompressed_bytes: int = Field(
         100 * MIB,
         ge=1 * MIB,
         le=INT32_MAX,
-        description="What one batch may unpack to; the guard against bombs. As much as a client could have sent unpacked.",
+        description=(
+            "Maximum size to which a batch may decompress; protects against decompression bombs. "
+            "As large as an uncompressed request may be."
+        ),
     )
 
     # Consumer groups
@@ -346,78 +446,111 @@ class Settings(BaseSettings):
         6 * SECOND,
         ge=0,
         le=INT32_MAX,
-        description="Shortest session that a member may ask for. Kafka's default.",
+        description="Minimum session timeout that a member may request. Kafka's default.",
     )
     group_max_session_timeout_ms: int = Field(
         30 * MINUTE,
         ge=1,
         le=INT32_MAX,
-        description="Longest session that a member may ask for. Kafka's default.",
+        description="Maximum session timeout that a member may request. Kafka's default.",
     )
     group_initial_rebalance_delay_ms: int = Field(
         3 * SECOND,
         ge=0,
         le=1 * HOUR,
-        description="How long a group that was empty waits for more members, so that an application that starts is assigned once. Kafka's default.",
+        description=(
+            "How long an empty group waits for more members before its first rebalance, so that a "
+            "starting application is assigned once. Kafka's default."
+        ),
     )
     group_max_size: int = Field(
         10_000,
         ge=1,
         le=INT32_MAX,
-        description="Most members of one group. As many as partitions of a topic: more would have nothing to read.",
+        description=(
+            "Maximum number of members of a group. As many as partitions of a topic: more would "
+            "have nothing to read."
+        ),
     )
     group_max_pending_members: int = Field(
         10_000,
         ge=1,
-        description="Newcomers of one group that were told an id and have not come back with it, some 300 bytes each. As many as members.",
+        description=(
+            "Maximum number of new members per group that received a member id and have not joined "
+            "with it yet, about 300 bytes each."
+        ),
     )
     group_member_max_bytes: int = Field(
         1 * MIB,
         ge=1 * KIB,
         le=100 * MIB,
-        description="What one member may tell its group in JoinGroup, and what it may be assigned. Kafka has room for that much in a whole group.",
+        description=(
+            "Maximum size of a member's JoinGroup metadata, and of its assignment. Kafka allows "
+            "that much for a whole group."
+        ),
     )
     max_group_bytes: int = Field(
         256 * MIB,
         ge=1 * MIB,
-        description="What all groups and their members may take in memory, some 2 KiB each and what they say; beyond it nobody new is let in.",
+        description=(
+            "Maximum memory of all groups and their members, about 2 KiB each plus their metadata. "
+            "Beyond it new members are refused."
+        ),
     )
     max_bytes_per_group: int = Field(
         32 * MIB,
         ge=64 * KIB,
-        description="What one group may take of that: ten thousand members that say 1 KiB each. It is stored, told its leader and assigned in one go.",
+        description=(
+            "Maximum memory of one group, enough for ten thousand members with 1 KiB each. A group "
+            "is stored, sent to its leader and assigned as a whole."
+        ),
     )
     group_consumer_session_timeout_ms: int = Field(
         45 * SECOND,
         ge=1 * SECOND,
         le=INT32_MAX,
-        description="A member of the new protocol (KIP-848) silent for so long is gone: there, the members do not choose. Kafka's default.",
+        description=(
+            "Session timeout of members of the consumer protocol (KIP-848), which do not choose it "
+            "themselves. Kafka's default."
+        ),
     )
     group_consumer_heartbeat_interval_ms: int = Field(
         5 * SECOND,
         ge=100,
         le=INT32_MAX,
-        description="How often members of the new protocol are told to send a heartbeat, and so how fast partitions change hands. Kafka's default.",
+        description=(
+            "Heartbeat interval sent to members of the consumer protocol; determines how fast "
+            "partitions move. Kafka's default."
+        ),
     )
     group_consumer_assignment_interval_ms: int = Field(
         1 * SECOND,
         ge=0,
         le=1 * MINUTE,
-        description="The assignments of a group of the new protocol are made anew no more often, so that a thousand members that come at once "
-        "cost a few assignments; one that takes long waits twenty times as long. The default of Kafka 4.3.",
+        description=(
+            "Minimum time between two assignments of a group of the consumer protocol, so that a "
+            "thousand members joining together cost few assignments. After a slow assignment the "
+            "interval is twenty times its duration. Default of Kafka 4.3."
+        ),
     )
     group_consumer_regex_max_bytes: int = Field(
         2 * KIB,
         ge=1,
         le=64 * KIB,
-        description="Longest regular expression of a subscription. Sixty names of topics fit; the most costly one of this length takes 0.1 s to refuse.",
+        description=(
+            "Maximum length of a subscription's regular expression. Fits sixty topic names; the "
+            "most expensive expression of this length takes 0.1 s to refuse."
+        ),
     )
     group_consumer_migration_policy: Literal[
         "bidirectional", "upgrade", "downgrade", "disabled"
     ] = Field(
         "bidirectional",
-        description="Whether a classic group becomes a consumer group when the first member of the new protocol joins (upgrade), and a classic "
-        "one again when the last leaves (downgrade). Kafka's default.",
+        description=(
+            "Whether a classic group becomes a consumer group when the first member of the "
+            "consumer protocol joins (upgrade), and a classic group again when the last one "
+            "leaves (downgrade). Kafka's default."
+        ),
     )
 
     # Committed offsets
@@ -425,92 +558,125 @@ class Settings(BaseSettings):
         MAX_GROUP_ID_BYTES,
         ge=1,
         le=MAX_GROUP_ID_BYTES,
-        description="Longest name of a group. What the store has room for in a row's key.",
+        description="Maximum length of a group id. Limited by the size of the store's keys.",
     )
     offset_metadata_max_bytes: int = Field(
         4 * KIB,
         ge=0,
         le=INT16_MAX,
-        description="Longest note that a client may put beside an offset, in characters, as Kafka counts them. Kafka's default.",
+        description=(
+            "Maximum length of the metadata of a committed offset, in characters, as in Kafka. "
+            "Kafka's default."
+        ),
     )
     max_offsets_per_group: int = Field(
         100_000,
         ge=1,
-        description="Partitions that one group may have committed. As many as ten topics of the largest size have.",
+        description=(
+            "Maximum number of partitions with committed offsets per group: ten topics of the "
+            "maximum size."
+        ),
     )
     committed_offsets_max_bytes: int = Field(
         512 * MIB,
         ge=1 * MIB,
-        description="Memory for the offsets of all groups, 600 bytes each, their notes and groups' names: what clients with ever new names can make "
-        "the gateway hold. Some 900,000.",
+        description=(
+            "Maximum memory of all committed offsets: 600 bytes each plus metadata and group ids, "
+            "about 900,000 offsets. Protects against clients that commit under ever new names."
+        ),
     )
     offsets_commit_timeout_ms: int = Field(
         5 * SECOND,
         ge=1,
         le=10 * MINUTE,
-        description="How long a commit, or a change of a group, may take to be stored; then its client hears COORDINATOR_NOT_AVAILABLE and asks again. "
-        "Kafka's default.",
+        description=(
+            "Maximum time to store a commit or a change of a group; afterwards the client receives "
+            "COORDINATOR_NOT_AVAILABLE and retries. Kafka's default."
+        ),
     )
     offsets_retention_minutes: int = Field(
         7 * 24 * 60,
         ge=1,
         le=INT32_MAX,
-        description="How long the offsets of a group without members are kept, and those of topics that its members no longer read "
-        "(KIP-211). Minutes, as in Kafka; its default, a week.",
+        description=(
+            "How long offsets are kept after a group has become empty or its members stopped "
+            "reading the topic (KIP-211). In minutes, as in Kafka; its default, a week."
+        ),
     )
     offsets_retention_check_interval_ms: int = Field(
         10 * MINUTE,
         ge=1,
         le=24 * HOUR,
-        description="How often offsets are looked at for that. Kafka's default.",
+        description="How often expired offsets are removed. Kafka's default.",
     )
 
     # The embedded store
     lmdb_initial_map_bytes: int = Field(
         1 * GIB,
         ge=1 * MIB,
-        description="Address space (not disk) that the store begins with. It grows by itself.",
+        description=(
+            "Initial address space (not disk space) of the embedded store. It grows automatically."
+        ),
     )
     lmdb_resident_bytes: int = Field(
         64 * MIB,
         ge=0,
-        description="Newest batches kept in memory, so that consumers at the tail touch no disk.",
+        description=(
+            "Size of the in-memory cache of the newest batches, so that consumers at the end of "
+            "the log need no disk reads."
+        ),
     )
 
     # The store in Apache Pulsar
     pulsar_admin: Annotated[str, _from_text(parse_admin)] | None = Field(
         None,
-        description="The admin API of the cluster that `store` names: `http://HOST:8080` or `https://HOST:8443`.",
+        description=(
+            "Admin API of the cluster in `store`: `http://HOST:8080` or `https://HOST:8443`."
+        ),
     )
     pulsar_setup: bool = Field(
         False,
-        description="Whether to make the namespaces and policies that are missing at the start. Off: what belongs to others is not changed unasked; "
-        "the start then says what is missing and how to set it.",
+        description=(
+            "Whether missing namespaces and policies are created at startup. Disabled by default, "
+            "so that a shared cluster is not changed; startup then fails and reports what is "
+            "missing and how to create it."
+        ),
     )
     pulsar_takeover: bool = Field(
         False,
-        description="Whether to take the topics away from the gateway that has them. Off: two that both believe to be the one would do so in turns.",
+        description=(
+            "Whether to take over topics from another running gateway. Disabled by default: two "
+            "gateways would keep fencing each other."
+        ),
     )
     pulsar_token_file: File | None = Field(
         None,
-        description="The first line is the token (JWT) that the gateway shows to Pulsar. A file, so that no process list shows it; read again when it changes.",
+        description=(
+            "File with the token (JWT) for Pulsar in its first line. A file, so that the token is "
+            "not visible in process lists; reloaded when it changes."
+        ),
     )
     pulsar_tls_trust_file: File | None = Field(
         None,
-        description="PEM: the authorities that sign the brokers' certificates. By default those of this machine.",
+        description=(
+            "PEM file with the authorities that sign the brokers' certificates. By default those "
+            "of the operating system."
+        ),
     )
     pulsar_tls_certificate_file: File | None = Field(
         None,
-        description="PEM: what the gateway shows of itself to brokers that ask for a certificate.",
+        description=(
+            "PEM file with the certificate that the gateway presents to brokers that request one."
+        ),
     )
     pulsar_tls_key_file: File | None = Field(
-        None, description="PEM: the private key of that certificate, without a pass phrase."
+        None, description="PEM file with the private key of that certificate, without passphrase."
     )
     pulsar_tenant: Name = Field(
-        "public", description="Tenant of the topics whose names have no slash. KoP's default."
+        "public", description="Tenant of topics whose names have no slash. KoP's default."
     )
     pulsar_namespace: Name = Field(
-        "default", description="Namespace of the topics whose names have no slash. KoP's default."
+        "default", description="Namespace of topics whose names have no slash. KoP's default."
     )
     pulsar_metadata_tenant: Name = Field(
         "public",
@@ -518,159 +684,238 @@ class Settings(BaseSettings):
     )
     pulsar_metadata_namespace: Name = Field(
         "__kafka",
-        description="Namespace of the gateway's own tables; Pulsar's clients should have no business there. KoP's default.",
+        description=(
+            "Namespace of the gateway's own tables. Other Pulsar clients should have no access to "
+            "it. KoP's default."
+        ),
     )
     pulsar_allowed_namespaces: Namespaces = Field(
         (),
-        description="`TENANT/NAMESPACE` of the others whose topics are served, by their full names.",
+        description=(
+            "Further namespaces, as `TENANT/NAMESPACE`, whose topics are served by their full "
+            "names."
+        ),
     )
     pulsar_multi_tenant_metadata: bool = Field(
         False,
-        description="Whether the tables of a client that logs in are in the tenant that its log-in names, as in KoP. No log-in names one yet, so `true` "
-        "is taken only where no listener asks for one: there it means the same as `false`, in KoP as here.",
+        description=(
+            "Whether the tables of an authenticated client are in the tenant named by its login, "
+            "as in KoP. No SASL mechanism provides a tenant yet, so `true` is accepted only if "
+            "no listener requires authentication; it then means the same as `false`, as in KoP."
+        ),
     )
     entry_format: Literal["mixed_kafka", "kafka", "pulsar"] = Field(
         "mixed_kafka",
-        description="How records lie in Pulsar, for topics made without an `entry.format`: batches as they were produced, batches in format 2 "
-        "only, or messages that Pulsar's own clients read. As in KoP, whose default is the last and the slowest.",
+        description="Default of the topic config `entry.format`: how records are stored in Pulsar. "
+        "`mixed_kafka`: batches as produced; `kafka`: batches in format 2 only; `pulsar`: "
+        "messages that Pulsar clients can read. As in KoP, whose default is `pulsar`, the "
+        "slowest.",
     )
     pulsar_mirror_cursors: bool = Field(
         False,
-        description="Whether committed offsets move Pulsar subscriptions of the group's name, so that Pulsar's backlog figures count Kafka's groups. "
-        "Off: Pulsar keeps what such a subscription has not read, beyond any retention, and a backlog quota may then stop producers.",
+        description=(
+            "Whether commits also move Pulsar subscriptions named after the groups, so that "
+            "Pulsar's backlog figures include Kafka groups. Disabled by default: Pulsar keeps what "
+            "such a subscription has not read regardless of retention, and a backlog quota may then "
+            "block producers."
+        ),
     )
     pulsar_send_timeout_ms: int = Field(
         30 * SECOND,
         ge=100,
         le=10 * MINUTE,
-        description="A message not acknowledged by then may be stored or not: its partition begins anew, and its producer is told to try again. "
-        "The default of Pulsar's client, and Java's producers wait as long for an answer.",
+        description=(
+            "Timeout of a message's acknowledgement. Afterwards its outcome is unknown: the "
+            "partition is reopened and the producer retries. Default of Pulsar's client; Java "
+            "producers wait as long for a response."
+        ),
     )
     pulsar_start_timeout_ms: int = Field(
         90 * SECOND,
         ge=0,
         le=1 * HOUR,
-        description="How long a start is tried again while the brokers answer that they have trouble of their own, or keep the topics for a gateway that is "
-        "gone. A broker that starts is without its bookies for some seconds, and takes a dead host's connection for alive for 30 to 60.",
+        description=(
+            "How long startup is retried while the brokers report temporary errors or still hold "
+            "topics for a gateway that is gone. A starting broker has no bookies for some seconds, "
+            "and detects connections from a lost host after 30 to 60 s."
+        ),
     )
     pulsar_operation_timeout_ms: int = Field(
         30 * SECOND,
         ge=1 * SECOND,
         le=10 * MINUTE,
-        description="For a broker to be found and to open a topic. The default of Pulsar's client.",
+        description=(
+            "Timeout of a lookup and of opening a topic on a broker. Default of Pulsar's client."
+        ),
     )
     pulsar_admin_timeout_ms: int = Field(
         30 * SECOND,
         ge=100,
         le=10 * MINUTE,
-        description="For one call of the admin API. As Pulsar's own gives an operation.",
+        description=(
+            "Timeout of one call of the admin API. As Pulsar's own timeout of an operation."
+        ),
     )
     pulsar_refresh_ms: int = Field(
         30 * SECOND,
         ge=100,
         le=1 * HOUR,
-        description="How old the list of topics may be: those that somebody else makes or deletes in Pulsar are seen after so long. A few calls each time.",
+        description=(
+            "How often the list of topics is refreshed, which finds topics created or deleted "
+            "directly in Pulsar. A few calls each time."
+        ),
     )
     pulsar_resident_bytes: int = Field(
         64 * MIB,
         ge=0,
-        description="Newest batches kept in memory, over all partitions, so that consumers at the tail ask no broker.",
+        description=(
+            "Size of the in-memory cache of the newest batches of all partitions, so that "
+            "consumers at the end of the log need no broker."
+        ),
     )
     pulsar_readers: int = Field(
         64,
         ge=1,
         le=10_000,
-        description="Open readers for consumers that are behind; the longest unused goes first. Each holds some messages that it read ahead, 40 MiB of the largest.",
+        description=(
+            "Maximum number of open readers for consumers that are behind; the least recently used "
+            "is closed first. Each prefetches messages, 40 MiB of the largest."
+        ),
     )
     pulsar_threads: int = Field(
         8,
         ge=1,
         le=256,
-        description="Calls of Pulsar's client at a time: topics opened and old batches read. They wait much and compute little.",
+        description=(
+            "Concurrent calls of Pulsar's client that open topics or read old batches. They use "
+            "little CPU."
+        ),
     )
 
     # The traffic log
     traffic_log: File | None = Field(
         None,
-        description="Folder of the traffic log: who speaks which versions, for reports (docs/traffic-log.md). None by default.",
+        description="Folder of the traffic log, which records client versions for reports "
+        "(docs/traffic-log.md). Disabled by default.",
     )
     traffic_topic: bool = Field(
         False,
-        description="Whether the same rows go into the topic `__kopgate_traffic`, for reports that follow. Off: they take room in the store.",
+        description=(
+            "Whether the traffic rows are also written to the topic `__kopgate_traffic`, for "
+            "streaming reports. Disabled by default, because it uses space in the store."
+        ),
     )
     traffic_log_interval_ms: int = Field(
         1 * MINUTE,
         ge=1 * SECOND,
         le=1 * HOUR,
-        description="How often a connection's use is written, and how much of it a crash may lose. A minute: fine enough for every trend, and few lines.",
+        description=(
+            "How often the usage of a connection is written, and the maximum loss in a crash. A "
+            "minute is fine enough for every trend and produces few rows."
+        ),
     )
     traffic_log_max_rows_per_connection: int = Field(
         1_000,
         ge=1,
         le=1_000_000,
-        description="Topics and groups of one connection that have rows of their own in an interval, some 500 bytes of memory each; the others are merged "
-        "into one a request and version. Above what applications read; tools that go through all topics meet it.",
+        description=(
+            "Maximum number of topics and groups of a connection with rows of their own per "
+            "interval, about 500 bytes of memory each; the others are merged into one row per "
+            "request and version. Only tools that access all topics exceed the default."
+        ),
     )
     traffic_log_queue_lines: int = Field(
         100_000,
         ge=1_000,
         le=10_000_000,
-        description="Lines that wait for the disk; beyond it they are dropped, and counted (`queue full`). And the rows of topics "
-        "and groups that all connections together may have in an interval, beyond which they are merged: some 70 MB. Ten of each connection.",
+        description=(
+            "Maximum number of rows waiting for the disk; further rows are dropped and counted "
+            "(`queue full`). Also limits the rows of topics and groups of all connections per "
+            "interval to about 70 MB; further ones are merged. Ten per connection by default."
+        ),
     )
     traffic_log_queue_bytes: int = Field(
         64 * MIB,
         ge=1 * MIB,
-        description="The same in bytes: some 450 a line. And what may wait for the topic.",
+        description=(
+            "Maximum bytes of waiting rows, about 450 each. Also limits what waits for the traffic "
+            "topic."
+        ),
     )
     traffic_log_rotate_bytes: int = Field(
         64 * MIB,
         ge=64 * KIB,
         le=16 * GIB,
-        description="A file that large is finished. Compressed it has some 4 to 7 MiB; Spark reads several in one task.",
+        description=(
+            "Size at which a file is finished: 4 to 7 MiB compressed by default; Spark reads "
+            "several in one task."
+        ),
     )
     traffic_log_rotate_ms: int = Field(
         10 * MINUTE,
         ge=1 * SECOND,
         le=24 * HOUR,
-        description="A file that old is finished, and compressed. Reports take what is being written, too; others that read finished files lag so far. At the default 144 files a day.",
+        description=(
+            "Age at which a file is finished and compressed. Reports also read the current file; "
+            "other tools that read finished files lag by this much. 144 files a day by default."
+        ),
     )
     traffic_log_compression_level: int = Field(
         1,
         ge=0,
         le=3,
-        description="Level of gzip for finished files, of Intel's library: 1 makes them some ten times smaller, the others gain little.",
+        description=(
+            "gzip level (ISA-L) of finished files. Level 1 makes them about ten times smaller; "
+            "higher levels gain little."
+        ),
     )
     traffic_log_retention_ms: int = Field(
         90 * 24 * HOUR,
         ge=-1,
-        description="Finished files older than that are deleted; -1 keeps them. The topic is made with it, and altered as any topic. A quarter shows who comes once a month.",
+        description=(
+            "Finished files older than this are deleted; -1 keeps them. Also the initial retention "
+            "of the traffic topic. 90 days include clients that connect once a month."
+        ),
     )
     traffic_log_retention_bytes: int = Field(
         10 * GIB,
         ge=-1,
-        description="What the folder may hold; beyond it the oldest finished files are deleted; -1 is no limit. Some 80 million connection-minutes: two months of 1,000 connections.",
+        description=(
+            "Maximum size of the folder; beyond it the oldest finished files are deleted; -1 means "
+            "no limit. The default holds about 80 million connection-minutes: two months of 1,000 "
+            "connections."
+        ),
     )
     traffic_log_salt_file: File | None = Field(
         None,
-        description="The first line is a secret with which addresses are hashed before they are written. A file, so that no process list shows it. "
-        "Without one they stand there as they are.",
+        description=(
+            "File with a secret in its first line; addresses are hashed with it before they are "
+            "written. A file, so that the secret is not visible in process lists. Without it "
+            "addresses are written unchanged."
+        ),
     )
 
     # Logs
     log_format: Literal["text", "json"] = Field(
-        "text", description="One line an event, for people or for machines."
+        "text",
+        description="Log format, one event per line: `text` for people or `json` for programs.",
     )
-    log_level: Level = Field("info", description="The least that is written.")
+    log_level: Level = Field("info", description="Minimum level of events written.")
     log_levels: Levels = Field(
         {},
-        description="Levels of parts, for example `gateway.protocol.session:debug`; a part's level holds for what is below it.",
+        description=(
+            "Levels of single modules, for example `gateway.protocol.session:debug`; a level "
+            "applies to all modules below."
+        ),
     )
     log_queue_events: int = Field(
         10_000,
         ge=100,
         le=1_000_000,
-        description="Lines that wait for a slow stderr, about 2 MB; beyond it they are dropped, and counted.",
+        description=(
+            "Maximum number of log lines waiting for a slow stderr, about 2 MB; further lines are "
+            "dropped and counted."
+        ),
     )
 
     @classmethod
@@ -682,7 +927,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only the arguments: a setting made in code depends on no environment, and `load` can say where each value came from."""
+        """Use only the arguments, so that `load` can report the origin of each value."""
         return (init_settings,)
 
     @model_validator(mode="after")
@@ -698,7 +943,10 @@ class Settings(BaseSettings):
         return self
 
     def security_protocol(self, listener: str) -> SecurityProtocol:
-        """What the listener of that name asks of a connection. Raises KeyError for a name without one (`Settings` refuses such a listener)."""
+        """Return the security protocol of a listener.
+
+        Raises KeyError for an unmapped name; the model refuses such listeners.
+        """
         return (
             self.listener_security_protocol_map[listener]
             if listener in self.listener_security_protocol_map
@@ -706,78 +954,121 @@ class Settings(BaseSettings):
         )
 
     def advertised_for(self, listener: str) -> Endpoint | None:
-        """What clients of that listener are told; None for the bound address."""
+        """Return the advertised address of a listener; None means the bound address."""
         return next((endpoint for endpoint in self.advertised if endpoint.name == listener), None)
 
     def _listener_problems(self) -> Iterator[str]:
         names = [endpoint.name for endpoint in self.listeners]
         bound = [(endpoint.host, endpoint.port) for endpoint in self.listeners if endpoint.port]
         told = [endpoint.name for endpoint in self.advertised]
-        yield from (f"listeners: the name {name} is there twice" for name in _duplicates(names))
-        yield from (f"listeners: {host}:{port} is there twice" for host, port in _duplicates(bound))
-        yield from (f"advertised: the name {name} is there twice" for name in _duplicates(told))
+        yield from (f"listeners: duplicate name {name}" for name in _duplicates(names))
         yield from (
-            f"advertised: there is no listener {name}" for name in sorted(set(told) - set(names))
+            (f"listeners: duplicate address {host}:{port}") for host, port in _duplicates(bound)
+        )
+        yield from (f"advertised: duplicate name {name}" for name in _duplicates(told))
+        yield from (
+            f"advertised: no listener is named {name}" for name in sorted(set(told) - set(names))
         )
         yield from (
-            f"listener_security_protocol_map: there is no listener {name}"
+            f"listener_security_protocol_map: no listener is named {name}"
             for name in sorted(set(self.listener_security_protocol_map) - set(names))
         )
         for endpoint in self.advertised:
             if endpoint.is_wildcard:
-                yield f"advertised: {endpoint} is every interface, which no client can connect to; name the host that clients reach"
+                yield (
+                    f"advertised: clients cannot connect to {endpoint}, which stands for all "
+                    "interfaces; use a host name or address"
+                )
         for endpoint in self.listeners:
             if endpoint.is_wildcard and endpoint.name not in told:
-                example = f"advertised = [{str(Endpoint(endpoint.name, 'gateway.example.com', endpoint.port))!r}]"
-                yield f"listeners: {endpoint} listens on every interface, so clients must be told where to connect; set for example {example}"
+                example = (
+                    "advertised = "
+                    f"[{str(Endpoint(endpoint.name, 'gateway.example.com', endpoint.port))!r}]"
+                )
+                yield (
+                    f"listeners: {endpoint} listens on all interfaces, so an advertised address "
+                    f"is required; for example {example}"
+                )
 
     def _security_problems(self) -> Iterator[str]:
         for name in dict.fromkeys(endpoint.name for endpoint in self.listeners):
             try:
                 protocol = self.security_protocol(name)
             except KeyError:
-                yield f"listener_security_protocol_map: says nothing of {name}, which is not a security protocol itself; add {name} = 'PLAINTEXT', for example"
+                yield (
+                    f"listener_security_protocol_map: no entry for {name}, which is not the name "
+                    f"of a security protocol; add for example {name} = 'PLAINTEXT'"
+                )
                 continue
             if protocol.has_tls and not self.ssl_certificate_file:
-                yield f"ssl_certificate_file: listener {name} speaks TLS and needs it"
+                yield f"ssl_certificate_file: required by TLS listener {name}"
             if protocol.has_tls and not self.ssl_key_file:
-                yield f"ssl_key_file: listener {name} speaks TLS and needs it"
+                yield f"ssl_key_file: required by TLS listener {name}"
             if protocol.has_sasl and self.pulsar_multi_tenant_metadata:
                 yield (
-                    f"pulsar_multi_tenant_metadata: listener {name} asks for a log-in, and none brings a tenant yet, so there is one place for all "
-                    "tables; set it to false (in KoP it is true unless the configuration says otherwise) and say where in pulsar_metadata_tenant"
+                    f"pulsar_multi_tenant_metadata: listener {name} requires authentication, and "
+                    "no mechanism provides a tenant yet; set it to false (KoP's default is true) "
+                    "and set the tenant of all tables in pulsar_metadata_tenant"
                 )
             if protocol.has_sasl and not self.users_file:
-                yield f"users_file: listener {name} asks for a log-in and needs it; make one with `kopgate users add NAME --file FILE`"
+                yield (
+                    f"users_file: required by SASL listener {name}; create one with `kopgate "
+                    "users add NAME --file FILE`"
+                )
         if self.ssl_client_auth != "none" and not self.ssl_ca_file:
-            yield f"ssl_ca_file: ssl_client_auth is {self.ssl_client_auth} and needs it, to know whose certificates count"
+            yield (
+                "ssl_ca_file: required to verify client certificates, since ssl_client_auth is "
+                f"{self.ssl_client_auth}"
+            )
 
     def _pulsar_problems(self) -> Iterator[str]:
         if self.store.is_pulsar and not self.pulsar_admin:
-            yield f"pulsar_admin: topics of {self.store} are made and found through the cluster's admin API; say where it is, for example http://HOST:8080"
+            yield (
+                f"pulsar_admin: required by store {self.store}; set the address of the cluster's "
+                "admin API, for example http://HOST:8080"
+            )
         if self.pulsar_admin and not self.store.is_pulsar:
-            yield f"pulsar_admin: the store is {self.store}; for one in Pulsar say store = 'pulsar://HOST:6650', too"
+            yield (
+                f"pulsar_admin: store is {self.store}; to use Pulsar, also set store = "
+                "'pulsar://HOST:6650'"
+            )
         if self.pulsar_tls_certificate_file and not self.pulsar_tls_key_file:
-            yield "pulsar_tls_certificate_file: pulsar_tls_key_file, its private key, is missing"
+            yield "pulsar_tls_certificate_file: pulsar_tls_key_file is missing"
         if self.pulsar_tls_key_file and not self.pulsar_tls_certificate_file:
-            yield "pulsar_tls_key_file: pulsar_tls_certificate_file, the certificate that it belongs to, is missing"
+            yield "pulsar_tls_key_file: pulsar_tls_certificate_file is missing"
 
     def _size_problems(self) -> Iterator[str]:
         for field in ("listeners", "sasl_enabled_mechanisms", "log_cleanup_policy"):
             if not getattr(self, field):
-                yield f"{field}: there must be at least one"
+                yield f"{field}: at least one value is required"
         if self.max_in_flight_bytes < self.socket_request_max_bytes:
-            yield "max_in_flight_bytes: less than socket_request_max_bytes, so the largest request could never be read"
+            yield (
+                "max_in_flight_bytes: less than socket_request_max_bytes, so the largest request "
+                "cannot be read"
+            )
         if self.message_max_bytes > self.socket_request_max_bytes:
-            yield "message_max_bytes: more than socket_request_max_bytes, so the largest batch could never be sent"
+            yield (
+                "message_max_bytes: more than socket_request_max_bytes, so the largest batch "
+                "cannot be sent"
+            )
         if -1 < self.traffic_log_retention_bytes < self.traffic_log_rotate_bytes:
-            yield "traffic_log_retention_bytes: less than traffic_log_rotate_bytes, so the file that is being written would leave room for no other"
+            yield (
+                "traffic_log_retention_bytes: less than traffic_log_rotate_bytes, so no finished "
+                "file could be kept"
+            )
         if self.num_partitions > self.max_partitions_per_topic:
             yield "num_partitions: more than max_partitions_per_topic"
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
-            yield "group_min_session_timeout_ms: more than group_max_session_timeout_ms, so nobody could join a group"
+            yield (
+                "group_min_session_timeout_ms: more than group_max_session_timeout_ms, so no "
+                "client could join a group"
+            )
         if self.group_consumer_heartbeat_interval_ms >= self.group_consumer_session_timeout_ms:
-            yield "group_consumer_heartbeat_interval_ms: not less than group_consumer_session_timeout_ms, so every member would be gone in between"
+            yield (
+                "group_consumer_heartbeat_interval_ms: not less than "
+                "group_consumer_session_timeout_ms, so every session would expire between "
+                "heartbeats"
+            )
 
 
 def _duplicates(items: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Which store the settings name, and its limits."""
+"""Creates the configured store."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import Store
 from storage.pulsar.settings import PulsarSettings
 
-#: What the store may hold back beyond the bytes in flight: its own book-keeping and one frame that was let in above the limit.
+#: Bytes that the store may queue beyond the in-flight limit: overhead, and one frame accepted above
+#: the limit.
 _QUEUE_SLACK = 128 << 20
 
 
 def make_store(settings: Settings, reactor: Any) -> Store:
-    """The store that the settings name, not yet open."""
+    """Return the configured store, not yet open."""
     if settings.store.is_pulsar:
-        # Loaded where it is wanted: it brings Pulsar's client along, with threads of its own and some 14 MB.
+        # Imported on demand: Pulsar's client starts threads and uses about 14 MB.
         from storage.pulsar.store import PulsarStore
 
         return PulsarStore(
@@ -35,7 +36,7 @@ def make_store(settings: Settings, reactor: Any) -> Store:
 
 
 def pulsar_settings(settings: Settings) -> PulsarSettings:
-    """Those of the store in Pulsar; `store` must name one."""
+    """Return the settings of the store in Pulsar; `store` must be a Pulsar address."""
     default = f"{settings.pulsar_tenant}/{settings.pulsar_namespace}"
     return PulsarSettings(
         service_url=str(settings.store),
@@ -48,7 +49,7 @@ def pulsar_settings(settings: Settings) -> PulsarSettings:
         namespace=settings.pulsar_namespace,
         metadata_tenant=settings.pulsar_metadata_tenant,
         metadata_namespace=settings.pulsar_metadata_namespace,
-        # KoP's setting has the default one among them.
+        # KoP's setting includes the default namespace.
         allowed_namespaces=tuple(
             dict.fromkeys(one for one in settings.pulsar_allowed_namespaces if one != default)
         ),

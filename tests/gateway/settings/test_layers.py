@@ -92,12 +92,12 @@ def test_every_setting_can_be_given_as_text(monkeypatch, field):
 def test_an_unknown_key_in_the_file_is_named(toml, text):
     path = toml(text)
     key = text.strip("[").split("]")[0].split(" ")[0]
-    assert problems({}, path) == [f"{path}: {key}: there is no such setting"]
+    assert problems({}, path) == [f"{path}: {key}: unknown setting"]
 
 
 def test_an_unknown_variable_is_named(monkeypatch):
     monkeypatch.setenv("KOPGATE_NOD_ID", "1")
-    assert problems({}) == ["KOPGATE_NOD_ID: there is no such setting"]
+    assert problems({}) == ["KOPGATE_NOD_ID: unknown setting"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_where_topics_of_kop_are_is_said_as_it_was(toml, monkeypatch):
     assert problems(
         {"kafkaEnableMultiTenantMetadata": "true", "listeners": "SASL_PLAINTEXT://127.0.0.1:9093"}
     )[0].startswith(
-        "--set kafkaEnableMultiTenantMetadata: listener SASL_PLAINTEXT asks for a log-in, and none brings a tenant yet"
+        "--set kafkaEnableMultiTenantMetadata: listener SASL_PLAINTEXT requires authentication, and no mechanism provides a tenant yet"
     )
 
 
@@ -191,19 +191,19 @@ def test_a_problem_is_told_by_the_name_that_was_given(toml, monkeypatch):
 
 def test_one_setting_by_both_names_in_one_place_is_a_mistake(toml):
     path = toml("node_id = 1\nkafkaBrokerId = 2")
-    assert problems({}, path) == [f"{path}: kafkaBrokerId: it is node_id, which is given too"]
+    assert problems({}, path) == [f"{path}: kafkaBrokerId: alias of node_id, which is also set"]
 
 
 def test_one_setting_by_two_names_of_kop_s_in_one_place_is_a_mistake(toml):
     path = toml('allowedNamespaces = "a/b"\nkopAllowedNamespaces = "a/b"')
     assert problems({}, path) == [
-        f"{path}: kopAllowedNamespaces: it is pulsar_allowed_namespaces, which is given too"
+        f"{path}: kopAllowedNamespaces: alias of pulsar_allowed_namespaces, which is also set"
     ]
 
 
 def test_a_setting_of_kop_s_that_means_nothing_here_is_named(toml):
     path = toml("maxReadEntriesNum = 5")
-    assert problems({}, path) == [f"{path}: maxReadEntriesNum: there is no such setting"]
+    assert problems({}, path) == [f"{path}: maxReadEntriesNum: unknown setting"]
 
 
 def test_every_name_of_kop_s_is_a_setting():
@@ -211,7 +211,7 @@ def test_every_name_of_kop_s_is_a_setting():
 
 
 def test_an_unknown_flag_is_named():
-    assert problems({"nod_id": "1"}) == ["--set nod_id: there is no such setting"]
+    assert problems({"nod_id": "1"}) == ["--set nod_id: unknown setting"]
 
 
 @pytest.mark.parametrize("value", ["true", '"5"', "1.5", "[1]"])
@@ -252,7 +252,7 @@ def test_each_problem_of_each_layer_has_its_own_line(toml, monkeypatch):
 def test_a_problem_between_settings_is_named_by_where_the_first_one_was_given(monkeypatch):
     monkeypatch.setenv("KOPGATE_LISTENERS", "PLAINTEXT://0.0.0.0:9092")
     assert problems({})[0].startswith(
-        "KOPGATE_LISTENERS: PLAINTEXT://0.0.0.0:9092 listens on every interface"
+        "KOPGATE_LISTENERS: PLAINTEXT://0.0.0.0:9092 listens on all interfaces"
     )
 
 
