@@ -1,1 +1,1 @@
-"""Where records and small tables are kept. `storage.log` is the interface; every folder beside it is one store."""
+"""Storage of records and small tables. `storage.log` is the interface; each folder is one store."""

@@ -1,4 +1,4 @@
-"""Between a store's threads and the reactor: one deque and one wake-up for whatever has piled up, the threads that wait, things made once."""
+"""Between a store's threads and the reactor: a call queue, a thread pool, a creation cache."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 class ScheduledCall(Protocol):
-    """A call that is still to come."""
+    """A pending delayed call (Twisted's IDelayedCall)."""
 
     def cancel(self) -> None: ...
 
 
 class Reactor(Protocol):
-    """What the store needs of Twisted's reactor."""
+    """The part of Twisted's reactor that stores use."""
 
     def callFromThread(self, call: Callable[..., object], *arguments: object) -> object: ...
     def callLater(
@@ -34,7 +34,10 @@ class Reactor(Protocol):
 
 
 class ReactorCallQueue:
-    """Runs calls in the reactor's thread, in the order they were posted, with one wake-up for all that have piled up."""
+    """Runs calls in the reactor thread, in the order of `post`.
+
+    The reactor is woken once per burst: one `callFromThread` runs every call queued until then.
+    """
 
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
@@ -42,24 +45,25 @@ class ReactorCallQueue:
         self._is_scheduled = False
 
     def post(self, call: Callable[[], None]) -> None:
-        """From any thread."""
+        """Queue `call`. Thread-safe."""
         self._calls.append(call)
         if not self._is_scheduled:
             self._is_scheduled = True
             self._reactor.callFromThread(self._run)
 
     def _run(self) -> None:
-        # First: a call posted from here on asks for a wake-up of its own, and one posted before is already in the deque.
+        # Reset first: a call posted from here on schedules another wake-up; one posted earlier is
+        # already in the deque.
         self._is_scheduled = False
         while self._calls:
             try:
                 self._calls.popleft()()
             except Exception:
-                log.exception("a result of the store could not be handed over")
+                log.exception("a callback from a storage thread failed")
 
 
 class Job(Generic[T]):
-    """One call for a reader's thread."""
+    """A call for a worker thread and the Deferred of its result."""
 
     __slots__ = ("call", "done")
 
@@ -69,9 +73,10 @@ class Job(Generic[T]):
 
 
 class WorkerPool:
-    """Threads for calls that may wait for the disk or the network; `name` is what a list of threads shows.
+    """Threads for calls that may block on disk or network.
 
-    Of the idle ones the one that worked last goes first: what it needs is still in the processor's cache, and in its own part of the heap.
+    `name` is the prefix of the thread names. The idle thread that finished last gets the next call:
+    its data is still in the processor cache and in its malloc arena.
     """
 
     def __init__(
@@ -94,7 +99,11 @@ class WorkerPool:
             thread.start()
 
     def run(self, call: Callable[[], T]) -> Deferred[T]:
-        """What `call` gives or raises in a reader's thread. A cancelled one that has not begun is not begun. Fails with StorageFailed if too many wait."""
+        """Run `call` in a worker thread; the Deferred gets its result or exception.
+
+        A call whose Deferred is cancelled before it starts is not started. The Deferred fails with
+        StorageFailed if too many calls are queued.
+        """
         job = Job(call)
         if len(self._jobs) >= self._waiting:
             job.done.errback(
@@ -107,7 +116,7 @@ class WorkerPool:
         return job.done
 
     def stop(self, last: Callable[[], T]) -> Deferred[T]:
-        """What `last` gives, begun after all that was asked before has begun; then the threads end."""
+        """Run `last` after all queued calls have started, then end the threads."""
         job = Job(last)
         self._give(job)
         for _ in self._threads:
@@ -115,7 +124,7 @@ class WorkerPool:
         return job.done
 
     def _give(self, job: Job[Any] | None) -> None:
-        """To an idle thread, or to the first that has time. None ends it."""
+        """Pass `job` to an idle thread or queue it. None ends one thread."""
         with self._lock:
             if not self._idle:
                 self._jobs.append(job)
@@ -133,11 +142,12 @@ class WorkerPool:
     def _work(self) -> None:
         own: SimpleQueue[Job[Any] | None] = SimpleQueue()
         while self._run_next(own):
-            # Nothing of a job stays in a variable of this thread, which may wait for long: a result has many MiB.
+            # No reference to a job or its result (possibly many MiB) is kept while the thread
+            # waits.
             pass
 
     def _run_next(self, own: SimpleQueue[Job[Any] | None]) -> bool:
-        """False at the end."""
+        """Run one job. Returns False when the thread should end."""
         job = self._next(own)
         if job is None:
             return False
@@ -145,7 +155,7 @@ class WorkerPool:
             return True
         try:
             result = job.call()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the caller
+        except Exception as error:  # noqa: BLE001 - passed to the caller
             self._reactor_calls.post(lambda done=job.done, error=error: done.errback(error))  # type: ignore[misc]
         else:
             self._reactor_calls.post(lambda done=job.done, result=result: done.callback(result))  # type: ignore[misc]
@@ -153,14 +163,17 @@ class WorkerPool:
 
 
 class SingleFlightCache(Generic[K, T]):
-    """Things that are made once, however many ask for them at the same time."""
+    """Values created at most once, even if several callers request them concurrently."""
 
     def __init__(self) -> None:
         self.created: dict[K, T] = {}
         self._waiting: dict[K, list[Deferred[T]]] = {}
 
     async def get(self, key: K, make: Callable[[], Deferred[T]]) -> T:
-        """The thing of `key`. `make` is not cancelled with whoever asked first, and puts what it created into `created` itself."""
+        """Return the value of `key`, calling `make` if it is neither created nor being created.
+
+        `make` stores the value in `created` itself. It is not cancelled when its first caller is.
+        """
         if key in self.created:
             return self.created[key]
         own: Deferred[T] = Deferred()
@@ -176,7 +189,7 @@ class SingleFlightCache(Generic[K, T]):
         return await own
 
     def wait_for_pending(self, is_meant: Callable[[K], bool]) -> Deferred[Any]:
-        """Fires once those of these keys that are being made now are made, or could not be."""
+        """Fires when all pending creations of matching keys have succeeded or failed."""
         done: list[Deferred[T]] = []
         for key, waiting in self._waiting.items():
             if is_meant(key):

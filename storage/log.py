@@ -1,15 +1,19 @@
-"""What a store is to the gateway: partition logs, state tables and topics, in plain values.
+"""The storage interface: partition logs, state tables and topics, in plain values.
 
-Nothing here knows Kafka's messages, LMDB or Pulsar. Every store passes `tests/contract/`; a new verb comes with its case there.
+It does not depend on Kafka's messages, LMDB or Pulsar. Every store passes `tests/contract/`; a new
+method is added together with its contract test.
 
-The rules that every store keeps:
+Rules that every store keeps:
 
-- One writer per partition. A writer that lost its right fails with `Fenced`, and so does everything it sends later; `Store.log` begins anew.
-- Offsets are given out by the caller, in order and without gaps: an append starts at `next_offset`. The store refuses anything else.
-- Acknowledged means durable: `append` and `put` return when the rows survive a power cut, and never before.
-- When one append fails, those queued behind it fail too (their offsets would leave a gap); once they all have, `next_offset` is the
-  durable end again and the log can be used.
-- Nothing is visible to `read` before it is durable.
+- One writer per partition. A writer that lost its right to write fails with `Fenced`, and so does
+  everything it sends later; `Store.log` opens the partition again.
+- Offsets are assigned by the caller, in order and without gaps: an append starts at `next_offset`.
+  The store refuses any other offset.
+- Acknowledged means durable: `append` and `put` complete only when the rows survive a power
+  failure.
+- When an append fails, the appends queued behind it fail too, since their offsets would leave a
+  gap. After the last of them, `next_offset` is the durable end again and the log is usable.
+- `read` returns durable entries only.
 - All methods are called from the reactor thread and none blocks it.
 """
 
@@ -25,30 +29,37 @@ Buffer = bytes | bytearray | memoryview
 
 
 class StorageError(Exception):
-    """Something the store could not do; the base of every error that a store raises on purpose."""
+    """Base class of all errors that a store raises deliberately."""
 
 
 class StorageFailed(StorageError):
-    """The medium failed: disk full, I/O error, broker lost. Nothing of the failed call is visible, and it may be tried again."""
+    """The medium failed: disk full, I/O error, broker unavailable. Retryable; nothing of the failed
+    call is visible.
+    """
 
 
 class NotReady(StorageFailed):
-    """What the store lies on is there, and has trouble of its own that may pass: it starts, or what it needs in turn is away."""
+    """The medium answers but is temporarily unable to serve, for example while it starts."""
 
 
 class NotAllowed(StorageError):
-    """The medium does not let this process do that with this topic: to try again helps nobody before somebody grants it. The message says what to grant."""
+    """Permission denied by the medium. Not retryable until permission is granted; the message says
+    which.
+    """
 
 
 class Fenced(StorageError):
-    """Another writer leads this partition now, or what became of an append cannot be known. Whether the failed append was stored is unknown.
+    """Another writer leads this partition, or the outcome of an append is unknown.
 
-    The log is finished: every later call on it fails so too. `Store.log` gives a new one, which has taken the right to write anew.
+    A failed append may or may not be stored. Every later call on the log fails the same way;
+    `Store.log` returns a new log that has acquired the right to write again.
     """
 
 
 class EntryTooLarge(StorageError):
-    """More than the medium takes in one piece; nothing of it was stored. The message says how large it was and how large it may be."""
+    """The entry exceeds the medium's size limit; nothing was stored. The message gives size and
+    limit.
+    """
 
 
 class LogClosed(StorageError):
@@ -56,11 +67,11 @@ class LogClosed(StorageError):
 
 
 class OffsetOutOfRange(StorageError):
-    """An offset outside `start_offset <= offset <= end_offset` was asked for, or an append did not start at `next_offset`."""
+    """A read outside `start_offset <= offset <= end_offset`, or an append not at `next_offset`."""
 
 
 class TopicExists(StorageError):
-    """`create_topic` for a name that is taken."""
+    """`create_topic` for a name in use."""
 
 
 class UnknownTopic(StorageError):
@@ -68,11 +79,11 @@ class UnknownTopic(StorageError):
 
 
 class StoreInUse(StorageError):
-    """Another process holds this store. The message says which and what to do."""
+    """Another process holds this store. The message says which one and what to do."""
 
 
 class StaleStoreLock(StoreInUse, NotReady):
-    """Whoever held this store seems to be gone, and the medium has not let go of it yet."""
+    """The holder of this store seems to be gone, but the medium has not released its lock yet."""
 
 
 class StoreTooNew(StorageError):
@@ -82,9 +93,9 @@ class StoreTooNew(StorageError):
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One stored unit: a Kafka batch or message set, opaque to the store.
 
-    `base_offset` and `last_offset` are the first and last offset that it takes (gaps inside it are allowed); `max_timestamp` is the greatest
-    record timestamp in milliseconds, -1 where there is none; `payload` is contiguous. A store that hands out an Entry hands out a copy:
-    `payload` stays valid for as long as it is held.
+    `base_offset` and `last_offset` are its first and last offset (gaps inside are allowed).
+    `max_timestamp` is the greatest record timestamp in milliseconds, -1 if there is none. `payload`
+    is contiguous and never changes; entries returned by a store are copies.
     """
 
     base_offset: int
@@ -93,13 +104,15 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     payload: Buffer
 
     def __repr__(self) -> str:
-        """Without the payload, which is nobody's business in a log."""
+        """Omits the payload, which must not be logged."""
         return f"Entry({self.base_offset}-{self.last_offset}, {len(self.payload)} bytes)"
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic's metadata. `configs` are the overrides only, as they were given. `topic_id` is 16 bytes (a Kafka Uuid)."""
+    """A topic's metadata. `configs` holds only overrides, as given. `topic_id` is 16 bytes (a Kafka
+    Uuid).
+    """
 
     name: str
     topic_id: bytes
@@ -109,7 +122,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class VolumeUsage:
-    """One place where a store keeps bytes: total and usable bytes of the volume, -1 where unknown."""
+    """Total and usable bytes of a volume that holds store data; -1 if unknown."""
 
     path: str
     total_bytes: int
@@ -119,10 +132,13 @@ class VolumeUsage:
 class PartitionLog(Protocol):
     """The entries of one partition in offset order.
 
-    `start_offset <= end_offset <= next_offset`: the first readable offset, the one after the last durable record (the high watermark), and
-    the one that the next append must begin at (it runs ahead of `end_offset` while appends are in flight). `size` is the number of payload bytes
-    that are readable. `leader_epoch` is the epoch of this writer. `can_replace`: whether `replace` is for this log; what others write to as well
-    its medium compacts in a way of its own, or nobody does.
+    `start_offset <= end_offset <= next_offset`: the first readable offset, the offset after the
+    last durable record (the high watermark), and the offset of the next append (ahead of
+    `end_offset` while appends are in flight). `size` is the number of readable payload bytes.
+    `leader_epoch` is the epoch of this writer.
+
+    `can_replace` is whether the log supports `replace`. A log that other programs also write to
+    does not: its medium compacts it, or nothing does.
     """
 
     @property
@@ -139,95 +155,122 @@ class PartitionLog(Protocol):
     def can_replace(self) -> bool: ...
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[int | None]:
-        """Queue `entries` (contiguous, the first at `next_offset`) in the order of the calls; they are stored all or none.
+        """Queue contiguous `entries`, the first at `next_offset`; all or none are stored.
 
-        `next_offset` has moved when this call returns; the awaitable fires when they are durable. It can be cancelled: the entries are then
-        stored all the same, only nobody is told. The payloads are handed over: nobody changes them afterwards.
+        Entries are stored in the order of the calls. `next_offset` has advanced when this returns;
+        the awaitable fires when the entries are durable. Cancelling the awaitable does not cancel
+        the append. The caller must not change the payloads afterwards.
 
-        A log of a medium that others write to as well gives offsets out itself: its `next_offset` is only a name for what is in flight, above any
-        real offset, and the awaitable gives the offset of the first record. That of any other gives None.
-        Raises (through the awaitable) StorageFailed, Fenced, LogClosed, OffsetOutOfRange, EntryTooLarge.
+        A log that other programs also write to assigns offsets itself: its `next_offset` only
+        identifies what is in flight, above any real offset, and the awaitable gives the offset of
+        the first record. For other logs it gives None.
+
+        Raises (through the awaitable) StorageFailed, Fenced, LogClosed, OffsetOutOfRange,
+        EntryTooLarge.
         """
         ...
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
-        """Whole entries, beginning with the one that contains `offset` (or, where that is missing, the next one after it).
+        """Read whole entries, from the one that contains `offset` or the next one after it.
 
-        As many as fit in `max_bytes` together, but always at least one where there is one; empty at `end_offset`.
-        Raises OffsetOutOfRange, LogClosed, StorageFailed.
+        Returns as many as fit in `max_bytes`, but at least one if there is one; an empty list at
+        `end_offset`. Raises OffsetOutOfRange, LogClosed, StorageFailed.
         """
         ...
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
-        """As `read`, at once and from memory; None where that would touch a disk or a network. The fast road for tail reads."""
+        """As `read`, synchronously from memory; None if disk or network would be needed.
+
+        The fast path of tail reads.
+        """
         ...
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
-        """The first readable entry whose `max_timestamp` is at least `timestamp` (ms); None where there is none."""
+        """The first readable entry with `max_timestamp >= timestamp` (ms), or None."""
         ...
 
     async def latest_by_time(self) -> Entry | None:
-        """The first entry that bears the greatest `max_timestamp` of all readable ones; None where there is none with a timestamp."""
+        """The first readable entry with the greatest `max_timestamp`; None if no entry has a
+        timestamp.
+        """
         ...
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        """(the greatest epoch <= `leader_epoch` that wrote here, the offset where it ended); (-1, -1) where there is none.
+        """Return (the greatest epoch <= `leader_epoch` that wrote here, its end offset).
 
-        The rule is that of Kafka's LeaderEpochFileCache.endOffsetFor: an epoch greater than the current one is unknown, (-1, -1).
+        As Kafka's LeaderEpochFileCache.endOffsetFor: (-1, -1) if there is none or if `leader_epoch`
+        is greater than the current one.
         """
         ...
 
     async def delete_before(self, offset: int) -> int:
-        """Move `start_offset` up to `offset`, durably, and free what lies wholly before it; the new start offset. Never moves it down.
+        """Raise `start_offset` to `offset` durably and free the entries wholly before it.
 
-        An entry that straddles `offset` stays whole. Raises OffsetOutOfRange beyond `end_offset`.
+        Returns the new start offset, which is never lowered. An entry that spans `offset` stays
+        whole. Raises OffsetOutOfRange if `offset` is beyond `end_offset`.
         """
         ...
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
-        """Delete from the front what retention no longer keeps; the new start offset.
+        """Delete entries from the start that retention no longer keeps; return the new start
+        offset.
 
-        `since` (ms): entries before the first one whose `max_timestamp` reaches it go (one without a timestamp counts as old).
-        `at_most_bytes`: an entry at the front goes while what remains without it is still at least this much, as in Kafka a segment does.
+        `since` (ms): delete entries before the first one with `max_timestamp >= since`; an entry
+        without a timestamp counts as old. `at_most_bytes`: delete the first entry while the
+        remaining ones still total at least this many bytes, as Kafka does with segments.
         """
         ...
 
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
-        """Compaction: the stored entries with `first <= base_offset` and `last_offset <= last` become `entries`, in one durable step.
+        """Compaction: atomically and durably replace the entries within `first` to `last` by
+        `entries`.
 
-        `entries` lie within the same range in offset order, overlap none that stays, and bear no later timestamp than those they replace;
-        `end_offset` does not move. What lies wholly before `start_offset` by then stays deleted. Readers see the old or the new, never a
-        mixture. Raises ValueError, LogClosed, StorageFailed; that where `can_replace` does not hold.
+        Replaced are entries with `first <= base_offset` and `last_offset <= last`. `entries` lie
+        within the same range in offset order, overlap no remaining entry, and have no later
+        timestamp than those they replace. `end_offset` does not change. What was deleted before
+        `start_offset` meanwhile stays deleted. Readers see the old or the new entries, never a
+        mixture.
+
+        Raises ValueError (also if `can_replace` is False), LogClosed, StorageFailed.
         """
         ...
 
     async def reclaim(self) -> None:
-        """Free the space of what `replace` and `delete_before` took away, where the medium could not do so at once. Readers see no difference.
+        """Free space left by `replace` and `delete_before` that could not be freed at once.
 
-        To be called now and then; it may take long. Raises LogClosed, Fenced, StorageFailed.
+        Call it periodically; it may take long. Reads are not affected. Raises LogClosed, Fenced,
+        StorageFailed.
         """
         ...
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change` (cheap, never raising) whenever `end_offset` or `start_offset` moved, or the log was closed or fenced."""
+        """Call `on_change` when `end_offset` or `start_offset` changes or the log is closed or
+        fenced.
+
+        `on_change` must be cheap and must not raise.
+        """
         ...
 
     def unwatch(self, on_change: Callable[[], None]) -> None:
-        """Undo `watch`; nothing happens where it was not watching."""
+        """Undo `watch`; no effect if `on_change` is not registered."""
         ...
 
 
 class StateTable(Protocol):
-    """A small keyed table: groups, offsets, producer snapshots, ids. Kept in memory by its owner, made durable here."""
+    """A small keyed table (groups, offsets, producer snapshots, ids).
+
+    Its owner keeps the rows in memory; the table makes them durable.
+    """
 
     async def items(self) -> list[tuple[bytes, bytes]]:
-        """Every row, in key order."""
+        """All rows, in key order."""
         ...
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
-        """Set (or with None delete) these rows, all or none; durable when it fires. Puts are stored in the order of the calls.
+        """Set these rows (None deletes), all or none; fires when they are durable.
 
-        A key has 1 to 480 bytes. Raises StorageFailed, Fenced, LogClosed, EntryTooLarge, ValueError.
+        Puts are stored in the order of the calls. A key has 1 to 480 bytes. Raises StorageFailed,
+        Fenced, LogClosed, EntryTooLarge, ValueError.
         """
         ...
 
@@ -236,28 +279,35 @@ class Store(Protocol):
     """Topics, their logs, and tables."""
 
     retains_by_itself: bool
-    """Whether the medium applies the retention of a topic's configs to logs that nobody has opened; `PartitionLog.retain` is then only for open ones."""
+    """Whether the medium applies the retention configs of a topic to logs that are not open.
+
+    If so, `PartitionLog.retain` is needed for open logs only.
+    """
 
     async def open(self) -> None:
-        """Take the store for this process. Raises StoreInUse, StoreTooNew, StorageFailed."""
+        """Acquire the store for this process. Raises StoreInUse, StoreTooNew, StorageFailed."""
         ...
 
     def when_lost(self, call: Callable[[str], None]) -> None:
-        """`call` once, with the reason, if another process takes the store away: nothing can be written from then on. To be said before `open`."""
+        """Register `call`, invoked once with the reason if another process takes over the store.
+
+        Nothing can be written after that. Must be called before `open`.
+        """
         ...
 
     @property
     def may_be_lost(self) -> bool:
         """Whether another process may have taken the store since it was last known to be held here.
 
-        What the caller keeps in memory of its tables may then be out of date: see `confirm_held`.
-        Costs no I/O.
+        If so, the caller's copies of table rows may be out of date: see `confirm_held`. Needs no
+        I/O.
         """
         ...
 
     async def confirm_held(self) -> None:
-        """Return once the medium has confirmed that this process holds the store; at once unless
-        `may_be_lost`. Raises Fenced, StorageFailed.
+        """Return once the medium confirms that this process holds the store.
+
+        Returns at once unless `may_be_lost`. Raises Fenced, StorageFailed.
         """
         ...
 
@@ -267,44 +317,64 @@ class Store(Protocol):
 
     @property
     def topics(self) -> Mapping[str, Topic]:
-        """Every topic by name: a live, read-only view."""
+        """All topics by name: a live, read-only view."""
         ...
 
     def watch_topics(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change` (cheap, never raising) after `topics` changed by somebody else than this store's own calls. The logs of those that are gone are closed."""
+        """Call `on_change` after another process changed `topics`.
+
+        Logs of deleted topics are closed by then. `on_change` must be cheap and must not raise.
+        """
         ...
 
     def canonical(self, name: str) -> str:
-        """The name that a topic has in `topics`, of those that it may be called by. Raises ValueError for what can be no topic of this store.
+        """The key in `topics` for any accepted form of a topic name.
 
-        A name of the embedded store is what it is; Pulsar knows a topic by its full name, too.
+        Pulsar also accepts a topic's full name; the embedded store has one form only. Raises
+        ValueError for a name that cannot be a topic of this store.
         """
         ...
 
     def note_committed(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """A group's committed offset, for a medium that shows its operators how far readers are behind. Cheap; what comes too fast is dropped."""
+        """Report a group's committed offset to a medium that shows consumer lag to its operators.
+
+        Cheap; excess reports are dropped.
+        """
         ...
 
     async def create_topic(self, topic: Topic) -> None:
-        """Durable when it returns. Raises TopicExists, StorageFailed, and ValueError where the id is not 16 bytes or there is no partition."""
+        """Create a topic durably.
+
+        Raises TopicExists, StorageFailed, and ValueError if the id is not 16 bytes or there is no
+        partition.
+        """
         ...
 
     async def alter_topic(self, topic: Topic) -> None:
-        """Give the topic of that name these configs and this many partitions (never fewer); its id stays. Raises UnknownTopic, ValueError, StorageFailed."""
+        """Set the configs and partition count of the topic with this name; the id must not change.
+
+        The partition count cannot decrease. Raises UnknownTopic, ValueError, StorageFailed.
+        """
         ...
 
     async def delete_topic(self, name: str) -> None:
-        """The topic is gone when this returns, its logs closed; its space is freed afterwards. Raises UnknownTopic, Fenced, StorageFailed."""
+        """Delete the topic and close its logs; space is freed afterwards.
+
+        Raises UnknownTopic, Fenced, StorageFailed.
+        """
         ...
 
     async def log(self, topic: str, partition: int) -> PartitionLog:
-        """The log of one partition, opened for writing, the same object at each call. Raises UnknownTopic, Fenced, StorageFailed."""
+        """The log of one partition, opened for writing; the same object at each call.
+
+        Raises UnknownTopic, Fenced, StorageFailed.
+        """
         ...
 
     async def table(self, name: str) -> StateTable:
-        """The table of that name, made where it is missing, the same object at each call."""
+        """The table of that name, created if missing; the same object at each call."""
         ...
 
     def usage(self) -> Iterable[VolumeUsage]:
-        """Where the bytes are."""
+        """Usage of the volumes that hold the store's data."""
         ...

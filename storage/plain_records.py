@@ -1,6 +1,7 @@
-"""Records one by one, in plain values: for a store whose medium holds records, not batches. What a batch looks like is the gateway's affair.
+"""Individual records in plain values, for stores whose medium holds records, not batches.
 
-The gateway gives such a store a `BatchFormat`, so that `Entry` stays the only thing that crosses between them.
+The gateway provides a `BatchFormat`, so that only `Entry` crosses the store interface and the store
+does not depend on the batch layout.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ NO_TIMESTAMP = -1
 
 
 class PlainRecord(msgspec.Struct, frozen=True, gc=False):
-    """One record. `timestamp` is in milliseconds, NO_TIMESTAMP where there is none; a header's name is UTF-8 by custom, not by force."""
+    """One record.
+
+    `timestamp` is in milliseconds, or NO_TIMESTAMP. Header names are bytes: UTF-8 is a convention,
+    it is not enforced.
+    """
 
     key: bytes | None
     value: bytes | None
@@ -25,7 +30,7 @@ class PlainRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProducerSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What an idempotent producer says of a batch: who sent it, and the sequence of its first record."""
+    """The idempotent producer of a batch and the sequence number of its first record."""
 
     producer_id: int
     producer_epoch: int
@@ -33,23 +38,23 @@ class ProducerSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PlainBatch(msgspec.Struct, frozen=True, gc=False):
-    """The records of one `Entry`, at least one; the first has its base offset, the others follow without gaps."""
+    """The records of one `Entry`, at least one, with contiguous offsets from its base offset."""
 
     records: Sequence[PlainRecord]
     sequence: ProducerSequence | None = None
 
 
 class BatchFormat(Protocol):
-    """Between the payload of an `Entry` and its records. Called from any thread."""
+    """Converts between the payload of an `Entry` and its records. Thread-safe."""
 
     def unpack(self, payload: Buffer) -> PlainBatch:
-        """Raises ValueError, saying why, for a payload whose records cannot be read."""
+        """Decode a payload. Raises ValueError with the reason if its records cannot be read."""
         ...
 
     def pack(self, batch: PlainBatch) -> bytearray:
-        """A payload as consumers get it, but for its offset."""
+        """Encode a payload as consumers receive it; `stamp` sets its offset and leader epoch."""
         ...
 
     def stamp(self, payload: bytearray, base_offset: int, leader_epoch: int) -> None:
-        """Give what `pack` made the offset of its first record, and the epoch of whoever led the partition then."""
+        """Set the base offset and the leader epoch in a payload made by `pack`."""
         ...

@@ -1,7 +1,9 @@
-"""The entries appended last, by all logs together, kept in memory: consumers at the tail are answered without a transaction or a copy.
+"""Cache of the most recently appended entries of all logs of a store.
 
-One bound holds for the store; what was appended first leaves first, whichever log it belongs to. So each log keeps an unbroken run of entries
-up to its end, or nothing.
+Consumers at the end of a log are served from here, without a transaction and without copying.
+
+One size limit holds for the store; entries are evicted in append order across all logs. So the
+cache holds a contiguous tail of each log, or nothing of it.
 """
 
 from __future__ import annotations
@@ -13,16 +15,20 @@ from operator import attrgetter
 from storage.log import Entry
 
 ENTRY_OVERHEAD = 300
-"""Bytes that an entry takes beside its payload: the objects and their places in the lists. An estimate, so that empty entries count too."""
+"""Estimated memory of an entry in bytes besides its payload; bounds the number of empty entries."""
 
 LAST_OFFSET = attrgetter("last_offset")
 
 _EVICTED = Entry(-1, -1, -1, b"")
-"""In the place of an entry that left, until that place is cut off: the payload is freed at once."""
+"""Placeholder for an evicted entry until the list is trimmed; frees the payload at once."""
 
 
 class CachedTail:
-    """The unbroken run of one log. `begin` is the index of its first entry: what left is cut off in larger pieces."""
+    """The cached entries of one log.
+
+    `begin` is the index of the first one: evicted entries are removed from the list in larger
+    pieces.
+    """
 
     __slots__ = ("begin", "entries")
 
@@ -31,7 +37,7 @@ class CachedTail:
         self.begin = 0
 
     def evict_oldest(self) -> None:
-        """The oldest goes. Nothing happens where the run was cleared before."""
+        """Drop the oldest entry; no effect if the tail was cleared."""
         if self.begin < len(self.entries):
             self.entries[self.begin] = _EVICTED
             self.begin += 1
@@ -44,7 +50,7 @@ class CachedTail:
         self.begin = 0
 
     def read(self, offset: int, max_bytes: int) -> list[Entry] | None:
-        """`PartitionLog.read`, or None where the log_tail does not reach back to `offset`."""
+        """As `PartitionLog.read`; None if `offset` is before the cached entries."""
         entries = self.entries
         if self.begin == len(entries) or offset < entries[self.begin].base_offset:
             return None
@@ -60,7 +66,7 @@ class CachedTail:
 
 
 class TailCache:
-    """All runs of a store, bounded together."""
+    """The cached tails of all logs of a store, under a common limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -68,7 +74,7 @@ class TailCache:
         self._arrivals: deque[tuple[CachedTail, int]] = deque()
 
     def add(self, log_tail: CachedTail, entry: Entry) -> None:
-        """`entry` is the newest of `log_tail`. A view of someone else's buffer is copied, lest it keep all of that buffer alive."""
+        """Append `entry` to `log_tail`. A memoryview is copied so that its buffer can be freed."""
         payload = entry.payload
         if isinstance(payload, memoryview):
             entry = Entry(entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload))

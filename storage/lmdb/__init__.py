@@ -1,4 +1,7 @@
-"""The embedded store: topics, partition logs and tables in one LMDB file, written by one thread, synced before anything is acknowledged."""
+"""The embedded store: topics, partition logs and tables in one LMDB file.
+
+A single thread writes; it syncs before anything is acknowledged.
+"""
 
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.store import LmdbStore

@@ -1,6 +1,7 @@
-"""The writes that are not appends, each a function of a burst; they run in the writer's thread.
+"""Writes other than appends, as functions of a `Burst`, run in the writer thread.
 
-They refuse with a StorageError or ValueError before they write anything, and may be run again in another burst.
+They raise a StorageError or ValueError before writing anything, and may be run again in another
+burst.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from storage.log import Entry, OffsetOutOfRange, Topic, TopicExists, UnknownTopi
 
 
 def open_log(burst: Burst, topic: str, partition: int) -> DurableLog:
-    """The log as it lies on disk. Raises UnknownTopic."""
+    """Load the state of a partition log from disk. Raises UnknownTopic."""
     log_ids = find_topic(burst, topic).log_ids
     if not 0 <= partition < len(log_ids):
         raise UnknownTopic(f"topic {topic} has no partition {partition}")
@@ -48,7 +49,10 @@ def open_log(burst: Burst, topic: str, partition: int) -> DurableLog:
 
 
 def move_start(burst: Burst, log_id: int, offset: int) -> tuple[int, int]:
-    """Move the start up to `offset`; the new start and size. Raises OffsetOutOfRange, LogClosed."""
+    """Raise the start offset to `offset`; return the new start offset and size.
+
+    Raises OffsetOutOfRange, LogClosed.
+    """
     log = burst.log(log_id)
     if offset > log.end_offset:
         raise OffsetOutOfRange(f"offset {offset} is beyond the end, {log.end_offset}")
@@ -66,7 +70,7 @@ def move_start(burst: Burst, log_id: int, offset: int) -> tuple[int, int]:
 def retain(
     burst: Burst, log_id: int, since: int | None, at_most_bytes: int | None
 ) -> tuple[int, int]:
-    """`PartitionLog.retain`; the new start and size. Raises LogClosed."""
+    """Apply `PartitionLog.retain`; return the new start offset and size. Raises LogClosed."""
     log = burst.log(log_id)
     row = log_row(burst.txn, burst.databases["logs"], log_id)
     with burst.txn.cursor(db=burst.databases["entries"]) as cursor:
@@ -79,7 +83,7 @@ def retain(
 def size_from(
     cursor: Any, log: DurableLog, first: Slot | None, offset: int, compacted_to: int
 ) -> int:
-    """The bytes from `first`, the entry at `offset`, to the end of the log."""
+    """Payload bytes from `first`, the entry at `offset`, to the end of the log."""
     if first is None:
         return 0
     if offset >= compacted_to:
@@ -99,11 +103,11 @@ def put_log_row(burst: Burst, log: DurableLog, first: Slot | None, compacted_to:
 def replace_entries(
     burst: Burst, log_id: int, first: int, last: int, entries: Sequence[Entry]
 ) -> int:
-    """`PartitionLog.replace`; the new size. Raises ValueError, LogClosed."""
+    """Apply `PartitionLog.replace`; return the new size. Raises ValueError, LogClosed."""
     log = burst.log(log_id)
     row = log_row(burst.txn, burst.databases["logs"], log_id)
     with burst.txn.cursor(db=burst.databases["entries"]) as cursor:
-        # What was deleted after it was read for compaction stays deleted, though it may not be freed yet.
+        # Entries deleted since compaction read them stay deleted, even if not freed yet.
         gone = [
             slot
             for slot in slots_from(cursor, log_id, max(first, log.start_offset), last + 1)
@@ -114,7 +118,7 @@ def replace_entries(
         latest = following.running_timestamp if following else log.running_timestamp
         if any(entry.max_timestamp > latest for entry in entries):
             raise ValueError(
-                f"a replacement bears a later timestamp than what it replaces, {latest}"
+                f"a replacement has a later timestamp than the entries it replaces, {latest}"
             )
         running, position = running_values_before(cursor, log_id, first)
         for slot in gone:
@@ -150,30 +154,31 @@ def running_values_before(cursor: Any, log_id: int, offset: int) -> tuple[int, i
 
 
 def create_topic(burst: Burst, topic: Topic) -> TopicRow:
-    """Raises TopicExists."""
+    """Insert the topic with new log ids. Raises TopicExists."""
     name = topic.name.encode()
     if burst.txn.get(name, db=burst.databases["topics"]) is not None:
-        raise TopicExists(f"topic {topic.name} exists")
+        raise TopicExists(f"topic {topic.name} already exists")
     row = TopicRow(topic, new_ids(burst, b"next_log_id", topic.partitions))
     burst.txn.put(name, encode_topic(row), db=burst.databases["topics"])
     return row
 
 
 def alter_topic(burst: Burst, topic: Topic) -> TopicRow:
-    """Raises UnknownTopic, ValueError."""
-    standing = find_topic(burst, topic.name)
-    more = topic.partitions - standing.topic.partitions
-    if more < 0 or topic.topic_id != standing.topic.topic_id:
+    """Update configs and add partitions. Raises UnknownTopic, ValueError."""
+    current = find_topic(burst, topic.name)
+    more = topic.partitions - current.topic.partitions
+    if more < 0 or topic.topic_id != current.topic.topic_id:
         raise ValueError(
-            f"topic {topic.name} keeps its id and never has fewer than {standing.topic.partitions} partitions"
+            f"topic {topic.name}: the id cannot change, and the partition count cannot be "
+            f"less than {current.topic.partitions}"
         )
-    row = TopicRow(topic, standing.log_ids + new_ids(burst, b"next_log_id", more))
+    row = TopicRow(topic, current.log_ids + new_ids(burst, b"next_log_id", more))
     burst.txn.put(topic.name.encode(), encode_topic(row), db=burst.databases["topics"])
     return row
 
 
 def delete_topic(burst: Burst, name: str) -> None:
-    """The topic, its logs' rows, and a note to free their entries. Raises UnknownTopic."""
+    """Delete the topic and its log rows, and mark its entries to be freed. Raises UnknownTopic."""
     row = find_topic(burst, name)
     burst.txn.delete(name.encode(), db=burst.databases["topics"])
     for log_id in row.log_ids:
@@ -190,7 +195,7 @@ def find_topic(burst: Burst, name: str) -> TopicRow:
 
 
 def open_table(burst: Burst, name: str) -> int:
-    """The id of the table of that name, given to it now where it is new."""
+    """The id of the table, assigned now if the table is new."""
     names = burst.databases["table_names"]
     value = burst.txn.get(name.encode(), db=names)
     if value is not None:
@@ -210,7 +215,7 @@ def put_rows(burst: Burst, table_id: int, rows: Mapping[bytes, bytes | None]) ->
 
 
 def new_ids(burst: Burst, counter: bytes, count: int) -> tuple[int, ...]:
-    """Ids that were never given out before."""
+    """Ids that were never used before."""
     meta = burst.databases["meta"]
     value = burst.txn.get(counter, db=meta)
     first = int(U64.unpack(value)[0]) if value else 1

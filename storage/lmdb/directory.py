@@ -1,4 +1,4 @@
-"""The store's directory: one process at a time, and names that survive a power cut."""
+"""The store's directory: exclusive lock and durable file names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from storage.log import StoreInUse
 
 
 def take_lock(directory: Path) -> int:
-    """A descriptor that holds the directory's lock for as long as it is open, whatever becomes of the process."""
+    """Lock the directory; return the descriptor that holds the lock while it is open.
+
+    The kernel releases the lock when the process ends. Raises StoreInUse.
+    """
     lock = os.open(directory / "store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -19,9 +22,10 @@ def take_lock(directory: Path) -> int:
         holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(lock)
         raise StoreInUse(
-            f"the store in {directory} is in use by process {holder}: stop that process, or give this one a directory of its own"
+            f"the store in {directory} is in use by process {holder}: "
+            "stop that process, or use another directory for this one"
         ) from None
-    # The number only serves the message above; a full disk must not keep the store from being opened.
+    # The process id is only for the message above; a full disk must not prevent opening.
     with suppress(OSError):
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -29,7 +33,7 @@ def take_lock(directory: Path) -> int:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names of new files survive a power cut; LMDB syncs the files only."""
+    """Make new file names durable; LMDB syncs only file contents."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

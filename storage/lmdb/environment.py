@@ -1,6 +1,7 @@
-"""The LMDB environment of one directory: its lock, its format, its growth, and its return after an I/O error.
+"""The LMDB environment of one directory: lock, format check, growth, recovery after I/O errors.
 
-Reads run in several threads; the map can be moved or closed only while none is under way, which the `MapLock` sees to.
+Several threads read. The map may be resized or closed only while no read is running, which
+`MapLock` enforces.
 """
 
 from __future__ import annotations
@@ -26,21 +27,30 @@ T = TypeVar("T")
 MIB = 1 << 20
 GIB = 1 << 30
 MIN_MAP_BYTES = MIB
-"""Less does not hold the empty databases."""
+"""A smaller map cannot hold the empty databases."""
 
 MIN_GROWTH_BYTES = MIB
-"""What a deletion on a full disk is given at a time; it needs some pages of the tree."""
+"""Growth of the map for a deletion on a full disk, which needs some pages of the tree."""
 
 
 REOPEN_SECONDS = 5.0
-"""How long a read waits for an environment that LMDB gave up to be opened again, some milliseconds where the medium is there."""
+"""How long a read waits for an environment to be reopened after MDB_PANIC.
+
+It takes milliseconds if the medium works.
+"""
 
 
 class LmdbEnvironment:
-    """An open LMDB environment and the lock on its directory. Write transactions belong to one thread, the writer's."""
+    """An open LMDB environment and the lock on its directory.
+
+    Only the writer thread uses write transactions.
+    """
 
     def __init__(self, directory: Path, map_bytes: int, reserve_bytes: int = 0) -> None:
-        """Take and open `directory`, made where it is missing. Raises StoreInUse, StoreTooNew, StorageFailed; blocks."""
+        """Lock and open `directory`, creating it if missing. Blocks.
+
+        Raises StoreInUse, StoreTooNew, StorageFailed.
+        """
         self.directory = directory
         self._reserve_bytes = reserve_bytes
         self.is_disk_low = False
@@ -71,7 +81,7 @@ class LmdbEnvironment:
             raise
 
     def _open(self) -> None:
-        # Not for everybody's eyes: tables may hold credentials.
+        # Tables may hold credentials, so other users get no access.
         env = lmdb.open(
             str(self.directory),
             map_size=self._map_bytes,
@@ -80,7 +90,8 @@ class LmdbEnvironment:
             mode=0o600,
         )
         try:
-            # Where all is there nothing is written: a full disk does not keep a store from being opened and read.
+            # If all databases exist, nothing is written: a store on a full disk can be opened and
+            # read.
             with env.begin(write=True) as txn:
                 meta = env.open_db(b"meta", txn=txn)
                 self._check_format(txn, meta)
@@ -92,25 +103,29 @@ class LmdbEnvironment:
         self._env = env
 
     def _check_format(self, txn: Any, meta: Any) -> None:
-        """Mark a new store with the format; refuse a newer one before anything in it is touched."""
+        """Write the format to a new store; refuse a newer one before changing anything."""
         written = txn.get(b"format", db=meta)
         if written is None:
             txn.put(b"uuid", uuid.uuid4().bytes, db=meta)
             txn.put(b"format", str(FORMAT).encode(), db=meta)
         elif int(written) > FORMAT:
             raise StoreTooNew(
-                f"the store in {self.directory} has format {int(written)}, and this version reads formats up to {FORMAT}: "
+                f"the store in {self.directory} has format {int(written)}; this version supports "
+                f"formats up to {FORMAT}: "
                 "start the version that wrote it, or a newer one"
             )
 
     def begin(self) -> Any:
-        """A write transaction; for the writer's thread only."""
+        """A write transaction; for the writer thread only."""
         if self._env is None:
             raise lmdb.Error("the environment is not open")
         return self._env.begin(write=True)
 
     def read(self, call: Callable[[Any], T]) -> T:
-        """What `call` makes of a read transaction, which ends with it; blocks. Raises LogClosed, StorageFailed."""
+        """Run `call` with a read transaction and return its result. Blocks.
+
+        Raises LogClosed, StorageFailed.
+        """
         while True:
             with self._map_lock.shared():
                 if self._closed:
@@ -118,7 +133,7 @@ class LmdbEnvironment:
                 env = self._env
                 if env is None:
                     raise StorageFailed(
-                        f"the store in {self.directory} is being opened again after an I/O error"
+                        f"the store in {self.directory} is being reopened after an I/O error"
                     )
                 try:
                     with env.begin() as txn:
@@ -130,7 +145,7 @@ class LmdbEnvironment:
                         f"cannot read the store in {self.directory}: {error}"
                     ) from error
             with self._reopened:
-                # The commit that LMDB gave up over is the writer's, who opens the environment again as the next thing it does.
+                # LMDB panicked in a commit of the writer, which reopens the environment next.
                 if not self._reopened.wait_for(
                     lambda env=env: self._env is not env,  # type: ignore[misc]
                     REOPEN_SECONDS,
@@ -140,10 +155,11 @@ class LmdbEnvironment:
                     ) from given_up
 
     def limit_growth(self, incoming: int) -> None:
-        """To be called before appends of `incoming` bytes: where they would take the disk's last room, the file may not grow for them.
+        """Forbid growth of the file if appends of `incoming` bytes would use up the disk.
 
-        LMDB needs new pages even to delete. On a disk filled to the last page nothing could be deleted, so `reserve_bytes` are left for that;
-        appends go on only as far as there are free pages in the file, and end in MapFullError before anything is written.
+        Call it before the appends. LMDB needs new pages even to delete, so nothing could be deleted
+        on a completely full disk; `reserve_bytes` are left for that. Appends then only use free
+        pages in the file, and fail with MapFullError before anything is written.
         """
         if self._env is None:
             return
@@ -155,7 +171,10 @@ class LmdbEnvironment:
                 self._resize(used)
 
     def free_bytes(self) -> int:
-        """The bytes by which the file may still grow: the volume's, or less by the process's own limit. A volume that does not tell has enough."""
+        """Bytes by which the file may grow: free space of the volume or RLIMIT_FSIZE.
+
+        Unlimited if the volume does not report its free space.
+        """
         try:
             volume = os.fstatvfs(self._lock)
             written = (self.directory / "data.mdb").stat().st_size
@@ -166,15 +185,18 @@ class LmdbEnvironment:
         return room if limit == resource.RLIM_INFINITY else min(room, limit - written)
 
     def grow(self, for_appends: bool) -> None:
-        """Make the map larger, so that what it was too small for can be tried again. No write transaction may be open.
+        """Enlarge the map so that the failed write can be retried. No write transaction may be
+        open.
 
-        By half, and by a GiB at least. On a tight disk by little, and for appends not at all: raises lmdb.MapFullError.
+        The map grows by half, at least 1 GiB. On a low disk it grows by MIN_GROWTH_BYTES for
+        deletions, and not at all for appends: raises lmdb.MapFullError.
         """
         if not self.is_disk_low:
             self._resize(max(self._map_bytes + self._map_bytes // 2, self._map_bytes + GIB))
         elif for_appends:
             raise lmdb.MapFullError(
-                f"the disk is full: {self.free_bytes()} bytes are left, of which {self._reserve_bytes} are kept for deletions"
+                f"the disk is full: {self.free_bytes()} bytes are left, "
+                f"{self._reserve_bytes} bytes are reserved for deletions"
             )
         else:
             self._resize(self._map_bytes + MIN_GROWTH_BYTES)
@@ -185,9 +207,11 @@ class LmdbEnvironment:
             self._map_bytes = map_bytes
 
     def is_committed(self, txn_id: int) -> bool:
-        """Whether the commit of `txn_id`, which raised, is on disk all the same; opens the environment again where it cannot go on.
+        """Whether the commit of `txn_id`, which raised, is on disk; reopens an unusable
+        environment.
 
-        Raises lmdb.Error while it cannot be opened. LMDB gives an environment up when it could not write a meta page (MDB_PANIC).
+        LMDB makes the environment unusable (MDB_PANIC) if it could not write a meta page. Raises
+        lmdb.Error while the environment cannot be reopened.
         """
         if not self._is_usable():
             self._is_rolled_back = True
@@ -196,15 +220,18 @@ class LmdbEnvironment:
         if on_complete:
             self._rewrite_meta_page()
         elif self._is_rolled_back:
-            # LMDB has put the old meta page back, and nothing may be written over what the refused one names before that is on the medium.
+            # LMDB restored the old meta page. It must be on disk before the pages that the failed
+            # meta page refers to are overwritten.
             self._env.sync(True)
         self._is_rolled_back = False
         return on_complete
 
     def _rewrite_meta_page(self) -> None:
-        """A commit on top of the one whose meta page failed to be written and yet is there: it writes the other meta page.
+        """Commit again, which writes the other meta page.
 
-        A sync would not do. After a failed write Linux takes the page for clean, so the next sync succeeds and writes nothing.
+        For a commit that is present although writing its meta page failed. A sync is not enough:
+        after a failed write Linux considers the page clean, so the next sync succeeds without
+        writing it.
         """
         while True:
             try:
@@ -233,7 +260,7 @@ class LmdbEnvironment:
                 self._reopened.notify_all()
 
     def close(self) -> None:
-        """Close and let the directory go; blocks until the reads under way are through."""
+        """Close and unlock the directory; blocks until running reads have finished."""
         with self._map_lock.exclusive():
             if self._closed:
                 return

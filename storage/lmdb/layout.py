@@ -1,17 +1,17 @@
-"""How the store lies in the LMDB file: named databases, keys and rows. A change here is a new `FORMAT`.
+"""Layout of the LMDB file: named databases, keys and rows. A change here needs a new `FORMAT`.
 
 | database | key | value |
 |---|---|---|
 | meta | a name | `format`, `uuid`, `next_log_id`, `next_table_id`, `last_freed` |
 | topics | topic name | JSON: id, configs, log id of each partition |
-| logs | log id | `LogRow`; only where something was deleted or compacted |
+| logs | log id | `LogRow`; only if something was deleted or compacted |
 | entries | `Slot`, 52 bytes | the payload and nothing else |
 | freeing | log id | the offset below which entries are to be freed |
 | table_names | table name | table id |
 | tables | table id, row key | row value |
 
-Everything that is known of an entry stands in its key, so that searches by offset, time or size read keys only and a payload is neither
-joined to a header on its way in nor cut from one on its way out. A log id is never given out again.
+An entry's metadata is in its key. Searches by offset, time or size therefore read keys only, and
+payloads are stored and read without a header. Log ids are never reused.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ U64 = Struct(">Q")
 SLOT_PREFIX = Struct(">QQ")
 SLOT = Struct(">QQQqqQI")
 SLOT_FIELDS = Struct(">QQQq16xI")
-"""Of a slot what its entry is made of: log id, base and last offset, timestamp, size."""
+"""The fields of a slot that make up an `Entry`: log id, base and last offset, timestamp, size."""
 
 LOG_ROW = Struct(">QQqQqQ")
 
 
 class Slot(NamedTuple):
-    """An entry's key. Sorted by log and base offset; the rest is carried along.
+    """An entry's key, sorted by log and base offset.
 
-    `running_timestamp` is the greatest timestamp of the log up to here, `position` the payload bytes ever appended up to and with this entry:
-    both grow along the log, which makes them searchable by bisection. `position` is not exact where the log was compacted.
+    `running_timestamp` is the greatest timestamp of the log up to this entry. `position` is the
+    number of payload bytes ever appended up to and including this entry; it is inexact where the
+    log was compacted. Both increase along the log, so they can be bisected.
     """
 
     log_id: int
@@ -54,10 +55,11 @@ class Slot(NamedTuple):
 
 
 class LogRow(NamedTuple):
-    """What the entries themselves cannot tell: where the log starts, and where it ended when its last entry was perhaps taken away.
+    """State that the entries do not contain: the start, and the end if the last entry may be
+    deleted.
 
-    The bytes of the readable entries are `position` at the end, less the position before the first of them, less `shrunk`. Below
-    `compacted_to` positions tell nothing of sizes.
+    The size of the readable entries is `position` at the end, minus the position before the first
+    of them, minus `shrunk`. Below `compacted_to`, positions do not give sizes.
     """
 
     start_offset: int = 0

@@ -1,4 +1,4 @@
-"""A partition log in LMDB, as the reactor sees it: offsets, the queue of its appends, who watches it."""
+"""A partition log in LMDB, used from the reactor thread: offsets, appends in flight, watchers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SCAN_KEYS = 10_000
-"""Keys that a search looks at in one read transaction, some 10 to 30 ms. A map that has to grow waits for the reads under way, and all writes with
-it."""
+"""Keys scanned per read transaction, 10 to 30 ms. Growing the map, and so every write, waits for
+running reads.
+"""
 
 
 class LmdbLog:
-    """A `PartitionLog`. One process writes an LMDB store, so there is one epoch, 0."""
+    """A `PartitionLog`. An LMDB store has a single writer process, so the only epoch is 0."""
 
     leader_epoch = 0
 
@@ -59,19 +60,23 @@ class LmdbLog:
         return self._size
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
-        """`PartitionLog.append`. The payloads are neither copied nor to be changed afterwards; bytes and bytearray are kept for the tail."""
+        """`PartitionLog.append`. Payloads are not copied; bytes and bytearray stay in the tail
+        cache.
+        """
         size = 0
         expected = self._next_offset
         append = Append(self._log_id, entries, 0, self._append_completed)
         try:
             self._check_open()
             if self._failure:
-                # Those in flight fail one after the other; until the last has, no offset could be the next.
+                # The appends in flight fail one by one; the next offset is unknown until the last
+                # has failed.
                 raise StorageFailed(self._failure)
             for entry in entries:
                 if entry.base_offset != expected or entry.last_offset < expected:
                     raise OffsetOutOfRange(
-                        f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}"
+                        f"the append must continue at offset {expected}, "
+                        f"got {entry.base_offset} to {entry.last_offset}"
                     )
                 expected = entry.last_offset + 1
                 size += len(entry.payload)
@@ -121,7 +126,7 @@ class LmdbLog:
         )
         self._check_open()
         if offset < self._start_offset:
-            # Deleted meanwhile, perhaps half of what was read.
+            # Deleted during the read, possibly between two of its entries.
             raise OffsetOutOfRange(
                 f"offset {offset} is not within {self._start_offset} to {self._end_offset}"
             )
@@ -154,7 +159,7 @@ class LmdbLog:
         found = None if greatest < 0 else await self._slot_for_time(start, end, greatest)
         if greatest < 0 or found is not None:
             return found
-        # The greatest timestamp went with what was deleted: only a look at every key tells which is the greatest of the rest.
+        # The entry with the greatest timestamp was deleted: scan every key for the next greatest.
         while start < end:
             scan = partial(
                 queries.scan_for_latest, log_id=self._log_id, start=start, end=end, most=SCAN_KEYS
@@ -165,7 +170,9 @@ class LmdbLog:
         return found
 
     async def _find(self, search: Callable[[int, int], Awaitable[Slot | None]]) -> Entry | None:
-        """The entry that `search` finds. Once more where its beginning, or what was found, was deleted meanwhile."""
+        """The entry that `search` finds; searches again if the start moved or the entry was
+        deleted.
+        """
         while True:
             self._check_open()
             start = self._start_offset
@@ -180,7 +187,7 @@ class LmdbLog:
                 return entry
 
     def _query(self, query: Callable[[Any], Any]) -> Deferred[Any]:
-        """What `query` makes of a cursor on the entries, in a reader's thread."""
+        """Run `query` with a cursor on the entries in a worker thread."""
         return self._store.query("entries", query)
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
@@ -211,8 +218,8 @@ class LmdbLog:
                 cursor, log_id, start, end, row, size, since, at_most_bytes
             )
 
-        # The search in a reader's thread tells whether anything goes. How much is decided by the writer, since
-        # compaction or another deletion may come in between.
+        # This search only tells whether anything is to be deleted. The writer decides how much,
+        # since compaction or another deletion may be queued before it.
         if await self._store.query_log(log_id, find) > start:
             await self._store.write(
                 Task(
@@ -232,7 +239,8 @@ class LmdbLog:
         for entry in entries:
             if not expected <= entry.base_offset <= entry.last_offset <= last:
                 raise ValueError(
-                    f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}"
+                    f"the replacement {entry.base_offset}-{entry.last_offset} is not in order "
+                    f"within {first}-{last}"
                 )
             expected = entry.last_offset + 1
         size = sum(len(entry.payload) for entry in entries)
@@ -245,11 +253,11 @@ class LmdbLog:
     def _replaced(self, size: int) -> None:
         self._size = size
         self._cached_tail.clear()
-        # What the cleared run still has in the tail's queue must not make entries of its successor leave early.
+        # A new object: the cleared one's queued evictions must not evict entries added later.
         self._cached_tail = CachedTail()
 
     async def reclaim(self) -> None:
-        """Nothing waits to be freed."""
+        """Nothing to do: the writer frees deleted entries."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
         self._watchers.append(on_change)
@@ -266,7 +274,7 @@ class LmdbLog:
                 logger.exception("a watcher of a log raised, which is a bug")
 
     def close(self) -> None:
-        """Refuse everything from now on: the topic is gone or the store is closed."""
+        """Refuse all further calls: the topic was deleted or the store closed."""
         self._is_closed = True
         self._cached_tail.clear()
         self._cached_tail = CachedTail()

@@ -1,4 +1,4 @@
-"""Many readers inside, or one alone: LMDB's map may move, and the environment close, only while nobody reads in it."""
+"""A shared/exclusive lock: LMDB's map is resized or closed only while no read is running."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class MapLock:
-    """Many inside, or one alone."""
+    """Shared by any number of readers, or held exclusively."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -1,6 +1,7 @@
-"""Finding entries with a cursor on the `entries` database. Keys are read first; a payload is touched only when it is handed out.
+"""Searches with a cursor on the `entries` database. A payload is read only when returned.
 
-All of it runs within a transaction, in a reader's thread or the writer's. A cursor without the flag `buffers` hands out copies.
+They run within a transaction, in a worker thread or the writer thread. A cursor without the flag
+`buffers` returns copies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from storage.log import Entry
 
 
 def slot_at(cursor: Any, log_id: int, offset: int) -> Slot | None:
-    """The entry that contains `offset`, or the next one after it; the cursor stands on it then."""
+    """The slot that contains `offset`, or the next one; the cursor is left on it."""
     following = None
     if cursor.set_range(SLOT_PREFIX.pack(log_id, offset)):
         slot = slot_of(cursor.key())
@@ -34,7 +35,7 @@ def slot_at(cursor: Any, log_id: int, offset: int) -> Slot | None:
 
 
 def last_slot(cursor: Any, log_id: int) -> Slot | None:
-    """The last entry of the log."""
+    """The last slot of the log."""
     if cursor.prev() if cursor.set_range(SLOT_PREFIX.pack(log_id + 1, 0)) else cursor.last():
         slot = slot_of(cursor.key())
         if slot.log_id == log_id:
@@ -43,7 +44,7 @@ def last_slot(cursor: Any, log_id: int) -> Slot | None:
 
 
 def slots_from(cursor: Any, log_id: int, offset: int, end: int) -> Iterator[Slot]:
-    """Slots from the one at `offset` on that begin below `end`; the cursor stands on each while it is looked at."""
+    """Slots from the one at `offset` that begin below `end`; the cursor is on each yielded slot."""
     slot = slot_at(cursor, log_id, offset)
     while slot and slot.log_id == log_id and slot.base_offset < end:
         yield slot
@@ -53,7 +54,10 @@ def slots_from(cursor: Any, log_id: int, offset: int, end: int) -> Iterator[Slot
 def bisect_slots(
     cursor: Any, log_id: int, low: int, high: int, is_reached: Callable[[Slot], bool]
 ) -> Slot | None:
-    """The first slot that reaches to `low` and begins below `high` of which `is_reached` holds, by bisection: it must hold of all later ones too."""
+    """The first slot that reaches `low` and begins below `high` for which `is_reached` holds.
+
+    Bisection: `is_reached` must also hold for all later slots.
+    """
     found = None
     while low < high:
         middle = (low + high) // 2
@@ -69,12 +73,12 @@ def bisect_slots(
 
 
 def entry_at_cursor(cursor: Any, slot: Slot) -> Entry:
-    """The entry that the cursor stands on."""
+    """The entry at the cursor."""
     return Entry(slot.base_offset, slot.last_offset, slot.timestamp, cursor.value())
 
 
 def entry_of_slot(cursor: Any, slot: Slot) -> Entry | None:
-    """The entry of `slot`, wherever the cursor stands; None where it was deleted or replaced."""
+    """The entry of `slot`, wherever the cursor is; None if it was deleted or replaced."""
     if (
         not cursor.set_range(SLOT_PREFIX.pack(slot.log_id, slot.base_offset))
         or slot_of(cursor.key()) != slot
@@ -84,7 +88,7 @@ def entry_of_slot(cursor: Any, slot: Slot) -> Entry | None:
 
 
 def read(cursor: Any, log_id: int, offset: int, end: int, max_bytes: int) -> list[Entry]:
-    """`PartitionLog.read`, up to `end`. The hot loop of every read from the file: no generator, no `Slot`."""
+    """`PartitionLog.read`, up to `end`. The hot loop of disk reads: no generator, no `Slot`."""
     entries: list[Entry] = []
     room = max_bytes
     if slot_at(cursor, log_id, offset):
@@ -98,17 +102,17 @@ def read(cursor: Any, log_id: int, offset: int, end: int, max_bytes: int) -> lis
 
 
 def slot_for_time(cursor: Any, log_id: int, start: int, end: int, timestamp: int) -> Slot | None:
-    """The first slot within `start` and `end` whose own timestamp is at least `timestamp`."""
+    """The first slot from `start` to `end` whose own timestamp is at least `timestamp`."""
     return scan_for_time(cursor, log_id, start, end, timestamp, end - start)[0]
 
 
 def scan_for_time(
     cursor: Any, log_id: int, start: int, end: int, timestamp: int, most: int
 ) -> tuple[Slot | None, int]:
-    """As `slot_for_time`, but reading on over `most` keys only; and where to go on, `end` when there is nothing left.
+    """As `slot_for_time`, limited to `most` keys; also returns where to continue, or `end`.
 
-    The bisection finds where the log had first seen such a timestamp. Where that entry was deleted or compacted away, a later one may bear it
-    (or none), and the keys are read on from there.
+    Bisection finds where the log first reached `timestamp`. If that entry was deleted or compacted
+    away, a later one may have such a timestamp, so the scan continues from there.
     """
     reached = bisect_slots(
         cursor, log_id, start, end, lambda slot: slot.running_timestamp >= timestamp
@@ -124,7 +128,10 @@ def scan_for_time(
 
 
 def greatest_timestamp(cursor: Any, log_id: int, start: int) -> int:
-    """No slot from `start` on has a greater one; it may have gone with what was deleted. -1 where there is none."""
+    """An upper bound of the timestamps from `start`; -1 if there is no entry.
+
+    The entry that had it may be deleted.
+    """
     last = last_slot(cursor, log_id)
     return -1 if last is None or last.last_offset < start else last.running_timestamp
 
@@ -132,7 +139,10 @@ def greatest_timestamp(cursor: Any, log_id: int, start: int) -> int:
 def scan_for_latest(
     cursor: Any, log_id: int, start: int, end: int, most: int
 ) -> tuple[Slot | None, int]:
-    """Of the first `most` slots from `start` on, the first with the greatest timestamp of its own; and where to go on, as `scan_for_time`."""
+    """Of the first `most` slots from `start`, the first one with the greatest timestamp.
+
+    Also returns where to continue, as `scan_for_time`.
+    """
     found: Slot | None = None
     for count, slot in enumerate(slots_from(cursor, log_id, start, end), 1):
         if slot.timestamp > (found.timestamp if found else -1):
@@ -145,7 +155,10 @@ def scan_for_latest(
 def slot_within_bytes(
     cursor: Any, log_id: int, start: int, end: int, row: LogRow, size: int, limit: int
 ) -> Slot | None:
-    """The slot that a log of `size` bytes starts with when it is cut from `start` on to `limit` bytes, or as little more as whole entries allow."""
+    """The first slot kept when a log of `size` bytes is cut to `limit` bytes.
+
+    Whole entries are kept, so that at least `limit` bytes remain.
+    """
     if size < limit:
         return slot_at(cursor, log_id, start)
     if start < row.compacted_to:
@@ -170,7 +183,10 @@ def retained_from(
     since: int | None,
     at_most_bytes: int | None,
 ) -> int:
-    """Where a log of `size` bytes from `start` to `end` starts after `PartitionLog.retain`; `start` where nothing goes."""
+    """The start of a log of `size` bytes from `start` to `end` after `PartitionLog.retain`.
+
+    Returns `start` if nothing is deleted.
+    """
     first = slot_at(cursor, log_id, start)
     if first is None or first.base_offset >= end:
         return start

@@ -1,4 +1,4 @@
-"""The limits of the embedded store, each with the reason for its default."""
+"""Settings of the embedded store, with the reason for each default."""
 
 from __future__ import annotations
 
@@ -13,35 +13,55 @@ class LmdbSettings:
     """Sizes are in bytes."""
 
     map_bytes: int = 16 * GIB
-    """The map at the start. It takes address space, not memory and not disk; growing it stops the reads for a moment, so it begins large."""
+    """Initial map size. Takes address space, not memory or disk. Large, since growing the map
+    pauses reads.
+    """
 
     reserve_bytes: int = 64 * MIB
-    """Disk that appends leave alone: LMDB writes new pages even to delete, so a disk full to the last page could never be made less full."""
+    """Disk space that appends leave free.
+
+    LMDB writes new pages even to delete, so on a completely full disk nothing could be deleted.
+    """
 
     tail_bytes: int = 64 * MIB
-    """Entries appended last, kept in memory for the consumers at the tail: some seconds of a busy broker, little beside its page cache."""
+    """Recently appended entries kept in memory for consumers at the end of the log.
+
+    Some seconds of a busy broker; small compared to its page cache.
+    """
 
     queue_bytes: int = 256 * MIB
-    """Payload that may wait for the disk; more is refused. A disk of 100 MB/s then answers within three seconds, before clients time out."""
+    """Payload that may wait for the disk; more is refused.
+
+    At 100 MB/s the disk then answers within three seconds, before clients time out.
+    """
 
     queue_operations: int = 100_000
-    """Writes that may wait for the disk, so that small ones too are bounded: some 50 MB of queue."""
+    """Writes that may wait for the disk; bounds small writes, about 50 MB of queue."""
 
     burst_bytes: int = 64 * MIB
-    """Payload of one commit: LMDB holds it in memory until then, and takes no more than 512 MiB in a transaction."""
+    """Payload per commit. LMDB holds it in memory, at most 512 MiB per transaction."""
 
     burst_operations: int = 10_000
-    """Writes of one commit, so that the first of a flood of small ones does not wait for all."""
+    """Writes per commit, so that the first of many small ones does not wait for all."""
 
     gathering_seconds: float = 0.001
-    """How long after a burst the next one waits for those who may write again. Each sync costs as much as a dozen appends, and those who write without a
-    pause gain more from the fewer of them than they lose. Who writes one at a time, waiting for each, waits no longer."""
+    """How long the next burst waits for callers whose previous write was just completed.
+
+    A sync costs as much as a dozen appends, so clients that write without pause gain more from
+    fewer syncs than they lose by waiting. A single client that waits for each write is not delayed.
+    """
 
     freeing_entries: int = 500
-    """Deleted entries freed in one commit: some milliseconds that an append may have to wait."""
+    """Deleted entries freed per commit: a few milliseconds that an append may have to wait."""
 
     readers: int = 2
-    """Threads for reads that may touch the disk. They wait for pages more than they compute; each one more competes with the reactor."""
+    """Threads for reads that may touch the disk.
+
+    They mostly wait for pages; each additional thread competes with the reactor for the GIL.
+    """
 
     reads_waiting: int = 20_000
-    """Reads that may wait for those threads; more are refused. A fetch asks one partition at a time, so this is that many connections."""
+    """Reads that may wait for those threads; more are refused.
+
+    A fetch reads one partition at a time, so this is the number of connections.
+    """

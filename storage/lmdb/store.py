@@ -1,4 +1,4 @@
-"""The embedded store: opens and closes the environment and its threads, keeps topics, logs and tables, hands results to whom they belong."""
+"""The embedded store: opens the environment and its threads, holds topics, logs and tables."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from storage.tail import TailCache
 T = TypeVar("T")
 
 MAX_NAME_BYTES = 480
-"""LMDB takes keys of 511 bytes. Kafka's longest topic name is 249; a name with tenant and namespace may be longer."""
+"""LMDB keys are at most 511 bytes. Kafka topic names have up to 249; tenant and namespace add to
+that.
+"""
 
 
 class LmdbStore:
-    """A `Store` in `directory`, for the thread of `reactor`. One process at a time has it, and keeps it."""
+    """A `Store` in `directory`, for the thread of `reactor`. Held by one process at a time."""
 
     retains_by_itself = False
     may_be_lost = False
-    """The kernel's lock on the directory lasts as long as the process."""
+    """The kernel's lock on the directory is held until the process ends."""
 
     def __init__(
         self, directory: Path, *, reactor: Reactor, settings: LmdbSettings | None = None
@@ -57,7 +59,7 @@ class LmdbStore:
         self._changed_logs: dict[LmdbLog, None] = {}
 
     async def open(self) -> None:
-        """`Store.open`; the directory is made where it is missing."""
+        """`Store.open`; creates the directory if missing."""
         readers = WorkerPool(
             self._reactor_calls, self.settings.readers, self.settings.reads_waiting
         )
@@ -118,18 +120,18 @@ class LmdbStore:
         return
 
     def when_lost(self, call: Callable[[str], None]) -> None:
-        """Never: the lock on the directory goes with the process."""
+        """Never called: the directory lock cannot be taken over."""
 
     def watch_topics(self, on_change: Callable[[], None]) -> None:
-        """Never: nobody else writes here."""
+        """Never called: no other process writes to this store."""
 
     def canonical(self, name: str) -> str:
         if "/" in name:
-            raise ValueError("a name of this store has no slash")
+            raise ValueError("a topic name of this store has no slash")
         return name
 
     def note_committed(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """Nobody looks at this store but through the gateway."""
+        """Ignored: the gateway is the only interface to this store."""
 
     @property
     def topics(self) -> Mapping[str, Topic]:
@@ -142,7 +144,8 @@ class LmdbStore:
             or not 1 <= len(topic.name.encode()) <= MAX_NAME_BYTES
         ):
             raise ValueError(
-                f"topic {topic.name}: an id has 16 bytes, a name 1 to {MAX_NAME_BYTES}, and there is at least one partition"
+                f"topic {topic.name}: the id must have 16 bytes, the name 1 to {MAX_NAME_BYTES} "
+                "bytes, and there must be at least one partition"
             )
         await self.write(Task(lambda burst: changes.create_topic(burst, topic), self._add_topic))
 
@@ -212,7 +215,7 @@ class LmdbStore:
         ]
 
     def write(self, task: Task[T]) -> Deferred[T]:
-        """Queue `task`; its result once that is on disk."""
+        """Queue `task`; the Deferred gets its result once it is on disk."""
         try:
             self.submit(task)
         except (LogClosed, StorageFailed) as error:
@@ -220,7 +223,10 @@ class LmdbStore:
         return task.done
 
     def submit(self, operation: Operation) -> None:
-        """Queue it for the writer. Raises LogClosed, and StorageFailed where too much is queued."""
+        """Queue an operation for the writer.
+
+        Raises LogClosed, and StorageFailed if the queue is full.
+        """
         self._check_open()
         assert self._writer
         settings = self.settings
@@ -230,17 +236,21 @@ class LmdbStore:
             or self._queued_operations >= settings.queue_operations
         ):
             raise StorageFailed(
-                f"{self._queued_bytes} bytes in {self._queued_operations} writes wait for the disk already "
-                f"(queue_bytes={settings.queue_bytes}, queue_operations={settings.queue_operations}): try again later"
+                f"{self._queued_bytes} bytes in {self._queued_operations} writes are already waiting "
+                "for the disk "
+                f"(queue_bytes={settings.queue_bytes}, "
+                f"queue_operations={settings.queue_operations}): retry later"
             )
         self._queued_bytes = queued_bytes
         self._queued_operations += 1
         self._writer.submit(operation)
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
-        """First all that has changed, then the watchers, once for each log, then whoever waits: they see the whole burst.
+        """Apply a burst's outcomes, then notify watchers once per log, then complete the Deferreds.
 
-        An append that failed lands only when that is told: its log takes nothing new before the last of those queued behind it has failed too.
+        Watchers and callers thus see the whole burst. A failed append completes just before its
+        Deferred: its log accepts nothing new until the last of the appends queued behind it has
+        failed too.
         """
         for operation, value, error in outcomes:
             self._queued_bytes -= operation.size
@@ -263,11 +273,11 @@ class LmdbStore:
             operation.done.errback(error)
 
     def mark_changed(self, log: LmdbLog) -> None:
-        """The watchers of `log` are to be told when the whole burst is known."""
+        """Notify the watchers of `log` after the current burst."""
         self._changed_logs[log] = None
 
     def query(self, database: str, call: Callable[[Any], T]) -> Deferred[T]:
-        """What `call` makes of a cursor on that database, in a reader's thread."""
+        """Run `call` with a cursor on that database in a worker thread."""
 
         def read(txn: Any, databases: Mapping[str, Any]) -> T:
             with txn.cursor(db=databases[database]) as cursor:
@@ -276,7 +286,7 @@ class LmdbStore:
         return self._read(read)
 
     def query_log(self, log_id: int, call: Callable[[Any, LogRow], T]) -> Deferred[T]:
-        """What `call` makes of a cursor on the entries and the log's row, in a reader's thread."""
+        """Run `call` with a cursor on the entries and the log's row in a worker thread."""
 
         def read(txn: Any, databases: Mapping[str, Any]) -> T:
             with txn.cursor(db=databases["entries"]) as cursor:

@@ -1,4 +1,4 @@
-"""A state table in LMDB: rows under the table's id in one database for all tables."""
+"""A state table in LMDB: rows prefixed with the table id in one database for all tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from storage.lmdb.store import LmdbStore
 
 MAX_KEY_BYTES = 480
-"""LMDB takes keys of 511 bytes, of which the table's id needs four; the interface promises this many."""
+"""The limit of the interface. LMDB keys have up to 511 bytes, including 4 for the table id."""
 
 
 class LmdbTable:

@@ -1,7 +1,7 @@
-"""What is written in one transaction, and what the writer knows of each log while it writes.
+"""One write transaction, and the log state that the writer keeps between transactions.
 
-A burst changes nothing of the writer's knowledge before its commit: `Burst` collects the new state, `publish` makes it the standing one. So a
-burst may be dropped at any point and tried again.
+`Burst` collects the new state and `publish` makes it current after the commit. Until then a burst
+can be dropped and retried.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class DurableLog:
-    """A log as the last commit left it: its end, and the running sums that the next entry's key carries on. `size` counts what is readable."""
+    """State of a log after the last commit: its end, and the running sums of the next entry's key.
+
+    `size` counts readable payload bytes.
+    """
 
     log_id: int
     start_offset: int
@@ -42,7 +45,10 @@ class DurableLog:
 
 
 class Append:
-    """Entries for one log, checked by the log to be contiguous. `on_complete` is called in the reactor's thread, with the error if there was one."""
+    """Contiguous entries for one log.
+
+    `on_complete` is called in the reactor thread, with the error if it failed.
+    """
 
     __slots__ = ("done", "entries", "log_id", "on_complete", "size")
 
@@ -61,9 +67,11 @@ class Append:
 
 
 class Task(Generic[T]):
-    """Anything else that is written: `run` in the writer's thread (again, where a burst is tried again), then `on_complete` in the reactor's.
+    """Any other write.
 
-    `run` raises a StorageError or ValueError to refuse, before it writes anything.
+    `run` is called in the writer thread (again if the burst is retried), then `on_complete` in the
+    reactor thread if it succeeded. To refuse, `run` raises a StorageError or ValueError before it
+    writes anything.
     """
 
     __slots__ = ("done", "on_complete", "run", "size")
@@ -86,14 +94,14 @@ Outcome = tuple[Operation, Any, Exception | None]
 
 @dataclass(slots=True)
 class WriterState:
-    """What the writer's thread knows: every open log, and where entries are to be freed (log id -> below which offset)."""
+    """Every open log, and which entries are to be freed (log id -> all below this offset)."""
 
     logs: dict[int, DurableLog] = field(default_factory=dict)
     freeing: dict[int, int] = field(default_factory=dict)
 
 
 class Burst:
-    """One write transaction. `txn` and `databases` are for tasks."""
+    """One write transaction. Tasks use `txn` and `databases`."""
 
     def __init__(self, environment: LmdbEnvironment, txn: Any, state: WriterState) -> None:
         self.txn = txn
@@ -105,7 +113,10 @@ class Burst:
         self._puts: list[tuple[bytes, Any]] = []
 
     def log(self, log_id: int) -> DurableLog:
-        """The log as this burst leaves it so far; changes to it stand once the burst is committed. Raises LogClosed."""
+        """The log as changed by this burst so far. Raises LogClosed.
+
+        Changes to the returned object take effect when the burst is committed.
+        """
         staged = self._logs.get(log_id)
         if staged is None:
             known = self._state.logs.get(log_id)
@@ -115,21 +126,23 @@ class Burst:
         return staged
 
     def add_log(self, log: DurableLog) -> None:
-        """`log` was opened."""
+        """Register a log that was opened."""
         self._logs[log.log_id] = log
 
     def close_log(self, log_id: int) -> None:
-        """Its topic was deleted: what is appended from here on is refused."""
+        """Refuse further appends: the topic was deleted."""
         self._logs.pop(log_id, None)
         self._closed.add(log_id)
 
     def free(self, log_id: int, below: int) -> None:
-        """Entries of the log that lie wholly below this offset are to be freed."""
+        """Mark entries wholly below this offset to be freed."""
         self.txn.put(U64.pack(log_id), U64.pack(below), db=self.databases["freeing"])
         self._freeing[log_id] = below
 
     def run(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Do all in order. One that is refused leaves the others alone; an lmdb.Error is the whole burst's."""
+        """Run all operations in order. A refused one does not affect the others; an lmdb.Error
+        fails all.
+        """
         outcomes: list[Outcome] = []
         for operation in operations:
             value, refusal = None, None
@@ -146,7 +159,7 @@ class Burst:
         return outcomes
 
     def publish(self) -> None:
-        """The commit is on disk."""
+        """Make the collected state current, after the commit."""
         state = self._state
         state.logs.update(self._logs)
         state.freeing.update(self._freeing)
@@ -176,7 +189,7 @@ class Burst:
         log.size += append.size
 
     def _put_all(self) -> None:
-        """Put the entries collected so far, in key order, which is kindest to the tree."""
+        """Put the collected entries in key order, the cheapest order for the B+ tree."""
         if self._puts:
             self._puts.sort(key=entry_key)
             with self.txn.cursor(db=self.databases["entries"]) as cursor:

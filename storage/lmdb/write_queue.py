@@ -1,7 +1,8 @@
-"""What is to be written, gathered into bursts: the reactor's side of the writer.
+"""Groups queued writes into bursts (group commit); the reactor side of the writer.
 
-One burst is being written at a time. Each costs a sync and two changes of thread, as much as a dozen appends, so a burst is worth waiting for, a
-little: who was just told that a write is on disk often has the next one ready.
+One burst is written at a time. A burst costs a sync and two thread switches, as much as a dozen
+appends. A short wait makes bursts larger, since a client whose write has just completed often has
+the next one ready.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from storage.lmdb.write_burst import Operation
 
 
 class WriteQueue:
-    """Hands bursts to `write`, one after the other; for the reactor's thread only.
+    """Passes bursts to `write`, one at a time; for the reactor thread only.
 
-    After each burst the next one waits for `gathering_seconds` at most: until there are as many operations as that one had and as came while it
-    was written. So all who write without a pause are written together, and who writes alone, one at a time, waits for nobody.
+    After a burst, the next one waits up to `gathering_seconds` for as many operations as that burst
+    had plus those queued while it was written. Clients that write without pause are thus written
+    together; a single client that waits for each write is not delayed.
     """
 
     def __init__(
@@ -34,17 +36,21 @@ class WriteQueue:
         self._on_finished: Callable[[], None] | None = None
 
     def add(self, operation: Operation) -> None:
-        """To be written after all that was added before."""
+        """Queue an operation behind all earlier ones."""
         self._waiting.append(operation)
         if not self._is_writing and len(self._waiting) >= self._expected_operations:
             self._write_next()
 
     def burst_written(self, operations: int) -> None:
-        """The burst under way, of so many operations, is written, and nobody has been told yet: who is may write again, besides those who wait."""
+        """The current burst of `operations` operations is written; its callers are not notified
+        yet.
+
+        Each of them may write again, besides those already waiting.
+        """
         self._expected_operations = operations + len(self._waiting)
 
     def outcomes_delivered(self) -> None:
-        """All outcomes of that burst have been told."""
+        """All outcomes of the current burst have been delivered."""
         self._is_writing = False
         if self._on_finished is not None or len(self._waiting) >= self._expected_operations:
             self._write_next()
@@ -54,7 +60,7 @@ class WriteQueue:
             )
 
     def finish(self, ended: Callable[[], None]) -> None:
-        """Wait for nothing any more, and call `ended` once all that was added has been written."""
+        """Stop gathering; call `ended` once everything queued is written."""
         self._on_finished = ended
         self._expected_operations = 1
         if not self._is_writing:

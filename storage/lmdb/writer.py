@@ -1,7 +1,8 @@
-"""The writer's thread: takes whatever is queued, writes it in one synced transaction, hands all results to the reactor at once.
+"""The writer thread: writes queued operations in one synced transaction at a time.
 
-Between bursts it frees what was deleted, a bounded piece at a time, in transactions of its own: they must succeed on a disk that is too full
-for appends.
+Results are delivered to the reactor once per burst. Between bursts it frees deleted entries, a
+bounded number per transaction. These transactions are separate, since they must succeed on a disk
+that is too full for appends.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-"""How long the thread waits before it tries again what the medium refused and nobody waits for."""
+"""Pause before retrying a failed write that no caller is waiting for."""
 
 ENTRY_TREE_BYTES = 200
-"""What an append needs in the tree beside its payload, about."""
+"""Approximate space of an append in the tree besides its payload."""
 
 UNREACHED_TXN = 1 << 64
-"""A transaction that no commit reaches."""
+"""A transaction id that no commit reaches."""
 
 
 class LmdbWriter:
-    """The only thread that writes. `deliver` gets each burst's outcomes in the reactor's thread."""
+    """The only thread that writes. `deliver` gets each burst's outcomes in the reactor thread."""
 
     def __init__(
         self,
@@ -64,11 +65,16 @@ class LmdbWriter:
         self._thread.start()
 
     def submit(self, operation: Operation) -> None:
-        """Queue it; from the reactor's thread. The order of the calls is the order of the writes."""
+        """Queue an operation; reactor thread only. Operations are written in the order of the
+        calls.
+        """
         self._queue.add(operation)
 
     def stop(self) -> Deferred[None]:
-        """Write what is queued, or fail it where the medium is gone; then end the thread. Fires after all outcomes were delivered."""
+        """Write what is queued, or fail it if the medium is gone; then end the thread.
+
+        Fires after all outcomes were delivered.
+        """
         self._is_stopping.set()
         self._queue.finish(lambda: self._bursts.put(None))
         return self._ended
@@ -76,7 +82,7 @@ class LmdbWriter:
     def _work(self) -> None:
         while True:
             try:
-                # Without a burst to write there is time to free something, unless the medium refused that just now.
+                # Free entries while there is nothing to write; after a failure, only after a pause.
                 operations = (
                     self._bursts.get(timeout=self._freeing_pause)
                     if self._state.freeing
@@ -89,7 +95,7 @@ class LmdbWriter:
                 self._reactor_calls.post(lambda: self._ended.callback(None))
                 return
             self._write_and_deliver(operations)
-            # Not kept while the thread waits for the next burst, perhaps for long.
+            # No reference is kept while the thread waits for the next burst.
             del operations
             if self._state.freeing:
                 self._free_deleted_entries()
@@ -106,23 +112,27 @@ class LmdbWriter:
             self._queue.outcomes_delivered()
 
     def _write(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """One burst. Where the medium refuses it, its appends fail, and the small rest is tried once more without them."""
+        """Write one burst. If the medium refuses it, its appends fail and the other operations are
+        retried without them.
+        """
         has_appends = any(isinstance(one, Append) for one in operations)
         what = "appending" if has_appends else "writing"
         try:
             outcomes = self._commit(operations)
-        except Exception as error:  # noqa: BLE001 - a bug here must fail this burst, not end the thread that all the others wait for
+        except Exception as error:  # noqa: BLE001 - a bug fails this burst, not the writer thread
             reason = self._failed(what, error)
             rest = [one for one in operations if not isinstance(one, Append)]
             is_retried = has_appends and rest and isinstance(error, lmdb.Error)
             written = (
                 {id(outcome[0]): outcome for outcome in self._write(rest)} if is_retried else {}
             )
-            # Each gets an exception of its own: one that thousands raise again grows a traceback through all of them.
+            # A separate exception each: one raised by thousands of callers would collect all their
+            # tracebacks.
             return [
                 written.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations
             ]
-        # Appends that only follow a refused one are refused without a try, and an empty transaction succeeds on any medium.
+        # Appends behind a refused one are refused without being written, and an empty transaction
+        # succeeds on any medium: neither shows that writing works again.
         if any(
             error is None and isinstance(one, Append) is has_appends for one, _, error in outcomes
         ):
@@ -130,14 +140,14 @@ class LmdbWriter:
         return outcomes
 
     def _failed(self, what: str, error: Exception) -> str:
-        """The reason for those who wait; one line in the log when it begins, not one for each burst of a bad hour."""
+        """Return the error message for callers; log only the first of consecutive failures."""
         directory = self._environment.directory
         if not isinstance(error, lmdb.Error):
             log.exception("%s in %s failed, which is a bug", what, directory)
         elif what not in self._failing:
             self._failing.add(what)
             log.error(
-                "%s in %s fails: %s; it is refused until it succeeds again, reads go on",
+                "%s in %s fails: %s; refused until it succeeds again, reads continue",
                 what,
                 directory,
                 error,
@@ -150,7 +160,7 @@ class LmdbWriter:
             log.warning("%s in %s succeeds again", what, self._environment.directory)
 
     def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """All of it in one transaction. Raises lmdb.Error where nothing was stored."""
+        """Run all operations in one transaction. Raises lmdb.Error if nothing was stored."""
 
         def write(txn: Any) -> tuple[Burst, list[Outcome]]:
             burst = Burst(self._environment, txn, self._state)
@@ -162,9 +172,10 @@ class LmdbWriter:
         return outcomes
 
     def _transact(self, write: Callable[[Any], T], incoming: int = 0) -> T:
-        """What `write` gave, its writes committed and synced; it is run again after the map has grown.
+        """Run `write`, commit, sync, and return its result; runs it again after growing the map.
 
-        `incoming`: about how much room appends in it need; 0 where there are none, which may then use the disk's reserve.
+        `incoming` is about the number of bytes that appends need; 0 without appends, in which case
+        the disk's reserve may be used.
         """
         if incoming:
             self._environment.limit_growth(incoming)
@@ -196,7 +207,9 @@ class LmdbWriter:
             return self._environment.begin()
 
     def _resolve_commit(self, txn_id: int) -> bool:
-        """Whether the commit of `txn_id` that raised is on disk all the same. Until that is known nothing else can be written."""
+        """Whether the commit of `txn_id`, which raised, is on disk. Nothing can be written until
+        known.
+        """
         while True:
             try:
                 return self._environment.is_committed(txn_id)
@@ -210,7 +223,9 @@ class LmdbWriter:
                     raise
 
     def _free_deleted_entries(self) -> None:
-        """Free a bounded number of deleted entries. A smaller one where the medium refused: freeing needs some pages itself."""
+        """Free a bounded number of deleted entries; fewer after a failure, since freeing needs
+        pages too.
+        """
         log_id, below = next(iter(self._state.freeing.items()))
         try:
             is_done = self._transact(
@@ -219,7 +234,8 @@ class LmdbWriter:
                 )
             )
             if self._environment.is_disk_low:
-                # LMDB uses pages again from the second commit on after the one that freed them, and the appends that wait for them make none.
+                # LMDB reuses pages from the second commit after the one that freed them, and
+                # appends waiting for them do not commit.
                 self._transact(
                     lambda txn: txn.put(
                         b"last_freed", U64.pack(log_id), db=self._environment.databases["meta"]
@@ -240,12 +256,15 @@ class LmdbWriter:
 def free_entries(
     txn: Any, databases: Mapping[str, Any], log_id: int, below: int, at_most: int
 ) -> bool:
-    """Delete up to `at_most` entries that lie wholly below the offset `below`, and with the last the note to do so; whether it was the last."""
+    """Free up to `at_most` entries wholly below the offset `below`; return whether all are freed.
+
+    The marker in `freeing` is deleted with the last of them.
+    """
     first = SLOT_PREFIX.pack(log_id, 0)
     with txn.cursor(db=databases["entries"]) as cursor:
         cursor.set_range(first)
         for _ in range(at_most):
-            # Behind the last key of a page a deletion may leave the cursor nowhere.
+            # After deleting the last key of a page the cursor may be unpositioned.
             key = cursor.key() or (cursor.set_range(first) and cursor.key())
             slot = slot_of(key) if key else None
             if slot is None or slot.log_id != log_id or slot.last_offset >= below:
