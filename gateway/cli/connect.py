@@ -1,4 +1,7 @@
-"""A connection to any Kafka-speaking server, for the commands that administer one; what can go wrong becomes one line, never a traceback."""
+"""Connections of the admin commands to any Kafka server.
+
+Failures are reported as one line, without a traceback.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,18 @@ _FAILED_ATTEMPT = re.compile(
 )
 
 _PREFIXES = re.compile(r"\A(\[Error \d+\] )?([A-Z]\w*[A-Z]\w*(: |\Z))*")
-"""Class names and error numbers."""
+"""Class names and error numbers in front of a message."""
 _CONNECTION_CLOSED = re.compile("socket disconnected|Connection reset")
 _TIMEOUT = "timed out"
 
-#: How long a server is tried again after it first refused a connection. A server that expects TLS or a
-#: log-in refuses each attempt, some at first without a reason.
+#: Seconds of retries after the server first refused a connection. A server that requires TLS or
+#: authentication refuses every attempt, some without a reason at first.
 RETRY_REFUSED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """How to reach a server and what to show it. TLS is spoken when it is asked for or an authority is named."""
+    """How to reach a server. TLS is used if `uses_tls` is set; `ca_file` is optional."""
 
     bootstrap: tuple[tuple[str, int], ...]
     timeout: float
@@ -54,7 +57,7 @@ class ConnectOptions:
 
 
 def with_connect_options(command: Command) -> Command:
-    """The options from which `connect_options_of` makes a Server."""
+    """Add the options from which `connect_options_of` builds ConnectOptions."""
     for option in reversed(
         [
             click.option(
@@ -63,23 +66,25 @@ def with_connect_options(command: Command) -> Command:
                 default="127.0.0.1:9092",
                 show_default=True,
                 metavar="HOST:PORT[,...]",
-                help="Any server of the cluster.",
+                help="Servers of the cluster; one is enough.",
             ),
-            click.option("--user", metavar="NAME", help="Log in with SASL/PLAIN."),
+            click.option("--user", metavar="NAME", help="Authenticate with SASL/PLAIN."),
             click.option(
                 "--password-file",
                 type=click.File("rb"),
                 metavar="FILE",
-                help="Its first line is the password; - is stdin. Asked for by default.",
+                help="File whose first line is the password; - reads stdin. Default: prompt.",
             ),
             click.option(
-                "--tls", is_flag=True, help="Speak TLS, trusting the authorities of this machine."
+                "--tls",
+                is_flag=True,
+                help="Use TLS with the certificate authorities of this machine.",
             ),
             click.option(
                 "--tls-ca",
                 type=click.Path(path_type=Path),
                 metavar="FILE",
-                help="Speak TLS, trusting the authorities in this PEM file.",
+                help="Use TLS with the certificate authorities in this PEM file.",
             ),
             click.option(
                 "--timeout",
@@ -87,9 +92,9 @@ def with_connect_options(command: Command) -> Command:
                 default=10,
                 show_default=True,
                 metavar="SECONDS",
-                help="How long to wait.",
+                help="Timeout for connecting and for each request.",
             ),
-            click.option("--json", "as_json", is_flag=True, help="Answer in JSON."),
+            click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         ]
     ):
         command = option(command)
@@ -104,7 +109,7 @@ def connect_options_of(
     tls_ca: Path | None,
     timeout: float,
 ) -> ConnectOptions:
-    """The server that the options name. Raises click's errors."""
+    """Build ConnectOptions from command-line options. Raises click's errors."""
     if password_file is not None and user is None:
         raise click.UsageError("--password-file needs --user")
     password = None if user is None else passwords.read(password_file)
@@ -120,7 +125,7 @@ def connect_options_of(
 
 @contextmanager
 def connected(server: ConnectOptions) -> Iterator[AdminClient]:
-    """A client of that server. What fails inside, on this side or that, comes out as a ClickException with the reason."""
+    """Yield a client of the server. Errors become ClickExceptions with the reason."""
     _check_reachable(server)
     with _capture_failures() as reasons:
         client = _connect(server, reasons)
@@ -133,7 +138,7 @@ def connected(server: ConnectOptions) -> Iterator[AdminClient]:
 
 
 def with_client(act: Callable[..., None]) -> Callable[..., None]:
-    """Gives `act` a client of the server that the options name, and whether to answer in JSON."""
+    """Decorate a command: pass it a client for its connection options, and `as_json`."""
 
     @with_connect_options
     @wraps(act)
@@ -156,7 +161,7 @@ def with_client(act: Callable[..., None]) -> Callable[..., None]:
 
 
 def error_text(error: KafkaError) -> str:
-    """What an error says, without the class names and numbers that the library puts before it."""
+    """Return the message of an error without the class names and numbers added by the library."""
     text = _PREFIXES.sub("", str(error))
     return text or getattr(type(error), "description", "") or type(error).__name__
 
@@ -185,7 +190,10 @@ def _connect(server: ConnectOptions, reasons: FailureReasons) -> AdminClient:
 
 
 def _check_reachable(server: ConnectOptions) -> None:
-    """Whether anybody is there at all; the client itself would only try until its time is up, and not say why."""
+    """Raise ClickException if no server accepts a TCP connection.
+
+    The client itself would retry until its timeout without giving a reason.
+    """
     problem = None
     for address in server.bootstrap:
         try:
@@ -203,17 +211,18 @@ def _ssl_context(server: ConnectOptions) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=server.ca_file)
     except ssl.SSLError:
-        raise click.ClickException(f"{server.ca_file}: no certificates in PEM") from None
+        raise click.ClickException(f"{server.ca_file}: the file has no PEM certificates") from None
     except OSError as error:
         raise click.ClickException(f"{server.ca_file}: {error.strerror}") from None
 
 
 class FailureReasons(logging.Handler):
-    """Keeps why the client's last attempt failed, which its exception does not say.
+    """Keeps the reason of the client's last failed attempt, which its exception lacks.
 
-    Ends the attempts RETRY_REFUSED_SECONDS after the first that the server refused: the client itself goes on
-    until its timeout. Attempts that time out are not counted, the server may be slow. The log is the
-    only place where the client tells of an attempt, so `emit` raises, in the client's own thread.
+    Ends the attempts RETRY_REFUSED_SECONDS after the server first refused one; the client itself
+    goes on until its timeout. Attempts that time out are not counted, because the server may be
+    slow. The library reports an attempt only in its log, so `emit` raises, in the client's own
+    thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -226,7 +235,8 @@ class FailureReasons(logging.Handler):
         match = _FAILED_ATTEMPT.match(record.getMessage())
         if match:
             reason = _PREFIXES.sub("", match["reason"]) or match["reason"]
-            # A hang-up or a timeout may come before or after the attempt that was told why.
+            # A closed connection or a timeout may precede or follow the attempt with the real
+            # reason.
             if self.last is None or (_is_unspecific(self.last) and not _is_unspecific(reason)):
                 self.last = reason
             if _TIMEOUT not in reason:
@@ -239,7 +249,7 @@ class FailureReasons(logging.Handler):
 
 @contextmanager
 def _capture_failures() -> Iterator[FailureReasons]:
-    """Takes what the library logs: of all that, only the reason of a failure is ever shown."""
+    """Capture the library's log, from which only the reason of a failure is shown."""
     log, reasons = logging.getLogger("kafka"), FailureReasons()
     before, log.propagate = log.propagate, False
     log.addHandler(reasons)
@@ -256,17 +266,17 @@ def _is_unspecific(reason: str) -> bool:
 
 def _explain(server: ConnectOptions, reason: str) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in reason:
-        return f"its certificate is not trusted; name its authority with --tls-ca ({reason})"
+        return f"its certificate is not trusted; pass its CA with --tls-ca ({reason})"
     if "Handshake failed" in reason:
-        return f"no TLS connection; does it speak TLS there? ({reason})"
+        return f"TLS handshake failed; check that this port uses TLS ({reason})"
     if "Invalid frame length" in reason:
-        return "what answers is not Kafka's protocol; does it speak TLS there? (--tls, --tls-ca)"
+        return "the reply is not Kafka protocol; if the port uses TLS, add --tls or --tls-ca"
     if "IllegalSaslState" in reason:
-        return "it takes no log-in there; leave --user out"
+        return "this port does not use authentication; leave out --user"
     if _CONNECTION_CLOSED.search(reason) and server.user:
-        return "it hung up during the log-in; user or password may be wrong"
+        return "connection closed during authentication; check user and password"
     if _CONNECTION_CLOSED.search(reason):
-        return "it hung up; it may ask for a log-in (--user) or " + (
+        return "connection closed; the server may require authentication (--user) or " + (
             "no TLS" if server.uses_tls else "TLS (--tls, --tls-ca)"
         )
     return reason

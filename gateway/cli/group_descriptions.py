@@ -1,6 +1,7 @@
-"""What a server says of its groups: who is in them and what they were assigned, whichever protocol the members speak.
+"""Descriptions of groups on any Kafka server: members and assignments, for both group protocols.
 
-DescribeGroups knows classic groups alone; a consumer group (KIP-848) is none to it, and ConsumerGroupDescribe is asked about those that it does not find.
+DescribeGroups covers classic groups only. Groups that it does not find are requested with
+ConsumerGroupDescribe (KIP-848).
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest
 
 NOT_FOUND: int = errors.GroupIdNotFoundError.errno
 _DEAD = "Dead"
-"""What DescribeGroups up to v5 calls a group that is not there; v6 has an error for it (KIP-1043)."""
+"""State that DescribeGroups up to v5 returns for unknown groups; v6 has an error (KIP-1043)."""
 
-#: How Kafka calls the two kinds of groups.
+#: Kafka's names of the two group types.
 CLASSIC, CONSUMER = "classic", "consumer"
 
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """`partitions` are those that it has, as far as that can be told: none while a classic group rebalances. In a consumer group, `target` are those
-    that it shall have, and `epoch` how far it has got."""
+    """A member of a group.
+
+    `partitions` is the current assignment, empty while a classic group rebalances. For consumer
+    groups `target` is the target assignment and `epoch` the member epoch.
+    """
 
     member_id: str
     instance_id: str | None
@@ -42,7 +46,10 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """`assignor` is who shares out the partitions, empty for nobody; `coordinator` a node's id; `epoch` that of a consumer group's target."""
+    """A group. `assignor` can be empty; `coordinator` is a node id.
+
+    `epoch` is the assignment epoch of a consumer group.
+    """
 
     group_id: str
     type: str
@@ -57,7 +64,11 @@ class GroupDescription:
 def find_groups(
     client: AdminClient, group_ids: Sequence[str]
 ) -> tuple[list[GroupDescription], list[dict[str, Any]]]:
-    """The groups, in the order asked for; and a row of `name`, `error_code` and `error_message` for each that cannot be described."""
+    """Describe groups.
+
+    Returns the groups in the given order, and a row with `name`, `error_code` and `error_message`
+    for each that could not be described.
+    """
     nodes: dict[int, list[str]] = defaultdict(list)
     for group_id, node_id in retry(client, lambda: client.coordinators(group_ids)).items():
         nodes[node_id].append(group_id)
@@ -85,12 +96,15 @@ def find_groups(
 
 
 def assignment_of(protocol_type: str, assignment: bytes | None) -> tuple[TopicPartition, ...]:
-    """The partitions that a consumer was assigned. Empty for groups of another kind (Kafka Connect), which keep something else there."""
+    """Decode the assignment of a consumer.
+
+    Returns no partitions for groups of other types, such as Kafka Connect, which use other formats.
+    """
     if protocol_type != ConsumerProtocolType or not assignment:
         return ()
     try:
         decoded = ConsumerProtocolAssignment.decode(bytes(assignment))
-    except (ValueError, struct.error):  # a leader may say whatever it likes to its members
+    except (ValueError, struct.error):  # a group leader can send any bytes to its members
         return ()
     return tuple(
         TopicPartition(topic.topic, partition)
@@ -116,7 +130,10 @@ def _describe_groups(client: AdminClient, node_id: int, group_ids: Sequence[str]
 def _describe_consumer_groups(
     client: AdminClient, node_id: int, group_ids: Sequence[str]
 ) -> Iterator[Any]:
-    """The rows of those that are consumer groups. There are none where the server is too old for them, or they are switched off."""
+    """Return the rows of those that are consumer groups.
+
+    None if the server does not support consumer groups or they are disabled.
+    """
     if not group_ids:
         return
     request = ConsumerGroupDescribeRequest(

@@ -1,4 +1,4 @@
-"""A group's description as text for people and as JSON for programs."""
+"""Formats group descriptions as text and as JSON."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _owner_cells(member: MemberDescription | None) -> list[str | None]:
 
 def _total_line(rows: Sequence[PartitionLag]) -> str:
     unknown = sum(row.lag is None for row in rows)
-    more = f"; that of {unknown} more cannot be told" if unknown else ""
+    more = f"; unknown for {unknown} more" if unknown else ""
     return f"total lag {total_lag(rows)} in {count_of(len(rows) - unknown, 'partition')}{more}"
 
 

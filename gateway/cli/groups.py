@@ -1,4 +1,4 @@
-"""`kopgate groups`: consumer groups of any Kafka-speaking server, through the protocol alone."""
+"""`kopgate groups`: consumer groups of any Kafka server, through the Kafka protocol."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ _STATES = [state.value for state in GroupState if state is not GroupState.UNKNOW
 
 @click.group()
 def groups() -> None:
-    """List, describe and delete consumer groups and reset their offsets, on the gateway or on any other Kafka server.
+    """List, describe and delete consumer groups and reset their offsets.
 
-    Exit codes: 0 done, 1 it did not work (for one group or partition at least), 2 the command is wrong.
+    Works with the gateway and any other Kafka server.
+
+    Exit codes: 0 success, 1 failed for at least one group or partition, 2 usage error.
     """
 
 
@@ -50,20 +52,21 @@ def groups() -> None:
     multiple=True,
     type=click.Choice(_STATES, case_sensitive=False),
     metavar="STATE",
-    help=f"Only groups in it; may be given again. {', '.join(_STATES)}.",
+    help=f"Only groups in this state; can be repeated. {', '.join(_STATES)}.",
 )
 @with_client
 def list_groups(client: AdminClient, as_json: bool, states: Sequence[str]) -> None:
-    """List the groups and the state that each is in.
+    """List groups with their states.
 
-    Stable: its members have their partitions. PreparingRebalance, CompletingRebalance, Assigning, Reconciling: partitions are being shared out
-    anew. Empty: it has no members now, only offsets. A dash stands for what the server is too old to tell (Kafka before 2.6).
+    Stable: all members have their partitions. PreparingRebalance, CompletingRebalance, Assigning,
+    Reconciling: a rebalance is in progress. Empty: no members, only committed offsets. A dash means
+    that the server does not report the value (Kafka before 2.6).
     """
     try:
         found = retry(client, lambda: client.list_groups(states_filter=list(states)))
     except errors.IncompatibleBrokerVersion:
         raise click.ClickException(
-            "the server is too old to tell states (Kafka before 2.6); leave --state out"
+            "the server does not report states (Kafka before 2.6); leave out --state"
         ) from None
     rows = [
         {
@@ -86,15 +89,16 @@ def list_groups(client: AdminClient, as_json: bool, states: Sequence[str]) -> No
     "--members",
     "with_members",
     is_flag=True,
-    help="The members too, also those without partitions. JSON always has them.",
+    help="Also list the members, including those without partitions. JSON always does.",
 )
 @with_client
 def describe(client: AdminClient, as_json: bool, names: Sequence[str], with_members: bool) -> None:
-    """Describe groups (all where none is named): how far each is in its partitions, and who has them.
+    """Describe groups: committed offsets, lag and owner of each partition. Default: all groups.
 
-    LAG is what lies between the committed offset and the end. A dash under COMMITTED: nothing is committed there. Under END: the partition is
-    gone, or has no leader just now. Under MEMBER: nobody in the group has the partition. With --members, TARGET is what a member of the
-    consumer protocol shall have: what differs from PARTITIONS is on its way.
+    LAG is the end offset minus the committed offset. A dash under COMMITTED: no committed offset.
+    Under END: the partition does not exist or has no leader. Under MEMBER: no member owns the
+    partition. With --members, TARGET is the target assignment of a member of a consumer group; it
+    differs from PARTITIONS during a rebalance.
     """
     wanted = list(dict.fromkeys(names)) or sorted(
         str(row["group_id"]) for row in retry(client, client.list_groups)
@@ -115,16 +119,16 @@ def describe(client: AdminClient, as_json: bool, names: Sequence[str], with_memb
 
 @groups.command()
 @click.argument("names", nargs=-1, required=True, metavar="GROUP...")
-@click.option("--if-exists", is_flag=True, help="A group that is not there is no failure.")
+@click.option("--if-exists", is_flag=True, help="Do not fail for groups that do not exist.")
 @click.confirmation_option(
-    "--yes", prompt="Delete the groups with all their committed offsets?", help="Do not ask."
+    "--yes", prompt="Delete the groups with all their committed offsets?", help="Skip the prompt."
 )
 @with_client
 def delete(client: AdminClient, as_json: bool, names: Sequence[str], if_exists: bool) -> None:
-    """Delete groups and all their committed offsets. One that has members is not deleted: stop them first."""
+    """Delete groups and their committed offsets. A group with members is not deleted."""
     wanted = list(dict.fromkeys(names))
     retry(client, lambda: client.coordinators(wanted))
-    # Asked once: what was deleted before an answer was lost would not be found again.
+    # Sent once: if the reply to a successful deletion was lost, a retry would not find the group.
     rows = [
         {"name": name, "error_code": _code(outcome)}
         for name, outcome in client.delete_groups(wanted).items()
@@ -135,7 +139,9 @@ def delete(client: AdminClient, as_json: bool, names: Sequence[str], if_exists: 
 @groups.command("reset-offsets")
 @click.argument("name", metavar="GROUP")
 @with_reset_options
-@click.option("--execute", is_flag=True, help="Commit the offsets. Without it they are only shown.")
+@click.option(
+    "--execute", is_flag=True, help="Commit the offsets. Without it they are only printed."
+)
 @with_client
 def reset_offsets(
     client: AdminClient,
@@ -145,21 +151,22 @@ def reset_offsets(
     scopes: Sequence[ResetScope] | None,
     execute: bool,
 ) -> None:
-    """Move a group's committed offsets. Without --execute nothing is changed: look first at what would be.
+    """Move the committed offsets of a group. Without --execute, only print the new offsets.
 
-    The group must have no members, for they would go on from where they are. A group that is not there is made, which gives its consumers a
-    place to begin. An offset outside of a partition becomes the nearest one inside, and NOTE says so.
+    The group must have no members, because they would continue from their positions. A group that
+    does not exist is created. An offset outside the partition is replaced by the nearest one
+    inside, which is reported under NOTE.
 
     \b
     kopgate groups reset-offsets orders-app --to-datetime 2026-11-21T10:00:00+01:00 --all-topics
     kopgate groups reset-offsets orders-app --shift-by -100 --topic orders:0,3 --execute
     """
-    if not name:  # of a variable that is not set, more often than not
-        raise click.BadParameter("it is empty", param_hint="GROUP")
+    if not name:  # usually an unset shell variable
+        raise click.BadParameter("the name is empty", param_hint="GROUP")
     _refuse_members(client, name)
     commits = committed_offsets(client, [name])[name]
     if scopes is None and not commits:
-        raise click.ClickException(f"{name}: it has committed nothing; name topics with --topic")
+        raise click.ClickException(f"{name}: no committed offsets; choose topics with --topic")
     try:
         changes = plan_reset(client, target, scopes, commits)
     except CannotReset as cannot:
@@ -187,22 +194,24 @@ def _refuse_members(client: AdminClient, name: str) -> None:
     for group in found:
         if group.members or group.state != "Empty":
             raise click.ClickException(
-                f"{name}: it is {group.state} with {rendering.count_of(len(group.members), 'member')}, and offsets are only reset while it has none; "
-                f"stop its consumers and try again (kopgate groups describe {name} --members)"
+                f"{name}: the group is {group.state} with "
+                f"{rendering.count_of(len(group.members), 'member')}; offsets can only be reset "
+                f"without members: stop the consumers and try again "
+                f"(kopgate groups describe {name} --members)"
             )
 
 
 def _commit(
     client: AdminClient, name: str, changes: Iterable[OffsetChange]
 ) -> dict[TopicPartition, str]:
-    """Commits what is planned; the reasons of what the server refused."""
+    """Commit the planned offsets; return the errors by partition."""
     offsets = {
         change.partition: OffsetAndMetadata(change.new, "", None)
         for change in changes
         if change.new is not None
     }
     return {
-        partition: "a consumer has joined the group meanwhile; stop it and try again"
+        partition: "a consumer has joined the group; stop it and try again"
         if error is errors.UnknownMemberIdError
         else error.description or error.__name__
         for partition, error in client.alter_group_offsets(name, offsets).items()
@@ -211,7 +220,10 @@ def _commit(
 
 
 def _code(outcome: str) -> int:
-    """The library gives errors by the names of their classes, of which it makes new ones for codes that it does not know."""
+    """Return the error code of an outcome.
+
+    The library returns names of error classes, and creates classes for codes that it does not know.
+    """
     return 0 if outcome == "OK" else int(getattr(errors, outcome, errors.UnknownError).errno)
 
 
@@ -245,9 +257,9 @@ def _changes_as_text(
         if change.partition not in failures
     ]
     said = (
-        "these offsets are committed"
+        "committed these offsets"
         if executed
-        else "these offsets would be committed; nothing is changed without --execute"
+        else "would commit these offsets; add --execute to commit them"
     )
     return "\n".join(
         [

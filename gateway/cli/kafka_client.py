@@ -1,4 +1,4 @@
-"""kafka-python's admin client and what it lacks: a request as it is, and patience with a server that says "not now"."""
+"""kafka-python's admin client, with raw requests and retries."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ RETRY_SECONDS = 0.2
 
 
 class AdminClient(KafkaAdminClient):
-    """The library decodes all that it is answered, and fails over what a member of a group may say in its own way; here it is left alone."""
+    """An admin client that can send any request.
+
+    The library's own methods decode the metadata of group members and fail for unknown formats.
+    """
 
     def coordinators(self, group_ids: Iterable[str]) -> dict[str, int]:
-        """The node that looks after each group. Raises KafkaError."""
+        """Return the coordinator's node id of each group. Raises KafkaError."""
         found: dict[str, int] = self._manager.run(self._find_coordinator_ids, list(group_ids))
         return found
 
     def send(self, request: Any, node_id: int) -> Any:
-        """The node's response, in the newest version that it and the library know. Raises KafkaError."""
+        """Send a request and return the response. Raises KafkaError.
+
+        The highest version that both the server and the library support is used.
+        """
         return self._manager.run(self._send, request, node_id)
 
     async def _send(self, request: Any, node_id: int) -> Any:
@@ -36,9 +42,10 @@ def retry(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Result:
-    """What `call` returns. It is made again while the server asks for that, for as long as a request may take.
+    """Return the result of `call`, repeating it after retriable errors until the request timeout.
 
-    The first question about groups makes a new Kafka create the topic that it keeps them in, and until then it has no coordinator.
+    The first request about groups makes a new Kafka cluster create its offsets topic; until then
+    groups have no coordinator.
     """
     deadline = clock() + client.config["request_timeout_ms"] / 1000
     while True:

@@ -1,4 +1,4 @@
-"""How far groups are: what they have committed, and how far that is behind the end."""
+"""Committed offsets of groups and their lag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from gateway.cli.kafka_client import AdminClient, retry
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far a group is in a partition. `committed` is None for never, `end` for a partition that is gone or has no leader."""
+    """A group's position in a partition.
+
+    `committed` is None without a committed offset, `end` for a partition that does not exist or has
+    no leader.
+    """
 
     partition: TopicPartition
     committed: int | None
@@ -23,14 +27,14 @@ class PartitionLag:
 
     @property
     def lag(self) -> int | None:
-        """Negative where the commit is beyond the end, as when a topic was made anew."""
+        """Negative if the commit is beyond the end, for example in a recreated topic."""
         return None if self.committed is None or self.end is None else self.end - self.committed
 
 
 def committed_offsets(
     client: AdminClient, group_ids: Sequence[str]
 ) -> dict[str, dict[TopicPartition, int]]:
-    """What each group has committed."""
+    """Return the committed offsets of each group."""
     if not group_ids:
         return {}
     answer = retry(client, lambda: client.list_group_offsets(dict.fromkeys(group_ids)))
@@ -43,7 +47,7 @@ def committed_offsets(
 
 
 def leader_availability(client: AdminClient, topics: Iterable[str]) -> dict[str, dict[int, bool]]:
-    """The partitions of those topics that there are, and whether each has a leader, without which it has no offsets to tell."""
+    """Return whether each partition has a leader. Without one it reports no offsets."""
     names = sorted(set(topics))
     rows = client.describe_topics(names) if names else []
     return {
@@ -56,7 +60,10 @@ def leader_availability(client: AdminClient, topics: Iterable[str]) -> dict[str,
 def offsets_at(
     client: AdminClient, partitions: Iterable[TopicPartition], at: int
 ) -> dict[TopicPartition, int]:
-    """The offset of each partition at a time in ms since 1970, or at an OffsetSpec; -1 where there is no record so late."""
+    """Return the offset of each partition at a timestamp in ms since 1970, or at an OffsetSpec.
+
+    -1 if no record is that late.
+    """
     wanted = dict.fromkeys(partitions, at)
     answer = retry(client, lambda: client.list_partition_offsets(wanted)) if wanted else {}
     return {partition: row.offset for partition, row in answer.items()}
@@ -65,7 +72,7 @@ def offsets_at(
 def partition_lags(
     client: AdminClient, groups: Sequence[GroupDescription]
 ) -> dict[str, list[PartitionLag]]:
-    """Where each group is, in every partition that it has committed in or that a member was assigned."""
+    """Return the lag of each group for all committed and assigned partitions."""
     commits = committed_offsets(client, [group.group_id for group in groups])
     owners = {
         group.group_id: {
@@ -91,5 +98,5 @@ def partition_lags(
 
 
 def total_lag(rows: Iterable[PartitionLag]) -> int:
-    """The lag over all; a commit beyond the end makes up for nothing elsewhere."""
+    """Return the total lag. A commit beyond the end does not reduce it."""
     return sum(max(row.lag or 0, 0) for row in rows)

@@ -1,6 +1,7 @@
-"""The command `kopgate`. Settings are read and the log is opened here; this is the only module that names the reactor.
+"""The command `kopgate`.
 
-Exit codes: 0 done, 1 it did not work, 2 the command or a setting is wrong; `kopgate report` has 3 for not ready, and 130 where Ctrl-C stopped it.
+It reads settings and opens the log. No other module imports the reactor. Exit codes: 0 success, 1
+failure, 2 usage or settings error; for `kopgate report` also 3 not ready and 130 interrupted.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ _log = logs.get_logger(__name__)
 def _version() -> str:
     try:
         return metadata.version("kopgate")
-    except metadata.PackageNotFoundError:  # run from a source tree that nobody installed
+    except metadata.PackageNotFoundError:  # run from a source tree that is not installed
         return "unknown"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(_version(), "--version", prog_name="kopgate")
 def main() -> None:
-    """A Kafka broker to clients of every age.
+    """A Kafka broker for clients of every version.
 
     \b
     kopgate serve                     start a broker on 127.0.0.1:9092
-    kopgate topics list               what topics there are
-    kopgate groups describe           how far consumer groups are behind
-    kopgate users add alice --file F  who may log in
-    kopgate report --logs L --out O   who still speaks old Kafka
+    kopgate topics list               list topics
+    kopgate groups describe           show the lag of consumer groups
+    kopgate users add alice --file F  allow a user to authenticate
+    kopgate report --logs L --out O   report applications that use old Kafka versions
     """
 
 
@@ -55,61 +56,59 @@ def main() -> None:
     type=click.Path(path_type=Path),
     envvar="KOPGATE_CONFIG",
     metavar="FILE",
-    help="A TOML file of settings.",
+    help="TOML file with settings.",
 )
 @click.option(
     "--listener",
     "listeners",
     multiple=True,
     metavar="NAME://HOST:PORT",
-    help="Where to listen; may be given again. Port 0 takes a free one.",
+    help="Address to listen on; can be repeated. Port 0 selects a free port.",
 )
 @click.option(
     "--advertised",
     multiple=True,
     metavar="NAME://HOST:PORT",
-    help="What clients of that listener are told to connect to.",
+    help="Address of a listener that is returned to clients.",
 )
 @click.option(
     "--store",
     metavar="STORE",
-    help="Where topics are kept: lmdb:DIR, pulsar://HOST:PORT or pulsar+ssl://HOST:PORT.",
+    help="Storage: lmdb:DIR, pulsar://HOST:PORT or pulsar+ssl://HOST:PORT.",
 )
 @click.option(
     "--pulsar-admin",
     metavar="URL",
-    help="The admin API of that Pulsar: http://HOST:PORT or https://HOST:PORT.",
+    help="Admin API of Pulsar: http://HOST:PORT or https://HOST:PORT.",
 )
 @click.option(
     "--pulsar-setup",
     is_flag=True,
-    help="Make the namespaces and policies that are missing in Pulsar.",
+    help="Create missing namespaces and policies in Pulsar.",
 )
-@click.option(
-    "--pulsar-token-file", metavar="FILE", help="The token (JWT) that is shown to Pulsar."
-)
+@click.option("--pulsar-token-file", metavar="FILE", help="File with the token (JWT) for Pulsar.")
 @click.option(
     "--pulsar-tls-trust-file",
     metavar="FILE",
-    help="The authorities, in PEM, that sign the brokers' certificates.",
+    help="PEM file with the certificate authorities of the Pulsar brokers.",
 )
 @click.option(
-    "--pulsar-takeover", is_flag=True, help="Take the topics away from the gateway that has them."
+    "--pulsar-takeover", is_flag=True, help="Fence another gateway that uses the same topics."
 )
 @click.option(
     "--entry-format",
     metavar="FORMAT",
-    help="mixed_kafka, kafka or pulsar: how records lie in Pulsar.",
+    help="Format of records in Pulsar: mixed_kafka, kafka or pulsar.",
 )
 @click.option(
     "--traffic-log",
     metavar="DIR",
-    help="Write down who speaks which versions, for reports: JSON lines below this folder.",
+    help="Log which clients use which API versions, for reports: JSON lines in this folder.",
 )
 @click.option(
-    "--traffic-topic", is_flag=True, help="Write the same into the topic __kopgate_traffic."
+    "--traffic-topic", is_flag=True, help="Write the traffic log to the topic __kopgate_traffic."
 )
-@click.option("--node-id", metavar="N", help="Kafka's broker id.")
+@click.option("--node-id", metavar="N", help="Kafka broker id.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
 @click.option(
@@ -117,19 +116,20 @@ def main() -> None:
     "others",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Any setting; `kopgate settings` lists them.",
+    help="Any setting; see `kopgate settings`. Can be repeated.",
 )
 def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoReturn:
-    """Start the gateway; it runs until SIGTERM or SIGINT.
+    """Start the gateway. It runs until SIGTERM or SIGINT.
 
-    A flag wins over the environment (KOPGATE_NODE_ID=1), that over the file. When connections are accepted, one line on stdout says so:
+    Flags take precedence over the environment (KOPGATE_NODE_ID=1), which takes precedence over the
+    file. When connections are accepted, one line is printed to stdout:
 
     \b
     ready listeners=PLAINTEXT://127.0.0.1:9092 store=lmdb:./data node=0
 
     \b
-    kopgate serve --listener PLAINTEXT://0.0.0.0:9092 --advertised PLAINTEXT://kafka.example.com:9092
-    kopgate serve --store pulsar://pulsar.example.com:6650 --pulsar-admin http://pulsar.example.com:8080
+    kopgate serve --listener PLAINTEXT://0.0.0.0:9092 --advertised PLAINTEXT://kafka.example:9092
+    kopgate serve --store pulsar://pulsar.example:6650 --pulsar-admin http://pulsar.example:8080
     """
     flags = {**_assignments(others), **{field: value for field, value in named.items() if value}}
     names = {
@@ -150,18 +150,21 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
     ):
         try:
             code = _run(settings)
-        except Exception as error:  # noqa: BLE001 - the rim: what nobody foresaw belongs into the log, in one line like all else
-            _log.bug("stopped by a fault of its own", error)
+        except Exception as error:  # noqa: BLE001 - unforeseen errors are logged, too
+            _log.bug("gateway stopped by a bug", error)
             code = 1
     sys.exit(code)
 
 
 RESERVED_FILES = 256
-"""Open files beside connections: the store, the log, listeners, threads' pipes; a few dozen, with room."""
+"""Open files other than connections, at most: store, log, listeners and pipes use a few dozen."""
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Raise this process's limit on open files to what the connections need. By default a login shell gives 1,024 and allows far more."""
+    """Raise the process's limit on open files for the connections.
+
+    A login shell usually allows 1,024 and permits raising it.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + RESERVED_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -184,10 +187,10 @@ def _run(settings: Settings) -> int:
     from gateway.server import run
 
     _raise_file_limit(settings.max_connections)
-    # Twisted's timers go by the wall clock. If that is set forward, all of them would fire at once, and
-    # members of groups be expelled; if it is set back, none would for as long.
+    # Twisted's timers use the wall clock. If it jumped ahead, all timers would fire at once and
+    # group members would time out; if it jumped back, none would fire until it caught up.
     cast(Any, reactor).seconds = time.monotonic
-    # What Twisted itself has to say goes the way of every other library.
+    # Twisted's log goes through `logging`, like that of other libraries.
     globalLogBeginner.beginLoggingTo(
         [cast(Any, STDLibLogObserver())], discardBuffer=True, redirectStandardIO=False
     )
@@ -202,7 +205,7 @@ def _assignments(pairs: Iterable[str]) -> dict[str, str]:
         if not equals:
             raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--set")
         if name in found:
-            raise click.BadParameter(f"{name} is given twice", param_hint="--set")
+            raise click.BadParameter(f"{name} is set more than once", param_hint="--set")
         found[name] = value
     return found
 

@@ -1,4 +1,4 @@
-"""How a command answers: tables and JSON on stdout, what did not work on stderr with exit code 1."""
+"""Output of commands: tables and JSON on stdout, errors on stderr with exit code 1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def print_json(value: Any) -> None:
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Lines with columns as wide as they need to be; what is None is a dash."""
+    """Return lines with aligned columns; None is shown as a dash."""
     cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     return [
@@ -32,7 +32,10 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str
 def print_results(
     rows: Iterable[Mapping[str, Any]], done: str, as_json: bool, allowed: Iterable[int] = ()
 ) -> None:
-    """Says what became of each thing of that `name`; exits with 1 when an `error_code` is left that is not `allowed`."""
+    """Print the outcome of each `name`.
+
+    Exits with 1 if there is an `error_code` that is not in `allowed`.
+    """
     found = sorted(rows, key=lambda row: str(row["name"]))
     if as_json:
         print_json(
@@ -53,12 +56,12 @@ def print_results(
 
 
 def error_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """One for each row with an `error_code`."""
+    """Return one line for each row with an `error_code`."""
     return [f"{row['name']}: {_reason(row)}" for row in rows if row["error_code"]]
 
 
 def exit_if_errors(reasons: Sequence[str]) -> None:
-    """Exits with 1 where there are any."""
+    """Print the errors and exit with 1, if there are any."""
     for reason in reasons:
         click.echo(f"Error: {reason}", err=True)
     if reasons:

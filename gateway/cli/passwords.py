@@ -1,4 +1,4 @@
-"""Where a command takes a password from: the first line of a file, or the one who sits at the terminal. Never an argument."""
+"""Reads a password from the first line of a file or from the terminal, never from an argument."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import click
 
 
 def read(file: BinaryIO | None, confirm: bool = False) -> str:
-    """The password: of `file` where there is one, otherwise asked for (twice with `confirm`). Raises ClickException where it is none."""
+    """Return the password from `file`, or prompt for it (twice with `confirm`).
+
+    Raises ClickException if there is no valid password.
+    """
     if file is not None:
         text = _first_line(file.read())
     elif sys.stdin.isatty():
         text = str(click.prompt("Password", hide_input=True, confirmation_prompt=confirm, err=True))
     else:
-        raise click.ClickException(
-            "there is no terminal to ask for the password at; give --password-file"
-        )
+        raise click.ClickException("no terminal to prompt for the password; use --password-file")
     if not text or "\0" in text:
-        raise click.ClickException("the password is empty, or holds a zero byte")
+        raise click.ClickException("the password is empty or contains a zero byte")
     return text
 
 

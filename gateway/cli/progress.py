@@ -1,4 +1,4 @@
-"""How far a command is, on stderr: one line that is drawn anew where somebody looks, and a line a step in a log."""
+"""Progress on stderr: a bar that is redrawn on a terminal, otherwise one line per step."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from types import TracebackType
 from typing import TextIO
 
 MAX_BAR_WIDTH = 40
-"""Of the bar itself; a wider one says no more."""
+"""Maximum width of the bar in columns."""
 MIN_BAR_WIDTH = 8
-"""Below it the number alone says more."""
+"""Without space for this width only the percentage is shown."""
 DEFAULT_COLUMNS = 80
-"""Where a terminal does not say its width."""
+"""Width of terminals that do not report one."""
 
 
 class ProgressBar:
-    """A context: within it, `self(step, part)` says what is being done and which part of the whole is behind it. Threads may say lines above it."""
+    """A context manager; within it, `self(step, part)` shows the step and the completed fraction.
+
+    Other threads may print lines above the bar.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -50,7 +53,7 @@ class ProgressBar:
             self._file.flush()
 
     def show(self, text: str) -> None:
-        """In place of the bar, where nobody knows how long the whole takes: what is being done."""
+        """Show a text instead of the bar, for work of unknown length."""
         with self._lock:
             if self._is_terminal:
                 self._draw(text[: self._columns() - 1])
@@ -59,7 +62,7 @@ class ProgressBar:
             self._file.flush()
 
     def print_above(self, text: str) -> None:
-        """A line of its own, which stays."""
+        """Print a permanent line above the bar."""
         with self._lock:
             was_drawn = self._drawn
             self._draw("")
@@ -69,14 +72,21 @@ class ProgressBar:
             self._file.flush()
 
     def _draw(self, text: str) -> None:
-        """In the place of what is shown. Spaces and not a terminal's own command: they clear a line on every one of them."""
+        """Replace the drawn text.
+
+        It is overwritten with spaces, because not every terminal has the same command to clear a
+        line.
+        """
         if self._drawn:
             self._file.write("\r" + " " * len(self._drawn) + "\r")
         self._file.write(text)
         self._drawn = text
 
     def _columns(self) -> int:
-        """It may change at any time. A line that is as wide as the terminal would begin another one."""
+        """Return the current terminal width, which can change at any time.
+
+        Callers draw one column less, because a full line would wrap.
+        """
         try:
             return os.get_terminal_size(self._file.fileno()).columns or DEFAULT_COLUMNS
         except (OSError, ValueError):
@@ -84,7 +94,7 @@ class ProgressBar:
 
 
 def bar_line(step: str, part: float, width: int) -> str:
-    """The bar, as wide as fits beside its words; without it where too little fits."""
+    """Return bar and text, with the bar as wide as fits; without it if too little fits."""
     words = f"{part:4.0%}  {step}"
     room = min(MAX_BAR_WIDTH, width - len(words) - len("[] "))
     if room < MIN_BAR_WIDTH:

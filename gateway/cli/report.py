@@ -1,4 +1,7 @@
-"""`kopgate report`: who still speaks old Kafka, from the traffic log. PySpark is needed by nothing else, and imported here alone, when it is asked for."""
+"""`kopgate report`: applications that use old Kafka versions, from the traffic log.
+
+Only this module imports PySpark, and only when the command runs.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,17 @@ from reports.places import folder
 from reports.preconditions import check_preconditions
 from reports.since import day
 
-NO_PYSPARK = "reports need PySpark, which is not installed: pip install 'kopgate[report]'"
-NO_JAVA = "Spark needs Java 17 or newer, and there is none here: install one (on Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+NO_PYSPARK = "PySpark is not installed: pip install 'kopgate[report]'"
+NO_JAVA = (
+    "Java not found; Spark needs Java 17 or newer: install it "
+    "(on Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+)
 MASTER = (
     r"local(\[([1-9]\d*|\*)(, *\d+)?\])?|local-cluster\[.+\]|spark://[^\s/]+:\d+|yarn|k8s://\S+",
-    "local[N], local[*] or spark://HOST:PORT (yarn and k8s://... are Spark's, too)",
+    "local[N], local[*], spark://HOST:PORT, yarn or k8s://...",
 )
-MEMORY = (r"(?i)[1-9]\d*[kmgt]b?", "a size such as 512m or 2g")
-STOPPED = "stopped; what was taken until now stays taken, and the next run goes on from there"
+MEMORY = (r"(?i)[1-9]\d*[kmgt]b?", "a size like 512m or 2g")
+STOPPED = "stopped; the files ingested so far are kept, and the next run continues from there"
 
 
 def _day(_: click.Context, __: click.Parameter, value: str | None) -> date | None:
@@ -41,7 +47,7 @@ def _day(_: click.Context, __: click.Parameter, value: str | None) -> date | Non
 
 
 def _matching(pattern: str, wanted: str) -> Callable[[click.Context, click.Parameter, str], str]:
-    """What Spark would find wrong half a minute later, in words of Java's."""
+    """Return a check of an option, because Spark reports wrong values late and as Java errors."""
 
     def check(_: click.Context, __: click.Parameter, value: str) -> str:
         if not re.fullmatch(pattern, value):
@@ -63,14 +69,14 @@ def _folder(_: click.Context, __: click.Parameter, value: str | None) -> Path | 
     "--logs",
     callback=_folder,
     metavar="DIR",
-    help="The traffic log: what `kopgate serve` wrote it to.  [default: what is in the tables]",
+    help="Folder of the traffic log.  [default: report from the existing tables]",
 )
 @click.option(
     "--out",
     callback=_folder,
     required=True,
     metavar="DIR",
-    help="Where the report goes, and the tables made of the log.",
+    help="Folder for the report and the tables built from the log.",
 )
 @click.option(
     "--target",
@@ -83,7 +89,7 @@ def _folder(_: click.Context, __: click.Parameter, value: str | None) -> Path | 
     "--since",
     callback=_day,
     metavar="DAY|Nd",
-    help="The first day, or how many days back.  [default: 30d]",
+    help="First day, or number of days back.  [default: 30d]",
 )
 @click.option(
     "--master",
@@ -104,12 +110,13 @@ def _folder(_: click.Context, __: click.Parameter, value: str | None) -> Path | 
 def report(
     logs: Path | None, out: Path, target: str, since: date | None, master: str, memory: str
 ) -> None:
-    """Say which applications a target would refuse, from the traffic log.
+    """Report which applications a target Kafka version would reject, from the traffic log.
 
-    New log files are taken into tables below --out, each once; it may be run again at any time, and while gateways write. Five lines on stdout are
-    the answer; the rest is in --out: report.html, the page for people; clients.csv, blockers.csv, trend.csv and others (each as Parquet, too); summary.json.
+    New log files are ingested once into tables below --out. The command can be repeated at any
+    time, also while gateways write. It prints five lines; the details are in --out: report.html,
+    clients.csv, blockers.csv, trend.csv and others (also as Parquet), and summary.json.
 
-    Exit codes: 0 ready, 3 not ready, 1 it did not work, 2 the command is wrong, 130 it was stopped (Ctrl-C).
+    Exit codes: 0 ready, 3 not ready, 1 failure, 2 usage error, 130 interrupted (Ctrl-C).
 
     \b
     kopgate report --logs /var/log/kopgate-traffic --out report
@@ -146,15 +153,13 @@ def _print_answer(summary: dict[str, Any], out: Path) -> None:
     try:
         click.echo("\n".join(answer.five_lines(summary)))
     except OSError as error:
-        # Python would try it once more at its end, and fail once more.
+        # Python would write the buffer again at exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _fail(
-            f"the answer cannot be written to stdout: {error.strerror}; it is in {out / 'summary.json'}"
-        )
+        _fail(f"cannot write to stdout: {error.strerror}; see {out / 'summary.json'}")
 
 
 def _load_reports() -> tuple[Any, Any]:
-    """What does the work: a function, and what it is told."""
+    """Return the function that runs reports and the class of its order."""
     if importlib.util.find_spec("pyspark") is None:
         _fail(NO_PYSPARK)
     from reports.local_run import run_local_report

@@ -1,4 +1,4 @@
-"""The options of `kopgate groups reset-offsets`: where to, and which partitions."""
+"""Options of `kopgate groups reset-offsets`: the target offsets and the partitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from gateway.cli.reset_plan import ResetScope, ResetTarget, TargetKind
 
 _SCOPE = re.compile(r"(?P<topic>[^:]+(?:://[^:]+)?)(?::(?P<partitions>[0-9]+(?:,[0-9]+)*))?")
-"""A topic by Kafka's name or Pulsar's, and partitions after a colon."""
+"""A topic by its Kafka or Pulsar name, with optional partitions after a colon."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -24,7 +24,7 @@ def _timestamp_ms(context: click.Context, option: click.Parameter, text: str | N
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is not a time such as 2026-11-21T10:00:00 or 2026-11-21T10:00:00+01:00"
+            f"{text!r} is not a time like 2026-11-21T10:00:00 or 2026-11-21T10:00:00+01:00"
         ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     if moment < _EPOCH:
@@ -50,25 +50,27 @@ def _scopes(
 
 
 _OPTIONS = [
-    click.option("--to-earliest", is_flag=True, help="To the first offset that is still there."),
-    click.option("--to-latest", is_flag=True, help="To the end: only what comes from now on."),
+    click.option("--to-earliest", is_flag=True, help="First available offset."),
+    click.option(
+        "--to-latest", is_flag=True, help="End of the partition: only new records are consumed."
+    ),
     click.option(
         "--to-datetime",
         callback=_timestamp_ms,
         metavar="TIME",
-        help="To the first record of that time or later, the end where there is none. ISO 8601, UTC unless it names a zone.",
+        help="First record at or after TIME, otherwise the end. ISO 8601; UTC without a zone.",
     ),
     click.option(
         "--to-offset",
         type=click.IntRange(0),
         metavar="N",
-        help="To that offset, in every partition.",
+        help="This offset in every partition.",
     ),
     click.option(
         "--shift-by",
         type=int,
         metavar="N",
-        help="So many offsets on from the commit, or back with -N.",
+        help="N offsets after the committed one; -N before it.",
     ),
     click.option(
         "--topic",
@@ -76,14 +78,17 @@ _OPTIONS = [
         multiple=True,
         callback=_scopes,
         metavar="TOPIC[:P,P...]",
-        help="A topic, or partitions of it; may be given again.",
+        help="Topic, or partitions of it; can be repeated.",
     ),
-    click.option("--all-topics", is_flag=True, help="Wherever the group has committed."),
+    click.option("--all-topics", is_flag=True, help="All partitions with committed offsets."),
 ]
 
 
 def with_reset_options(act: Callable[..., None]) -> Callable[..., None]:
-    """Gives `act` the `target`, and the `scopes` that it is for: None for wherever the group has committed."""
+    """Decorate a command: pass it `target` and `scopes`.
+
+    `scopes` is None for all partitions with committed offsets.
+    """
 
     @wraps(act)
     def run(

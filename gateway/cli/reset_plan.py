@@ -1,4 +1,4 @@
-"""What `kopgate groups reset-offsets` comes to: for each partition the offset that is committed now and the one that would be."""
+"""Plans `kopgate groups reset-offsets`: the current and the new offset of each partition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.cli.lag import leader_availability, offsets_at
 
 
 class TargetKind(Enum):
-    """What a target's number is, where it has one."""
+    """The kind of target offset."""
 
     EARLIEST = auto()
     LATEST = auto()
@@ -25,7 +25,7 @@ class TargetKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
-    """`number` is an offset, a difference, or ms since 1970."""
+    """`number` is an offset, a difference, or ms since 1970, depending on `kind`."""
 
     kind: TargetKind
     number: int = 0
@@ -33,7 +33,7 @@ class ResetTarget:
 
 @dataclass(frozen=True, slots=True)
 class ResetScope:
-    """A topic, and which of its partitions: all where none is named."""
+    """A topic and its partitions; all if none are given."""
 
     topic: str
     partitions: tuple[int, ...] = ()
@@ -41,7 +41,11 @@ class ResetScope:
 
 @dataclass(frozen=True, slots=True)
 class OffsetChange:
-    """`new` is None for a partition that is gone, whose commit is left alone. `note` says what came otherwise than asked for."""
+    """The change of one partition.
+
+    `new` is None for a partition that does not exist; its commit is kept. `note` explains a
+    deviation from the target.
+    """
 
     partition: TopicPartition
     old: int | None
@@ -54,7 +58,7 @@ class OffsetChange:
 
 
 class CannotReset(Exception):
-    """Nothing can be committed; `reasons` has a line for each partition that stands in the way."""
+    """Nothing can be committed; `reasons` has one line per failing partition."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -67,7 +71,10 @@ def plan_reset(
     scopes: Sequence[ResetScope] | None,
     commits: Mapping[TopicPartition, int],
 ) -> list[OffsetChange]:
-    """What the group's commits would become in `scopes`, None for wherever it has any. Raises CannotReset and KafkaError."""
+    """Return the changes of the group's offsets.
+
+    `scopes` is None for all partitions with committed offsets. Raises CannotReset and KafkaError.
+    """
     led = leader_availability(
         client,
         [scope.topic for scope in scopes]
@@ -77,13 +84,14 @@ def plan_reset(
     wanted = sorted(commits) if scopes is None else _expand_scopes(scopes, led)
     there = [part for part in wanted if part.partition in led.get(part.topic, {})]
     reasons = [
-        f"{partition_name(part)}: it has no leader just now; try again"
+        f"{partition_name(part)}: the partition has no leader; try again later"
         for part in there
         if not led[part.topic][part.partition]
     ]
     if target.kind is TargetKind.SHIFT:
         reasons += [
-            f"{partition_name(part)}: nothing is committed there that could be shifted; leave it out, or name an offset"
+            f"{partition_name(part)}: no committed offset to shift; "
+            "use another target or leave it out"
             for part in there
             if part not in commits
         ]
@@ -95,7 +103,7 @@ def plan_reset(
     )
     dated = offsets_at(client, there, target.number) if target.kind is TargetKind.DATETIME else {}
     gone = [
-        OffsetChange(part, commits[part], None, "the partition is gone; its commit stays")
+        OffsetChange(part, commits[part], None, "the partition does not exist; its commit is kept")
         for part in wanted
         if part not in end
     ]
@@ -115,14 +123,17 @@ def plan_reset(
 def resolve_target(
     target: ResetTarget, old: int, first: int, end: int, dated: int
 ) -> tuple[int, str | None]:
-    """The offset that a target comes to in a partition from `first` to `end`, and what must be said of it. `dated` is -1 for no record so late."""
+    """Return the target offset in a partition from `first` to `end`, and a note or None.
+
+    `dated` is the offset of the requested time, -1 if no record is that late.
+    """
     match target.kind:
         case TargetKind.EARLIEST:
             return first, None
         case TargetKind.LATEST:
             return end, None
         case TargetKind.DATETIME:
-            return (dated, None) if dated >= 0 else (end, "no record is so late: the end")
+            return (dated, None) if dated >= 0 else (end, "no record is that late; using the end")
         case TargetKind.OFFSET | TargetKind.SHIFT:
             asked = target.number if target.kind is TargetKind.OFFSET else old + target.number
     if asked < first:
@@ -133,7 +144,7 @@ def resolve_target(
 
 
 def partition_name(partition: TopicPartition) -> str:
-    """As Kafka writes it."""
+    """Return the partition's name in Kafka's format."""
     return f"{partition.topic}-{partition.partition}"
 
 
@@ -144,10 +155,10 @@ def _expand_scopes(
     for scope in scopes:
         there = led.get(scope.topic)
         if there is None:
-            reasons.append(f"{scope.topic}: there is no such topic")
+            reasons.append(f"{scope.topic}: the topic does not exist")
             continue
         reasons += [
-            f"{scope.topic}: there is no partition {number}, it has 0 to {len(there) - 1}"
+            f"{scope.topic}: partition {number} does not exist; the topic has 0 to {len(there) - 1}"
             for number in scope.partitions
             if number not in there
         ]

@@ -1,4 +1,7 @@
-"""`kopgate settings`: what can be set, straight from the model, so that no document can differ from it."""
+"""`kopgate settings`: lists the settings from the model.
+
+The settings table of docs/operations.md is generated from the same model.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,25 @@ from gateway.settings.model import Settings
 
 
 @click.command()
-@click.option("--markdown", is_flag=True, help="As a table for a document.")
+@click.option("--markdown", is_flag=True, help="Print a Markdown table.")
 def settings(markdown: bool) -> None:
-    """List every setting with its default and what it is for.
+    """List every setting with its default and description.
 
-    In a file: `num_partitions = 3`. In the environment: KOPGATE_NUM_PARTITIONS=3. As a flag: --set num_partitions=3. Lists are `a,b` and tables
-    `name:value,name:value` where they are not TOML.
+    In a file: `num_partitions = 3`. In the environment: KOPGATE_NUM_PARTITIONS=3. As a flag: --set
+    num_partitions=3. Outside TOML, lists are `a,b` and tables `name:value,name:value`.
     """
     click.echo(as_markdown() if markdown else as_text())
 
 
 def as_text() -> str:
-    """A paragraph for each setting."""
+    """Return one paragraph per setting."""
     return "\n\n".join(
         f"{name} = {default}\n{_indented(meaning)}" for name, default, meaning in _rows()
     )
 
 
 def as_markdown() -> str:
-    """One table with a row for each setting."""
+    """Return a table with one row per setting."""
     rows = [
         f"| `{name}` | `{default}` | {meaning.replace('|', chr(92) + '|')} |"
         for name, default, meaning in _rows()

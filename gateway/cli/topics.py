@@ -1,4 +1,4 @@
-"""`kopgate topics`: topics of any Kafka-speaking server, through the protocol alone."""
+"""`kopgate topics`: topics of any Kafka server, through the Kafka protocol."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from gateway.cli.output import (
 
 @click.group()
 def topics() -> None:
-    """List, create, describe, change and delete topics, of the gateway or of any other Kafka server.
+    """List, create, describe, change and delete topics.
 
-    Exit codes: 0 done, 1 it did not work (for one topic at least), 2 the command is wrong.
+    Works with the gateway and any other Kafka server.
+
+    Exit codes: 0 success, 1 failed for at least one topic, 2 usage error.
     """
 
 
 @topics.command("list")
-@click.option("--internal", is_flag=True, help="Those too that the server keeps for itself.")
+@click.option("--internal", is_flag=True, help="Also list internal topics.")
 @with_client
 def list_topics(client: KafkaAdminClient, as_json: bool, internal: bool) -> None:
-    """List the topics and how many partitions each has."""
+    """List topics with their number of partitions."""
     found = sorted(
         (topic for topic in client.describe_topics() if internal or not topic["is_internal"]),
         key=lambda topic: str(topic["name"]),
@@ -60,23 +62,23 @@ def list_topics(client: KafkaAdminClient, as_json: bool, internal: bool) -> None
     "--partitions",
     type=click.IntRange(1),
     metavar="N",
-    help="How many partitions; the server's default where it is left out.",
+    help="Number of partitions.  [default: the server's]",
 )
 @click.option(
     "--replication-factor",
     type=click.IntRange(1),
     metavar="N",
-    help="The server's default where it is left out.",
+    help="Replication factor.  [default: the server's]",
 )
 @click.option(
     "--config",
     "configs",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A topic config, for example retention.ms=86400000; may be given again.",
+    help="Topic config, for example retention.ms=86400000; can be repeated.",
 )
-@click.option("--if-not-exists", is_flag=True, help="A topic that is there already is no failure.")
-@click.option("--validate-only", is_flag=True, help="Only ask whether it would work.")
+@click.option("--if-not-exists", is_flag=True, help="Do not fail for topics that exist.")
+@click.option("--validate-only", is_flag=True, help="Only validate; create nothing.")
 @with_client
 def create(
     client: KafkaAdminClient,
@@ -107,7 +109,7 @@ def create(
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @with_client
 def describe(client: KafkaAdminClient, as_json: bool, names: Sequence[str]) -> None:
-    """Describe topics (all where none is named): partitions, and the configs that are not the default."""
+    """Describe topics: partitions and configs that differ from the default. Default: all topics."""
     found = sorted(
         client.describe_topics(list(names) or None), key=lambda topic: str(topic["name"])
     )
@@ -127,20 +129,20 @@ def describe(client: KafkaAdminClient, as_json: bool, names: Sequence[str]) -> N
     "--partitions",
     type=click.IntRange(1),
     metavar="N",
-    help="How many partitions it shall have; never fewer than now.",
+    help="New number of partitions; cannot decrease.",
 )
 @click.option(
     "--config",
     "configs",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set a topic config; may be given again.",
+    help="Set a topic config; can be repeated.",
 )
 @click.option(
     "--unset",
     multiple=True,
     metavar="NAME",
-    help="Return a topic config to its default; may be given again.",
+    help="Reset a topic config to its default; can be repeated.",
 )
 @with_client
 def alter(
@@ -151,12 +153,12 @@ def alter(
     configs: Sequence[str],
     unset: Sequence[str],
 ) -> None:
-    """Give a topic more partitions, or other configs."""
+    """Add partitions to a topic or change its configs."""
     changes: dict[str, tuple[AlterConfigOp, str | None]] = {
         key: (AlterConfigOp.SET, value) for key, value in _assignments(configs).items()
     }
     if set(unset) & set(changes):
-        raise click.UsageError("the same config is set and unset")
+        raise click.UsageError("the same config is in --config and --unset")
     changes |= dict.fromkeys(unset, (AlterConfigOp.DELETE, None))
     if partitions is None and not changes:
         raise click.UsageError("nothing to change: give --partitions, --config or --unset")
@@ -185,9 +187,9 @@ def alter(
 
 @topics.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--if-exists", is_flag=True, help="A topic that is not there is no failure.")
+@click.option("--if-exists", is_flag=True, help="Do not fail for topics that do not exist.")
 @click.confirmation_option(
-    "--yes", prompt="Delete the topics with all their records?", help="Do not ask."
+    "--yes", prompt="Delete the topics with all their records?", help="Skip the prompt."
 )
 @with_client
 def delete(client: KafkaAdminClient, as_json: bool, names: Sequence[str], if_exists: bool) -> None:
@@ -205,7 +207,7 @@ def _configs_of(client: KafkaAdminClient, names: Sequence[str]) -> Mapping[str, 
         described = client.describe_configs(
             [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
         ).get("topic", {})
-    except errors.IncompatibleBrokerVersion:  # before Kafka 0.11 there is no way to ask
+    except errors.IncompatibleBrokerVersion:  # Kafka before 0.11 has no DescribeConfigs
         return {}
     return {
         name: {
@@ -270,7 +272,7 @@ def _assignments(pairs: Iterable[str]) -> dict[str, str]:
         key, equals, value = pair.partition("=")
         if not equals or not key or key in found:
             raise click.BadParameter(
-                f"{pair!r} is not NAME=VALUE, or its name is given twice", param_hint="--config"
+                f"{pair!r} is not NAME=VALUE, or NAME is set more than once", param_hint="--config"
             )
         found[key] = value
     return found

@@ -1,4 +1,7 @@
-"""`kopgate users`: the file of those who may log in. A password is typed or read from a file, never an argument that a process list shows."""
+"""`kopgate users`: the file of users that may authenticate.
+
+Passwords are prompted for or read from a file, because arguments are visible in process lists.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ _FILE = click.option(
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="The users file (the setting users_file).",
+    help="Users file (setting users_file).",
 )
 
 
 @click.group()
 def users() -> None:
-    """Who may log in with SASL/PLAIN. A running gateway sees a change within a second."""
+    """Manage users for SASL/PLAIN. A running gateway picks up changes within a second."""
 
 
 @users.command()
@@ -34,31 +37,31 @@ def users() -> None:
     "--password-file",
     type=click.File("rb"),
     metavar="FILE",
-    help="Its first line is the password; - is stdin. Asked for by default.",
+    help="File whose first line is the password; - reads stdin. Default: prompt.",
 )
-@click.option("--replace", is_flag=True, help="Give a user who is there this password.")
+@click.option("--replace", is_flag=True, help="Replace the password of an existing user.")
 def add(name: str, path: Path, password_file: BinaryIO | None, replace: bool) -> None:
-    """Add the user NAME. The file is made where it is missing, readable by its owner only."""
+    """Add the user NAME. A missing file is created, readable by its owner only."""
     try:
         users_file.check_name(name)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if not replace and name in (_read(path) if path.exists() else {}):
-        raise click.ClickException(f"{name} is there already; --replace gives a new password")
+        raise click.ClickException(f"{name} already exists; use --replace to change the password")
     stored = PasswordHash.of(passwords.read(password_file, confirm=True))
     try:
         with users_file.edit_users(path) as found:
             found[name] = stored
     except UsersFileError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(f"{name} may log in")
+    click.echo(f"{name} added")
 
 
 @users.command()
 @click.argument("name")
 @_FILE
 def remove(name: str, path: Path) -> None:
-    """Remove the user NAME. Connections that are open stay so."""
+    """Remove the user NAME. Open connections stay open."""
     _read(path)
     try:
         with users_file.edit_users(path) as found:
@@ -66,15 +69,15 @@ def remove(name: str, path: Path) -> None:
     except UsersFileError as error:
         raise click.ClickException(str(error)) from None
     if not was_there:
-        raise click.ClickException(f"{name} is not there")
-    click.echo(f"{name} may no longer log in")
+        raise click.ClickException(f"{name} does not exist")
+    click.echo(f"{name} removed")
 
 
 @users.command("list")
 @_FILE
-@click.option("--json", "as_json", is_flag=True, help="As one JSON list.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_users(path: Path, as_json: bool) -> None:
-    """List the names, one a line."""
+    """List the user names, one per line."""
     names = sorted(_read(path))
     if warning := users_file.permission_warning(path):
         click.echo(f"kopgate: {warning}", err=True)

@@ -124,7 +124,7 @@ class LineWriter:
         try:
             while self._write_waiting():
                 pass
-        except Exception as failure:  # noqa: BLE001 - the rim of a thread
+        except Exception as failure:  # noqa: BLE001 - outermost frame of the thread
             _log.bug("traffic log writer stopped", failure)
 
     def _write_waiting(self) -> bool:
@@ -172,5 +172,5 @@ class LineWriter:
                     return
                 self._maintenance_due.wait(MAINTENANCE_SECONDS)
                 self._maintenance_due.clear()
-        except Exception as failure:  # noqa: BLE001 - the rim of a thread
+        except Exception as failure:  # noqa: BLE001 - outermost frame of the thread
             _log.bug("traffic log maintenance stopped", failure)

@@ -106,7 +106,7 @@ def test_a_description_has_lag_and_owner_of_each_partition(server: str) -> None:
         ("described", 2, 0, 0, 0, ids["x"]),
         ("left", 0, 3, 3, 0, None),
     ]
-    assert "total lag 3 in 3 partitions; that of 1 more cannot be told" in text
+    assert "total lag 3 in 3 partitions; unknown for 1 more" in text
     assert "described:0,1" in text
 
 
@@ -167,7 +167,7 @@ def test_what_is_outside_of_a_partition_is_brought_inside_and_said(server: str) 
         "--json",
     )
     (row,) = json.loads(late.stdout)["partitions"]
-    assert (row["new"], row["note"]) == (4, "no record is so late: the end")
+    assert (row["new"], row["note"]) == (4, "no record is that late; using the end")
 
 
 def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
@@ -209,10 +209,10 @@ def test_a_new_group_is_given_a_place_to_begin(server: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--to-earliest", "--topic", "nothere"], "nothere: there is no such topic"),
+        (["--to-earliest", "--topic", "nothere"], "nothere: the topic does not exist"),
         (
             ["--to-earliest", "--topic", "refused:0,7"],
-            "refused: there is no partition 7, it has 0 to 0",
+            "refused: partition 7 does not exist; the topic has 0 to 0",
         ),
         (["--shift-by", "1", "--topic", "refused"], "refused-0: nothing is committed there"),
         (["--to-earliest", "--all-topics"], "refused-app: it has committed nothing"),

@@ -124,11 +124,15 @@ def test_it_speaks_tls_and_logs_in(kafka, folder):
 @pytest.mark.parametrize(
     ("listener", "arguments", "complaint"),
     [
-        ("SASL_PLAINTEXT", [], "it may ask for a log-in"),
+        ("SASL_PLAINTEXT", [], "the server may require authentication"),
         ("SASL_PLAINTEXT", ["--user", "alice", "--password-file", "wrong"], "password"),
-        ("PLAINTEXT", ["--user", "alice", "--password-file", "right"], "it takes no log-in there"),
-        ("SSL", ["--tls"], "name its authority with --tls-ca"),
-        ("PLAINTEXT", ["--tls"], "does it speak TLS there?"),
+        (
+            "PLAINTEXT",
+            ["--user", "alice", "--password-file", "right"],
+            "this port does not use authentication",
+        ),
+        ("SSL", ["--tls"], "pass its CA with --tls-ca"),
+        ("PLAINTEXT", ["--tls"], "check that this port uses TLS"),
         # Whether its alert comes through before it hangs up is a matter of time; TLS is named either way.
         ("SSL", [], "(--tls, --tls-ca)"),
     ],

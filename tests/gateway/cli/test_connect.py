@@ -113,9 +113,9 @@ def answering(answer):
 @pytest.mark.parametrize(
     ("answer", "arguments", "complaint"),
     [
-        (b"", [], "it hung up; it may ask for a log-in (--user) or TLS"),
-        (b"\x15\x03\x03\x00\x02\x02\x50", [], "does it speak TLS there?"),
-        (b"", ["--tls"], "no TLS connection; does it speak TLS there?"),
+        (b"", [], "connection closed; the server may require authentication (--user) or TLS"),
+        (b"\x15\x03\x03\x00\x02\x02\x50", [], "if the port uses TLS, add --tls or --tls-ca"),
+        (b"", ["--tls"], "TLS handshake failed; check that this port uses TLS"),
     ],
     ids=["hang-up", "TLS alert", "no TLS"],
 )
@@ -182,7 +182,7 @@ def test_a_certificate_that_nobody_vouches_for_is_told(tmp_path):
         )
         plain.shutdown(socket.SHUT_RDWR)
     assert result.exit_code == 1
-    assert "name its authority with --tls-ca" in result.stderr
+    assert "pass its CA with --tls-ca" in result.stderr
 
 
 @pytest.mark.parametrize(

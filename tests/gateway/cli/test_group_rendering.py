@@ -34,7 +34,7 @@ def test_what_is_on_its_way_is_seen_beside_what_members_have(server):
         "  TOPIC  PARTITION  COMMITTED  END  LAG  MEMBER  CLIENT  HOST\n"
         "  t      0          -          10   -    x-1     x       /10.0.0.1\n"
         "  t      1          -          20   -    x-1     x       /10.0.0.1\n"
-        "  total lag 0 in no partitions; that of 2 more cannot be told\n"
+        "  total lag 0 in no partitions; unknown for 2 more\n"
         "  MEMBER  INSTANCE  CLIENT  HOST       PARTITIONS  TARGET  EPOCH\n"
         "  x-1     -         x       /10.0.0.1  t:0,1       t:0     6\n"
         "  y-1     -         y       /10.0.0.1  -           t:1     7"

@@ -74,7 +74,7 @@ def test_a_server_that_knows_no_states_is_asked_without(server, monkeypatch):
 
     monkeypatch.setattr(server, "list_groups", list_groups)
     assert kopgate("list", "--state", "Empty").stderr.endswith(
-        "too old to tell states (Kafka before 2.6); leave --state out\n"
+        "does not report states (Kafka before 2.6); leave out --state\n"
     )
     assert kopgate("list").stdout == "GROUP  STATE  TYPE  PROTOCOL\na      -      -     consumer\n"
 
@@ -94,7 +94,7 @@ def test_a_description_has_the_lag_of_each_partition_and_the_total(server):
         "  gone   0          1          -    -    -       -       -\n"
         "  t      0          4          10   6    -       -       -\n"
         "  t      1          -          20   -    x-1     x       /10.0.0.1\n"
-        "  total lag 6 in 1 partition; that of 2 more cannot be told\n"
+        "  total lag 6 in 1 partition; unknown for 2 more\n"
     )
     assert result.exit_code == 0
 
@@ -205,13 +205,10 @@ def test_a_reset_is_only_shown_until_it_is_to_be_executed(server):
     server.group("a", commits={("t", 0): 7})
     shown = kopgate("reset-offsets", "a", "--to-offset", "8", "--topic", "t")
     rows = "  TOPIC  PARTITION  OLD  NEW  DIFFERENCE  NOTE\n  t      0          7    8    +1\n  t      1          -    8    -\n"
-    assert (
-        shown.stdout
-        == f"a: these offsets would be committed; nothing is changed without --execute\n{rows}"
-    )
+    assert shown.stdout == f"a: would commit these offsets; add --execute to commit them\n{rows}"
     assert offsets(server, "a") == {("t", 0): 7}
     done = kopgate("reset-offsets", "a", "--to-offset", "8", "--topic", "t", "--execute")
-    assert (done.stdout, done.exit_code) == (f"a: these offsets are committed\n{rows}", 0)
+    assert (done.stdout, done.exit_code) == (f"a: committed these offsets\n{rows}", 0)
     assert offsets(server, "a") == {("t", 0): 8, ("t", 1): 8}
 
 
@@ -248,7 +245,7 @@ def test_a_group_with_members_is_not_reset_and_what_to_do_is_told(server, state)
     result = kopgate("reset-offsets", "a", "--to-earliest", "--all-topics", "--execute")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(
-        f"Error: a: it is {state} with 1 member, and offsets are only reset while it has none; stop its consumers"
+        f"Error: a: the group is {state} with 1 member; offsets can only be reset without members: stop the consumers"
     )
     assert offsets(server, "a") == {("t", 0): 7}
 
@@ -263,7 +260,7 @@ def test_a_consumer_that_joins_before_the_commit_keeps_its_offsets(server, monke
 
     monkeypatch.setattr(server, "alter_group_offsets", late)
     result = kopgate("reset-offsets", "a", "--to-earliest", "--all-topics", "--execute", "--json")
-    reason = "a consumer has joined the group meanwhile; stop it and try again"
+    reason = "a consumer has joined the group; stop it and try again"
     assert json.loads(result.stdout)["partitions"][0]["error"] == reason
     assert (result.stderr, result.exit_code) == (f"Error: t-0: {reason}\n", 1)
     assert offsets(server, "a") == {("t", 0): 7}
@@ -280,7 +277,7 @@ def test_a_group_without_commits_has_no_topics_to_reset(server):
     server.group("a")
     result = kopgate("reset-offsets", "a", "--to-earliest", "--all-topics")
     assert (result.stderr, result.exit_code) == (
-        "Error: a: it has committed nothing; name topics with --topic\n",
+        "Error: a: no committed offsets; choose topics with --topic\n",
         1,
     )
 
@@ -297,7 +294,7 @@ def test_one_partition_in_the_way_stops_all_of_them(server):
     )
     assert (result.stdout, result.stderr, result.exit_code) == (
         "",
-        "Error: never: there is no such topic\n",
+        "Error: never: the topic does not exist\n",
         1,
     )
     assert offsets(server, "a") == {("t", 0): 7}

@@ -106,7 +106,7 @@ def test_where_stdout_takes_no_answer_it_says_so_and_where_it_is(tmp_path):
     last = done.stderr.splitlines()[-1]
     assert (
         last
-        == f"Error: the answer cannot be written to stdout: No space left on device; it is in {words[-1]}/summary.json"
+        == f"Error: cannot write to stdout: No space left on device; see {words[-1]}/summary.json"
     )
 
 
@@ -171,7 +171,7 @@ def test_without_pyspark_it_says_how_to_get_it(tmp_path, monkeypatch):
     done = report(tmp_path)
     assert (done.exit_code, done.stderr) == (
         1,
-        "Error: reports need PySpark, which is not installed: pip install 'kopgate[report]'\n",
+        "Error: PySpark is not installed: pip install 'kopgate[report]'\n",
     )
 
 

@@ -75,7 +75,7 @@ def test_topics_may_be_given_again():
         (["--to-latest"], "give either --topic or --all-topics"),
         (["--to-latest", "--topic", "a", "--all-topics"], "give either --topic or --all-topics"),
         (["--to-offset", "-1", "--all-topics"], "--to-offset"),
-        (["--to-datetime", "yesterday", "--all-topics"], "'yesterday' is not a time such as"),
+        (["--to-datetime", "yesterday", "--all-topics"], "'yesterday' is not a time like"),
         (["--to-datetime", "1969-12-31T23:59:59", "--all-topics"], "is before 1970"),
         (["--to-latest", "--topic", "a:"], "'a:' is not TOPIC or TOPIC:PARTITION"),
         (["--to-latest", "--topic", "a:x"], "is not TOPIC"),

@@ -53,7 +53,7 @@ def test_a_target_in_a_partition_from_5_to_20_with_10_committed(kind, number, da
         (TargetKind.OFFSET, 21, 20, "21 is beyond the end"),
         (TargetKind.SHIFT, -11, 5, "-1 is before the first offset"),
         (TargetKind.SHIFT, 11, 20, "21 is beyond the end"),
-        (TargetKind.DATETIME, 1000, 20, "no record is so late: the end"),
+        (TargetKind.DATETIME, 1000, 20, "no record is that late; using the end"),
     ],
 )
 def test_what_lies_outside_becomes_the_nearest_inside_and_is_said(kind, number, new, note):
@@ -85,7 +85,7 @@ def test_a_time_is_looked_up_in_each_partition(server):
     changes = plan_reset(server, ResetTarget(TargetKind.DATETIME, 1000), [ResetScope("t")], {})
     assert [(change.new, change.note) for change in changes] == [
         (3, None),
-        (20, "no record is so late: the end"),
+        (20, "no record is that late; using the end"),
     ]
 
 
@@ -100,7 +100,7 @@ def test_the_difference_is_what_it_moves_by():
 def test_the_commit_in_a_partition_that_is_gone_is_left_alone(server):
     gone = TopicPartition("gone", 0)
     assert plan_reset(server, EARLIEST, None, {T0: 7, gone: 3}) == [
-        OffsetChange(gone, 3, None, "the partition is gone; its commit stays"),
+        OffsetChange(gone, 3, None, "the partition does not exist; its commit is kept"),
         OffsetChange(T0, 7, 0),
     ]
 
@@ -111,14 +111,15 @@ def test_the_commit_in_a_partition_that_is_gone_is_left_alone(server):
         (
             EARLIEST,
             [ResetScope("never"), ResetScope("t", (0, 2))],
-            ["never: there is no such topic", "t: there is no partition 2, it has 0 to 1"],
+            [
+                "never: the topic does not exist",
+                "t: partition 2 does not exist; the topic has 0 to 1",
+            ],
         ),
         (
             ResetTarget(TargetKind.SHIFT, 1),
             [ResetScope("t")],
-            [
-                "t-1: nothing is committed there that could be shifted; leave it out, or name an offset"
-            ],
+            ["t-1: no committed offset to shift; use another target or leave it out"],
         ),
     ],
     ids=["unknown", "no commit"],
@@ -134,4 +135,4 @@ def test_a_partition_without_a_leader_stands_in_the_way(server, scopes):
     server.leaderless = {T0}
     with pytest.raises(CannotReset) as refused:
         plan_reset(server, EARLIEST, scopes, {T0: 7, T1: 7})
-    assert refused.value.reasons == ["t-0: it has no leader just now; try again"]
+    assert refused.value.reasons == ["t-0: the partition has no leader; try again later"]

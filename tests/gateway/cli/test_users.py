@@ -58,7 +58,7 @@ def test_a_user_who_was_removed_is_gone(kopgate, path):
 def test_removing_nobody_is_told(kopgate):
     add(kopgate, "alice")
     result = kopgate("remove", "bob")
-    assert (result.exit_code, result.stderr) == (1, "Error: bob is not there\n")
+    assert (result.exit_code, result.stderr) == (1, "Error: bob does not exist\n")
 
 
 def test_the_names_are_listed_in_order(kopgate):

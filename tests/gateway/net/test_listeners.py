@@ -82,10 +82,10 @@ def test_a_client_of_its_kind_is_served(gateway, folder, listener, words):
 @pytest.mark.parametrize(
     ("listener", "words", "complaint"),
     [
-        ("SASL_PLAINTEXT", [], "it may ask for a log-in"),
+        ("SASL_PLAINTEXT", [], "the server may require authentication"),
         ("SASL_PLAINTEXT", ["--user", "alice", "--password-file", "wrong"], "password"),
         ("SASL_SSL", ["--user", "bob", "--password-file", "right", *TLS], "password"),
-        ("PLAINTEXT", LOG_IN, "it takes no log-in there"),
+        ("PLAINTEXT", LOG_IN, "this port does not use authentication"),
         ("SSL", [], "TLS"),
         ("SSL", ["--tls"], "its certificate is not trusted"),
     ],
