@@ -1,4 +1,4 @@
-"""Consumer groups in tests: a group, the clock, and what its members are told."""
+"""Test harness for consumer groups: a group, a clock, and the replies to its members."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ REBALANCE = 60_000
 
 A = id_of("a")
 
-#: What members of the classic protocol read.
+#: Topic of members with the classic protocol.
 TOPIC = "orders"
 
 
-class GroupHarness:
-    """A group whose writes are stored at once, unless `holds_writes`. Times are milliseconds."""
+class ConsumerGroupHarness:
+    """A consumer group whose writes complete at once unless `holds_writes` is set. Times are in
+    milliseconds.
+    """
 
     def __init__(self, partitions: int = 4, **settings: Any) -> None:
         self.topology = FakeTopology()
@@ -47,7 +49,9 @@ class GroupHarness:
                         self.group.on_stored(effect)
 
     def heartbeat(self, member_id: str, epoch: int = 0, **words: Any) -> HeartbeatResult | None:
-        """One heartbeat: a newcomer says everything, others only what is given. None while its answer waits."""
+        """Send a heartbeat; at epoch 0 with all fields, otherwise only the given ones. Returns None
+        while the reply is waiting.
+        """
         if epoch == 0:
             words = {
                 "rebalance_timeout_ms": REBALANCE,
@@ -66,7 +70,7 @@ class GroupHarness:
         self, member_id: str, metadata: bytes, *, protocol: str = "range", **words: Any
     ) -> JoinResult | None:
         self.count += 1
-        fields = {"instance_id": None, "is_told_first": False, **words}
+        fields = {"instance_id": None, "requires_member_id": False, **words}
         joining = MemberJoin(
             member_id,
             fields["instance_id"],
@@ -76,7 +80,7 @@ class GroupHarness:
             ((protocol, metadata),),
             SESSION,
             REBALANCE,
-            fields["is_told_first"],
+            fields["requires_member_id"],
         )
         self.group.join(joining, member_id or f"new-{self.count}", self.count, self.now)
         self.act()
@@ -102,7 +106,9 @@ def of(*indexes: int) -> dict[bytes, frozenset[int]]:
 
 
 def metadata_of(owned: set[int]) -> bytes:
-    """A subscription to the topic, v1: version, topics, no notes, and what its member has, which is laid out as an assignment is."""
+    """A v1 subscription to TOPIC with these owned partitions, which are encoded like an
+    assignment.
+    """
     head = (
         b"\0\1" + b"\0\0\0\1" + len(TOPIC).to_bytes(2, "big") + TOPIC.encode() + b"\xff\xff\xff\xff"
     )

@@ -1,4 +1,4 @@
-"""Time, the store, connections and restarts, as groups feel them."""
+"""The group coordinator with timeouts, store failures, disconnects and restarts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def sync(env: BrokerEnvironment, member_id: str, generation: int, **assignments:
 
 
 def alone(env: BrokerEnvironment, instance: str | None = None) -> JoinResult:
-    """A stable group of one member, `c-id-1`."""
+    """A stable group with one member, `c-id-1`."""
     waiting = join(env, instance=instance)
     env.clock.advance(INITIAL_DELAY)
     member = waiting.result
@@ -69,7 +69,7 @@ def alone(env: BrokerEnvironment, instance: str | None = None) -> JoinResult:
 
 
 def two(env: BrokerEnvironment) -> tuple[JoinResult, JoinResult]:
-    """The leader and the follower of a generation whose assignment is still to come, `c-id-1` and `c-id-2`."""
+    """Leader `c-id-1` and follower `c-id-2` of a generation without assignments yet."""
     waiting = join(env), join(env)
     for _ in range(2):
         env.clock.advance(INITIAL_DELAY)
@@ -84,14 +84,14 @@ def heartbeat(env: BrokerEnvironment, member_id: str, generation: int) -> None:
     env.broker.groups.heartbeat("g", member_id, generation, None)
 
 
-def again(env: BrokerEnvironment, **settings: Any) -> BrokerEnvironment:
+def restarted(env: BrokerEnvironment, **settings: Any) -> BrokerEnvironment:
     """The gateway after a restart."""
     medium = env.store.medium
     medium.held_by = None
     return open_environment(medium, **settings)
 
 
-def test_members_that_start_together_are_in_one_generation(env):
+def test_members_that_start_together_share_a_generation(env):
     first = join(env)
     env.clock.advance(2)
     second = join(env)
@@ -99,10 +99,10 @@ def test_members_that_start_together_are_in_one_generation(env):
     assert not first.is_done
     env.clock.advance(INITIAL_DELAY)
     assert (first.result.generation, second.result.generation) == (1, 1)
-    assert [fellow.member_id for fellow in first.result.members] == ["c-id-1", "c-id-2"]
+    assert [member.member_id for member in first.result.members] == ["c-id-1", "c-id-2"]
 
 
-def test_an_assignment_is_told_once_it_is_stored(env):
+def test_assignment_is_sent_after_it_is_stored(env):
     waiting = join(env)
     env.clock.advance(INITIAL_DELAY)
     env.store.hold()
@@ -114,7 +114,7 @@ def test_an_assignment_is_told_once_it_is_stored(env):
     assert state(env) is GroupState.STABLE
 
 
-def test_a_store_that_fails_makes_the_members_join_again(env):
+def test_store_failure_makes_members_rejoin(env):
     waiting = join(env)
     env.clock.advance(INITIAL_DELAY)
     env.store.refuse_writes = True
@@ -128,58 +128,58 @@ def test_a_store_that_fails_makes_the_members_join_again(env):
     assert sync(env, "c-id-1", 2, c_id_1=b"mine").result.assignment == b"mine"
 
 
-def test_a_member_goes_on_after_a_restart_as_if_nothing_had_been(env):
+def test_member_continues_after_restart(env):
     member = alone(env)
-    env = again(env)
+    env = restarted(env)
     heartbeat(env, member.member_id, 1)
     assert sync(env, member.member_id, 1).result.assignment == b"mine"
     assert state(env) is GroupState.STABLE
 
 
-def test_a_static_member_comes_back_after_a_restart_without_a_rebalance(env):
+def test_static_member_rejoins_after_restart_without_rebalance(env):
     alone(env, "one")
-    env = again(env)
+    env = restarted(env)
     back = join(env, instance="one").result
     assert (back.code, back.generation) == (ErrorCode.NONE, 1)
     assert sync(env, back.member_id, 1).result.assignment == b"mine"
 
 
-def test_what_a_static_member_is_called_now_outlives_a_restart(env):
+def test_new_id_of_static_member_survives_restart(env):
     alone(env, "one")
     back = join(env, instance="one").result
-    env = again(env)
+    env = restarted(env)
     heartbeat(env, back.member_id, 1)
 
 
-def test_a_member_that_does_not_come_back_after_a_restart_is_gone_when_its_session_ends(env):
+def test_member_missing_after_restart_is_removed_at_session_timeout(env):
     alone(env)
-    env = again(env)
+    env = restarted(env)
     env.clock.advance(SESSION - 1)
     assert state(env) is GroupState.STABLE
     env.clock.advance(1)
     assert state(env) is GroupState.EMPTY
 
 
-def test_a_generation_is_never_used_twice_over_restarts(env):
+def test_generation_is_not_reused_after_restart(env):
     member = alone(env)
     env.broker.groups.leave("g", member.member_id, None, "")
-    env = again(env)
+    env = restarted(env)
     waiting = join(env)
     env.clock.advance(INITIAL_DELAY)
-    # The second was the empty one.
+    # The second generation was the empty one.
     assert waiting.result.generation == 3
 
 
-def test_a_group_that_shrank_by_its_settings_joins_again(env):
+def test_group_over_reduced_max_size_rebalances_at_start(env):
     first, second = two(env)
     waiting = sync(env, second.member_id, 1)
     sync(env, first.member_id, 1)
     assert waiting.result.code is ErrorCode.NONE
-    env = again(env, group_max_size=1)
+    env = restarted(env, group_max_size=1)
     assert state(env) is GroupState.PREPARING_REBALANCE
 
 
-def test_a_row_that_nobody_can_read_is_a_group_that_begins_anew(caplog):
+def test_group_with_unreadable_row_starts_over(caplog):
     twice = MemberRow("m", None, "c", "/h", 1, 1, (("range", b""),), b"")
     row = encode(GroupRow(1, "consumer", "range", "m", 0, (twice, twice)))
     env = open_environment(Medium(tables={"groups": {b"g": b"\xff", b"\xff": b"\xff", b"h": row}}))
@@ -187,7 +187,7 @@ def test_a_row_that_nobody_can_read_is_a_group_that_begins_anew(caplog):
     assert alone(env).generation == 1
 
 
-def test_heartbeats_keep_a_member_and_silence_ends_it(env):
+def test_member_without_heartbeats_is_removed_at_session_timeout(env):
     member = alone(env)
     for _ in range(5):
         env.clock.advance(SESSION - 1)
@@ -200,7 +200,7 @@ def test_heartbeats_keep_a_member_and_silence_ends_it(env):
         heartbeat(env, member.member_id, 1)
 
 
-def test_a_commit_is_a_sign_of_life(env):
+def test_offset_commit_restarts_session(env):
     member = alone(env)
     env.clock.advance(SESSION - 1)
     env.broker.groups.validate_offset_commit("g", member.member_id, 1, None, env.now())
@@ -208,16 +208,16 @@ def test_a_commit_is_a_sign_of_life(env):
     assert state(env) is GroupState.STABLE
 
 
-def test_a_rebalance_does_not_wait_for_a_member_beyond_its_session(env):
+def test_rebalance_waits_for_member_at_most_until_session_timeout(env):
     alone(env)
     waiting = join(env)
     with pytest.raises(KafkaError, match="REBALANCE_IN_PROGRESS"):
         heartbeat(env, "c-id-1", 1)
     env.clock.advance(SESSION)
-    assert [fellow.member_id for fellow in waiting.result.members] == ["c-id-2"]
+    assert [member.member_id for member in waiting.result.members] == ["c-id-2"]
 
 
-def test_a_join_whose_connection_goes_waits_no_longer(env):
+def test_join_is_cancelled_when_connection_closes(env):
     alone(env)
     waiting = join(env, first=True)
     known = join(env, waiting.result.member_id)
@@ -226,40 +226,40 @@ def test_a_join_whose_connection_goes_waits_no_longer(env):
         "c-id-1",
         "c-id-2",
     ]
-    # It knows its id and could still come; its session says how long.
+    # The client has its member id and could return, so the session timeout applies.
     leader = join(env, "c-id-1")
     assert not leader.is_done
     env.clock.advance(SESSION)
-    assert [fellow.member_id for fellow in leader.result.members] == ["c-id-1"]
+    assert [member.member_id for member in leader.result.members] == ["c-id-1"]
 
 
-def test_a_newcomer_whose_connection_goes_before_it_knows_its_id_holds_nobody_up(env):
+def test_new_member_disconnected_before_its_id_is_removed(env):
     alone(env)
     join(env).cancel()
     assert join(env, "c-id-1").result.generation == 2
 
 
-def test_a_sync_whose_connection_goes_waits_no_longer(env):
+def test_sync_is_cancelled_when_connection_closes(env):
     first, second = two(env)
     sync(env, second.member_id, 1).cancel()
     assert sync(env, first.member_id, 1, c_id_2=b"yours").result.code is ErrorCode.NONE
     assert sync(env, second.member_id, 1).result.assignment == b"yours"
 
 
-def test_a_member_that_joins_and_then_says_nothing_is_removed(env):
+def test_member_without_sync_is_removed(env):
     first, second = two(env)
     waiting = sync(env, second.member_id, 1)
     env.clock.advance(SESSION)
-    # The leader was silent, and the follower begins again.
+    # The leader was silent; the follower starts over.
     assert waiting.result.code is ErrorCode.REBALANCE_IN_PROGRESS
     assert join(env, second.member_id).result.leader == second.member_id
     assert first.leader == first.member_id
 
 
-def test_an_answer_may_bring_the_next_request_at_once(env):
+def test_reply_may_trigger_next_request_synchronously(env):
     async def member() -> bytes:
         joined = await env.broker.groups.join("g", joining())
-        words = tuple((fellow.member_id, fellow.member_id.encode()) for fellow in joined.members)
+        words = tuple((member.member_id, member.member_id.encode()) for member in joined.members)
         return (
             await env.broker.groups.sync(
                 "g", MemberSync(joined.member_id, None, joined.generation, assignments=words)
@@ -273,7 +273,7 @@ def test_an_answer_may_bring_the_next_request_at_once(env):
     assert env.bugs == []
 
 
-def test_a_shutdown_answers_everybody_who_waits(env):
+def test_close_answers_all_waiting_requests(env):
     alone(env)
     waiting = join(env)
     env.broker.groups.close()
@@ -282,17 +282,17 @@ def test_a_shutdown_answers_everybody_who_waits(env):
     assert env.clock.getDelayedCalls() == []
 
 
-def test_a_group_that_nobody_came_to_be_in_is_not_kept(env):
+def test_group_without_any_member_is_dropped(env):
     assert join(env, first=True).result.code is ErrorCode.MEMBER_ID_REQUIRED
     assert [group.group_id for group in env.broker.groups] == ["g"]
     env.clock.advance(SESSION)
     assert list(env.broker.groups) == []
     assert env.clock.getDelayedCalls() == []
-    assert join(env, "nobody").result.code is ErrorCode.UNKNOWN_MEMBER_ID
+    assert join(env, "unknown").result.code is ErrorCode.UNKNOWN_MEMBER_ID
     assert list(env.broker.groups) == []
 
 
-def test_ten_thousand_joins_without_a_sync_stay_within_the_limit():
+def test_ten_thousand_joins_without_sync_stay_within_memory_limit():
     env = open_environment(group_max_pending_members=1_000)
     codes = [join(env, first=True).result.code for _ in range(10_000)]
     assert (
@@ -303,7 +303,7 @@ def test_ten_thousand_joins_without_a_sync_stay_within_the_limit():
     assert list(env.broker.groups) == []
 
 
-def test_ids_that_were_told_count_with_all_their_characters():
+def test_pending_member_ids_count_towards_memory_limit():
     env = open_environment(max_group_bytes=1 << 20)
     said = replace(joining(first=True), client_id="c" * 8_000)
     codes = [Started(env.broker.groups.join("g", said)).result.code for _ in range(200)]
@@ -312,7 +312,7 @@ def test_ids_that_were_told_count_with_all_their_characters():
     assert env.broker.groups._bytes == 0
 
 
-def test_a_thousand_ends_of_sessions_are_a_few_looks():
+def test_thousand_session_timeouts_need_few_expire_calls():
     env = open_environment()
     for _ in range(1_000):
         join(env, first=True)
@@ -326,7 +326,7 @@ def test_a_thousand_ends_of_sessions_are_a_few_looks():
     assert env.clock.seconds() - before < SESSION + 0.1
 
 
-def test_one_group_has_its_limit_too_and_others_go_on():
+def test_max_bytes_per_group_does_not_affect_other_groups():
     env = open_environment(max_bytes_per_group=1 << 20)
     waiting = [join(env, metadata=bytes(100_000)) for _ in range(11)]
     assert waiting[-1].result.code is ErrorCode.GROUP_MAX_SIZE_REACHED
@@ -338,7 +338,7 @@ def test_one_group_has_its_limit_too_and_others_go_on():
     assert not join(env, group="another", metadata=bytes(100_000)).is_done
 
 
-def test_a_static_member_that_comes_back_all_the_time_does_not_heap_up_what_is_stored():
+def test_repeated_static_rejoins_do_not_pile_up_writes():
     env = open_environment(max_bytes_per_group=1 << 20)
     first = join(env, instance="i", metadata=bytes(500_000))
     env.clock.advance(INITIAL_DELAY)
@@ -352,7 +352,7 @@ def test_a_static_member_that_comes_back_all_the_time_does_not_heap_up_what_is_s
     assert not join(env, instance="i", metadata=bytes(500_000)).result.code
 
 
-def test_all_groups_together_are_bounded(caplog):
+def test_max_group_bytes_limits_all_groups(caplog):
     env = open_environment(max_group_bytes=1 << 20)
     groups = 0
     while (
@@ -377,7 +377,7 @@ def test_all_groups_together_are_bounded(caplog):
 HOUR_MS = 3_600_000
 
 
-def test_a_wall_clock_set_forward_expels_no_member(env):
+def test_wall_clock_set_forward_removes_no_member(env):
     member = alone(env)
     env.clock.advance(SESSION - 1)
     heartbeat(env, member.member_id, 1)
@@ -386,14 +386,14 @@ def test_a_wall_clock_set_forward_expels_no_member(env):
     assert state(env) is GroupState.STABLE
 
 
-def test_a_wall_clock_set_back_keeps_no_dead_member(env):
+def test_wall_clock_set_back_does_not_extend_sessions(env):
     alone(env)
     env.step_ms = -HOUR_MS
     env.clock.advance(SESSION)
     assert state(env) is GroupState.EMPTY
 
 
-def test_a_member_whose_session_was_extended_under_a_wrong_wall_clock_goes_at_its_time(env):
+def test_wall_clock_correction_does_not_extend_session(env):
     env.step_ms = HOUR_MS
     member = alone(env)
     heartbeat(env, member.member_id, 1)
@@ -402,17 +402,17 @@ def test_a_member_whose_session_was_extended_under_a_wrong_wall_clock_goes_at_it
     assert state(env) is GroupState.EMPTY
 
 
-def test_when_a_group_lost_its_last_member_is_told_and_stored_by_the_wall_clock(env):
+def test_empty_since_is_wall_clock_time_and_survives_restart(env):
     member = alone(env)
     env.step_ms = HOUR_MS
     env.broker.groups.leave("g", member.member_id, None, "")
     empty_since = env.now()
     env.clock.advance(60)
     assert env.broker.groups.empty_since("g") == empty_since
-    assert again(env).broker.groups.empty_since("g") == empty_since
+    assert restarted(env).broker.groups.empty_since("g") == empty_since
 
 
-def test_a_group_is_forgotten_when_it_is_asked_for_and_empty(env):
+def test_empty_group_is_deleted_in_background(env):
     member = alone(env)
     groups = env.broker.groups
     groups.delete_in_background("g")
@@ -422,10 +422,10 @@ def test_a_group_is_forgotten_when_it_is_asked_for_and_empty(env):
     assert groups.empty_since("g") == env.now()
     groups.delete_in_background("g")
     assert groups.get("g") is None
-    assert list(again(env).broker.groups) == []
+    assert list(restarted(env).broker.groups) == []
 
 
-def test_a_group_that_could_not_be_forgotten_stays(env, caplog):
+def test_group_stays_if_background_deletion_fails(env, caplog):
     member = alone(env)
     env.broker.groups.leave("g", member.member_id, None, "")
     env.store.refuse_writes = True
@@ -436,7 +436,7 @@ def test_a_group_that_could_not_be_forgotten_stays(env, caplog):
     assert state(env) is GroupState.EMPTY
 
 
-def test_who_is_told_an_id_while_its_group_is_being_forgotten_comes_with_it(env):
+def test_member_id_issued_during_deletion_is_valid(env):
     member = alone(env)
     groups = env.broker.groups
     groups.leave("g", member.member_id, None, "")
@@ -449,7 +449,7 @@ def test_who_is_told_an_id_while_its_group_is_being_forgotten_comes_with_it(env)
     assert (waiting.result.code, waiting.result.generation) == (ErrorCode.NONE, 3)
 
 
-def test_who_joins_while_its_group_is_being_deleted_is_in_it(env):
+def test_join_during_deletion_keeps_group(env):
     member = alone(env)
     env.broker.groups.leave("g", member.member_id, None, "")
     env.store.hold()
@@ -461,7 +461,7 @@ def test_who_joins_while_its_group_is_being_deleted_is_in_it(env):
     assert waiting.result.generation == 3
 
 
-def test_only_members_of_this_generation_commit(env):
+def test_commit_requires_member_and_generation(env):
     groups = env.broker.groups
 
     def code(member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
@@ -471,7 +471,7 @@ def test_only_members_of_this_generation_commit(env):
             return failure.code
         return ErrorCode.NONE
 
-    # A group that nobody has joined is one of simple consumers.
+    # A group without members accepts commits of consumers outside of group management.
     assert (code("", -1), code("m", 1)) == (ErrorCode.NONE, ErrorCode.ILLEGAL_GENERATION)
     waiting = join(env, instance="one")
     assert code("", -1) is ErrorCode.UNKNOWN_MEMBER_ID
@@ -492,7 +492,7 @@ def test_only_members_of_this_generation_commit(env):
     assert (code("", -1), code(member, 1)) == (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID)
 
 
-def test_a_group_reads_what_its_members_subscribe_to(env):
+def test_subscribed_topics_are_those_of_members(env):
     groups = env.broker.groups
     assert (groups.subscribed_topics("g"), groups.is_empty("g")) == (None, True)
     waiting = join(env, metadata=b"\0\1\0\0\0\1\0\6orders\xff\xff\xff\xff")

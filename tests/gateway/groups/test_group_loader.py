@@ -1,4 +1,4 @@
-"""What a start makes of the rows that it finds, readable or not."""
+"""Loading of stored groups at startup, readable or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ A = id_of("a")
 def start(
     found: dict[bytes, bytes], *, refuses: bool = False
 ) -> tuple[list[tuple[str, str]], set[bytes]]:
-    """The groups and their kinds, and the keys that are left in the store."""
+    """Loaded groups with their kinds, and the keys left in the store."""
     store = MemoryStore()
     ended(store.open())
     table = ended(store.table("groups"))
@@ -52,14 +52,14 @@ def classic_group(group_id: str) -> dict[bytes, bytes]:
     }
 
 
-def test_groups_of_both_kinds_go_on():
+def test_groups_of_both_protocols_are_restored():
     found = (
         classic_group("c") | consumer_group("n", ConsumerGroupMember(1, "m")) | consumer_group("e")
     )
     assert start(found) == ([("c", "classic"), ("e", "consumer"), ("n", "consumer")], set(found))
 
 
-def test_a_consumer_group_that_contradicts_itself_begins_anew_and_its_rows_go():
+def test_rows_of_inconsistent_consumer_group_are_deleted():
     twice = [
         ConsumerGroupMember(number, f"m{number}", epoch=3, assigned={A: {0: 3}})
         for number in (1, 2)
@@ -75,7 +75,7 @@ def test_a_consumer_group_that_contradicts_itself_begins_anew_and_its_rows_go():
     assert start(found) == ([("fine", "consumer")], set(fine))
 
 
-def test_rows_of_other_groups_do_not_suffer_from_one_that_nobody_can_read():
+def test_unreadable_group_does_not_affect_others():
     found = classic_group("c") | {
         b"\xfe": b"?",
         b"\xff\xff": b"?",
@@ -84,6 +84,6 @@ def test_rows_of_other_groups_do_not_suffer_from_one_that_nobody_can_read():
     assert start(found)[0] == [("c", "classic")]
 
 
-def test_a_store_that_takes_nothing_is_no_reason_not_to_start():
+def test_start_succeeds_if_unreadable_rows_cannot_be_deleted():
     found = classic_group("c") | {consumer_rows.row_key("x", GROUP_ROW): b"?"}
     assert start(found, refuses=True) == ([("c", "classic")], set(found))

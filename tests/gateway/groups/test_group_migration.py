@@ -1,4 +1,4 @@
-"""What members of a classic group have when it becomes a consumer group, and the other way round (KIP-848's migration)."""
+"""Assignments of members when a group changes its protocol (KIP-848)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.groups.group_migration import check_upgrade, to_classic_group, to_c
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from tests.fakes.topology import FakeTopology, id_of
-from tests.gateway.groups.group_harness import START, TOPIC, GroupHarness, metadata_of
+from tests.gateway.groups.group_harness import START, TOPIC, ConsumerGroupHarness, metadata_of
 
 T = id_of(TOPIC)
 
@@ -27,7 +27,9 @@ def topology() -> FakeTopology:
 
 
 def joined(*owned: set[int]) -> ClassicGroup:
-    """Members m0, m1 ... that have said what they have, and wait for the assignment of generation 1."""
+    """A group with members m0, m1, ... that reported owned partitions and wait for assignments of
+    generation 1.
+    """
     group = ClassicGroup("g", Settings(group_initial_rebalance_delay_ms=0), START)
     for number, indexes in enumerate(owned):
         words = (("sticky", metadata_of(indexes)),)
@@ -62,7 +64,7 @@ def has(group: ClassicGroup, topology: FakeTopology) -> list[set[int]]:
     ]
 
 
-def test_members_of_a_stable_group_have_what_it_assigned(topology):
+def test_members_of_stable_group_keep_their_assignment(topology):
     group = joined({0, 1, 2, 3}, set())
     assign(group, to(0, 1), to(2, 3))
     stored = to_consumer_group(group, topology)
@@ -77,15 +79,15 @@ def test_members_of_a_stable_group_have_what_it_assigned(topology):
     assert {member.epoch for member in stored.members} == {stored.row.epoch} == {1}
 
 
-def test_members_of_a_group_between_two_generations_have_what_they_said_when_they_joined(topology):
+def test_members_of_rebalancing_group_keep_owned_partitions(topology):
     assert has(joined({0, 1}, {2}), topology) == [{0, 1}, {2}]
 
 
-def test_of_two_who_say_that_they_have_a_partition_the_first_is_believed(topology):
+def test_partition_owned_by_two_members_goes_to_the_first(topology):
     assert has(joined({0, 1}, {1, 2}), topology) == [{0, 1}, {2}]
 
 
-def test_a_topic_that_has_gone_is_nobodys(topology):
+def test_deleted_topic_is_not_assigned(topology):
     group = joined(set())
     assign(group, to(0, 1))
     topology.delete(TOPIC)
@@ -95,7 +97,7 @@ def test_a_topic_that_has_gone_is_nobodys(topology):
 @pytest.mark.parametrize(
     "assignments", [(to(0), to(0, 1)), (to(0)[:-4] + b"\0\0\0\1x", to(1)), (b"?", to(1))]
 )
-def test_what_a_consumer_group_could_not_keep_stays_in_a_classic_one(topology, assignments):
+def test_group_with_unconvertible_assignments_stays_classic(topology, assignments):
     group = joined(set(), set())
     assign(group, *assignments)
     with pytest.raises(KafkaError) as refusal:
@@ -103,12 +105,12 @@ def test_what_a_consumer_group_could_not_keep_stays_in_a_classic_one(topology, a
     assert refusal.value.code is ErrorCode.GROUP_ID_NOT_FOUND
 
 
-def test_a_group_larger_than_a_consumer_group_may_be_stays_a_classic_one():
+def test_group_over_max_size_stays_classic():
     with pytest.raises(KafkaError):
         check_upgrade(joined(set(), set()), Settings(group_max_size=1))
 
 
-def test_members_of_a_classic_group_have_what_their_targets_gave_them(topology):
+def test_converted_classic_members_get_their_target(topology):
     words = ClassicMemberMetadata(
         30_000, (("sticky", metadata_of(set())), ("range", metadata_of(set())))
     )
@@ -144,8 +146,8 @@ def test_members_of_a_classic_group_have_what_their_targets_gave_them(topology):
 
 
 @pytest.mark.parametrize("epochs", [(), (STATIC_LEAVE_EPOCH,)], ids=["still there", "away"])
-def test_a_group_of_one_static_member_is_a_classic_one_when_that_comes_back_so(epochs):
-    harness = GroupHarness(partitions=1)
+def test_static_member_returning_with_classic_protocol_converts_group(epochs):
+    harness = ConsumerGroupHarness(partitions=1)
     harness.topology.make(TOPIC, 2)
     harness.heartbeat("m", instance_id="one", topics=frozenset({TOPIC}))
     for epoch in epochs:
@@ -159,7 +161,7 @@ def test_a_group_of_one_static_member_is_a_classic_one_when_that_comes_back_so(e
     ]
 
 
-def test_members_that_name_too_much_to_be_looked_at_in_one_go_stay_in_their_group(topology):
+def test_group_with_too_many_topics_stays_classic(topology):
     half = range(MAX_ELEMENTS // 2 + 1)
     group = joined(set(half), set(half))
     with pytest.raises(KafkaError, match="too many") as refusal:

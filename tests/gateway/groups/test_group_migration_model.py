@@ -1,12 +1,13 @@
-"""Whatever members of both protocols do to a group, whatever it becomes, and whatever the store does and crashes take away, this holds:
+"""Invariants of online migration with members of both protocols, store failures and crashes:
 
-1. A partition never has two readers at one time.
-2. Left in peace, every partition of the topic is read by one member.
-3. The group is a consumer group as long as a member speaks the new protocol, and a classic one when only members of the classic protocol are left.
-4. No request is parked for ever.
-5. The store has one group, of the kind that it is: a restart goes on with it.
+1. A partition never has two consumers at a time.
+2. Without disturbances every partition of the topic is consumed by one member.
+3. The group is a consumer group while a member uses the consumer protocol, and a classic group when
+   only members with the classic protocol are left.
+4. No request waits forever.
+5. The store has one group, of the current kind, and a restart continues with it.
 
-Members of the classic protocol are as Java's are with an assignor that moves partitions step by step, or with one that takes all back first.
+Classic members behave like Java's with a cooperative or an eager assignor.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ WHICH = st.integers(0, 1_000)
 
 @dataclass
 class Client:
-    """What a client believes, and the request that it waits for."""
+    """A client's view, and the request that it waits for."""
 
     env: BrokerEnvironment
     is_classic: bool
@@ -59,14 +60,14 @@ class Client:
     must_join: bool = True
     is_gone: bool = False
 
-    def is_heard(self) -> None:
+    def poll(self) -> None:
         if self.waiting is None:
             self._asks()
         for _ in range(4):
             if self.waiting is None or not self.waiting.is_done:
                 return
             reply, self.waiting = self.waiting.result, None
-            self._is_told(reply)
+            self._handle_reply(reply)
 
     def leaves(self) -> None:
         self.reads.clear()
@@ -85,8 +86,8 @@ class Client:
         except KafkaError:
             return
 
-    def loses_its_connection(self, env: BrokerEnvironment) -> None:
-        """To a gateway that has started again."""
+    def disconnect(self, env: BrokerEnvironment) -> None:
+        """The gateway has restarted."""
         self.env = env
         if self.waiting is not None:
             self.waiting, self.is_syncing, self.must_join = None, False, True
@@ -122,7 +123,7 @@ class Client:
             except KafkaError as refusal:
                 self._is_refused(refusal.code)
 
-    def _is_told(self, reply: Any) -> None:
+    def _handle_reply(self, reply: Any) -> None:
         if reply.code is not ErrorCode.NONE:
             self.is_syncing = False
             self._is_refused(reply.code)
@@ -133,7 +134,7 @@ class Client:
         elif self.is_syncing:
             self.is_syncing = False
             told = set(parse_assignment(reply.assignment)[0].get(TOPIC, ()))
-            # Step by step: what it had to give back others are given when it has joined again.
+            # Cooperative: revoked partitions are assigned to others after this client has rejoined.
             self.must_join = self.is_stepwise and bool(self.reads - told)
             self.reads = told
         else:
@@ -144,9 +145,7 @@ class Client:
                 True,
             )
             words = (
-                tuple(self._assigns(reply.members).items())
-                if reply.leader == self.member_id
-                else ()
+                tuple(self._assign(reply.members).items()) if reply.leader == self.member_id else ()
             )
             self.waiting = Started(
                 self.env.broker.groups.sync(
@@ -165,8 +164,10 @@ class Client:
             self.reads.clear()
             self.epoch = 0
 
-    def _assigns(self, members: Any) -> dict[str, bytes]:
-        """As a leader does; one that goes step by step gives nobody what another one still has."""
+    def _assign(self, members: Any) -> dict[str, bytes]:
+        """Assign as a leader. A cooperative leader does not assign partitions that another member
+        still owns.
+        """
         owned = {
             one.member_id: parse_subscription(one.metadata).owned.get(TOPIC, frozenset())
             for one in members
@@ -199,29 +200,29 @@ class ConversionModel(RuleBasedStateMachine):
         self.clients: list[Client] = []
         self.names = count(1)
         for _ in range(classic):
-            self.somebody_comes(True)
+            self.client_joins(True)
 
-    def _all_are_heard(self):
+    def _poll_all(self):
         for client in list(self.clients):
-            client.is_heard()
+            client.poll()
             self.holds()
 
     @precondition(lambda self: len(self.clients) < 5)
     @rule(is_classic=st.booleans())
-    def somebody_comes(self, is_classic):
+    def client_joins(self, is_classic):
         client = Client(self.env, is_classic, self.is_stepwise, f"m{next(self.names)}")
         self.clients.append(client)
-        client.is_heard()
+        client.poll()
 
     @precondition(lambda self: self.clients)
     @rule(which=WHICH)
-    def a_member_is_heard_of(self, which):
-        self.clients[which % len(self.clients)].is_heard()
+    def client_polls(self, which):
+        self.clients[which % len(self.clients)].poll()
 
     @rule(rounds=st.integers(1, 3))
-    def all_are_heard_of(self, rounds):
+    def all_clients_poll(self, rounds):
         for _ in range(rounds):
-            self._all_are_heard()
+            self._poll_all()
 
     @precondition(lambda self: self.clients)
     @rule(which=WHICH)
@@ -239,37 +240,37 @@ class ConversionModel(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([100, 1_000, 5_000]))
     def time_passes(self, ms):
         self.env.clock.advance(ms / 1_000)
-        self._all_are_heard()
+        self._poll_all()
 
     @rule()
     def the_store_is_slow(self):
         self.env.store.hold()
-        self._all_are_heard()
+        self._poll_all()
         self.env.store.release()
-        self._all_are_heard()
+        self._poll_all()
 
     @rule()
     def the_store_fails(self):
         self.env.store.refuse_writes = True
-        self._all_are_heard()
+        self._poll_all()
         self.env.store.refuse_writes = False
 
     @rule()
     def crash(self):
-        """In the middle of what the members ask."""
+        """While requests are in progress."""
         self.env.store.hold()
-        self._all_are_heard()
+        self._poll_all()
         medium = self.env.store.medium
         medium.held_by = None
         self.env = open_environment(medium, **SETTINGS)
         for client in self.clients:
-            client.loses_its_connection(self.env)
+            client.disconnect(self.env)
 
     @rule()
     def in_peace_all_is_read(self):
         for _ in range(60):
             self.env.clock.advance(1)
-            self._all_are_heard()
+            self._poll_all()
         if not self.clients:
             return
         read = [index for client in self.clients for index in client.reads]
@@ -305,6 +306,6 @@ test_a_group_of_both_protocols_keeps_its_word = ConversionModel.TestCase
 
 
 @pytest.mark.parametrize("owned", [set(), {0, 3}])
-def test_the_clients_of_this_test_say_what_they_have(owned):
+def test_model_clients_report_owned_partitions(owned):
     said = parse_subscription(metadata_of(owned))
     assert (said.topics, set(said.owned.get(TOPIC, ()))) == ({TOPIC}, owned)

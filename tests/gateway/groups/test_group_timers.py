@@ -1,4 +1,4 @@
-"""Many calls that are due: each is made once, in order, and not all of them in one turn."""
+"""Group timers: each due call is made once, in order, with a limited number per reactor turn."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from twisted.internet.task import Clock
 from gateway.groups.group_timers import MAX_CANCELLED, GroupTimers
 
 
-class Working(Clock):
-    """Time passes while a call is made."""
+class AdvancingClock(Clock):
+    """A clock that advances during calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Working(Clock):
         self.rightNow += seconds
 
 
-def test_calls_are_made_in_order_at_their_time():
+def test_calls_are_made_in_order_when_due():
     clock = Clock()
     alarms = GroupTimers(clock)
     made: list[int] = []
@@ -35,7 +35,7 @@ def test_calls_are_made_in_order_at_their_time():
     assert clock.getDelayedCalls() == []
 
 
-def test_a_cancelled_call_is_not_made():
+def test_cancelled_call_is_not_made():
     clock = Clock()
     alarms = GroupTimers(clock)
     made: list[int] = []
@@ -50,8 +50,8 @@ def test_a_cancelled_call_is_not_made():
     assert len(alarms) == 0
 
 
-def test_calls_that_take_long_are_made_in_turns():
-    clock = Working()
+def test_slow_calls_are_spread_over_turns():
+    clock = AdvancingClock()
     alarms = GroupTimers(clock)
     for number in range(10):
         alarms.call_later(1, lambda number=number: clock.work(number, 0.003))
@@ -62,7 +62,7 @@ def test_calls_that_take_long_are_made_in_turns():
     assert clock.turns[1:] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
-def test_calls_that_were_cancelled_long_before_their_time_are_not_kept():
+def test_cancelled_calls_are_removed_early():
     alarms = GroupTimers(Clock())
     kept = [alarms.call_later(1800, lambda: None) for _ in range(10)]
     for _ in range(10_000):
@@ -70,7 +70,7 @@ def test_calls_that_were_cancelled_long_before_their_time_are_not_kept():
     assert len(alarms) <= len(kept) + MAX_CANCELLED + 1
 
 
-def test_a_call_that_fails_keeps_no_other_from_being_made():
+def test_failing_call_does_not_stop_others():
     clock = Clock()
     alarms = GroupTimers(clock)
     made: list[int] = []
@@ -82,7 +82,7 @@ def test_a_call_that_fails_keeps_no_other_from_being_made():
     assert made == [1]
 
 
-def test_nothing_is_waited_for_when_all_calls_are_cancelled():
+def test_timer_is_cancelled_with_last_call():
     clock = Clock()
     alarms = GroupTimers(clock)
     cancels = [alarms.call_later(1, lambda: None) for _ in range(3)]

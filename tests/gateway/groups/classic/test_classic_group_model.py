@@ -1,13 +1,14 @@
-"""Whatever members, connections, the store and the clock do to a group, this holds:
+"""Invariants of a classic group under any sequence of requests, disconnects, store failures and
+timeouts:
 
-1. A request is answered once, and not at all once its connection has gone.
-2. Nothing waits for ever: with time alone, every request is answered and every member that is silent is gone.
-3. There is one generation at a time, and within the life of a process it never goes back.
-4. A generation has one leader: only it is told who is there.
-5. An assignment comes from the leader of its generation, and it is stored before anybody is told it.
-6. A member is in the group once, a static one under its newest id alone.
-7. `next_expire_at` is never later than what is really due, and what was due is done by `expire`.
-8. A restart goes on with the last generation that was stored.
+1. A request is answered exactly once, and not at all after its connection has closed.
+2. Nothing waits forever: as time passes, each request is answered and each silent member removed.
+3. There is one generation at a time, and it never goes back while the process runs.
+4. A generation has one leader, and only the leader receives the members.
+5. Assignments come from the leader of their generation and are stored before they are sent.
+6. A member is in the group once, a static one under its latest member id only.
+7. `next_expire_at` is never later than the next deadline, and `expire` handles all due ones.
+8. A restart continues with the last stored generation.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class GroupModel(RuleBasedStateMachine):
                 "who is there is for the leader alone (4)"
             )
             if reply.members:
-                # A static leader may come back under another id, with everybody else in place.
+                # A static leader may rejoin under another id while all others stay.
                 before = self.leaders.setdefault(reply.generation, member_id)
                 assert before == member_id or self.group.roster.get(before) is None, (
                     "two leaders of one generation (4)"
@@ -115,7 +116,9 @@ class GroupModel(RuleBasedStateMachine):
             )
 
     def _stored_for(self, member_id, row):
-        """Its assignment; a static member may have another id than the one that is stored, which its client is told once that is stored, too."""
+        """The stored assignment of a member. The row may have a static member under its previous id
+        until the new id is stored.
+        """
         instance_id = self.group.roster.get(member_id).instance_id
         is_it = [
             one
@@ -126,14 +129,14 @@ class GroupModel(RuleBasedStateMachine):
         return is_it[0].assignment if is_it else None
 
     def _member(self, which):
-        """A member, or an id that was given out, and its instance id."""
+        """A member or pending id, with its instance id."""
         candidates = [(member.member_id, member.instance_id) for member in self.group.roster] + [
             (name, None) for name in self.group.pending_members
         ]
-        return candidates[which % len(candidates)] if candidates else ("nobody", None)
+        return candidates[which % len(candidates)] if candidates else ("unknown", None)
 
-    def _stranger(self, which):
-        """Any id that there ever was."""
+    def _any_member_id(self, which):
+        """Any id that was ever issued."""
         return self.ids[which % len(self.ids)]
 
     def _join(self, member_id, instance, protocols, session, rebalance, first, skip):
@@ -170,7 +173,7 @@ class GroupModel(RuleBasedStateMachine):
         first=st.booleans(),
         skip=st.booleans(),
     )
-    def somebody_new_joins(self, instance, protocols, session, rebalance, first, skip):
+    def new_member_joins(self, instance, protocols, session, rebalance, first, skip):
         self._join("", instance, protocols, session, rebalance, first, skip)
 
     @rule(which=WHICH, protocols=FITTING, session=TIMEOUTS, rebalance=TIMEOUTS)
@@ -178,8 +181,8 @@ class GroupModel(RuleBasedStateMachine):
         self._join(*self._member(which), protocols, session, rebalance, True, False)
 
     @rule()
-    def all_join_again(self):
-        """As their clients do, told of a rebalance."""
+    def all_rejoin(self):
+        """As clients do after REBALANCE_IN_PROGRESS."""
         for member in list(self.group.roster):
             if self.group.roster.get(
                 member.member_id
@@ -190,7 +193,7 @@ class GroupModel(RuleBasedStateMachine):
 
     @rule()
     def a_rebalance_goes_its_way(self):
-        self.all_join_again()
+        self.all_rejoin()
         self.now += self.settings.group_initial_rebalance_delay_ms
         self._expire()
         self.all_sync()
@@ -213,11 +216,11 @@ class GroupModel(RuleBasedStateMachine):
         older=st.integers(0, 1),
         first=st.booleans(),
     )
-    def somebody_is_confused(self, which, instance, protocols, older, first):
-        self._join(self._stranger(which), instance, protocols, 1_000, 1_000, first, False)
-        self._sync(self._stranger(which), instance, self.group.generation - older)
+    def client_sends_inconsistent_requests(self, which, instance, protocols, older, first):
+        self._join(self._any_member_id(which), instance, protocols, 1_000, 1_000, first, False)
+        self._sync(self._any_member_id(which), instance, self.group.generation - older)
         with suppress(KafkaError):
-            self.group.leave(self._stranger(which), instance, "", self.now)
+            self.group.leave(self._any_member_id(which), instance, "", self.now)
         self._take()
 
     @rule(which=WHICH, older=st.sampled_from([0, 0, 1]))
@@ -244,7 +247,7 @@ class GroupModel(RuleBasedStateMachine):
         handle = sorted(self.waiting)[which % len(self.waiting)]
         self.group.cancel_request(self.waiting.pop(handle), handle, self.now)
         if any(save.reply is not None and save.reply.handle == handle for save in self.saves):
-            # Its answer waits for the store, and goes to nobody.
+            # The reply waits for the store and is then discarded.
             self.saves = [
                 save
                 if save.reply is None or save.reply.handle != handle
@@ -272,7 +275,7 @@ class GroupModel(RuleBasedStateMachine):
     def _expire(self):
         self.group.expire(self.now)
         self._take()
-        # Without an initial delay, a first rebalance that more members came to is looked at once more.
+        # Without an initial delay, a first rebalance that others joined is extended once.
         assert (
             self.group.next_expire_at > self.now
             or not self.settings.group_initial_rebalance_delay_ms
@@ -280,7 +283,7 @@ class GroupModel(RuleBasedStateMachine):
 
     @rule(is_stored=st.booleans())
     def crash(self, is_stored):
-        """The process is gone with everything that waited; what was on its way to the disk is there or not."""
+        """Drop all waiting requests. Each write in flight is either stored or not."""
         if is_stored and self.saves:
             self.stored = encode(self.saves[-1].row)
         self.waiting.clear()
@@ -325,11 +328,11 @@ class GroupModel(RuleBasedStateMachine):
         assert group.next_expire_at <= group._next_deadline(), "(7)"
         held = {save.reply.handle for save in self.saves if save.reply is not None}
         assert set(self.waiting) == group._waiting_requests.handles() | held, (
-            "a request that nobody will answer (1, 2)"
+            "a request will never be answered (1, 2)"
         )
 
     def teardown(self):
-        """Invariant 2: the store answers, time passes, and nobody says anything."""
+        """Invariant 2: complete all writes, then let time pass without requests."""
         if not hasattr(self, "group"):
             return
         for _ in range(1_000):

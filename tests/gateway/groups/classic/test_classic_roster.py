@@ -1,4 +1,4 @@
-"""Who is in a group."""
+"""Members, leader and protocols of a classic group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def roster(*members: ClassicGroupMember) -> ClassicRoster:
     return made
 
 
-def test_the_first_leads_and_after_it_the_one_that_has_been_here_longest():
+def test_oldest_member_is_leader():
     first, second, third = member("a"), member("b"), member("c")
     all_three = roster(first, second, third)
     assert all_three.leader == "a"
@@ -43,7 +43,7 @@ def test_the_first_leads_and_after_it_the_one_that_has_been_here_longest():
     assert all_three.leader is None
 
 
-def test_the_protocol_that_most_like_best_is_elected_among_those_that_all_know():
+def test_most_preferred_common_protocol_is_selected():
     made = roster(
         member("a", "mine", "range", "sticky"),
         member("b", "sticky", "range"),
@@ -55,13 +55,13 @@ def test_the_protocol_that_most_like_best_is_elected_among_those_that_all_know()
     assert made.select_protocol() == "mine"
 
 
-def test_a_newcomer_must_share_a_protocol_with_everybody():
+def test_new_member_must_support_a_common_protocol():
     made = roster(member("a", "range", "sticky"), member("b", "sticky"))
     assert made.supports_protocols((("sticky", b""),))
     assert not made.supports_protocols((("range", b""), ("other", b"")))
 
 
-def test_a_member_that_joins_again_speaks_what_it_says_now():
+def test_update_replaces_supported_protocols():
     made = roster(member("a", "range"), member("b", "range", "sticky"))
     made.update(
         made.get("a"), MemberJoin("a", None, "c2", "/h2", "consumer", (("sticky", b""),), 5, 9)
@@ -70,7 +70,7 @@ def test_a_member_that_joins_again_speaks_what_it_says_now():
     assert (made.get("a").client_host, made.rebalance_timeout_ms) == ("/h2", 9)
 
 
-def test_a_static_member_goes_on_under_its_new_id():
+def test_static_member_changes_member_id():
     made = roster(member("a", instance="one"), member("b"))
     made.change_member_id(made.get("a"), "c")
     assert (made.leader, made.member_id_of("one"), "a" in made, made.get("c").instance_id) == (
@@ -81,14 +81,14 @@ def test_a_static_member_goes_on_under_its_new_id():
     )
 
 
-def test_an_instance_is_here_once():
+def test_duplicate_instance_id_is_rejected():
     with pytest.raises(ValueError, match="already"):
         roster(member("a", instance="one"), member("b", instance="one"))
     with pytest.raises(ValueError, match="already"):
         roster(member("a"), member("a"))
 
 
-def test_what_members_take_is_known_at_any_time():
+def test_size_is_sum_of_member_sizes():
     one = member("a", "range", "sticky")
     made = roster(one)
     made.assign(one, bytes(100))
@@ -101,6 +101,6 @@ def test_what_members_take_is_known_at_any_time():
     assert made.size == 0
 
 
-def test_many_short_words_are_counted_with_what_each_of_them_takes():
+def test_size_counts_overhead_of_each_protocol():
     many = member("a", *(f"{number:x}" for number in range(10_000)))
     assert many.size > 10_000 * 160

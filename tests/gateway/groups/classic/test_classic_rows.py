@@ -1,4 +1,4 @@
-"""How groups are stored."""
+"""Storage format of classic groups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATIC = MemberRow("m-2", "one", "", "/::1", 1, -1, (("range", b""),), b"")
         GroupRow(8, "consumer", None, None, 0),
     ],
 )
-def test_a_row_says_again_what_was_stored(row):
+def test_row_round_trip(row):
     assert decode(encode(row)) == row
 
 
@@ -44,12 +44,12 @@ def test_a_row_says_again_what_was_stored(row):
         lambda name: not any("\ud800" <= letter <= "\udfff" for letter in name)
     )
 )
-def test_a_key_is_the_group_s_name(name):
+def test_key_is_group_id(name):
     assert parse_key(row_key(name)) == name
 
 
 @given(st.binary(max_size=100))
-def test_bytes_that_are_no_row_are_a_value_error(value):
+def test_malformed_row_raises_value_error(value):
     try:
         decode(value)
     except ValueError:

@@ -1,4 +1,6 @@
-"""Of what consumers say to each other, the topics are read, and whatever else it is, it does no harm."""
+"""Parsing of ConsumerProtocolSubscription and ConsumerProtocolAssignment, including malformed
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ PARTITIONS = {"orders": frozenset({0, 2}), "größe": frozenset({1})}
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_the_topics_of_all_members_are_read_whatever_the_version(version):
+def test_subscribed_topics_of_all_members_in_any_version(version):
     metadata = [
         bytes(
             ConsumerProtocolSubscription(version=version, topics=topics, user_data=b"x").encode(
@@ -36,16 +38,16 @@ def test_the_topics_of_all_members_are_read_whatever_the_version(version):
     assert subscribed_topics(metadata) == {"orders", "bills", "größe"}
 
 
-def test_members_of_another_layout_cannot_be_told():
+def test_subscribed_topics_of_other_format_are_unknown():
     assert subscribed_topics([b"\0\0\0\0\0\0", b"not a subscription"]) is None
 
 
-def test_nobody_subscribes_to_nothing():
+def test_no_members_subscribe_to_no_topics():
     assert subscribed_topics([]) == frozenset()
 
 
 @given(st.binary(max_size=60) | st.binary(max_size=20).map(lambda rest: b"\0\1\0\0\0\2" + rest))
-def test_any_bytes_are_topics_or_nothing(metadata):
+def test_subscribed_topics_of_any_bytes_do_not_raise(metadata):
     topics = subscribed_topics([metadata])
     assert topics is None or all(isinstance(topic, str) for topic in topics)
 
@@ -60,12 +62,12 @@ def test_any_bytes_are_topics_or_nothing(metadata):
         b"\0\0\0\0\0\1\0\1\xff",
     ],
 )
-def test_what_claims_more_than_is_there_is_no_subscription(metadata):
+def test_array_length_beyond_message_is_malformed(metadata):
     assert subscribed_topics([metadata]) is None
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_a_subscription_says_what_a_member_reads_and_has_and_where_it_is(version):
+def test_subscription_has_topics_owned_partitions_and_rack(version):
     row = ConsumerProtocolSubscription.TopicPartition
     owned = [row(topic=topic, partitions=sorted(indexes)) for topic, indexes in PARTITIONS.items()]
     said = ConsumerProtocolSubscription(
@@ -82,7 +84,7 @@ def test_a_subscription_says_what_a_member_reads_and_has_and_where_it_is(version
     assert read.rack_id == ("r1" if version >= 3 else None)
 
 
-def test_a_subscription_of_a_later_version_is_read_as_the_newest_known():
+def test_newer_subscription_version_is_parsed_as_newest_known():
     said = ConsumerProtocolSubscription(
         version=3,
         topics=["orders"],
@@ -95,13 +97,13 @@ def test_a_subscription_of_a_later_version_is_read_as_the_newest_known():
     assert parse_subscription(later).topics == {"orders"}
 
 
-def test_what_a_client_leaves_out_at_the_end_is_not_said():
+def test_missing_trailing_fields_are_unset():
     said = ConsumerProtocolSubscription(version=0, topics=["orders"], user_data=b"x")
     assert parse_subscription(b"\0\1" + bytes(said.encode(version=0))[2:]).owned == {}
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_an_assignment_is_written_in_its_members_version_as_the_codec_writes_it(version):
+def test_encoded_assignment_equals_codec_output(version):
     row = ConsumerProtocolAssignment.TopicPartition
     rows = [
         row(topic=topic, partitions=sorted(indexes))
@@ -113,19 +115,19 @@ def test_an_assignment_is_written_in_its_members_version_as_the_codec_writes_it(
     assert parse_assignment(on_stored) == (PARTITIONS, b"")
 
 
-def test_what_an_assignor_puts_beside_an_assignment_is_seen():
+def test_user_data_of_assignment_is_returned():
     codec = ConsumerProtocolAssignment(version=1, assigned_partitions=[], user_data=b"notes")
     assert parse_assignment(bytes(codec.encode(version=1))) == ({}, b"notes")
 
 
-def test_no_assignment_is_nothing():
+def test_empty_assignment_has_no_partitions():
     assert parse_assignment(b"") == ({}, b"")
 
 
 @given(
     st.binary(max_size=80) | st.binary(max_size=40).map(lambda rest: b"\0\1\0\0\0\1\0\1a" + rest)
 )
-def test_any_bytes_are_read_or_refused(message):
+def test_any_bytes_are_parsed_or_raise_value_error(message):
     for read in (parse_subscription, parse_assignment):
         try:
             read(message)
@@ -142,7 +144,7 @@ def naming(topics: int, tag: str = "") -> bytes:
     )
 
 
-def test_more_topics_than_can_be_looked_at_cannot_be_told():
+def test_subscribed_topics_beyond_limit_are_unknown():
     half = MAX_ELEMENTS // 2
     assert len(subscribed_topics([naming(half, "a"), naming(half, "b")]) or ()) == MAX_ELEMENTS
     assert subscribed_topics([naming(half, "a"), naming(half, "b"), naming(1)]) is None

@@ -14,15 +14,22 @@ from gateway.groups.consumer.consumer_states import (
 )
 from gateway.groups.consumer.group_epochs import NEVER
 from gateway.protocol.errors import ErrorCode, KafkaError
-from tests.gateway.groups.group_harness import REBALANCE, SESSION, A, GroupHarness, metadata_of, of
+from tests.gateway.groups.group_harness import (
+    REBALANCE,
+    SESSION,
+    A,
+    ConsumerGroupHarness,
+    metadata_of,
+    of,
+)
 
 
 @pytest.fixture
-def harness() -> GroupHarness:
-    return GroupHarness()
+def harness() -> ConsumerGroupHarness:
+    return ConsumerGroupHarness()
 
 
-def two(harness: GroupHarness) -> None:
+def two(harness: ConsumerGroupHarness) -> None:
     """m1 and m2 in epoch 2, stable: each has two of the four partitions."""
     harness.heartbeat("m1")
     harness.heartbeat("m2")
@@ -32,7 +39,7 @@ def two(harness: GroupHarness) -> None:
     assert harness.group.state is ConsumerGroupState.STABLE
 
 
-def has(harness: GroupHarness, member_id: str) -> set[int]:
+def has(harness: ConsumerGroupHarness, member_id: str) -> set[int]:
     return set(harness.group.roster.get(member_id).assigned.get(A, ()))
 
 
@@ -138,7 +145,7 @@ def test_a_stranger_is_told_so(harness):
 
 
 def test_a_full_group_takes_nobody_in():
-    harness = GroupHarness(group_max_size=1)
+    harness = ConsumerGroupHarness(group_max_size=1)
     harness.heartbeat("m1")
     assert harness.heartbeat("m2").code is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert harness.heartbeat("m1", 1).code is ErrorCode.NONE
@@ -219,7 +226,7 @@ def test_the_assignor_that_most_ask_for_is_taken(harness):
 
 
 def test_many_who_come_at_once_are_assigned_together():
-    harness = GroupHarness(group_consumer_assignment_interval_ms=1_000)
+    harness = ConsumerGroupHarness(group_consumer_assignment_interval_ms=1_000)
     harness.heartbeat("m1")
     assert harness.heartbeat("m2").epoch == 1
     assert harness.heartbeat("m3").epoch == 1
@@ -376,7 +383,7 @@ def test_who_asks_where_the_group_stands_says_its_epoch_or_nothing(harness):
 
 def test_a_target_that_takes_long_is_not_made_again_soon():
     """A tenth of a second for fifty thousand partitions, and twenty times that in between."""
-    harness = GroupHarness(50_000, group_consumer_assignment_interval_ms=1)
+    harness = ConsumerGroupHarness(50_000, group_consumer_assignment_interval_ms=1)
     harness.heartbeat("m1")
     harness.now += 1_999
     harness.heartbeat("m2")
