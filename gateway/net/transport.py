@@ -267,7 +267,7 @@ def no_delay(connection: Any) -> None:
 
 
 def acknowledge(connection: Any) -> None:
-    """Acknowledge the received bytes now, without waiting for a reply that carries the acknowledgement.
+    """Acknowledge the received bytes now instead of with the next reply.
 
     Linux delays it by up to 40 ms. A client with Nagle's algorithm, such as librdkafka before 2.0,
     sends its next small request only after it.

@@ -1,4 +1,4 @@
-"""What is put together at the start: the broker on what the store has, and the traffic log that the settings ask for."""
+"""Building the broker from a store, and the traffic log from the settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def opened(env, **settings):
 
 
 @pytest.mark.parametrize("has_committed", [False, True])
-def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are_some(
+def test_offsets_topic_is_listed_at_start_if_offsets_or_groups_exist(
     has_committed,
 ):
     medium = Medium()
@@ -69,29 +69,29 @@ def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are
     ]
 
 
-def test_there_is_no_traffic_log_unless_it_is_asked_for(env):
+def test_traffic_log_is_off_by_default(env):
     assert opened(env) is NO_TRAFFIC_LOG
 
 
-def test_its_folder_is_made_and_left_empty_by_a_gateway_without_clients(env, tmp_path):
+def test_traffic_log_folder_is_created_empty(env, tmp_path):
     log = opened(env, traffic_log=tmp_path / "a" / "b")
     ended(log.close(5))
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
-def test_a_folder_that_cannot_be_is_refused_by_its_name(env, tmp_path, place):
+def test_unusable_traffic_log_folder_is_named_in_error(env, tmp_path, place):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=f"traffic_log: {tmp_path / place}: "):
         opened(env, traffic_log=tmp_path / place)
 
 
-def test_a_salt_that_cannot_be_read_is_refused_by_its_name(env, tmp_path):
+def test_unreadable_salt_file_is_named_in_error(env, tmp_path):
     with pytest.raises(ValueError, match=r"traffic_log_salt_file: .*No such file"):
         opened(env, traffic_log=tmp_path, traffic_log_salt_file=tmp_path / "none")
 
 
-def test_the_topic_alone_will_do(env):
+def test_traffic_topic_works_without_files(env):
     log = opened(env, traffic_topic=True)
     log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), LoginSession(None)).closed(
         "client"
@@ -105,7 +105,7 @@ def test_the_topic_alone_will_do(env):
     assert [msgspec.json.decode(value)["event"] for value in stored] == ["opened", "closed"]
 
 
-def test_each_limit_of_the_traffic_log_comes_from_its_own_setting(env, tmp_path):
+def test_each_traffic_log_limit_has_its_setting(env, tmp_path):
     settings = {
         "retention_ms": 1_000_001,
         "retention_bytes": 2_000_002,
@@ -134,7 +134,7 @@ def test_each_limit_of_the_traffic_log_comes_from_its_own_setting(env, tmp_path)
 @pytest.mark.parametrize(
     ("unlimited", "limits"), [("retention_ms", (None, 1 << 30)), ("retention_bytes", (5, None))]
 )
-def test_a_retention_of_minus_1_is_none(env, tmp_path, unlimited, limits):
+def test_retention_of_minus_1_is_unlimited(env, tmp_path, unlimited, limits):
     settings = {
         "traffic_log_retention_ms": 5,
         "traffic_log_retention_bytes": 1 << 30,

@@ -1,4 +1,4 @@
-"""What is asked about groups while another gateway may have taken the store."""
+"""Group requests while another gateway may have taken over the store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.group_requests import join_request, stable, sync_request
 from tests.gateway.handlers.handler_calls import decode_response, start_call
 
-#: Requests that are answered from what the gateway keeps of groups in memory.
+#: Requests that are answered from group state in memory.
 KEYS = {
     ApiKey.JOIN_GROUP,
     ApiKey.SYNC_GROUP,
@@ -60,7 +60,7 @@ def env() -> BrokerEnvironment:
 
 
 def request(env: BrokerEnvironment, key: int, version: int, member: Any) -> Any:
-    """A request of a member of group `g`, or about that group."""
+    """A request from a member of group `g`, or about that group."""
     of_member = {
         "group_id": "g",
         "generation_id": member.generation_id,
@@ -132,7 +132,7 @@ def request(env: BrokerEnvironment, key: int, version: int, member: Any) -> Any:
 
 
 def values(reply: Any, name: str) -> Iterator[Any]:
-    """Those of every field of this name, at any depth."""
+    """The values of every field of this name, at any depth."""
     if isinstance(reply, dict):
         if name in reply:
             yield reply[name]
@@ -143,7 +143,7 @@ def values(reply: Any, name: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("key", "version"), ASKED)
-def test_groups_are_not_answered_from_memory_once_the_store_is_lost(
+def test_group_requests_fail_after_store_is_lost(
     env: BrokerEnvironment, key: int, version: int
 ) -> None:
     body = request(env, key, version, stable(env))
@@ -160,7 +160,7 @@ def test_groups_are_not_answered_from_memory_once_the_store_is_lost(
 
 
 @pytest.mark.parametrize(("key", "version"), ASKED)
-def test_groups_are_answered_without_an_error_once_the_store_is_confirmed(
+def test_group_requests_succeed_once_store_is_confirmed(
     env: BrokerEnvironment, key: int, version: int
 ) -> None:
     body = request(env, key, version, stable(env))
@@ -172,9 +172,7 @@ def test_groups_are_answered_without_an_error_once_the_store_is_confirmed(
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_a_store_that_does_not_confirm_is_as_good_as_lost(
-    env: BrokerEnvironment, is_answered: bool
-) -> None:
+def test_unconfirmed_store_counts_as_lost(env: BrokerEnvironment, is_answered: bool) -> None:
     body = request(env, ApiKey.HEARTBEAT, 4, stable(env))
     env.store.may_be_lost = True
     asking = start_call(env, body, 4)

@@ -1,4 +1,4 @@
-"""Deadlines that hardly ever come: never early, a grain late at most, and nothing is left of those that are taken back."""
+"""The coarse clock: calls are never early, at most two ticks late, and cheap to cancel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def passed(clock: Clock, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 0.05, 0.1, 0.25, 3])
-def test_a_call_comes_never_early_and_a_tick_after_the_next_grain_at_most(clock, coarse, delay):
+def test_call_is_never_early_and_at_most_two_ticks_late(clock, coarse, delay):
     called: list[float] = []
     begun = clock.seconds()
     call = coarse.callLater(delay, lambda: called.append(coarse.seconds() - begun))
@@ -38,14 +38,14 @@ def test_a_call_comes_never_early_and_a_tick_after_the_next_grain_at_most(clock,
     assert not call.active()
 
 
-def test_a_call_is_given_its_arguments_and_comes_once(clock, coarse):
+def test_call_gets_arguments_and_runs_once(clock, coarse):
     called: list[int] = []
     coarse.callLater(0.1, called.append, 7)
     passed(clock, 1)
     assert called == [7]
 
 
-def test_a_call_that_is_taken_back_does_not_come(clock, coarse):
+def test_cancelled_call_does_not_run(clock, coarse):
     called: list[int] = []
     first, second = coarse.callLater(0.1, called.append, 1), coarse.callLater(0.1, called.append, 2)
     first.cancel()
@@ -55,7 +55,7 @@ def test_a_call_that_is_taken_back_does_not_come(clock, coarse):
     assert called == [2]
 
 
-def test_a_call_may_take_back_another_of_the_same_moment(clock, coarse):
+def test_call_may_cancel_another_of_same_tick(clock, coarse):
     called: list[str] = []
     calls = [
         coarse.callLater(0.1, lambda: (called.append("one"), [call.cancel() for call in calls]))
@@ -65,7 +65,7 @@ def test_a_call_may_take_back_another_of_the_same_moment(clock, coarse):
     assert called == ["one"]
 
 
-def test_one_timer_is_enough_for_all_and_none_is_there_for_nothing(clock, coarse):
+def test_all_calls_share_one_timer_and_none_runs_without_calls(clock, coarse):
     calls = [coarse.callLater(n, lambda: None) for n in range(50)]
     assert len(clock.getDelayedCalls()) == 1
     for call in calls:
@@ -74,7 +74,7 @@ def test_one_timer_is_enough_for_all_and_none_is_there_for_nothing(clock, coarse
     assert clock.getDelayedCalls() == []
 
 
-def test_calls_that_were_missed_while_the_machine_stood_still_come_in_order(clock, coarse):
+def test_calls_missed_while_process_was_suspended_run_in_order(clock, coarse):
     called: list[int] = []
     for n in (3, 1, 2):
         coarse.callLater(n, called.append, n)
@@ -83,13 +83,13 @@ def test_calls_that_were_missed_while_the_machine_stood_still_come_in_order(cloc
 
 
 class Request:
-    """It has its deadline, and is an argument of it."""
+    """Refers to its deadline, which has the request as an argument."""
 
     deadline: object = None
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "called"])
-def test_a_call_releases_its_arguments_without_the_garbage_collector(clock, coarse, is_cancelled):
+def test_call_releases_arguments_without_garbage_collection(clock, coarse, is_cancelled):
     gc.disable()
     try:
         request = Request()

@@ -1,4 +1,4 @@
-"""Where coroutines meet the reactor: each ends exactly once, may be cancelled wherever it waits, and nobody is woken twice or never."""
+"""Running coroutines on the reactor: ends, cancellation, waits, timeouts and concurrency."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fakes.broker import Started
 
 
 class Run:
-    """A coroutine that was started, and how it ended."""
+    """A started coroutine and its outcome."""
 
     def __init__(self, work):
         self.ends = []
@@ -44,7 +44,7 @@ async def sum_of(*awaitables):
     return sum([await awaitable for awaitable in awaitables])
 
 
-def test_what_never_waits_ends_at_once():
+def test_coroutine_without_waits_ends_at_once():
     async def work():
         return 7
 
@@ -53,7 +53,7 @@ def test_what_never_waits_ends_at_once():
     assert run.cancel is None
 
 
-def test_what_waits_goes_on_when_it_is_there_as_often_as_it_waits():
+def test_coroutine_continues_after_each_wait():
     first, second, third = Deferred(), Deferred(), Deferred()
     run = Run(sum_of(first, second, third))
     second.callback(20)
@@ -63,7 +63,7 @@ def test_what_waits_goes_on_when_it_is_there_as_often_as_it_waits():
     assert run.result == 321
 
 
-def test_a_failure_reaches_the_one_who_awaits_and_may_be_handled_there():
+def test_failure_is_raised_in_awaiting_coroutine():
     async def work(awaited):
         try:
             return await awaited
@@ -78,7 +78,7 @@ def test_a_failure_reaches_the_one_who_awaits_and_may_be_handled_there():
     assert run.result == "handled"
 
 
-def test_a_failure_that_nobody_handles_ends_the_work():
+def test_unhandled_failure_ends_coroutine():
     awaited = Deferred()
     run = Run(value_of(awaited))
     failure = ZeroDivisionError()
@@ -86,7 +86,7 @@ def test_a_failure_that_nobody_handles_ends_the_work():
     assert run.failure is failure
 
 
-def test_cancelling_breaks_off_the_wait_and_leaves_the_rest_to_the_work():
+def test_cancelling_ends_wait_and_coroutine_may_handle_it():
     cancelled = []
 
     async def work(awaited):
@@ -104,7 +104,7 @@ def test_cancelling_breaks_off_the_wait_and_leaves_the_rest_to_the_work():
     assert len(run.ends) == 1
 
 
-def test_cancelling_reaches_the_wait_that_is_under_way_now():
+def test_cancelling_reaches_current_wait():
     seen = []
     first, second = Deferred(), Deferred(seen.append)
     run = Run(sum_of(first, second))
@@ -114,7 +114,7 @@ def test_cancelling_reaches_the_wait_that_is_under_way_now():
     assert isinstance(run.failure, CancelledError)
 
 
-def test_ten_thousand_waits_in_a_row_need_no_deep_stack():
+def test_many_consecutive_waits_do_not_deepen_stack():
     async def work():
         for _ in range(10_000):
             await passed()
@@ -128,10 +128,10 @@ def test_ten_thousand_waits_in_a_row_need_no_deep_stack():
     assert Run(work()).result == "done"
 
 
-# Wake
+# Waiter
 
 
-def test_a_wake_ends_by_the_event_or_by_the_deadline():
+def test_wait_ends_by_event_or_timeout():
     clock = Clock()
     by_event, by_deadline = Waiter(clock), Waiter(clock)
     runs = Run(by_event.wait(5)), Run(by_deadline.wait(5))
@@ -143,7 +143,7 @@ def test_a_wake_ends_by_the_event_or_by_the_deadline():
     assert clock.getDelayedCalls() == []
 
 
-def test_firing_at_nobody_does_nothing():
+def test_wake_up_without_waiter_has_no_effect():
     clock = Clock()
     wake = Waiter(clock)
     wake.wake_up()
@@ -154,7 +154,7 @@ def test_firing_at_nobody_does_nothing():
     assert run.result is True
 
 
-def test_a_cancelled_wait_leaves_no_timer():
+def test_cancelled_wait_cancels_its_timer():
     clock = Clock()
     wake = Waiter(clock)
     run = Run(wake.wait(5))
@@ -164,7 +164,7 @@ def test_a_cancelled_wait_leaves_no_timer():
     assert clock.getDelayedCalls() == []
 
 
-def test_a_wake_may_be_waited_for_again():
+def test_waiter_can_be_reused_after_wait():
     clock = Clock()
     wake = Waiter(clock)
     assert [self_ended(wake, clock), self_ended(wake, clock)] == [False, False]
@@ -176,7 +176,7 @@ def self_ended(wake, clock):
     return run.result
 
 
-def test_the_end_of_all_waits_wakes_those_that_wait_and_those_that_would():
+def test_end_wakes_current_and_later_waits():
     clock = Clock()
     waits = InterruptibleWaits()
     runs = [Run(waits.wait(Waiter(clock), 60)) for _ in range(3)]
@@ -187,10 +187,10 @@ def test_the_end_of_all_waits_wakes_those_that_wait_and_those_that_would():
     assert clock.getDelayedCalls() == []
 
 
-# Shared
+# SharedResult
 
 
-def test_one_result_reaches_all_in_the_order_in_which_they_wait():
+def test_shared_result_reaches_waiters_in_order():
     shared = SharedResult()
     order = []
 
@@ -204,7 +204,7 @@ def test_one_result_reaches_all_in_the_order_in_which_they_wait():
     assert order == [(0, "it"), (1, "it"), (2, "it"), (3, "it")]
 
 
-def test_one_failure_reaches_all():
+def test_shared_failure_reaches_all_waiters():
     shared = SharedResult()
     runs = [Run(value_of(shared))]
     failure = KeyError("it")
@@ -213,7 +213,7 @@ def test_one_failure_reaches_all():
     assert [run.failure for run in runs] == [failure, failure]
 
 
-def test_one_that_is_cancelled_does_not_trouble_the_others():
+def test_cancelling_one_waiter_does_not_affect_others():
     shared = SharedResult()
     first, second = Run(value_of(shared)), Run(value_of(shared))
     first.cancel()
@@ -226,7 +226,7 @@ def test_one_that_is_cancelled_does_not_trouble_the_others():
 
 
 @given(data=st.data(), count=st.integers(0, 6))
-def test_gathered_results_stand_in_the_order_of_the_works_whatever_ends_first(data, count):
+def test_gathered_results_keep_order_of_coroutines(data, count):
     deferreds = [Deferred() for _ in range(count)]
     run = Run(gather([value_of(deferred) for deferred in deferreds]))
     failures = [KeyError(index) for index in range(count)]
@@ -242,7 +242,7 @@ def test_gathered_results_stand_in_the_order_of_the_works_whatever_ends_first(da
     assert run.result == expected
 
 
-def test_what_is_gathered_starts_at_once_and_in_order():
+def test_gather_starts_all_coroutines_in_order():
     started = []
 
     async def work(index, awaited):
@@ -256,7 +256,7 @@ def test_what_is_gathered_starts_at_once_and_in_order():
 # call_later
 
 
-def test_a_call_is_made_once_its_time_has_come_unless_it_is_taken_back():
+def test_call_later_runs_after_delay_unless_cancelled():
     clock = Clock()
     calls = []
     call_later(clock, 1, lambda: calls.append("kept"))
@@ -268,7 +268,7 @@ def test_a_call_is_made_once_its_time_has_come_unless_it_is_taken_back():
 
 
 @pytest.mark.parametrize("when", [0.5, 1.5])
-def test_taking_back_is_harmless_at_any_time(when):
+def test_cancelling_call_is_allowed_at_any_time(when):
     clock = Clock()
     take_back = call_later(clock, 1, lambda: None)
     clock.advance(when)
@@ -276,14 +276,14 @@ def test_taking_back_is_harmless_at_any_time(when):
     assert clock.getDelayedCalls() == []
 
 
-def test_a_result_that_comes_in_time_is_waited_for_and_leaves_nothing_behind():
+def test_result_before_timeout_cancels_timer():
     clock, shared = Clock(), SharedResult[int]()
     waiting = Started(shared.with_timeout(clock, 5))
     shared.succeed(7)
     assert (waiting.result, clock.getDelayedCalls()) == (7, [])
 
 
-def test_a_result_is_not_waited_for_longer_than_was_said_and_may_come_for_others():
+def test_wait_for_result_times_out_for_one_waiter_only():
     clock, shared = Clock(), SharedResult[int]()
     patient, hasty, late = (
         Started(shared.with_timeout(clock, 5)),
@@ -298,7 +298,7 @@ def test_a_result_is_not_waited_for_longer_than_was_said_and_may_come_for_others
     assert clock.getDelayedCalls() == []
 
 
-def test_a_wait_for_a_result_that_is_cancelled_leaves_nothing_behind():
+def test_cancelled_wait_for_result_cleans_up():
     clock, shared = Clock(), SharedResult[int]()
     waiting = Started(shared.with_timeout(clock, 5))
     waiting.cancel()
@@ -308,8 +308,10 @@ def test_a_wait_for_a_result_that_is_cancelled_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize("is_failure", [False, True])
-def test_what_goes_wrong_after_an_end_does_not_hold_on_to_it(is_failure):
-    """The next request of a connection is started where the one before ends: a chain of all that failed would hold the records of all."""
+def test_failure_after_end_does_not_keep_earlier_failure(is_failure):
+    """The next request of a connection starts where the previous one ends. A chain of all failures
+    would keep the records of all of them.
+    """
     contexts = []
 
     async def ends():

@@ -1,4 +1,4 @@
-"""What is done at intervals: retention, forgetting idempotent producers that have gone, expiry of committed offsets."""
+"""Periodic jobs: retention, and expiry of producers, committed offsets and fetch sessions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def put(
     topic: str = "orders",
     producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> None:
-    """A batch whose records are so old; None for a format 0 set, which has no times."""
+    """Append a batch of the given age, or with None a format 0 set, which has no timestamps."""
     partition = env.partition(topic)
     if age_ms is None:
         records = old_set(1, magic=0)
@@ -58,7 +58,7 @@ def starts(env: BrokerEnvironment, *topics: str) -> list[int]:
     return [env.partition(topic).log.start_offset for topic in topics or ["orders"]]
 
 
-def test_nothing_is_done_before_the_interval_is_over(env, keeping):
+def test_retention_waits_for_interval(env, keeping):
     put(env, 2 * HOUR)
     env.clock.advance(INTERVAL - 1)
     assert starts(env) == [0]
@@ -66,17 +66,15 @@ def test_nothing_is_done_before_the_interval_is_over(env, keeping):
     assert starts(env) == [1]
 
 
-def test_records_older_than_the_retention_time_go_and_younger_ones_stay(env, keeping):
+def test_records_older_than_retention_time_are_deleted(env, keeping):
     for age in (3 * HOUR, 2 * HOUR, HOUR - 2 * INTERVAL * 1000, 0):
         put(env, age)
     env.clock.advance(INTERVAL)
     assert starts(env) == [2]
 
 
-def test_records_without_times_stay_as_long_as_if_they_had_been_written_when_they_came(
-    env, keeping
-):
-    """Kafka counts them from the time of the segment's file."""
+def test_records_without_timestamps_expire_by_arrival_time(env, keeping):
+    """Kafka uses the time of the segment's file."""
     put(env, None)
     env.clock.advance(INTERVAL)
     assert starts(env) == [0]
@@ -85,7 +83,7 @@ def test_records_without_times_stay_as_long_as_if_they_had_been_written_when_the
     assert starts(env) == [1]
 
 
-def test_each_topic_keeps_by_its_own_time(env, keeping):
+def test_retention_time_is_per_topic(env, keeping):
     env.topic("for-ever", retention_ms="-1")
     for topic in ("orders", "for-ever"):
         put(env, 2 * HOUR, topic)
@@ -93,7 +91,7 @@ def test_each_topic_keeps_by_its_own_time(env, keeping):
     assert starts(env, "orders", "for-ever") == [1, 0]
 
 
-def test_a_topic_keeps_no_more_bytes_than_it_should(env, keeping):
+def test_retention_bytes_limits_topic_size(env, keeping):
     size = len(batch(1))
     env.topic("narrow", retention_ms="-1", retention_bytes=str(2 * size))
     for _ in range(5):
@@ -102,7 +100,7 @@ def test_a_topic_keeps_no_more_bytes_than_it_should(env, keeping):
     assert starts(env, "narrow") == [3]
 
 
-def test_a_compacted_topic_loses_nothing_by_time(env, keeping):
+def test_compacted_topic_ignores_retention_time(env, keeping):
     env.topic("table", cleanup_policy="compact", retention_ms=str(HOUR))
     env.topic("both", cleanup_policy="compact,delete", retention_ms=str(HOUR))
     for topic in ("table", "both"):
@@ -111,7 +109,7 @@ def test_a_compacted_topic_loses_nothing_by_time(env, keeping):
     assert starts(env, "table", "both") == [0, 1]
 
 
-def test_a_changed_config_holds_at_the_next_round(env, keeping):
+def test_changed_config_applies_at_next_run(env, keeping):
     env.topic("late", retention_ms="-1")
     put(env, 2 * HOUR, "late")
     env.clock.advance(INTERVAL)
@@ -124,7 +122,7 @@ def test_a_changed_config_holds_at_the_next_round(env, keeping):
     assert starts(env, "late") == [1]
 
 
-def test_idempotent_producers_that_have_gone_are_forgotten():
+def test_idle_idempotent_producers_expire():
     env = open_environment(
         log_retention_check_interval_ms=INTERVAL * 1000,
         producer_id_expiration_ms=2 * INTERVAL * 1000,
@@ -140,8 +138,8 @@ def test_idempotent_producers_that_have_gone_are_forgotten():
     assert [producer for producer, _ in env.partition().producers] == [2]
 
 
-def test_offsets_expire_at_intervals_of_their_own():
-    """A minute of retention, looked at every 40 seconds: gone at the second look."""
+def test_offsets_expire_at_separate_interval():
+    """Retention is one minute, checked every 40 seconds: expired at the second check."""
     env = open_environment(offsets_retention_minutes=1, offsets_retention_check_interval_ms=40_000)
     env.topic("orders")
     keeping = Housekeeping(env.broker, env.background)
@@ -158,7 +156,7 @@ def test_offsets_expire_at_intervals_of_their_own():
     assert env.bugs == []
 
 
-def test_fetch_sessions_that_are_not_used_expire_without_another_request(env, keeping):
+def test_unused_fetch_sessions_expire_without_requests(env, keeping):
     env.clock.advance(30)
     for _ in range(3):
         env.broker.fetch_sessions.create(env.broker.now())
@@ -171,7 +169,7 @@ def test_fetch_sessions_that_are_not_used_expire_without_another_request(env, ke
     assert env.broker.fetch_sessions.get(polling.session_id, env.broker.now()) is polling
 
 
-def test_rounds_follow_one_another_and_never_overlap(env, keeping, monkeypatch):
+def test_runs_of_a_job_never_overlap(env, keeping, monkeypatch):
     put(env, 2 * HOUR)
     log = env.partition().log
     real, calls = log.retain, []
@@ -191,7 +189,7 @@ def test_rounds_follow_one_another_and_never_overlap(env, keeping, monkeypatch):
     assert len(calls) == 2
 
 
-def test_a_failure_in_one_topic_is_said_and_the_others_are_looked_after(env, keeping, caplog):
+def test_failure_in_one_topic_is_logged_and_others_are_processed(env, keeping, caplog):
     env.topic("second", retention_ms=str(HOUR))
     for topic in ("orders", "second"):
         put(env, 2 * HOUR, topic)
@@ -207,7 +205,7 @@ def test_a_failure_in_one_topic_is_said_and_the_others_are_looked_after(env, kee
     assert starts(env, "second") == [1]
 
 
-def test_a_topic_deleted_meanwhile_is_no_failure(env, keeping, caplog, monkeypatch):
+def test_topic_deleted_during_retention_is_not_a_failure(env, keeping, caplog, monkeypatch):
     put(env, 2 * HOUR)
     live = env.broker.topics.require("orders")
     log = env.partition().log
@@ -225,7 +223,7 @@ def test_a_topic_deleted_meanwhile_is_no_failure(env, keeping, caplog, monkeypat
     assert not env.bugs
 
 
-def test_after_the_stop_nothing_more_happens(env, keeping):
+def test_no_job_runs_after_stop(env, keeping):
     put(env, 2 * HOUR)
     keeping.stop()
     env.clock.advance(10 * INTERVAL)
@@ -233,9 +231,7 @@ def test_after_the_stop_nothing_more_happens(env, keeping):
     assert not env.clock.getDelayedCalls()
 
 
-def test_a_stop_in_the_middle_of_a_round_ends_it_with_the_partition_at_hand(
-    env, keeping, monkeypatch
-):
+def test_stop_during_retention_ends_after_current_partition(env, keeping, monkeypatch):
     env.topic("second", retention_ms=str(HOUR))
     for topic in ("orders", "second"):
         put(env, 2 * HOUR, topic)
@@ -252,14 +248,12 @@ def test_a_stop_in_the_middle_of_a_round_ends_it_with_the_partition_at_hand(
     assert not env.clock.getDelayedCalls()
 
 
-def test_the_clock_of_the_test_is_the_brokers(env):
+def test_fake_wall_clock_follows_broker_clock(env):
     env.clock.advance(1)
     assert env.broker.now() == env.now() == NOW + 1000
 
 
-def test_logs_that_nobody_has_opened_are_left_to_a_medium_that_retains_by_itself(
-    env, keeping, monkeypatch
-):
+def test_unopened_logs_are_left_to_store_with_retention(env, keeping, monkeypatch):
     monkeypatch.setattr(type(env.store), "retains_by_itself", True)
     env.topic("bills", cleanup_policy="compact,delete")
     put(env, 2 * HOUR)
@@ -269,7 +263,7 @@ def test_logs_that_nobody_has_opened_are_left_to_a_medium_that_retains_by_itself
     assert env.store.logs_asked == 1
 
 
-def test_a_log_that_is_found_finished_is_opened_anew_at_the_next_round(env, keeping, caplog):
+def test_fenced_log_is_reopened_at_next_run(env, keeping, caplog):
     put(env, 2 * HOUR)
     env.store.fence("orders")
     env.clock.advance(INTERVAL)

@@ -1,4 +1,4 @@
-"""The log: one line an event, nothing forged, nothing blocked, nothing lost in silence."""
+"""The log: one line per event, no forged lines, no blocking, lost lines are counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway import logs
 
-#: Seconds that the writer thread may need on a busy machine; a process at its end waits less.
+#: Seconds that the writer thread may need on a busy machine. A process that ends waits less.
 WRITTEN_SECONDS = 60.0
 
 
@@ -37,22 +37,22 @@ def line_of(write, **kwargs):
 SESSION = logs.get_logger("gateway.protocol.session")
 
 
-def test_a_text_line_is_time_level_part_event_and_fields():
+def test_text_line_has_time_level_module_event_and_fields():
     line = line_of(
         lambda: SESSION.warning(
             "refused", peer="127.0.0.1:5000", api_key=3, known=False, reason="not a frame"
         )
     )
     stamp, rest = line.split(" ", 1)
-    assert (
-        rest
-        == 'warning gateway.protocol.session refused peer=127.0.0.1:5000 api_key=3 known=False reason="not a frame"'
+    assert rest == (
+        "warning gateway.protocol.session refused "
+        'peer=127.0.0.1:5000 api_key=3 known=False reason="not a frame"'
     )
     assert time.strptime(stamp[:19], "%Y-%m-%dT%H:%M:%S")
     assert stamp.endswith("Z")
 
 
-def test_a_json_line_is_one_object_with_typed_values():
+def test_json_line_is_one_object_with_typed_values():
     row = json.loads(
         line_of(
             lambda: SESSION.info(
@@ -74,7 +74,7 @@ def test_a_json_line_is_one_object_with_typed_values():
     }
 
 
-def test_a_field_cannot_take_the_place_of_a_key_of_every_line():
+def test_field_cannot_replace_standard_json_key():
     row = json.loads(line_of(lambda: SESSION.info("served", level="x", time="y"), layout="json"))
     assert (row["level"], row["level_"], row["time_"]) == ("info", "x", "y")
 
@@ -88,23 +88,23 @@ def is_one_quiet_line(lines):
 
 
 @given(value=ANY_TEXT, event=ANY_TEXT)
-def test_no_text_makes_a_second_text_line_or_a_control_character(value, event):
+def test_text_layout_escapes_line_breaks_and_control_characters(value, event):
     assert is_one_quiet_line(lines_of(lambda: SESSION.info(event, value=value)))
 
 
 @given(value=ANY_TEXT, event=ANY_TEXT)
-def test_no_text_makes_a_second_json_line_or_a_control_character(value, event):
+def test_json_layout_escapes_line_breaks_and_control_characters(value, event):
     assert is_one_quiet_line(lines_of(lambda: SESSION.info(event, value=value), layout="json"))
 
 
 @given(value=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=50))
-def test_json_keeps_every_text_whole(value):
+def test_json_round_trips_any_text(value):
     assert (
         json.loads(line_of(lambda: SESSION.info("x", value=value), layout="json"))["value"] == value
     )
 
 
-def test_a_text_value_cannot_look_like_another_field():
+def test_text_value_cannot_forge_field():
     line = line_of(
         lambda: SESSION.info("x", client='a" peer=1.2.3.4\n2026 error gateway.cli.main stopped')
     )
@@ -112,16 +112,16 @@ def test_a_text_value_cannot_look_like_another_field():
 
 
 @pytest.mark.parametrize("layout", ["text", "json"])
-def test_a_lone_surrogate_is_written(layout):
+def test_lone_surrogate_is_escaped(layout):
     assert r"\\ud800" in line_of(lambda: SESSION.info("x", client="\ud800"), layout=layout)
 
 
-def test_a_long_value_is_cut_and_says_so():
+def test_long_value_is_truncated_with_note():
     row = json.loads(line_of(lambda: SESSION.info("x", client="a" * 32_767), layout="json"))
     assert row["client"] == "a" * 1000 + "...(31767 more)"
 
 
-def test_a_bug_has_its_traceback_in_its_line():
+def test_bug_line_has_traceback():
     def fail():
         try:
             raise ZeroDivisionError("by\nnought")
@@ -134,12 +134,12 @@ def test_a_bug_has_its_traceback_in_its_line():
     assert row["api_key"] == 1
 
 
-def test_another_library_s_record_comes_out_as_a_line_too():
+def test_record_of_other_library_is_written_as_line():
     line = line_of(lambda: logging.getLogger("otherlib.conn").warning("lost %s\nagain", "broker 1"))
     assert line.endswith(r'warning otherlib.conn message text="lost broker 1\nagain"')
 
 
-def test_another_library_s_traceback_comes_along():
+def test_traceback_of_other_library_is_written():
     def fail():
         try:
             raise KeyError("x")
@@ -149,13 +149,13 @@ def test_another_library_s_traceback_comes_along():
     assert "KeyError" in line_of(fail)
 
 
-def test_other_libraries_are_heard_from_warning_up():
+def test_other_libraries_log_from_warning_up():
     assert (
         lines_of(lambda: logging.getLogger("otherlib.conn").info("connected"), level="debug") == []
     )
 
 
-def test_a_part_has_its_own_level():
+def test_level_can_be_set_per_module():
     def speak():
         logs.get_logger("gateway.protocol.session").debug("a")
         logs.get_logger("gateway.protocol.session.inner").debug("b")
@@ -166,7 +166,7 @@ def test_a_part_has_its_own_level():
     assert [line.split(" ")[3] for line in heard] == ["a", "b"]
 
 
-def test_a_part_knows_whether_debug_is_heard():
+def test_logger_reports_whether_debug_is_enabled():
     heard = []
     lines_of(
         lambda: heard.append(SESSION.is_debug_enabled()),
@@ -176,19 +176,19 @@ def test_a_part_knows_whether_debug_is_heard():
     assert heard == [True, False]
 
 
-def test_lines_keep_their_order():
+def test_lines_keep_order():
     heard = lines_of(lambda: [SESSION.info("n", i=i) for i in range(500)] and None)
     assert [line.rpartition("=")[2] for line in heard] == [str(i) for i in range(500)]
 
 
-def test_closing_leaves_logging_as_it_was():
+def test_closing_restores_logging():
     before = (logging.getLogger().handlers[:], logging.getLogger("gateway").level)
     lines_of(lambda: None, level="debug")
     assert (logging.getLogger().handlers, logging.getLogger("gateway").level) == before
 
 
 class Gate:
-    """A sink that takes nothing until it is opened."""
+    """A stream that blocks until it is opened."""
 
     def __init__(self):
         self.text = ""
@@ -204,7 +204,7 @@ class Gate:
         pass
 
 
-def test_a_blocked_sink_blocks_nobody_and_what_is_dropped_is_counted_and_told():
+def test_blocked_stream_drops_and_counts_lines():
     gate = Gate()
     with logs.ProcessLog(gate, queue_events=100) as log:
         SESSION.info("first")
@@ -221,7 +221,7 @@ def test_a_blocked_sink_blocks_nobody_and_what_is_dropped_is_counted_and_told():
     )
 
 
-def test_closing_leaves_a_blocked_sink_behind():
+def test_closing_abandons_blocked_stream():
     gate = Gate()
     log = logs.ProcessLog(gate, queue_events=100)
     with log:
@@ -231,7 +231,7 @@ def test_closing_leaves_a_blocked_sink_behind():
     gate.open.set()
 
 
-def test_a_pipe_that_nobody_reads_blocks_nobody():
+def test_unread_pipe_does_not_block_callers():
     reader, writer = os.pipe()
     sink = os.fdopen(writer, "w")
     with logs.ProcessLog(sink, queue_events=100) as log:
@@ -240,11 +240,11 @@ def test_a_pipe_that_nobody_reads_blocks_nobody():
         log.close(timeout=0.01)
     assert log.dropped > 1_000
     os.close(reader)
-    with contextlib.suppress(BrokenPipeError):  # what was buffered has nowhere to go
+    with contextlib.suppress(BrokenPipeError):  # buffered text cannot be written
         sink.close()
 
 
-def test_a_sink_whose_reader_has_gone_harms_nobody():
+def test_closed_pipe_does_not_affect_callers():
     reader, writer = os.pipe()
     os.close(reader)
     sink = os.fdopen(writer, "w", buffering=1)
@@ -256,7 +256,7 @@ def test_a_sink_whose_reader_has_gone_harms_nobody():
         sink.close()
 
 
-def test_a_log_call_that_cannot_be_formatted_harms_nobody():
+def test_unformattable_log_call_does_not_affect_caller():
     with logs.ProcessLog(io.StringIO()) as log:
         logging.getLogger("otherlib.conn").warning("%d", "not a number")
     assert log.dropped == 1

@@ -1,4 +1,4 @@
-"""The allocator is told on the machines that have one to tell."""
+"""Configuration of the allocator, and trimming of the heap."""
 
 import gc
 import platform
@@ -7,15 +7,15 @@ from itertools import accumulate
 from gateway import memory
 
 
-def test_glibc_takes_every_value():
+def test_glibc_accepts_every_value():
     assert memory.configure_allocator() == (platform.libc_ver()[0] == "glibc")
 
 
-def test_telling_it_twice_does_no_harm():
+def test_configuring_twice_succeeds():
     assert memory.configure_allocator() == memory.configure_allocator()
 
 
-def test_what_was_made_at_the_start_is_not_collected_again():
+def test_startup_objects_are_excluded_from_collection():
     kept = [[] for _ in range(1000)]
     memory.freeze_startup_objects()
     try:
@@ -24,7 +24,7 @@ def test_what_was_made_at_the_start_is_not_collected_again():
         gc.unfreeze()
 
 
-def test_memory_is_returned_at_the_end_of_intervals_in_which_the_process_was_quiet():
+def test_memory_is_trimmed_after_idle_intervals():
     trimmed = []
     busy, quiet = memory.TRIM_INTERVAL_SECONDS, memory.TRIM_INTERVAL_SECONDS / 100
     used = accumulate([1000.0, quiet, busy, busy, quiet])
@@ -36,6 +36,6 @@ def test_memory_is_returned_at_the_end_of_intervals_in_which_the_process_was_qui
     assert counts == [1, 1, 1, 2]
 
 
-def test_trimming_does_no_harm_where_there_is_nothing_to_return():
+def test_trimming_without_free_memory_succeeds():
     memory.trim()
     memory.trim()

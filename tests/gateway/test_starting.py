@@ -1,4 +1,4 @@
-"""A start whose store is not ready: tried again with a new store each time, for so long and no longer, and not by a gateway that was told to end."""
+"""Starts with a store that is not ready: retries with a new store, until a timeout or shutdown."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
     Started(made.server.drain())
 
 
-def test_a_store_that_is_not_ready_is_tried_again_with_longer_pauses_until_the_time_is_up(
+def test_unready_store_is_retried_with_backoff_until_timeout(
     starting: Starting,
 ) -> None:
     start = Started(starting.server.start())
@@ -71,7 +71,7 @@ def test_a_store_that_is_not_ready_is_tried_again_with_longer_pauses_until_the_t
         assert start.result
 
 
-def test_what_nobody_can_wait_for_ends_the_start_at_once(starting: Starting) -> None:
+def test_permanent_store_failure_ends_start_at_once(starting: Starting) -> None:
     starting.failure = StorageFailed("there is no such tenant")
     starting.server = GatewayServer(
         Settings(listeners="PLAINTEXT://127.0.0.1:0"), starting.clock, lambda reason: None
@@ -80,7 +80,7 @@ def test_what_nobody_can_wait_for_ends_the_start_at_once(starting: Starting) -> 
         assert Started(starting.server.start()).result
 
 
-def test_a_gateway_that_is_told_to_end_while_it_waits_makes_no_other_store(
+def test_shutdown_during_retry_creates_no_further_store(
     starting: Starting,
 ) -> None:
     start = Started(starting.server.start())

@@ -1,4 +1,4 @@
-"""Threads for clients' work: whose turn it is, what is dropped, how it ends."""
+"""Worker threads: fairness, dropped calls, cancellation and closing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fakes.broker import Started
 
 
 class Reactor:
-    """Runs what threads post when `turns` is called."""
+    """Runs calls posted by threads when `turns` is called."""
 
     def __init__(self):
         self.calls = deque()
@@ -39,7 +39,7 @@ def reactor():
 
 
 class Gate:
-    """Work that runs until it is opened."""
+    """A call that runs until the gate is opened."""
 
     def __init__(self):
         self.entered = threading.Event()
@@ -51,14 +51,14 @@ class Gate:
 
 
 def kept(deferred):
-    """What it came to, once it has."""
+    """The outcome, once there is one."""
     outcome = []
     deferred.addBoth(outcome.append)
     return outcome
 
 
 def held(workers):
-    """The only thread is at work until the gate is opened."""
+    """Occupy the only thread until the gate is opened."""
     gate = Gate()
     outcome = kept(workers.run(gate))
     assert gate.entered.wait(60)
@@ -78,7 +78,7 @@ def test_owners_take_turns(reactor):
     assert order == ["a0", "b0", "c0", "a1", "a2"]
 
 
-def test_cancelled_work_that_waits_is_never_begun(reactor):
+def test_cancelled_waiting_call_is_not_made(reactor):
     workers, order = FairWorkers(reactor, 1, "test"), []
     gate, _ = held(workers)
     first, second = workers.run_for("a", order.append, 1), workers.run_for("a", order.append, 2)
@@ -90,7 +90,7 @@ def test_cancelled_work_that_waits_is_never_begun(reactor):
     assert order == [2]
 
 
-def test_cancelled_work_that_runs_keeps_its_thread_until_it_ends(reactor):
+def test_cancelled_running_call_keeps_its_thread_until_it_ends(reactor):
     workers = FairWorkers(reactor, 1, "test")
     gate = Gate()
     running = workers.run(gate)
@@ -105,7 +105,7 @@ def test_cancelled_work_that_runs_keeps_its_thread_until_it_ends(reactor):
     assert after == ["after"]
 
 
-def test_a_full_queue_drops_the_newest_work_of_whoever_has_most(reactor):
+def test_full_queue_drops_newest_call_of_owner_with_most(reactor):
     workers = FairWorkers(reactor, 1, "test", max_waiting=3)
     gate, _ = held(workers)
     many = [kept(workers.run_for("many", int, n)) for n in range(3)]
@@ -118,7 +118,7 @@ def test_a_full_queue_drops_the_newest_work_of_whoever_has_most(reactor):
     assert (many[0], one, many[1]) == ([0], ["served"], [1])
 
 
-def test_a_failure_is_its_callers(reactor):
+def test_failure_is_raised_in_caller(reactor):
     workers = FairWorkers(reactor, 1, "test")
     outcome = kept(workers.run(int, "x"))
     reactor.turns(lambda: outcome)
@@ -128,7 +128,7 @@ def test_a_failure_is_its_callers(reactor):
     assert after == [1]
 
 
-def test_closing_drops_what_waits_and_ends_with_what_runs(reactor):
+def test_closing_drops_waiting_calls_and_waits_for_running_ones(reactor):
     workers, order = FairWorkers(reactor, 1, "test"), []
     gate, _ = held(workers)
     workers.run_for("a", order.append, 1)

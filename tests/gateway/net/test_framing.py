@@ -1,4 +1,4 @@
-"""Frames out of a stream: every case whole, byte by byte, and with bytes after it."""
+"""Splitting a stream into frames: in one chunk, byte by byte, and with further bytes behind."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def framed(*bodies):
 
 
 @given(bodies=contents)
-def test_frames_that_come_in_one_piece_are_cut_apart(bodies):
+def test_frames_in_one_chunk_are_split(bodies):
     assert FrameSplitter(LIMIT).feed(framed(*bodies)) == bodies
 
 
 @given(bodies=contents)
-def test_frames_that_come_byte_by_byte_are_put_together(bodies):
+def test_frames_received_byte_by_byte_are_joined(bodies):
     splitter = FrameSplitter(LIMIT)
     stream = framed(*bodies)
     assert [
@@ -37,7 +37,7 @@ def test_frames_that_come_byte_by_byte_are_put_together(bodies):
 
 
 @given(bodies=contents, data=st.data())
-def test_frames_are_the_same_however_the_stream_is_cut(bodies, data):
+def test_frames_do_not_depend_on_chunk_boundaries(bodies, data):
     stream = framed(*bodies)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     splitter = FrameSplitter(LIMIT)
@@ -48,7 +48,7 @@ def test_frames_are_the_same_however_the_stream_is_cut(bodies, data):
 
 
 @given(bodies=contents, begun=st.binary(min_size=1, max_size=50))
-def test_what_comes_after_whole_frames_waits_for_its_rest(bodies, begun):
+def test_partial_frame_after_whole_frames_is_kept(bodies, begun):
     stream = framed(begun)
     for length in range(1, len(stream)):
         splitter = FrameSplitter(LIMIT)
@@ -64,7 +64,7 @@ def test_what_comes_after_whole_frames_waits_for_its_rest(bodies, begun):
         max_size=12,
     )
 )
-def test_any_bytes_are_frames_or_refused_and_no_more_is_kept_than_came(pieces):
+def test_any_bytes_are_frames_or_refused_without_extra_memory(pieces):
     splitter = FrameSplitter(50)
     came = given_out = 0
     for piece in pieces:
@@ -78,12 +78,12 @@ def test_any_bytes_are_frames_or_refused_and_no_more_is_kept_than_came(pieces):
         assert splitter.partial_bytes == came - given_out < 4 + 50
 
 
-def test_an_empty_frame_is_a_frame():
+def test_empty_frame_is_returned():
     assert FrameSplitter(LIMIT).feed(bytes(8)) == [b"", b""]
 
 
 @pytest.mark.parametrize("length", [-1, -(2**31), LIMIT + 1, 2**31 - 1, 0x16030100, 0x47455420])
-def test_a_length_that_may_not_be_is_refused_before_any_of_its_bytes(length):
+def test_invalid_length_is_refused_before_content(length):
     with pytest.raises(Refused, match=str(length)):
         FrameSplitter(LIMIT).feed(struct.pack(">i", length))
     splitter = FrameSplitter(LIMIT)
@@ -93,11 +93,11 @@ def test_a_length_that_may_not_be_is_refused_before_any_of_its_bytes(length):
         splitter.feed(struct.pack(">i", length)[3:])
 
 
-def test_a_frame_of_exactly_the_limit_is_taken():
+def test_frame_of_exactly_the_limit_is_accepted():
     assert FrameSplitter(LIMIT).feed(framed(bytes(LIMIT))) == [bytes(LIMIT)]
 
 
-def test_a_new_limit_holds_from_the_next_length_on():
+def test_new_limit_applies_to_next_frame():
     splitter = FrameSplitter(10)
     splitter.feed(framed(bytes(10))[:-1])
     splitter.limit = 20
@@ -107,7 +107,7 @@ def test_a_new_limit_holds_from_the_next_length_on():
         splitter.feed(framed(bytes(11)))
 
 
-def test_a_frame_is_its_owner_s_alone():
+def test_frame_is_independent_of_received_buffer():
     stream = bytearray(framed(b"abc", b"def"))
     first, second = FrameSplitter(LIMIT).feed(memoryview(stream))
     stream[:] = bytes(len(stream))
@@ -115,14 +115,14 @@ def test_a_frame_is_its_owner_s_alone():
     assert (first, second) == (b"xbc", b"def")
 
 
-def test_an_announced_frame_takes_no_memory_before_its_bytes_are_there():
+def test_announced_frame_allocates_no_memory():
     splitter = FrameSplitter(1 << 30)
     splitter.feed(struct.pack(">i", 1 << 30) + b"abc")
     assert splitter.partial_bytes == 7
 
 
-def test_a_frame_that_comes_in_many_reads_is_not_joined_anew_for_each():
-    """A splitter that joins all parts on every read holds the frame twice and has a quadratic cost."""
+def test_frame_in_many_reads_is_copied_once():
+    """Joining all parts at each read would hold the frame twice and cost quadratic time."""
     size, chunk = 4 << 20, 1460  # one Ethernet frame, the most reads that a stream can take
     stream = memoryview(framed(bytes(size)))
     splitter = FrameSplitter(size)
@@ -138,7 +138,7 @@ def test_a_frame_that_comes_in_many_reads_is_not_joined_anew_for_each():
     assert peak < 1.5 * size
 
 
-def test_of_a_frame_that_is_dropped_nothing_is_left():
+def test_discarded_partial_frame_frees_memory():
     splitter = FrameSplitter(1 << 20)
     splitter.feed(framed(bytes(1 << 20))[:-1])
     splitter.discard_partial()

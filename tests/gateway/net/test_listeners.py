@@ -1,4 +1,4 @@
-"""A gateway with a listener of each kind, and `kopgate topics` as the client of each."""
+"""A gateway with a listener of each security protocol, and `kopgate topics` as their client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.cli.main import main
 from tests.certificates import Authority
 from tests.peers.gateway import STOP_SECONDS
 
-pytestmark = pytest.mark.xdist_group("listeners")  # one gateway for all of them
+pytestmark = pytest.mark.xdist_group("listeners")  # they share one gateway
 
 LISTENERS = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
 
@@ -31,15 +31,18 @@ def folder(tmp_path_factory):
     (folder / "right").write_text("s3cret\n")
     (folder / "wrong").write_text("wr0ng\n")
     (folder / "kopgate.toml").write_text(
-        f'listeners = {[f"{name}://127.0.0.1:0" for name in LISTENERS]}\nstore = "lmdb:{folder / "data"}"\nusers_file = "{folder / "users"}"\n'
-        f'ssl_certificate_file = "{folder / "server.crt"}"\nssl_key_file = "{folder / "server.key"}"\n'
+        f"listeners = {[f'{name}://127.0.0.1:0' for name in LISTENERS]}\n"
+        f'store = "lmdb:{folder / "data"}"\n'
+        f'users_file = "{folder / "users"}"\n'
+        f'ssl_certificate_file = "{folder / "server.crt"}"\n'
+        f'ssl_key_file = "{folder / "server.key"}"\n'
     )
     return folder
 
 
 @pytest.fixture(scope="module")
 def gateway(folder):
-    """host:port of each listener; at the end the gateway has stopped as it should, and has not shown a password."""
+    """host:port by listener. The gateway must stop cleanly and log no password."""
     command = [sys.executable, "-m", "gateway", "serve", "--config", str(folder / "kopgate.toml")]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -75,7 +78,7 @@ TLS = ["--tls-ca", "ca.crt"]
     ("listener", "words"),
     [("PLAINTEXT", []), ("SASL_PLAINTEXT", LOG_IN), ("SSL", TLS), ("SASL_SSL", [*LOG_IN, *TLS])],
 )
-def test_a_client_of_its_kind_is_served(gateway, folder, listener, words):
+def test_client_with_matching_security_is_served(gateway, folder, listener, words):
     assert topics(gateway[listener], *options(folder, words)).exit_code == 0
 
 
@@ -90,8 +93,8 @@ def test_a_client_of_its_kind_is_served(gateway, folder, listener, words):
         ("SSL", ["--tls"], "its certificate is not trusted"),
     ],
 )
-def test_a_client_of_another_kind_is_refused_and_told(gateway, folder, listener, words, complaint):
-    # The client retries until its timeout, which leaves time for many attempts.
+def test_client_with_other_security_gets_an_error(gateway, folder, listener, words, complaint):
+    # The client retries until its timeout, which allows many attempts.
     result = topics(gateway[listener], *options(folder, words), timeout="3")
     assert result.exit_code == 1
     assert complaint in result.stderr

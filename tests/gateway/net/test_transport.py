@@ -1,4 +1,7 @@
-"""The transport on real sockets: partial sends, many buffers, slow readers, ends of every kind, with and without TLS; and on a scripted one."""
+"""The transport on real sockets, with and without TLS, and on a scripted one.
+
+Covers partial sends, many buffers, slow readers and all ways to close.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ MIB = 1 << 20
 
 
 class Peer(Protocol):
-    """The server's end: it keeps what it gets, and what it is told."""
+    """The server side: records received bytes and calls."""
 
     def __init__(self):
         self.got = bytearray()
@@ -104,7 +107,7 @@ class Bench:
         self.sockets = []
 
     async def connect(self, receive_buffer=None):
-        """(the client's socket, the server's end of it)."""
+        """Return (client socket, server side)."""
         made = len(self.peers.made)
         client = socket.socket()
         if receive_buffer:
@@ -145,7 +148,7 @@ async def read(client, size, step=MIB):
 
 
 async def read_to_the_end(client):
-    """How many bytes come until the peer resets the connection."""
+    """Return the number of bytes until the peer closes or resets the connection."""
     got = 0
     try:
         while piece := await read(client, 1):
@@ -166,12 +169,12 @@ async def test_acknowledge_ends_the_delay_of_tcp_acknowledgements(request, port)
 
 
 def pattern(size):
-    """Bytes of which no two neighbouring megabytes are alike."""
+    """Bytes in which adjacent megabytes differ."""
     return b"".join(struct.pack(">I", index) for index in range(size // 4))
 
 
 @ensureDeferred
-async def test_bytes_that_arrive_reach_the_protocol_in_order(bench):
+async def test_received_bytes_reach_protocol_in_order(bench):
     client, peer = await bench.connect()
     sent = pattern(4 * MIB)
     position = 0
@@ -186,7 +189,7 @@ async def test_bytes_that_arrive_reach_the_protocol_in_order(bench):
 
 
 @ensureDeferred
-async def test_more_than_the_socket_takes_arrives_whole_and_in_order(bench):
+async def test_write_larger_than_socket_buffer_arrives_in_order(bench):
     client, peer = await bench.connect(receive_buffer=4096)
     sent = pattern(8 * MIB)
     peer.transport.writeSequence(
@@ -197,7 +200,7 @@ async def test_more_than_the_socket_takes_arrives_whole_and_in_order(bench):
 
 
 @ensureDeferred
-async def test_more_buffers_than_one_call_may_carry_arrive_in_order(bench):
+async def test_more_buffers_than_one_sendmsg_allows_arrive_in_order(bench):
     client, peer = await bench.connect()
     buffers = [struct.pack(">I", index) for index in range(5 * SEND_BUFFERS + 7)]
     peer.transport.writeSequence(buffers)
@@ -205,7 +208,7 @@ async def test_more_buffers_than_one_call_may_carry_arrive_in_order(bench):
 
 
 @ensureDeferred
-async def test_empty_buffers_are_nothing(bench):
+async def test_empty_buffers_are_ignored(bench):
     client, peer = await bench.connect()
     peer.transport.writeSequence([b"", bytearray(), memoryview(b"")])
     assert peer.transport.unsent_bytes == 0
@@ -215,7 +218,7 @@ async def test_empty_buffers_are_nothing(bench):
 
 
 @ensureDeferred
-async def test_a_reader_that_is_slow_is_told_of_and_so_is_that_it_reads_again(bench):
+async def test_slow_reader_pauses_and_resumes_producer(bench):
     client, peer = await bench.connect(receive_buffer=4096)
     peer.transport.registerProducer(peer, True)
     size = MAX_UNSENT_BYTES + 16 * MIB
@@ -232,7 +235,7 @@ async def test_a_reader_that_is_slow_is_told_of_and_so_is_that_it_reads_again(be
 
 
 @ensureDeferred
-async def test_a_reader_that_keeps_up_leaves_nothing_paused(bench):
+async def test_fast_reader_leaves_producer_resumed(bench):
     client, peer = await bench.connect()
     peer.transport.registerProducer(peer, True)
     for _ in range(20):
@@ -243,7 +246,7 @@ async def test_a_reader_that_keeps_up_leaves_nothing_paused(bench):
 
 
 @ensureDeferred
-async def test_what_was_written_before_the_end_is_sent_and_nothing_after_it(bench):
+async def test_writes_before_close_are_sent_and_later_ones_ignored(bench):
     client, peer = await bench.connect(receive_buffer=4096)
     peer.transport.write(bytes(4 * MIB))
     peer.transport.loseConnection()
@@ -253,7 +256,7 @@ async def test_what_was_written_before_the_end_is_sent_and_nothing_after_it(benc
 
 
 @ensureDeferred
-async def test_an_end_right_after_a_paused_write_still_comes(bench):
+async def test_close_after_paused_write_completes(bench):
     client, peer = await bench.connect(receive_buffer=4096)
     peer.transport.registerProducer(peer, True)
     peer.transport.write(bytes(8 * MIB))
@@ -265,8 +268,8 @@ async def test_an_end_right_after_a_paused_write_still_comes(bench):
 
 
 @ensureDeferred
-async def test_the_end_is_no_reset_for_a_peer_that_is_still_talking(bench, monkeypatch):
-    # Longer than the conversation takes on any machine.
+async def test_close_does_not_reset_peer_that_still_sends(bench, monkeypatch):
+    # Longer than the test takes on any machine.
     monkeypatch.setattr(transport, "HALF_CLOSE_SECONDS", 60.0)
     client, peer = await bench.connect(receive_buffer=4096)
     peer.transport.pauseProducing()
@@ -284,7 +287,7 @@ async def test_the_end_is_no_reset_for_a_peer_that_is_still_talking(bench, monke
 
 
 @ensureDeferred
-async def test_a_peer_that_does_not_hang_up_too_is_not_waited_for_long(bench, monkeypatch):
+async def test_half_close_has_timeout(bench, monkeypatch):
     monkeypatch.setattr(transport, "HALF_CLOSE_SECONDS", 0.05)
     client, peer = await bench.connect()
     peer.transport.write(b"last words")
@@ -294,7 +297,7 @@ async def test_a_peer_that_does_not_hang_up_too_is_not_waited_for_long(bench, mo
 
 
 @ensureDeferred
-async def test_the_end_of_a_quiet_connection_waits_for_nobody(bench, monkeypatch):
+async def test_close_of_idle_connection_skips_half_close(bench, monkeypatch):
     monkeypatch.setattr(transport, "HALF_CLOSE_SECONDS", 3600.0)
     client, peer = await bench.connect()
     peer.transport.skips_half_close = True
@@ -304,7 +307,7 @@ async def test_the_end_of_a_quiet_connection_waits_for_nobody(bench, monkeypatch
 
 
 @ensureDeferred
-async def test_an_abort_after_all_is_said_is_no_reset(bench):
+async def test_abort_during_half_close_does_not_reset(bench):
     client, peer = await bench.connect()
     peer.transport.write(b"last words")
     peer.transport.loseConnection()
@@ -315,7 +318,7 @@ async def test_an_abort_after_all_is_said_is_no_reset(bench):
 
 
 @ensureDeferred
-async def test_an_abort_lets_go_of_all_that_was_unsent(bench):
+async def test_abort_frees_unsent_bytes(bench):
     client, peer = await bench.connect(receive_buffer=4096)
     peer.transport.write(bytes(16 * MIB))
     await until(lambda: 0 < peer.transport.unsent_bytes < 16 * MIB)
@@ -328,7 +331,7 @@ async def test_an_abort_lets_go_of_all_that_was_unsent(bench):
 
 
 @ensureDeferred
-async def test_a_peer_that_resets_while_much_is_owed_is_lost_once(bench):
+async def test_reset_with_unsent_bytes_reports_one_loss(bench):
     client, peer = await bench.connect(receive_buffer=4096)
     peer.transport.write(bytes(16 * MIB))
     await until(lambda: 0 < peer.transport.unsent_bytes < 16 * MIB)
@@ -341,8 +344,8 @@ async def test_a_peer_that_resets_while_much_is_owed_is_lost_once(bench):
 
 
 @ensureDeferred
-async def test_a_peer_that_ends_its_half_is_gone(bench):
-    # As Kafka takes it: a client has no use for a reply that it has stopped waiting for.
+async def test_half_close_by_peer_closes_connection(bench):
+    # As in Kafka: the client no longer waits for replies.
     client, peer = await bench.connect()
     client.send(b"last words")
     client.shutdown(socket.SHUT_WR)
@@ -352,7 +355,7 @@ async def test_a_peer_that_ends_its_half_is_gone(bench):
 
 
 @ensureDeferred
-async def test_what_is_paused_is_not_read_until_it_is_resumed(bench):
+async def test_paused_connection_is_not_read_until_resumed(bench):
     client, peer = await bench.connect()
     peer.transport.pauseProducing()
     client.send(b"abc")
@@ -364,7 +367,7 @@ async def test_what_is_paused_is_not_read_until_it_is_resumed(bench):
 
 @pytest.mark.parametrize("end", ["loseConnection", "abortConnection"])
 @ensureDeferred
-async def test_to_resume_what_is_on_its_way_out_reads_nothing_more(bench, end):
+async def test_resume_during_close_reads_nothing(bench, end):
     client, peer = await bench.connect(receive_buffer=4096)
     peer.transport.write(bytes(8 * MIB))
     peer.transport.pauseProducing()
@@ -376,7 +379,7 @@ async def test_to_resume_what_is_on_its_way_out_reads_nothing_more(bench, end):
 
 
 @ensureDeferred
-async def test_to_resume_what_is_gone_does_nothing(bench):
+async def test_resume_after_close_has_no_effect(bench):
     client, peer = await bench.connect()
     client.close()
     await until(lambda: peer.lost)
@@ -407,7 +410,7 @@ def secure(authority, tmp_path):
 
 
 class Secured:
-    """A client's end of TLS that never blocks."""
+    """The client side of TLS, non-blocking."""
 
     def __init__(self, client, context):
         self.client = client
@@ -455,7 +458,7 @@ async def connect_tls(secure, **options):
 
 
 @ensureDeferred
-async def test_much_goes_both_ways_through_tls(secure):
+async def test_large_transfers_work_both_ways_over_tls(secure):
     client, peer = await connect_tls(secure)
     sent = pattern(2 * MIB)
     for position in range(0, len(sent), 1 << 16):
@@ -471,7 +474,7 @@ async def test_much_goes_both_ways_through_tls(secure):
 
 
 @ensureDeferred
-async def test_a_slow_reader_is_told_of_through_tls(secure):
+async def test_slow_reader_pauses_producer_over_tls(secure):
     client, peer = await connect_tls(secure, receive_buffer=4096)
     peer.transport.registerProducer(peer, True)
     peer.transport.write(bytes(16 * MIB))
@@ -482,7 +485,7 @@ async def test_a_slow_reader_is_told_of_through_tls(secure):
 
 
 @ensureDeferred
-async def test_the_end_through_tls_sends_what_was_written_and_a_goodbye(secure):
+async def test_tls_close_sends_pending_writes_and_close_notify(secure):
     client, peer = await connect_tls(secure)
     peer.transport.write(bytes(4 * MIB))
     peer.transport.loseConnection()
@@ -494,7 +497,7 @@ async def test_the_end_through_tls_sends_what_was_written_and_a_goodbye(secure):
 
 
 @ensureDeferred
-async def test_an_abort_through_tls_waits_for_nobody(secure):
+async def test_tls_abort_closes_at_once(secure):
     _, peer = await connect_tls(secure)
     peer.transport.abortConnection()
     await until(lambda: peer.lost)
@@ -504,7 +507,7 @@ async def test_an_abort_through_tls_waits_for_nobody(secure):
 
 
 class ScriptedSocket:
-    """Takes as many bytes as it is told to, one number a call; None is "not now"."""
+    """Accepts the given number of bytes in each call; None means that it would block."""
 
     def __init__(self, takes):
         self.takes = list(takes)
@@ -532,7 +535,7 @@ class ScriptedSocket:
     writes=st.lists(st.lists(st.binary(max_size=20), max_size=5), max_size=10),
     takes=st.lists(st.none() | st.integers(1, 40), max_size=40),
 )
-def test_however_little_the_socket_takes_at_a_time_the_bytes_are_the_same(writes, takes):
+def test_bytes_do_not_depend_on_partial_sends(writes, takes):
     clock = MemoryReactorClock()
     flush_queue = SimpleNamespace(add=lambda connection: connection.flush())
     scripted = ScriptedSocket(takes)

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from gateway.partitions.record_batch import check_batch, magic_of, read_batch, stamp_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
 from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
-from tests.gateway.protocol.wire.roads import ROADS, take
+from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
 from tests.gateway.sets import TIME, batch, batch_of_aiokafka, old_set, pairs
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 
 
-@pytest.fixture(params=ROADS, autouse=True)
-def road(request, monkeypatch):
-    """With the compiled road for the plain case, and without it."""
-    take(request.param, monkeypatch)
+@pytest.fixture(params=IMPLEMENTATIONS, autouse=True)
+def implementation(request, monkeypatch):
+    """Run with the compiled functions and without them."""
+    use(request.param, monkeypatch)
 
 
 def sealed(records: memoryview) -> memoryview:

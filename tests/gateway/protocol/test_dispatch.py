@@ -1,4 +1,4 @@
-"""Requests of one connection: the order in which they start and are answered, what overlaps, what is cancelled, and what a failure does."""
+"""Requests of one connection: order, overlap, cancellation and failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ PRODUCE, OTHER, TAGGED = ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.FETCH
 
 
 class Handlers:
-    """What is behind the dispatch. Each request waits for its Deferred, by correlation id, if there is one; its reply is its own body."""
+    """The handlers handlers the dispatch.
+
+    Each request waits for its Deferred, if there is one; its reply is its body.
+    """
 
     def __init__(self):
         self.started = []
@@ -67,7 +70,7 @@ class Handlers:
             raise
 
     def notes(self, look):
-        """What `look` finds when each request starts, by its body."""
+        """Record what `look` returns when each request starts, by body."""
         found = {}
         self.on_start = lambda body: found.setdefault(body, look())
         return found
@@ -84,8 +87,8 @@ def read(frame, position, version):
     return body, version
 
 
-class Large:
-    """An outlet that says of every write whether its peer reads slowly."""
+class SlowTransport:
+    """A transport whose peer reads slowly after the first write."""
 
     def __init__(self, client):
         self.client = client
@@ -98,7 +101,7 @@ class Large:
 
 
 @pytest.fixture
-def behind(monkeypatch):
+def handlers(monkeypatch):
     handlers = Handlers()
     for key, handler, has_tags in [
         (PRODUCE, handlers.produce, False),
@@ -111,7 +114,7 @@ def behind(monkeypatch):
 
 
 @pytest.fixture
-def client(behind):
+def client(handlers):
     return Client()
 
 
@@ -131,25 +134,25 @@ def reply(body):
     return struct.pack(">i", number(body)) + body
 
 
-def test_a_reply_has_the_correlation_id_of_its_request_and_its_own_length(client):
+def test_reply_has_length_and_correlation_id(client):
     client.says(other(b"m7"))
     assert b"".join(client.written) == b"\0\0\0\x06" + b"\0\0\0\x07" + b"m7"
 
 
-def test_the_header_of_a_flexible_reply_ends_in_tags(client):
+def test_flexible_reply_header_ends_with_tagged_fields(client):
     client.says(bare(TAGGED, 0, b"f7", 7))
     assert client.hears() == [b"\0\0\0\x07" + b"\0" + b"f7"]
 
 
-def test_what_comes_together_is_answered_in_one_write(client):
+def test_requests_in_one_chunk_are_answered_in_one_write(client):
     client.says(other(b"m1"), produce(b"p2"), other(b"m3"))
     assert client.writes == 1
     assert client.hears() == [reply(b"m1"), reply(b"p2"), reply(b"m3")]
 
 
-def test_a_reply_that_is_ready_is_written_before_the_next_request_starts(client, behind):
-    append = behind.waits(b"p1")
-    written = behind.notes(lambda: list(client.written))
+def test_finished_reply_is_written_before_next_request_starts(client, handlers):
+    append = handlers.waits(b"p1")
+    written = handlers.notes(lambda: list(client.written))
     client.says(produce(b"p1"), other(b"m2"))
     append.callback(b"p1")
     client.run_reactor()
@@ -157,74 +160,72 @@ def test_a_reply_that_is_ready_is_written_before_the_next_request_starts(client,
     assert client.hears() == [reply(b"p1"), reply(b"m2")]
 
 
-def test_replies_that_are_ready_are_written_before_a_fetch_starts(client, behind):
-    written = behind.notes(lambda: list(client.written))
+def test_finished_replies_are_written_before_fetch_starts(client, handlers):
+    written = handlers.notes(lambda: list(client.written))
     client.says(other(b"m1"), other(b"m2"), bare(TAGGED, 0, b"f3", 3))
     assert (written[b"m2"], len(written[b"f3"]) > 0) == ([], True)
     assert len(client.hears()) == 3
 
 
-def test_a_request_that_waits_is_acknowledged_at_once(client, behind):
-    behind.waits(b"f1")
+def test_waiting_request_is_acknowledged_at_once(client, handlers):
+    handlers.waits(b"f1")
     client.says(bare(TAGGED, 0, b"f1", 1))
     assert (client.written, client.acknowledgements) == ([], 1)
 
 
-def test_a_request_that_is_answered_at_once_needs_no_acknowledgement(client):
+def test_request_answered_at_once_is_not_acknowledged(client):
     client.says(other(b"m1"))
     assert client.acknowledgements == 0
 
 
-def test_requests_are_served_one_at_a_time(client, behind):
-    first = behind.waits(b"m1")
+def test_requests_are_served_one_at_a_time(client, handlers):
+    first = handlers.waits(b"m1")
     client.says(other(b"m1"), other(b"m2"))
-    assert behind.started == [b"m1"]
+    assert handlers.started == [b"m1"]
     first.callback(b"m1")
-    assert behind.started == [b"m1", b"m2"]
+    assert handlers.started == [b"m1", b"m2"]
     assert client.hears() == [reply(b"m1"), reply(b"m2")]
 
 
-def test_produce_requests_overlap_and_are_answered_in_their_order(client, behind):
-    first, second = behind.waits(b"p1"), behind.waits(b"p2")
+def test_produce_requests_overlap_and_are_answered_in_order(client, handlers):
+    first, second = handlers.waits(b"p1"), handlers.waits(b"p2")
     client.says(produce(b"p1"), produce(b"p2"), produce(b"p3"))
-    assert behind.started == [b"p1", b"p2", b"p3"]
+    assert handlers.started == [b"p1", b"p2", b"p3"]
     second.callback(b"p2")
     assert client.hears() == []
     first.callback(b"p1")
     assert client.hears() == [reply(b"p1"), reply(b"p2"), reply(b"p3")]
 
 
-def test_a_produce_request_starts_only_when_the_one_before_has_put_its_appends_in_order(
-    client, behind
-):
-    behind.preparing[b"p1"] = Deferred()
+def test_produce_starts_after_previous_one_queued_its_appends(client, handlers):
+    handlers.preparing[b"p1"] = Deferred()
     client.says(produce(b"p1"), produce(b"p2"))
-    assert behind.started == [b"p1"]
-    behind.preparing[b"p1"].callback(None)
-    assert behind.started == [b"p1", b"p2"]
+    assert handlers.started == [b"p1"]
+    handlers.preparing[b"p1"].callback(None)
+    assert handlers.started == [b"p1", b"p2"]
 
 
-def test_any_other_request_waits_for_the_appends_before_it(client, behind):
-    append = behind.waits(b"p1")
+def test_other_request_waits_for_appends_before_it(client, handlers):
+    append = handlers.waits(b"p1")
     client.says(produce(b"p1"), other(b"m2"), produce(b"p3"))
-    assert behind.started == [b"p1"]
+    assert handlers.started == [b"p1"]
     append.callback(b"p1")
     client.run_reactor()
-    assert behind.started == [b"p1", b"m2", b"p3"]
+    assert handlers.started == [b"p1", b"m2", b"p3"]
     assert client.hears() == [reply(b"p1"), reply(b"m2"), reply(b"p3")]
 
 
-def test_a_produce_request_waits_for_any_other_before_it(client, behind):
-    poll = behind.waits(b"m1")
+def test_produce_waits_for_other_request_before_it(client, handlers):
+    poll = handlers.waits(b"m1")
     client.says(other(b"m1"), produce(b"p2"))
-    assert behind.started == [b"m1"]
+    assert handlers.started == [b"m1"]
     poll.callback(b"m1")
     assert client.hears() == [reply(b"m1"), reply(b"p2")]
 
 
-def test_a_request_without_a_reply_leaves_no_gap(client, behind):
-    first = behind.waits(b"p1")
-    second = behind.waits(b"p2")
+def test_request_without_reply_does_not_block_later_replies(client, handlers):
+    first = handlers.waits(b"p1")
+    second = handlers.waits(b"p2")
     client.says(produce(b"p1"), produce(b"p2"), produce(b"p3"))
     second.callback(None)  # acks=0
     first.callback(b"p1")
@@ -232,34 +233,34 @@ def test_a_request_without_a_reply_leaves_no_gap(client, behind):
     assert client.dispatch.is_idle
 
 
-def test_ten_thousand_requests_in_one_chunk_leave_others_their_turns(client, behind):
+def test_many_requests_in_one_chunk_yield_to_reactor(client, handlers):
     client.says(*[other(b"m%d" % index) for index in range(10_000)])
-    assert len(behind.started) == MAX_REQUESTS_PER_TURN
+    assert len(handlers.started) == MAX_REQUESTS_PER_TURN
     client.run_reactor()
     assert client.hears() == [reply(b"m%d" % index) for index in range(10_000)]
 
 
-def test_requests_that_take_long_leave_others_their_turns_one_by_one(client, behind):
-    behind.clock, behind.takes = client.clock, 0.01
+def test_slow_requests_yield_to_reactor_after_each(client, handlers):
+    handlers.clock, handlers.takes = client.clock, 0.01
     client.says(*[other(b"m%d" % index) for index in range(10)])
-    assert len(behind.started) == 1
+    assert len(handlers.started) == 1
     client.run_reactor()
     assert client.hears() == [reply(b"m%d" % index) for index in range(10)]
 
 
-def test_requests_behind_one_that_waits_are_served_in_turns_too(client, behind):
-    first = behind.waits(b"m0")
+def test_requests_behind_waiting_one_yield_to_reactor(client, handlers):
+    first = handlers.waits(b"m0")
     client.says(*[other(b"m%d" % index) for index in range(10_000)])
     client.run_reactor()
-    assert behind.started == [b"m0"]
+    assert handlers.started == [b"m0"]
     first.callback(b"m0")
-    assert len(behind.started) == 1 + MAX_REQUESTS_PER_TURN
+    assert len(handlers.started) == 1 + MAX_REQUESTS_PER_TURN
     client.run_reactor()
     assert len(client.hears()) == 10_000
 
 
-def test_large_replies_are_sent_before_more_are_made(client, behind):
-    large = Large(client)
+def test_large_replies_are_sent_before_more_requests_start(client, handlers):
+    large = SlowTransport(client)
     client.write = large.write
     client.says(
         *[
@@ -267,23 +268,23 @@ def test_large_replies_are_sent_before_more_are_made(client, behind):
             for index in range(10)
         ]
     )
-    # The outlet says after the first that its peer reads slowly.
-    assert len(behind.started) == 1
+    # After the first write the transport reports that its peer reads slowly.
+    assert len(handlers.started) == 1
     large.is_slow = False
     client.dispatch.pause_writing(False)
-    assert len(behind.started) == 10
+    assert len(handlers.started) == 10
     assert large.writes == 10
 
 
-def test_what_was_to_go_on_does_not_when_the_peer_has_gone(client, behind):
+def test_no_request_starts_after_disconnect(client, handlers):
     client.says(*[other(b"m%d" % index) for index in range(1000)])
     client.goes()
     client.run_reactor()
-    assert len(behind.started) == MAX_REQUESTS_PER_TURN
+    assert len(handlers.started) == MAX_REQUESTS_PER_TURN
     assert client.budget.used == 0
 
 
-def test_the_cost_of_a_request_does_not_grow_with_those_around_it(behind):
+def test_cost_of_a_request_does_not_depend_on_queue_length(handlers):
     def seconds(count):
         client = Client()
         frames = [other(b"m%d" % index) for index in range(count)]
@@ -294,16 +295,17 @@ def test_the_cost_of_a_request_does_not_grow_with_those_around_it(behind):
 
     few = min(seconds(4000) for _ in range(5))
     many = min(seconds(64_000) for _ in range(2))
-    # Sixteen times the requests; looking at all that are owed for each takes 256 times as long.
+    # Sixteen times the requests. Scanning all unanswered ones each time would take 256 times
+    # as long.
     assert many < 64 * few
 
 
-# requests behind a Fetch that waits
+# requests handlers a waiting Fetch
 
 
 @pytest.fixture
 def consumer():
-    """A connection to a broker with the empty topic "orders"."""
+    """A connection to a broker with the empty topic `orders`."""
     env = open_environment()
     env.topic("orders")
     return Client(broker=env.broker)
@@ -319,12 +321,12 @@ def fetch(number, version=4):
 
 
 def answered(client):
-    """The correlation ids of the replies, in their order."""
+    """Correlation ids of the replies, in order."""
     return [struct.unpack_from(">i", frame)[0] for frame in client.hears()]
 
 
 @pytest.mark.parametrize("version", [0, 3, 4, 11])
-def test_a_fetch_that_waits_is_answered_when_another_request_arrives(consumer, version):
+def test_waiting_fetch_is_answered_when_another_request_arrives(consumer, version):
     consumer.says(fetch(1, version))
     assert answered(consumer) == []
     consumer.says(versions(correlation_id=2))
@@ -332,18 +334,18 @@ def test_a_fetch_that_waits_is_answered_when_another_request_arrives(consumer, v
     assert consumer.budget.used == 0
 
 
-def test_a_fetch_does_not_wait_before_a_request_that_came_with_it(consumer):
+def test_fetch_does_not_wait_if_request_arrived_with_it(consumer):
     consumer.says(fetch(1), versions(correlation_id=2))
     assert answered(consumer) == [1, 2]
 
 
-def test_fetches_before_another_request_are_answered_one_after_the_other(consumer):
+def test_fetches_before_another_request_do_not_wait(consumer):
     consumer.says(fetch(1), fetch(2))
     consumer.says(versions(correlation_id=3))
     assert answered(consumer) == [1, 2, 3]
 
 
-def test_a_fetch_behind_a_fetch_lets_it_wait(consumer):
+def test_fetch_behind_waiting_fetch_does_not_end_wait(consumer):
     """Two consumers on one connection would otherwise keep ending each other's waits."""
     consumer.says(fetch(1))
     consumer.says(fetch(2))
@@ -352,8 +354,8 @@ def test_a_fetch_behind_a_fetch_lets_it_wait(consumer):
     assert answered(consumer) == [1]
 
 
-def test_each_request_behind_a_fetch_ends_one_wait(consumer):
-    """A client that fetches again at once waits its whole time, until it sends something else."""
+def test_request_behind_fetch_ends_one_wait(consumer):
+    """The next Fetch waits for its full time unless another request arrives."""
     consumer.says(fetch(1))
     consumer.says(versions(correlation_id=2))
     consumer.says(fetch(3))
@@ -364,8 +366,8 @@ def test_each_request_behind_a_fetch_ends_one_wait(consumer):
     assert answered(consumer) == [3]
 
 
-def test_a_fetch_that_waits_is_answered_when_a_part_of_another_request_arrives(consumer):
-    """The rest may not be read before."""
+def test_waiting_fetch_is_answered_when_partial_request_arrives(consumer):
+    """Its rest may not be read before the reply."""
     consumer.says(fetch(1))
     consumer.dispatch.partial_frame_received(b"")
     consumer.dispatch.partial_frame_received(b"\0")
@@ -376,7 +378,7 @@ def test_a_fetch_that_waits_is_answered_when_a_part_of_another_request_arrives(c
     assert answered(consumer) == [2]
 
 
-def test_a_part_of_another_fetch_lets_a_fetch_wait(consumer):
+def test_partial_fetch_does_not_end_wait(consumer):
     consumer.says(fetch(1))
     consumer.dispatch.partial_frame_received(fetch(2)[:2])
     assert answered(consumer) == []
@@ -385,9 +387,9 @@ def test_a_part_of_another_fetch_lets_a_fetch_wait(consumer):
 # limits
 
 
-def test_reading_stops_at_the_limit_of_waiting_requests_and_nothing_is_lost(behind):
+def test_reading_pauses_at_request_limit_and_no_request_is_lost(handlers):
     client = Client(max_requests=3)
-    first = behind.waits(b"m1")
+    first = handlers.waits(b"m1")
     client.says(other(b"m1"), other(b"m2"))
     assert client.is_read
     client.says(other(b"m3"), other(b"m4"))
@@ -398,16 +400,16 @@ def test_reading_stops_at_the_limit_of_waiting_requests_and_nothing_is_lost(behi
     assert client.budget.used == 0
 
 
-def test_nothing_starts_while_the_peer_reads_too_slowly(client, behind):
+def test_no_request_starts_while_peer_reads_slowly(client, handlers):
     client.dispatch.pause_writing(True)
     client.says(other(b"m1"), produce(b"p2"))
-    assert behind.started == []
+    assert handlers.started == []
     client.dispatch.pause_writing(False)
     assert client.hears() == [reply(b"m1"), reply(b"p2")]
 
 
-def test_what_was_under_way_is_answered_all_the_same_when_the_peer_reads_too_slowly(client, behind):
-    append = behind.waits(b"p1")
+def test_running_request_is_answered_while_peer_reads_slowly(client, handlers):
+    append = handlers.waits(b"p1")
     client.says(produce(b"p1"), produce(b"p2"))
     client.dispatch.pause_writing(True)
     client.says(produce(b"p3"))
@@ -416,8 +418,8 @@ def test_what_was_under_way_is_answered_all_the_same_when_the_peer_reads_too_slo
     assert not client.dispatch.is_idle
 
 
-def test_large_requests_behind_one_that_waits_are_not_read_until_it_is_answered(client, behind):
-    poll = behind.waits(b"m1")
+def test_large_requests_behind_waiting_one_are_not_read(client, handlers):
+    poll = handlers.waits(b"m1")
     client.says(other(b"m1"))
     client.says(other(b"m2"))
     assert client.is_read
@@ -430,28 +432,28 @@ def test_large_requests_behind_one_that_waits_are_not_read_until_it_is_answered(
     assert client.is_read
 
 
-def test_large_appends_behind_an_append_are_read(client, behind):
-    behind.waits(b"p1")
+def test_large_appends_behind_append_are_read(client, handlers):
+    handlers.waits(b"p1")
     client.says(produce(b"p1"))
     client.says(bare(PRODUCE, 0, b"p2" + bytes(MAX_BYTES_BEHIND_WAITING_REQUEST), 2))
     assert client.is_read
 
 
-# a peer that goes
+# disconnects
 
 
-def test_what_waits_is_cancelled_when_the_peer_goes(client, behind, caplog):
-    behind.waits(b"m1")
+def test_disconnect_cancels_waiting_requests(client, handlers, caplog):
+    handlers.waits(b"m1")
     client.says(other(b"m1"), other(b"m2"))
     client.goes()
-    assert behind.cancelled == [b"m1"]
-    assert behind.started == [b"m1"]
+    assert handlers.cancelled == [b"m1"]
+    assert handlers.started == [b"m1"]
     assert (client.hears(), events(caplog)) == ([], [])
     assert client.budget.used == 0
 
 
-def test_records_that_are_being_stored_are_stored_and_count_until_they_are(client, behind, caplog):
-    append = behind.waits(b"p1")
+def test_running_append_completes_and_counts_after_disconnect(client, handlers, caplog):
+    append = handlers.waits(b"p1")
     client.says(produce(b"p1"), other(b"m2"))
     client.goes()
     assert client.budget.used == len(produce(b"p1"))
@@ -460,10 +462,8 @@ def test_records_that_are_being_stored_are_stored_and_count_until_they_are(clien
     assert (client.hears(), events(caplog)) == ([], [])
 
 
-def test_an_append_that_fails_when_its_peer_is_gone_is_told_nobody_but_the_log(
-    client, behind, caplog
-):
-    refused, broken = behind.waits(b"p1"), behind.waits(b"p2")
+def test_append_that_fails_after_disconnect_is_logged(client, handlers, caplog):
+    refused, broken = handlers.waits(b"p1"), handlers.waits(b"p2")
     client.says(produce(b"p1"), produce(b"p2"))
     client.goes()
     refused.errback(Refused("not stored"))
@@ -472,16 +472,16 @@ def test_an_append_that_fails_when_its_peer_is_gone_is_told_nobody_but_the_log(
     assert client.budget.used == 0
 
 
-def test_a_produce_request_that_still_prepares_is_cancelled_when_the_peer_goes(client, behind):
-    behind.preparing[b"p1"] = Deferred()
+def test_disconnect_cancels_produce_before_its_appends(client, handlers):
+    handlers.preparing[b"p1"] = Deferred()
     client.says(produce(b"p1"), produce(b"p2"))
     client.goes()
-    assert behind.started == [b"p1"]
+    assert handlers.started == [b"p1"]
     assert client.budget.used == 0
 
 
-def test_a_peer_that_goes_twice_is_gone_once(client, behind):
-    behind.waits(b"m1")
+def test_second_close_has_no_effect(client, handlers):
+    handlers.waits(b"m1")
     client.says(other(b"m1"))
     client.goes()
     client.goes()
@@ -491,11 +491,11 @@ def test_a_peer_that_goes_twice_is_gone_once(client, behind):
 # failures
 
 
-def test_a_refusal_is_one_line_and_the_end_of_the_connection(client, behind, caplog):
-    behind.answers[b"m1"] = Refused("out of order")
+def test_refusal_logs_one_line_and_closes_connection(client, handlers, caplog):
+    handlers.answers[b"m1"] = Refused("out of order")
     client.says(other(b"m1"), other(b"m2"))
     assert client.is_aborted
-    assert behind.started == [b"m1"]
+    assert handlers.started == [b"m1"]
     assert client.hears() == []
     ((event, fields),) = events(caplog)
     assert event == "refused"
@@ -511,30 +511,28 @@ def test_a_refusal_is_one_line_and_the_end_of_the_connection(client, behind, cap
 @pytest.mark.parametrize(
     "failure", [ZeroDivisionError(), KafkaError(ErrorCode.INVALID_REQUEST), KeyError("x")]
 )
-def test_any_other_failure_is_a_bug_with_its_traceback_and_the_end_of_the_connection(
-    client, behind, caplog, failure
-):
-    behind.answers[b"m1"] = failure
+def test_unexpected_failure_logs_traceback_and_closes_connection(client, handlers, caplog, failure):
+    handlers.answers[b"m1"] = failure
     client.says(other(b"m1"), other(b"m2"))
     assert client.is_aborted
-    assert behind.started == [b"m1"]
+    assert handlers.started == [b"m1"]
     ((event, fields),) = events(caplog)
     assert event == "request failed"
     assert type(failure).__name__ in fields["traceback"]
 
 
-def test_a_reply_that_cannot_be_written_is_a_bug(client, behind, caplog, monkeypatch):
+def test_reply_that_cannot_be_encoded_is_a_bug(client, handlers, caplog, monkeypatch):
     def write(reply, version):
         raise TypeError("no bytes")
 
-    monkeypatch.setitem(ROUTES, (OTHER, 0), Route(OTHER, behind.other, read, write, False))
+    monkeypatch.setitem(ROUTES, (OTHER, 0), Route(OTHER, handlers.other, read, write, False))
     client.says(other(b"m1"))
     assert client.is_aborted
     assert [event for event, _ in events(caplog)] == ["request failed"]
 
 
-def test_an_acks_0_request_that_fails_ends_the_connection(client, behind, caplog):
-    append = behind.waits(b"p1")
+def test_failing_acks_0_request_closes_connection(client, handlers, caplog):
+    append = handlers.waits(b"p1")
     client.says(produce(b"p1"), produce(b"p2"))
     append.errback(Refused("records sent with acks=0 were not stored: MESSAGE_TOO_LARGE"))
     assert client.is_aborted
@@ -543,14 +541,14 @@ def test_an_acks_0_request_that_fails_ends_the_connection(client, behind, caplog
     assert client.budget.used == 0
 
 
-def test_nothing_is_started_between_a_failure_and_the_end(client, behind):
-    first, second = behind.waits(b"p1"), behind.waits(b"p2")
+def test_no_request_starts_after_failure(client, handlers):
+    first, second = handlers.waits(b"p1"), handlers.waits(b"p2")
     client.says(produce(b"p1"), produce(b"p2"), other(b"m3"))
     first.errback(Refused("no"))
     second.callback(b"p2")
     client.says(produce(b"p4"))
     client.dispatch.pause_writing(False)
-    assert behind.started == [b"p1", b"p2"]
+    assert handlers.started == [b"p1", b"p2"]
     assert client.hears() == []
     client.goes()
     assert client.budget.used == 0
@@ -567,7 +565,7 @@ def test_nothing_is_started_between_a_failure_and_the_end(client, behind):
         (bare(-5, -5), -5, -5, "unsupported API or version"),
     ],
 )
-def test_a_frame_that_makes_no_sense_is_refused(client, caplog, frame, api_key, version, reason):
+def test_malformed_frame_is_refused(client, caplog, frame, api_key, version, reason):
     client.says(frame)
     assert client.is_aborted
     ((event, fields),) = events(caplog)
@@ -576,20 +574,20 @@ def test_a_frame_that_makes_no_sense_is_refused(client, caplog, frame, api_key, 
     assert (fields["api_key"], fields["version"]) == (api_key, version)
 
 
-def test_what_was_asked_before_is_still_answered_before_a_refusal(client, behind):
+def test_earlier_requests_are_answered_before_refusal(client, handlers):
     client.says(other(b"m1"), bare(4242, 0))
     assert client.hears() == [reply(b"m1")]
     assert client.is_aborted
 
 
-class Traffic(RuleBasedStateMachine):
-    """Any requests in any order, ended in any order: replies come in the order of the requests, and the books are even at the end."""
+class DispatchMachine(RuleBasedStateMachine):
+    """Any requests, ended in any order: replies keep the order, and all counters end at 0."""
 
     def __init__(self):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.behind = Handlers()
-        for key, handler in [(PRODUCE, self.behind.produce), (OTHER, self.behind.other)]:
+        self.handlers = Handlers()
+        for key, handler in [(PRODUCE, self.handlers.produce), (OTHER, self.handlers.other)]:
             self.patch.setitem(
                 ROUTES, (key, 0), Route(key, handler, read, lambda reply, version: [reply], False)
             )
@@ -609,45 +607,45 @@ class Traffic(RuleBasedStateMachine):
         self.sent += bodies
         if waits:
             for body in bodies:
-                self.behind.waits(body)
+                self.handlers.waits(body)
         self.client.says(
             *[produce(body) if body.startswith(b"p") else other(body) for body in bodies]
         )
 
     @rule(data=st.data(), fails=st.booleans())
-    def one_ends(self, data, fails):
+    def request_ends(self, data, fails):
         waiting = [
             body
-            for body in self.behind.started
-            if body in self.behind.answers and not self.behind.answers[body].called
+            for body in self.handlers.started
+            if body in self.handlers.answers and not self.handlers.answers[body].called
         ]
         if waiting:
             body = data.draw(st.sampled_from(waiting))
             if fails and self.is_gone:
-                self.behind.answers[body].errback(Refused("no"))
+                self.handlers.answers[body].errback(Refused("no"))
             else:
-                self.behind.answers[body].callback(body)
+                self.handlers.answers[body].callback(body)
 
     @rule(held=st.booleans())
-    def the_peer_reads_slowly_or_does_not(self, held):
+    def peer_pauses_or_resumes_reading(self, held):
         self.client.dispatch.pause_writing(held)
 
     @rule()
-    def the_peer_goes(self):
+    def peer_disconnects(self):
         self.client.goes()
         self.is_gone = True
 
     @invariant()
-    def replies_come_in_the_order_of_requests(self):
+    def replies_are_in_order_of_requests(self):
         self.heard += [frame[4:] for frame in self.client.hears()]
         assert self.heard == self.sent[: len(self.heard)]
 
     @invariant()
-    def one_at_a_time_but_for_produce(self):
+    def only_produce_requests_overlap(self):
         waiting = [
             body
-            for body in self.behind.started
-            if body in self.behind.answers and not self.behind.answers[body].called
+            for body in self.handlers.started
+            if body in self.handlers.answers and not self.handlers.answers[body].called
         ]
         if not self.is_gone:
             assert len(waiting) <= 1 or all(body.startswith(b"p") for body in waiting)
@@ -656,29 +654,29 @@ class Traffic(RuleBasedStateMachine):
         self.client.dispatch.pause_writing(False)
         while any(
             not answer.called
-            for body, answer in self.behind.answers.items()
-            if body in self.behind.started
+            for body, answer in self.handlers.answers.items()
+            if body in self.handlers.started
         ):
-            for body, answer in list(self.behind.answers.items()):
-                if body in self.behind.started and not answer.called:
+            for body, answer in list(self.handlers.answers.items()):
+                if body in self.handlers.started and not answer.called:
                     answer.callback(body)
             self.client.run_reactor()
-        self.replies_come_in_the_order_of_requests()
+        self.replies_are_in_order_of_requests()
         assert self.is_gone or self.heard == self.sent
         assert self.client.dispatch.is_idle
         assert self.budget.used == 0
         self.patch.undo()
 
 
-TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestDispatch = DispatchMachine.TestCase
+TestDispatch.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def late(behind, monkeypatch, seconds=5):
-    """Produce answers `late` when its time is up."""
+def late(handlers, monkeypatch, seconds=5):
+    """Produce replies with `late` after its timeout."""
 
     async def produce_within(request, caller):
-        later = await behind.produce(request, caller)
+        later = await handlers.produce(request, caller)
         return DelayedReply(later.reply, seconds, lambda: b"late")
 
     monkeypatch.setitem(
@@ -688,11 +686,9 @@ def late(behind, monkeypatch, seconds=5):
     )
 
 
-def test_a_reply_that_is_too_late_is_another_one_and_what_it_was_to_be_is_of_no_interest(
-    behind, client, monkeypatch
-):
-    late(behind, monkeypatch)
-    stored = behind.waits(b"p1")
+def test_delayed_reply_after_timeout_is_dropped(handlers, client, monkeypatch):
+    late(handlers, monkeypatch)
+    stored = handlers.waits(b"p1")
     client.says(produce(b"p1"), produce(b"p2"))
     client.clock.advance(4.9)
     assert client.hears() == []
@@ -703,20 +699,18 @@ def test_a_reply_that_is_too_late_is_another_one_and_what_it_was_to_be_is_of_no_
     assert (client.hears(), client.dispatch.is_idle, client.budget.used) == ([], True, 0)
 
 
-def test_a_reply_in_time_takes_its_deadline_back(behind, client, monkeypatch):
-    late(behind, monkeypatch)
-    stored = behind.waits(b"p1")
+def test_reply_in_time_cancels_its_timeout(handlers, client, monkeypatch):
+    late(handlers, monkeypatch)
+    stored = handlers.waits(b"p1")
     client.says(produce(b"p1"))
     stored.callback(b"p1")
     client.clock.advance(10)
     assert [frame[4:] for frame in client.hears()] == [b"p1"]
 
 
-def test_what_would_be_late_for_a_peer_that_is_gone_is_given_back_when_it_is_stored(
-    behind, client, monkeypatch
-):
-    late(behind, monkeypatch)
-    stored = behind.waits(b"p1")
+def test_append_after_disconnect_releases_bytes_when_stored(handlers, client, monkeypatch):
+    late(handlers, monkeypatch)
+    stored = handlers.waits(b"p1")
     client.says(produce(b"p1"))
     client.goes()
     client.clock.advance(10)

@@ -1,4 +1,4 @@
-"""How a request fails, and that a failure holds on to nothing."""
+"""Errors of requests, and the memory that they keep."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def check(seen):
 
 
 def kept(seen):
-    """The failure, as whoever answers it has it."""
+    """The failure as seen by the code that replies."""
     try:
         check(seen)
     except KafkaError as failure:
         return failure
 
 
-def test_a_failure_that_is_kept_lets_go_of_what_it_came_through():
+def test_kept_failure_frees_variables_of_its_frames():
     seen = []
     gc.disable()
     try:
@@ -48,8 +48,10 @@ def test_a_failure_that_is_kept_lets_go_of_what_it_came_through():
     assert failure.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
-def test_who_releases_a_failure_ends_nobody_that_caught_it_and_waits_for_something_else():
-    """A partition that cannot be opened fails for all who ask for it with one exception: a Produce, which is answered, and a Fetch, which goes on."""
+def test_clearing_frames_does_not_end_coroutine_that_caught_failure():
+    """A failed partition open raises one exception in a Produce, which replies, and a Fetch,
+    which continues.
+    """
     opening, turn, ends = SharedResult(), SharedResult(), []
 
     async def fetch():
@@ -73,18 +75,18 @@ def test_who_releases_a_failure_ends_nobody_that_caught_it_and_waits_for_somethi
     assert ends == ["refused", "fetched"]
 
 
-def test_a_failure_that_was_never_raised_is_released_as_well():
+def test_failure_that_was_not_raised_can_be_cleared():
     clear_frames(KafkaError(ErrorCode.INVALID_REQUEST))
 
 
-def test_a_failure_without_a_message_reads_as_its_code_does():
+def test_failure_without_message_uses_name_of_code():
     assert KafkaError(ErrorCode.KAFKA_STORAGE_ERROR).message == "Kafka storage error"
     assert (
         KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full").message == "the disk is full"
     )
 
 
-def test_what_kafka_s_tools_print_reads_as_from_kafka():
+def test_messages_printed_by_kafka_tools_match_kafka():
     # Errors.UNKNOWN_TOPIC_OR_PARTITION and UNKNOWN_TOPIC_ID of Kafka 3.9.2.
     assert (
         KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION).message
@@ -95,7 +97,7 @@ def test_what_kafka_s_tools_print_reads_as_from_kafka():
     )
 
 
-def test_a_message_that_quotes_long_names_is_cut():
+def test_long_error_message_is_truncated():
     failure = KafkaError(
         ErrorCode.INVALID_CONFIG, "Unknown topic config name: " + "\U0001f511" * 30_000
     )

@@ -1,4 +1,4 @@
-"""A request that asks for very much lets others have their turn."""
+"""Large requests are processed in slices, between which others are served."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.gateway.handlers.handler_calls import decode_response, start_call
 NAMES = [f"g{number}" for number in range(3 * SLICE_ROWS + 1)]
 
 
-def test_a_turn_has_so_many_rows():
+def test_slice_has_limited_rows():
     env = open_environment()
     slices = TimeSlices(env.clock)
     assert Started(slices.take(SLICE_ROWS - 1)).is_done
@@ -49,7 +49,7 @@ def test_a_turn_has_so_many_rows():
     assert slices.rows == SLICE_ROWS + 1
 
 
-def test_many_rows_take_more_than_one_turn_and_all_of_them_are_told():
+def test_many_rows_are_returned_in_several_slices():
     env = open_environment()
     members = [
         LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=None, reason=None)
@@ -71,7 +71,7 @@ def test_many_rows_take_more_than_one_turn_and_all_of_them_are_told():
         assert len(getattr(decode_response(request, started.result, version), rows)) == len(NAMES)
 
 
-def test_all_that_a_group_has_committed_is_told_in_turns():
+def test_all_committed_offsets_are_returned_in_slices():
     env = open_environment()
     for name in ("a", "b", "c"):
         env.topic(name, SLICE_ROWS)
@@ -83,7 +83,7 @@ def test_all_that_a_group_has_committed_is_told_in_turns():
     ended(env.broker.offsets.commit("g", rows))
     started = start_call(env, OffsetFetchRequest(group_id="g", topics=None), 5)
     assert not started.is_done
-    # What is deleted meanwhile is not told.
+    # Offsets deleted meanwhile are not returned.
     topic = env.broker.topics.require("b")
     ended(env.broker.topics.delete(topic))
     ended(env.broker.offsets.delete_topic(topic.topic))
@@ -95,13 +95,13 @@ def test_all_that_a_group_has_committed_is_told_in_turns():
     ]
 
 
-def test_few_rows_are_told_at_once():
+def test_few_rows_are_returned_at_once():
     env = open_environment()
     assert start_call(env, DeleteGroupsRequest(groups_names=NAMES[:50]), 2).is_done
     assert start_call(env, ListGroupsRequest(states_filter=[], types_filter=[]), 5).is_done
 
 
-def test_calls_of_one_request_run_a_few_at_a_time():
+def test_calls_of_one_request_are_limited_in_concurrency():
     async def work(n):
         begun.append(n)
         return n
@@ -117,7 +117,7 @@ def test_calls_of_one_request_run_a_few_at_a_time():
 
 
 def pauses_of(env):
-    """The clock's calls without a delay: each gives others their turn."""
+    """The clock's calls without a delay: each one yields to the reactor."""
     pauses = []
     call_later = env.clock.callLater
 
@@ -147,7 +147,7 @@ def altered(names, kind=IncrementalAlterConfigsRequest, **more):
     )
 
 
-#: Requests that change or describe many topics: the request, its version, the field of its reply.
+#: Requests that change or describe many topics: request, version, field of the reply.
 ABOUT_TOPICS = {
     "incremental": lambda names: (altered(names, config_operation=0), 1, "responses"),
     "alter": lambda names: (altered(names, AlterConfigsRequest), 2, "responses"),
@@ -205,7 +205,7 @@ ABOUT_TOPICS = {
 
 
 @pytest.mark.parametrize("request_of", ABOUT_TOPICS.values(), ids=ABOUT_TOPICS.keys())
-def test_others_have_their_turn_while_many_topics_are_changed_or_described(request_of):
+def test_large_admin_request_yields_to_reactor(request_of):
     env = open_environment()
     request, version, rows = request_of(NAMES)
     pauses = pauses_of(env)
@@ -220,7 +220,7 @@ def test_others_have_their_turn_while_many_topics_are_changed_or_described(reque
 @pytest.mark.parametrize(
     "request_of", [made for name, made in ABOUT_TOPICS.items() if name != "describe"]
 )
-def test_a_request_that_would_change_too_much_changes_nothing(request_of, monkeypatch):
+def test_request_with_too_many_changes_changes_nothing(request_of, monkeypatch):
     monkeypatch.setattr(turns_of_requests, "MAX_CHANGES", 2)
     env = open_environment()
     request, version, rows = request_of(["a", "b", "c"])
@@ -235,7 +235,7 @@ def test_a_request_that_would_change_too_much_changes_nothing(request_of, monkey
     ]
 
 
-def test_more_offsets_than_one_commit_may_have_are_all_refused(monkeypatch):
+def test_commit_with_too_many_offsets_is_refused(monkeypatch):
     monkeypatch.setattr(offset_commit, "MAX_OFFSETS_PER_COMMIT", 2)
     env = open_environment()
     env.topic("orders", 3)
@@ -266,7 +266,7 @@ def test_more_offsets_than_one_commit_may_have_are_all_refused(monkeypatch):
     assert commit(2) == [0, 0]
 
 
-def test_more_protocols_than_a_member_may_offer_are_refused(monkeypatch):
+def test_join_with_too_many_protocols_is_refused(monkeypatch):
     monkeypatch.setattr(join_group, "MAX_PROTOCOLS", 1)
     env = open_environment()
     protocol = JoinGroupRequest.JoinGroupRequestProtocol
@@ -280,7 +280,7 @@ def test_more_protocols_than_a_member_may_offer_are_refused(monkeypatch):
         )
 
 
-def test_more_configs_of_a_topic_than_there_can_be_are_refused(monkeypatch):
+def test_request_with_too_many_configs_is_refused(monkeypatch):
     monkeypatch.setattr(turns_of_requests, "MAX_CONFIGS", 1)
     env = open_environment()
     env.topic("orders")

@@ -8,7 +8,7 @@ MAX_WAIT_MS = 500
 
 
 def waits(poll, count):
-    """How long as many fetches wait, one after the other, that all find nothing."""
+    """The waits of `count` consecutive fetches without data."""
     found = []
     for _ in range(count):
         found.append(poll.wait_seconds(MAX_WAIT_MS))
@@ -22,7 +22,7 @@ def produces(poll):
 
 
 def overlaps(poll):
-    """A request arrives while a Fetch waits. How often the Fetch learned of it."""
+    """Number of notifications when a request arrives while a Fetch waits."""
     told = []
     poll.on_request = lambda: told.append(None)
     poll.requests_arrived(1)
@@ -30,36 +30,36 @@ def overlaps(poll):
     return len(told)
 
 
-def test_a_consumer_waits_as_long_as_it_likes():
+def test_fetch_waits_for_max_wait():
     poll = LongPoll()
     poll.requests_arrived(0)
     assert waits(poll, 3) == [0.5, 0.5, 0.5]
 
 
-def test_waits_are_short_after_a_produce_and_double_until_the_clients_own():
+def test_waits_after_produce_double_up_to_max_wait():
     poll = LongPoll()
     produces(poll)
     found = waits(poll, 12)
     assert found[:3] == [MIN_WAIT_SECONDS, 2 * MIN_WAIT_SECONDS, 4 * MIN_WAIT_SECONDS]
-    # 1 + 2 + 4 + ... + 256 ms, and then its own.
+    # 1, 2, 4, ..., 256 ms, then max_wait.
     assert found[8:] == [256 * MIN_WAIT_SECONDS, 0.5, 0.5, 0.5]
 
 
-def test_no_wait_is_longer_than_the_clients_own():
+def test_wait_never_exceeds_max_wait():
     poll = LongPoll()
     produces(poll)
     assert poll.wait_seconds(1) == 0.001
     assert poll.wait_seconds(MAX_WAIT_MS) == 0.5
 
 
-def test_other_requests_than_produce_shorten_no_wait():
+def test_only_produce_shortens_waits():
     poll = LongPoll()
     poll.requests_arrived(1)
     poll.request_started(is_produce=False)
     assert waits(poll, 1) == [0.5]
 
 
-def test_waits_are_not_short_for_a_client_that_sends_behind_a_fetch():
+def test_waits_are_not_shortened_for_pipelining_client():
     poll = LongPoll()
     produces(poll)
     assert overlaps(poll) == 1
@@ -69,7 +69,7 @@ def test_waits_are_not_short_for_a_client_that_sends_behind_a_fetch():
     assert waits(poll, 1) == [0.5]
 
 
-def test_a_fetch_is_unwanted_until_what_is_behind_it_is_served():
+def test_fetch_should_end_until_requests_behind_it_are_served():
     poll = LongPoll()
     poll.partial_request_arrived()
     assert poll.should_end

@@ -1,4 +1,4 @@
-"""The table of log-in, row by row, as the conversations that clients of every age hold."""
+"""The login state machine, with the request sequences of old and new clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fakes.connection import (
     versions,
 )
 
-ROADS = [0, 1]
+HANDSHAKE_VERSIONS = [0, 1]
 
 
 def plain(**more):
@@ -36,7 +36,7 @@ def in_two_steps():
 
 
 def a_request(correlation_id=9):
-    """Any request that only somebody who is known may make."""
+    """A request that is allowed only after the login."""
     return request(MetadataRequest(version=1, topics=[]), correlation_id)
 
 
@@ -47,7 +47,7 @@ def handshake_reply(frame, version):
 
 
 def authenticate_reply(frame, version=0):
-    # From version 2 on the header ends in an empty set of tags.
+    # From version 2 the header ends with an empty section of tagged fields.
     reply = SaslAuthenticateResponse.decode(frame[5 if version >= 2 else 4 :], version=version)
     return reply.error_code, reply.error_message, bytes(reply.auth_bytes)
 
@@ -59,16 +59,16 @@ def versions_reply(frame, version):
     }
 
 
-# greeting
+# initial
 
 
-def test_a_listener_without_log_in_is_ready_at_once():
+def test_session_without_mechanisms_is_ready():
     assert LoginSession(None).is_ready
     assert not LoginSession({"PLAIN": plain()}).is_ready
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4])
-def test_versions_may_be_asked_before_the_log_in_as_often_as_one_likes(version):
+def test_api_versions_may_be_repeated_before_login(version):
     client = Client([plain()])
     for _ in range(3):
         client.says(versions(version))
@@ -81,7 +81,7 @@ def test_versions_may_be_asked_before_the_log_in_as_often_as_one_likes(version):
 
 
 @pytest.mark.parametrize("version", [5, 6, 99, 32767])
-def test_versions_of_the_future_are_answered_in_the_oldest_layout_and_may_be_asked_again(version):
+def test_unknown_api_versions_version_is_answered_as_v0(version):
     client = Client([plain()])
     client.says(versions(version))
     error_code, served = versions_reply(client.hears()[0], 0)
@@ -94,7 +94,7 @@ def test_versions_of_the_future_are_answered_in_the_oldest_layout_and_may_be_ask
 @pytest.mark.parametrize(
     "early", [a_request(), authenticate(b"\0alice\0secret")], ids=["Metadata", "SaslAuthenticate"]
 )
-def test_a_request_before_the_handshake_is_hung_up_on(early, caplog):
+def test_request_before_handshake_closes_connection(early, caplog):
     client = Client([plain()])
     client.says(early)
     assert client.hears() == []
@@ -116,7 +116,7 @@ def test_a_request_before_the_handshake_is_hung_up_on(early, caplog):
         b"\x60" * 600,
     ],
 )
-def test_a_raw_gssapi_token_is_refused_by_name(token, caplog):
+def test_raw_gssapi_token_is_reported_as_such(token, caplog):
     client = Client([plain()])
     client.says(token)
     assert client.is_aborted
@@ -125,8 +125,8 @@ def test_a_raw_gssapi_token_is_refused_by_name(token, caplog):
     assert "GSSAPI" in fields["reason"]
 
 
-@pytest.mark.parametrize("version", ROADS)
-def test_an_unknown_mechanism_is_told_which_there_are_and_then_hung_up_on(version):
+@pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
+def test_unknown_mechanism_gets_list_and_closes_connection(version):
     client = Client([plain(), in_two_steps()])
     client.says(handshake("GSSAPI", version))
     assert handshake_reply(client.hears()[0], version) == (33, ["PLAIN", "SCRAM"])
@@ -135,10 +135,10 @@ def test_an_unknown_mechanism_is_told_which_there_are_and_then_hung_up_on(versio
     assert client.hears() == []
 
 
-# tokens
+# raw tokens
 
 
-def test_after_handshake_0_tokens_are_bare():
+def test_tokens_are_raw_after_handshake_v0():
     mechanism = plain()
     client = Client([mechanism])
     client.says(handshake("PLAIN", 0))
@@ -149,7 +149,7 @@ def test_after_handshake_0_tokens_are_bare():
     assert str(client.session.principal) == "User:alice"
 
 
-def test_bare_tokens_go_to_and_fro_until_the_mechanism_is_content():
+def test_raw_tokens_are_exchanged_until_login_completes():
     client = Client([in_two_steps()])
     client.says(handshake("SCRAM", 0), b"client-first")
     assert client.hears()[1:] == [b"server-first"]
@@ -164,7 +164,7 @@ def test_bare_tokens_go_to_and_fro_until_the_mechanism_is_content():
     [b"", b"\x60\x01", versions(), authenticate(b"\0alice\0secret")],
     ids=["empty", "gssapi", "ApiVersions", "SaslAuthenticate"],
 )
-def test_a_bare_token_is_opaque_to_all_but_the_mechanism(token):
+def test_raw_token_is_passed_to_mechanism_unread(token):
     mechanism = Scripted("PLAIN", {token: b"welcome"})
     client = Client([mechanism])
     client.says(handshake("PLAIN", 0), token)
@@ -172,7 +172,7 @@ def test_a_bare_token_is_opaque_to_all_but_the_mechanism(token):
     assert mechanism.seen == [token]
 
 
-def test_a_bare_token_that_fails_is_hung_up_on_after_the_delay(caplog):
+def test_failed_raw_token_closes_connection_after_delay(caplog):
     client = Client([plain()])
     client.says(handshake("PLAIN", 0))
     client.hears()
@@ -186,11 +186,11 @@ def test_a_bare_token_that_fails_is_hung_up_on_after_the_delay(caplog):
     assert "guess" not in repr(caplog.records)
 
 
-# exchange
+# authenticate
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_after_handshake_1_tokens_are_requests(version):
+def test_tokens_are_requests_after_handshake_v1(version):
     client = Client([plain(lifetime_ms=3_600_000)])
     client.says(handshake("PLAIN", 1))
     client.hears()
@@ -207,7 +207,7 @@ def test_after_handshake_1_tokens_are_requests(version):
         )
 
 
-def test_an_exchange_may_have_several_steps():
+def test_login_may_take_several_authenticate_requests():
     client = Client([in_two_steps()])
     client.says(handshake("SCRAM", 1), authenticate(b"client-first"), authenticate(b"client-final"))
     replies = client.hears()[1:]
@@ -217,7 +217,7 @@ def test_an_exchange_may_have_several_steps():
     ]
 
 
-def test_a_token_that_fails_is_told_and_hung_up_on_after_the_delay(caplog):
+def test_failed_token_gets_error_and_closes_connection_after_delay(caplog):
     client = Client([plain()])
     client.says(handshake("PLAIN", 1))
     client.hears()
@@ -235,7 +235,7 @@ def test_a_token_that_fails_is_told_and_hung_up_on_after_the_delay(caplog):
     [versions(), handshake("PLAIN", 1), a_request()],
     ids=["ApiVersions", "SaslHandshake", "Metadata"],
 )
-def test_nothing_but_tokens_is_admitted_in_an_exchange(early):
+def test_only_authenticate_is_allowed_after_handshake_v1(early):
     client = Client([plain()])
     client.says(handshake("PLAIN", 1))
     client.hears()
@@ -245,11 +245,11 @@ def test_nothing_but_tokens_is_admitted_in_an_exchange(early):
     assert not client.session.is_ready
 
 
-# both roads
+# both handshake versions
 
 
-@pytest.mark.parametrize("version", ROADS)
-def test_one_set_of_mechanisms_serves_both_roads(version):
+@pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
+def test_mechanisms_serve_both_handshake_versions(version):
     mechanism = plain()
     for _ in range(2):
         client = Client([mechanism])
@@ -260,8 +260,8 @@ def test_one_set_of_mechanisms_serves_both_roads(version):
     assert mechanism.seen == [token, token]
 
 
-@pytest.mark.parametrize("version", ROADS)
-def test_too_many_log_ins_at_a_time_are_hung_up_on_without_an_answer(version, caplog):
+@pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
+def test_too_many_concurrent_logins_close_connection_without_reply(version, caplog):
     client = Client(
         [Scripted("PLAIN", {b"token": AuthenticationBusy("too many password checks are waiting")})]
     )
@@ -275,8 +275,8 @@ def test_too_many_log_ins_at_a_time_are_hung_up_on_without_an_answer(version, ca
     ]
 
 
-@pytest.mark.parametrize("version", ROADS)
-def test_what_comes_behind_a_token_waits_for_the_log_in(version):
+@pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
+def test_requests_behind_token_wait_for_login(version):
     checked = Deferred()
     client = Client([Scripted("PLAIN", {b"token": checked})])
     client.says(
@@ -290,8 +290,8 @@ def test_what_comes_behind_a_token_waits_for_the_log_in(version):
     assert after[:4] == b"\0\0\0\x4d"
 
 
-@pytest.mark.parametrize("version", ROADS)
-def test_a_client_that_goes_takes_its_log_in_with_it(version, caplog):
+@pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
+def test_disconnect_cancels_login(version, caplog):
     cancelled = []
     checked = Deferred(cancelled.append)
     client = Client([Scripted("PLAIN", {b"token": checked})])
@@ -305,8 +305,8 @@ def test_a_client_that_goes_takes_its_log_in_with_it(version, caplog):
     assert client.session.state is LoginState.CLOSED
 
 
-@pytest.mark.parametrize("version", ROADS)
-def test_a_mechanism_that_breaks_is_a_bug_and_lets_nobody_in(version, caplog):
+@pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
+def test_unexpected_mechanism_failure_closes_connection(version, caplog):
     client = Client([Scripted("PLAIN", {b"token": ZeroDivisionError()})])
     client.says(
         handshake("PLAIN", version), authenticate(b"token") if version else b"token", a_request()
@@ -317,12 +317,16 @@ def test_a_mechanism_that_breaks_is_a_bug_and_lets_nobody_in(version, caplog):
     assert not client.session.is_ready
 
 
-# anything at all
+# arbitrary frames
 
 SENSIBLE = [
     versions(0),
     versions(3),
-    *(handshake(name, version) for name in ("PLAIN", "SCRAM", "GSSAPI") for version in ROADS),
+    *(
+        handshake(name, version)
+        for name in ("PLAIN", "SCRAM", "GSSAPI")
+        for version in HANDSHAKE_VERSIONS
+    ),
     *(
         authenticate(token, version)
         for token in (b"client-first", b"client-final", b"\0alice\0secret")
@@ -337,7 +341,7 @@ SENSIBLE = [
 
 @st.composite
 def spoiled(draw):
-    """Something sensible, changed in up to two bytes and perhaps cut short."""
+    """A valid frame with up to two bytes changed, perhaps truncated."""
     frame = bytearray(draw(st.sampled_from(SENSIBLE)))
     for _ in range(draw(st.integers(0, 2))):
         frame[draw(st.integers(0, len(frame) - 1))] = draw(st.integers(0, 255))
@@ -349,7 +353,7 @@ def spoiled(draw):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(frames=st.lists(st.sampled_from(SENSIBLE) | spoiled() | st.binary(max_size=40), max_size=6))
-def test_whatever_is_said_before_the_log_in_has_one_answer_or_is_hung_up_on(caplog, frames):
+def test_any_frame_before_login_gets_one_reply_or_closes_connection(caplog, frames):
     caplog.clear()
     client = Client([plain(), in_two_steps()])
     for frame in frames:
@@ -363,9 +367,10 @@ def test_whatever_is_said_before_the_log_in_has_one_answer_or_is_hung_up_on(capl
 # ready
 
 
-@pytest.mark.parametrize("version", ROADS)
-def test_a_handshake_where_there_is_no_log_in_is_answered_as_kafka_does(version):
-    # KafkaApis.handleSaslHandshakeRequest: ILLEGAL_SASL_STATE and no mechanisms, and the connection goes on.
+@pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
+def test_handshake_on_listener_without_sasl_is_answered_as_by_kafka(version):
+    # KafkaApis.handleSaslHandshakeRequest: ILLEGAL_SASL_STATE and no mechanisms; the connection
+    # stays open.
     client = Client()
     client.says(handshake("PLAIN", version))
     assert handshake_reply(client.hears()[0], version) == (34, [])
@@ -376,19 +381,19 @@ def test_a_handshake_where_there_is_no_log_in_is_answered_as_kafka_does(version)
     assert not client.is_aborted
 
 
-def test_who_is_ready_may_ask_for_versions_again():
-    # Java from 1.0 on asks with version 0 before the log-in and with its own after it.
+def test_api_versions_is_allowed_after_login():
+    # The Java client since 1.0 uses version 0 before the login and its own after it.
     client = Client([plain()])
     client.says(versions(), handshake("PLAIN", 1), authenticate(b"\0alice\0secret"), versions(4))
     assert versions_reply(client.hears()[-1], 4)[0] == 0
 
 
-# the table itself
+# the table
 
 
 @pytest.mark.parametrize("before", LoginState)
 @pytest.mark.parametrize("after", LoginState)
-def test_only_the_moves_of_the_table_are_made(before, after):
+def test_only_transitions_in_table_are_allowed(before, after):
     session = LoginSession({"PLAIN": plain()})
     session.state = before
     if after in TRANSITIONS[before]:
@@ -399,7 +404,7 @@ def test_only_the_moves_of_the_table_are_made(before, after):
             session._move(after)
 
 
-def test_what_is_over_stays_over():
+def test_closed_session_stays_closed():
     assert TRANSITIONS[LoginState.CLOSED] == set()
     session = LoginSession(None)
     session.end()

@@ -1,13 +1,13 @@
-"""Every test here runs with the compiled road for the plain case and without it: they differ in nothing."""
+"""Runs each test here with the compiled codec functions and without them."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.gateway.protocol.wire.roads import ROADS, take
+from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
 
 
-@pytest.fixture(params=ROADS, autouse=True)
-def road(request, monkeypatch):
-    take(request.param, monkeypatch)
+@pytest.fixture(params=IMPLEMENTATIONS, autouse=True)
+def implementation(request, monkeypatch):
+    use(request.param, monkeypatch)
     return request.param

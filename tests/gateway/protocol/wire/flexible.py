@@ -1,4 +1,4 @@
-"""Flexible encodings (KIP-482) written plainly from the protocol guide, with tagged fields that no server knows yet."""
+"""Flexible encodings (KIP-482), written from the protocol guide, with unknown tagged fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 
 
 def uvarint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    """Seven bits per byte, lowest first. The high bit marks all bytes but the last."""
     out = b""
     while value > 0x7F:
         out += bytes([value % 0x80 + 0x80])
@@ -15,7 +15,7 @@ def uvarint(value: int) -> bytes:
 
 
 def tags(fields: dict[int, bytes]) -> bytes:
-    """Count, then number, size and bytes of each."""
+    """The count, then number, size and bytes of each."""
     return uvarint(len(fields)) + b"".join(
         uvarint(tag) + uvarint(len(content)) + content for tag, content in sorted(fields.items())
     )
@@ -26,7 +26,7 @@ def text(value: str | None) -> bytes:
 
 
 def blob(value: bytes | None) -> bytes:
-    """Length plus one, 0 for null."""
+    """The length plus one, 0 for null."""
     return uvarint(0) if value is None else uvarint(len(value) + 1) + value
 
 

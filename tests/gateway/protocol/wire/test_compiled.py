@@ -1,4 +1,4 @@
-"""The compiled road for the plain case: taken for what producers send, never for anything that the Python would answer differently."""
+"""The compiled codec functions: used for common input, with the same results as in Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.protocol.wire.produce_codec import (
     TopicRecords,
     read_produce,
 )
-from tests.gateway.protocol.wire.roads import never, take
+from tests.gateway.protocol.wire.implementations import unavailable, use
 from tests.gateway.sets import batch, pairs
 
 FIRST_FLEXIBLE = {0: 9}
@@ -34,11 +34,11 @@ Partition = Topic.PartitionProduceData
 
 
 @pytest.fixture(autouse=True)
-def road(monkeypatch):
-    take("cython", monkeypatch)
+def implementation(monkeypatch):
+    use("cython", monkeypatch)
 
 
-def said(version, topics=2, partitions=2):
+def produce_body(version, topics=2, partitions=2):
     rows = [
         Topic(
             version=version,
@@ -58,30 +58,30 @@ def said(version, topics=2, partitions=2):
 
 
 def in_python(function, *arguments):
-    """What the Python alone makes of it, None for what it refuses."""
+    """The result of the Python implementation, None if it refuses the input."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("batch", "header", "request"):
-            patch.setattr(compiled, name, never)
+            patch.setattr(compiled, name, unavailable)
         try:
             return function(*arguments)
         except (Refused, KafkaError, ValueError, IndexError, OverflowError, error):
             return None
 
 
-def plainly(frame, version):
+def read_compiled(frame, version):
     return compiled.request(frame, 0, version, ProduceRequest, TopicRecords, PartitionRecords)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_producers_send_is_plain(version):
-    frame = bytearray(said(version))
-    found = plainly(frame, version)
+def test_common_produce_requests_are_read_by_compiled_code(version):
+    frame = bytearray(produce_body(version))
+    found = read_compiled(frame, version)
     assert found is not None
     assert found == in_python(read_produce, frame, 0, version)
 
 
 @pytest.mark.parametrize("version", [0, 8, 9, 12])
-def test_what_headers_say_is_plain(version):
+def test_common_headers_are_read_by_compiled_code(version):
     frame = bytearray(
         b"\0\0\0"
         + bytes([version])
@@ -94,13 +94,13 @@ def test_what_headers_say_is_plain(version):
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_batches_of_producers_are_plain(codec):
+def test_batches_of_producers_are_checked_by_compiled_code(codec):
     records = batch(pairs(3), producer=(12, 3, 40), codec=codec)
     assert compiled.batch(records, 11, lambda *fields: fields) is not None
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_replies_without_a_message_are_plain(version):
+def test_replies_without_error_message_are_written_by_compiled_code(version):
     topic = "t" if version < 13 else bytes(16)
     assert (
         compiled.reply(ProduceResponse([(topic, [PartitionProduced(0, 6)])]).topics, 0, version)
@@ -117,36 +117,36 @@ def test_replies_without_a_message_are_plain(version):
 
 
 @st.composite
-def spoiled(draw, whole):
-    """Some bytes of it changed, and perhaps cut short or drawn out."""
-    spoilt = bytearray(whole)
+def mutated(draw, whole):
+    """`whole` with some bytes changed, perhaps truncated or extended."""
+    malformed = bytearray(whole)
     for _ in range(draw(st.integers(0, 3))):
-        spoilt[draw(st.integers(0, len(spoilt) - 1))] = draw(
+        malformed[draw(st.integers(0, len(malformed) - 1))] = draw(
             st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255)
         )
-    end = draw(st.integers(0, len(spoilt)) | st.just(len(spoilt)))
-    return spoilt[:end] + draw(st.sampled_from([b"", b"\0\0\0"]))
+    end = draw(st.integers(0, len(malformed)) | st.just(len(malformed)))
+    return malformed[:end] + draw(st.sampled_from([b"", b"\0\0\0"]))
 
 
 @given(data=st.data(), version=st.sampled_from(VERSIONS))
-def test_a_spoiled_request_is_what_the_python_makes_of_it_or_not_plain(data, version):
-    frame = data.draw(spoiled(said(version)))
-    found = plainly(frame, version)
+def test_compiled_and_python_agree_on_malformed_requests(data, version):
+    frame = data.draw(mutated(produce_body(version)))
+    found = read_compiled(frame, version)
     assert found is None or found == in_python(read_produce, frame, 0, version)
 
 
 @given(frame=st.binary(max_size=60).map(bytearray), version=st.sampled_from(VERSIONS))
-def test_noise_is_what_the_python_makes_of_it_or_not_plain(frame, version):
-    found = plainly(frame, version)
+def test_compiled_and_python_agree_on_random_bytes(frame, version):
+    found = read_compiled(frame, version)
     assert found is None or found == in_python(read_produce, frame, 0, version)
 
 
 @given(data=st.data())
-def test_a_spoiled_header_is_what_the_python_makes_of_it_or_not_plain(data):
-    frame = data.draw(spoiled(b"\0\0\0\x09\0\0\0\x07\0\x02me\0"))
+def test_compiled_and_python_agree_on_malformed_headers(data):
+    frame = data.draw(mutated(b"\0\0\0\x09\0\0\0\x07\0\x02me\0"))
     with pytest.MonkeyPatch.context() as patch:
         whole = in_python(read_header, frame, FIRST_FLEXIBLE)
-        patch.setattr(compiled, "header", never)
+        patch.setattr(compiled, "header", unavailable)
     found = (
         compiled.header(frame, FIRST_FLEXIBLE, type(whole))
         if whole is not None
@@ -159,11 +159,11 @@ BATCH = bytes(batch(pairs(3), producer=(12, 3, 40)))
 
 
 @given(data=st.data(), version=st.sampled_from([3, 6, 7, 11]), is_sealed=st.booleans())
-def test_a_spoiled_batch_is_what_the_python_makes_of_it_or_not_plain(data, version, is_sealed):
-    spoilt = data.draw(spoiled(BATCH))
-    if is_sealed and len(spoilt) > 21:
-        pack_into(">I", spoilt, 17, crc32c(bytes(spoilt[21:])))
-    records = memoryview(spoilt)
+def test_compiled_and_python_agree_on_malformed_batches(data, version, is_sealed):
+    malformed = data.draw(mutated(BATCH))
+    if is_sealed and len(malformed) > 21:
+        pack_into(">I", malformed, 17, crc32c(bytes(malformed[21:])))
+    records = memoryview(malformed)
     expected = in_python(check_batch, records, version)
     found = compiled.batch(records, version, lambda *fields: fields)
     assert found is None or (
@@ -173,12 +173,12 @@ def test_a_spoiled_batch_is_what_the_python_makes_of_it_or_not_plain(data, versi
 
 
 @given(data=st.data())
-def test_any_batch_that_the_python_takes_is_plain(data):
+def test_every_batch_accepted_by_python_is_accepted_by_compiled_code(data):
     attributes = data.draw(st.sampled_from([0, 1, 2, 3, 4, 0x10, 0x11]))
-    spoilt = bytearray(BATCH)
-    spoilt[22] = attributes
-    pack_into(">I", spoilt, 17, crc32c(bytes(spoilt[21:])))
-    taken = in_python(check_batch, memoryview(spoilt), 11)
-    assert (compiled.batch(memoryview(spoilt), 11, lambda *fields: fields) is not None) == (
+    malformed = bytearray(BATCH)
+    malformed[22] = attributes
+    pack_into(">I", malformed, 17, crc32c(bytes(malformed[21:])))
+    taken = in_python(check_batch, memoryview(malformed), 11)
+    assert (compiled.batch(memoryview(malformed), 11, lambda *fields: fields) is not None) == (
         taken is not None
     )

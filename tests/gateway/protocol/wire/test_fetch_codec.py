@@ -1,4 +1,4 @@
-"""Fetch written by hand, held to kafka-python's codec in every version and both directions."""
+"""The codec of Fetch, compared with kafka-python's in every version."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CodecPartition = CodecTopic.FetchPartition
 CodecFetched = CodecResponse.FetchableTopicResponse
 CodecPartitionFetched = CodecFetched.PartitionData
 
-#: What a request carries since which version, and what stands for it before (the defaults of Kafka's FetchRequest.json).
+#: First version of each field, and its default before (Kafka's FetchRequest.json).
 SINCE = {"max_bytes": 3, "isolation_level": 4, "session_id": 7, "session_epoch": 7, "rack_id": 11}
 BEFORE = {
     "max_bytes": 0x7FFFFFFF,
@@ -58,7 +58,10 @@ def named(topic, version):
 
 @st.composite
 def partitions(draw, version):
-    """(index, leader epoch, offset, last fetched epoch, log start offset, max bytes), -1 for what the version has not."""
+    """(index, leader epoch, offset, last fetched epoch, log start offset, max bytes).
+
+    Fields that the version lacks are -1.
+    """
     return (
         draw(int32s),
         draw(int32s) if version >= 9 else -1,
@@ -71,7 +74,7 @@ def partitions(draw, version):
 
 @st.composite
 def requests(draw):
-    """A version, the codec's request, and ours."""
+    """Version, the codec's request, and the expected one."""
     version = draw(versions)
     drawn = {
         "max_bytes": int32s,
@@ -146,7 +149,7 @@ def _codec_partition(index, epoch, offset, last, start, size):
 
 
 @given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
-def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
+def test_request_written_by_codec_is_read(request, before, after):
     version, theirs, ours = request
     assert (
         read_fetch(bytearray(before + theirs.encode(version=version) + after), len(before), version)
@@ -155,10 +158,10 @@ def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
 
 
 @given(request=requests())
-def test_every_request_cut_short_is_refused(request):
+def test_truncated_request_is_refused(request):
     version, theirs, _ = request
     whole = theirs.encode(version=version)
-    # The tags at the very end are not looked at.
+    # The tagged fields at the end are not read.
     end = len(whole) - (1 if version >= 12 else 0)
     for length in {0, 1, end // 3, end // 2, end - 1}:
         with pytest.raises((ValueError, IndexError, error)):
@@ -166,7 +169,7 @@ def test_every_request_cut_short_is_refused(request):
 
 
 @given(unknown=st.dictionaries(st.integers(0, 300), st.binary(max_size=150), max_size=3))
-def test_tags_known_and_unknown_are_passed_over_wherever_they_stand(unknown):
+def test_tagged_fields_are_skipped_everywhere(unknown):
     tags = flexible.tags(unknown)
     topic_id = bytes(range(16))
     partition = (
@@ -204,7 +207,7 @@ def test_tags_known_and_unknown_are_passed_over_wherever_they_stand(unknown):
     )
 
 
-def test_topics_and_partitions_together_are_limited():
+def test_total_of_topics_and_partitions_is_limited():
     half = MAX_ELEMENTS // 2
     one = b"\0\x01t" + flexible.int32(half) + bytes(16 * half)
     head = b"".join(map(flexible.int32, [-1, 0, 0]))
@@ -218,14 +221,14 @@ def test_topics_and_partitions_together_are_limited():
 
 @st.composite
 def rows(draw, version):
-    """Ours and the codec's of one partition. Records are cut into several buffers."""
+    """One partition for both codecs, with records in several buffers."""
     index, code, high = draw(int32s), draw(int16s), draw(int64s)
     stable = draw(int64s) if version >= 4 else -1
     start = draw(int64s) if version >= 5 else -1
     aborted = (
         draw(st.none() | st.lists(st.tuples(int64s, int64s), max_size=3)) if version >= 4 else None
     )
-    # The codec writes no tag for a struct of defaults (-1, -1), as Kafka does not; nor are we asked to.
+    # Like Kafka, the codec omits the tagged field of a struct with default values (-1, -1).
     diverging = (
         draw(st.none() | st.tuples(st.integers(0, 2**31 - 1), int64s)) if version >= 12 else None
     )
@@ -260,7 +263,7 @@ def rows(draw, version):
 
 @st.composite
 def responses(draw):
-    """A version, the codec's response, and ours."""
+    """Version, the codec's response, and the gateway's."""
     version = draw(versions)
     throttle, code, session = draw(int32s), draw(int16s), draw(int32s)
     topics = draw(
@@ -286,13 +289,13 @@ def responses(draw):
 
 
 @given(response=responses())
-def test_a_response_is_written_byte_for_byte_as_the_codec_writes_it(response):
+def test_response_equals_that_of_codec(response):
     version, theirs, ours = response
     assert b"".join(write_fetch_response(ours, version)) == bytes(theirs.encode(version=version))
 
 
 @pytest.mark.parametrize("version", range(19))
-def test_no_record_byte_is_joined_to_another(version):
+def test_records_are_not_copied(version):
     records = [bytearray(b"a" * 1000), memoryview(b"b" * 1000), b"c" * 1000]
     topic = "t" if version < 13 else bytes(16)
     buffers = write_fetch_response(
@@ -314,7 +317,7 @@ def test_no_record_byte_is_joined_to_another(version):
 
 
 @pytest.mark.parametrize("version", [0, 4, 11, 12, 18])
-def test_an_empty_record_set_is_never_null(version):
+def test_empty_record_set_is_not_null(version):
     topic = "t" if version < 13 else bytes(16)
     written = b"".join(
         write_fetch_response(FetchResponse([(topic, [PartitionFetched(0, 1)])]), version)

@@ -1,4 +1,7 @@
-"""KIP-848's messages, byte for byte as Kafka's definitions lay them out; `tests/peers/test_definitions.py` holds ours to Kafka's own."""
+"""The messages of KIP-848, byte for byte.
+
+`tests/peers/test_definitions.py` compares the definitions with Kafka's.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ NO_TAGS = b"\0"
 
 versions = st.integers(0, 1)
 maybe_texts = st.none() | texts
-#: Topic ids with their partitions.
+#: Partitions by topic id.
 owned = st.lists(st.tuples(topic_ids, st.lists(int32s, max_size=4)), max_size=3)
 
 
@@ -55,7 +58,7 @@ def read(request, body, version):
     rows=st.none() | owned,
     unknown=st.dictionaries(st.integers(0, 300), st.binary(max_size=20), max_size=2),
 )
-def test_a_heartbeat_is_read_as_kafka_lays_it_out(
+def test_heartbeat_layout_matches_kafka(
     version, group, member, epoch, instance, rack, timeout, names, regex, assignor, rows, unknown
 ):
     body = text(group) + text(member) + int32(epoch) + text(instance) + text(rack) + int32(timeout)
@@ -86,7 +89,7 @@ def test_a_heartbeat_is_read_as_kafka_lays_it_out(
     interval=int32s,
     rows=st.none() | owned,
 )
-def test_what_a_heartbeat_is_answered_is_written_as_kafka_lays_it_out(
+def test_heartbeat_response_layout_matches_kafka(
     version, code, message, member, epoch, interval, rows
 ):
     assignment = ConsumerGroupHeartbeatResponse.Assignment
@@ -111,7 +114,7 @@ def test_what_a_heartbeat_is_answered_is_written_as_kafka_lays_it_out(
 
 
 @given(version=versions, groups=st.lists(texts, max_size=4), operations=st.booleans())
-def test_whom_to_describe_is_read_as_kafka_lays_it_out(version, groups, operations):
+def test_describe_request_layout_matches_kafka(version, groups, operations):
     request = read(
         DESCRIBE, array([text(group) for group in groups]) + bytes([operations]) + NO_TAGS, version
     )
@@ -120,9 +123,7 @@ def test_whom_to_describe_is_read_as_kafka_lays_it_out(version, groups, operatio
 
 @pytest.mark.parametrize("version", [0, 1])
 @given(name=texts, instance=maybe_texts, regex=maybe_texts, current=owned, target=owned)
-def test_a_description_is_written_as_kafka_lays_it_out(
-    version, name, instance, regex, current, target
-):
+def test_describe_response_layout_matches_kafka(version, name, instance, regex, current, target):
     group = ConsumerGroupDescribeResponse.DescribedGroup
     member = group.Member
 
@@ -190,14 +191,14 @@ def test_a_description_is_written_as_kafka_lays_it_out(
         + int32(6)
         + text("uniform")
     )
-    # The operations are bits: 1 << 3 | 1 << 6 | 1 << 8.
+    # Operations are bits: 1 << 3 | 1 << 6 | 1 << 8.
     assert (
         encode(reply, version)
         == int32(0) + array([head + array([row]) + int32(328) + NO_TAGS]) + NO_TAGS
     )
 
 
-def test_a_row_of_a_group_that_is_not_there_needs_nothing_but_its_error():
+def test_row_of_missing_group_needs_only_its_error():
     row = ConsumerGroupDescribeResponse.DescribedGroup(error_code=69, group_id="g")
     expected = (
         int16(69)
@@ -240,7 +241,7 @@ def test_a_row_of_a_group_that_is_not_there_needs_nothing_but_its_error():
         + NO_TAGS,
     ],
 )
-def test_null_is_refused_where_kafka_refuses_it(body):
+def test_null_in_non_nullable_field_is_refused(body):
     with pytest.raises(Refused, match="null"):
         read(HEARTBEAT, body, 1)
 

@@ -1,4 +1,4 @@
-"""The request header, held to kafka-python's codec in both of its versions."""
+"""The codec of request headers, compared with kafka-python's in both versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST_FLEXIBLE = {1: 12, 18: 3}
     client_id=texts | st.none(),
     body=st.binary(max_size=5),
 )
-def test_a_header_is_read_as_the_codec_wrote_it(api_key, version, correlation_id, client_id, body):
+def test_header_written_by_codec_is_read(api_key, version, correlation_id, client_id, body):
     written = CodecHeader(
         request_api_key=api_key,
         request_api_version=version,
@@ -38,14 +38,14 @@ def test_a_header_is_read_as_the_codec_wrote_it(api_key, version, correlation_id
 
 
 @given(fields=st.dictionaries(st.integers(0, 500), st.binary(max_size=150), max_size=4))
-def test_tags_of_a_newer_client_are_passed_over(fields):
+def test_unknown_tagged_fields_are_skipped(fields):
     written = bytearray(b"\0\x01\0\x0c\0\0\0\x07\0\x02me" + flexible.tags(fields))
     assert read_header(written + b"body", FIRST_FLEXIBLE) == RequestHeader(
         1, 12, 7, "me", len(written)
     )
 
 
-def test_the_codec_reads_that_header_alike():
+def test_codec_reads_same_header():
     written = b"\0\x01\0\x0c\0\0\0\x07\0\x02me" + flexible.tags({5: b"xy"})
     read = CodecHeader.decode(io.BytesIO(written), flexible=True)
     assert (
@@ -57,7 +57,7 @@ def test_the_codec_reads_that_header_alike():
 
 
 @pytest.mark.parametrize("length", range(10))
-def test_a_header_that_is_cut_short_is_refused(length):
+def test_truncated_header_is_refused(length):
     with pytest.raises(Refused, match="header"):
         read_header(bytearray(b"\0\x01\0\x04\0\0\0\x07\0\x00")[:length], FIRST_FLEXIBLE)
 
@@ -65,13 +65,13 @@ def test_a_header_that_is_cut_short_is_refused(length):
 @pytest.mark.parametrize(
     "lying",
     [
-        b"\0\x01\0\x04\0\0\0\x07\0\x03me",  # a client id of three bytes, two are there
+        b"\0\x01\0\x04\0\0\0\x07\0\x03me",  # client id of three bytes, two present
         b"\0\x01\0\x04\0\0\0\x07\0\x01\xff",  # not UTF-8
-        b"\0\x01\0\x0c\0\0\0\x07\0\x02me",  # no tags where there must be
-        b"\0\x01\0\x0c\0\0\0\x07\0\x02me\x01\x00\x05a",  # a tag that is longer than what is left
-        b"\0\x01\0\x0c\0\0\0\x07\0\x02me" + b"\xff" * 40,  # a varint without an end
+        b"\0\x01\0\x0c\0\0\0\x07\0\x02me",  # section of tagged fields missing
+        b"\0\x01\0\x0c\0\0\0\x07\0\x02me\x01\x00\x05a",  # tagged field longer than the rest
+        b"\0\x01\0\x0c\0\0\0\x07\0\x02me" + b"\xff" * 40,  # endless varint
     ],
 )
-def test_a_header_that_lies_is_refused(lying):
+def test_malformed_header_is_refused(lying):
     with pytest.raises(Refused):
         read_header(bytearray(lying), FIRST_FLEXIBLE)

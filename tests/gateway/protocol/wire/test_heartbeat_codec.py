@@ -1,4 +1,4 @@
-"""Heartbeat written by hand, held to kafka-python's codec in every version and both directions."""
+"""The codec of Heartbeat, compared with kafka-python's in every version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ versions = st.integers(0, 4)
 
 @st.composite
 def requests(draw):
-    """A version, the codec's request, and ours."""
+    """Version, the codec's request, and the expected one."""
     version = draw(versions)
     group, generation, member = draw(texts), draw(int32s), draw(texts)
     instance = draw(texts | st.none()) if version >= 3 else None
@@ -39,7 +39,7 @@ def requests(draw):
 
 
 @given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
-def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
+def test_request_written_by_codec_is_read(request, before, after):
     version, theirs, ours = request
     assert (
         read_heartbeat(
@@ -50,7 +50,7 @@ def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
 
 
 @given(request=requests())
-def test_every_request_cut_short_is_refused(request):
+def test_truncated_request_is_refused(request):
     version, theirs, _ = request
     whole = theirs.encode(version=version)
     for length in range(len(whole)):
@@ -59,7 +59,7 @@ def test_every_request_cut_short_is_refused(request):
 
 
 @given(unknown=st.dictionaries(st.integers(0, 300), st.binary(max_size=150), max_size=3))
-def test_tags_of_a_newer_client_are_passed_over(unknown):
+def test_unknown_tagged_fields_are_skipped(unknown):
     frame = (
         flexible.text("g")
         + flexible.int32(3)
@@ -71,7 +71,7 @@ def test_tags_of_a_newer_client_are_passed_over(unknown):
 
 
 @pytest.mark.parametrize(("group", "member"), [(None, "m"), ("g", None)])
-def test_a_null_where_there_is_none_is_refused(group, member):
+def test_null_in_non_nullable_field_is_refused(group, member):
     frame = (
         flexible.text(group)
         + flexible.int32(3)
@@ -84,6 +84,6 @@ def test_a_null_where_there_is_none_is_refused(group, member):
 
 
 @given(version=versions, code=int16s)
-def test_a_response_is_written_byte_for_byte_as_the_codec_writes_it(version, code):
+def test_response_equals_that_of_codec(version, code):
     theirs = CodecResponse(version=version, error_code=code).encode(version=version)
     assert write_heartbeat_response(HeartbeatResponse(code), version) == bytes(theirs)

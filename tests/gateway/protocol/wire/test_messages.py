@@ -1,4 +1,4 @@
-"""The codec behind its guard: what real clients send is read, and no bytes make it loop, allocate or fail in any other way."""
+"""The schema check before the codec: valid requests are read, malicious ones refused cheaply."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def asking(version, topics):
 
 
 @given(version=st.integers(0, 9), topics=st.lists(names, max_size=5), before=st.binary(max_size=3))
-def test_a_request_is_read_wherever_it_begins(version, topics, before):
+def test_request_is_read_at_any_position(version, topics, before):
     frame = bytearray(before + asking(version, topics).encode(version=version))
     assert [topic.name for topic in decode(METADATA, frame, len(before), version).topics] == topics
 
 
 @given(unknown=st.dictionaries(st.integers(0, 300), st.binary(max_size=150), max_size=3))
-def test_tags_that_the_codec_does_not_know_are_passed_over(unknown):
+def test_unknown_tagged_fields_are_skipped(unknown):
     tags = flexible.tags(unknown)
     topics = [flexible.text(name) + tags for name in ("orders", "bills")]
     frame = bytearray(flexible.array(topics) + b"\x01\0\0" + tags)
     assert [topic.name for topic in decode(METADATA, frame, 0, 9).topics] == ["orders", "bills"]
 
 
-def test_null_is_read_where_kafka_allows_it():
+def test_null_in_nullable_field_is_read():
     assert decode(METADATA, bytearray(b"\xff\xff\xff\xff"), 0, 1).topics is None
 
 
 @pytest.mark.parametrize(
     ("request_class", "version", "body"),
     [
-        # Metadata v0 had no null array.
+        # Metadata v0 has no nullable array.
         (METADATA, 0, b"\xff\xff\xff\xff"),
         (METADATA, 1, b"\0\0\0\x01\xff\xff"),
         (VERSIONS, 3, b"\0\x01\0"),
@@ -60,7 +60,7 @@ def test_null_is_read_where_kafka_allows_it():
         (DELETE_RECORDS, 2, b"\0\0\0\0\0\0"),
     ],
 )
-def test_null_is_refused_where_kafka_refuses_it(request_class, version, body):
+def test_null_in_non_nullable_field_is_refused(request_class, version, body):
     with pytest.raises(Refused, match="null"):
         decode(request_class, bytearray(body), 0, version)
 
@@ -68,24 +68,24 @@ def test_null_is_refused_where_kafka_refuses_it(request_class, version, body):
 @pytest.mark.parametrize(
     ("request_class", "version", "body"),
     [
-        (METADATA, 1, b"\0\0\0\x01\0\x05ab"),  # a name of five bytes, two are there
-        (METADATA, 1, b"\0\0\0\x02\0\x02ab"),  # two topics, one is there
-        (METADATA, 1, b"\0\0\0\x01\0\x02\xff\xff"),  # no UTF-8
+        (METADATA, 1, b"\0\0\0\x01\0\x05ab"),  # name of five bytes, two present
+        (METADATA, 1, b"\0\0\0\x02\0\x02ab"),  # two topics, one present
+        (METADATA, 1, b"\0\0\0\x01\0\x02\xff\xff"),  # not UTF-8
         (METADATA, 1, b"\xff\xff\xff\xfe"),  # minus two topics
         (METADATA, 1, b"\x7f\xff\xff\xff" + b"\0\x01a" * 10),
         (METADATA, 9, b"\xff\xff\xff\xff\x0f" + b"\x02a\0" * 10),
-        (METADATA, 9, b"\xff" * 50),  # a varint without an end
-        (METADATA, 9, b"\x01\x01\0\0\x01\x00\x09a"),  # a tag of nine bytes, one is there
-        (METADATA, 9, b"\x01\x01\0\0\x05\x00\x00"),  # five tags, one is there
+        (METADATA, 9, b"\xff" * 50),  # endless varint
+        (METADATA, 9, b"\x01\x01\0\0\x01\x00\x09a"),  # tagged field of nine bytes, one present
+        (METADATA, 9, b"\x01\x01\0\0\x05\x00\x00"),  # five tagged fields, one present
         (VERSIONS, 3, b"\x03ab\x09c\0"),
     ],
 )
-def test_what_lies_about_lengths_and_counts_is_refused(request_class, version, body):
+def test_wrong_lengths_and_counts_are_refused(request_class, version, body):
     with pytest.raises(Refused):
         decode(request_class, bytearray(body), 0, version)
 
 
-def test_a_nested_structure_may_be_null_or_there():
+def test_nested_structure_may_be_null():
     pages = REQUESTS[ApiKey.DESCRIBE_TOPIC_PARTITIONS]
     head = flexible.array([flexible.text("t") + b"\0"]) + flexible.int32(10)
     assert decode(pages, bytearray(head + b"\xff\0"), 0, 0).cursor is None
@@ -98,7 +98,7 @@ def test_a_nested_structure_may_be_null_or_there():
 
 
 def spent(request_class, body, version):
-    """(bytes of memory at the most, seconds) that refusing `body` took. Refused is expected."""
+    """Return (peak memory in bytes, seconds) of refusing `body`."""
     frame = bytearray(body)
     tracemalloc.start()
     began = time.process_time()
@@ -118,7 +118,7 @@ def spent(request_class, body, version):
         (9, flexible.uvarint(1_000_001) + b"\x01\0" * 1_000_000 + b"\x01\0\0\0"),
         (9, b"\xff" * 4_000_000),
         (9, b"\x01\x01\0\0" + flexible.uvarint(1_000_000) + b"\x05\0" * 1_000_000),
-        # Each topic with a tag of its own: the codec copies all that follows, for each of them.
+        # A tagged field in each topic: for each, the codec copies the rest of the message.
         (9, flexible.uvarint(90_001) + b"\x02a\x01\x05\0" * 90_000 + b"\x01\0\0\0"),
     ],
     ids=[
@@ -130,13 +130,13 @@ def spent(request_class, body, version):
         "tags everywhere",
     ],
 )
-def test_a_bomb_costs_neither_memory_nor_time(version, body):
+def test_malicious_request_costs_little_memory_and_time(version, body):
     memory, seconds = spent(METADATA, body, version)
     assert memory < 1 << 20
     assert seconds < 2.0
 
 
-def test_as_many_rows_as_a_request_may_have_are_read():
+def test_maximum_number_of_rows_is_read():
     body = flexible.int32(MAX_ELEMENTS) + b"\0\x01a" * MAX_ELEMENTS
     assert len(decode(METADATA, bytearray(body), 0, 1).topics) == MAX_ELEMENTS
     with pytest.raises(Refused, match="topics"):
@@ -148,7 +148,7 @@ def test_as_many_rows_as_a_request_may_have_are_read():
         )
 
 
-def test_rows_inside_of_rows_count_together():
+def test_nested_rows_count_towards_limit():
     half = MAX_ELEMENTS // 2
     topic = b"\0\x01t" + flexible.int32(half) + bytes(12 * half)
     assert (
@@ -160,19 +160,19 @@ def test_rows_inside_of_rows_count_together():
 
 
 @given(topic_id=topic_ids)
-def test_a_topic_id_goes_to_the_codec_and_back(topic_id):
+def test_topic_id_round_trips(topic_id):
     assert topic_id_of(uuid_of(topic_id.bytes)) == topic_id.bytes
 
 
-def test_no_topic_id_is_zeros():
+def test_missing_topic_id_is_zeros():
     assert topic_id_of(None) == bytes(16)
 
 
-def test_a_reply_is_bytes():
+def test_encoded_reply_is_bytes():
     assert encode(asking(1, ["a"]), 1) == b"\0\0\0\x01\0\x01a"
 
 
-def test_a_string_that_older_versions_could_not_write_is_refused_and_bytes_are_not():
+def test_string_over_16_bit_length_is_refused_but_bytes_are_read():
     def joining(protocol_type: str, metadata: bytes):
         protocols = [JOIN_GROUP.JoinGroupRequestProtocol(name="range", metadata=metadata)]
         request = JOIN_GROUP(

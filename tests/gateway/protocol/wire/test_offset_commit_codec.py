@@ -1,4 +1,4 @@
-"""OffsetCommit written by hand, held to kafka-python's codec in every version and both directions."""
+"""The codec of OffsetCommit, compared with kafka-python's in every version."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def topics_of(version):
 
 
 def named(topic, version):
-    """The topic's name or id, for the codec and for us."""
+    """The topic's name or id, for both codecs."""
     return ({"topic_id": topic}, topic.bytes) if version >= 10 else ({"name": topic}, topic)
 
 
 @st.composite
 def partitions(draw, version):
-    """The codec's, and ours."""
+    """One partition for both codecs."""
     index, offset, metadata = draw(int32s), draw(int64s), draw(texts | st.none())
     epoch = draw(int32s) if version >= 6 else -1
     time = draw(int64s) if version == 1 else -1
@@ -56,7 +56,7 @@ def partitions(draw, version):
 
 @st.composite
 def requests(draw):
-    """A version, the codec's request, and ours."""
+    """Version, the codec's request, and the expected one."""
     version = draw(versions)
     group = draw(texts)
     generation, member = (draw(int32s), draw(texts)) if version >= 1 else (-1, "")
@@ -90,7 +90,7 @@ def requests(draw):
 
 
 @given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
-def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
+def test_request_written_by_codec_is_read(request, before, after):
     version, theirs, ours = request
     assert (
         read_offset_commit(
@@ -101,7 +101,7 @@ def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
 
 
 @given(request=requests())
-def test_every_request_cut_short_is_refused(request):
+def test_truncated_request_is_refused(request):
     version, theirs, _ = request
     whole = theirs.encode(version=version)
     for length in {0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 1}:
@@ -110,7 +110,7 @@ def test_every_request_cut_short_is_refused(request):
 
 
 @given(unknown=st.dictionaries(st.integers(0, 300), st.binary(max_size=150), max_size=3))
-def test_tags_of_a_newer_client_are_passed_over_wherever_they_stand(unknown):
+def test_unknown_tagged_fields_are_skipped_everywhere(unknown):
     tags = flexible.tags(unknown)
     rows = [(0, 7, "mine"), (1, 9, None)]
     partitions = [
@@ -140,7 +140,7 @@ def test_tags_of_a_newer_client_are_passed_over_wherever_they_stand(unknown):
 
 
 @pytest.mark.parametrize("null", ["group", "member", "topics", "topic", "partitions"])
-def test_a_null_where_there_is_none_is_refused(null):
+def test_null_in_non_nullable_field_is_refused(null):
     partitions = b"\0" if null == "partitions" else flexible.array([])
     topics = flexible.array([flexible.text(None if null == "topic" else "t") + partitions + b"\0"])
     frame = (
@@ -155,7 +155,7 @@ def test_a_null_where_there_is_none_is_refused(null):
         read_offset_commit(bytearray(frame), 0, 9)
 
 
-def test_topics_and_partitions_together_are_limited():
+def test_total_of_topics_and_partitions_is_limited():
     half = MAX_ELEMENTS // 2
     one = (
         b"\0\x01t"
@@ -174,7 +174,7 @@ def test_topics_and_partitions_together_are_limited():
 
 
 @given(data=st.data(), version=versions)
-def test_a_response_is_written_byte_for_byte_as_the_codec_writes_it(data, version):
+def test_response_equals_that_of_codec(data, version):
     rows = data.draw(
         st.dictionaries(topics_of(version), st.dictionaries(int32s, int16s, max_size=4), max_size=4)
     )

@@ -1,4 +1,4 @@
-"""Produce written by hand, held to kafka-python's codec in every version and both directions."""
+"""The codec of Produce, compared with kafka-python's in every version."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def topics_of(version):
 
 
 def named(topic, version):
-    """The topic's name or id, for the codec and for us."""
+    """The topic's name or id, for both codecs."""
     return ({"topic_id": topic}, topic.bytes) if version >= 13 else ({"name": topic}, topic)
 
 
 @st.composite
 def requests(draw):
-    """A version, the codec's request, and ours."""
+    """Version, the codec's request, and the expected one."""
     version = draw(versions)
     transactional_id = draw(texts | st.none()) if version >= 3 else None
     acks, timeout_ms = draw(int16s), draw(int32s)
@@ -90,7 +90,7 @@ def requests(draw):
 
 
 @given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
-def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
+def test_request_written_by_codec_is_read(request, before, after):
     version, theirs, ours = request
     assert (
         read_produce(
@@ -101,17 +101,17 @@ def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
 
 
 @given(request=requests())
-def test_every_request_cut_short_is_refused(request):
+def test_truncated_request_is_refused(request):
     version, theirs, _ = request
     whole = theirs.encode(version=version)
-    # The tags at the very end are not looked at.
+    # The tagged fields at the end are not read.
     end = len(whole) - (1 if version >= 9 else 0)
     for length in {0, 1, end // 3, end // 2, end - 1}:
         with pytest.raises((ValueError, IndexError, error)):
             read_produce(bytearray(whole[:length]), 0, version)
 
 
-def test_records_are_a_view_that_can_be_stamped_in_the_frame_itself():
+def test_records_are_a_writable_view_of_the_frame():
     frame = bytearray(
         CodecRequest(
             version=7,
@@ -127,7 +127,7 @@ def test_records_are_a_view_that_can_be_stamped_in_the_frame_itself():
 
 
 @given(unknown=st.dictionaries(st.integers(0, 300), st.binary(max_size=150), max_size=3))
-def test_tags_of_a_newer_producer_are_passed_over_wherever_they_stand(unknown):
+def test_unknown_tagged_fields_are_skipped_everywhere(unknown):
     tags = flexible.tags(unknown)
     partitions = [
         flexible.int32(index) + flexible.blob(records) + tags
@@ -163,7 +163,7 @@ def test_tags_of_a_newer_producer_are_passed_over_wherever_they_stand(unknown):
     )
 
 
-def test_a_topic_without_a_name_is_refused():
+def test_empty_topic_name_is_refused():
     for topic in (flexible.text(""), flexible.text(None)):
         frame = (
             flexible.text(None)
@@ -176,7 +176,7 @@ def test_a_topic_without_a_name_is_refused():
             read_produce(bytearray(frame), 0, 9)
 
 
-def test_topics_and_partitions_together_are_limited():
+def test_total_of_topics_and_partitions_is_limited():
     half = MAX_PARTITIONS // 2
     partitions = flexible.int32(half) + (flexible.int32(0) + flexible.int32(-1)) * half
     head = flexible.int16(1) + flexible.int32(1)
@@ -198,10 +198,10 @@ def _produced(index, code, base, time, start, ending):
 
 @st.composite
 def responses(draw):
-    """A version, the codec's response, and ours."""
+    """Version, the codec's response, and the gateway's."""
     version = draw(versions)
     throttle = draw(int32s)
-    # Records are named only beside a message.
+    # Record errors are set only with a message.
     record = st.tuples(int32s, texts)
     ending = st.tuples(st.none(), st.just([])) | st.tuples(texts, st.lists(record, max_size=3))
     partition = st.tuples(int32s, int16s, int64s, int64s, int64s, ending)
@@ -246,13 +246,13 @@ def responses(draw):
 
 
 @given(response=responses())
-def test_a_response_is_written_byte_for_byte_as_the_codec_writes_it(response):
+def test_response_equals_that_of_codec(response):
     version, theirs, ours = response
     assert bytes(write_produce_response(ours, version)) == bytes(theirs.encode(version=version))
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_many_partitions_are_written_as_the_codec_writes_them(version):
+def test_response_with_many_partitions_equals_that_of_codec(version):
     topic = named("t", version)[0] if version < 13 else {"topic_id": None}
     ours = ProduceResponse(
         [
