@@ -86,8 +86,8 @@ class StoreLock:
         self._has_logged_failure = False
         self._is_heartbeat_in_flight = False
         self._queued_confirmations: list[Deferred[None]] = []
-        """`confirm` calls that wait for the next heartbeat; `_sent_confirmations` wait for the one
-        in flight.
+        """`confirm` calls waiting for the next heartbeat; `_sent_confirmations`: for the one in
+        flight.
         """
         self._sent_confirmations: list[Deferred[None]] = []
 
@@ -228,9 +228,7 @@ class StoreLock:
         self._timer = self._reactor.callLater(delay, call)
 
     def _reacquire(self) -> None:
-        """Handle a refusal by the broker: find the holder, and reacquire the lock if there is no
-        other.
-        """
+        """Handle a refusal by the broker: reacquire the lock if no other process holds it."""
         self._timer = None
         if self._refused_since is None:
             self._refused_since = time.monotonic()
@@ -333,9 +331,7 @@ class StoreLock:
 
 
 def appears_dead(holder: LockHolder, seconds: float) -> bool:
-    """Whether the holder's process has ended on this host, or its last message is older than
-    `seconds`.
-    """
+    """Whether the process ended on this host, or its last message is older than `seconds`."""
     return not _may_be_alive(holder) or time.time() - holder.said > seconds
 
 

@@ -68,8 +68,9 @@ class PulsarSettings:
     """Check at start that the cluster has everything the gateway needs; takes half a second."""
 
     send_timeout_seconds: float = 30.0
-    """Time for the acknowledgement of a message. After that its outcome is unknown and its log is
-    reopened. The client library's default.
+    """Time for the acknowledgement of a message.
+
+    After that its outcome is unknown and its log is reopened. The client library's default.
     """
 
     operation_timeout_seconds: float = 30.0
@@ -79,29 +80,33 @@ class PulsarSettings:
     """Time to connect to a broker. The client library's default."""
 
     close_timeout_seconds: float = 10.0
-    """Time for each step of closing, such as waiting for acknowledgements. The client library may
-    never return if no broker answers.
+    """Time for each step of closing, such as waiting for acknowledgements.
+
+    The client library may never return if no broker answers.
     """
 
     admin_timeout_seconds: float = 30.0
     """Time for one call of the admin API."""
 
     admin_connections: int = 8
-    """Concurrent connections to the admin API. A start makes calls for each topic and must not
-    flood a broker.
+    """Concurrent connections to the admin API.
+
+    A start makes calls for each topic and must not flood a broker.
     """
 
     admin_answer_bytes: int = 64 * MIB
     """Largest response of the admin API: the names of half a million topics."""
 
     refresh_seconds: float = 30.0
-    """Interval at which the list of topics is refreshed. Topics created or deleted by other clients
-    are noticed within this time.
+    """Interval at which the list of topics is refreshed.
+
+    Topics created or deleted by other clients are noticed within this time.
     """
 
     refresh_topics: int = 1000
-    """Known topics whose properties are read again in each refresh, with one call each. New and
-    deleted topics are noticed without this.
+    """Known topics whose properties are read again in each refresh, with one call each.
+
+    New and deleted topics are noticed without this.
     """
 
     tail_bytes: int = 64 * MIB
@@ -113,8 +118,9 @@ class PulsarSettings:
     """
 
     queue_bytes: int = 256 * MIB
-    """Payload waiting for Pulsar's acknowledgement. Appends above this are refused and may be
-    retried.
+    """Payload waiting for Pulsar's acknowledgement.
+
+    Appends above this are refused and may be retried.
     """
 
     queue_operations: int = 100_000
@@ -126,9 +132,10 @@ class PulsarSettings:
     """
 
     reserve_offsets: int = 1_000_000
-    """Offsets that are reserved in a partition's row at a time. One small row is written per this
-    many records. At most this many offsets are skipped if the gateway is killed and Pulsar has
-    trimmed the whole partition.
+    """Offsets that are reserved in a partition's row at a time.
+
+    One small row is written per this many records. At most this many offsets are skipped if the
+    gateway is killed and Pulsar has trimmed the whole partition.
     """
 
     compacted_bytes: int = 32 * MIB
@@ -137,8 +144,9 @@ class PulsarSettings:
     """
 
     compacted_windows: int = 10_000
-    """Replaced ranges of a partition, each a row of 100 bytes. With 4 MiB each this is 40 GiB after
-    compaction.
+    """Replaced ranges of a partition, each a row of 100 bytes.
+
+    With 4 MiB each this is 40 GiB after compaction.
     """
 
     compacted_garbage_bytes: int = 64 * MIB
@@ -152,13 +160,15 @@ class PulsarSettings:
     """
 
     lowered_seconds: float = 20.0
-    """Longest time for which a topic's retention is lowered, which normally takes one second. A
-    process that was suspended meanwhile gives up the trim.
+    """Longest time for which a topic's retention is lowered, which normally takes one second.
+
+    A process that was suspended meanwhile gives up the trim.
     """
 
     settling_seconds: float = 60.0
-    """Time after a topic's retention was restored until its protective subscription is removed. By
-    then every broker has applied the policy (they take milliseconds), and a process that was
+    """Time after a topic's retention was restored until its protective subscription is removed.
+
+    By then every broker has applied the policy (they take milliseconds), and a process that was
     suspended during a trim has given it up. No request waits for this.
     """
 
@@ -174,8 +184,9 @@ class PulsarSettings:
     """Open readers kept for sequential consumers; the least recently used one is closed first."""
 
     read_timeout_seconds: float = 10.0
-    """Time for reading a message that must exist, or the messages of one read. The threads are few,
-    and clients end a fetch after 30 s.
+    """Time for reading a message that must exist, or the messages of one read.
+
+    The threads are few, and clients end a fetch after 30 s.
     """
 
     foreign_messages: int = 100_000
@@ -189,22 +200,27 @@ class PulsarSettings:
     """
 
     reader_queue_messages: int = 8
-    """Prefetch of a reader that has not read a message yet. With the largest messages, 5 MiB, this
-    is 40 MiB.
+    """Prefetch of a reader that has not read a message yet.
+
+    With the largest messages, 5 MiB, this is 40 MiB.
     """
 
     index_marks: int = 4096
-    """Entries of a log's offset index, about 150 bytes each. When it is full, every second entry is
-    dropped.
+    """Entries of a log's offset index, about 150 bytes each.
+
+    When it is full, every second entry is dropped.
     """
 
     table_burst_bytes: int = 4 * MIB
-    """Rows of a state table that are stored in one step, and so the largest `put`. They are one
-    message; the start fails if the brokers accept less.
+    """Rows of a state table that are stored in one step, and so the largest `put`.
+
+    They are one message; the start fails if the brokers accept less.
     """
 
     table_queue_bytes: int = 64 * MIB
-    """Rows of one state table waiting to be stored. Puts above this are refused and may be retried.
+    """Rows of one state table waiting to be stored.
+
+    Puts above this are refused and may be retried.
     """
 
     table_rows_at_once: int = 2000
@@ -213,8 +229,9 @@ class PulsarSettings:
     """
 
     table_reader_messages: int = 1000
-    """Prefetch, in rows, while a table is loaded. Rows are small, and a broker counts each row of
-    an entry.
+    """Prefetch, in rows, while a table is loaded.
+
+    Rows are small, and a broker counts each row of an entry.
     """
 
     table_compaction_bytes: int = 64 * MIB
@@ -224,8 +241,9 @@ class PulsarSettings:
     """
 
     table_upkeep_seconds: float = 30.0
-    """Interval at which the store checks whether a table's topic needs compaction. At 10 MB/s of
-    rows this is five times `table_compaction_bytes`.
+    """Interval at which the store checks whether a table's topic needs compaction.
+
+    At 10 MB/s of rows this is five times `table_compaction_bytes`.
     """
 
     lock_beat_seconds: float = 5.0
@@ -240,22 +258,26 @@ class PulsarSettings:
     """
 
     mirror_cursors: bool = False
-    """Whether committed offsets of Kafka groups move Pulsar subscriptions of the same name. Off by
-    default: an unused subscription keeps Pulsar from deleting unacknowledged messages and can stop
-    producers by a backlog quota, which Kafka groups never do.
+    """Whether committed offsets of Kafka groups move Pulsar subscriptions of the same name.
+
+    Off by default: an unused subscription keeps Pulsar from deleting unacknowledged messages and
+    can stop producers by a backlog quota, which Kafka groups never do.
     """
 
     mirror_seconds: float = 10.0
-    """Longest delay of those subscriptions. Operators and alarms check backlogs about once a
-    minute.
+    """Longest delay of those subscriptions.
+
+    Operators and alarms check backlogs about once a minute.
     """
 
     mirror_moves_per_second: int = 20
-    """Calls per second that move those subscriptions. Each takes a broker about 10 ms, so this is
-    at most a fifth of one core of one broker.
+    """Calls per second that move those subscriptions.
+
+    Each takes a broker about 10 ms, so this is at most a fifth of one core of one broker.
     """
 
     mirror_waiting: int = 10_000
-    """Group partitions waiting to be mirrored, about 300 bytes each. At twenty a second these take
-    eight minutes.
+    """Group partitions waiting to be mirrored, about 300 bytes each.
+
+    At twenty a second these take eight minutes.
     """

@@ -1,5 +1,4 @@
-"""The store on a Pulsar cluster: opens and closes its parts, and creates logs and tables on first
-use.
+"""The store on a Pulsar cluster: opens and closes its parts, creates logs and tables on first use.
 
 Topics are managed by `TopicCatalog`.
 """
@@ -130,8 +129,9 @@ class PulsarStore:
             raise StorageFailed(f"invalid row in table {TABLE}: {error}") from None
 
     async def close(self) -> None:
-        """`Store.close`; each step ends within `close_timeout_seconds`, even if Pulsar does not
-        answer.
+        """`Store.close`.
+
+        Each step ends within `close_timeout_seconds`, even if Pulsar does not answer.
         """
         if not self._is_open:
             return
@@ -219,8 +219,9 @@ class PulsarStore:
             self._mirror.note(group, topic, partition, offset)
 
     async def _cursor_position(self, name: str, index: int, offset: int) -> CursorPosition | None:
-        """The position of a group's cursor; None if the partition is not open here or has no such
-        offset.
+        """The position of a group's cursor.
+
+        Returns None if the partition is not open here or does not have the offset.
         """
         log = self._logs.created.get((name, index))
         if log is None or not log.start_offset <= offset <= log.end_offset:
@@ -243,8 +244,9 @@ class PulsarStore:
         await self._catalog.create(topic)
 
     async def alter_topic(self, topic: Topic) -> None:
-        """`Store.alter_topic`. Logs whose entry format changed are closed; the next `log` reopens
-        them.
+        """`Store.alter_topic`.
+
+        Logs whose entry format changed are closed; the next `log` reopens them.
         """
         self._check_open()
         await self._catalog.alter(topic)
@@ -281,9 +283,7 @@ class PulsarStore:
                 await self._delete_partition_state(partition)
 
     async def _wait_until_opened(self, name: str) -> None:
-        """Wait until the topic's logs that are being opened are open, up to
-        `operation_timeout_seconds`.
-        """
+        """Wait, up to `operation_timeout_seconds`, until no log of the topic is being opened."""
         seconds = self.settings.operation_timeout_seconds
         # On timeout the list fires with the cancelled ones among its results.
         opened = self._logs.wait_for_pending(lambda key: key[0] == name)
@@ -319,8 +319,8 @@ class PulsarStore:
             logger.warning("state of a deleted partition not removed: %s", error)
 
     def _topics_changed(self) -> None:
-        """Close logs of topics that were deleted, recreated or switched to another format
-        elsewhere.
+        """Close logs of topics that another client deleted, recreated or switched to another
+        format.
         """
         for (name, index), log in list(self._logs.created.items()):
             topic = self.topics.get(name)
@@ -344,8 +344,7 @@ class PulsarStore:
             )
 
     async def _delete_state_if_gone(self, key: bytes, full_name: str) -> None:
-        """Delete the state of a partition that was deleted elsewhere, after checking that it is
-        gone.
+        """Delete the state of a partition that another client deleted, if it is really gone.
 
         Its side topic may be large.
         """
@@ -425,7 +424,7 @@ class PulsarStore:
 
     @property
     def may_be_lost(self) -> bool:
-        """`Store.may_be_lost`: after a log was fenced by another process, or after this one was
+        """`Store.may_be_lost`: a log was fenced by another process, or this process was
         suspended.
         """
         return self._suspicions() > self._suspicions_when_confirmed or not self._lock.is_held

@@ -72,8 +72,7 @@ class Overlay:
     async def _between(
         self, ranges: ReplacedRanges, offset: int, end: int, max_bytes: int
     ) -> tuple[list[Entry], int]:
-        """Entries of the topic up to the next replaced range, and the offset up to which they are
-        complete.
+        """Entries of the topic up to the next replaced range, and the offset that they reach.
 
         Reads past the beginning of that range to be sure that no entry before it is missing.
         """

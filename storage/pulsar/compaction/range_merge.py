@@ -15,14 +15,17 @@ from storage.pulsar.log.partition_rows import PartitionState
 from storage.pulsar.settings import MIB, PulsarSettings
 
 COPY_BYTES = 4 * MIB
-"""Bytes copied in one step, and largest size of a merged range, because a replacement batch is read
-as a whole.
+"""Bytes copied in one step, and largest size of a merged range.
+
+A batch of replacement entries is read as a whole, so it must not be large.
 """
 
 MIN_RANGES = 64
 MAX_RANGE_EXCESS = 4
-"""Ranges are merged if there are more than MIN_RANGES, plus MAX_RANGE_EXCESS for each COPY_BYTES
-that they hold. This keeps the number of times that a byte is copied small.
+"""Limits above which ranges are merged.
+
+These are MIN_RANGES, plus MAX_RANGE_EXCESS for each COPY_BYTES in the ranges, so that a byte is
+copied only a few times.
 """
 
 
@@ -45,9 +48,7 @@ class RangeMerger:
 
     @property
     def is_near_limit(self) -> bool:
-        """Whether the number of ranges exceeds half of `compacted_windows`, above which compaction
-        is refused.
-        """
+        """Whether half of `compacted_windows` is in use; compaction is refused when all are."""
         return len(self._partition.replaced_ranges) > self._max_ranges // 2
 
     async def merge_end(self, start: int, end: int, end_bytes: int) -> int:
@@ -94,8 +95,9 @@ class RangeMerger:
         return True
 
     async def merge(self) -> bool:
-        """Merge some adjoining ranges if there are too many; returns whether it did. Raises
-        StorageFailed.
+        """Merge some adjoining ranges if there are too many; returns whether it did.
+
+        Raises StorageFailed.
         """
         ranges = self._partition.replaced_ranges
         if (

@@ -90,8 +90,7 @@ class EntryReplacer:
         window: RangeExtent,
         entries: Sequence[Entry],
     ) -> None:
-        """Show `entries` in the range `window`, and `added` in place of `dropped`, in one atomic
-        step.
+        """In one atomic step, show `entries` in `window`, and replace `dropped` by `added`.
 
         Raises StorageFailed, EntryTooLarge.
         """
@@ -115,7 +114,7 @@ class EntryReplacer:
     async def _readable(
         self, offset: int, first: int, last: int, end: int
     ) -> list[tuple[int, int, int]]:
-        """Base offset, last offset and size of each entry within `first` to `last`, from `offset`
+        """Base offset, last offset and size of the entries within `first` to `last`, from `offset`
         on.
         """
         found: list[tuple[int, int, int]] = []

@@ -111,8 +111,9 @@ class SpaceReclaimer:
         return True
 
     async def _locked(self, step: Callable[[int, LogEnd], Awaitable[T]]) -> T:
-        """Run one step while holding the partition's lock. Other changes may happen between
-        steps.
+        """Run one step while holding the partition's lock.
+
+        Other changes may happen between steps.
         """
         await self._partition.lock.acquire()
         try:

@@ -49,16 +49,18 @@ TIME_TO_LIVE = "messageTTL"
 
 TRIM_ATTEMPTS = 25
 TRIM_RETRY_SECONDS = 0.2
-"""A policy takes effect some milliseconds after it was set. If a broker needs more than five
-seconds, the trim is repeated with the next round of compaction.
+"""A policy takes effect some milliseconds after it was set.
+
+If a broker needs more than five seconds, the trim is repeated with the next round of compaction.
 """
 
 log = logging.getLogger(__name__)
 
 
 class RetentionTrimmer:
-    """Trims topics of one cluster. All methods raise StorageFailed if a broker fails or does not
-    answer.
+    """Trims topics of one cluster.
+
+    All methods raise StorageFailed if a broker fails or does not answer.
     """
 
     def __init__(
@@ -71,9 +73,7 @@ class RetentionTrimmer:
         self._pause = pause
         self._settings = settings
         self._restored_at: dict[str, float] = {}
-        """Time when a topic's retention was restored, for topics that still have the
-        subscription.
-        """
+        """Time when a topic's retention was restored, while it still has the subscription."""
 
     async def refusal(self, found: PulsarTopic) -> str:
         """Why the topic's retention must not be lowered, and what to do; empty if it may be."""
@@ -151,9 +151,7 @@ class RetentionTrimmer:
             )
 
     def check_time(self, since: float) -> None:
-        """Raise StorageFailed if `lowered_seconds` have passed: the subscription may have been
-        removed.
-        """
+        """Raise StorageFailed after `lowered_seconds`: the subscription may have been removed."""
         if clock_seconds() - since > self._settings.lowered_seconds:
             raise StorageFailed(
                 f"trim aborted: lowering the retention took longer than "
@@ -182,9 +180,7 @@ class RetentionTrimmer:
         log.warning("topic not trimmed yet, retrying with the next compaction topic=%s", topic)
 
     def is_restored(self, found: PulsarTopic) -> bool:
-        """Whether this process has restored the topic's retention, so that it may be lowered
-        again.
-        """
+        """Whether this process restored the topic's retention, so that it may be lowered again."""
         return found.full_name in self._restored_at
 
     def forget(self, found: PulsarTopic) -> None:

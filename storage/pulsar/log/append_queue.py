@@ -34,8 +34,7 @@ from storage.pulsar.log.partition_rows import Epochs, PartitionState, add_epoch
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_OVERHEAD = 1024
-"""Upper limit for the header and the library's metadata in a message; about 200 bytes in practice.
-"""
+"""Upper limit for the header and the library's metadata in a message; about 200 bytes are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,9 @@ class AppendQueue:
         self._reservation_error: StorageError | None = None
 
     def append(self, entries: Sequence[Entry]) -> Deferred[None]:
-        """`PartitionLog.append`. A payload that is not bytes is copied once; the tail cache keeps
-        the copy.
+        """`PartitionLog.append`.
+
+        A payload that is not bytes is copied once; the tail cache keeps the copy.
         """
         result: Deferred[None] = Deferred()
         try:
@@ -276,8 +276,9 @@ class AppendQueue:
                 self._on_stored(messages)
 
     def _fail_pending(self, failure: StorageError) -> None:
-        """Fail the appends that were not sent. Their offsets become free after the last one has
-        failed.
+        """Fail the appends that were not sent.
+
+        Their offsets become free after the last one has failed.
         """
         if not isinstance(failure, StorageFailed):
             self.end(failure)

@@ -28,8 +28,9 @@ _OrNone = Annotated[int, msgspec.Meta(ge=-1, le=_MAX_INT64)]
 """-1 means none."""
 
 _ENTRY_HEADER = struct.Struct(">qqqI")
-"""For each entry of a message with several: base offset, last offset, max timestamp and payload
-bytes. These headers precede the payloads.
+"""Header of each entry in a message with several entries.
+
+Base offset, last offset, max timestamp and payload bytes. These headers precede the payloads.
 """
 
 

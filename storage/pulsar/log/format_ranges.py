@@ -21,7 +21,7 @@ SCAN_BYTES = 1 << 20
 
 
 class FormatRangeReader(Protocol):
-    """Reads a range that is no longer written to, from `first_offset` up to, but without,
+    """Reads a range that is no longer written to: offsets from `first_offset` to before
     `end_offset`.
     """
 

@@ -22,8 +22,9 @@ INITIAL_SPACING = 64 << 10
 
 
 class Position(NamedTuple):
-    """Position of a message in its topic. Later messages compare greater, because Pulsar assigns
-    ledger ids in ascending order.
+    """Position of a message in its topic.
+
+    Later messages compare greater, because Pulsar assigns ledger ids in ascending order.
     """
 
     ledger_id: int
@@ -125,9 +126,7 @@ class OffsetIndex:
             self._extend_scan(header)
 
     def skip_older(self, offset: int, timestamp: int) -> int:
-        """The first offset from `offset` on at which a `max_timestamp` of `timestamp` or more is
-        possible.
-        """
+        """The first offset from `offset` on at which a message may have reached `timestamp`."""
         index = bisect_right(self._offsets, offset) - 1
         while 0 <= index < len(self._offsets) and self._greatest[index] < timestamp:
             index += 1

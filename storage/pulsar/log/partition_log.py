@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 class PulsarLog:
-    """A `PartitionLog`. `on_end` is called once, with the reason, when the log was fenced or
-    closed.
+    """A `PartitionLog`.
+
+    `on_end` is called once, with the reason, when the log was fenced or closed.
     """
 
     def __init__(
@@ -192,8 +193,7 @@ class PulsarLog:
         self._move_start(offset, before)
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
-        """`PartitionLog.retain`. The search runs only if the first entry shows that something
-        expires.
+        """`PartitionLog.retain`. Searches only if the first entry shows that something expires.
 
         The partition's lock is held from the search to the deletion, because other deletions and
         replacements change how many bytes remain.
@@ -288,15 +288,17 @@ class PulsarLog:
         await self._append_queue.idle()
 
     async def store_end_offset(self) -> None:
-        """Set the reserved offset to the end offset. Call it after the last append. Raises
-        StorageError.
+        """Set the reserved offset to the end offset.
+
+        Call it after the last append. Raises StorageError.
         """
         if self._append_queue.has_stored_epoch and not self.has_ended:
             await self.partition.change(reserved=self._end.offset)
 
     def close(self) -> Deferred[None]:
-        """Close the log because the topic was deleted or the store is closing. Fires when the
-        producer is closed.
+        """Close the log because the topic was deleted or the store is closing.
+
+        Fires when the producer is closed.
         """
         return self._append_queue.end(
             LogClosed("the log was closed: its topic was deleted or the store is closing")

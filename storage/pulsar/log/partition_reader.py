@@ -70,8 +70,7 @@ class PartitionReader:
         return stored
 
     async def last(self, before: Position | None = None) -> StoredMessage | None:
-        """The last message, or the last before `before`, which may be a marker; None if there is
-        none.
+        """The last message, or the last before `before`, possibly a marker; None if there is none.
 
         The client library may resend messages, so that the last one ends at a lower offset than
         messages sent earlier. Those were never acknowledged, and are void after `add_epoch` for the
@@ -252,9 +251,7 @@ class PartitionReader:
         )
 
     async def _first_reaching(self, timestamp: int, end: int) -> StoredMessage | None:
-        """The first existing message before `end` with a `greatest_timestamp` of at least
-        `timestamp`.
-        """
+        """The first message before `end` whose `greatest_timestamp` is at least `timestamp`."""
         low, high = (
             self._index.before_time(timestamp),
             self._index.at_time(timestamp) or await self._newest_index_entry(),

@@ -20,8 +20,9 @@ from storage.pulsar.compaction.replaced_ranges import ReplacedRange, ReplacedRan
 TABLE = "_partitions"
 
 MAX_EPOCHS = 256
-"""Leader epochs kept per partition, about six bytes each. Each opening adds one; the oldest are
-dropped.
+"""Leader epochs kept per partition, about six bytes each.
+
+Each opening adds one; the oldest are dropped.
 """
 
 Epochs = tuple[tuple[int, int], ...]
@@ -116,14 +117,13 @@ class PartitionState:
         self.replaced_ranges = replaced_ranges or ReplacedRanges()
         self.lock = DeferredLock()
         self.producer_released: Deferred[None] = succeed(None)
-        """Fires when the broker has settled the last log's messages and closed its producer, or its
-        connection is lost.
+        """Fires when the broker has closed the last log's producer, or its connection is lost.
+
+        Before that, messages of that log may still be stored.
         """
         self._change_lock = DeferredLock()
         self._uncertain_rows: dict[bytes, bytes | None] = {}
-        """Correct values of rows whose put failed but may have been stored; the next put repeats
-        them.
-        """
+        """Correct values of rows whose put failed but may be stored; the next put repeats them."""
 
     async def change(self, rows: Mapping[bytes, bytes | None] | None = None, **fields: Any) -> None:
         """Change fields of the row, and other `rows`, in one atomic put.

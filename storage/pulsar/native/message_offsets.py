@@ -22,8 +22,10 @@ START = Position(-1, -1)
 
 
 class MessageLocation(NamedTuple):
-    """The entry of a message (of its last chunk, if chunked), its number in the entry, the number
-    of messages in the entry, and the entry of the first chunk.
+    """Location of a message.
+
+    `position` is its entry (that of the last chunk, if chunked), `number` its place among the
+    `messages` of the entry, and `first_chunk` the entry of the first chunk.
     """
 
     position: Position
@@ -99,9 +101,7 @@ class IndexCounter:
         self._position, self._index = position, last_index
 
     def next(self, location: MessageLocation) -> int | None:
-        """The index of the last message in the entry; None if it must be read and set with
-        `anchor`.
-        """
+        """The index of the entry's last message; None if it must be read and set with `anchor`."""
         ledger, entry = self._position
         if location.position != (ledger, entry + 1) or location.first_chunk is not None:
             return None

@@ -1,5 +1,6 @@
-"""`PartitionLog` on a topic shared with native clients; the broker assigns offsets (decision
-017).
+"""`PartitionLog` on a topic shared with native clients (decision 017).
+
+The broker assigns the offsets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Opens a log in the format `pulsar`: reads its start and end from the broker, then follows its
-tail.
-"""
+"""Opens a log in the format `pulsar`: reads its bounds from the broker, then follows its tail."""
 
 from __future__ import annotations
 

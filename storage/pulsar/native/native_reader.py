@@ -21,13 +21,15 @@ from storage.pulsar.native.message_offsets import (
 from storage.pulsar.native.record_messages import MessageFields, record_from_message
 
 CHUNK_LOOKBACK = 20
-"""Entries by which a read starts earlier. A chunked message is delivered only to readers that start
-at or before its first chunk.
+"""Entries by which a read starts earlier.
+
+A chunked message is delivered only to readers that start at or before its first chunk.
 """
 
 MESSAGE_WAIT_MS = 2000
-"""Time to wait for a message that must exist. After that the reader asks the broker whether there
-are more, and waits once more if so.
+"""Time to wait for a message that must exist.
+
+After that the reader asks the broker whether there are more, and waits once more if so.
 """
 
 
@@ -83,9 +85,7 @@ def pack_entry(
 
 
 def reading_start(position: Position) -> pulsar.MessageId:
-    """Where to start reading so that a chunked message ending at or shortly after `position` is
-    delivered.
-    """
+    """Where to start so that a chunked message ending at, or shortly after, `position` is read."""
     return pulsar.MessageId(-1, position.ledger_id, max(0, position.entry_id - CHUNK_LOOKBACK), -1)
 
 

@@ -1,6 +1,4 @@
-"""Sends appends of a native log: unpacks batches in a thread, in order, and sends each as one
-entry.
-"""
+"""Sends appends of a native log: unpacks batches in a thread and sends each as one entry."""
 
 from __future__ import annotations
 
@@ -30,8 +28,9 @@ from storage.pulsar.native.record_messages import MessageFields, message_from_re
 log = logging.getLogger(__name__)
 
 UNLIMITED = 1 << 30
-"""The library must not end a batch by size (bytes), count or delay (milliseconds): a batch is
-flushed when all of its records are in it.
+"""Disables the library's own batch limits: size in bytes, messages, and delay in milliseconds.
+
+A batch is flushed when all of its records are in it.
 """
 
 
@@ -60,8 +59,9 @@ class PendingAppend:
 
 
 def build_message(fields: MessageFields) -> Any:
-    """The library's message. Its Python wrapper accepts only text as ordering key; Kafka's keys are
-    bytes.
+    """The library's message.
+
+    Its Python wrapper accepts only text as ordering key; Kafka's keys are bytes.
     """
     builder = _pulsar.MessageBuilder()
     if fields.content is None:
@@ -240,8 +240,9 @@ class NativeSender:
             self._records -= pending.records
 
     def end(self, error: StorageError) -> Deferred[None]:
-        """Stop sending. The outcome of batches in flight is unknown. Fires when the producer is
-        closed.
+        """Stop sending.
+
+        The outcome of batches in flight is unknown. Fires when the producer is closed.
         """
         if self.has_ended:
             return succeed(None)

@@ -32,8 +32,10 @@ from storage.pulsar.log.entry_messages import ENTRY_FORMAT, HEADER
 DETAILS_PROPERTY = "kopgate.record"
 
 RESERVED_PROPERTIES = frozenset((DETAILS_PROPERTY, HEADER, ENTRY_FORMAT))
-"""Properties with a meaning for the store. A header with such a name is stored only in
-`kopgate.record`; otherwise a producer could forge these properties.
+"""Properties with a meaning for the store.
+
+A header with such a name is stored only in `kopgate.record`; otherwise a producer could forge these
+properties.
 """
 
 NO_EVENT_TIME = 0
@@ -107,8 +109,9 @@ def message_from_record(
 
 
 def record_from_message(fields: MessageFields) -> tuple[PlainRecord, ProducerSequence | None]:
-    """The record in a message of any writer. Never raises: an invalid `kopgate.record` is treated
-    like any other property.
+    """The record in a message of any writer.
+
+    Never raises: an invalid `kopgate.record` is treated like any other property.
     """
     properties = fields.properties or {}
     details = _parse_details(properties)

@@ -18,21 +18,21 @@ MAX_CACHED_CURSORS = 4
 """Cached readers per partition, for sequential consumers behind the cached tail."""
 
 MAX_CLOCK_SKEW_MS = 3_600_000
-"""How far a producer's clock may be ahead of the broker's. Searches by timestamp skip entries that
-were published longer before that timestamp.
+"""How far a producer's clock may be ahead of the broker's.
+
+Searches by timestamp skip entries that were published longer before that timestamp.
 """
 
 READER_QUEUE_MESSAGES = (8, 1000)
-"""Smallest and largest prefetch of a reader; between them it is `reader_queue_bytes` divided by the
-average message size.
+"""Smallest and largest prefetch of a reader.
+
+Between them it is `reader_queue_bytes` divided by the average message size.
 """
 
 
 @dataclass(eq=False, slots=True)
 class ReadCursor:
-    """A reader with its index counter and the entries read ahead; `next_offset` is where it
-    continues.
-    """
+    """A reader with its index counter and entries read ahead; it continues at `next_offset`."""
 
     reader: NativeReader
     counter: IndexCounter = field(default_factory=IndexCounter)
@@ -123,8 +123,8 @@ class NativeEntries:
         return found and found[0]
 
     async def offset_for_publish_time(self, timestamp: int) -> int | None:
-        """The first offset at which records with `timestamp` or later are possible; None if there
-        are none.
+        """The first offset at which records may have `timestamp` or later; None if there are
+        none.
         """
         entries = await self.finder.entries()
         found = await self.finder.first(

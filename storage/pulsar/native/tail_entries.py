@@ -23,8 +23,9 @@ from storage.pulsar.native.stored_entries import NativeEntries
 logger = logging.getLogger(__name__)
 
 INDEX_ATTEMPTS, INDEX_RETRY_SECONDS = 10, 1.0
-"""Attempts and their interval to read an entry's index before the log ends. While a broker starts,
-its admin API may be available later than its topics.
+"""Attempts and their interval to read an entry's index before the log ends.
+
+While a broker starts, its admin API may be available later than its topics.
 """
 
 

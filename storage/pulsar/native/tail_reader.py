@@ -23,9 +23,7 @@ from storage.pulsar.native.native_reader import (
 
 
 class ByteGate:
-    """Limits the bytes in flight from the library's thread to the reactor's; blocks above the
-    limit.
-    """
+    """Limits the bytes in flight from the library's thread to the reactor's; blocks above it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -21,8 +21,9 @@ MAX_MESSAGE_OVERHEAD = 64
 """Upper limit for the metadata of a row in a batch, including length fields."""
 
 END_KEY = "\u2403"
-"""Key of the message that marks the end for a loader. No byte of a row's key maps to this
-character.
+"""Key of the message that marks the end for a loader.
+
+No byte of a row's key maps to this character.
 """
 
 LOCK_TOPIC = "lock"
@@ -40,7 +41,8 @@ def table_topic(settings: PulsarSettings, table: str) -> str:
     """
     is_plain = _PLAIN.fullmatch(table) and "-partition-" not in table and table != LOCK_TOPIC
     local = table if is_plain else f"hex.{table.encode().hex()}"
-    return f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{INTERNAL_PREFIX}.{local}"
+    namespace = f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}"
+    return f"{namespace}/{INTERNAL_PREFIX}.{local}"
 
 
 def message_key(key: bytes) -> str:

@@ -55,10 +55,10 @@ class PulsarTable:
         await self._writer.close()
 
     async def items(self) -> list[tuple[bytes, bytes]]:
-        """All rows in key order, read from Pulsar and not cached. Raises StorageFailed, Fenced,
-        LogClosed.
+        """All rows in key order, read from Pulsar and not cached.
 
-        Writes a message first, so it succeeds only if a put would.
+        Raises StorageFailed, Fenced, LogClosed. Writes a message first, so it succeeds only if a
+        put would.
         """
         await self._loading.acquire()
         try:

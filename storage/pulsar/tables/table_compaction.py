@@ -96,8 +96,9 @@ class TableCompactor:
         self._is_failing = False
 
     async def prepare(self) -> None:
-        """Create the topic and its compaction cursor, before any row is written. Raises
-        StorageFailed.
+        """Create the topic and its compaction cursor, before any row is written.
+
+        Raises StorageFailed.
         """
         await ensure_topic(self._admin, self._topic)
         space = await topic_space(self._admin, self._topic)

@@ -83,8 +83,9 @@ class TableWriter:
         self._is_failing = False
 
     async def open(self) -> None:
-        """Create the exclusive producer, fencing its predecessor. Raises StorageFailed,
-        UnknownTopic.
+        """Create the exclusive producer, fencing its predecessor.
+
+        Raises StorageFailed, UnknownTopic.
         """
         producer = await self._session.run(
             lambda: self._session.producer(
@@ -200,8 +201,9 @@ class TableWriter:
         thread.run(flush).addCallbacks(lambda _: self._burst_stored(size), self._burst_failed)
 
     def _check_published(self, before: int, last: int) -> None:
-        """Check that the id published last is that of the burst's last row. Raises
-        StorageFailed.
+        """Check that the id published last is that of the burst's last row.
+
+        Raises StorageFailed.
         """
         if last == before:
             raise StorageFailed(

@@ -1,4 +1,6 @@
-"""Tables on a broker, each as a process of its own would have it, and what a test does to their topics behind their back."""
+"""State tables on a real broker, each opened as by a separate process, and changes to their
+topics.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,16 @@ from tests.peers.tenant import Tenant
 
 T = TypeVar("T")
 
-#: A compaction takes half a second, two on cores that six others use; one whose messages do not come gives up after 30 (its phase one) or never.
+#: A compaction takes 0.5 s, or 2 s on a busy machine. If its messages do not arrive, it fails after
+#: 30 s (phase one) or never.
 PATIENCE_SECONDS = 60.0
-#: Of a compaction: in a broker that stands still for 30 s in the midst of one, requests of its own time out, and the compaction fails.
+#: Attempts of a compaction. It fails if the broker hangs for 30 s meanwhile, because the broker's
+#: own requests time out.
 ATTEMPTS = 3
 
 
 async def until_answered(call: Callable[[], Awaitable[T]]) -> T:
-    """The result of `call`, which is retried while Pulsar exceeds the timeouts of the store's settings."""
+    """The result of `call`, retried while Pulsar exceeds the timeouts in the store's settings."""
     while True:
         try:
             return await call()
@@ -37,7 +41,7 @@ async def until_answered(call: Callable[[], Awaitable[T]]) -> T:
 
 
 class BrokerTables:
-    """The tables of one namespace; closed together."""
+    """The tables of one namespace, closed together."""
 
     def __init__(self, tenant: Tenant, settings: PulsarSettings) -> None:
         self.tenant = tenant
@@ -51,7 +55,7 @@ class BrokerTables:
         settings: PulsarSettings | None = None,
         session: PulsarClient | None = None,
     ) -> PulsarTable:
-        """The table of that name, opened as by another process."""
+        """Open the table as another process would."""
         settings = settings or self.settings
         session = session or PulsarClient(settings, reactor)
         admin = PulsarAdmin(settings, reactor)
@@ -62,7 +66,7 @@ class BrokerTables:
         return table
 
     async def rows(self, name: str = "rows") -> list[tuple[bytes, bytes]]:
-        """What the next process would find."""
+        """The rows that the next process would load."""
         return await (await self.open(name)).items()
 
     def close(self) -> None:
@@ -72,24 +76,26 @@ class BrokerTables:
             settle(session.close())
 
     def admin(self, method: str, what: str = "", body: object = None, name: str = "rows") -> Any:
-        """A call about the table's topic; blocks."""
+        """Call the admin API for the table's topic. Blocking."""
         return self.tenant.admin(
             method, path_of(table_topic(self.settings, name)).lstrip("/") + what, body
         )
 
     def compact(self, name: str = "rows") -> None:
-        """Ask for a compaction and wait until it is done; where it fails it is asked for again, as by the gateway."""
+        """Start a compaction and wait for it; retry if it fails, as the gateway does."""
         self.admin("PUT", "/compaction", name=name)
         self.until_compacted(name, attempts=ATTEMPTS)
 
     def until_compacted(self, name: str = "rows", *, attempts: int = 1) -> None:
-        """Wait for the compaction that was asked for; where it fails, is lost or takes too long, the broker's word for that is in the AssertionError."""
+        """Wait for the compaction; raises AssertionError with its status if it fails or takes too
+        long.
+        """
         began = time.monotonic()
         said = []
         while (found := self.admin("GET", "/compaction", name=name))["status"] != "SUCCESS":
             took = time.monotonic() - began
             if found["status"] != "RUNNING":
-                # Pulsar does not try again by itself.
+                # Pulsar does not retry by itself.
                 said.append(f"after {took:.1f} s: {found}")
                 assert found["status"] == "ERROR", said
                 assert len(said) < attempts, said
@@ -98,17 +104,19 @@ class BrokerTables:
             time.sleep(0.02)
 
     def move(self, name: str = "rows") -> None:
-        """As when the topic moves to another broker: what the broker knew of it is gone, and a new ledger begins."""
+        """Unload the topic, as if it moved to another broker: its state is lost, a new ledger
+        begins.
+        """
         self.admin("PUT", "/unload", name=name)
 
     def trim(self) -> int:
-        """Have deleted what nothing keeps; the bytes that the topic takes then, what compaction left included."""
+        """Trim the topic; returns its bytes afterwards, including the compacted ledger."""
         self.admin("POST", "/trim")
         space = self.admin("GET", "/internalStats")
         return int(space["totalSize"]) + max(int(space["compactedLedger"]["size"]), 0)
 
     def send(self, *messages: tuple[str | None, bytes]) -> None:
-        """Messages that somebody else puts into the topic, by key and payload."""
+        """Send messages (key and payload) to the topic as another writer."""
         client = client_library.Client(
             self.settings.service_url,
             logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error),
@@ -119,7 +127,7 @@ class BrokerTables:
         client.close()
 
     def places(self) -> dict[str | None, tuple[int, int]]:
-        """Where each key was written last: ledger and entry, as they are before any compaction."""
+        """Ledger and entry of the last message of each key, ignoring compaction."""
         client = client_library.Client(
             self.settings.service_url,
             logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error),

@@ -1,4 +1,4 @@
-"""A compacted topic in a store on a real broker, with ledgers that end where a test says."""
+"""A compacted topic in a store on a real broker; tests choose where its ledgers end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 10_000
 
 
 class CompactedTopic:
-    """Topic `orders`."""
+    """Uses the topic `orders`."""
 
     store: PulsarStore
 
@@ -44,7 +44,7 @@ class CompactedTopic:
         return await self.store.log("orders", partition)
 
     async def fill(self, ledgers: int = 4, partition: int = 0) -> list[Entry]:
-        """Ten entries in each ledger, of which each has its offset as its time."""
+        """Append ten entries per ledger; the timestamp of an entry is its offset."""
         begin = (await self.log(partition)).end_offset
         entries = [sized(begin + n, SIZE, time=begin + n) for n in range(10 * ledgers)]
         for n, entry in enumerate(entries, 1):
@@ -54,27 +54,27 @@ class CompactedTopic:
         return entries
 
     def roll(self, partition: int = 0) -> None:
-        """What comes next is in another ledger."""
+        """Begin a new ledger."""
         self.tenant.admin("PUT", f"{self.path}-partition-{partition}/unload")
 
     def stats(self, partition: int = 0) -> Any:
         return self.tenant.admin("GET", f"{self.path}-partition-{partition}/internalStats")
 
     def size(self, partition: int = 0) -> int:
-        """Bytes that the partition's own topic takes in Pulsar."""
+        """Bytes of the partition's own topic in Pulsar."""
         return int(self.stats(partition)["totalSize"])
 
     async def settles(self) -> None:
-        """Returns when nothing is left of what was set while space was freed."""
+        """Wait until nothing temporary is left of a trim."""
         while self.traces():
             await self.rests()
 
     async def rests(self) -> None:
-        """Before it is looked again."""
+        """Pause between two checks."""
         await task.deferLater(reactor, 0.1)
 
     def traces(self) -> list[str]:
-        """What is set on the topic for a moment only."""
+        """The temporary settings of a trim that the topic still has."""
         found = [
             name
             for name in self.tenant.admin("GET", f"{self.path}/subscriptions")

@@ -1,4 +1,6 @@
-"""What tests of reading need: partitions on the broker of the fixture `pulsar`, and a side that reads them."""
+"""Fixtures for tests of reading: partitions on the broker of the fixture `pulsar`, and their
+readers.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,13 @@ def writer(pulsar: Tenant) -> Iterator[library.Client]:
 def partition(
     pulsar: Tenant, reading_settings: PulsarSettings, writer: library.Client
 ) -> PartitionTopic:
-    """An empty one."""
+    """An empty partition."""
     return PartitionTopic(pulsar, reading_settings, writer)
 
 
 @pytest.fixture
 def open_side(reading_settings: PulsarSettings) -> Iterator[SideOpener]:
-    """A side with these settings in place of the usual ones; closed after the test."""
+    """Opens a reading stack with these settings; closed after the test."""
     sides: list[ReadingStack] = []
 
     async def open_one(**others: Any) -> ReadingStack:
@@ -59,5 +61,5 @@ def open_side(reading_settings: PulsarSettings) -> Iterator[SideOpener]:
 
 @pytest.fixture
 def side(open_side: SideOpener) -> ReadingStack:
-    """Its readers fetch as many messages ahead as suits the small ones of most tests, so that none gives place to another."""
+    """A reading stack with a large prefetch, as suits the small messages of most tests."""
     return settle(open_side(reader_queue_messages=MAX_QUEUE_MESSAGES))

@@ -1,4 +1,4 @@
-"""The client library's side of one partition, where a test says what the broker answers and when; and a table whose puts it lands."""
+"""Fakes of the client library's producer, of a session and of a table; tests give the answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FakeMessageId:
 
 
 class FakeProducer:
-    """What was sent waits in `waiting`. `refuses` is raised by the next send."""
+    """Sent messages wait in `waiting` for `answer`. The next send raises `refuses`."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -43,7 +43,7 @@ class FakeProducer:
         self.waiting.append(callback)
 
     def answer(self, *results: Any) -> None:
-        """To the oldest that wait, in order."""
+        """Answer the oldest waiting messages, in order."""
         for result in results:
             self.waiting.pop(0)(result, FakeMessageId(len(self.sent) - len(self.waiting)))
 
@@ -53,7 +53,7 @@ class FakeProducer:
 
 
 class FakeWake:
-    """`run` is the reactor's turn."""
+    """Posted calls run in `run`, the reactor's turn."""
 
     def __init__(self) -> None:
         self.posted: list[Callable[[], None]] = []
@@ -68,7 +68,7 @@ class FakeWake:
 
 
 class FakeSession:
-    """Calls run at once."""
+    """Runs calls at once."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = PulsarSettings("pulsar://nowhere", "http://nowhere", **settings)
@@ -80,7 +80,7 @@ class FakeSession:
 
 
 class FakeTable:
-    """Puts land when the test says so."""
+    """Puts complete when a test calls `land`."""
 
     def __init__(self) -> None:
         self.puts: list[tuple[Mapping[bytes, bytes | None], Deferred[None]]] = []

@@ -1,6 +1,7 @@
-"""A process that has the store: `python -m tests.storage.pulsar.lock_holder NODE SERVICE_URL ADMIN_URL TENANT NAMESPACE`.
+"""A process that holds the store's lock.
 
-Prints `taken`, and the reason when it is lost; then it ends.
+`python -m tests.storage.pulsar.lock_holder NODE SERVICE_URL ADMIN_URL TENANT NAMESPACE`. Prints
+`taken`; when the lock is lost, prints the reason and exits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A native application that writes to a topic of its own, as no gateway would."""
+"""A native Pulsar application with its topic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.peers.tenant import Tenant
 
 
 class NativeApplication:
-    """Makes the topic, with one client of pulsar-client."""
+    """Creates the topic; uses one client of pulsar-client."""
 
     def __init__(self, pulsar: Tenant) -> None:
         self.settings = pulsar.settings()
@@ -21,7 +21,7 @@ class NativeApplication:
         self.client = client.Client(self.settings.service_url)
 
     def batch(self, *values: bytes) -> None:
-        """One entry."""
+        """Send the values as one entry."""
         producer = self.client.create_producer(
             self.topic, batching_enabled=True, batching_max_publish_delay_ms=60_000
         )
@@ -40,11 +40,11 @@ class NativeApplication:
             producer.close()
 
     def unload(self) -> None:
-        """The topic is closed and opened again: a new ledger begins."""
+        """Unload the topic, so that a new ledger begins."""
         self._tenant.admin("PUT", f"{path_of(self.topic).lstrip('/')}/unload")
 
     def trim(self) -> None:
-        """All that was written is deleted, as by a retention of nothing."""
+        """Delete all messages by setting the retention to nothing."""
         path = path_of(self.topic).lstrip("/")
         self._tenant.admin(
             "POST", f"{path}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}

@@ -1,4 +1,6 @@
-"""Partitions on a real broker, written by a plain client as the store would, or as others would; and readers of them."""
+"""Partitions on a real broker, written by a plain client as the store or other writers would, and
+their readers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache, St
 from storage.pulsar.settings import PulsarSettings
 from tests.peers.tenant import Tenant
 
-#: Header and payload of a message, or None for one that somebody else wrote.
+#: Header and payload of a message; None for a message of another writer.
 Written = tuple[Header, bytes] | None
 
 _numbers = itertools.count()
@@ -43,7 +45,7 @@ def header(
 
 
 def numbered(begin: int, end: int, size: int = 10, epoch: int = 0) -> list[Written]:
-    """A message for each offset."""
+    """One message per offset."""
     return [
         (
             header(offset, time=offset, before=offset * size, epoch=epoch),
@@ -54,7 +56,7 @@ def numbered(begin: int, end: int, size: int = 10, epoch: int = 0) -> list[Writt
 
 
 class PartitionTopic:
-    """The topic of a partition, written by a plain client. What it asks of the broker blocks."""
+    """The topic of a partition, written by a plain client. Calls block."""
 
     def __init__(self, tenant: Tenant, settings: PulsarSettings, client: library.Client) -> None:
         self.topic = f"persistent://{settings.tenant}/{settings.namespace}/t{next(_numbers)}"
@@ -66,7 +68,7 @@ class PartitionTopic:
     def write(
         self, messages: Sequence[Written], *, foreign_batches: bool = False
     ) -> list[Position]:
-        """Stores them in order; the place of each."""
+        """Store the messages in order; returns their positions."""
         producer = self._client.create_producer(
             self.topic,
             batching_enabled=foreign_batches,
@@ -89,7 +91,7 @@ class PartitionTopic:
         return [Position(place.ledger_id(), place.entry_id()) for _, place in results]
 
     def write_broken_text(self) -> None:
-        """A message whose properties are no UTF-8, which only a client that breaks Pulsar's protocol sends."""
+        """Send a message whose properties are not UTF-8, which Pulsar's protocol does not allow."""
         producer = self._client.create_producer(self.topic)
         message = native.MessageBuilder()
         message.content(b"of somebody else")
@@ -98,15 +100,15 @@ class PartitionTopic:
         producer.close()
 
     def roll(self) -> None:
-        """The next message goes to a new ledger."""
+        """Begin a new ledger."""
         self._tenant.admin("PUT", f"{self._path}/unload")
 
     def trim(self) -> None:
-        """All ledgers go but the one that is written to."""
+        """Delete all ledgers except the current one."""
         self._tenant.admin(
             "POST", f"{self._path}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
         )
-        # The policy takes a moment to be in force.
+        # The policy takes effect after a moment.
         while len(self.ledgers()) > 1:
             self._tenant.admin("POST", f"{self._path}/trim")
 
@@ -118,7 +120,7 @@ class PartitionTopic:
 
 
 class CountingSession(PulsarClient):
-    """A session that knows how many readers were opened in it."""
+    """Counts the readers that were opened."""
 
     readers = 0
 
@@ -128,7 +130,7 @@ class CountingSession(PulsarClient):
 
 
 class ReadingStack:
-    """All that a store has for reading, with its settings; `reader` reads a partition."""
+    """Everything a store uses for reading; `reader` reads a partition."""
 
     def __init__(self, settings: PulsarSettings, reactor: Any) -> None:
         self.settings = settings

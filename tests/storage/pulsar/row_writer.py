@@ -1,7 +1,8 @@
-"""The process that a crash test kills: puts rows as fast as they are acknowledged, and prints each acknowledgement.
+"""A process that a crash test kills: puts rows as fast as they are acknowledged.
 
-`python -m tests.storage.pulsar.row_writer SERVICE_URL ADMIN_URL TENANT NAMESPACE LANE`. A put sets the ROWS rows `LANE KIND n` to its number, and deletes
-those of the put before last; `put KIND NUMBER` is printed after the store acknowledged.
+`python -m tests.storage.pulsar.row_writer SERVICE_URL ADMIN_URL TENANT NAMESPACE LANE`. Each put
+sets the ROWS rows `LANE KIND n` to its number, and deletes those of the put before last. Prints
+`put KIND NUMBER` after each acknowledgement.
 """
 
 from __future__ import annotations

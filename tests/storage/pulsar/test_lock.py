@@ -1,4 +1,6 @@
-"""One process has the store: whoever comes second is told who has it, whoever is killed lets go, whoever loses it learns of that."""
+"""One process holds the store's lock; others learn who holds it, and a holder that loses it is
+notified.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ from tests.peers.tenant import Tenant
 pytestmark = pytest.mark.peer
 
 BEAT_SECONDS = 0.2
-#: Age of the last message after which a holder counts as gone; no busy process stalls for so long.
+#: Age of the last message after which a holder appears dead; no busy process stalls this long.
 SILENT_SECONDS = 1000.0
 HERE = socket.gethostname()
 
 
 class Locks:
-    """Locks of one store, each as in a process of its own."""
+    """Locks of one store, each held as by a separate process."""
 
     def __init__(self, settings: PulsarSettings) -> None:
         self.settings = replace(settings, lock_beat_seconds=BEAT_SECONDS)
@@ -70,7 +72,7 @@ class Locks:
         return lock
 
     def process(self, node: str) -> subprocess.Popen[str]:
-        """Another process that has taken the store."""
+        """Another process that has taken the lock."""
         names = ("service_url", "admin_url", "metadata_tenant", "metadata_namespace")
         command = [
             sys.executable,
@@ -114,7 +116,8 @@ def after(seconds: float) -> Deferred[None]:
 async def test_the_second_is_told_who_has_the_store_and_what_to_do(locks: Locks) -> None:
     await locks.taken("one")
     await after(BEAT_SECONDS * 2)
-    # Slow to take the first one, which beats as before, for gone.
+    # The second holder considers the first one, with its usual heartbeat, dead only after this
+    # time.
     second = await locks.make(lock_beat_seconds=5.0)
     with pytest.raises(StoreInUse) as caught:
         await second.take("two", False)
@@ -149,7 +152,7 @@ async def test_a_holder_keeps_the_store_when_its_topic_moves(locks: Locks, pulsa
     await locks.taken("one")
     for _ in range(3):
         pulsar.admin("PUT", f"{path_of(locks.topic).lstrip('/')}/unload")
-        # Who finds nobody there may take it: its holder is there again as soon as its client has noticed.
+        # The lock is free until its holder's client has noticed and reconnected.
         await until(lambda: is_held(locks, pulsar))
         await after(BEAT_SECONDS * 3)
     with pytest.raises(StoreInUse, match="'one'"):
@@ -252,7 +255,7 @@ async def test_a_lock_whose_last_message_is_no_holders_names_nobody(locks: Locks
 
 
 class foreign_producer:
-    """Somebody who takes the lock's topic by force and says nothing."""
+    """Takes over the lock's topic without announcing itself."""
 
     def __init__(self, locks: Locks) -> None:
         self._locks = locks
@@ -267,7 +270,7 @@ class foreign_producer:
 
 
 def is_held(locks: Locks, pulsar: Tenant) -> bool:
-    """Whether the broker knows of somebody who has the store."""
+    """Whether the broker has a producer that holds the lock."""
     return bool(pulsar.admin("GET", f"{path_of(locks.topic).lstrip('/')}/stats")["publishers"])
 
 

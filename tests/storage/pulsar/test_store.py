@@ -1,4 +1,4 @@
-"""The store on a real broker, and what becomes of appends when something fails underneath."""
+"""The store on a real broker, and the outcome of appends when the broker or network fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.peers.tenant import Tenant
 pytestmark = pytest.mark.peer
 
 Opener = Callable[[PulsarSettings], PulsarStore]
-#: Shorter than what a store has, for what is lost here; longer than a broker on a busy machine takes for what is not.
+#: Shorter timeouts than a store's, but longer than a broker on a busy machine takes.
 HASTE = {
     "send_timeout_seconds": 5.0,
     "operation_timeout_seconds": 15.0,
@@ -41,7 +41,7 @@ HASTE = {
 
 @pytest.fixture
 def open_store() -> Iterator[Opener]:
-    """Opens a store; closed after the test."""
+    """Opens stores; they are closed after the test."""
     opened: list[PulsarStore] = []
 
     def open_one(settings: PulsarSettings) -> PulsarStore:
@@ -63,7 +63,7 @@ def between(pulsar: Tenant) -> Iterator[Between]:
 
 @pytest.fixture
 def store(between: Between, open_store: Opener) -> PulsarStore:
-    """Behind relays, with one topic."""
+    """A store behind relays, with one topic."""
     made = open_store(between.settings)
     settle(made.create_topic(topic()))
     return made
@@ -104,7 +104,7 @@ async def test_what_was_stored_without_an_acknowledgement_is_there_whole_for_the
 
 @ensureDeferred
 async def test_retention_by_bytes_counts_what_a_compaction_before_it_leaves(log):
-    """20,000 bytes, of which the compaction leaves 11,000: one entry less would be below the limit."""
+    """20,000 bytes, of which compaction leaves 11,000: one entry less would be below the limit."""
     for n in range(20):
         await log.append([sized(n, 1000)])
     turn = log.partition.lock
@@ -234,10 +234,10 @@ async def test_a_log_whose_topic_is_deleted_while_it_opens_is_not_handed_out(sto
     opening = Deferred.fromCoroutine(store.log("orders", 0))
     await store.delete_topic("orders")
     with suppress(UnknownTopic, StorageFailed):
-        # It may have been open before the topic went.
+        # It may have been open before the topic was deleted.
         assert (await opening).has_ended
     assert "orders" not in store.topics
-    # Nothing of it is left in the broker, where it would stand in the way of the next one.
+    # Nothing is left in the broker that would conflict with the next topic.
     await store.create_topic(topic())
     again = await store.log("orders", 0)
     await again.append([entry(0)])
@@ -275,7 +275,7 @@ async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_sto
         await new.open()
         log = await new.log("orders", 0)
         await log.append([entry(0)])
-        # The old one has heard nothing of it yet, and may have been away for long.
+        # The old store has not noticed yet, and may have been suspended for long.
         ticks = time.clock_gettime
         monkeypatch.setattr(time, "clock_gettime", lambda clock: ticks(clock) + 2 * STALL_SECONDS)
         with pytest.raises(Fenced, match="another process has taken over the store"):
@@ -330,7 +330,7 @@ async def test_more_than_a_message_holds_is_refused_and_the_log_goes_on(log):
 async def test_how_much_a_message_holds_is_read_from_the_brokers_configuration(
     pulsar, assumed, checks
 ):
-    # maxMessageSize is 5 MiB: what is assumed without knowing is too little, or too much.
+    # maxMessageSize is 5 MiB; the default assumption is too small or too large.
     store = PulsarStore(
         pulsar.settings(message_bytes=assumed, checks_at_start=checks), reactor=reactor
     )
@@ -381,7 +381,8 @@ async def test_closing_ends_in_time_where_pulsar_is_not_reached(between):
     await log.append([entry(0)])
     between.close()
     failing = Deferred.fromCoroutine(failure_of(log.append([entry(1)])))
-    # Ten steps at most, each with a timeout; ten times that on a busy machine. A wait for Pulsar takes an hour.
+    # At most ten steps, each with a timeout; ten times that on a busy machine. Waiting for Pulsar
+    # would take an hour.
     await Deferred.fromCoroutine(store.close()).addTimeout(
         10 * 10 * settings.close_timeout_seconds, reactor
     )
@@ -420,7 +421,7 @@ async def test_a_broker_that_is_killed_with_appends_on_their_way_loses_and_repea
     broker = await deferToThread(Pulsar.start)
     try:
         tenant = Tenant.make(broker.service_url, broker.admin_url)
-        # A broker on a busy machine may have to be started three times.
+        # A broker on a busy machine may need three starts.
         store = PulsarStore(
             tenant.settings(send_timeout_seconds=3 * START_SECONDS), reactor=reactor
         )
