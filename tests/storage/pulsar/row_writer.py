@@ -47,7 +47,7 @@ async def write(settings: PulsarSettings, run: str) -> None:
 
 if __name__ == "__main__":
     service_url, admin_url, tenant, namespace, run_name = sys.argv[1:]
-    # So small that a burst takes few puts, and that the table is compacted while it is written.
+    # Small, so that a burst takes few puts and the table is compacted while it is written.
     chosen = PulsarSettings(
         service_url,
         admin_url,

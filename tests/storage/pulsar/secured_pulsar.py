@@ -1,4 +1,7 @@
-"""A Pulsar of one's own that asks who is there: TLS on ports beside the plain ones, tokens of a secret key, roles with and without rights."""
+"""A Pulsar broker with TLS, tokens signed by a secret key, and roles with and without permissions.
+
+It also listens without TLS.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ SUPERUSER = "super"
 
 
 def token(role: str, *, expires: float | None = None, secret: bytes = SECRET) -> str:
-    """A JWT as `pulsar tokens create --secret-key` makes it (RFC 7519, HS256)."""
+    """A JWT as created by `pulsar tokens create --secret-key` (RFC 7519, HS256)."""
     claims: dict[str, Any] = {"sub": role, **({} if expires is None else {"exp": int(expires)})}
     signed = b".".join(_base64(json.dumps(part).encode()) for part in ({"alg": "HS256"}, claims))
     return b".".join([signed, _base64(hmac.digest(secret, signed, hashlib.sha256))]).decode()
@@ -39,7 +42,7 @@ def _base64(raw: bytes) -> bytes:
 
 
 class Guarded(Pulsar):
-    """Answers nobody without a token, tests of its readiness included."""
+    """A broker that requires a token for every request, including the readiness check."""
 
     def _is_ready(self) -> bool:
         try:
@@ -51,7 +54,7 @@ class Guarded(Pulsar):
             return False
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """The admin API as its superuser; `ok` for what is no JSON."""
+        """Call the admin API as superuser; returns `ok` for a response that is not JSON."""
         data = None if body is None else json.dumps(body).encode()
         headers = {
             "Content-Type": "application/json",
@@ -70,12 +73,12 @@ class Guarded(Pulsar):
 
 
 class Refused(Exception):
-    """The superuser was refused; a test is wrong."""
+    """The superuser was refused: the test is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecuredPulsar:
-    """The running broker, its addresses with TLS, and the authority that it and its clients trust."""
+    """The running broker, its TLS addresses, and the authority that it and its clients trust."""
 
     broker: Guarded
     tls_service_url: str
@@ -86,7 +89,7 @@ class SecuredPulsar:
 
 @contextmanager
 def secured(folder: Path, **others: str) -> Iterator[SecuredPulsar]:
-    """`others`: more of the broker's settings."""
+    """`others`: additional settings of the broker."""
     authority = Authority()
     trust = authority.write(folder)
     certificate, key = authority.sign().write(folder, "broker")

@@ -113,7 +113,7 @@ def after(seconds: float) -> Deferred[None]:
 
 
 @ensureDeferred
-async def test_the_second_is_told_who_has_the_store_and_what_to_do(locks: Locks) -> None:
+async def test_second_process_is_refused_with_holder_and_remedy(locks: Locks) -> None:
     await locks.taken("one")
     await after(BEAT_SECONDS * 2)
     # The second holder considers the first one, with its usual heartbeat, dead only after this
@@ -129,7 +129,7 @@ async def test_the_second_is_told_who_has_the_store_and_what_to_do(locks: Locks)
 
 
 @ensureDeferred
-async def test_a_store_that_was_released_can_be_taken(locks: Locks) -> None:
+async def test_released_lock_can_be_taken(locks: Locks) -> None:
     first = await locks.taken("one")
     await first.release()
     await first.release()
@@ -141,14 +141,14 @@ async def test_a_store_that_was_released_can_be_taken(locks: Locks) -> None:
 
 
 @ensureDeferred
-async def test_a_holder_that_nobody_disturbs_keeps_the_store(locks: Locks) -> None:
+async def test_undisturbed_holder_keeps_lock(locks: Locks) -> None:
     await locks.taken("one")
     await after(BEAT_SECONDS * 10)
     assert locks.reasons == []
 
 
 @ensureDeferred
-async def test_a_holder_keeps_the_store_when_its_topic_moves(locks: Locks, pulsar: Tenant) -> None:
+async def test_holder_keeps_lock_when_its_topic_moves(locks: Locks, pulsar: Tenant) -> None:
     await locks.taken("one")
     for _ in range(3):
         pulsar.admin("PUT", f"{path_of(locks.topic).lstrip('/')}/unload")
@@ -161,7 +161,7 @@ async def test_a_holder_keeps_the_store_when_its_topic_moves(locks: Locks, pulsa
 
 
 @ensureDeferred
-async def test_whoever_loses_the_store_is_told_once_and_soon_by_whom(locks: Locks) -> None:
+async def test_holder_is_notified_once_of_takeover_and_new_holder(locks: Locks) -> None:
     lost: Deferred[str] = Deferred()
     old = await locks.taken("old", lost=lost)
     await locks.taken("new", takeover=True)
@@ -180,7 +180,7 @@ async def test_whoever_loses_the_store_is_told_once_and_soon_by_whom(locks: Lock
     pytest.param(HERE, os.getpid(), 0.0, 0.0, False, id="this one"),
     pytest.param(HERE, os.getpid(), -86_400.0, 0.0, True, id="one that had this number before"),
 ])  # fmt: skip
-def test_a_holder_seems_gone_where_its_process_is_or_where_it_says_nothing_any_more(
+def test_holder_appears_dead_without_process_or_recent_heartbeat(
     host: str, process: int, since: float, said: float, is_gone: bool
 ) -> None:
     now = time.time()
@@ -191,7 +191,7 @@ def test_a_holder_seems_gone_where_its_process_is_or_where_it_says_nothing_any_m
 
 
 @ensureDeferred
-async def test_the_store_of_a_killed_holder_is_free_as_soon_as_the_broker_has_noticed(
+async def test_lock_of_killed_holder_is_free_once_broker_has_noticed(
     locks: Locks, pulsar: Tenant
 ) -> None:
     process = locks.process("killed")
@@ -204,7 +204,7 @@ async def test_the_store_of_a_killed_holder_is_free_as_soon_as_the_broker_has_no
 
 
 @ensureDeferred
-async def test_a_holder_that_stands_still_keeps_the_store_until_it_is_taken_and_then_learns_of_it(
+async def test_suspended_holder_keeps_lock_until_takeover_and_then_notices(
     locks: Locks,
 ) -> None:
     process = locks.process("paused")
@@ -221,7 +221,7 @@ async def test_a_holder_that_stands_still_keeps_the_store_until_it_is_taken_and_
 
 
 @ensureDeferred
-async def test_a_holder_that_the_broker_refuses_has_the_lock_again_where_nobody_else_took_it(
+async def test_refused_holder_reacquires_lock_if_no_other_process_took_it(
     locks: Locks, caplog: pytest.LogCaptureFixture
 ) -> None:
     await locks.taken("one")
@@ -235,7 +235,7 @@ async def test_a_holder_that_the_broker_refuses_has_the_lock_again_where_nobody_
 
 
 @ensureDeferred
-async def test_a_lock_that_stays_closed_is_lost(locks: Locks) -> None:
+async def test_lock_is_lost_if_refused_for_contest_time(locks: Locks) -> None:
     lost: Deferred[str] = Deferred()
     await locks.taken("one", lost=lost, lock_contest_seconds=1)
     await after(BEAT_SECONDS)
@@ -245,7 +245,7 @@ async def test_a_lock_that_stays_closed_is_lost(locks: Locks) -> None:
 
 
 @ensureDeferred
-async def test_a_lock_whose_last_message_is_no_holders_names_nobody(locks: Locks) -> None:
+async def test_lock_with_invalid_last_message_names_no_holder(locks: Locks) -> None:
     lock = await locks.taken("one", lock_beat_seconds=1000)
     await lock.release()
     with foreign_producer(locks) as producer:
@@ -280,14 +280,14 @@ async def until(is_so: object) -> None:
 
 
 @ensureDeferred
-async def test_a_holder_that_asks_is_told_at_once_that_it_still_has_the_store(locks: Locks) -> None:
+async def test_confirm_succeeds_at_once_for_holder(locks: Locks) -> None:
     lock = await locks.taken(lock_beat_seconds=60)
     await lock.confirm()
     await gatherResults([lock.confirm(), lock.confirm()])
 
 
 @ensureDeferred
-async def test_a_holder_that_asks_after_a_takeover_learns_of_it_at_once(locks: Locks) -> None:
+async def test_confirm_after_takeover_fails_at_once(locks: Locks) -> None:
     lost: Deferred[str] = Deferred()
     lock = await locks.taken("one", lost=lost, lock_beat_seconds=60)
     await locks.taken("two", takeover=True)
@@ -299,7 +299,7 @@ async def test_a_holder_that_asks_after_a_takeover_learns_of_it_at_once(locks: L
 
 
 @ensureDeferred
-async def test_who_waits_for_a_word_of_the_lock_is_told_when_it_is_let_go(locks: Locks) -> None:
+async def test_release_fails_pending_confirmations(locks: Locks) -> None:
     lock = await locks.taken()
     waiting = lock.confirm()
     await lock.release()

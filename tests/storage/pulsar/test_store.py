@@ -87,9 +87,7 @@ async def failure_of(appended: Any) -> BaseException:
 
 
 @ensureDeferred
-async def test_what_was_stored_without_an_acknowledgement_is_there_whole_for_the_next_log(
-    store, log, between
-):
+async def test_unacknowledged_but_stored_append_is_complete_in_next_log(store, log, between):
     await log.append([entry(0)])
     with between.losing(SEND_RECEIPT):
         appends = [log.append([entry(1), entry(2)]), log.append([entry(3)])]
@@ -103,7 +101,7 @@ async def test_what_was_stored_without_an_acknowledgement_is_there_whole_for_the
 
 
 @ensureDeferred
-async def test_retention_by_bytes_counts_what_a_compaction_before_it_leaves(log):
+async def test_retention_by_bytes_counts_bytes_left_by_prior_compaction(log):
     """20,000 bytes, of which compaction leaves 11,000: one entry less would be below the limit."""
     for n in range(20):
         await log.append([sized(n, 1000)])
@@ -120,7 +118,7 @@ async def test_retention_by_bytes_counts_what_a_compaction_before_it_leaves(log)
 
 
 @ensureDeferred
-async def test_a_finished_log_refuses_everything_and_tells_its_watchers(store, log, between):
+async def test_ended_log_refuses_all_calls_and_notifies_watchers(store, log, between):
     await log.append([entry(0)])
     told: list[None] = []
     log.watch(lambda: told.append(None))
@@ -140,9 +138,7 @@ async def test_a_finished_log_refuses_everything_and_tells_its_watchers(store, l
 
 
 @ensureDeferred
-async def test_each_leader_has_an_epoch_of_its_own_and_the_past_ones_stay_known(
-    store, log, between
-):
+async def test_each_opening_gets_new_epoch_and_earlier_ones_are_kept(store, log, between):
     await log.append([entry(0, 5)])
     with between.losing(SEND):
         await failure_of(log.append([entry(5)]))
@@ -154,9 +150,7 @@ async def test_each_leader_has_an_epoch_of_its_own_and_the_past_ones_stay_known(
 
 
 @ensureDeferred
-async def test_whoever_is_fenced_takes_the_partition_back_and_loses_nothing(
-    store, log, between, pulsar
-):
+async def test_fenced_store_takes_partition_back_without_loss(store, log, between, pulsar):
     await log.append([entry(0)])
     client = library.Client(
         pulsar.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error)
@@ -177,7 +171,7 @@ async def test_whoever_is_fenced_takes_the_partition_back_and_loses_nothing(
 
 
 @ensureDeferred
-async def test_messages_of_others_take_no_offset(store, log, between, pulsar):
+async def test_messages_of_other_writers_get_no_offset(store, log, between, pulsar):
     await log.append([entry(0)])
     await store.close()
     client = library.Client(
@@ -198,7 +192,7 @@ async def test_messages_of_others_take_no_offset(store, log, between, pulsar):
 
 
 @ensureDeferred
-async def test_a_topic_that_was_deleted_underneath_is_unknown(store, log, between, pulsar):
+async def test_topic_deleted_in_pulsar_is_unknown(store, log, between, pulsar):
     await log.append([entry(0)])
     settings = between.settings
     await deferToThread(
@@ -213,7 +207,7 @@ async def test_a_topic_that_was_deleted_underneath_is_unknown(store, log, betwee
 
 
 @ensureDeferred
-async def test_a_topic_that_was_terminated_takes_nothing_more(store, log, between, pulsar):
+async def test_terminated_topic_refuses_appends(store, log, between, pulsar):
     await log.append([entry(0)])
     await deferToThread(pulsar.admin, "POST", f"{path_of_partition(between.settings)}/terminate")
     assert type(await failure_of(log.append([entry(1)]))) is LogClosed
@@ -222,7 +216,7 @@ async def test_a_topic_that_was_terminated_takes_nothing_more(store, log, betwee
 
 
 @ensureDeferred
-async def test_a_log_that_many_ask_for_is_opened_once(store):
+async def test_concurrent_opens_share_one_log(store):
     asked = [Deferred.fromCoroutine(store.log("orders", 0)) for _ in range(5)]
     logs = [await one for one in asked]
     assert all(one is logs[0] for one in logs)
@@ -230,7 +224,7 @@ async def test_a_log_that_many_ask_for_is_opened_once(store):
 
 
 @ensureDeferred
-async def test_a_log_whose_topic_is_deleted_while_it_opens_is_not_handed_out(store):
+async def test_log_is_not_returned_if_topic_is_deleted_while_opening(store):
     opening = Deferred.fromCoroutine(store.log("orders", 0))
     await store.delete_topic("orders")
     with suppress(UnknownTopic, StorageFailed):
@@ -245,7 +239,7 @@ async def test_a_log_whose_topic_is_deleted_while_it_opens_is_not_handed_out(sto
 
 
 @ensureDeferred
-async def test_a_topic_that_is_being_deleted_is_not_deleted_again_and_its_next_namesake_stays(
+async def test_second_delete_spares_topic_recreated_under_same_name(
     store,
 ):
     await store.create_topic(topic("bills", 2))
@@ -262,9 +256,7 @@ async def test_a_topic_that_is_being_deleted_is_not_deleted_again_and_its_next_n
 
 
 @ensureDeferred
-async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_store(
-    pulsar, monkeypatch
-):
+async def test_suspended_store_takes_no_partition_after_takeover(pulsar, monkeypatch):
     settings = pulsar.settings(lock_beat_seconds=60.0)
     old, new = [
         PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))
@@ -288,9 +280,7 @@ async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_sto
 
 
 @ensureDeferred
-async def test_a_suspended_store_is_held_again_once_pulsar_has_confirmed_it_and_lost_once_another_took_it(
-    pulsar, monkeypatch
-):
+async def test_store_after_suspension_is_held_if_confirmed_and_lost_if_taken(pulsar, monkeypatch):
     settings = pulsar.settings(lock_beat_seconds=60.0)
     old, new = [
         PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))
@@ -317,7 +307,7 @@ async def test_a_suspended_store_is_held_again_once_pulsar_has_confirmed_it_and_
 
 
 @ensureDeferred
-async def test_more_than_a_message_holds_is_refused_and_the_log_goes_on(log):
+async def test_oversized_append_is_refused_and_log_continues(log):
     with pytest.raises(EntryTooLarge):
         await log.append([sized(0, 5 << 20)])
     await log.append([sized(0, (5 << 20) - 1024)])
@@ -327,9 +317,7 @@ async def test_more_than_a_message_holds_is_refused_and_the_log_goes_on(log):
 @pytest.mark.parametrize("checks", [False, True])
 @pytest.mark.parametrize("assumed", [1 << 20, 9 << 20])
 @ensureDeferred
-async def test_how_much_a_message_holds_is_read_from_the_brokers_configuration(
-    pulsar, assumed, checks
-):
+async def test_message_limit_is_read_from_broker_configuration(pulsar, assumed, checks):
     # maxMessageSize is 5 MiB; the default assumption is too small or too large.
     store = PulsarStore(
         pulsar.settings(message_bytes=assumed, checks_at_start=checks), reactor=reactor
@@ -346,7 +334,7 @@ async def test_how_much_a_message_holds_is_read_from_the_brokers_configuration(
 
 
 @ensureDeferred
-async def test_at_the_close_no_partition_waits_for_another_to_note_its_end(store, monkeypatch):
+async def test_close_stores_end_offsets_of_partitions_concurrently(store, monkeypatch):
     count = 5
     await store.create_topic(topic("bills", count))
     for index in range(count):
@@ -366,7 +354,7 @@ async def test_at_the_close_no_partition_waits_for_another_to_note_its_end(store
 
 
 @ensureDeferred
-async def test_closing_ends_in_time_where_pulsar_is_not_reached(between):
+async def test_close_ends_in_time_without_pulsar(between):
     hour = 3600.0
     settings = replace(
         between.settings,
@@ -390,7 +378,7 @@ async def test_closing_ends_in_time_where_pulsar_is_not_reached(between):
 
 
 @ensureDeferred
-async def test_opening_fails_in_time_where_pulsar_is_not_reached(between):
+async def test_open_fails_in_time_without_pulsar(between):
     between.close()
     store = PulsarStore(between.settings, reactor=reactor)
     with pytest.raises(StorageFailed):
@@ -399,7 +387,7 @@ async def test_opening_fails_in_time_where_pulsar_is_not_reached(between):
 
 
 @ensureDeferred
-async def test_what_is_on_its_way_is_bounded_and_what_is_refused_was_not_stored(between):
+async def test_in_flight_appends_are_bounded_and_refused_ones_not_stored(between):
     store = PulsarStore(replace(between.settings, queue_operations=3), reactor=reactor)
     await store.open()
     await store.create_topic(topic())
@@ -417,7 +405,7 @@ async def test_what_is_on_its_way_is_bounded_and_what_is_refused_was_not_stored(
 
 @pytest.mark.timeout(1000)
 @ensureDeferred
-async def test_a_broker_that_is_killed_with_appends_on_their_way_loses_and_repeats_none():
+async def test_killed_broker_neither_loses_nor_repeats_appends_in_flight():
     broker = await deferToThread(Pulsar.start)
     try:
         tenant = Tenant.make(broker.service_url, broker.admin_url)

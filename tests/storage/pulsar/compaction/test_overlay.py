@@ -1,4 +1,4 @@
-"""Reading what compaction left, against a plain list: any sequence of replacements, any read, any search."""
+"""Reads and searches after any sequence of replacements, compared with a plain list of entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.storage.pulsar.fake_client import FakeSession
 
 
 class Topic:
-    """The messages of a partition in memory; answers as `PartitionReader` does."""
+    """A partition's messages in memory, with the methods of `PartitionReader`."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self.stored: list[StoredMessage] = []
@@ -143,7 +143,7 @@ KEY = b"p" * 20
 
 
 class Scene:
-    """An overlay beside its model, the list of readable entries."""
+    """An overlay and its model, the list of readable entries."""
 
     def __init__(self, entries: list[Entry], garbage: int = 1 << 20) -> None:
         self.model = list(entries)
@@ -176,7 +176,7 @@ class Scene:
         )
 
     def reclaim(self, start: int = 0) -> None:
-        """`PartitionLog.reclaim` of a log with that start."""
+        """`PartitionLog.reclaim` of a log that starts at `start`."""
         end = LogEnd(self.end, self.topic.bytes, -1)
         merger = RangeMerger(
             PartitionEntries(self.topic),
@@ -192,7 +192,7 @@ class Scene:
         )
 
     def delete_before(self, offset: int) -> None:
-        """What a log does with the windows."""
+        """Update the replaced ranges as a log does."""
         dropped, added = self.partition.replaced_ranges.trim_before(offset)
         self.partition.replaced_ranges = self.partition.replaced_ranges.updated(dropped, added)
 
@@ -233,7 +233,7 @@ class Scene:
 
 
 def done(coroutine: Any) -> Any:
-    """What a coroutine gives that waits for nothing."""
+    """The result of a coroutine that never waits."""
     deferred = Deferred.fromCoroutine(coroutine)
     results: list[Any] = []
     deferred.addBoth(results.append)
@@ -258,7 +258,7 @@ def entries_from(rows: list[tuple[int, int, int]]) -> list[Entry]:
 
 
 @given(ROWS, st.data(), st.sampled_from([0, 1 << 20]))
-def test_replacements_and_reads_are_as_of_a_list(rows, data, garbage):
+def test_replaced_log_reads_like_list_of_entries(rows, data, garbage):
     scene = Scene(entries_from(rows), garbage)
     start = 0
     for _ in range(data.draw(st.integers(1, 6))):
@@ -289,7 +289,7 @@ def test_replacements_and_reads_are_as_of_a_list(rows, data, garbage):
         scene.check(start, data.draw(st.integers(0, 100)), data.draw(st.integers(0, 20)))
 
 
-def test_what_is_shown_is_found_again_from_the_rows():
+def test_replaced_ranges_are_restored_from_rows():
     scene = Scene(entries_from([(10, 5, 100)] * 5))
     scene.replace(10, 39, [Entry(12, 14, 5, b"new"), Entry(30, 31, 5, b"newer")])
     scene.replace(30, 49, [])
@@ -300,7 +300,7 @@ def test_what_is_shown_is_found_again_from_the_rows():
     assert scene.size() == 103
 
 
-def test_where_most_is_garbage_the_rest_is_written_anew_and_the_old_topic_goes():
+def test_side_topic_with_mostly_garbage_is_rewritten():
     scene = Scene(entries_from([(10, 5, 100)] * 5), garbage=50)
     for n in range(4):
         scene.replace(0, 49, [Entry(5, 5, 5, b"%d" % n * 30)])
@@ -310,7 +310,7 @@ def test_where_most_is_garbage_the_rest_is_written_anew_and_the_old_topic_goes()
     assert plain(done(scene.overlay.read(0, scene.end, 1000))) == [(5, 5, 5, b"3" * 30)]
 
 
-def test_a_replacement_that_cannot_be_written_changes_nothing():
+def test_failed_write_of_replacement_changes_nothing():
     scene = Scene(entries_from([(10, 5, 100)] * 3))
     scene.replace(0, 9, [])
     scene.side_topics.refuses = True
@@ -321,7 +321,7 @@ def test_a_replacement_that_cannot_be_written_changes_nothing():
     assert [one.base_offset for one in done(scene.overlay.read(0, scene.end, 1000))] == [10, 20]
 
 
-def test_what_a_put_may_have_stored_though_it_failed_is_put_right_by_the_next():
+def test_next_put_corrects_rows_of_failed_put():
     scene = Scene(entries_from([(10, 5, 100)] * 5))
     scene.replace(20, 29, [])
     scene.table.answers = False
@@ -339,7 +339,7 @@ def test_what_a_put_may_have_stored_though_it_failed_is_put_right_by_the_next():
     assert plain(done(scene.overlay.read(0, scene.end, 1000))) == before
 
 
-def test_windows_are_bounded():
+def test_number_of_replaced_ranges_is_bounded():
     scene = Scene(entries_from([(1, 5, 1)] * 200))
     refused = 0
     for n in range(0, 200, 2):
@@ -351,7 +351,7 @@ def test_windows_are_bounded():
     assert refused == 50
 
 
-def test_windows_are_brought_together_before_there_are_too_many():
+def test_ranges_are_merged_before_limit_is_reached():
     scene = Scene(entries_from([(1, 5, 1)] * 400))
     for n in range(0, 400, 2):
         scene.replace(n, n, [])
@@ -362,7 +362,7 @@ def test_windows_are_brought_together_before_there_are_too_many():
     scene.check(0, 1000, 5)
 
 
-def test_few_windows_are_let_be():
+def test_few_ranges_are_not_merged():
     scene = Scene(entries_from([(10, 5, 100)] * 10))
     for n in range(0, 40, 10):
         scene.replace(n, n + 9, [Entry(n, n, 5, b"x" * 30)])
@@ -370,7 +370,7 @@ def test_few_windows_are_let_be():
     assert MIN_RANGES > len(scene.partition.replaced_ranges) == 4
 
 
-def test_what_is_needed_no_more_is_deleted_and_nothing_else():
+def test_only_unneeded_messages_are_trimmed():
     scene = Scene(entries_from([(10, n, 100) for n in range(10)]))
     scene.replace(10, 59, [Entry(35, 35, 3, b"left")])
     scene.reclaim()
@@ -382,7 +382,7 @@ def test_what_is_needed_no_more_is_deleted_and_nothing_else():
     scene.check(0, 10_000, 4)
 
 
-def test_more_is_not_copied_than_can_be_deleted():
+def test_no_more_is_copied_than_can_be_trimmed():
     scene = Scene(entries_from([(10, 5, 100)] * 10))
     scene.replace(50, 59, [])
     scene.reclaim()
@@ -393,7 +393,7 @@ def test_more_is_not_copied_than_can_be_deleted():
     assert [one.header.base_offset for one in scene.topic.stored] == [90]
 
 
-def test_what_could_not_be_deleted_is_tried_again():
+def test_failed_trim_is_retried():
     scene = Scene(entries_from([(10, 5, 100)] * 10))
     scene.replace(0, 49, [])
     kept = list(scene.topic.stored)
@@ -403,7 +403,7 @@ def test_what_could_not_be_deleted_is_tried_again():
     assert [one.header.base_offset for one in scene.topic.stored] == [50, 60, 70, 80, 90]
 
 
-def test_what_was_deleted_before_the_start_is_freed_and_the_last_message_stays():
+def test_messages_before_log_start_are_trimmed_except_last():
     scene = Scene(entries_from([(10, 5, 100)] * 10))
     scene.reclaim(scene.end)
     assert [one.header.base_offset for one in scene.topic.stored] == [90]

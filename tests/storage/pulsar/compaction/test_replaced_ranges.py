@@ -1,4 +1,4 @@
-"""Windows that compaction has replaced: where they are, what they save, what is left of one when another comes."""
+"""Replaced ranges: lookups, bytes saved, and pieces left when another range overlaps."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ RANGES = ReplacedRanges(
 @pytest.mark.parametrize(
     ("offset", "first"), [(9, None), (10, 10), (19, 10), (20, 20), (39, 30), (40, None)]
 )
-def test_a_window_has_its_first_and_its_last_offset(offset, first):
+def test_range_contains_its_first_and_last_offset(offset, first):
     found = RANGES.containing(offset)
     assert (found.first if found else None) == first
 
 
 @pytest.mark.parametrize(("offset", "first"), [(0, 10), (10, 20), (29, 30), (30, None)])
-def test_the_next_window_begins_behind_the_offset(offset, first):
+def test_after_returns_first_range_beginning_after_offset(offset, first):
     found = RANGES.after(offset)
     assert (found.first if found else None) == first
 
 
-def test_windows_that_adjoin_are_a_region():
+def test_adjoining_ranges_form_group():
     ranges = ReplacedRanges([replaced(0, 4), replaced(5, 9), replaced(11, 12)])
     assert [[one.first for one in region] for region in ranges.contiguous_groups()] == [
         [0, 5],
@@ -44,7 +44,7 @@ def test_windows_that_adjoin_are_a_region():
     ]
 
 
-def test_windows_before_the_start_go_and_the_next_begins_their_region():
+def test_trim_drops_earlier_ranges_and_updates_next_one():
     ranges = ReplacedRanges(
         [
             replaced(0, 4, before=7, hidden=3),
@@ -60,7 +60,7 @@ def test_windows_before_the_start_go_and_the_next_begins_their_region():
     assert ([one.first for one in dropped], added) == ([0, 5], [])
 
 
-def test_what_adjoins_from_an_offset_on_is_covered():
+def test_covered_until_returns_end_of_adjoining_ranges():
     ranges = ReplacedRanges([replaced(0, 4), replaced(5, 9), replaced(11, 12)])
     assert [ranges.covered_until(offset) for offset in (0, 7, 10, 12, 13)] == [10, 10, 10, 13, 13]
     assert [one.first for one in ranges.contiguous_from(2, 5)] == [0]
@@ -68,7 +68,7 @@ def test_what_adjoins_from_an_offset_on_is_covered():
 
 
 @pytest.mark.parametrize(("size", "crowd"), [(0, [6, 7]), (1, [5, 6, 7]), (3, [0, 5, 6, 7])])
-def test_a_crowd_adjoins_and_shows_little(size, crowd):
+def test_small_neighbors_are_adjoining_and_small(size, crowd):
     ranges = ReplacedRanges(
         [
             replaced(0, 4, size=2),
@@ -81,12 +81,12 @@ def test_a_crowd_adjoins_and_shows_little(size, crowd):
     assert [one.first for one in ranges.small_neighbors(size)] == crowd
 
 
-def test_savings_are_what_is_hidden_less_what_is_shown():
+def test_bytes_saved_are_hidden_less_shown_bytes():
     assert RANGES.bytes_saved == 85
     assert RANGES.size == 65
 
 
-def test_windows_that_share_an_offset_are_within():
+def test_overlapping_returns_ranges_sharing_an_offset():
     assert [one.first for one in RANGES.overlapping(19, 30)] == [10, 20, 30]
     assert RANGES.overlapping(40, 50) == []
 
@@ -104,16 +104,14 @@ SIZES = [(11, 1), (14, 2), (16, 4), (19, 8)]
         (12, 16, [(10, 11, 1, 100), (17, 19, 8, 0)], 0),
     ],
 )
-def test_what_is_left_of_a_window_shows_what_lies_in_it_and_hides_all_that_it_hid(
-    first, last, left, rest
-):
+def test_pieces_of_cut_range_keep_shown_entries_and_hidden_bytes(first, last, left, rest):
     pieces, hidden = cut_out(replaced(10, 19, before=7, hidden=100, size=15), first, last, SIZES)
     assert [(one.first, one.last, one.size, one.hidden_bytes) for one in pieces] == left
     assert hidden == rest
     assert all((one.token, one.bytes_before) == ("10", 7) for one in pieces)
 
 
-def test_changed_patches_are_others():
+def test_updated_ranges_are_a_new_object():
     dropped = RANGES.containing(20)
     assert dropped
     after = RANGES.updated([dropped], [replaced(20, 24), replaced(25, 29)])

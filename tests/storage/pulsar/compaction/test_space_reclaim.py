@@ -1,4 +1,4 @@
-"""The space of what was compacted, freed in a real Pulsar; and what keeps all the rest, whoever stops in the middle of it."""
+"""Space reclaimed after compaction on a real broker, and safety of all other data in a crash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.storage.pulsar.compacted_topic import COMPACT, SIZE, CompactedTopic
 pytestmark = pytest.mark.peer
 
 EVER = (-1, -1)
-#: Lowers a retention for as long as a slow broker needs, and frees space soon after.
+#: Lowers a retention for as long as a slow broker needs, and trims soon after.
 TIMES = {"refresh_seconds": 0.3, "settling_seconds": 0.5, "lowered_seconds": 300.0}
 
 
@@ -37,7 +37,7 @@ def compacted(pulsar: Tenant) -> Iterator[CompactedTopic]:
 
 
 @ensureDeferred
-async def test_ledgers_of_which_all_is_elsewhere_go_and_readers_see_no_difference(compacted):
+async def test_fully_replaced_ledgers_are_trimmed_without_visible_change(compacted):
     entries = await compacted.fill()
     log = await compacted.log()
     await log.replace(0, 27, [sized(7, 100, time=7)])
@@ -56,7 +56,7 @@ async def test_ledgers_of_which_all_is_elsewhere_go_and_readers_see_no_differenc
 
 
 @ensureDeferred
-async def test_what_was_deleted_before_the_start_is_freed_too(compacted):
+async def test_ledgers_before_log_start_are_trimmed(compacted):
     entries = await compacted.fill()
     log = await compacted.log()
     await log.replace(0, 9, [])
@@ -70,7 +70,7 @@ async def test_what_was_deleted_before_the_start_is_freed_too(compacted):
 
 
 @ensureDeferred
-async def test_the_last_message_stays_whatever_is_deleted(compacted):
+async def test_last_message_is_never_trimmed(compacted):
     await compacted.fill(2)
     log = await compacted.log()
     await log.delete_before(20)
@@ -82,7 +82,7 @@ async def test_the_last_message_stays_whatever_is_deleted(compacted):
 
 
 @ensureDeferred
-async def test_what_compaction_wrote_is_compacted_and_freed_again(compacted):
+async def test_replacements_are_compacted_and_trimmed_again(compacted):
     entries = await compacted.fill()
     log = await compacted.log()
     await log.replace(0, 28, entries[25:29])
@@ -96,7 +96,7 @@ async def test_what_compaction_wrote_is_compacted_and_freed_again(compacted):
 
 
 @ensureDeferred
-async def test_the_other_partitions_of_the_topic_keep_all_they_have(pulsar):
+async def test_trim_does_not_affect_other_partitions(pulsar):
     compacted = CompactedTopic(pulsar, pulsar.settings(**TIMES))
     await compacted.make(partitions=2)
     try:
@@ -110,7 +110,8 @@ async def test_the_other_partitions_of_the_topic_keep_all_they_have(pulsar):
         await compacted.settles()
         assert compacted.size(1) == size
         assert plain(await everything(await compacted.log(1))) == plain(others)
-        # The other one has its turn at once, though the topic has not settled since the first.
+        # The second partition is trimmed at once, although the topic has not settled since the
+        # first.
         await (await compacted.log(1)).replace(0, 28, [])
         await log.delete_before(29)
         await (await compacted.log(1)).reclaim()
@@ -120,11 +121,11 @@ async def test_the_other_partitions_of_the_topic_keep_all_they_have(pulsar):
 
 
 class Killed(Exception):
-    """The process ends here."""
+    """Simulates the end of the process."""
 
 
 @ensureDeferred
-async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing_and_the_next_raises_it(
+async def test_crash_during_trim_loses_nothing_and_restart_restores_retention(
     compacted, monkeypatch
 ):
     entries = await compacted.fill()
@@ -137,7 +138,7 @@ async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing
     async def nothing(*arguments):
         return
 
-    # Whoever is killed looks at no topic any more.
+    # A killed process does not refresh topics.
     compacted.store._catalog._refresher.stop()
     with monkeypatch.context() as patched:
         patched.setattr(RetentionTrimmer, "trim", killed)
@@ -145,7 +146,7 @@ async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing
         with pytest.raises(Killed):
             await log.reclaim()
         assert compacted.retention() == (0, 0)
-        # Without the store: a partition more, and ledgers that end.
+        # Without the store: add a partition and end ledgers.
         compacted.tenant.admin("POST", f"{compacted.path}/partitions", 2)
         entries += await compacted.fill(2)
         for partition in (0, 1):
@@ -160,7 +161,7 @@ async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing
 
 
 @ensureDeferred
-async def test_one_that_was_stopped_in_the_middle_of_it_finds_its_time_over(pulsar):
+async def test_process_suspended_during_trim_aborts_it(pulsar):
     compacted = CompactedTopic(pulsar, pulsar.settings(**{**TIMES, "lowered_seconds": 0.0}))
     await compacted.make()
     try:
@@ -177,9 +178,7 @@ async def test_one_that_was_stopped_in_the_middle_of_it_finds_its_time_over(puls
 
 
 @ensureDeferred
-async def test_a_store_that_is_closed_in_the_middle_of_it_raises_the_retention_first(
-    pulsar, monkeypatch
-):
+async def test_close_during_trim_restores_retention_first(pulsar, monkeypatch):
     compacted = CompactedTopic(pulsar, pulsar.settings(lowered_seconds=TIMES["lowered_seconds"]))
     await compacted.make()
     await compacted.fill()
@@ -202,9 +201,7 @@ async def test_a_store_that_is_closed_in_the_middle_of_it_raises_the_retention_f
 
 
 @ensureDeferred
-async def test_where_somebody_takes_the_subscription_away_nothing_is_deleted_and_retention_is_raised(
-    compacted, monkeypatch
-):
+async def test_removed_subscription_aborts_trim_and_restores_retention(compacted, monkeypatch):
     entries = await compacted.fill()
     log = await compacted.log()
     await log.replace(0, 27, [])
@@ -225,7 +222,7 @@ async def test_where_somebody_takes_the_subscription_away_nothing_is_deleted_and
 
 
 @ensureDeferred
-async def test_who_has_lost_the_store_lowers_no_retention(compacted):
+async def test_store_that_lost_its_lock_does_not_trim(compacted):
     entries = await compacted.fill()
     log = await compacted.log()
     await log.replace(0, 27, [])
@@ -247,7 +244,7 @@ async def test_who_has_lost_the_store_lowers_no_retention(compacted):
 
 
 @ensureDeferred
-async def test_a_retention_of_the_topics_own_is_given_back(pulsar):
+async def test_topic_retention_is_restored_after_trim(pulsar):
     compacted = CompactedTopic(pulsar, pulsar.settings(**TIMES))
     await compacted.make(configs={"cleanup.policy": "compact,delete", "retention.ms": "7200000"})
     try:
@@ -258,7 +255,7 @@ async def test_a_retention_of_the_topics_own_is_given_back(pulsar):
         await log.reclaim()
         assert compacted.retention() == (120, -1)
         assert compacted.size() < 2 * 10 * SIZE + 5000
-        # By time the gateway deletes from what compaction left as from all else.
+        # Retention by time also deletes replacement entries.
         await log.retain(since=35, at_most_bytes=None)
         assert plain(await everything(log)) == plain(entries[35:])
     finally:
@@ -266,7 +263,7 @@ async def test_a_retention_of_the_topics_own_is_given_back(pulsar):
 
 
 @ensureDeferred
-async def test_where_a_subscription_waits_for_messages_they_stay_and_retention_is_not_touched(
+async def test_messages_needed_by_subscription_are_not_trimmed(
     compacted,
 ):
     entries = await compacted.fill()
@@ -283,7 +280,7 @@ async def test_where_a_subscription_waits_for_messages_they_stay_and_retention_i
 
 
 @ensureDeferred
-async def test_where_subscriptions_expire_nothing_is_freed_and_that_is_said_once(compacted, caplog):
+async def test_subscription_expiration_prevents_trim_and_is_logged_once(compacted, caplog):
     await compacted.fill()
     namespace = f"{compacted.settings.tenant}/{compacted.settings.namespace}"
     compacted.tenant.admin("POST", f"namespaces/{namespace}/subscriptionExpirationTime", 1)
@@ -299,7 +296,7 @@ async def test_where_subscriptions_expire_nothing_is_freed_and_that_is_said_once
 
 
 @ensureDeferred
-async def test_policies_of_an_operators_own_stay_as_they_are(compacted, caplog):
+async def test_operator_policies_are_unchanged_by_trim(compacted, caplog):
     await compacted.fill()
     compacted.tenant.admin("POST", f"{compacted.path}/messageTTL?messageTTL=3600")
     size = compacted.size()
@@ -317,7 +314,7 @@ async def test_policies_of_an_operators_own_stay_as_they_are(compacted, caplog):
 
 
 @ensureDeferred
-async def test_with_the_topic_goes_all_that_compaction_wrote(compacted):
+async def test_deleting_topic_deletes_side_topics(compacted):
     await compacted.fill()
     log = await compacted.log()
     await log.replace(0, 27, [sized(3, 100)])
@@ -331,7 +328,7 @@ async def test_with_the_topic_goes_all_that_compaction_wrote(compacted):
 
 
 @ensureDeferred
-async def test_with_a_topic_that_others_delete_goes_what_compaction_wrote(compacted):
+async def test_side_topics_are_deleted_after_foreign_topic_deletion(compacted):
     await compacted.fill(1)
     await (await compacted.log()).replace(0, 8, [sized(3, 100)])
     assert compacted.side_topics()

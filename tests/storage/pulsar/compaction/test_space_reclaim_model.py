@@ -1,4 +1,6 @@
-"""Any sequence of appends, compaction, deletions, freeing and restarts leaves a log as a plain list of entries would be, wherever ledgers end."""
+"""Any sequence of appends, compaction, deletions, trims and restarts leaves the expected entries,
+wherever ledgers end.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ STEPS = 25
 
 
 class Bench:
-    """One store after the other in the same namespaces."""
+    """Opens stores one after the other in the same namespaces."""
 
     def __init__(self, settings: PulsarSettings) -> None:
         self.settings = settings
@@ -37,7 +39,9 @@ class Bench:
 
 
 class FreeingMachine(LogMachine):
-    """The contract's, with ledgers that end, and mostly compacted at the beginning, as a topic is."""
+    """The contract's state machine, with ledgers that end, and compaction mostly at the log
+    start.
+    """
 
     tenant: Tenant
     bench: Any
@@ -87,7 +91,7 @@ class FreeingMachine(LogMachine):
 
 
 @ensureDeferred
-async def test_a_log_of_which_the_beginning_is_freed_is_a_list_of_entries(pulsar, monkeypatch):
+async def test_trimmed_log_behaves_like_list_of_entries(pulsar, monkeypatch):
     monkeypatch.setattr(range_merge, "MIN_RANGES", 2)
     monkeypatch.setattr(range_merge, "COPY_BYTES", 3000)
     freed: list[int] = []
@@ -97,7 +101,7 @@ async def test_a_log_of_which_the_beginning_is_freed_is_a_list_of_entries(pulsar
         "freed": freed,
     }
     machine = type("Machine", (FreeingMachine,), made)
-    # What is made up frees something or not; this does.
+    # Generated examples may or may not trim a ledger; this one does.
     await in_own_greenlet(lambda: frees_a_ledger(machine()))
     assert max(freed) > 0
     limits = settings(

@@ -1,4 +1,4 @@
-"""What is appended: its place, what is noted before and after it, and what fails together."""
+"""Appends: offsets, reservations before and after sending, and which appends fail together."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Scene:
             sent.done.errback(error)
 
     def append(self, *, records: int = 1, payload: bytes = b"x") -> list[Any]:
-        """One more at the end; what became of it will be in the list."""
+        """Append one entry at the end; its outcome is added to the list."""
         outcome: list[Any] = []
         base = self.appending.next.offset
         self.appending.append([Entry(base, base + records - 1, 5, payload)]).addBoth(outcome.append)
@@ -80,13 +80,13 @@ class Scene:
         self.session.reactor_calls.run()
 
     def row(self) -> PartitionRow:
-        """The one that is on its way into the table."""
+        """The row that is being stored."""
         rows, _ = self.table.puts[0]
         return decode_row(rows[KEY] or b"")
 
 
 def begun() -> Scene:
-    """One message of this epoch is there, at 10."""
+    """A scene with one message of this epoch, at offset 10."""
     scene = Scene()
     scene.append()
     scene.table.land()
@@ -94,7 +94,7 @@ def begun() -> Scene:
     return scene
 
 
-def test_the_first_of_an_epoch_waits_until_epoch_and_offsets_are_noted():
+def test_first_append_waits_until_epoch_and_offsets_are_stored():
     scene = Scene()
     outcome = scene.append(records=5)
     assert scene.producer.sent == []
@@ -105,7 +105,7 @@ def test_the_first_of_an_epoch_waits_until_epoch_and_offsets_are_noted():
     assert outcome == [None]
 
 
-def test_later_ones_are_sent_at_once():
+def test_later_appends_are_sent_at_once():
     scene = begun()
     scene.append()
     scene.append()
@@ -113,14 +113,14 @@ def test_later_ones_are_sent_at_once():
     assert scene.table.puts == []
 
 
-def test_more_offsets_are_noted_before_they_are_needed():
+def test_offsets_are_reserved_before_they_are_needed():
     scene = begun()
     scene.append(records=55)
     assert len(scene.producer.sent) == 2
     assert scene.row().reserved == 66 + 100
 
 
-def test_offsets_beyond_what_is_noted_wait_and_those_behind_them_too():
+def test_appends_beyond_reserved_offsets_wait_in_order():
     scene = begun()
     scene.append(records=500)
     scene.append()
@@ -131,7 +131,7 @@ def test_offsets_beyond_what_is_noted_wait_and_those_behind_them_too():
     assert scene.stored == [10, 11, 511]
 
 
-def test_what_waits_for_its_offsets_fails_with_their_note_and_was_not_stored():
+def test_failed_reservation_fails_pending_appends():
     scene = begun()
     seen = []
     outcomes = [scene.append(records=500), scene.append()]
@@ -148,7 +148,7 @@ def test_what_waits_for_its_offsets_fails_with_their_note_and_was_not_stored():
     assert again == [None]
 
 
-def test_nothing_new_is_taken_while_those_that_wait_are_told():
+def test_append_is_refused_while_pending_ones_are_failed():
     scene = begun()
     base = scene.appending.next.offset
     told = [
@@ -170,7 +170,7 @@ def test_nothing_new_is_taken_while_those_that_wait_are_told():
 
 
 @pytest.mark.parametrize("is_empty", [True, False])
-def test_what_is_appended_again_as_soon_as_it_failed_goes_its_way(is_empty):
+def test_append_retried_on_failure_is_sent(is_empty):
     scene = Scene(is_empty=is_empty)
     base = scene.appending.next.offset
     again: list[Any] = []
@@ -185,7 +185,7 @@ def test_what_is_appended_again_as_soon_as_it_failed_goes_its_way(is_empty):
     assert again == [[None]]
 
 
-def test_a_table_that_is_another_processs_ends_the_log():
+def test_fenced_table_ends_log():
     scene = Scene()
     (outcome,) = (scene.append(),)
     scene.table.land(Fenced("taken"))
@@ -193,7 +193,7 @@ def test_a_table_that_is_another_processs_ends_the_log():
     assert isinstance(scene.over, Fenced)
 
 
-def test_of_an_empty_partition_the_offsets_are_noted_after_the_first_message_and_before_anyone_is_told():
+def test_empty_partition_reserves_offsets_between_first_message_and_its_result():
     scene = Scene(is_empty=True)
     outcome = scene.append()
     assert scene.row() == PartitionRow(reserved=0, epochs=((3, 0),))
@@ -208,13 +208,13 @@ def test_of_an_empty_partition_the_offsets_are_noted_after_the_first_message_and
     assert scene.table.puts == []
 
 
-def test_an_empty_partition_goes_on_where_it_was_noted():
+def test_empty_partition_continues_at_reserved_offset():
     scene = Scene(is_empty=True, reserved=5000)
     scene.append()
     assert scene.row() == PartitionRow(reserved=5000, epochs=((3, 5000),))
 
 
-def test_where_the_first_message_of_all_cannot_be_noted_its_outcome_is_unknown():
+def test_outcome_is_unknown_if_first_reservation_fails():
     scene = Scene(is_empty=True)
     outcome = scene.append()
     scene.table.land()
@@ -224,7 +224,7 @@ def test_where_the_first_message_of_all_cannot_be_noted_its_outcome_is_unknown()
     assert isinstance(scene.over, Fenced)
 
 
-def test_a_failed_send_fails_all_behind_it():
+def test_failed_send_fails_later_appends():
     scene = begun()
     outcomes = [scene.append(), scene.append(), scene.append(records=500)]
     scene.answer(Timeout)
@@ -235,7 +235,7 @@ def test_a_failed_send_fails_all_behind_it():
     assert len(scene.producer.sent) == 3
 
 
-def test_headers_go_on_from_each_other():
+def test_headers_continue_from_each_other():
     scene = Scene()
     headers = []
 
@@ -264,7 +264,7 @@ def test_headers_go_on_from_each_other():
     ]
 
 
-def test_what_is_too_large_is_refused_before_it_has_an_offset():
+def test_oversized_append_is_refused_without_using_offset():
     scene = Scene(message_bytes=MAX_MESSAGE_OVERHEAD + 10)
     outcome = scene.append(payload=b"x" * 11)
     assert outcome[0].check(EntryTooLarge)
@@ -272,7 +272,7 @@ def test_what_is_too_large_is_refused_before_it_has_an_offset():
     assert scene.append(payload=b"x" * 10) == []
 
 
-def test_a_wrong_offset_is_refused():
+def test_unexpected_offset_is_refused():
     outcome: list[Any] = []
     scene = Scene()
     scene.appending.append([Entry(11, 11, 5, b"x")]).addErrback(outcome.append)
@@ -280,7 +280,7 @@ def test_a_wrong_offset_is_refused():
     assert scene.room.reserved_operations == 0
 
 
-def test_where_there_is_no_room_nothing_is_taken():
+def test_append_over_in_flight_limit_is_refused():
     scene = begun()
     scene.room.reserve(1 << 30)
     outcome = scene.append()
@@ -288,7 +288,7 @@ def test_where_there_is_no_room_nothing_is_taken():
     assert scene.appending.next.offset == 11
 
 
-def test_it_is_idle_when_nothing_waits():
+def test_idle_fires_when_nothing_is_pending():
     scene = Scene(is_empty=True)
     scene.append()
     idle: list[None] = []
@@ -300,7 +300,7 @@ def test_it_is_idle_when_nothing_waits():
     assert idle == [None]
 
 
-def test_an_end_tells_everything_that_waits():
+def test_end_fails_all_pending_appends():
     scene = Scene()
     outcome = scene.append()
     scene.appending.end(LogClosed("closed"))
@@ -310,7 +310,7 @@ def test_an_end_tells_everything_that_waits():
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_the_library_gets_bytes_whatever_the_payload_is(kind):
+def test_payload_is_passed_to_library_as_bytes(kind):
     scene = begun()
     scene.append(payload=kind(b"abc"))
     assert scene.producer.sent[-1] == b"abc"

@@ -1,4 +1,6 @@
-"""Topics in the entry format `pulsar` in a store, and topics that are switched to it and back, on a real broker."""
+"""Topics in the entry format `pulsar`, and topics that are switched to it and back, on a real
+broker.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def topic(entry_format: str) -> Topic:
 
 @dataclass
 class Side:
-    """A gateway's store, and a native application on the same topic."""
+    """A gateway's store and a native application on the same topic."""
 
     settings: PulsarSettings
 
@@ -65,7 +67,7 @@ def side(pulsar: Tenant) -> Side:
 
 
 async def append(log: PartitionLog, *values: bytes) -> int | None:
-    """As the leader of a partition does: numbered and stamped by what the log says is next."""
+    """Append as a partition leader does, with offsets from the log's next offset."""
     now = round(time.time() * 1000)
     payload = FORMAT.pack(PlainBatch([PlainRecord(None, value, (), now) for value in values]))
     offset = log.next_offset
@@ -91,7 +93,7 @@ async def seen(log: PartitionLog, max_bytes: int = 1 << 20) -> Sequence[tuple[in
 
 
 @ensureDeferred
-async def test_a_topic_in_the_format_pulsar_is_shared_with_native_clients(side: Side) -> None:
+async def test_topic_in_format_pulsar_is_shared_with_native_clients(side: Side) -> None:
     async with side.store() as store:
         await store.create_topic(topic("pulsar"))
         log = await store.log(NAME, 0)
@@ -103,13 +105,13 @@ async def test_a_topic_in_the_format_pulsar_is_shared_with_native_clients(side: 
 
 
 @ensureDeferred
-async def test_offsets_go_on_and_everything_stays_readable_when_the_format_is_switched_there_and_back(
+async def test_offsets_continue_and_records_stay_readable_across_format_switches(
     side: Side,
 ) -> None:
     async with side.store() as store:
         await store.create_topic(topic("mixed_kafka"))
         assert await append(await store.log(NAME, 0), b"k0") == 0
-    # While a gateway leads it, the broker lets nobody else write to a topic of Kafka's.
+    # While a gateway leads a topic in Kafka's format, the broker refuses other writers.
     side.send(b"nobody sees this")
     expected = [(0, b"k0"), (1, b"k1")]
     async with side.store() as store:
@@ -142,7 +144,7 @@ async def test_offsets_go_on_and_everything_stays_readable_when_the_format_is_sw
 
 
 @ensureDeferred
-async def test_nothing_is_given_out_twice_where_nothing_was_written_after_a_switch(
+async def test_no_offset_is_reused_after_switch_without_writes(
     side: Side,
 ) -> None:
     async with side.store() as store:
@@ -167,9 +169,7 @@ async def test_nothing_is_given_out_twice_where_nothing_was_written_after_a_swit
 
 
 @ensureDeferred
-async def test_the_messages_of_a_topic_that_was_always_native_are_all_there(
-    side: Side, pulsar: Tenant
-) -> None:
+async def test_topic_that_was_always_native_keeps_all_messages(side: Side, pulsar: Tenant) -> None:
     path = f"persistent/{side.settings.tenant}/{side.settings.namespace}/{NAME}"
     pulsar.admin("PUT", f"{path}/partitions", 1)
     side.send(b"a", b"b", b"c")
@@ -179,7 +179,7 @@ async def test_the_messages_of_a_topic_that_was_always_native_are_all_there(
 
 
 @ensureDeferred
-async def test_start_and_times_reach_over_a_switch(side: Side) -> None:
+async def test_log_start_and_timestamps_work_across_format_switch(side: Side) -> None:
     async with side.store() as store:
         await store.create_topic(topic("mixed_kafka"))
         await append(await store.log(NAME, 0), b"k0")
@@ -205,7 +205,7 @@ async def test_start_and_times_reach_over_a_switch(side: Side) -> None:
 
 
 @ensureDeferred
-async def test_a_store_that_can_make_no_batches_says_so(side: Side) -> None:
+async def test_store_without_batch_format_refuses_native_topic(side: Side) -> None:
     store = PulsarStore(side.settings, reactor=reactor)
     await store.open()
     await store.create_topic(topic("pulsar"))

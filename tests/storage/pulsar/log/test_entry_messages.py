@@ -1,4 +1,4 @@
-"""What messages bear beside their payloads."""
+"""Headers and packed payloads of messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.pulsar.log.entry_messages import (
 INT64 = st.integers(0, (1 << 63) - 1)
 
 
-def test_a_header_is_written_as_its_fields_in_digits() -> None:
+def test_header_is_written_as_json_array_of_numbers() -> None:
     assert Header(5, 9, 1700000000000, 4096, 3, 1700000000001).properties("mixed_kafka") == {
         "entry.format": "mixed_kafka",
         "kopgate": "[1,5,9,1700000000000,4096,3,1700000000001,1]",
@@ -28,7 +28,7 @@ def test_a_header_is_written_as_its_fields_in_digits() -> None:
 
 
 @given(INT64, st.integers(0, 100), INT64, INT64, st.integers(-1, 1 << 40), st.integers(1, 9))
-def test_a_header_is_read_back_as_it_was(
+def test_header_round_trip(
     base: int, more: int, time: int, before: int, epoch: int, entries: int
 ) -> None:
     header = Header(base, min(base + more, (1 << 63) - 1), time, before, epoch, time, entries)
@@ -57,17 +57,17 @@ def test_a_header_is_read_back_as_it_was(
         "\ud800",
     ],
 )
-def test_what_is_no_header_makes_the_message_a_foreign_one(text: str) -> None:
+def test_message_with_invalid_header_counts_as_foreign(text: str) -> None:
     assert parse_header({HEADER: text, ENTRY_FORMAT: "kafka"}) is None
 
 
 @given(st.dictionaries(st.sampled_from([HEADER, ENTRY_FORMAT, "other"]), st.text()))
-def test_any_properties_are_a_header_or_none(properties: dict[str, str]) -> None:
+def test_any_properties_parse_to_header_or_none(properties: dict[str, str]) -> None:
     found = parse_header(properties)
     assert found is None or found.base_offset <= found.last_offset + 1
 
 
-def test_several_entries_of_one_message_are_read_back_each() -> None:
+def test_entries_packed_in_one_message_round_trip() -> None:
     entries = [Entry(5, 7, 3, b"abc"), Entry(8, 8, -1, b""), Entry(9, 20, 1, b"de")]
     payload = pack_entries(entries)
     header = Header(5, 20, 3, 0, 0, 3, 3)
@@ -82,7 +82,7 @@ def test_several_entries_of_one_message_are_read_back_each() -> None:
     assert entry_payload_bytes(header, payload) == 5
 
 
-def test_the_only_entry_of_a_message_is_its_payload() -> None:
+def test_single_entry_is_stored_without_packing() -> None:
     (only,) = unpack_entries(Header(5, 7, 3, 0, 0, 3), b"abc")
     assert (only.base_offset, only.last_offset, only.max_timestamp, only.payload) == (
         5,
@@ -94,8 +94,6 @@ def test_the_only_entry_of_a_message_is_its_payload() -> None:
 
 
 @given(st.integers(1, 1 << 40), st.binary(max_size=200))
-def test_a_payload_that_does_not_hold_what_its_header_says_is_one_entry(
-    entries: int, payload: bytes
-) -> None:
+def test_payload_that_contradicts_header_is_one_entry(entries: int, payload: bytes) -> None:
     (only,) = unpack_entries(Header(5, 7, 3, 0, 0, 3, entries), payload)
     assert only.payload == payload

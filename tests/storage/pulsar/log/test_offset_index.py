@@ -1,4 +1,4 @@
-"""Where offsets are, against a plain list of all messages."""
+"""The offset index, compared with a plain list of all messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Message = tuple[Header, Position]
 
 
 def messages(*sizes: int, times: list[int] | None = None, records: int = 1) -> list[Message]:
-    """A partition of messages of these sizes in one ledger."""
+    """A partition of messages with these sizes in one ledger."""
     made: list[Message] = []
     before = 0
     greatest = -1
@@ -42,14 +42,14 @@ def appended(limit: int, partition: list[Message]) -> OffsetIndex:
     return index
 
 
-def test_an_empty_index_knows_no_place() -> None:
+def test_empty_index_has_no_entries() -> None:
     index = OffsetIndex(10)
     assert index.floor(0) is None
     assert index.above(0) is None
     assert index.skip_older(5, 1) == 5
 
 
-def test_a_place_is_found_for_any_offset_at_or_after_it() -> None:
+def test_floor_returns_last_entry_at_or_before_offset() -> None:
     index = appended(10, messages(INITIAL_SPACING, INITIAL_SPACING, records=10))
     first, second = (
         IndexEntry(0, Position(7, 0), 0, -1),
@@ -71,11 +71,11 @@ def test_a_place_is_found_for_any_offset_at_or_after_it() -> None:
     ]
 
 
-def test_small_messages_share_a_mark() -> None:
+def test_small_messages_share_an_index_entry() -> None:
     assert len(appended(100, messages(*[INITIAL_SPACING // 4] * 9))) == 3
 
 
-def test_when_it_is_full_every_second_mark_goes_and_the_next_are_twice_as_far_apart() -> None:
+def test_full_index_drops_every_second_entry_and_doubles_spacing() -> None:
     index = appended(4, messages(*[INITIAL_SPACING] * 5))
     assert [index.floor(offset) for offset in (1, 3, 5)] == [
         IndexEntry(0, Position(7, 0), 0, -1),
@@ -88,28 +88,26 @@ def test_when_it_is_full_every_second_mark_goes_and_the_next_are_twice_as_far_ap
     assert len(index) == 4
 
 
-def test_the_mark_before_what_is_forgotten_stays_for_the_entry_that_straddles() -> None:
+def test_forget_before_keeps_entry_of_straddling_message() -> None:
     index = appended(10, messages(*[INITIAL_SPACING] * 3, records=10))
     index.forget_before(15)
     assert index.floor(9) is None
     assert index.floor(15) == IndexEntry(10, Position(7, 1), INITIAL_SPACING, -1)
 
 
-def test_stretches_that_were_appended_here_are_passed_over_up_to_the_first_that_may_hold_the_time() -> (
-    None
-):
+def test_skip_older_stops_at_first_segment_that_may_have_timestamp() -> None:
     index = appended(10, messages(*[INITIAL_SPACING] * 4, times=[10, 30, 20, 40]))
     assert [index.skip_older(0, time) for time in (10, 11, 30, 31, 40, 41)] == [0, 1, 1, 3, 3, 4]
 
 
-def test_a_stretch_with_a_gap_in_it_is_not_passed_over() -> None:
+def test_skip_older_does_not_skip_segment_with_gap() -> None:
     index = appended(10, messages(INITIAL_SPACING, times=[10]))
     index.appended(Header(9, 9, 20, 9 * INITIAL_SPACING, 0), Position(8, 0))
     assert index.skip_older(0, 15) == 0
     assert index.skip_older(9, 25) == 10
 
 
-def test_what_was_only_met_while_reading_is_passed_over_when_it_was_walked_through() -> None:
+def test_skip_older_skips_messages_found_by_gapless_scan() -> None:
     partition = messages(*[INITIAL_SPACING] * 4, times=[10, 30, 20, 40])
     index = OffsetIndex(10)
     index.found(*partition[0])
@@ -121,7 +119,7 @@ def test_what_was_only_met_while_reading_is_passed_over_when_it_was_walked_throu
     assert index.skip_older(0, 99) == 4
 
 
-def test_the_marks_on_both_sides_of_a_time_are_found() -> None:
+def test_entries_around_timestamp_are_found() -> None:
     partition = messages(*[INITIAL_SPACING] * 4, times=[10, 30, 20, 40])
     index = appended(10, partition)
     marks = [index_entry(*message) for message in partition]
@@ -139,7 +137,7 @@ def test_the_marks_on_both_sides_of_a_time_are_found() -> None:
     ]
 
 
-def test_the_marks_on_both_sides_of_a_byte_are_found() -> None:
+def test_entries_around_byte_position_are_found() -> None:
     partition = messages(*[INITIAL_SPACING] * 3)
     index = appended(10, partition)
     marks = [index_entry(*message) for message in partition]
@@ -153,13 +151,13 @@ def test_the_marks_on_both_sides_of_a_byte_are_found() -> None:
     assert [index.after_byte(number) for number in numbers] == [marks[1], marks[1], marks[2], None]
 
 
-def test_a_message_that_takes_no_offset_has_no_place() -> None:
+def test_marker_is_not_indexed() -> None:
     index = OffsetIndex(10)
     index.appended(Header(0, -1, -1, 0, 0), Position(7, 0))
     assert index.floor(0) is None
 
 
-def test_a_walk_that_begins_in_a_stretch_says_nothing_of_its_beginning() -> None:
+def test_scan_that_starts_within_segment_does_not_cover_its_start() -> None:
     partition = messages(*[1] * 4, times=[90, 30, 20, 40])
     index = OffsetIndex(10)
     index.found(*partition[0])
@@ -180,9 +178,7 @@ ways = st.lists(
 
 
 @given(st.integers(2, 12), sizes, st.data(), ways)
-def test_whatever_was_seen_a_place_is_true_and_nothing_that_matters_is_passed_over(
-    limit, sizes, data, ways
-) -> None:
+def test_index_is_correct_after_any_sequence_of_messages(limit, sizes, data, ways) -> None:
     times = data.draw(st.lists(st.integers(-1, 9), min_size=len(sizes), max_size=len(sizes)))
     partition = messages(*[size * INITIAL_SPACING // 2 for size in sizes], times=times, records=3)
     index, end, start = OffsetIndex(limit), 0, 0
@@ -221,15 +217,13 @@ def test_whatever_was_seen_a_place_is_true_and_nothing_that_matters_is_passed_ov
 
 
 @given(st.integers(2, 12), sizes)
-def test_where_everything_was_appended_here_the_first_message_stays_known(limit, sizes) -> None:
+def test_index_of_appended_messages_keeps_first_message(limit, sizes) -> None:
     index = appended(limit, messages(*[size * INITIAL_SPACING for size in sizes]))
     assert index.floor(0) == IndexEntry(0, Position(7, 0), 0, -1)
 
 
 @given(st.integers(2, 12), sizes, st.data())
-def test_where_everything_was_appended_here_nothing_needs_to_be_looked_through_for_a_time_that_is_not_there(
-    limit, sizes, data
-) -> None:
+def test_index_of_appended_messages_skips_all_for_missing_timestamp(limit, sizes, data) -> None:
     times = data.draw(st.lists(st.integers(-1, 9), min_size=len(sizes), max_size=len(sizes)))
     index = appended(limit, messages(*[size * INITIAL_SPACING for size in sizes], times=times))
     assert index.skip_older(0, 10) == len(sizes)

@@ -1,4 +1,4 @@
-"""The entries of a topic by number."""
+"""Numbering of a topic's entries across ledgers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.offset_search import Ledgers
 
 
-def test_a_topic_without_ledgers_has_no_entries() -> None:
+def test_topic_without_ledgers_has_no_entries() -> None:
     assert len(Ledgers([])) == 0
     assert Ledgers([]).number(Position(3, 3)) == 0
 
 
-def test_entries_are_numbered_through_all_ledgers() -> None:
+def test_entries_are_numbered_across_ledgers() -> None:
     ledgers = Ledgers([(3, 2), (5, 0), (9, 3)])
     assert len(ledgers) == 5
     assert [ledgers.position(number) for number in range(5)] == [
@@ -27,7 +27,7 @@ def test_entries_are_numbered_through_all_ledgers() -> None:
     ]
 
 
-def test_a_place_that_is_gone_or_not_there_yet_has_the_number_of_the_next() -> None:
+def test_missing_position_has_number_of_next_entry() -> None:
     ledgers = Ledgers([(3, 2), (5, 0), (9, 3)])
     assert [
         ledgers.number(Position(*place))
@@ -37,18 +37,18 @@ def test_a_place_that_is_gone_or_not_there_yet_has_the_number_of_the_next() -> N
     ]
 
 
-def test_the_ledger_that_is_written_to_has_the_entries_that_are_told_apart() -> None:
+def test_current_ledger_size_is_taken_from_separate_field() -> None:
     stats = InternalStats([Ledger(3, 2, 10), Ledger(9, 0, 0)], 4, 20, 6, 30, "9:3")
     assert len(Ledgers.of(stats)) == 6
 
 
-def test_the_last_ledger_is_counted_once_where_it_is_closed() -> None:
+def test_closed_last_ledger_is_counted_once() -> None:
     stats = InternalStats([Ledger(3, 2, 10), Ledger(9, 4, 20)], 4, 20, 6, 30, "9:3")
     assert len(Ledgers.of(stats)) == 6
 
 
 @given(st.dictionaries(st.integers(0, 20), st.integers(0, 3), max_size=9))
-def test_a_number_and_a_place_are_each_others(counts) -> None:
+def test_number_and_position_are_inverse(counts) -> None:
     ledgers = Ledgers(sorted(counts.items()))
     assert [ledgers.number(ledgers.position(number)) for number in range(len(ledgers))] == list(
         range(sum(counts.values()))

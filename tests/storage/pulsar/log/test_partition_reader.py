@@ -1,4 +1,6 @@
-"""Reading a partition from a real broker: what is asked for comes, once and in order, whatever else is in the topic."""
+"""Reading a partition from a real broker: each message once and in order, whatever else is
+stored.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ ALL = 1 << 30
 
 
 @ensureDeferred
-async def test_an_empty_topic_has_neither_a_first_nor_a_last_message(partition, side):
+async def test_empty_topic_has_no_first_or_last_message(partition, side):
     reader = side.reader(partition)
     assert await reader.first() is None
     assert await reader.last() is None
@@ -23,7 +25,7 @@ async def test_an_empty_topic_has_neither_a_first_nor_a_last_message(partition, 
 
 
 @ensureDeferred
-async def test_what_was_written_is_read_with_its_header_and_place(partition, side):
+async def test_messages_are_read_with_header_and_position(partition, side):
     places = partition.write(numbered(0, 3))
     found = await side.reader(partition).read(0, 3, ALL)
     assert [(one.header, one.payload) for one in found] == numbered(0, 3)
@@ -31,7 +33,7 @@ async def test_what_was_written_is_read_with_its_header_and_place(partition, sid
 
 
 @ensureDeferred
-async def test_the_first_and_the_last_message_are_found(partition, side):
+async def test_first_and_last_message_are_found(partition, side):
     partition.write(numbered(0, 5))
     reader = side.reader(partition)
     first, last = await reader.first(), await reader.last()
@@ -40,7 +42,7 @@ async def test_the_first_and_the_last_message_are_found(partition, side):
 
 
 @ensureDeferred
-async def test_a_read_begins_with_the_message_that_holds_the_offset(partition, side):
+async def test_read_starts_with_message_containing_offset(partition, side):
     partition.write([(header(0, 9), b"a"), (header(10, 19), b"b"), (header(20, 29), b"c")])
     reader = side.reader(partition)
     assert offsets(await reader.read(15, 30, ALL)) == [10, 20]
@@ -48,7 +50,7 @@ async def test_a_read_begins_with_the_message_that_holds_the_offset(partition, s
 
 
 @ensureDeferred
-async def test_nothing_at_or_above_the_end_offset_is_read_though_it_is_there(partition, side):
+async def test_read_ends_before_end_offset(partition, side):
     partition.write(numbered(0, 9))
     reader = side.reader(partition)
     assert offsets(await reader.read(0, 4, ALL)) == [0, 1, 2, 3]
@@ -56,7 +58,7 @@ async def test_nothing_at_or_above_the_end_offset_is_read_though_it_is_there(par
 
 
 @ensureDeferred
-async def test_as_many_come_as_there_is_room_for_and_always_one(partition, side):
+async def test_read_returns_up_to_max_bytes_but_at_least_one_message(partition, side):
     partition.write(numbered(0, 9, size=100))
     reader = side.reader(partition)
     assert offsets(await reader.read(0, 9, 0)) == [0]
@@ -66,7 +68,7 @@ async def test_as_many_come_as_there_is_room_for_and_always_one(partition, side)
 
 
 @ensureDeferred
-async def test_many_small_ledgers_are_one_partition(partition, side):
+async def test_read_spans_many_small_ledgers(partition, side):
     for begin in range(0, 30, 3):
         partition.write(numbered(begin, begin + 3))
         partition.roll()
@@ -78,9 +80,7 @@ async def test_many_small_ledgers_are_one_partition(partition, side):
 
 
 @ensureDeferred
-async def test_messages_sent_again_are_read_once_and_in_order_wherever_reading_begins(
-    partition, side
-):
+async def test_resent_messages_are_read_once_and_in_order(partition, side):
     partition.write([*numbered(0, 8), *numbered(5, 9)])
     for offset in range(9):
         assert offsets(await side.reader(partition).read(offset, 9, ALL)) == list(range(offset, 9))
@@ -88,7 +88,7 @@ async def test_messages_sent_again_are_read_once_and_in_order_wherever_reading_b
 
 
 @ensureDeferred
-async def test_what_a_replaced_leader_stored_too_late_is_void(partition, side):
+async def test_late_messages_of_fenced_leader_are_skipped(partition, side):
     partition.write(
         [*numbered(0, 8, epoch=1), *numbered(5, 7, epoch=1), *numbered(7, 9, size=20, epoch=2)]
     )
@@ -102,13 +102,13 @@ async def test_what_a_replaced_leader_stored_too_late_is_void(partition, side):
 
 
 @ensureDeferred
-async def test_the_last_message_is_where_an_interrupted_resending_ended(partition, side):
+async def test_last_message_is_end_of_interrupted_resend(partition, side):
     partition.write([*numbered(0, 8), *numbered(5, 7)])
     assert offsets([await side.reader(partition).last()]) == [6]
 
 
 @ensureDeferred
-async def test_messages_of_others_are_passed_over_and_take_no_offset(partition, side, caplog):
+async def test_foreign_messages_are_skipped_and_get_no_offset(partition, side, caplog):
     partition.write([None, None, *numbered(0, 2), None, *numbered(2, 4), None])
     reader = side.reader(partition)
     assert offsets([await reader.first(), await reader.last()]) == [0, 3]
@@ -117,7 +117,7 @@ async def test_messages_of_others_are_passed_over_and_take_no_offset(partition, 
 
 
 @ensureDeferred
-async def test_what_is_no_text_in_a_message_of_others_stops_nobody(partition, side):
+async def test_foreign_message_with_invalid_utf8_is_skipped(partition, side):
     partition.write_broken_text()
     partition.write(numbered(0, 2))
     partition.write_broken_text()
@@ -127,7 +127,7 @@ async def test_what_is_no_text_in_a_message_of_others_stops_nobody(partition, si
 
 
 @ensureDeferred
-async def test_batches_of_others_are_passed_over(partition, side):
+async def test_foreign_batches_are_skipped(partition, side):
     partition.write([None] * 20, foreign_batches=True)
     partition.write(numbered(0, 4))
     partition.write([None] * 20, foreign_batches=True)
@@ -139,7 +139,7 @@ async def test_batches_of_others_are_passed_over(partition, side):
 
 
 @ensureDeferred
-async def test_a_topic_with_messages_of_others_alone_is_empty(partition, side):
+async def test_topic_with_only_foreign_messages_is_empty(partition, side):
     partition.write([None] * 5)
     reader = side.reader(partition)
     assert await reader.first() is None
@@ -147,7 +147,7 @@ async def test_a_topic_with_messages_of_others_alone_is_empty(partition, side):
 
 
 @ensureDeferred
-async def test_the_last_message_is_found_behind_many_ledgers_of_others(partition, side):
+async def test_last_message_is_found_before_many_foreign_ledgers(partition, side):
     partition.write(numbered(0, 2))
     for _ in range(4):
         partition.roll()
@@ -157,9 +157,7 @@ async def test_the_last_message_is_found_behind_many_ledgers_of_others(partition
 
 
 @ensureDeferred
-async def test_more_messages_of_others_than_are_looked_over_are_a_failure_that_says_so(
-    partition, open_side
-):
+async def test_too_many_foreign_messages_fail_naming_the_setting(partition, open_side):
     side = await open_side(foreign_messages=10)
     partition.write([*numbered(0, 1), *[None] * 30])
     with pytest.raises(StorageFailed, match="foreign_messages"):
@@ -168,9 +166,7 @@ async def test_more_messages_of_others_than_are_looked_over_are_a_failure_that_s
 
 
 @ensureDeferred
-async def test_many_messages_of_others_before_the_first_and_the_last_are_looked_over(
-    partition, side
-):
+async def test_many_foreign_messages_at_both_ends_are_skipped(partition, side):
     partition.write([*[None] * 4200, *numbered(0, 2), *[None] * 4200])
     reader = side.reader(partition)
     assert offsets([await reader.first(), await reader.last()]) == [0, 1]
@@ -178,7 +174,7 @@ async def test_many_messages_of_others_before_the_first_and_the_last_are_looked_
 
 
 @ensureDeferred
-async def test_an_open_ledger_without_entries_does_not_hide_the_ones_before_it(partition, side):
+async def test_empty_open_ledger_does_not_hide_earlier_entries(partition, side):
     partition.write(numbered(0, 2))
     partition.roll()
     partition.ledgers()
@@ -186,7 +182,7 @@ async def test_an_open_ledger_without_entries_does_not_hide_the_ones_before_it(p
 
 
 @ensureDeferred
-async def test_the_last_message_before_a_place_is_found(partition, side):
+async def test_last_message_before_position_is_found(partition, side):
     places = [
         *partition.write(numbered(0, 2)),
         *partition.write([None, None]),
@@ -199,7 +195,7 @@ async def test_the_last_message_before_a_place_is_found(partition, side):
 
 
 @ensureDeferred
-async def test_a_message_that_takes_no_offset_is_the_last_but_is_not_read(partition, side):
+async def test_marker_is_last_message_but_is_not_read(partition, side):
     partition.write([*numbered(0, 2), (header(2, 1), b""), *numbered(2, 4), (header(4, 3), b"")])
     reader = side.reader(partition)
     last = await reader.last()
@@ -209,7 +205,7 @@ async def test_a_message_that_takes_no_offset_is_the_last_but_is_not_read(partit
 
 
 @ensureDeferred
-async def test_where_the_broker_has_trimmed_the_next_message_comes(partition, side):
+async def test_read_of_trimmed_offset_returns_next_message(partition, side):
     reader = side.reader(partition)
     for begin in (0, 5):
         messages = numbered(begin, begin + 5)
@@ -223,7 +219,7 @@ async def test_where_the_broker_has_trimmed_the_next_message_comes(partition, si
 
 
 @ensureDeferred
-async def test_where_all_was_trimmed_nothing_comes(partition, side):
+async def test_read_of_fully_trimmed_topic_is_empty(partition, side):
     reader = side.reader(partition)
     (place,) = partition.write(numbered(0, 1))
     reader.appended(header(0), place)
@@ -237,17 +233,18 @@ async def test_where_all_was_trimmed_nothing_comes(partition, side):
 
 
 @ensureDeferred
-async def test_a_far_offset_is_found_with_few_looks(partition, side):
+async def test_distant_offset_is_found_with_few_lookups(partition, side):
     for begin in range(0, 5000, 1000):
         partition.write(numbered(begin, begin + 1000, size=2000))
         partition.roll()
     reader = side.reader(partition)
     assert offsets(await reader.read(3777, 5000, 0)) == [3777]
-    # The first message, the last one, looks at a half of 10 MB, of 5 MB and so on until less than 512 KiB are left, and the reading.
+    # Lookups of the first and last message, five bisection steps from 10 MB to below 512 KiB, and
+    # one read.
     assert side.session.readers <= 2 + 5 + 1
     opened = side.session.readers
     assert offsets(await reader.read(3600, 5000, 0)) == [3600]
-    # Between 2500 and 3750, which are known by now.
+    # Between 2500 and 3750, which are in the index by now.
     assert side.session.readers <= opened + 3 + 1
 
 
@@ -264,7 +261,7 @@ def note_all(reader, messages, places):
 
 
 @ensureDeferred
-async def test_who_reads_on_opens_one_reader(partition, side):
+async def test_sequential_reads_share_one_reader(partition, side):
     messages = numbered(0, 300, size=1000)
     reader = side.reader(partition)
     note_all(reader, messages, partition.write(messages))
@@ -273,7 +270,7 @@ async def test_who_reads_on_opens_one_reader(partition, side):
 
 
 @ensureDeferred
-async def test_a_reader_gives_place_to_one_that_suits_the_size_of_messages(partition, open_side):
+async def test_reader_is_replaced_to_match_message_size(partition, open_side):
     side = await open_side(reader_queue_messages=1)
     messages = numbered(0, 300, size=1000)
     reader = side.reader(partition)
@@ -283,7 +280,7 @@ async def test_a_reader_gives_place_to_one_that_suits_the_size_of_messages(parti
 
 
 @ensureDeferred
-async def test_a_reader_goes_on_where_a_ledger_ended_and_another_began(partition, side):
+async def test_reader_continues_in_next_ledger(partition, side):
     partition.write(numbered(0, 3))
     reader = side.reader(partition)
     assert offsets(await reader.read(0, 3, ALL)) == [0, 1, 2]
@@ -293,7 +290,7 @@ async def test_a_reader_goes_on_where_a_ledger_ended_and_another_began(partition
 
 
 @ensureDeferred
-async def test_the_rest_of_a_message_is_had_without_another_reader(partition, side):
+async def test_rest_of_message_is_read_without_new_reader(partition, side):
     partition.write([(header(0, 9), b"a"), (header(10, 19), b"b"), (header(20, 29), b"c")])
     reader = side.reader(partition)
     assert offsets(await reader.read(0, 30, 0)) == [0]
@@ -305,14 +302,14 @@ async def test_the_rest_of_a_message_is_had_without_another_reader(partition, si
 
 
 @ensureDeferred
-async def test_the_place_of_an_offset_is_told(partition, side):
+async def test_position_of_offset_is_returned(partition, side):
     places = partition.write(numbered(0, 3))
     reader = side.reader(partition)
     assert [await reader.position_of(offset) for offset in range(3)] == places
 
 
 @ensureDeferred
-async def test_a_scan_goes_on_where_it_was_told_to_stop(partition, side):
+async def test_scan_resumes_where_it_stopped(partition, side):
     partition.write(numbered(0, 50, size=1000))
     reader = side.reader(partition)
     seen = []
@@ -327,11 +324,12 @@ async def test_a_scan_goes_on_where_it_was_told_to_stop(partition, side):
 
 
 @ensureDeferred
-async def test_the_message_with_a_byte_of_all_payload_is_found_with_few_looks(partition, side):
+async def test_message_at_byte_position_is_found_with_few_lookups(partition, side):
     partition.write(numbered(0, 5000, size=2000))
     reader = side.reader(partition)
     assert offsets([await reader.at_byte(3777 * 2000 + 1999, 0, 5000)]) == [3777]
-    # The first message, the last one, looks at a half of 10 MB, of 5 MB and so on until less than 512 KiB are left, and the reading.
+    # Lookups of the first and last message, five bisection steps from 10 MB to below 512 KiB, and
+    # one read.
     assert side.session.readers <= 2 + 5 + 1
     wanted = {(0, 0): 0, (1999, 0): 0, (2000, 0): 1, (2000, 7): 7, (9_999_999, 0): 4999}
     assert {
@@ -343,9 +341,7 @@ async def test_the_message_with_a_byte_of_all_payload_is_found_with_few_looks(pa
 
 
 @ensureDeferred
-async def test_a_byte_that_the_broker_has_trimmed_is_that_of_the_first_message_left(
-    partition, side
-):
+async def test_trimmed_byte_position_maps_to_first_remaining_message(partition, side):
     partition.write(numbered(0, 5))
     partition.roll()
     partition.write(numbered(5, 9))

@@ -1,4 +1,4 @@
-"""Reading from a broker that does not answer ends in time, and goes on when it answers again."""
+"""Reads from a broker that does not answer end in time, and continue when it answers again."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.peer]
 
 ALL = 1 << 30
 STEP_SECONDS = 5.0
-#: Covers a message, the question whether there is one, and another reader.
+#: Time for a message, for the check whether there is one, and for another reader.
 READ_SECONDS = 10 * 3 * STEP_SECONDS
 
 
 @ensureDeferred
-async def test_a_broker_that_stands_still_holds_up_a_read_no_longer_than_its_time():
+async def test_read_from_hanging_broker_ends_in_time():
     with Pulsar.start() as broker:
         tenant = Tenant.make(broker.service_url, broker.admin_url)
         settings = tenant.settings(

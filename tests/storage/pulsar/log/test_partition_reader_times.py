@@ -1,4 +1,4 @@
-"""Messages by their time on a real broker, against what is written down by hand."""
+"""Searches by timestamp on a real broker, compared with hand-written expectations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALL = 1 << 30
 
 
 def timed(times, size=10, greatest=-1):
-    """A message for each time, with the greatest so far as a store writes it."""
+    """One message per timestamp, with the greatest so far in its header."""
     written = []
     for offset, time in enumerate(times):
         greatest = max(greatest, time)
@@ -28,9 +28,7 @@ def found(stored):
 
 
 @ensureDeferred
-async def test_the_first_message_that_reaches_a_time_is_found_though_later_ones_are_older(
-    partition, side
-):
+async def test_first_message_at_timestamp_is_found_before_older_ones(partition, side):
     partition.write(timed([10, 30, 20, 30, 40, -1, 15]))
     reader = side.reader(partition)
     wanted = {-1: 0, 10: 0, 11: 1, 30: 1, 31: 4, 40: 4, 41: None}
@@ -39,7 +37,7 @@ async def test_the_first_message_that_reaches_a_time_is_found_though_later_ones_
 
 
 @ensureDeferred
-async def test_a_look_at_what_came_before_a_place_hides_no_later_time(partition, side):
+async def test_search_before_position_does_not_hide_later_timestamps(partition, side):
     places = partition.write(timed([10, 20, 30]))
     reader = side.reader(partition)
     assert found(await reader.last(places[1])) == 0
@@ -48,13 +46,13 @@ async def test_a_look_at_what_came_before_a_place_hides_no_later_time(partition,
 
 
 @ensureDeferred
-async def test_the_greatest_time_is_that_of_the_first_message_that_bears_it(partition, side):
+async def test_latest_returns_first_message_with_greatest_timestamp(partition, side):
     partition.write(timed([10, 40, 20, 40, 40]))
     assert found(await side.reader(partition).latest(0, 5)) == 1
 
 
 @ensureDeferred
-async def test_messages_without_a_time_have_no_latest(partition, side):
+async def test_messages_without_timestamp_have_no_latest(partition, side):
     partition.write(timed([-1, -1]))
     reader = side.reader(partition)
     assert await reader.latest(0, 2) is None
@@ -62,14 +60,14 @@ async def test_messages_without_a_time_have_no_latest(partition, side):
 
 
 @ensureDeferred
-async def test_an_empty_partition_has_no_times(partition, side):
+async def test_empty_partition_has_no_timestamps(partition, side):
     reader = side.reader(partition)
     assert await reader.at_time(0, 0, 0) is None
     assert await reader.latest(0, 0) is None
 
 
 @ensureDeferred
-async def test_what_lies_before_the_start_or_at_the_end_is_not_found(partition, side):
+async def test_search_is_limited_to_start_and_end_offset(partition, side):
     partition.write(timed([90, 10, 30, 20, 50]))
     reader = side.reader(partition)
     wanted = {5: 1, 11: 2, 31: None, 90: None}
@@ -78,7 +76,7 @@ async def test_what_lies_before_the_start_or_at_the_end_is_not_found(partition, 
 
 
 @ensureDeferred
-async def test_a_message_that_straddles_the_start_counts(partition, side):
+async def test_message_that_straddles_start_is_found(partition, side):
     partition.write([(header(0, 9, time=50), b"a"), (header(10, 19, time=20, greatest=50), b"b")])
     reader = side.reader(partition)
     assert found(await reader.at_time(30, 5, 20)) == 0
@@ -86,9 +84,7 @@ async def test_a_message_that_straddles_the_start_counts(partition, side):
 
 
 @ensureDeferred
-async def test_a_time_whose_message_the_broker_has_trimmed_is_looked_for_in_what_is_left(
-    partition, side
-):
+async def test_timestamp_of_trimmed_message_is_searched_in_the_rest(partition, side):
     times = [99, *[5] * 9, *[10, 30, 20, 40]]
     partition.write(timed(times)[:10])
     partition.roll()
@@ -101,7 +97,7 @@ async def test_a_time_whose_message_the_broker_has_trimmed_is_looked_for_in_what
 
 
 @ensureDeferred
-async def test_a_time_far_away_is_found_with_few_looks(partition, side):
+async def test_distant_timestamp_is_found_with_few_lookups(partition, side):
     partition.write(
         [
             (header(offset, time=offset * 10, before=offset * 2000), bytes(2000))
@@ -110,12 +106,13 @@ async def test_a_time_far_away_is_found_with_few_looks(partition, side):
     )
     reader = side.reader(partition)
     assert found(await reader.at_time(37_761, 0, 5000)) == 3777
-    # The first message, the last one, looks at a half of 10 MB, of 5 MB and so on until less than 512 KiB are left, and the reading.
+    # Lookups of the first and last message, five bisection steps from 10 MB to below 512 KiB, and
+    # one read.
     assert side.session.readers <= 2 + 5 + 1
 
 
 @ensureDeferred
-async def test_a_scan_leaves_out_what_is_known_to_be_older(partition, side):
+async def test_scan_skips_messages_known_to_be_older(partition, side):
     reader = side.reader(partition)
     messages = timed([10, 20, 90, 30, 40], size=100_000)
     for (one, _), place in zip(messages, partition.write(messages), strict=True):
@@ -135,7 +132,7 @@ async def test_a_scan_leaves_out_what_is_known_to_be_older(partition, side):
 
 
 @ensureDeferred
-async def test_a_scan_that_may_look_at_no_more_says_how_far_it_came(partition, side):
+async def test_limited_scan_returns_offset_reached(partition, side):
     partition.write(numbered(0, 30, size=100_000))
     reader = side.reader(partition)
     seen = []

@@ -1,4 +1,4 @@
-"""What is remembered of a partition beside its messages."""
+"""Rows of partitions, and leader epochs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage.pulsar.log.partition_rows import (
 )
 
 
-def test_rows_are_kept_by_topic_id_and_partition():
+def test_row_key_is_topic_id_and_partition():
     assert partition_key(b"i" * 16, 258) == b"iiiiiiiiiiiiiiii\0\0\1\2"
 
 
@@ -29,31 +29,31 @@ def test_rows_are_kept_by_topic_id_and_partition():
     st.integers(0, 1 << 60),
     st.lists(st.tuples(st.integers(0), st.integers(0, 9))),
 )
-def test_a_row_is_read_back_as_it_was(start, size, reserved, epochs):
+def test_row_round_trip(start, size, reserved, epochs):
     epochs = [(epoch % (1 << 62), first) for epoch, first in epochs]
     row = PartitionRow(start, size, reserved, tuple(epochs))
     assert decode_row(encode_row(row)) == row
 
 
 @given(st.binary())
-def test_what_is_no_row_is_refused(garbage):
+def test_invalid_row_is_refused(garbage):
     with suppress(ValueError):
         assert isinstance(decode_row(garbage), PartitionRow)
 
 
-def test_an_epoch_begins_where_it_is_told():
+def test_epoch_begins_at_given_offset():
     assert add_epoch(((0, 0), (1, 10)), 4, 30, 0) == ((0, 0), (1, 10), (4, 30))
 
 
-def test_an_epoch_that_wrote_nothing_goes_when_the_next_begins():
+def test_epoch_without_records_is_dropped():
     assert add_epoch(((0, 0), (1, 10)), 2, 10, 0) == ((0, 0), (2, 10))
 
 
-def test_epochs_that_ended_before_the_start_go():
+def test_epochs_before_log_start_are_dropped():
     assert add_epoch(((0, 0), (1, 10), (2, 20)), 3, 30, 20) == ((2, 20), (3, 30))
 
 
-def test_epochs_are_bounded_and_the_oldest_go_first():
+def test_oldest_epochs_are_dropped_above_limit():
     epochs = ()
     for n in range(MAX_EPOCHS + 7):
         epochs = add_epoch(epochs, n, n, 0)
@@ -74,10 +74,12 @@ def test_epochs_are_bounded_and_the_oldest_go_first():
         (8, (-1, -1)),
     ],
 )
-def test_the_end_of_an_epoch_is_the_beginning_of_the_next(epoch, expected):
-    """By hand from the rules of LeaderEpochFileCache.endOffsetFor: epochs 3, 5 and 7 began at 100, 150 and 200, and the log ends at 250."""
+def test_epoch_ends_where_next_begins(epoch, expected):
+    """Expectations follow LeaderEpochFileCache.endOffsetFor: epochs 3, 5 and 7 began at 100, 150
+    and 200, and the log ends at 250.
+    """
     assert epoch_end_offset(((3, 100), (5, 150), (7, 200)), epoch, 250) == expected
 
 
-def test_of_a_log_without_epochs_none_is_known():
+def test_log_without_epochs_has_no_epoch_end():
     assert epoch_end_offset((), 0, 5) == (-1, -1)

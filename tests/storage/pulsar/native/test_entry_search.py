@@ -1,4 +1,4 @@
-"""What a real broker tells of entries, and how one is found among them. The indexes are counted by hand from what was sent."""
+"""Searches for entries on a real broker. The expected indexes are counted from what was sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stats(*sizes: int) -> InternalStats:
     return InternalStats(ledgers, sizes[-1], 0, sum(sizes), 0, "")
 
 
-def test_entries_are_numbered_through_all_ledgers():
+def test_entries_are_numbered_across_ledgers():
     entries = EntryNumbering(stats(2, 0, 3, 1))
     positions = [entries.position(number) for number in range(len(entries))]
     assert positions == [(10, 0), (10, 1), (20, 0), (20, 1), (20, 2), (25, 0)]
@@ -35,11 +35,11 @@ def test_entries_are_numbered_through_all_ledgers():
     ("position", "number"),
     [((0, 7), 0), ((10, 2), 2), ((12, 0), 2), ((15, 0), 2), ((25, 1), 6), ((30, 0), 6)],
 )
-def test_what_is_not_there_has_the_number_of_what_comes_next(position, number):
+def test_missing_position_has_number_of_next_entry(position, number):
     assert EntryNumbering(stats(2, 0, 3, 1)).number(Position(*position)) == number
 
 
-def test_a_topic_without_ledgers_has_no_entries():
+def test_topic_without_ledgers_has_no_entries():
     assert len(EntryNumbering(InternalStats([], 0, 0, 0, 0, "-1:-1"))) == 0
 
 
@@ -59,7 +59,7 @@ def finder(sender: NativeApplication) -> Iterator[EntryFinder]:
 
 @pytest.mark.peer
 @ensureDeferred
-async def test_an_index_counts_messages_and_chunks_and_goes_on_over_ledgers(
+async def test_index_counts_messages_and_chunks_across_ledgers(
     sender: NativeApplication, finder: EntryFinder
 ) -> None:
     sender.send(b"0")
@@ -91,9 +91,7 @@ async def test_an_index_counts_messages_and_chunks_and_goes_on_over_ledgers(
 
 @pytest.mark.peer
 @ensureDeferred
-async def test_an_entry_is_found_by_its_index(
-    sender: NativeApplication, finder: EntryFinder
-) -> None:
+async def test_entry_is_found_by_index(sender: NativeApplication, finder: EntryFinder) -> None:
     for number in range(6):
         sender.batch(*[b"%d" % number] * (number + 1))
         if number == 2:
@@ -109,7 +107,7 @@ async def test_an_entry_is_found_by_its_index(
 
 @pytest.mark.peer
 @ensureDeferred
-async def test_an_entry_that_is_gone_is_missing(
+async def test_peek_at_trimmed_entry_raises_not_found(
     sender: NativeApplication, finder: EntryFinder
 ) -> None:
     sender.send(b"0")

@@ -1,4 +1,7 @@
-"""Places and offsets of messages; the ids are what pulsar-client 3.13 gave of a 4.0.8 broker, the indexes what that told of their entries."""
+"""Message ids and indexes.
+
+The ids are from pulsar-client 3.13 with a 4.0.8 broker; the indexes are what the broker reported.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,17 @@ def at(ledger, entry, number=0, messages=1, first_chunk=None):
         (pulsar.MessageId(2, 1 << 40, 5, -1).serialize(), at(1 << 40, 5)),
     ],
 )
-def test_an_id_tells_the_entry_the_place_in_it_and_how_many_it_has(serialized, location):
+def test_message_id_has_entry_number_and_batch_size(serialized, location):
     assert parse_message_id(serialized) == location
 
 
-def test_the_id_of_a_chunked_message_tells_where_its_first_chunk_is():
+def test_chunked_message_id_has_first_chunk():
     assert parse_message_id(b"\x08\x1d\x10\x04:\x04\x08\x1d\x10\x02") == at(
         29, 4, first_chunk=Position(29, 2)
     )
 
 
-def test_the_places_of_an_entrys_messages_follow_from_the_first_ones():
+def test_locations_in_entry_follow_from_first_message():
     first, second, third = (
         pulsar.MessageId.deserialize(b"\x08#\x10\x00 %c0\x03" % number) for number in range(3)
     )
@@ -59,7 +62,7 @@ def test_the_places_of_an_entrys_messages_follow_from_the_first_ones():
 
 
 @given(st.binary(max_size=30))
-def test_other_bytes_are_a_place_or_refused(junk):
+def test_any_bytes_parse_to_location_or_are_refused(junk):
     try:
         location = parse_message_id(junk)
     except StorageFailed:
@@ -67,20 +70,20 @@ def test_other_bytes_are_a_place_or_refused(junk):
     assert 0 <= location.number < location.messages
 
 
-def test_entries_are_counted_from_one_that_is_known():
+def test_index_is_counted_from_anchor():
     counter = IndexCounter()
     counter.anchor(Position(29, 0), 0)
     assert [counter.next(at(29, 1, 4, 5)), counter.next(at(29, 2))] == [5, 6]
 
 
 @pytest.mark.parametrize("location", [at(29, 3), at(30, 0), at(29, 2, first_chunk=Position(29, 2))])
-def test_what_does_not_follow_at_once_must_be_asked_for(location):
+def test_index_of_nonadjacent_entry_must_be_read(location):
     counter = IndexCounter()
     counter.anchor(Position(29, 1), 5)
     assert counter.next(location) is None
 
 
-def test_after_chunks_it_goes_on_from_what_was_asked():
+def test_index_continues_from_anchor_after_chunks():
     counter = IndexCounter()
     counter.anchor(Position(29, 1), 5)
     assert counter.next(at(29, 4, first_chunk=Position(29, 2))) is None
@@ -97,11 +100,11 @@ def assembled(locations, after=START):
     ]
 
 
-def test_messages_of_a_batch_are_one_entry():
+def test_messages_of_batch_form_one_entry():
     assert assembled([at(1, 0), at(1, 1, 0, 2), at(1, 1, 1, 2), at(2, 0)]) == [[0], [1, 2], [3]]
 
 
-def test_what_is_shown_again_is_not_taken_again():
+def test_redelivered_messages_are_ignored():
     first, second = at(1, 1, 0, 2), at(1, 1, 1, 2)
     assert assembled([at(1, 0), first, at(1, 0), first, second, second, first, at(1, 2)]) == [
         [0],
@@ -110,11 +113,11 @@ def test_what_is_shown_again_is_not_taken_again():
     ]
 
 
-def test_what_was_there_before_is_not_taken():
+def test_messages_before_start_are_ignored():
     assert assembled([at(1, 0), at(1, 1), at(1, 2)], after=Position(1, 1)) == [[2]]
 
 
 @pytest.mark.parametrize("locations", [[at(1, 0, 0, 2), at(1, 1)], [at(1, 0, 1, 2)]])
-def test_an_entry_that_comes_in_part_is_an_error(locations):
+def test_incomplete_entry_is_refused(locations):
     with pytest.raises(StorageFailed):
         assembled(locations)

@@ -1,4 +1,7 @@
-"""A partition log on a topic that native clients share, on a real broker. Offsets are counted by hand from what was sent."""
+"""A partition log shared with native clients, on a real broker.
+
+The expected offsets are counted from what was sent.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ TIME = 1_700_000_000_000
 
 @dataclass
 class Bench:
-    """The topic of `sender`, opened as a gateway would."""
+    """The topic of `sender`, opened as a gateway does."""
 
     sender: NativeApplication
     partition: PartitionState
@@ -80,7 +83,7 @@ class Bench:
         return log
 
     async def again(self) -> NativeLog:
-        """Closed and opened."""
+        """Close and reopen the log."""
         await self.logs[-1].close()
         return await self.open()
 
@@ -125,7 +128,7 @@ def values(*those: bytes) -> tuple[PlainRecord, ...]:
 
 
 async def reach(log: NativeLog, end_offset: int) -> None:
-    """Returns when the log ends there."""
+    """Wait until the log ends at `end_offset`."""
     reached: Deferred[None] = Deferred()
 
     def look() -> None:
@@ -140,7 +143,7 @@ async def reach(log: NativeLog, end_offset: int) -> None:
 
 
 async def everything(log: NativeLog, max_bytes: int = 1 << 20) -> list[tuple[int, PlainRecord]]:
-    """(offset, record) of all that can be read."""
+    """(offset, record) of everything readable."""
     found: list[tuple[int, PlainRecord]] = []
     offset = log.start_offset
     while offset < log.end_offset:
@@ -158,7 +161,7 @@ async def seen(log: NativeLog, max_bytes: int = 1 << 20) -> list[tuple[int, byte
 
 
 @ensureDeferred
-async def test_what_is_appended_gets_offsets_and_is_read(bench: Bench) -> None:
+async def test_appended_records_get_offsets_and_are_read(bench: Bench) -> None:
     log = await bench.open()
     assert await append(log, *values(b"a", b"b")) == 0
     assert await append(log, *values(b"c")) == 2
@@ -167,7 +170,7 @@ async def test_what_is_appended_gets_offsets_and_is_read(bench: Bench) -> None:
 
 
 @ensureDeferred
-async def test_appends_that_are_in_flight_together_keep_their_order(bench: Bench) -> None:
+async def test_concurrent_appends_keep_order(bench: Bench) -> None:
     log = await bench.open()
     waiting = [append(log, *values(*[b"%d" % number] * (number % 3 + 1))) for number in range(100)]
     found = await gatherResults(waiting)
@@ -176,7 +179,7 @@ async def test_appends_that_are_in_flight_together_keep_their_order(bench: Bench
 
 
 @ensureDeferred
-async def test_native_messages_batches_and_chunked_ones_get_offsets_between_kafkas(
+async def test_native_messages_get_offsets_among_kafka_records(
     bench: Bench, sender: NativeApplication
 ) -> None:
     log = await bench.open()
@@ -204,7 +207,7 @@ async def test_native_messages_batches_and_chunked_ones_get_offsets_between_kafk
 
 
 @ensureDeferred
-async def test_a_restart_finds_the_same_offsets_whatever_size_is_read_at_a_time(
+async def test_reopened_log_has_same_offsets_for_any_read_size(
     bench: Bench, sender: NativeApplication
 ) -> None:
     log = await bench.open()
@@ -226,7 +229,7 @@ async def test_a_restart_finds_the_same_offsets_whatever_size_is_read_at_a_time(
 
 
 @ensureDeferred
-async def test_two_logs_of_one_topic_give_each_record_one_offset(bench: Bench) -> None:
+async def test_two_logs_of_one_topic_agree_on_offsets(bench: Bench) -> None:
     one, other = await bench.open(), await bench.open()
     found = await gatherResults(
         [append(log, *values(b"%d" % number)) for number in range(50) for log in (one, other)]
@@ -238,7 +241,7 @@ async def test_two_logs_of_one_topic_give_each_record_one_offset(bench: Bench) -
 
 
 @ensureDeferred
-async def test_a_native_consumer_reads_what_was_appended(
+async def test_native_consumer_reads_appended_records(
     bench: Bench, sender: NativeApplication
 ) -> None:
     log = await bench.open()
@@ -270,9 +273,7 @@ async def test_a_native_consumer_reads_what_was_appended(
 
 
 @ensureDeferred
-async def test_what_a_native_producer_wrote_is_read_as_records(
-    bench: Bench, sender: NativeApplication
-) -> None:
+async def test_native_messages_are_read_as_records(bench: Bench, sender: NativeApplication) -> None:
     began = int(time.time() * 1000)
     producer = sender.client.create_producer(
         sender.topic, compression_type=client.CompressionType.ZSTD
@@ -294,7 +295,7 @@ async def test_what_a_native_producer_wrote_is_read_as_records(
 
 
 @ensureDeferred
-async def test_every_record_comes_back_as_it_was_with_its_producers_sequence(bench: Bench) -> None:
+async def test_records_round_trip_with_producer_sequence(bench: Bench) -> None:
     records = (
         PlainRecord(b"\xff\x00", b"\x00\xff", ((b"z", b"\xff"), (b"a", None), (b"z", b"")), TIME),
         PlainRecord(b"", None, ((b"\xfe", b"x"),), 0),
@@ -308,7 +309,7 @@ async def test_every_record_comes_back_as_it_was_with_its_producers_sequence(ben
 
 
 @ensureDeferred
-async def test_a_retry_is_recognised_from_the_log_by_whoever_opens_it_next(
+async def test_reopened_log_recognizes_retry_as_duplicate(
     bench: Bench, sender: NativeApplication
 ) -> None:
     sender.send(b"n")
@@ -323,10 +324,12 @@ async def test_a_retry_is_recognised_from_the_log_by_whoever_opens_it_next(
 
 
 @ensureDeferred
-async def test_a_stored_batch_whose_acknowledgement_is_lost_is_not_stored_again_by_its_retry(
+async def test_retry_after_lost_acknowledgement_is_not_stored_twice(
     pulsar: Tenant, partition: PartitionState
 ) -> None:
-    """The batch arrives at the tail, so the log ends behind it; then the send times out, and the log with it."""
+    """The batch is read from the tail, so the log ends after it; then the send times out, which
+    ends the log.
+    """
     sender = NativeApplication(pulsar)
     with Between(sender.settings) as between:
         sender.settings = replace(between.settings, send_timeout_seconds=5.0)
@@ -362,7 +365,7 @@ def send(partition: Led, sequence: int) -> Any:
 
 
 @ensureDeferred
-async def test_a_batch_that_has_arrived_is_answered_although_the_log_ends_before_the_next_entry_is_counted(
+async def test_append_read_before_log_ends_succeeds(
     bench: Bench, sender: NativeApplication
 ) -> None:
     log = await bench.open()
@@ -377,7 +380,7 @@ async def test_a_batch_that_has_arrived_is_answered_although_the_log_ends_before
     log._native_entries.finder.index_of = held  # type: ignore[method-assign]
     own = append(log, *values(b"a"))
     await until(lambda: len(peeks) == 1 and bool(log.tail_entries._acknowledged))
-    # Its index is not counted on from the entry before it, but asked for.
+    # Its index is not counted from the entry before, but read from the broker.
     sender.send(b"c" * 11_000_000, chunked=True)
     await until(lambda: len(log.tail_entries._queue) == 2)
     peeks[0].callback(None)
@@ -388,7 +391,7 @@ async def test_a_batch_that_has_arrived_is_answered_although_the_log_ends_before
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Returns when it is so, within a minute."""
+    """Wait up to a minute until the condition holds."""
     for _ in range(6000):
         if is_so():
             return
@@ -397,10 +400,13 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 @ensureDeferred
-async def test_who_opens_it_next_waits_until_the_broker_has_settled_what_was_under_way(
+async def test_reopening_waits_until_broker_has_closed_previous_producer(
     pulsar: Tenant, partition: PartitionState
 ) -> None:
-    """Else it could come to be stored behind the end that was found. Here the broker never hears that the producer goes."""
+    """Otherwise the batch could be stored after the end that was read.
+
+    Here the broker is not notified that the producer closes.
+    """
     patience = 5.0
     sender = NativeApplication(pulsar)
     with Between(sender.settings) as between:
@@ -418,14 +424,14 @@ async def test_who_opens_it_next_waits_until_the_broker_has_settled_what_was_und
 
 
 @ensureDeferred
-async def test_a_batch_that_packs_well_may_be_larger_than_a_message(bench: Bench) -> None:
+async def test_compressible_batch_may_exceed_message_limit(bench: Bench) -> None:
     log = await bench.open()
     assert await append(log, *values(*[b"x" * 100_000] * 80)) == 0
     assert await append(log, *values(b"after")) == 80
 
 
 @ensureDeferred
-async def test_the_start_moves_and_stays_moved(bench: Bench) -> None:
+async def test_log_start_is_persistent(bench: Bench) -> None:
     log = await bench.open()
     for number in range(4):
         await append(log, *values(b"%d" % number, b"x"))
@@ -440,7 +446,7 @@ async def test_the_start_moves_and_stays_moved(bench: Bench) -> None:
 
 
 @ensureDeferred
-async def test_records_are_found_by_their_time(bench: Bench, sender: NativeApplication) -> None:
+async def test_records_are_found_by_timestamp(bench: Bench, sender: NativeApplication) -> None:
     now = round(time.time() * 1000)
     log = await bench.open()
     for late in (0, 30, 10, 20):
@@ -460,7 +466,7 @@ async def test_records_are_found_by_their_time(bench: Bench, sender: NativeAppli
 
 
 @ensureDeferred
-async def test_what_is_too_much_in_flight_is_refused_and_nothing_of_it_is_stored(
+async def test_append_over_in_flight_limit_is_refused_and_not_stored(
     sender: NativeApplication, partition: PartitionState
 ) -> None:
     sender.settings = replace(sender.settings, queue_operations=5)
@@ -478,7 +484,7 @@ async def test_what_is_too_much_in_flight_is_refused_and_nothing_of_it_is_stored
 
 
 @ensureDeferred
-async def test_what_no_message_can_hold_is_refused_and_the_log_goes_on(bench: Bench) -> None:
+async def test_oversized_batch_is_refused_and_log_continues(bench: Bench) -> None:
     log = await bench.open()
     first = append(log, *values(b"a"))
     large = append(log, *values(os.urandom(6_000_000)))
@@ -490,7 +496,7 @@ async def test_what_no_message_can_hold_is_refused_and_the_log_goes_on(bench: Be
 
 
 @ensureDeferred
-async def test_what_cannot_be_taken_apart_is_refused_and_the_log_goes_on(bench: Bench) -> None:
+async def test_unreadable_batch_is_refused_and_log_continues(bench: Bench) -> None:
     log = await bench.open()
     payload = FORMAT.pack(PlainBatch(values(b"x" * 50)))
     payload[63] ^= 0x55
@@ -500,7 +506,7 @@ async def test_what_cannot_be_taken_apart_is_refused_and_the_log_goes_on(bench: 
 
 
 @ensureDeferred
-async def test_where_all_was_trimmed_it_goes_on_at_the_brokers_index(
+async def test_fully_trimmed_log_continues_at_broker_index(
     bench: Bench, sender: NativeApplication
 ) -> None:
     log = await bench.open()
@@ -515,7 +521,7 @@ async def test_where_all_was_trimmed_it_goes_on_at_the_brokers_index(
 
 
 @ensureDeferred
-async def test_offsets_go_on_after_the_broker_was_killed(partition: PartitionState) -> None:
+async def test_offsets_continue_after_broker_crash(partition: PartitionState) -> None:
     with Pulsar.start() as broker:
         bench = Bench(
             NativeApplication(Tenant.make(broker.service_url, broker.admin_url)), partition
@@ -534,7 +540,7 @@ async def test_offsets_go_on_after_the_broker_was_killed(partition: PartitionSta
 
 
 @ensureDeferred
-async def test_without_an_index_the_brokers_setting_is_named(partition: PartitionState) -> None:
+async def test_missing_broker_index_names_broker_setting(partition: PartitionState) -> None:
     with Pulsar.start(brokerEntryMetadataInterceptors="") as broker:
         bench = Bench(
             NativeApplication(Tenant.make(broker.service_url, broker.admin_url)), partition

@@ -1,4 +1,4 @@
-"""What becomes of a native log's batches, whatever the client library answers. A real broker's answers are in test_native_log."""
+"""Outcome of batches for each answer of the client library; test_native_log uses a real broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Answer = Callable[[Any, Any], None]
 
 
 class Library:
-    """Session and producer in one: calls run at once, and a test answers what was sent."""
+    """Fake session and producer: calls run at once, and tests answer sent messages."""
 
     settings = PulsarSettings("pulsar://localhost:6650", "http://localhost:8080")
 
@@ -75,7 +75,7 @@ def message_id(ledger: int, entry: int) -> Any:
 OK = pulsar.Result.Ok
 
 
-def test_what_is_acknowledged_is_stored_where_the_last_records_id_says(scene):
+def test_acknowledged_batch_is_at_location_of_last_record(scene):
     sent = [scene.send(), scene.send()]
     for number, answer in enumerate(scene.library.sent):
         answer(OK, message_id(7, number))
@@ -90,13 +90,11 @@ def test_what_is_acknowledged_is_stored_where_the_last_records_id_says(scene):
         (pulsar.Result.Timeout, (7, 0), Fenced),
         (pulsar.Result.ProducerFenced, (7, 0), FencedByOtherProducer),
         (pulsar.Result.TopicTerminated, (7, 0), LogClosed),
-        # Known again by Pulsar's deduplication, and nobody says where it lies.
+        # Dropped by Pulsar's deduplication, which does not report the position of the first copy.
         (OK, (-1, -1), Fenced),
     ],
 )
-def test_what_is_lost_to_view_ends_the_log_and_takes_all_in_flight_along(
-    scene, result, place, kind
-):
+def test_unknown_outcome_ends_log_and_fails_in_flight_appends(scene, result, place, kind):
     scene.send()
     scene.send()
     scene.library.sent[0](result, message_id(*place))
@@ -105,20 +103,20 @@ def test_what_is_lost_to_view_ends_the_log_and_takes_all_in_flight_along(
     assert (scene.library.is_closed, scene.room.reserved_operations, scene.stored) == (True, 0, [])
 
 
-def test_a_batch_that_was_sent_in_pieces_ends_the_log(scene):
+def test_split_batch_ends_log(scene):
     scene.send(2)
     scene.library.sent[-1](OK, message_id(7, 0))
     assert [type(error) for error in scene.ended] == [Fenced]
 
 
-def test_acknowledgements_out_of_their_order_end_the_log(scene):
+def test_out_of_order_acknowledgements_end_log(scene):
     scene.send()
     scene.send()
     scene.library.sent[1](OK, message_id(7, 1))
     assert [type(error) for error in scene.ended] == [Fenced]
 
 
-def test_what_is_too_large_fails_alone(scene):
+def test_oversized_batch_fails_alone(scene):
     scene.send()
     last = scene.send()
     scene.library.sent[0](pulsar.Result.MessageTooBig, message_id(-1, -1))

@@ -1,4 +1,7 @@
-"""What a record is as a Pulsar message. The forms are those that KoP's PulsarEntryFormatter and a native pulsar-client write and read."""
+"""Conversion between records and Pulsar messages.
+
+The expected forms are those of KoP's PulsarEntryFormatter and of native pulsar-client.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ PUBLISHED = 1_700_000_000_000
 
 
 def as_shown(fields: MessageFields) -> MessageFields:
-    """The message as pulsar-client shows it to a reader: properties in the order of their names, None for what is no UTF-8."""
+    """The message as pulsar-client shows it: properties sorted by name, None for invalid UTF-8."""
     ordering_key = fields.ordering_key
     try:
         (ordering_key or b"").decode()
@@ -36,14 +39,14 @@ def as_shown(fields: MessageFields) -> MessageFields:
     )
 
 
-def test_a_record_of_text_looks_like_a_message_of_a_native_producer():
+def test_text_record_looks_like_native_message():
     fields = message_from_record(
         PlainRecord(b"k", b"v", ((b"a", b"1"), (b"b", "ü".encode())), 1234)
     )
     assert fields == MessageFields(b"v", "k", b"", {"a": "1", "b": "ü"}, 1234)
 
 
-def test_a_message_of_a_native_producer_is_a_record():
+def test_native_message_is_converted_to_record():
     fields = MessageFields(b"v", "schlüssel", b"", {"a": "1", "b": ""}, 1234, PUBLISHED)
     assert record_from_message(fields) == (
         PlainRecord("schlüssel".encode(), b"v", ((b"a", b"1"), (b"b", b"")), 1234),
@@ -51,25 +54,25 @@ def test_a_message_of_a_native_producer_is_a_record():
     )
 
 
-def test_the_ordering_key_comes_before_the_partition_key():
+def test_ordering_key_takes_precedence_over_partition_key():
     assert record_from_message(MessageFields(b"v", "p", b"o"))[0].key == b"o"
 
 
-def test_a_key_as_kop_writes_it_is_read_as_the_ordering_key_that_is_beside_it():
+def test_key_written_by_kop_is_read_from_ordering_key():
     assert (
         record_from_message(MessageFields(b"v", b64encode(b"key").decode(), b"key"))[0].key
         == b"key"
     )
 
 
-def test_a_binary_key_of_kop_whose_ordering_key_no_client_can_show_is_in_its_partition_key():
+def test_undecodable_kop_key_is_read_from_partition_key():
     assert (
         record_from_message(MessageFields(b"v", b64encode(b"\xff\x00").decode(), None))[0].key
         == b"\xff\x00"
     )
 
 
-def test_a_binary_key_is_written_as_by_kop():
+def test_binary_key_is_written_as_by_kop():
     fields = message_from_record(PlainRecord(b"\xff\x00", b"v"))
     assert (fields.partition_key, fields.ordering_key) == (
         b64encode(b"\xff\x00").decode(),
@@ -77,12 +80,12 @@ def test_a_binary_key_is_written_as_by_kop():
     )
 
 
-def test_a_text_that_is_base64_is_a_key_of_its_own():
+def test_text_key_in_base64_form_is_kept():
     key = b64encode(b"key")
     assert record_from_message(as_shown(message_from_record(PlainRecord(key, b"v"))))[0].key == key
 
 
-def test_no_key_and_no_value_are_neither_empty_nor_each_other():
+def test_null_and_empty_keys_and_values_are_distinct():
     records = [
         PlainRecord(key, value, timestamp=1)
         for key in (None, b"", b"k")
@@ -94,13 +97,13 @@ def test_no_key_and_no_value_are_neither_empty_nor_each_other():
 
 
 @pytest.mark.parametrize("timestamp", [-1, -2, -(1 << 63)])
-def test_without_a_timestamp_a_record_is_as_old_as_its_message(timestamp):
+def test_record_without_timestamp_gets_publish_time(timestamp):
     fields = as_shown(message_from_record(PlainRecord(None, b"v", timestamp=timestamp)))
     assert (fields.event_time, record_from_message(fields)[0].timestamp) == (0, PUBLISHED)
 
 
 @pytest.mark.parametrize("timestamp", [0, 1, (1 << 63) - 1])
-def test_every_other_timestamp_is_kept(timestamp):
+def test_other_timestamps_are_kept(timestamp):
     assert (
         record_from_message(
             as_shown(message_from_record(PlainRecord(None, b"v", timestamp=timestamp)))
@@ -109,7 +112,7 @@ def test_every_other_timestamp_is_kept(timestamp):
     )
 
 
-def test_an_event_time_that_no_record_can_bear_counts_as_none():
+def test_event_time_out_of_range_counts_as_none():
     assert (
         record_from_message(MessageFields(b"v", event_time=1 << 63, publish_time=PUBLISHED))[
             0
@@ -118,7 +121,7 @@ def test_an_event_time_that_no_record_can_bear_counts_as_none():
     )
 
 
-def test_a_binary_header_is_shown_in_base64_and_read_as_it_was():
+def test_binary_header_is_shown_in_base64_and_round_trips():
     record = PlainRecord(None, b"v", ((b"trace", b"\xff\xfe"),), 1)
     fields = message_from_record(record)
     assert fields.properties is not None
@@ -126,13 +129,13 @@ def test_a_binary_header_is_shown_in_base64_and_read_as_it_was():
     assert record_from_message(as_shown(fields))[0] == record
 
 
-def test_of_headers_of_one_name_the_last_is_shown():
+def test_last_of_duplicate_headers_is_shown():
     fields = message_from_record(PlainRecord(None, b"v", ((b"n", b"1"), (b"n", b"2")), 1))
     assert fields.properties is not None
     assert fields.properties["n"] == "2"
 
 
-def test_a_producer_can_pass_no_record_off_as_something_else_by_a_header():
+def test_headers_cannot_forge_reserved_properties():
     headers = (
         (DETAILS_PROPERTY.encode(), b'{"key":""}'),
         (b"entry.format", b"kafka"),
@@ -144,7 +147,7 @@ def test_a_producer_can_pass_no_record_off_as_something_else_by_a_header():
     assert record_from_message(as_shown(fields))[0] == PlainRecord(b"k", b"v", headers, 1)
 
 
-def test_the_first_record_of_a_batch_says_whose_sequence_it_bears():
+def test_first_record_of_batch_has_producer_sequence():
     sequence = ProducerSequence(7, 1, 42)
     assert (
         record_from_message(
@@ -170,7 +173,7 @@ def test_the_first_record_of_a_batch_says_whose_sequence_it_bears():
         '{"timestamp":1}',
     ],
 )
-def test_what_is_no_mark_of_ours_is_a_property_like_others(mark):
+def test_invalid_record_details_are_an_ordinary_property(mark):
     record, sequence = record_from_message(
         MessageFields(b"v", "k", properties={"a": "1", DETAILS_PROPERTY: mark}, event_time=5)
     )
@@ -196,7 +199,7 @@ timestamps = st.integers(0, (1 << 63) - 1)
         timestamps,
     )
 )
-def test_every_record_with_a_timestamp_comes_back_as_it_was(record):
+def test_any_record_with_timestamp_round_trips(record):
     assert record_from_message(as_shown(message_from_record(record))) == (record, None)
 
 
@@ -205,7 +208,7 @@ def test_every_record_with_a_timestamp_comes_back_as_it_was(record):
     st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3),
     st.none() | st.binary(max_size=6),
 )
-def test_whatever_a_message_bears_it_is_a_record(mark, others, ordering_key):
+def test_any_message_converts_to_record(mark, others, ordering_key):
     properties: Mapping[str, str] = {**others, DETAILS_PROPERTY: mark}
     record, _ = record_from_message(MessageFields(b"v", None, ordering_key, properties))
     assert record.value == b"v"

@@ -1,4 +1,6 @@
-"""State tables on a real broker: what one process put is what the next one finds, whatever Pulsar did to the topic between them."""
+"""State tables on a real broker: a process loads what the previous one put, whatever Pulsar did to
+the topic.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,12 @@ def tables(pulsar: Tenant) -> Iterator[BrokerTables]:
 
 
 @ensureDeferred
-async def test_a_new_table_is_empty(tables: BrokerTables) -> None:
+async def test_new_table_is_empty(tables: BrokerTables) -> None:
     assert await tables.rows() == []
 
 
 @ensureDeferred
-async def test_rows_are_set_and_deleted_together_and_come_in_key_order(
+async def test_put_is_atomic_and_items_are_in_key_order(
     tables: BrokerTables,
 ) -> None:
     table = await tables.open()
@@ -55,7 +57,7 @@ async def test_rows_are_set_and_deleted_together_and_come_in_key_order(
 
 
 @ensureDeferred
-async def test_a_key_may_be_any_bytes(tables: BrokerTables) -> None:
+async def test_key_may_be_any_bytes(tables: BrokerTables) -> None:
     table = await tables.open()
     rows = {key: b"of " + key for key in ODD_KEYS}
     await table.put(dict.fromkeys(ODD_KEYS, b"old"))
@@ -67,7 +69,7 @@ async def test_a_key_may_be_any_bytes(tables: BrokerTables) -> None:
 
 
 @ensureDeferred
-async def test_any_row_is_deleted_by_compaction_too(tables: BrokerTables) -> None:
+async def test_deleted_rows_stay_deleted_after_compaction(tables: BrokerTables) -> None:
     table = await tables.open()
     await table.put(dict.fromkeys(ODD_KEYS, b"old"))
     await table.put(dict.fromkeys(ODD_KEYS[1:]))
@@ -76,7 +78,7 @@ async def test_any_row_is_deleted_by_compaction_too(tables: BrokerTables) -> Non
 
 
 @ensureDeferred
-async def test_a_batch_of_which_compaction_took_some_rows_is_read_without_them(
+async def test_batch_with_compacted_rows_is_read_without_them(
     tables: BrokerTables,
 ) -> None:
     table = await tables.open()
@@ -88,7 +90,7 @@ async def test_a_batch_of_which_compaction_took_some_rows_is_read_without_them(
 
 
 @ensureDeferred
-async def test_a_table_that_lost_all_rows_to_compaction_is_empty_and_can_be_used(
+async def test_fully_compacted_table_is_empty_and_usable(
     tables: BrokerTables,
 ) -> None:
     table = await tables.open()
@@ -104,7 +106,7 @@ async def test_a_table_that_lost_all_rows_to_compaction_is_empty_and_can_be_used
 
 
 @ensureDeferred
-async def test_a_table_is_right_after_any_order_of_puts_compactions_and_moves(
+async def test_table_is_correct_after_puts_compactions_and_moves(
     tables: BrokerTables,
 ) -> None:
     chance = random.Random(7)
@@ -123,7 +125,7 @@ async def test_a_table_is_right_after_any_order_of_puts_compactions_and_moves(
 
 
 @ensureDeferred
-async def test_puts_in_flight_are_stored_in_the_order_of_the_calls(tables: BrokerTables) -> None:
+async def test_concurrent_puts_are_stored_in_call_order(tables: BrokerTables) -> None:
     table = await tables.open()
     await gatherResults([table.put({b"k": b"%d" % n, b"only %d" % n: b""}) for n in range(500)])
     rows = dict(await tables.rows())
@@ -132,7 +134,7 @@ async def test_puts_in_flight_are_stored_in_the_order_of_the_calls(tables: Broke
 
 
 @ensureDeferred
-async def test_a_put_may_be_as_large_as_a_burst_of_few_rows_or_many(tables: BrokerTables) -> None:
+async def test_put_may_have_size_of_burst(tables: BrokerTables) -> None:
     table = await tables.open()
     most = tables.settings.table_burst_bytes
     many = {b"%08d" % number: b"v" * 20 for number in range(most // 100)}
@@ -145,7 +147,7 @@ async def test_a_put_may_be_as_large_as_a_burst_of_few_rows_or_many(tables: Brok
 
 
 @ensureDeferred
-async def test_the_rows_of_a_put_are_in_one_entry_and_puts_that_wait_share_entries(
+async def test_put_is_one_entry_and_waiting_puts_share_entries(
     tables: BrokerTables,
 ) -> None:
     table = await tables.open(
@@ -168,7 +170,7 @@ async def test_the_rows_of_a_put_are_in_one_entry_and_puts_that_wait_share_entri
 
 
 @ensureDeferred
-async def test_a_put_larger_than_a_burst_is_refused_whole(tables: BrokerTables) -> None:
+async def test_put_larger_than_burst_is_refused(tables: BrokerTables) -> None:
     table = await tables.open()
     with pytest.raises(EntryTooLarge, match="table_burst_bytes"):
         await table.put({b"a": b"1", b"b": b"v" * tables.settings.table_burst_bytes})
@@ -176,7 +178,7 @@ async def test_a_put_larger_than_a_burst_is_refused_whole(tables: BrokerTables) 
 
 
 @ensureDeferred
-async def test_puts_are_stored_whole_after_any_number_that_the_brokers_found_too_large(
+async def test_puts_stay_atomic_after_oversized_ones(
     tables: BrokerTables,
 ) -> None:
     table = await tables.open(
@@ -191,7 +193,7 @@ async def test_puts_are_stored_whole_after_any_number_that_the_brokers_found_too
 
 
 class Narrow(PulsarClient):
-    """Its producers take no more than this on its way, and say nothing of what they do not take."""
+    """Its producers drop messages above a limit in flight without an error."""
 
     def producer(
         self, topic: str, access: client_library.ProducerAccessMode, **limits: Any
@@ -200,7 +202,7 @@ class Narrow(PulsarClient):
 
 
 @ensureDeferred
-async def test_a_put_of_which_the_library_does_not_take_every_row_fails_and_those_after_it_do_not(
+async def test_put_with_dropped_row_fails_and_later_puts_succeed(
     tables: BrokerTables,
 ) -> None:
     table = await tables.open(session=Narrow(tables.settings, reactor))
@@ -215,9 +217,7 @@ async def test_a_put_of_which_the_library_does_not_take_every_row_fails_and_thos
 
 @pytest.mark.parametrize("key", [b"", b"k" * 481])
 @ensureDeferred
-async def test_a_key_of_the_wrong_length_refuses_the_whole_put(
-    tables: BrokerTables, key: bytes
-) -> None:
+async def test_key_of_invalid_length_refuses_put(tables: BrokerTables, key: bytes) -> None:
     table = await tables.open()
     with pytest.raises(ValueError, match="480"):
         await table.put({b"good": b"1", key: b"2"})
@@ -225,24 +225,24 @@ async def test_a_key_of_the_wrong_length_refuses_the_whole_put(
 
 
 @ensureDeferred
-async def test_more_than_may_wait_is_refused_and_the_rest_is_stored(tables: BrokerTables) -> None:
+async def test_puts_above_queue_limit_are_refused(tables: BrokerTables) -> None:
     table = await tables.open(settings=replace(tables.settings, queue_operations=3))
     puts = [table.put({b"%d" % n: b""}) for n in range(6)]
     refused = [n for n, put in enumerate(puts) if await outcome(put) is not None]
-    # The first is on its way, and three wait.
+    # The first is in flight, and three wait.
     assert refused == [4, 5]
     assert [key for key, _ in await tables.rows()] == [b"0", b"1", b"2", b"3"]
 
 
 @ensureDeferred
-async def test_rows_that_wait_are_bounded_in_bytes(tables: BrokerTables) -> None:
+async def test_waiting_rows_are_bounded_in_bytes(tables: BrokerTables) -> None:
     table = await tables.open(settings=replace(tables.settings, table_queue_bytes=10_000))
     puts = [table.put({b"%d" % n: b"v" * 4000}) for n in range(5)]
     assert [type(await outcome(put)) for put in puts] == [type(None)] * 3 + [StorageFailed] * 2
 
 
 @ensureDeferred
-async def test_closing_writes_what_waits_and_refuses_the_rest(tables: BrokerTables) -> None:
+async def test_close_writes_waiting_puts_and_refuses_later_ones(tables: BrokerTables) -> None:
     table = await tables.open()
     puts = [table.put({b"%d" % n: b""}) for n in range(3)]
     await table.close()
@@ -253,7 +253,7 @@ async def test_closing_writes_what_waits_and_refuses_the_rest(tables: BrokerTabl
 
 
 @ensureDeferred
-async def test_whoever_opens_the_table_anew_takes_it_from_the_other_for_ever(
+async def test_reopened_table_fences_previous_writer(
     tables: BrokerTables,
 ) -> None:
     old = await tables.open()
@@ -269,7 +269,7 @@ async def test_whoever_opens_the_table_anew_takes_it_from_the_other_for_ever(
 
 
 @ensureDeferred
-async def test_puts_in_flight_when_the_table_is_taken_are_stored_or_fenced_and_never_torn(
+async def test_puts_in_flight_at_takeover_are_stored_whole_or_fenced(
     tables: BrokerTables,
 ) -> None:
     old = await tables.open()
@@ -283,7 +283,7 @@ async def test_puts_in_flight_when_the_table_is_taken_are_stored_or_fenced_and_n
 
 
 @ensureDeferred
-async def test_two_who_ask_for_the_rows_at_once_both_get_them(tables: BrokerTables) -> None:
+async def test_concurrent_loads_both_succeed(tables: BrokerTables) -> None:
     table = await tables.open()
     await table.put({b"a": b"1"})
     assert (
@@ -293,7 +293,7 @@ async def test_two_who_ask_for_the_rows_at_once_both_get_them(tables: BrokerTabl
 
 
 @ensureDeferred
-async def test_foreign_messages_are_left_out_and_said_once(
+async def test_foreign_messages_are_ignored_and_logged_once(
     tables: BrokerTables, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = await tables.open()
@@ -313,7 +313,7 @@ async def test_foreign_messages_are_left_out_and_said_once(
 
 @pytest.mark.parametrize("name", ["Grüße", "a/b", "a.b", "x-partition-1", "lock", "%2F", "k" * 120])
 @ensureDeferred
-async def test_a_table_may_have_any_name(tables: BrokerTables, name: str) -> None:
+async def test_table_may_have_any_name(tables: BrokerTables, name: str) -> None:
     table = await tables.open(name)
     await table.put({b"k": name.encode()})
     other = await tables.open("rows")

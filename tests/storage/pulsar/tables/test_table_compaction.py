@@ -1,4 +1,4 @@
-"""The topic of a table on a real broker: it holds little more than the rows, and never less."""
+"""The topic of a table on a real broker holds little more than the rows, and never less."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def after(seconds: float) -> Deferred[None]:
 
 
 @ensureDeferred
-async def test_what_was_never_compacted_is_kept_although_the_topic_retains_nothing(
+async def test_uncompacted_rows_are_kept_without_retention(
     tables: BrokerTables,
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_compaction_bytes=1 << 40))
@@ -66,7 +66,7 @@ async def test_what_was_never_compacted_is_kept_although_the_topic_retains_nothi
 
 
 @ensureDeferred
-async def test_no_quota_of_the_namespace_moves_the_cursor_that_protects_the_rows(
+async def test_namespace_quota_does_not_move_compaction_cursor(
     tables: BrokerTables,
 ) -> None:
     for _ in range(2):
@@ -81,7 +81,7 @@ async def test_no_quota_of_the_namespace_moves_the_cursor_that_protects_the_rows
 
 
 @ensureDeferred
-async def test_a_table_that_is_rewritten_for_long_takes_bounded_space_and_loses_no_row(
+async def test_rewritten_table_takes_bounded_space_and_loses_no_row(
     tables: BrokerTables, admin: PulsarAdmin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
@@ -95,15 +95,16 @@ async def test_a_table_that_is_rewritten_for_long_takes_bounded_space_and_loses_
             await compactor.prepare()
             await compactor.compact_if_due()
             tables.until_compacted()
-            # A ledger is deleted as a whole, and closed after 10 minutes or when its topic moves.
+            # Ledgers are deleted as a whole, and end after 10 minutes or when the topic moves.
             tables.move()
-            # Of the five million bytes of all turns, those of the last ten at the most, and what compaction left.
+            # Of five million bytes in total, at most those of the last ten rounds and the compacted
+            # ledger.
             assert tables.trim() < 1_000_000
     assert await tables.rows() == sorted(rows.items())
 
 
 @ensureDeferred
-async def test_deleted_rows_give_their_space_back(tables: BrokerTables) -> None:
+async def test_deleted_rows_free_space(tables: BrokerTables) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     for turn in range(10):
         await table.put({b"%d %d" % (turn, row): VALUE for row in range(ROWS)})
@@ -111,13 +112,13 @@ async def test_deleted_rows_give_their_space_back(tables: BrokerTables) -> None:
     tables.compact()
     tables.move()
     await table.put({b"last": b""})
-    # The ledger before the one that is written to may stay until the next trim.
+    # The ledger before the current one may stay until the next trim.
     assert tables.trim() < ROWS * len(VALUE)
     assert await tables.rows() == [(b"last", b"")]
 
 
 @ensureDeferred
-async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(
+async def test_table_is_compacted_after_byte_limit(
     tables: BrokerTables, admin: PulsarAdmin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
@@ -139,7 +140,7 @@ async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(
 
 
 @ensureDeferred
-async def test_what_the_process_before_left_uncompacted_counts(
+async def test_rows_of_previous_process_count_for_compaction(
     tables: BrokerTables, admin: PulsarAdmin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
@@ -153,7 +154,9 @@ async def test_what_the_process_before_left_uncompacted_counts(
 
 
 class Unheard(PulsarAdmin):
-    """What it asks for of compaction gets lost, as where the topic moves to another broker in the midst of it; `says` is what became of it."""
+    """Loses its compaction requests, as when the topic moves meanwhile; `says` is the status it
+    reports.
+    """
 
     asked = 0
     says: CompactionStatus | None = None
@@ -178,9 +181,7 @@ def unheard(tables: BrokerTables) -> Iterator[Unheard]:
 
 
 @ensureDeferred
-async def test_a_compaction_that_got_lost_is_asked_for_again(
-    tables: BrokerTables, unheard: Unheard
-) -> None:
+async def test_lost_compaction_is_requested_again(tables: BrokerTables, unheard: Unheard) -> None:
     await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     compactor = TableCompactor(
         unheard, tables.settings, reactor, table_topic(tables.settings, "rows")
@@ -194,7 +195,7 @@ async def test_a_compaction_that_got_lost_is_asked_for_again(
 
 
 @ensureDeferred
-async def test_a_compaction_that_failed_is_told_once_and_asked_for_again_until_it_succeeds(
+async def test_failed_compaction_is_logged_once_and_retried(
     tables: BrokerTables, unheard: Unheard, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
@@ -220,7 +221,7 @@ async def test_a_compaction_that_failed_is_told_once_and_asked_for_again_until_i
 
 
 @ensureDeferred
-async def test_a_compaction_that_ended_before_the_topic_moved_is_not_asked_for_again(
+async def test_compaction_finished_before_move_is_not_repeated(
     tables: BrokerTables, admin: PulsarAdmin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
@@ -238,7 +239,7 @@ async def test_a_compaction_that_ended_before_the_topic_moved_is_not_asked_for_a
 
 
 @ensureDeferred
-async def test_a_topic_that_vanished_is_said_once(
+async def test_missing_topic_is_logged_once(
     tables: BrokerTables, caplog: pytest.LogCaptureFixture
 ) -> None:
     await tables.open()

@@ -1,4 +1,4 @@
-"""The writing process is killed in the middle of puts of many rows."""
+"""A process is killed while it puts many rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tables(pulsar: Tenant) -> Iterator[BrokerTables]:
 
 
 def write_and_kill(settings: PulsarSettings, run: str, after: int) -> dict[str, int]:
-    """The number of the last put that each lane was told of, by a writer killed after so many."""
+    """The last acknowledged put of each lane, by a writer killed after `after` acknowledgements."""
     where = (
         settings.service_url,
         settings.admin_url,
@@ -56,7 +56,7 @@ def write_and_kill(settings: PulsarSettings, run: str, after: int) -> dict[str, 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=[pytest.mark.slow])])
 @ensureDeferred
-async def test_every_put_is_there_whole_or_not_at_all_and_whoever_was_told_finds_it(
+async def test_acknowledged_puts_survive_crash_and_no_put_is_torn(
     tables: BrokerTables, rounds: int
 ) -> None:
     chance = random.Random(rounds)
@@ -73,5 +73,5 @@ async def test_every_put_is_there_whole_or_not_at_all_and_whoever_was_told_finds
         last = max(puts)
         assert puts == dict.fromkeys(range(max(last - 1, 0), last + 1), ROWS)
     for lane, number in told.items():
-        # At most one more was on its way.
+        # At most one more was in flight.
         assert max(found[lane]) in (number, number + 1)

@@ -1,4 +1,4 @@
-"""A table that is compacted while it is read."""
+"""Loading a table that is compacted or moved during the load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.peer
 
 
 class Interrupted:
-    """A reader, with something that happens after its first message."""
+    """A reader that runs a function after its first message."""
 
     def __init__(self, reader: Any, happens: Callable[[], None]) -> None:
         self._reader = reader
@@ -64,7 +64,7 @@ def tables(pulsar: Tenant) -> Iterator[BrokerTables]:
 
 
 async def put_and_delete(tables: BrokerTables) -> None:
-    """The row `a`, much else, and the deletion of `a`; a reader that has seen the row is far from what deletes it."""
+    """Put the row `a`, many others, and the deletion of `a`, far behind the row."""
     table = await tables.open()
     await table.put({b"a": b"1"})
     for row in range(200):
@@ -73,7 +73,7 @@ async def put_and_delete(tables: BrokerTables) -> None:
 
 
 @ensureDeferred
-async def test_a_row_whose_deletion_was_compacted_away_while_it_was_read_stays_deleted(
+async def test_row_deleted_and_compacted_during_load_stays_deleted(
     tables: BrokerTables,
 ) -> None:
     await put_and_delete(tables)
@@ -85,7 +85,7 @@ async def test_a_row_whose_deletion_was_compacted_away_while_it_was_read_stays_d
 
 
 @ensureDeferred
-async def test_a_table_that_is_compacted_whenever_it_is_read_is_given_up(
+async def test_load_fails_if_every_read_meets_compaction(
     tables: BrokerTables,
 ) -> None:
     await put_and_delete(tables)
@@ -96,10 +96,12 @@ async def test_a_table_that_is_compacted_whenever_it_is_read_is_given_up(
 
 
 @ensureDeferred
-async def test_a_table_whose_topic_moves_while_it_is_read_is_read_whole(
+async def test_table_that_moves_during_load_is_read_completely(
     tables: BrokerTables,
 ) -> None:
-    """Again: a reader that connects in the midst of what compaction left may go on behind it, since its place is in ledgers that were trimmed."""
+    """The table must be read again: a reader that reconnects within the compacted data may continue
+    after it, since its position is in trimmed ledgers.
+    """
     table = await tables.open()
     for row in range(200):
         await table.put({b"row %d" % row: b"v" * 1000})

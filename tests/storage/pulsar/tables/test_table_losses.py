@@ -1,4 +1,6 @@
-"""A table behind a network that loses puts, their answers or every connection, and that other processes take in the middle of that."""
+"""A table behind a network that loses puts, answers and connections, while other processes take
+it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ SEND_SECONDS = 2.0
 
 class Network(BrokerRelay):
     def drop(self) -> None:
-        """Ends every connection; new ones work."""
+        """Close every connection; new ones work."""
         with self._lock:
             held = self._sockets - {self._listening}
         for one in held:
@@ -38,12 +40,12 @@ class Network(BrokerRelay):
 
 @dataclass(slots=True)
 class Lane:
-    """Puts of the same rows, one after the other, each with a number of its own; every fourth deletes them."""
+    """Successive puts of the same rows, each with a number; every fourth deletes them."""
 
     name: bytes
     last: int = 0
     possible: list[int] = field(default_factory=lambda: [0])
-    """What may be stored: the last that was acknowledged, and those after it that failed."""
+    """Values that may be stored: the last acknowledged one, and later ones that failed."""
 
     async def put(self, table: PulsarTable, is_over: list[bool]) -> None:
         while not is_over:
@@ -60,7 +62,7 @@ class Lane:
                 self.possible = [self.last]
 
     def check(self, stored: list[bytes]) -> None:
-        """Nothing else becomes possible by whatever is still on its way."""
+        """Puts still in flight make no other value possible."""
         assert len(stored) in (0, ROWS)
         assert len(set(stored)) < 2
         self.possible = [
@@ -72,7 +74,7 @@ class Lane:
 
 
 class Process:
-    """One that has the table, and puts into all lanes as fast as they are acknowledged."""
+    """A process that has the table, and puts into all lanes as fast as they are acknowledged."""
 
     def __init__(self, table: PulsarTable, lanes: list[Lane]) -> None:
         self._is_over: list[bool] = []
@@ -92,7 +94,7 @@ def network(pulsar: Tenant) -> Iterator[Network]:
 @pytest.fixture
 def tables(pulsar: Tenant, network: Network) -> Iterator[BrokerTables]:
     settings = pulsar.settings(service_url=network.url, send_timeout_seconds=SEND_SECONDS)
-    # So small that a burst takes few puts, and that the table is compacted while it is written.
+    # Small, so that a burst takes few puts and the table is compacted while it is written.
     made = BrokerTables(
         pulsar,
         replace(
@@ -108,7 +110,7 @@ def tables(pulsar: Tenant, network: Network) -> Iterator[BrokerTables]:
 
 @pytest.mark.parametrize("turns", [12, pytest.param(200, marks=[pytest.mark.slow])])
 @ensureDeferred
-async def test_an_acknowledged_put_stays_whole_and_none_that_failed_comes_after_it(
+async def test_acknowledged_put_is_not_overwritten_by_failed_one(
     tables: BrokerTables, network: Network, turns: int
 ) -> None:
     chance = random.Random(turns)

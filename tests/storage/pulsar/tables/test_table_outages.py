@@ -1,4 +1,4 @@
-"""A table whose broker stands still, is killed, or allows no policies of topics."""
+"""A table whose broker hangs, is killed, or does not support topic policies."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def tables(tenant: Tenant) -> Iterator[BrokerTables]:
 
 
 @ensureDeferred
-async def test_puts_fail_in_time_while_the_broker_stands_still_and_succeed_afterwards(
+async def test_puts_fail_in_time_while_broker_hangs_and_succeed_after(
     broker: Pulsar, tables: BrokerTables, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = await tables.open()
     await until_answered(lambda: table.put({b"a": b"before"}))
-    # A put made while the previous one is being reported would join its burst.
+    # A put made while the previous one is completed would join its burst.
     await after(0)
     caplog.clear()
     broker.pause()
@@ -79,7 +79,7 @@ async def test_puts_fail_in_time_while_the_broker_stands_still_and_succeed_after
 
 
 @ensureDeferred
-async def test_no_acknowledged_row_is_lost_or_older_when_the_broker_is_killed(
+async def test_killed_broker_loses_no_acknowledged_row(
     broker: Pulsar, tables: BrokerTables
 ) -> None:
     table = await tables.open()
@@ -115,7 +115,7 @@ async def test_no_acknowledged_row_is_lost_or_older_when_the_broker_is_killed(
 
 
 @ensureDeferred
-async def test_where_topics_have_no_policies_the_table_works_and_says_what_that_costs(
+async def test_table_works_without_topic_policies_and_logs_warning(
     tables: BrokerTables, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = await tables.open()
