@@ -111,11 +111,11 @@ class RangeMerger:
         entries = [
             entry for replaced in small for entry in await self._overlay.entries_in(replaced)
         ]
-        window = RangeExtent(
+        extent = RangeExtent(
             small[0].first,
             small[-1].last,
             small[0].bytes_before,
             sum(replaced.hidden_bytes for replaced in small),
         )
-        await self._replacer.publish(small, (), window, entries)
+        await self._replacer.publish(small, (), extent, entries)
         return True

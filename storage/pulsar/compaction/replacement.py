@@ -87,20 +87,20 @@ class EntryReplacer:
         self,
         dropped: Sequence[ReplacedRange],
         added: Sequence[ReplacedRange],
-        window: RangeExtent,
+        extent: RangeExtent,
         entries: Sequence[Entry],
     ) -> None:
-        """In one atomic step, show `entries` in `window`, and replace `dropped` by `added`.
+        """In one atomic step, show `entries` in `extent`, and replace `dropped` by `added`.
 
         Raises StorageFailed, EntryTooLarge.
         """
         generation = self._partition.row.generation
         await self._ensure_side_topic(generation)
         written = await self._side_topics.write(
-            self._partition.key, generation, window.first, window.last, entries
+            self._partition.key, generation, extent.first, extent.last, entries
         )
         replaced = structs.replace(
-            written, bytes_before=window.bytes_before, hidden_bytes=window.hidden_bytes
+            written, bytes_before=extent.bytes_before, hidden_bytes=extent.hidden_bytes
         )
         await self._store_ranges(
             dropped, [*added, replaced], written=self._partition.row.written + written.size

@@ -64,16 +64,16 @@ class CompactedTopic:
         """Bytes of the partition's own topic in Pulsar."""
         return int(self.stats(partition)["totalSize"])
 
-    async def settles(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until nothing temporary is left of a trim."""
-        while self.traces():
-            await self.rests()
+        while self.temporary_settings():
+            await self.pause()
 
-    async def rests(self) -> None:
+    async def pause(self) -> None:
         """Pause between two checks."""
         await task.deferLater(reactor, 0.1)
 
-    def traces(self) -> list[str]:
+    def temporary_settings(self) -> list[str]:
         """The temporary settings of a trim that the topic still has."""
         found = [
             name

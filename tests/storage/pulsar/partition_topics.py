@@ -78,7 +78,7 @@ class PartitionTopic:
         )
         results: list[tuple[Any, Any]] = []
         for message in messages:
-            one, payload = message or (None, b"of somebody else")
+            one, payload = message or (None, b"of another writer")
             properties = one.properties("mixed_kafka") if one else {"kopgate": "a word"}
             producer.send_async(
                 payload,
@@ -94,7 +94,7 @@ class PartitionTopic:
         """Send a message whose properties are not UTF-8, which Pulsar's protocol does not allow."""
         producer = self._client.create_producer(self.topic)
         message = native.MessageBuilder()
-        message.content(b"of somebody else")
+        message.content(b"of another writer")
         message.property("kopgate", b"\xff")
         producer._producer.send(message.build())
         producer.close()

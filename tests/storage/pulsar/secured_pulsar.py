@@ -22,7 +22,7 @@ from tests.certificates import Authority
 from tests.peers.kafka import free_ports
 from tests.peers.pulsar import Pulsar
 
-SECRET = b"a secret key of as many bytes as HS256 wants"
+SECRET = b"a secret key of as many bytes as HS256 needs"
 SUPERUSER = "super"
 
 
@@ -41,7 +41,7 @@ def _base64(raw: bytes) -> bytes:
     return base64.urlsafe_b64encode(raw).rstrip(b"=")
 
 
-class Guarded(Pulsar):
+class AuthenticatedPulsar(Pulsar):
     """A broker that requires a token for every request, including the readiness check."""
 
     def _is_ready(self) -> bool:
@@ -50,7 +50,7 @@ class Guarded(Pulsar):
                 self.call("GET", path) is not None
                 for path in ("brokers/health", "namespaces/public/default")
             )
-        except (OSError, Refused):
+        except (OSError, SuperuserRefused):
             return False
 
     def call(self, method: str, path: str, body: object = None) -> Any:
@@ -68,11 +68,13 @@ class Guarded(Pulsar):
                 raw = answer.read()
         except urllib.error.HTTPError as refused:
             with refused:
-                raise Refused(f"{method} {path}: {refused.code} {refused.read()!r}") from None
+                raise SuperuserRefused(
+                    f"{method} {path}: {refused.code} {refused.read()!r}"
+                ) from None
         return json.loads(raw) if raw[:1] in b"[{" and raw else raw.decode()
 
 
-class Refused(Exception):
+class SuperuserRefused(Exception):
     """The superuser was refused: the test is wrong."""
 
 
@@ -80,7 +82,7 @@ class Refused(Exception):
 class SecuredPulsar:
     """The running broker, its TLS addresses, and the authority that it and its clients trust."""
 
-    broker: Guarded
+    broker: AuthenticatedPulsar
     tls_service_url: str
     tls_admin_url: str
     authority: Authority
@@ -97,11 +99,15 @@ def secured(folder: Path, **others: str) -> Iterator[SecuredPulsar]:
     port, web_port = free_ports(2)
     settings = {
         "authenticationEnabled": "true",
-        "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+        "authenticationProviders": (
+            "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
+        ),
         "authorizationEnabled": "true",
         "superUserRoles": SUPERUSER,
         "tokenSecretKey": f"file://{folder / 'secret.key'}",
-        "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
+        "brokerClientAuthenticationPlugin": (
+            "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+        ),
         "brokerClientAuthenticationParameters": f"token:{token(SUPERUSER)}",
         "brokerServicePortTls": str(port),
         "webServicePortTls": str(web_port),
@@ -109,7 +115,7 @@ def secured(folder: Path, **others: str) -> Iterator[SecuredPulsar]:
         "tlsKeyFilePath": str(key),
         "tlsTrustCertsFilePath": str(trust),
     }
-    with Guarded.start(**settings, **others) as broker:
+    with AuthenticatedPulsar.start(**settings, **others) as broker:
         yield SecuredPulsar(
             broker,
             f"pulsar+ssl://localhost:{port}",

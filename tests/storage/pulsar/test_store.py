@@ -31,7 +31,7 @@ pytestmark = pytest.mark.peer
 
 Opener = Callable[[PulsarSettings], PulsarStore]
 #: Shorter timeouts than a store's, but longer than a broker on a busy machine takes.
-HASTE = {
+SHORT_TIMEOUTS = {
     "send_timeout_seconds": 5.0,
     "operation_timeout_seconds": 15.0,
     "admin_timeout_seconds": 15.0,
@@ -57,7 +57,7 @@ def open_store() -> Iterator[Opener]:
 
 @pytest.fixture
 def between(pulsar: Tenant) -> Iterator[Between]:
-    with Between(pulsar.settings(**HASTE)) as relays:
+    with Between(pulsar.settings(**SHORT_TIMEOUTS)) as relays:
         yield relays
 
 
@@ -102,7 +102,7 @@ async def test_unacknowledged_but_stored_append_is_complete_in_next_log(store, l
 
 @ensureDeferred
 async def test_retention_by_bytes_counts_bytes_left_by_prior_compaction(log):
-    """20,000 bytes, of which compaction leaves 11,000: one entry less would be below the limit."""
+    """Compaction leaves 11,000 of 20,000 bytes; one entry less would be below the limit."""
     for n in range(20):
         await log.append([sized(n, 1000)])
     turn = log.partition.lock
@@ -181,7 +181,7 @@ async def test_messages_of_other_writers_get_no_offset(store, log, between, puls
         client.create_producer,
         path_of_partition(between.settings).replace("persistent/", "persistent://", 1),
     )
-    await deferToThread(producer.send, b"somebody else's")
+    await deferToThread(producer.send, b"of another writer")
     await deferToThread(client.close)
     again = PulsarStore(between.settings, reactor=reactor)
     await again.open()
@@ -343,12 +343,12 @@ async def test_close_stores_end_offsets_of_partitions_concurrently(store, monkey
     begun = 0
     begun_before_each_answer = []
 
-    def noting(rows):
+    def recording_put(rows):
         nonlocal begun
         begun += 1
         return put(rows).addCallback(lambda _: begun_before_each_answer.append(begun))
 
-    monkeypatch.setattr(store._rows, "put", noting)
+    monkeypatch.setattr(store._rows, "put", recording_put)
     await store.close()
     assert begun_before_each_answer == [count] * count
 

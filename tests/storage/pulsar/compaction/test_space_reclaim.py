@@ -44,7 +44,7 @@ async def test_fully_replaced_ledgers_are_trimmed_without_visible_change(compact
     await log.reclaim()
     assert 2 * 10 * SIZE < compacted.size() < 2 * 10 * SIZE + 5000
     assert compacted.retention() == EVER
-    await compacted.settles()
+    await compacted.wait_until_settled()
     expected = plain([sized(7, 100, time=7), *entries[28:]])
     for _ in range(2):
         log = await compacted.log()
@@ -107,7 +107,7 @@ async def test_trim_does_not_affect_other_partitions(pulsar):
         await log.replace(0, 28, [])
         await log.reclaim()
         assert compacted.size() < 10 * SIZE + 5000
-        await compacted.settles()
+        await compacted.wait_until_settled()
         assert compacted.size(1) == size
         assert plain(await everything(await compacted.log(1))) == plain(others)
         # The second partition is trimmed at once, although the topic has not settled since the
@@ -120,7 +120,7 @@ async def test_trim_does_not_affect_other_partitions(pulsar):
         await compacted.store.close()
 
 
-class Killed(Exception):
+class SimulatedCrash(Exception):
     """Simulates the end of the process."""
 
 
@@ -133,7 +133,7 @@ async def test_crash_during_trim_loses_nothing_and_restart_restores_retention(
     await log.replace(0, 27, [])
 
     async def killed(*arguments):
-        raise Killed
+        raise SimulatedCrash
 
     async def nothing(*arguments):
         return
@@ -143,7 +143,7 @@ async def test_crash_during_trim_loses_nothing_and_restart_restores_retention(
     with monkeypatch.context() as patched:
         patched.setattr(RetentionTrimmer, "trim", killed)
         patched.setattr(TopicCatalog, "_retain_soon", nothing)
-        with pytest.raises(Killed):
+        with pytest.raises(SimulatedCrash):
             await log.reclaim()
         assert compacted.retention() == (0, 0)
         # Without the store: add a partition and end ledgers.
@@ -155,7 +155,7 @@ async def test_crash_during_trim_loses_nothing_and_restart_restores_retention(
         await compacted.store.close()
     await compacted.open()
     assert plain(await everything(await compacted.log())) == plain(entries[28:])
-    await compacted.settles()
+    await compacted.wait_until_settled()
     assert compacted.retention() == EVER
     assert plain(await everything(await compacted.log())) == plain(entries[28:])
 
@@ -172,7 +172,7 @@ async def test_process_suspended_during_trim_aborts_it(pulsar):
         with pytest.raises(StorageFailed, match="trim aborted"):
             await log.reclaim()
         assert (compacted.size(), compacted.retention()) == (size, EVER)
-        await compacted.settles()
+        await compacted.wait_until_settled()
     finally:
         await compacted.store.close()
 
@@ -236,7 +236,7 @@ async def test_store_that_lost_its_lock_does_not_trim(compacted):
             )
         with pytest.raises(StorageError):
             await log.reclaim()
-        assert not compacted.traces()
+        assert not compacted.temporary_settings()
         assert compacted.retention() == EVER
         assert plain(await everything(await other.log("orders", 0))) == plain(entries[28:])
     finally:
@@ -275,7 +275,7 @@ async def test_messages_needed_by_subscription_are_not_trimmed(
     await log.replace(0, 27, [])
     await log.reclaim()
     assert compacted.size() == size
-    assert not compacted.traces()
+    assert not compacted.temporary_settings()
     assert plain(await everything(log)) == plain(entries[28:])
 
 
@@ -290,7 +290,7 @@ async def test_subscription_expiration_prevents_trim_and_is_logged_once(compacte
     for _ in range(2):
         await log.reclaim()
     assert compacted.size() == size
-    assert not compacted.traces()
+    assert not compacted.temporary_settings()
     assert caplog.text.count("the space of orders that compaction could free stays taken") == 1
     assert "remove-subscription-expiration-time" in caplog.text
 
@@ -309,7 +309,7 @@ async def test_operator_policies_are_unchanged_by_trim(compacted, caplog):
     await log.reclaim()
     assert compacted.size() < size
     while compacted.stats()["cursors"].get(CURSOR):
-        await compacted.rests()
+        await compacted.pause()
     assert compacted.tenant.admin("GET", f"{compacted.path}/messageTTL") == 0
 
 
@@ -334,5 +334,5 @@ async def test_side_topics_are_deleted_after_foreign_topic_deletion(compacted):
     assert compacted.side_topics()
     compacted.tenant.admin("DELETE", f"{compacted.path}/partitions?force=true")
     while compacted.side_topics():
-        await compacted.rests()
+        await compacted.pause()
     assert "orders" not in compacted.store.topics

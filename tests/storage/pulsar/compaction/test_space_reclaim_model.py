@@ -38,7 +38,7 @@ class Bench:
         return PulsarStore(self.settings, reactor=reactor)
 
 
-class FreeingMachine(LogMachine):
+class TrimmingMachine(LogMachine):
     """The contract's state machine, with ledgers that end, and compaction mostly at the log
     start.
     """
@@ -50,10 +50,11 @@ class FreeingMachine(LogMachine):
 
     @property
     def path(self) -> str:
-        return f"persistent/{self.bench.settings.tenant}/{self.bench.settings.namespace}/orders-partition-0"
+        settings = self.bench.settings
+        return f"persistent/{settings.tenant}/{settings.namespace}/orders-partition-0"
 
     @rule(times=st.lists(st.integers(-1, 20), min_size=2, max_size=5))
-    def fill_a_ledger(self, times: list[int]) -> None:
+    def fill_ledger(self, times: list[int]) -> None:
         for time in times:
             entry = self.drawn(self.end, 3, time, 1000)
             settle(self.log.append([entry]))
@@ -82,7 +83,7 @@ class FreeingMachine(LogMachine):
         )
 
     @rule()
-    def be_taken_over(self) -> None:
+    def take_over(self) -> None:
         old = self.store
         self.store = PulsarStore(replace(self.bench.settings, takeover=True), reactor=reactor)
         settle(self.store.open())
@@ -100,9 +101,9 @@ async def test_trimmed_log_behaves_like_list_of_entries(pulsar, monkeypatch):
         "tenant": pulsar,
         "freed": freed,
     }
-    machine = type("Machine", (FreeingMachine,), made)
+    machine = type("Machine", (TrimmingMachine,), made)
     # Generated examples may or may not trim a ledger; this one does.
-    await in_own_greenlet(lambda: frees_a_ledger(machine()))
+    await in_own_greenlet(lambda: trims_a_ledger(machine()))
     assert max(freed) > 0
     limits = settings(
         max_examples=EXAMPLES,
@@ -113,10 +114,10 @@ async def test_trimmed_log_behaves_like_list_of_entries(pulsar, monkeypatch):
     await in_own_greenlet(lambda: run_state_machine_as_test(machine, settings=limits))
 
 
-def frees_a_ledger(machine: FreeingMachine) -> None:
+def trims_a_ledger(machine: TrimmingMachine) -> None:
     machine.open_a_log()
-    machine.fill_a_ledger([1, 2])
-    machine.fill_a_ledger([3, 4])
+    machine.fill_ledger([1, 2])
+    machine.fill_ledger([3, 4])
     machine.delete_before(0.6)
     machine.reclaim()
     machine.the_log_is_as_the_model()

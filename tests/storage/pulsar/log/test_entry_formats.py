@@ -112,7 +112,7 @@ async def test_offsets_continue_and_records_stay_readable_across_format_switches
         await store.create_topic(topic("mixed_kafka"))
         assert await append(await store.log(NAME, 0), b"k0") == 0
     # While a gateway leads a topic in Kafka's format, the broker refuses other writers.
-    side.send(b"nobody sees this")
+    side.send(b"sent while fenced")
     expected = [(0, b"k0"), (1, b"k1")]
     async with side.store() as store:
         log = await store.log(NAME, 0)

@@ -192,7 +192,7 @@ async def test_puts_stay_atomic_after_oversized_ones(
     assert len(await tables.rows()) == len(many) + 1
 
 
-class Narrow(PulsarClient):
+class DroppingClient(PulsarClient):
     """Its producers drop messages above a limit in flight without an error."""
 
     def producer(
@@ -205,7 +205,7 @@ class Narrow(PulsarClient):
 async def test_put_with_dropped_row_fails_and_later_puts_succeed(
     tables: BrokerTables,
 ) -> None:
-    table = await tables.open(session=Narrow(tables.settings, reactor))
+    table = await tables.open(session=DroppingClient(tables.settings, reactor))
     await table.put({b"a": b"1"})
     with pytest.raises(StorageFailed, match="did not send exactly the given rows"):
         await table.put({b"%d" % number: b"" for number in range(11)})

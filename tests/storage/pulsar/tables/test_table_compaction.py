@@ -153,7 +153,7 @@ async def test_rows_of_previous_process_count_for_compaction(
     assert tables.admin("GET", "/compaction")["status"] != "NOT_RUN"
 
 
-class Unheard(PulsarAdmin):
+class LostCompactions(PulsarAdmin):
     """Loses its compaction requests, as when the topic moves meanwhile; `says` is the status it
     reports.
     """
@@ -174,45 +174,47 @@ class Unheard(PulsarAdmin):
 
 
 @pytest.fixture
-def unheard(tables: BrokerTables) -> Iterator[Unheard]:
-    made = Unheard(tables.settings, reactor)
+def lost_compactions(tables: BrokerTables) -> Iterator[LostCompactions]:
+    made = LostCompactions(tables.settings, reactor)
     yield made
     settle(made.close())
 
 
 @ensureDeferred
-async def test_lost_compaction_is_requested_again(tables: BrokerTables, unheard: Unheard) -> None:
+async def test_lost_compaction_is_requested_again(
+    tables: BrokerTables, lost_compactions: LostCompactions
+) -> None:
     await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     compactor = TableCompactor(
-        unheard, tables.settings, reactor, table_topic(tables.settings, "rows")
+        lost_compactions, tables.settings, reactor, table_topic(tables.settings, "rows")
     )
     await compactor.prepare()
     compactor.add_written(LIMIT)
     for times in (1, 2, 3):
         await compactor.compact_if_due()
-        assert unheard.asked == times
+        assert lost_compactions.asked == times
         assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
 
 
 @ensureDeferred
 async def test_failed_compaction_is_logged_once_and_retried(
-    tables: BrokerTables, unheard: Unheard, caplog: pytest.LogCaptureFixture
+    tables: BrokerTables, lost_compactions: LostCompactions, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     await table.put({b"%d" % row: VALUE for row in range(LIMIT // len(VALUE) + 1)})
     compactor = TableCompactor(
-        unheard, tables.settings, reactor, table_topic(tables.settings, "rows")
+        lost_compactions, tables.settings, reactor, table_topic(tables.settings, "rows")
     )
     await compactor.prepare()
     for times in (1, 2, 3):
         await compactor.compact_if_due()
-        assert unheard.asked == times
-        unheard.says = CompactionStatus("ERROR", "request timeout")
-    unheard.says = CompactionStatus("RUNNING")
+        assert lost_compactions.asked == times
+        lost_compactions.says = CompactionStatus("ERROR", "request timeout")
+    lost_compactions.says = CompactionStatus("RUNNING")
     await compactor.compact_if_due()
-    unheard.says = CompactionStatus("SUCCESS")
+    lost_compactions.says = CompactionStatus("SUCCESS")
     await compactor.compact_if_due()
-    assert unheard.asked == 3
+    assert lost_compactions.asked == 3
     topic = table_topic(tables.settings, "rows")
     assert [one for one in caplog.messages if "compact" in one] == [
         f"table compaction failing, the topic grows topic={topic} reason=request timeout",
