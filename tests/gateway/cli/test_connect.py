@@ -44,29 +44,29 @@ def listing(*arguments):
     [("h:1", ("h", 1)), ("[::1]:9092", ("::1", 9092)), ("a:1,b:2", ("a", 1))],
     ids=["host", "IPv6", "list"],
 )
-def test_a_bootstrap_server_is_read(text, address):
+def test_bootstrap_servers_are_parsed(text, address):
     server = connect_options_of(text, None, None, False, None, 1.0)
     assert server.bootstrap[0] == address
     assert str(server) == text
 
 
 @pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:x", "h:65536", "h:1,", "h:٣"])
-def test_what_is_no_bootstrap_server_is_a_wrong_command(text):
+def test_invalid_bootstrap_server_is_usage_error(text):
     result = listing("--bootstrap-server", text)
     assert result.exit_code == 2
     assert "is not HOST:PORT" in result.stderr
 
 
-def test_a_password_file_without_a_user_is_a_wrong_command(tmp_path):
+def test_password_file_without_user_is_usage_error(tmp_path):
     (tmp_path / "p").write_text("x")
     assert listing("--password-file", str(tmp_path / "p")).exit_code == 2
 
 
-def test_a_server_does_not_show_its_password():
+def test_connect_options_hide_password():
     assert "s3cret" not in repr(ConnectOptions((("h", 1),), 1.0, "alice", "s3cret"))
 
 
-def test_an_authority_means_tls(tmp_path):
+def test_tls_ca_enables_tls(tmp_path):
     assert connect_options_of("h:1", None, None, False, tmp_path, 1.0).uses_tls
 
 
@@ -78,7 +78,7 @@ def closed_port():
         yield bound.getsockname()[1]
 
 
-def test_nobody_there_is_told_at_once(closed_port):
+def test_closed_port_fails_immediately(closed_port):
     result = listing("--bootstrap-server", f"127.0.0.1:{closed_port}", "--timeout", "60")
     assert (result.exit_code, result.stderr) == (
         1,
@@ -119,9 +119,7 @@ def answering(answer):
     ],
     ids=["hang-up", "TLS alert", "no TLS"],
 )
-def test_a_server_of_another_kind_is_told_as_such_long_before_the_timeout(
-    command, answer, arguments, complaint
-):
+def test_non_kafka_server_fails_before_timeout(command, answer, arguments, complaint):
     with answering(answer) as server:
         began = time.monotonic()
         result = CliRunner().invoke(
@@ -143,7 +141,7 @@ def test_a_server_of_another_kind_is_told_as_such_long_before_the_timeout(
 
 
 @pytest.mark.parametrize("text", [None, "x"], ids=["missing", "no PEM"])
-def test_an_authority_that_cannot_be_read_is_named(tmp_path, text):
+def test_unreadable_ca_file_is_named(tmp_path, text):
     path = tmp_path / "ca.crt"
     if text:
         path.write_text(text)
@@ -156,7 +154,7 @@ def test_an_authority_that_cannot_be_read_is_named(tmp_path, text):
     assert result.stderr.startswith(f"Error: {path}: ")
 
 
-def test_a_certificate_that_nobody_vouches_for_is_told(tmp_path):
+def test_untrusted_certificate_is_reported(tmp_path):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*Authority().sign().write(tmp_path, "server"))
     with socket.create_server(("127.0.0.1", 0)) as plain:
@@ -197,11 +195,11 @@ def test_a_certificate_that_nobody_vouches_for_is_told(tmp_path):
     ],
     ids=["nested", "plain", "empty"],
 )
-def test_an_error_is_told_without_class_names_and_numbers(error, text):
+def test_error_text_has_no_class_names_or_numbers(error, text):
     assert error_text(error) == text
 
 
-def test_a_connection_that_cannot_be_made_raises_only_click_s_error(closed_port):
+def test_failed_connection_raises_click_exception(closed_port):
     with (
         pytest.raises(click.ClickException),
         connected(ConnectOptions((("127.0.0.1", closed_port),), 1.0)),
@@ -217,7 +215,7 @@ def attempt_fails(reasons, reason):
     )
 
 
-def test_a_server_that_refuses_is_tried_again_for_a_short_time():
+def test_refusing_server_is_retried_for_short_time():
     clock = task.Clock()
     reasons = FailureReasons(clock.seconds)
     attempt_fails(reasons, "socket disconnected")
@@ -229,7 +227,7 @@ def test_a_server_that_refuses_is_tried_again_for_a_short_time():
     assert reasons.last == "Invalid frame length"
 
 
-def test_a_server_that_does_not_answer_has_the_whole_timeout():
+def test_unresponsive_server_gets_whole_timeout():
     clock = task.Clock()
     reasons = FailureReasons(clock.seconds)
     for _ in range(3):

@@ -20,7 +20,7 @@ def server():
     return server
 
 
-def test_groups_come_in_the_order_asked_for_and_members_in_that_of_their_names(server):
+def test_groups_keep_requested_order_and_members_are_sorted(server):
     server.group("b", member("z"), member("y"))
     server.group("a")
     found, missing = find_groups(server, ["b", "a"])
@@ -33,7 +33,7 @@ def test_groups_come_in_the_order_asked_for_and_members_in_that_of_their_names(s
 
 
 @pytest.mark.parametrize("is_version_6", [False, True])
-def test_a_group_that_is_not_there_is_missing_in_every_version(server, is_version_6):
+def test_unknown_group_is_missing_in_every_version(server, is_version_6):
     server.is_version_6 = is_version_6
     found, missing = find_groups(server, ["never"])
     assert (found, [(row["name"], row["error_code"]) for row in missing]) == (
@@ -42,7 +42,7 @@ def test_a_group_that_is_not_there_is_missing_in_every_version(server, is_versio
     )
 
 
-def test_a_coordinator_that_loads_is_asked_again_and_one_that_refuses_is_not(server, monkeypatch):
+def test_loading_coordinator_is_retried_and_refusal_is_not(server, monkeypatch):
     monkeypatch.setattr(kafka_client, "RETRY_SECONDS", 0)
     server.group("a")
     answers = [LOADING, DENIED]
@@ -62,7 +62,7 @@ def test_a_coordinator_that_loads_is_asked_again_and_one_that_refuses_is_not(ser
     assert answers == []
 
 
-def test_a_consumer_group_is_found_with_what_its_members_have_and_shall_have(server):
+def test_consumer_group_has_current_and_target_assignment(server):
     server.group("a", member("x"))
     server.consumer_group(
         "c",
@@ -90,7 +90,7 @@ def test_a_consumer_group_is_found_with_what_its_members_have_and_shall_have(ser
 
 
 @pytest.mark.parametrize("is_version_6", [False, True])
-def test_only_what_is_no_classic_group_is_asked_about_again(server, is_version_6):
+def test_only_groups_that_are_not_classic_are_described_again(server, is_version_6):
     server.is_version_6 = is_version_6
     server.group("a")
     server.consumer_group("c")
@@ -99,7 +99,7 @@ def test_only_what_is_no_classic_group_is_asked_about_again(server, is_version_6
 
 
 @pytest.mark.parametrize("answer", ["no such request", "switched off"])
-def test_a_server_without_consumer_groups_is_asked_in_vain(server, answer):
+def test_server_without_consumer_groups_is_supported(server, answer):
     server.consumers = answer
     server.group("a")
     found, missing = find_groups(server, ["never", "a"])
@@ -107,7 +107,7 @@ def test_a_server_without_consumer_groups_is_asked_in_vain(server, answer):
     assert [(row["name"], row["error_code"]) for row in missing] == [("never", NOT_FOUND)]
 
 
-def test_a_consumer_group_that_may_not_be_seen_is_told(server, monkeypatch):
+def test_unauthorized_consumer_group_is_reported(server, monkeypatch):
     server.consumer_group("c", error_code=DENIED)
     assert find_groups(server, ["c"]) == (
         [],
@@ -115,7 +115,7 @@ def test_a_consumer_group_that_may_not_be_seen_is_told(server, monkeypatch):
     )
 
 
-def test_an_assignment_is_read_in_any_version():
+def test_assignment_of_any_version_is_decoded():
     of_version_3 = b"\x00\x03" + assigned(t=[0, 1])[2:]
     assert assignment_of("consumer", of_version_3) == (
         TopicPartition("t", 0),
@@ -136,5 +136,5 @@ def test_an_assignment_is_read_in_any_version():
     ],
     ids=["empty", "none", "short", "many", "no UTF-8", "version -1", "of another kind"],
 )
-def test_what_is_no_assignment_of_a_consumer_assigns_nothing(protocol_type, assignment):
+def test_malformed_assignment_has_no_partitions(protocol_type, assignment):
     assert assignment_of(protocol_type, assignment) == ()

@@ -28,7 +28,7 @@ def group_and_positions(server):
     return found[0], partition_lags(server, found)["c"]
 
 
-def test_what_is_on_its_way_is_seen_beside_what_members_have(server):
+def test_target_assignment_is_shown_beside_current_one(server):
     assert group_rendering.as_text(*group_and_positions(server), with_members=True) == (
         "c: Reconciling, 2 members, consumer protocol, uniform, coordinator 1\n"
         "  TOPIC  PARTITION  COMMITTED  END  LAG  MEMBER  CLIENT  HOST\n"
@@ -41,7 +41,7 @@ def test_what_is_on_its_way_is_seen_beside_what_members_have(server):
     )
 
 
-def test_programs_are_told_epochs_and_targets(server):
+def test_json_has_epochs_and_targets(server):
     said = group_rendering.as_json(*group_and_positions(server))
     assert (said["type"], said["state"], said["assignor"], said["epoch"]) == (
         "consumer",
@@ -58,5 +58,5 @@ def test_programs_are_told_epochs_and_targets(server):
 @pytest.mark.parametrize(
     ("number", "words"), [(0, "no members"), (1, "1 member"), (2, "2 members")]
 )
-def test_a_number_is_counted_in_words_that_fit(number, words):
+def test_count_of_uses_singular_and_plural(number, words):
     assert group_rendering.count_of(number, "member") == words

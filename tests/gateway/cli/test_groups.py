@@ -41,7 +41,7 @@ def offsets(server, name):
     }
 
 
-def test_groups_are_listed_in_order_with_what_the_server_tells(server):
+def test_groups_are_listed_in_order(server):
     server.group("a", member("x"))
     server.group("b", protocol_type="")
     assert (
@@ -54,7 +54,7 @@ def test_groups_are_listed_in_order_with_what_the_server_tells(server):
     ]
 
 
-def test_groups_are_listed_by_state_in_any_case(server):
+def test_groups_are_filtered_by_state_in_any_case(server):
     server.group("a", member("x"))
     server.group("b")
     server.group("c", member("x"), state="PreparingRebalance")
@@ -66,7 +66,7 @@ def test_groups_are_listed_by_state_in_any_case(server):
     assert kopgate("list", "--state", "sleepy").exit_code == 2
 
 
-def test_a_server_that_knows_no_states_is_asked_without(server, monkeypatch):
+def test_server_without_states_is_listed_without_filter(server, monkeypatch):
     def list_groups(states_filter):
         if states_filter:
             raise IncompatibleBrokerVersion("no version of ListGroups")
@@ -79,13 +79,13 @@ def test_a_server_that_knows_no_states_is_asked_without(server, monkeypatch):
     assert kopgate("list").stdout == "GROUP  STATE  TYPE  PROTOCOL\na      -      -     consumer\n"
 
 
-def test_no_groups_are_an_empty_list(server):
+def test_no_groups_print_empty_list(server):
     assert kopgate("list").stdout == ""
     assert json.loads(kopgate("list", "--json").stdout) == []
     assert kopgate("describe").stdout == ""
 
 
-def test_a_description_has_the_lag_of_each_partition_and_the_total(server):
+def test_description_has_lag_per_partition_and_total(server):
     server.group("a", member("x", assigned(t=[1])), commits={("t", 0): 4, ("gone", 0): 1})
     result = kopgate("describe", "a")
     assert result.stdout == (
@@ -99,7 +99,7 @@ def test_a_description_has_the_lag_of_each_partition_and_the_total(server):
     assert result.exit_code == 0
 
 
-def test_members_are_shown_when_asked_for(server):
+def test_members_option_shows_members(server):
     server.group("a", member("x", assigned(t=[0, 1], u=[2])), member("y", instance_id="y-static"))
     server.topic("u", (0, 0), (0, 0), (0, 0))
     assert kopgate("describe", "a", "--members").stdout.endswith(
@@ -110,12 +110,12 @@ def test_members_are_shown_when_asked_for(server):
     assert "INSTANCE" not in kopgate("describe", "a").stdout
 
 
-def test_a_group_without_members_and_commits_is_one_line(server):
+def test_group_without_members_and_commits_is_one_line(server):
     server.group("a")
     assert kopgate("describe", "a", "--members").stdout == "a: Empty, no members, coordinator 1\n"
 
 
-def test_all_groups_are_described_where_none_is_named(server):
+def test_describe_without_names_describes_all_groups(server):
     server.group("b", commits={("t", 0): 10})
     server.group("a")
     assert kopgate("describe").stdout == (
@@ -158,7 +158,7 @@ def test_json_describes_partitions_and_members(server):
     ]
 
 
-def test_a_group_that_is_not_there_is_told_and_the_others_are_described(server):
+def test_unknown_group_is_reported_and_others_are_described(server):
     server.group("a")
     result = kopgate("describe", "never", "a")
     assert (result.stdout, result.stderr, result.exit_code) == (
@@ -168,7 +168,7 @@ def test_a_group_that_is_not_there_is_told_and_the_others_are_described(server):
     )
 
 
-def test_groups_are_deleted_when_it_is_confirmed(server):
+def test_groups_are_deleted_after_confirmation(server):
     server.group("a")
     server.group("b")
     assert kopgate("delete", "a", answer="n\n").exit_code == 1
@@ -176,7 +176,7 @@ def test_groups_are_deleted_when_it_is_confirmed(server):
     assert list(server.groups) == ["a"]
 
 
-def test_a_group_with_members_stays_and_the_others_are_deleted(server):
+def test_group_with_members_is_kept_and_others_are_deleted(server):
     server.group("a", member("x"))
     server.group("b")
     result = kopgate("delete", "a", "b", "--yes", "--json")
@@ -187,12 +187,12 @@ def test_a_group_with_members_stays_and_the_others_are_deleted(server):
     assert (result.stderr, result.exit_code) == ("Error: a: The group is not empty.\n", 1)
 
 
-def test_deleting_what_is_not_there_is_a_failure_unless_it_may_be(server):
+def test_deleting_unknown_group_fails_unless_if_exists(server):
     assert kopgate("delete", "a", "--yes").stderr == "Error: a: The group id does not exist.\n"
     assert kopgate("delete", "a", "--yes", "--if-exists").exit_code == 0
 
 
-def test_an_error_that_nobody_knows_is_still_one(server, monkeypatch):
+def test_unknown_error_code_is_an_error(server, monkeypatch):
     monkeypatch.setattr(
         server, "delete_groups", lambda names: dict.fromkeys(names, for_code(9999).__name__)
     )
@@ -201,7 +201,7 @@ def test_an_error_that_nobody_knows_is_still_one(server, monkeypatch):
     assert result.stderr.startswith("Error: a: ")
 
 
-def test_a_reset_is_only_shown_until_it_is_to_be_executed(server):
+def test_reset_without_execute_only_prints(server):
     server.group("a", commits={("t", 0): 7})
     shown = kopgate("reset-offsets", "a", "--to-offset", "8", "--topic", "t")
     rows = "  TOPIC  PARTITION  OLD  NEW  DIFFERENCE  NOTE\n  t      0          7    8    +1\n  t      1          -    8    -\n"
@@ -212,14 +212,14 @@ def test_a_reset_is_only_shown_until_it_is_to_be_executed(server):
     assert offsets(server, "a") == {("t", 0): 8, ("t", 1): 8}
 
 
-def test_the_epoch_and_words_of_the_old_commit_are_not_those_of_the_new_one(server):
+def test_reset_drops_epoch_and_metadata_of_old_commit(server):
     server.group("a")
     server.commits["a"] = {TopicPartition("t", 0): OffsetAndMetadata(7, "by hand", 3)}
     kopgate("reset-offsets", "a", "--to-earliest", "--all-topics", "--execute")
     assert server.commits["a"] == {TopicPartition("t", 0): OffsetAndMetadata(0, "", None)}
 
 
-def test_json_tells_old_new_difference_and_what_came_otherwise(server):
+def test_reset_json_has_old_new_difference_and_note(server):
     server.group("a", commits={("t", 1): 7})
     result = kopgate("reset-offsets", "a", "--shift-by", "100", "--all-topics", "--json")
     assert json.loads(result.stdout) == {
@@ -240,7 +240,7 @@ def test_json_tells_old_new_difference_and_what_came_otherwise(server):
 
 
 @pytest.mark.parametrize("state", ["Stable", "PreparingRebalance", "CompletingRebalance"])
-def test_a_group_with_members_is_not_reset_and_what_to_do_is_told(server, state):
+def test_reset_of_group_with_members_fails_with_remedy(server, state):
     server.group("a", member("x"), state=state, commits={("t", 0): 7})
     result = kopgate("reset-offsets", "a", "--to-earliest", "--all-topics", "--execute")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -250,7 +250,7 @@ def test_a_group_with_members_is_not_reset_and_what_to_do_is_told(server, state)
     assert offsets(server, "a") == {("t", 0): 7}
 
 
-def test_a_consumer_that_joins_before_the_commit_keeps_its_offsets(server, monkeypatch):
+def test_consumer_joining_before_commit_keeps_its_offsets(server, monkeypatch):
     server.group("a", commits={("t", 0): 7})
     commit = server.alter_group_offsets
 
@@ -266,14 +266,14 @@ def test_a_consumer_that_joins_before_the_commit_keeps_its_offsets(server, monke
     assert offsets(server, "a") == {("t", 0): 7}
 
 
-def test_a_group_that_is_not_there_yet_is_given_a_place_to_begin(server):
+def test_reset_creates_unknown_group(server):
     assert (
         kopgate("reset-offsets", "new", "--to-latest", "--topic", "t:1", "--execute").exit_code == 0
     )
     assert offsets(server, "new") == {("t", 1): 20}
 
 
-def test_a_group_without_commits_has_no_topics_to_reset(server):
+def test_reset_of_group_without_commits_needs_topics(server):
     server.group("a")
     result = kopgate("reset-offsets", "a", "--to-earliest", "--all-topics")
     assert (result.stderr, result.exit_code) == (
@@ -282,12 +282,12 @@ def test_a_group_without_commits_has_no_topics_to_reset(server):
     )
 
 
-def test_a_name_that_is_empty_makes_no_group(server):
+def test_empty_group_name_is_rejected(server):
     assert kopgate("reset-offsets", "", "--to-earliest", "--topic", "t", "--execute").exit_code == 2
     assert server.commits == {}
 
 
-def test_one_partition_in_the_way_stops_all_of_them(server):
+def test_one_failing_partition_stops_reset(server):
     server.group("a", commits={("t", 0): 7})
     result = kopgate(
         "reset-offsets", "a", "--to-earliest", "--topic", "t", "--topic", "never", "--execute"

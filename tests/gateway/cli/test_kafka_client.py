@@ -36,21 +36,21 @@ def calling(*outcomes):
     return call
 
 
-def test_a_server_that_asks_for_patience_is_asked_again():
+def test_retriable_error_is_retried():
     clock = Clock()
     call = calling(CoordinatorNotAvailableError(), CoordinatorNotAvailableError(), "here")
     assert retry(CLIENT, call, clock, clock.sleep) == "here"
     assert clock.now == 2 * RETRY_SECONDS
 
 
-def test_patience_ends_when_a_request_s_time_is_up():
+def test_retries_end_at_request_timeout():
     clock = Clock()
     with pytest.raises(CoordinatorNotAvailableError):
         retry(CLIENT, calling(CoordinatorNotAvailableError()), clock, clock.sleep)
     assert 1.0 <= clock.now < 1.0 + 2 * RETRY_SECONDS
 
 
-def test_what_will_not_get_better_is_told_at_once():
+def test_fatal_error_is_raised_at_once():
     clock = Clock()
     with pytest.raises(GroupAuthorizationFailedError):
         retry(CLIENT, calling(GroupAuthorizationFailedError()), clock, clock.sleep)

@@ -23,17 +23,17 @@ def server():
     return server
 
 
-def test_what_was_never_committed_is_no_commit(server):
+def test_partition_never_committed_is_omitted(server):
     server.group("a", commits={("t", 0): -1, ("t", 1): 7})
     assert committed_offsets(server, ["a"]) == {"a": {TopicPartition("t", 1): 7}}
 
 
-def test_only_topics_that_are_there_have_partitions(server):
+def test_unknown_topics_have_no_partitions(server):
     server.leaderless = {TopicPartition("t", 1)}
     assert leader_availability(server, ["t", "gone"]) == {"t": {0: True, 1: False}}
 
 
-def test_a_group_is_in_every_partition_that_is_committed_or_assigned(server):
+def test_lags_cover_committed_and_assigned_partitions(server):
     server.group("a", member("x", assigned(t=[1])), commits={("t", 0): 4})
     found, _ = find_groups(server, ["a"])
     owner = found[0].members[0]
@@ -45,7 +45,7 @@ def test_a_group_is_in_every_partition_that_is_committed_or_assigned(server):
     }
 
 
-def test_a_partition_that_is_gone_or_has_no_leader_has_no_end(server):
+def test_missing_partition_or_leader_has_no_end_offset(server):
     server.leaderless = {TopicPartition("t", 1)}
     server.group("a", commits={("t", 1): 4, ("gone", 0): 5})
     rows = partition_lags(server, find_groups(server, ["a"])[0])["a"]
@@ -55,11 +55,11 @@ def test_a_partition_that_is_gone_or_has_no_leader_has_no_end(server):
     ]
 
 
-def test_no_groups_are_nowhere(server):
+def test_no_groups_have_no_lags(server):
     assert partition_lags(server, []) == {}
 
 
-def test_a_commit_beyond_the_end_is_a_negative_lag_and_makes_up_for_nothing():
+def test_commit_beyond_end_is_negative_lag_and_not_subtracted_from_total():
     rows = [
         PartitionLag(TopicPartition("t", 0), 12, 10, None),
         PartitionLag(TopicPartition("t", 1), 1, 10, None),

@@ -41,7 +41,7 @@ def kopgate(*arguments):
     return CliRunner().invoke(main.main, arguments)
 
 
-def test_serve_turns_flags_into_settings(served):
+def test_serve_maps_flags_to_settings(served):
     arguments = [
         "--listener",
         "A://0.0.0.0:1",
@@ -70,7 +70,7 @@ def test_serve_turns_flags_into_settings(served):
     assert (settings.node_id, settings.log_level, settings.log_format) == (7, "debug", "json")
 
 
-def test_serve_turns_flags_of_pulsar_into_settings(served):
+def test_serve_maps_pulsar_flags_to_settings(served):
     flags = {
         "store": "pulsar://a:1,b:2",
         "pulsar-admin": "http://a:8080",
@@ -90,7 +90,7 @@ def test_serve_turns_flags_of_pulsar_into_settings(served):
     assert (settings.pulsar_setup, settings.pulsar_takeover) == (True, True)
 
 
-def test_a_wrong_address_of_pulsar_is_told_by_its_flag(served):
+def test_invalid_pulsar_address_names_its_flag(served):
     done = kopgate("serve", "--store", "pulsar://a:1", "--pulsar-admin", "a:8080")
     assert done.exit_code == 2
     assert done.stderr.startswith(
@@ -98,12 +98,12 @@ def test_a_wrong_address_of_pulsar_is_told_by_its_flag(served):
     )
 
 
-def test_serve_without_anything_serves_the_defaults(served):
+def test_serve_without_flags_uses_defaults(served):
     kopgate("serve")
     assert [str(endpoint) for endpoint in served[0].listeners] == ["PLAINTEXT://127.0.0.1:9092"]
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(served, tmp_path, monkeypatch):
+def test_flags_override_environment_overrides_file(served, tmp_path, monkeypatch):
     file = tmp_path / "kopgate.toml"
     file.write_text("node_id = 1\nnum_partitions = 1\nfetch_max_bytes = 2048")
     monkeypatch.setenv("KOPGATE_NODE_ID", "2")
@@ -113,7 +113,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(served, tmp_path,
     assert (served[0].node_id, served[0].num_partitions, served[0].fetch_max_bytes) == (3, 2, 2048)
 
 
-def test_each_wrong_setting_has_one_line_and_the_exit_code_is_2(served, tmp_path):
+def test_each_invalid_setting_is_one_line_and_exit_code_is_2(served, tmp_path):
     file = tmp_path / "kopgate.toml"
     file.write_text("nod_id = 1")
     result = kopgate(
@@ -138,18 +138,18 @@ def test_each_wrong_setting_has_one_line_and_the_exit_code_is_2(served, tmp_path
 
 
 @pytest.mark.parametrize("pairs", [["node_id"], ["node_id=1", "node_id=2"]])
-def test_set_takes_each_name_once_with_a_value(served, pairs):
+def test_set_accepts_each_name_once_with_value(served, pairs):
     result = kopgate("serve", *(word for pair in pairs for word in ("--set", pair)))
     assert result.exit_code == 2
     assert "--set" in result.stderr
 
 
-def test_the_exit_code_is_that_of_the_server(monkeypatch):
+def test_exit_code_is_that_of_the_server(monkeypatch):
     monkeypatch.setattr(main, "_run", lambda settings: 1)
     assert kopgate("serve").exit_code == 1
 
 
-def test_a_fault_that_nobody_foresaw_is_one_line_of_the_log(monkeypatch):
+def test_unexpected_exception_is_one_log_line(monkeypatch):
     def fail(settings):
         raise ZeroDivisionError("by nought")
 
@@ -161,7 +161,7 @@ def test_a_fault_that_nobody_foresaw_is_one_line_of_the_log(monkeypatch):
     assert result.stderr.count("\n") == 1
 
 
-def test_the_reactors_timers_do_not_follow_the_wall_clock(monkeypatch):
+def test_reactor_timers_do_not_follow_wall_clock(monkeypatch):
     clocks = []
     monkeypatch.setattr(reactor, "seconds", reactor.seconds)
     monkeypatch.setattr(
@@ -172,7 +172,7 @@ def test_the_reactors_timers_do_not_follow_the_wall_clock(monkeypatch):
     assert clocks == [time.monotonic]
 
 
-def test_the_version_is_that_of_the_package():
+def test_version_is_that_of_the_package():
     try:
         version = metadata.version("kopgate")
     except metadata.PackageNotFoundError:
@@ -195,13 +195,13 @@ def test_the_version_is_that_of_the_package():
     ],
     ids=" ".join,
 )
-def test_every_command_explains_itself(command):
+def test_every_command_has_help(command):
     result = kopgate(*command, "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
 
 
-def test_a_gateway_says_when_it_is_ready_and_leaves_with_0_on_sigterm(tmp_path):
+def test_gateway_prints_ready_and_exits_0_on_sigterm(tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -231,7 +231,7 @@ def test_a_gateway_says_when_it_is_ready_and_leaves_with_0_on_sigterm(tmp_path):
 
 
 @pytest.mark.parametrize(("hard", "warns"), [(2000, False), (600, True)])
-def test_a_gateway_takes_the_open_files_that_its_connections_need(tmp_path, hard, warns):
+def test_gateway_raises_open_file_limit_for_its_connections(tmp_path, hard, warns):
     serve = f"{sys.executable} -m gateway serve --listener PLAINTEXT://127.0.0.1:0 --store lmdb:{tmp_path / 'data'} --set max_connections=700"
     limited = ["bash", "-c", f"ulimit -Sn 128 && ulimit -Hn {hard} && exec {serve}"]
     process = subprocess.Popen(
@@ -248,7 +248,7 @@ def test_a_gateway_takes_the_open_files_that_its_connections_need(tmp_path, hard
     assert ("too few open files" in log) is warns
 
 
-def test_a_wrong_setting_stops_the_process_with_2_and_no_traceback():
+def test_invalid_setting_exits_2_without_traceback():
     result = subprocess.run(
         [sys.executable, "-m", "gateway", "serve", "--node-id", "x"],
         capture_output=True,

@@ -15,7 +15,7 @@ def row(name, code=0, message=None):
     return {"name": name, "error_code": code, "error_message": message}
 
 
-def test_columns_are_as_wide_as_they_need_to_be_and_what_is_unknown_is_a_dash():
+def test_table_columns_fit_and_none_is_dash():
     assert format_table(["A", "LONG"], [["xyz", None], ["x", 0]]) == [
         "A    LONG",
         "xyz  -",
@@ -23,12 +23,12 @@ def test_columns_are_as_wide_as_they_need_to_be_and_what_is_unknown_is_a_dash():
     ]
 
 
-def test_what_was_done_is_told_in_order(capsys):
+def test_results_are_printed_in_order(capsys):
     print_results([row("b"), row("a")], "deleted", as_json=False)
     assert capsys.readouterr().out == "a deleted\nb deleted\n"
 
 
-def test_json_has_a_row_for_each_and_says_what_is_wrong(capsys):
+def test_json_has_row_and_error_per_name(capsys):
     with pytest.raises(SystemExit) as end:
         print_results([row("a"), row("b", DENIED, "not yours")], "deleted", as_json=True)
     assert end.value.code == 1
@@ -40,17 +40,17 @@ def test_json_has_a_row_for_each_and_says_what_is_wrong(capsys):
     assert printed.err == "Error: b: not yours\n"
 
 
-def test_an_error_that_is_allowed_is_no_failure(capsys):
+def test_allowed_error_is_no_failure(capsys):
     print_results([row("a", UNKNOWN)], "deleted", as_json=False, allowed={UNKNOWN})
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_error_without_words_is_told_in_those_of_its_code():
+def test_error_without_message_uses_text_of_its_code():
     assert error_lines([row("a"), row("b", UNKNOWN)]) == [
         "b: This request is for a topic or partition that does not exist on this broker."
     ]
 
 
-def test_no_complaint_is_no_failure(capsys):
+def test_no_errors_do_not_exit(capsys):
     exit_if_errors([])
     assert capsys.readouterr() == ("", "")

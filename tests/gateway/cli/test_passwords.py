@@ -16,27 +16,27 @@ from gateway.cli import passwords
 
 
 @pytest.mark.parametrize("raw", [b"s3cret", b"s3cret\n", b"s3cret\r\nnot this\n"])
-def test_the_first_line_of_a_file_is_the_password(raw):
+def test_first_line_of_file_is_password(raw):
     assert passwords.read(io.BytesIO(raw)) == "s3cret"
 
 
-def test_spaces_are_part_of_it():
+def test_spaces_are_part_of_password():
     assert passwords.read(io.BytesIO(b" a b \n")) == " a b "
 
 
 @pytest.mark.parametrize("raw", [b"", b"\n", b"a\0b", b"\xff"])
-def test_what_is_no_password_is_refused(raw):
+def test_invalid_password_is_rejected(raw):
     with pytest.raises(click.ClickException):
         passwords.read(io.BytesIO(raw))
 
 
-def test_without_a_terminal_nobody_is_asked(monkeypatch):
+def test_without_terminal_there_is_no_prompt(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("s3cret\n"))
     with pytest.raises(click.ClickException, match="--password-file"):
         passwords.read(None)
 
 
-def test_at_a_terminal_it_is_asked_for_twice_and_not_shown(tmp_path):
+def test_terminal_prompts_twice_without_echo(tmp_path):
     terminal, end = pty.openpty()
     command = [
         sys.executable,

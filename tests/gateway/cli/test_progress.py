@@ -42,13 +42,13 @@ def shown(columns, *said):
         (7, "100%"),
     ],
 )
-def test_it_ends_as_one_whole_line_however_narrow_the_terminal_is(columns, line):
+def test_bar_ends_as_one_line_at_any_width(columns, line):
     lines, written = shown(columns)
     assert lines == [line]
     assert written.endswith("\r\n")
 
 
-def test_it_moves_on():
+def test_bar_advances():
     _, written = shown(40)
     assert [part for part in ("0%", "25%", "50%", "70%", "100%") if f"{part}  " in written] == [
         "0%",
@@ -59,7 +59,7 @@ def test_it_moves_on():
     ]
 
 
-def test_what_is_said_meanwhile_stands_above_it():
+def test_printed_lines_stay_above_bar():
     assert shown(40, "spark: ERROR one", "two")[0] == [
         "spark: ERROR one",
         "two",
@@ -67,7 +67,7 @@ def test_what_is_said_meanwhile_stands_above_it():
     ]
 
 
-def test_in_a_log_it_is_a_line_a_step_without_any_control_character():
+def test_log_output_is_one_line_per_step_without_control_characters():
     file = io.StringIO()
     with ProgressBar(file) as progress:
         for step, part in STEPS:
@@ -79,9 +79,7 @@ def test_in_a_log_it_is_a_line_a_step_without_any_control_character():
 @pytest.mark.parametrize(
     ("columns", "line"), [(40, "[2/2] shop (kafka-clients 4.4.0)"), (12, "[2/2] shop")]
 )
-def test_where_nobody_knows_how_long_it_takes_there_is_one_line_of_what_is_being_done(
-    columns, line
-):
+def test_step_of_unknown_length_is_one_line(columns, line):
     ours, theirs = terminal(columns)
     with os.fdopen(theirs, "w") as file, ProgressBar(file) as progress:
         progress.show("[1/2] a-longer-name (kafka-clients 0.8.2.2)")
@@ -95,7 +93,7 @@ def fail_at(progress):
     raise ValueError("no")
 
 
-def test_it_ends_its_line_where_something_fails():
+def test_bar_ends_its_line_after_failure():
     ours, theirs = terminal(40)
     with os.fdopen(theirs, "w") as file:
         progress = ProgressBar(file)

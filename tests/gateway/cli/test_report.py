@@ -52,14 +52,14 @@ def report(tmp_path, *more):
     )
 
 
-def test_the_answer_is_five_lines_and_the_exit_code(jobs, tmp_path):
+def test_report_prints_five_lines_and_sets_exit_code(jobs, tmp_path):
     done = report(tmp_path)
     assert (len(done.stdout.splitlines()), done.exit_code) == (5, 3)
     jobs.summary = {**SUMMARY, "ready": True}
     assert report(tmp_path).exit_code == 0
 
 
-def test_what_is_not_in_the_answer_is_said_on_stderr(jobs, tmp_path):
+def test_warnings_go_to_stderr(jobs, tmp_path):
     warnings = [line for line in report(tmp_path).stderr.splitlines() if line.startswith("Warning")]
     assert warnings == [
         "Warning: nothing of a.jsonl is in the report: it is cut off",
@@ -69,7 +69,7 @@ def test_what_is_not_in_the_answer_is_said_on_stderr(jobs, tmp_path):
     ]
 
 
-def test_what_did_not_work_is_one_line_and_exit_code_1(jobs, tmp_path):
+def test_failure_is_one_line_and_exit_code_1(jobs, tmp_path):
     jobs.error = TablesError("there is no room left")
     done = report(tmp_path)
     assert (done.exit_code, done.stdout, done.stderr.splitlines()[-1]) == (
@@ -90,7 +90,7 @@ main(sys.argv[1:])
 """.replace("SUMMARY", repr(SUMMARY))
 
 
-def test_where_stdout_takes_no_answer_it_says_so_and_where_it_is(tmp_path):
+def test_unwritable_stdout_names_summary_file(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "0-a-0.jsonl").touch()
     words = ["report", "--logs", str(tmp_path / "logs"), "--out", str(tmp_path / "out")]
@@ -110,13 +110,13 @@ def test_where_stdout_takes_no_answer_it_says_so_and_where_it_is(tmp_path):
     )
 
 
-def test_stopped_by_ctrl_c_it_says_so_and_what_becomes_of_its_work(jobs, tmp_path):
+def test_ctrl_c_reports_what_is_kept(jobs, tmp_path):
     jobs.error = Interrupted(signal.SIGINT)
     done = report(tmp_path)
     assert (done.exit_code, done.stdout, done.stderr.splitlines()[-1]) == (130, "", command.STOPPED)
 
 
-def test_since_is_a_day_or_a_number_of_days(jobs, tmp_path):
+def test_since_accepts_day_or_number_of_days(jobs, tmp_path):
     report(tmp_path, "--since", "2026-11-01")
     report(tmp_path, "--since", "90d")
     report(tmp_path)
@@ -139,7 +139,7 @@ def test_since_is_a_day_or_a_number_of_days(jobs, tmp_path):
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_starts(jobs, tmp_path, more):
+def test_invalid_option_is_rejected_before_start(jobs, tmp_path, more):
     done = report(tmp_path, *more)
     assert (done.exit_code, jobs.orders) == (2, [])
     assert more[1] in done.stderr
@@ -162,11 +162,11 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(jobs, tmp_path, m
         ),
     ],
 )
-def test_what_spark_takes_is_passed_on(jobs, tmp_path, more):
+def test_spark_options_are_passed_on(jobs, tmp_path, more):
     assert (report(tmp_path, *more).exit_code, len(jobs.orders)) == (3, 1)
 
 
-def test_without_pyspark_it_says_how_to_get_it(tmp_path, monkeypatch):
+def test_missing_pyspark_error_names_package(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     done = report(tmp_path)
     assert (done.exit_code, done.stderr) == (
@@ -175,7 +175,7 @@ def test_without_pyspark_it_says_how_to_get_it(tmp_path, monkeypatch):
     )
 
 
-def test_without_java_it_says_so(jobs, tmp_path, monkeypatch):
+def test_missing_java_is_reported(jobs, tmp_path, monkeypatch):
     monkeypatch.setattr(command.shutil, "which", lambda _: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     done = report(tmp_path)

@@ -38,7 +38,7 @@ def read(*arguments):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_target_is_read(arguments, target):
+def test_target_options_are_parsed(arguments, target):
     assert read(*arguments, "--all-topics") == ((target, None), 0, "")
 
 
@@ -55,11 +55,11 @@ def test_a_target_is_read(arguments, target):
         ),
     ],
 )
-def test_a_scope_is_a_topic_or_some_of_its_partitions(text, scope):
+def test_scope_is_topic_with_optional_partitions(text, scope):
     assert read("--to-latest", "--topic", text)[0] == (ResetTarget(TargetKind.LATEST), [scope])
 
 
-def test_topics_may_be_given_again():
+def test_topic_option_can_be_repeated():
     assert read("--to-latest", "--topic", "a", "--topic", "b:1")[0] == (
         ResetTarget(TargetKind.LATEST),
         [ResetScope("a"), ResetScope("b", (1,))],
@@ -85,7 +85,7 @@ def test_topics_may_be_given_again():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_makes_no_sense_is_a_wrong_command(arguments, complaint):
+def test_contradicting_options_are_usage_errors(arguments, complaint):
     said, code, words = read(*arguments)
     assert (said, code) == (None, 2)
     assert complaint in words

@@ -39,7 +39,7 @@ def server():
         (TargetKind.SHIFT, -5, -1, 5),
     ],
 )
-def test_a_target_in_a_partition_from_5_to_20_with_10_committed(kind, number, dated, new):
+def test_target_resolves_in_partition_from_5_to_20(kind, number, dated, new):
     assert resolve_target(ResetTarget(kind, number), old=10, first=5, end=20, dated=dated) == (
         new,
         None,
@@ -56,31 +56,31 @@ def test_a_target_in_a_partition_from_5_to_20_with_10_committed(kind, number, da
         (TargetKind.DATETIME, 1000, 20, "no record is that late; using the end"),
     ],
 )
-def test_what_lies_outside_becomes_the_nearest_inside_and_is_said(kind, number, new, note):
+def test_target_outside_partition_is_clamped_with_note(kind, number, new, note):
     assert resolve_target(ResetTarget(kind, number), old=10, first=5, end=20, dated=-1) == (
         new,
         note,
     )
 
 
-def test_a_topic_is_all_its_partitions_and_each_has_its_own_range(server):
+def test_topic_scope_covers_all_partitions_with_own_ranges(server):
     assert plan_reset(server, EARLIEST, [ResetScope("t")], {T0: 7}) == [
         OffsetChange(T0, 7, 0),
         OffsetChange(T1, None, 5),
     ]
 
 
-def test_a_partition_named_twice_is_changed_once(server):
+def test_duplicate_partition_is_changed_once(server):
     assert plan_reset(server, EARLIEST, [ResetScope("t", (1, 1)), ResetScope("t", (1,))], {}) == [
         OffsetChange(T1, None, 5)
     ]
 
 
-def test_without_a_scope_it_is_where_the_group_has_committed(server):
+def test_no_scope_means_committed_partitions(server):
     assert plan_reset(server, EARLIEST, None, {T1: 6}) == [OffsetChange(T1, 6, 5)]
 
 
-def test_a_time_is_looked_up_in_each_partition(server):
+def test_datetime_is_resolved_per_partition(server):
     server.times = {T0: {1000: 3}}
     changes = plan_reset(server, ResetTarget(TargetKind.DATETIME, 1000), [ResetScope("t")], {})
     assert [(change.new, change.note) for change in changes] == [
@@ -89,7 +89,7 @@ def test_a_time_is_looked_up_in_each_partition(server):
     ]
 
 
-def test_the_difference_is_what_it_moves_by():
+def test_difference_is_new_minus_old():
     assert [
         OffsetChange(T0, 7, 5).difference,
         OffsetChange(T0, None, 5).difference,
@@ -97,7 +97,7 @@ def test_the_difference_is_what_it_moves_by():
     ] == [-2, None, None]
 
 
-def test_the_commit_in_a_partition_that_is_gone_is_left_alone(server):
+def test_commit_of_missing_partition_is_kept(server):
     gone = TopicPartition("gone", 0)
     assert plan_reset(server, EARLIEST, None, {T0: 7, gone: 3}) == [
         OffsetChange(gone, 3, None, "the partition does not exist; its commit is kept"),
@@ -124,14 +124,14 @@ def test_the_commit_in_a_partition_that_is_gone_is_left_alone(server):
     ],
     ids=["unknown", "no commit"],
 )
-def test_what_stands_in_the_way_is_told_for_each_partition(server, target, scopes, reasons):
+def test_every_failing_partition_is_reported(server, target, scopes, reasons):
     with pytest.raises(CannotReset) as refused:
         plan_reset(server, target, scopes, {T0: 7})
     assert refused.value.reasons == reasons
 
 
 @pytest.mark.parametrize("scopes", [None, [ResetScope("t")]], ids=["all topics", "named"])
-def test_a_partition_without_a_leader_stands_in_the_way(server, scopes):
+def test_partition_without_leader_fails(server, scopes):
     server.leaderless = {T0}
     with pytest.raises(CannotReset) as refused:
         plan_reset(server, EARLIEST, scopes, {T0: 7, T1: 7})

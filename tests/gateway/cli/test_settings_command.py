@@ -9,7 +9,7 @@ from gateway.cli.settings_command import as_markdown
 from gateway.settings.model import Settings
 
 
-def test_every_setting_is_listed_with_its_default():
+def test_every_setting_is_listed_with_default():
     lines = CliRunner().invoke(main, ["settings"]).stdout.splitlines()
     heads = [line.split(" = ")[0] for line in lines if line and not line.startswith(" ")]
     assert heads == list(Settings.model_fields)
@@ -19,10 +19,10 @@ def test_every_setting_is_listed_with_its_default():
     assert "log_cleanup_policy = delete" in lines
 
 
-def test_the_table_has_a_row_for_each_setting():
+def test_markdown_table_has_row_per_setting():
     assert len(as_markdown().splitlines()) == len(Settings.model_fields) + 2
     assert "| `node_id` | `0` | Kafka's broker id of this gateway. |" in as_markdown()
 
 
-def test_no_row_breaks_its_table():
+def test_no_cell_breaks_the_table():
     assert all(line.replace("\\|", "").count("|") == 4 for line in as_markdown().splitlines())

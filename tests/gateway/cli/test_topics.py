@@ -147,7 +147,7 @@ def kopgate(*arguments, answer=None):
     return CliRunner().invoke(main, ["topics", *arguments], input=answer)
 
 
-def test_topics_are_created_with_what_was_asked(server):
+def test_create_sends_requested_options(server):
     result = kopgate(
         "create",
         "b",
@@ -169,12 +169,12 @@ def test_topics_are_created_with_what_was_asked(server):
     }
 
 
-def test_what_is_left_out_is_left_to_the_server(server):
+def test_omitted_options_use_server_defaults(server):
     kopgate("create", "a")
     assert server.topics["a"] == {"partitions": 1, "configs": {}, "replicas": -1}
 
 
-def test_one_topic_that_fails_is_told_and_the_others_are_made(server):
+def test_failed_topic_is_reported_and_others_are_created(server):
     result = kopgate("create", "a", "not good")
     assert (result.stdout, result.stderr, result.exit_code) == (
         "a created\n",
@@ -183,19 +183,19 @@ def test_one_topic_that_fails_is_told_and_the_others_are_made(server):
     )
 
 
-def test_a_topic_that_is_there_is_a_failure_unless_it_may_be(server):
+def test_existing_topic_fails_unless_if_not_exists(server):
     kopgate("create", "a")
     assert kopgate("create", "a").exit_code == 1
     assert kopgate("create", "a", "--if-not-exists").exit_code == 0
     assert kopgate("create", "not good", "--if-not-exists").exit_code == 1
 
 
-def test_validating_makes_nothing(server):
+def test_validate_only_creates_nothing(server):
     assert kopgate("create", "a", "--validate-only").stdout == "a could be created\n"
     assert server.topics == {}
 
 
-def test_topics_are_listed_in_order_without_the_internal_ones(server):
+def test_topics_are_listed_in_order_without_internal_ones(server):
     kopgate("create", "b", "__offsets", "a", "--partitions", "2")
     assert kopgate("list").stdout == "TOPIC  PARTITIONS\na      2\nb      2\n"
     assert [row["name"] for row in json.loads(kopgate("list", "--internal", "--json").stdout)] == [
@@ -205,12 +205,12 @@ def test_topics_are_listed_in_order_without_the_internal_ones(server):
     ]
 
 
-def test_no_topics_are_an_empty_list(server):
+def test_no_topics_print_empty_list(server):
     assert kopgate("list").stdout == ""
     assert json.loads(kopgate("list", "--json").stdout) == []
 
 
-def test_a_description_has_the_partitions_in_order_and_the_configs_that_were_set(server):
+def test_description_has_sorted_partitions_and_changed_configs(server):
     kopgate("create", "a", "--partitions", "2", "--config", "retention.ms=5")
     assert kopgate("describe", "a").stdout == (
         "a: 2 partitions, id 00000000-0000-0000-0000-000000000001\n"
@@ -224,7 +224,7 @@ def test_a_description_has_the_partitions_in_order_and_the_configs_that_were_set
     assert row["configs"] == {"retention.ms": "5"}
 
 
-def test_a_server_that_cannot_tell_configs_is_described_without_them(server, monkeypatch):
+def test_server_without_describe_configs_is_described_without_configs(server, monkeypatch):
     def describe_configs(resources):
         raise IncompatibleBrokerVersion("no DescribeConfigs")
 
@@ -235,7 +235,7 @@ def test_a_server_that_cannot_tell_configs_is_described_without_them(server, mon
     assert result.exit_code == 0
 
 
-def test_an_unknown_topic_is_told_and_the_others_are_described(server):
+def test_unknown_topic_is_reported_and_others_are_described(server):
     kopgate("create", "a")
     result = kopgate("describe", "a", "b")
     assert result.stdout.startswith("a: 1 partitions")
@@ -243,7 +243,7 @@ def test_an_unknown_topic_is_told_and_the_others_are_described(server):
     assert result.exit_code == 1
 
 
-def test_altering_sets_unsets_and_grows(server):
+def test_alter_sets_unsets_and_adds_partitions(server):
     kopgate("create", "a", "--config", "retention.ms=5")
     result = kopgate(
         "alter",
@@ -271,7 +271,7 @@ def test_altering_sets_unsets_and_grows(server):
     ],
     ids=["config", "partitions", "unknown"],
 )
-def test_what_cannot_be_altered_is_told(server, arguments, complaint):
+def test_alter_error_is_reported(server, arguments, complaint):
     kopgate("create", "a")
     result = kopgate("alter", *arguments)
     assert result.exit_code == 1
@@ -288,23 +288,23 @@ def test_what_cannot_be_altered_is_told(server, arguments, complaint):
         ["a", "--partitions", "0"],
     ],
 )
-def test_an_alteration_that_makes_no_sense_is_a_wrong_command(server, arguments):
+def test_contradicting_alter_options_are_usage_errors(server, arguments):
     assert kopgate("alter", *arguments).exit_code == 2
 
 
-def test_topics_are_deleted_when_it_is_confirmed(server):
+def test_topics_are_deleted_after_confirmation(server):
     kopgate("create", "a", "b")
     assert kopgate("delete", "a", answer="n\n").exit_code == 1
     assert kopgate("delete", "b", "--yes").stdout == "b deleted\n"
     assert list(server.topics) == ["a"]
 
 
-def test_deleting_what_is_not_there_is_a_failure_unless_it_may_be(server):
+def test_deleting_unknown_topic_fails_unless_if_exists(server):
     assert kopgate("delete", "a", "--yes").exit_code == 1
     assert kopgate("delete", "a", "--yes", "--if-exists").exit_code == 0
 
 
-def test_json_says_what_became_of_each_topic(server):
+def test_json_has_outcome_of_each_topic(server):
     kopgate("create", "a")
     result = kopgate("create", "a", "b", "--json")
     assert json.loads(result.stdout) == [

@@ -31,14 +31,14 @@ def add(kopgate, name, *arguments, password="s3cret\n"):
     return kopgate("add", name, "--password-file", "-", *arguments, password=password)
 
 
-def test_a_user_who_was_added_is_in_the_file_hashed(kopgate, path):
+def test_added_user_is_stored_hashed(kopgate, path):
     assert add(kopgate, "alice").exit_code == 0
     assert users_file.read_users(path)["alice"].matches("s3cret")
     assert "s3cret" not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_user_who_is_there_keeps_the_password_unless_it_is_replaced(kopgate, path):
+def test_existing_password_is_kept_without_replace(kopgate, path):
     add(kopgate, "alice")
     refused = add(kopgate, "alice", password="new\n")
     assert refused.exit_code == 1
@@ -48,27 +48,27 @@ def test_a_user_who_is_there_keeps_the_password_unless_it_is_replaced(kopgate, p
     assert users_file.read_users(path)["alice"].matches("new")
 
 
-def test_a_user_who_was_removed_is_gone(kopgate, path):
+def test_removed_user_is_deleted_from_file(kopgate, path):
     add(kopgate, "alice")
     add(kopgate, "bob")
     assert kopgate("remove", "alice").exit_code == 0
     assert list(users_file.read_users(path)) == ["bob"]
 
 
-def test_removing_nobody_is_told(kopgate):
+def test_removing_unknown_user_fails(kopgate):
     add(kopgate, "alice")
     result = kopgate("remove", "bob")
     assert (result.exit_code, result.stderr) == (1, "Error: bob does not exist\n")
 
 
-def test_the_names_are_listed_in_order(kopgate):
+def test_users_are_listed_in_order(kopgate):
     for name in ("bob", "alice"):
         add(kopgate, name)
     assert kopgate("list").stdout == "alice\nbob\n"
     assert json.loads(kopgate("list", "--json").stdout) == ["alice", "bob"]
 
 
-def test_a_file_that_others_may_read_is_told_and_listed(kopgate, path):
+def test_file_readable_by_others_is_listed_with_warning(kopgate, path):
     add(kopgate, "alice")
     path.chmod(0o644)
     result = kopgate("list")
@@ -77,19 +77,19 @@ def test_a_file_that_others_may_read_is_told_and_listed(kopgate, path):
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "#a", " a", "a\nb"])
-def test_a_name_that_cannot_be_is_refused(kopgate, path, name):
+def test_invalid_user_name_is_rejected(kopgate, path, name):
     assert add(kopgate, name).exit_code == 2
     assert not path.exists()
 
 
 @pytest.mark.parametrize("command", ["list", "remove"])
-def test_a_missing_file_is_named(kopgate, path, command):
+def test_missing_file_is_named(kopgate, path, command):
     result = kopgate(command, *(["alice"] if command == "remove" else []))
     assert result.exit_code == 1
     assert str(path) in result.stderr
 
 
-def test_a_broken_file_is_named_and_left_alone(kopgate, path):
+def test_broken_file_is_named_and_not_changed(kopgate, path):
     path.write_text("alice:s3cret\n")
     result = add(kopgate, "bob")
     assert result.exit_code == 1

@@ -18,7 +18,7 @@ def ranges(answer: Any) -> dict[int, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_every_version_tells_exactly_what_is_routed(version):
+def test_every_version_returns_served_ranges(version):
     asked = ApiVersionsRequest(client_software_name="a-client", client_software_version="1.0")
     answer = call(open_environment(), asked, version)
     assert answer.error_code == 0
@@ -28,12 +28,12 @@ def test_every_version_tells_exactly_what_is_routed(version):
         assert low <= number <= high
 
 
-def test_produce_and_fetch_begin_at_zero():
+def test_produce_and_fetch_ranges_start_at_0():
     """librdkafka stops compressing where Produce does not begin at 0."""
     assert supported_versions()[ApiKey.PRODUCE][0] == supported_versions()[ApiKey.FETCH][0] == 0
 
 
-def test_a_version_that_is_too_new_is_answered_in_the_layout_of_version_zero():
+def test_unsupported_version_is_answered_as_v0():
     answer = ApiVersionsResponse.decode(
         b"".join(map(bytes, unsupported_version_response())), version=0
     )

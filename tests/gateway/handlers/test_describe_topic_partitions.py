@@ -36,22 +36,22 @@ def told(reply: Any) -> tuple[list[tuple[str, list[int]]], tuple[str, int] | Non
     )
 
 
-def test_no_topics_mean_all_of_them_in_order(env: BrokerEnvironment) -> None:
+def test_empty_request_returns_all_topics_in_order(env: BrokerEnvironment) -> None:
     assert told(describe(env)) == ([("a", [0, 1]), ("b", [0, 1, 2]), ("c", [0])], None)
 
 
-def test_a_page_ends_in_the_middle_of_a_topic_and_the_next_begins_there(
+def test_page_can_end_inside_topic(
     env: BrokerEnvironment,
 ) -> None:
     assert told(describe(env, limit=3)) == ([("a", [0, 1]), ("b", [0])], ("b", 1))
     assert told(describe(env, limit=3, cursor=("b", 1))) == ([("b", [1, 2]), ("c", [0])], None)
 
 
-def test_a_page_that_ends_with_a_topic_points_to_the_next_one(env: BrokerEnvironment) -> None:
+def test_page_ending_with_topic_points_to_next_topic(env: BrokerEnvironment) -> None:
     assert told(describe(env, limit=2)) == ([("a", [0, 1])], ("b", 0))
 
 
-def test_going_from_cursor_to_cursor_tells_every_partition_once(env: BrokerEnvironment) -> None:
+def test_pages_return_every_partition_once(env: BrokerEnvironment) -> None:
     for limit in range(8):
         seen: list[tuple[str, int]] = []
         cursor: tuple[str, int] | None = None
@@ -63,7 +63,7 @@ def test_going_from_cursor_to_cursor_tells_every_partition_once(env: BrokerEnvir
         assert seen == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2), ("c", 0)]
 
 
-def test_no_page_has_more_than_the_limit_however_many_are_asked_for(env: BrokerEnvironment) -> None:
+def test_page_is_limited_to_max_partitions(env: BrokerEnvironment) -> None:
     env.topic("many", MAX_PARTITIONS + 1)
     rows, cursor = told(describe(env, "many", limit=1 << 30))
     assert len(rows[0][1]) == MAX_PARTITIONS == 2000
@@ -71,7 +71,7 @@ def test_no_page_has_more_than_the_limit_however_many_are_asked_for(env: BrokerE
 
 
 # As Kafka 3.9.2 answered.
-def test_topics_that_are_not_there_are_errors_of_theirs(env: BrokerEnvironment) -> None:
+def test_missing_topics_have_errors(env: BrokerEnvironment) -> None:
     reply = describe(env, "never", "a", "x y", "a")
     assert [(topic.name, topic.error_code) for topic in reply.topics] == [
         ("a", 0),
@@ -80,23 +80,23 @@ def test_topics_that_are_not_there_are_errors_of_theirs(env: BrokerEnvironment) 
     ]
 
 
-def test_a_cursor_past_the_end_of_its_topic_tells_no_partition(env: BrokerEnvironment) -> None:
+def test_cursor_past_end_of_topic_returns_no_partition(env: BrokerEnvironment) -> None:
     assert told(describe(env, "a", cursor=("a", 99))) == ([("a", [])], None)
 
 
-def test_a_cursor_on_a_topic_that_is_gone_goes_on_with_the_next(env: BrokerEnvironment) -> None:
+def test_cursor_at_deleted_topic_continues_with_next(env: BrokerEnvironment) -> None:
     assert told(describe(env, cursor=("aa", 7))) == ([("b", [0, 1, 2]), ("c", [0])], None)
 
 
 @pytest.mark.parametrize("cursor", [("a", -2), ("z", 0), ("b", 0)])
-def test_a_cursor_that_is_none_of_what_is_asked_for_is_refused(
+def test_cursor_outside_requested_topics_is_rejected(
     env: BrokerEnvironment, cursor: tuple[str, int]
 ) -> None:
     reply = describe(env, "a", cursor=cursor)
     assert [(topic.name, topic.error_code) for topic in reply.topics] == [("a", 42)]
 
 
-def test_a_partition_is_led_and_held_by_the_gateway() -> None:
+def test_gateway_is_leader_and_only_replica() -> None:
     env = open_environment(node_id=4)
     env.topic("a")
     topic = describe(env, "a").topics[0]

@@ -67,7 +67,7 @@ def nothing_left(env: BrokerEnvironment) -> bool:
 # Long polls
 
 
-def test_an_answer_with_enough_bytes_does_not_wait(env):
+def test_response_with_min_bytes_does_not_wait(env):
     put(env)
     assert poll(env, from_offset(0)).is_done
     assert nothing_left(env)
@@ -76,11 +76,11 @@ def test_an_answer_with_enough_bytes_does_not_wait(env):
 @pytest.mark.parametrize(
     "more", [{"max_wait_ms": 0}, {"min_bytes": 0, "max_wait_ms": WAIT}], ids=["no wait", "no bytes"]
 )
-def test_who_wants_no_wait_has_none(env, more):
+def test_zero_max_wait_does_not_wait(env, more):
     assert start_fetch(env, request(NEW, [from_offset(0)], **more)).is_done
 
 
-def test_a_poll_ends_empty_when_its_time_is_up_and_no_sooner(env):
+def test_empty_poll_ends_at_max_wait(env):
     polling = poll(env, from_offset(0))
     env.clock.advance(0.499)
     assert not polling.is_done
@@ -89,7 +89,7 @@ def test_a_poll_ends_empty_when_its_time_is_up_and_no_sooner(env):
     assert nothing_left(env)
 
 
-def test_a_poll_is_woken_by_the_append_itself(env):
+def test_append_wakes_poll(env):
     polling = poll(env, from_offset(0))
     size = put(env)
     assert len(payload(rows(polling.result)["orders", 0])) == size
@@ -98,14 +98,14 @@ def test_a_poll_is_woken_by_the_append_itself(env):
 
 
 @pytest.mark.parametrize("version", [0, 2, 4, 7, 18])
-def test_consumers_of_every_age_are_woken(env, version):
+def test_append_wakes_consumers_of_every_version(env, version):
     topic = env.broker.topics.require("orders").topic.topic_id if version >= 13 else "orders"
     polling = start_fetch(env, request(version, [from_offset(0)], topic=topic, max_wait_ms=WAIT))
     put(env)
     assert consume(payload(rows(polling.result)[topic, 0]), 0).records[0][0] == 0
 
 
-def test_a_poll_waits_for_min_bytes_over_all_its_partitions(env):
+def test_poll_waits_for_min_bytes_over_all_partitions(env):
     size = len(batch_entry(0, 1).payload)
     polling = poll(env, from_offset(0, 0), from_offset(0, 1), min_bytes=2 * size + 1)
     put(env, 0)
@@ -115,7 +115,7 @@ def test_a_poll_waits_for_min_bytes_over_all_its_partitions(env):
     assert [len(row.records) for row in rows(polling.result).values()] == [2, 1]
 
 
-def test_bytes_that_were_there_already_count_towards_min_bytes(env):
+def test_existing_bytes_count_towards_min_bytes(env):
     size = put(env, 0)
     polling = poll(env, from_offset(0, 0), from_offset(0, 1), min_bytes=2 * size)
     assert not polling.is_done
@@ -123,21 +123,21 @@ def test_bytes_that_were_there_already_count_towards_min_bytes(env):
     assert polling.is_done
 
 
-def test_more_bytes_than_a_reply_may_have_are_not_waited_for(env):
+def test_min_bytes_above_max_bytes_is_capped(env):
     """fetch.min.bytes above fetch.max.bytes: the consumer would wait its whole time for every reply."""
     size = put(env)
     put(env)
     assert poll(env, from_offset(0), min_bytes=100 * size, max_bytes=2 * size).is_done
 
 
-def test_what_is_there_is_given_when_the_time_is_up_although_it_is_less(env):
+def test_fewer_than_min_bytes_are_returned_at_max_wait(env):
     put(env)
     polling = poll(env, from_offset(0), min_bytes=100_000)
     env.clock.advance(0.5)
     assert len(rows(polling.result)["orders", 0].records) == 1
 
 
-def test_a_full_answer_names_every_partition_also_after_a_wait(env):
+def test_full_response_after_wait_has_every_partition(env):
     """Java checks that, and Sarama fails where one is missing."""
     woken, waited = (
         poll(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2)),
@@ -149,7 +149,7 @@ def test_a_full_answer_names_every_partition_also_after_a_wait(env):
     assert sorted(indexes(waited.result)) == [0, 2]
 
 
-def test_what_comes_while_another_partition_is_read_is_not_slept_through(env, monkeypatch):
+def test_append_during_read_of_other_partition_is_noticed(env, monkeypatch):
     """Partition 0 is read and found empty, 1 then waits for the disk: what comes to 0 meanwhile wakes nobody, for nobody waits yet."""
     put(env, 1)
     log = env.partition("orders", 1).log
@@ -172,7 +172,7 @@ def test_what_comes_while_another_partition_is_read_is_not_slept_through(env, mo
     assert polling.is_done
 
 
-def test_bytes_that_come_while_retention_frees_others_still_wake(env):
+def test_append_wakes_poll_while_retention_deletes(env):
     put(env, size=5000)
     polling = poll(env, from_offset(1))
     log = env.partition("orders", 0).log
@@ -186,7 +186,7 @@ def test_bytes_that_come_while_retention_frees_others_still_wake(env):
     assert polling.is_done
 
 
-def test_retention_that_moves_the_start_past_a_waiting_consumer_wakes_it(env):
+def test_log_start_past_fetch_offset_wakes_poll(env):
     put(env)
     put(env)
     polling = poll(env, from_offset(1), min_bytes=100_000)
@@ -198,7 +198,7 @@ def test_retention_that_moves_the_start_past_a_waiting_consumer_wakes_it(env):
     assert rows(polling.result)["orders", 0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_the_deletion_of_the_topic_wakes_a_waiting_consumer(env):
+def test_topic_deletion_wakes_poll(env):
     polling = poll(env, from_offset(0))
     logs = [env.partition("orders", index).log for index in range(3)]
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
@@ -206,17 +206,17 @@ def test_the_deletion_of_the_topic_wakes_a_waiting_consumer(env):
     assert [len(log._watchers) for log in logs] == [0, 0, 0]
 
 
-def test_an_error_in_one_partition_is_told_at_once(env):
+def test_partition_error_ends_poll(env):
     assert poll(env, from_offset(0, 0), from_offset(0, 9)).is_done
 
 
-def test_a_diverging_log_is_told_at_once(env):
+def test_diverging_epoch_ends_poll(env):
     put(env)
     assert poll(env, FetchPartition(0, 5, 1000, -1, 0)).is_done
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_an_old_consumer_waits_at_a_batch_that_cannot_be_read_until_something_follows(env, version):
+def test_old_consumer_waits_at_unreadable_batch(env, version):
     log = env.partition("orders").log
     broken = stored_entry(
         0, 2, batch([Sample(n, 5, b"k", b"v") for n in range(3)], content=b"nonsense")
@@ -234,7 +234,7 @@ def test_an_old_consumer_waits_at_a_batch_that_cannot_be_read_until_something_fo
     assert nothing_left(env)
 
 
-def test_the_longest_wait_there_is_costs_one_timer_and_ends_like_any_other(env):
+def test_longest_wait_costs_one_timer(env):
     """Kafka has no bound for it either; idle time does not count meanwhile."""
     polling = start_fetch(env, request(NEW, [from_offset(0)], max_wait_ms=2**31 - 1))
     assert len(env.clock.getDelayedCalls()) == 1
@@ -245,11 +245,11 @@ def test_the_longest_wait_there_is_costs_one_timer_and_ends_like_any_other(env):
     assert nothing_left(env)
 
 
-def test_a_fetch_of_nothing_is_answered_at_once(env):
+def test_fetch_of_no_partitions_is_answered_at_once(env):
     assert poll(env).is_done
 
 
-def test_a_shutdown_ends_every_poll(env):
+def test_shutdown_ends_every_poll(env):
     polling = poll(env, from_offset(0))
     env.broker.interruptible_waits.end()
     assert polling.is_done
@@ -257,7 +257,7 @@ def test_a_shutdown_ends_every_poll(env):
 
 
 @pytest.mark.parametrize("session", [(0, -1), (0, 0)])
-def test_a_consumer_that_goes_away_leaves_nothing_waiting(env, session):
+def test_closed_connection_removes_waits(env, session):
     polling = poll(env, from_offset(0), session=session)
     polling.cancel()
     assert polling.failure is not None
@@ -266,7 +266,7 @@ def test_a_consumer_that_goes_away_leaves_nothing_waiting(env, session):
         assert nothing_left(env)
 
 
-def test_a_failing_store_is_told_in_the_row(env, monkeypatch):
+def test_store_failure_is_partition_error(env, monkeypatch):
     put(env)
     log = env.partition("orders", 0).log
 
@@ -284,9 +284,7 @@ def test_a_failing_store_is_told_in_the_row(env, monkeypatch):
 
 
 @pytest.mark.parametrize("version", range(19))
-def test_every_version_has_an_answer_that_can_be_written_and_no_set_of_length_minus_one(
-    env, version
-):
+def test_every_version_is_encodable_without_negative_record_size(env, version):
     topic: str | bytes = (
         env.broker.topics.require("orders").topic.topic_id if version >= 13 else "orders"
     )
@@ -336,7 +334,7 @@ class Consumer:
         return started.result
 
 
-def test_a_first_fetch_names_everything_and_begins_a_session(env):
+def test_first_fetch_starts_session_with_all_partitions(env):
     put(env, 1)
     consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2))
     assert consumer.id > 0
@@ -344,20 +342,20 @@ def test_a_first_fetch_names_everything_and_begins_a_session(env):
     assert len(env.broker.fetch_sessions) == 1
 
 
-def test_what_has_not_changed_is_not_told_again(env):
+def test_unchanged_partitions_are_omitted(env):
     consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1))
     answer = consumer.fetch()
     assert (answer.session_id, indexes(answer)) == (consumer.id, [])
 
 
-def test_only_partitions_with_news_are_told(env):
+def test_only_changed_partitions_are_returned(env):
     consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2))
     put(env, 1)
     assert indexes(consumer.fetch()) == [1]
     assert indexes(consumer.fetch(from_offset(1, 1))) == []
 
 
-def test_what_was_not_fetched_on_is_served_again(env):
+def test_unfetched_records_are_returned_again(env):
     put(env, 0)
     consumer = Consumer(env, from_offset(0, 0))
     assert payload(rows(consumer.fetch())["orders", 0]) == payload(
@@ -365,7 +363,7 @@ def test_what_was_not_fetched_on_is_served_again(env):
     )
 
 
-def test_a_new_high_watermark_is_news_without_records(env):
+def test_new_high_watermark_is_returned_without_records(env):
     """There is no room for records of partition 2, but the consumer may want to know how far it is behind."""
     consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2))
     put(env, 1)
@@ -377,7 +375,7 @@ def test_a_new_high_watermark_is_news_without_records(env):
     ]
 
 
-def test_a_new_start_of_the_log_is_news(env):
+def test_new_log_start_offset_is_returned(env):
     put(env, 0)
     put(env, 0)
     consumer = Consumer(env, from_offset(2, 0))
@@ -390,7 +388,7 @@ def test_a_new_start_of_the_log_is_news(env):
     assert indexes(consumer.fetch()) == []
 
 
-def test_news_that_came_with_a_wait_is_told_at_its_end(env):
+def test_changes_during_wait_are_returned_at_its_end(env):
     put(env, 0)
     put(env, 0)
     consumer = Consumer(env, from_offset(2, 0))
@@ -404,7 +402,7 @@ def test_news_that_came_with_a_wait_is_told_at_its_end(env):
     assert rows(polling.result)["orders", 0].log_start_offset == 1
 
 
-def test_an_error_is_told_in_every_round_until_it_is_gone(env):
+def test_error_is_returned_until_resolved(env):
     consumer = Consumer(env, from_offset(5, 0))
     assert [rows(consumer.fetch())["orders", 0].error_code for _ in range(2)] == [
         ErrorCode.OFFSET_OUT_OF_RANGE
@@ -413,7 +411,7 @@ def test_an_error_is_told_in_every_round_until_it_is_gone(env):
     assert indexes(consumer.fetch()) == []
 
 
-def test_a_deleted_topic_is_told_in_a_session_and_so_is_its_successor(env):
+def test_deleted_and_recreated_topic_are_reported_in_session(env):
     consumer = Consumer(env, from_offset(0, 0))
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     assert rows(consumer.fetch())["orders", 0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -422,7 +420,7 @@ def test_a_deleted_topic_is_told_in_a_session_and_so_is_its_successor(env):
     assert len(rows(consumer.fetch())["orders", 0].records) == 1
 
 
-def test_forgotten_partitions_are_told_of_no_more(env):
+def test_forgotten_partitions_are_omitted(env):
     consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1))
     consumer.fetch(forgotten=[0])
     put(env, 0)
@@ -431,21 +429,21 @@ def test_forgotten_partitions_are_told_of_no_more(env):
     assert watchers(env) == [0, 1, 0]
 
 
-def test_a_partition_forgotten_and_named_again_in_one_request_stays(env):
+def test_partition_forgotten_and_added_in_one_request_is_kept(env):
     consumer = Consumer(env, from_offset(0, 0))
     put(env, 0)
     assert indexes(consumer.fetch(from_offset(0, 0), forgotten=[0])) == [0]
     assert watchers(env) == [1, 0, 0]
 
 
-def test_a_session_waits_as_any_poll_does(env):
+def test_session_waits_like_any_poll(env):
     consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1))
     polling = consumer.start(max_wait_ms=WAIT)
     put(env, 1)
     assert indexes(polling.result) == [1]
 
 
-def test_an_unknown_session_is_told_so(env):
+def test_unknown_session_is_rejected(env):
     assert (
         start_fetch(env, request(NEW, session=(77, 1))).result.error_code
         == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -457,7 +455,7 @@ def test_an_unknown_session_is_told_so(env):
 
 
 @pytest.mark.parametrize("epoch", [2, 3, 77])
-def test_a_round_out_of_step_is_told_so_and_the_session_goes_on(env, epoch):
+def test_wrong_session_epoch_is_rejected_and_session_continues(env, epoch):
     consumer = Consumer(env, from_offset(0, 0))
     answer = start_fetch(env, request(NEW, session=(consumer.id, epoch))).result
     assert (answer.error_code, answer.session_id, list(answer.topics)) == (
@@ -468,14 +466,14 @@ def test_a_round_out_of_step_is_told_so_and_the_session_goes_on(env, epoch):
     assert consumer.fetch().error_code == 0
 
 
-def test_a_repeated_round_is_out_of_step(env):
+def test_repeated_session_epoch_is_rejected(env):
     consumer = Consumer(env, from_offset(0, 0))
     consumer.fetch()
     consumer.epoch -= 1
     assert consumer.fetch().error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
 
 
-def test_a_session_serves_one_round_at_a_time(env):
+def test_session_serves_one_request_at_a_time(env):
     consumer = Consumer(env, from_offset(0, 0))
     polling = consumer.start(max_wait_ms=WAIT)
     assert consumer.fetch().error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
@@ -484,7 +482,7 @@ def test_a_session_serves_one_round_at_a_time(env):
 
 
 @pytest.mark.parametrize(("first", "then"), [(12, 13), (13, 12)])
-def test_a_session_does_not_change_between_names_and_ids(env, first, then):
+def test_session_cannot_switch_between_names_and_ids(env, first, then):
     topic_id = env.broker.topics.require("orders").topic.topic_id
     consumer = Consumer(
         env, from_offset(0, 0), version=first, topic=topic_id if first >= 13 else "orders"
@@ -493,14 +491,14 @@ def test_a_session_does_not_change_between_names_and_ids(env, first, then):
     assert answer.error_code == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
 
 
-def test_the_final_epoch_ends_the_session_and_is_a_full_fetch(env):
+def test_final_epoch_closes_session_with_full_fetch(env):
     consumer = Consumer(env, from_offset(0, 0))
     answer = start_fetch(env, request(NEW, [from_offset(0, 1)], session=(consumer.id, -1))).result
     assert (answer.session_id, indexes(answer), len(env.broker.fetch_sessions)) == (0, [1], 0)
     assert nothing_left(env)
 
 
-def test_epoch_zero_with_an_old_id_begins_a_new_session_and_ends_the_old_one(env):
+def test_epoch_0_with_old_id_replaces_session(env):
     consumer = Consumer(env, from_offset(0, 0))
     answer = start_fetch(env, request(NEW, [from_offset(0, 1)], session=(consumer.id, 0))).result
     assert answer.session_id not in (0, consumer.id)
@@ -508,7 +506,7 @@ def test_epoch_zero_with_an_old_id_begins_a_new_session_and_ends_the_old_one(env
     assert watchers(env) == [0, 1, 0]
 
 
-def test_without_room_for_a_session_it_is_a_full_fetch():
+def test_full_session_cache_means_full_fetch():
     env = open_environment(max_incremental_fetch_session_cache_slots=0)
     env.topic("orders", 3)
     answer = start_fetch(env, request(NEW, [from_offset(0, 0)], session=(0, 0))).result
@@ -516,7 +514,7 @@ def test_without_room_for_a_session_it_is_a_full_fetch():
     assert nothing_left(env)
 
 
-def test_more_partitions_than_a_session_may_have_are_fetched_without_one(env):
+def test_too_many_partitions_are_fetched_without_session(env):
     env.broker.fetch_sessions.max_partitions = 2
     answer = start_fetch(
         env, request(NEW, [from_offset(0, n) for n in range(3)], session=(0, 0))
@@ -524,7 +522,7 @@ def test_more_partitions_than_a_session_may_have_are_fetched_without_one(env):
     assert (answer.session_id, indexes(answer)) == (0, [0, 1, 2])
 
 
-def test_a_session_that_grows_too_large_is_ended(env):
+def test_session_growing_too_large_is_closed(env):
     env.broker.fetch_sessions.max_partitions = 2
     consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1))
     assert consumer.fetch(from_offset(0, 2)).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -532,7 +530,7 @@ def test_a_session_that_grows_too_large_is_ended(env):
     assert nothing_left(env)
 
 
-def test_a_session_whose_consumer_goes_away_can_be_used_again_and_goes_when_it_is_closed(env):
+def test_session_of_closed_connection_is_reusable(env):
     consumer = Consumer(env, from_offset(0, 0))
     consumer.start(max_wait_ms=WAIT).cancel()
     assert consumer.fetch().error_code == 0
@@ -540,7 +538,7 @@ def test_a_session_whose_consumer_goes_away_can_be_used_again_and_goes_when_it_i
     assert nothing_left(env)
 
 
-def test_a_session_closed_while_it_waits_leaves_nothing_behind(env):
+def test_session_closed_while_waiting_is_cleaned_up(env):
     consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1))
     polling = consumer.start(max_wait_ms=WAIT)
     env.broker.fetch_sessions.remove(consumer.id)
@@ -549,7 +547,7 @@ def test_a_session_closed_while_it_waits_leaves_nothing_behind(env):
     assert nothing_left(env)
 
 
-def test_a_session_closed_while_it_reads_leaves_nothing_behind(env):
+def test_session_closed_while_reading_is_cleaned_up(env):
     """It would follow the next partition when the first has been read."""
     for index in range(2):
 
@@ -569,7 +567,7 @@ def test_a_session_closed_while_it_reads_leaves_nothing_behind(env):
     assert nothing_left(env)
 
 
-def test_a_busy_partition_does_not_starve_the_others(env):
+def test_busy_partition_does_not_starve_others(env):
     """There is room for one batch a round, and each partition has one at any time."""
     for index in range(3):
         for _ in range(4):
@@ -588,7 +586,7 @@ def test_a_busy_partition_does_not_starve_the_others(env):
     assert offsets == [2, 2, 2]
 
 
-def test_a_round_over_many_idle_partitions_looks_at_none_of_them(env, monkeypatch):
+def test_idle_partitions_are_not_read_in_session(env, monkeypatch):
     env.topic("wide", 400)
     consumer = Consumer(env, *[from_offset(0, n) for n in range(400)], topic="wide")
     looked = []
@@ -602,7 +600,7 @@ def test_a_round_over_many_idle_partitions_looks_at_none_of_them(env, monkeypatc
     assert (list(polling.result.topics), looked) == ([], [])
 
 
-def test_of_many_partitions_only_the_one_that_changed_is_read(env):
+def test_only_changed_partition_of_many_is_read(env):
     env.topic("wide", 400)
     consumer = Consumer(env, *[from_offset(0, n) for n in range(400)], topic="wide")
     polling = consumer.start(max_wait_ms=WAIT)
@@ -617,13 +615,13 @@ def test_of_many_partitions_only_the_one_that_changed_is_read(env):
 @pytest.mark.parametrize(
     ("version", "told"), [(5, ErrorCode.NOT_LEADER_OR_FOLLOWER), (6, ErrorCode.KAFKA_STORAGE_ERROR)]
 )
-def test_a_store_that_fails_is_told_as_something_that_the_consumer_retries(env, version, told):
+def test_store_failure_is_retriable_for_every_version(env, version, told):
     """By FetchResponse of Kafka 1.0 to 3.9: with version 5 and older KafkaStorageException is not sure to be known."""
     env.store.refuse_logs = StorageFailed("unreachable")
     assert rows(poll(env, from_offset(0), version=version).result)["orders", 0].error_code == told
 
 
-def test_partitions_that_are_not_open_open_together(env):
+def test_unopened_partitions_open_concurrently(env):
     env.store.slow_logs = Deferred()
     polling = poll(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2), min_bytes=0)
     assert env.store.logs_asked == 3
@@ -631,7 +629,7 @@ def test_partitions_that_are_not_open_open_together(env):
     assert sorted(rows(polling.result)) == [("orders", 0), ("orders", 1), ("orders", 2)]
 
 
-def test_a_partition_that_does_not_exist_is_kept_in_no_session(env):
+def test_missing_partition_is_not_kept_in_session(env):
     sessions = env.broker.fetch_sessions
     consumer = Consumer(env, from_offset(0, 0), from_offset(0, 7))
     assert (consumer.id, len(sessions), sessions.partition_count) == (0, 0, 0)

@@ -57,7 +57,7 @@ def use(env: BrokerEnvironment) -> None:
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_the_topic_of_committed_offsets_is_listed_once_a_coordinator_was_asked_for(
+def test_offsets_topic_is_listed_after_first_coordinator_lookup(
     env: BrokerEnvironment, version: int
 ) -> None:
     assert set(metadata(env, version=version)) == {"orders"}
@@ -74,7 +74,7 @@ def test_the_topic_of_committed_offsets_is_listed_once_a_coordinator_was_asked_f
         )
 
 
-def test_a_lookup_for_transactions_lists_nothing(env: BrokerEnvironment) -> None:
+def test_transaction_coordinator_lookup_lists_nothing(env: BrokerEnvironment) -> None:
     call(env, FindCoordinatorRequest(key="t", key_type=1), 2)
     assert set(metadata(env)) == {"orders"}
 
@@ -82,7 +82,7 @@ def test_a_lookup_for_transactions_lists_nothing(env: BrokerEnvironment) -> None
 @pytest.mark.parametrize(
     ("may_create", "code"), [(False, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (True, 0)]
 )
-def test_a_lookup_by_name_lists_it_where_it_may_create_topics(
+def test_metadata_by_name_lists_offsets_topic_if_auto_create(
     env: BrokerEnvironment, may_create: bool, code: int
 ) -> None:
     assert (
@@ -91,7 +91,7 @@ def test_a_lookup_by_name_lists_it_where_it_may_create_topics(
     assert [live.name for live in env.broker.topics] == ["orders"]
 
 
-def test_its_partitions_are_described_in_pages(env: BrokerEnvironment) -> None:
+def test_internal_topic_partitions_are_paged(env: BrokerEnvironment) -> None:
     use(env)
     request = DescribeTopicPartitionsRequest(topics=[], response_partition_limit=2000, cursor=None)
     topics = call(env, request, 0).topics
@@ -101,7 +101,7 @@ def test_its_partitions_are_described_in_pages(env: BrokerEnvironment) -> None:
     ]
 
 
-def test_its_configs_are_those_that_kafka_gives_it(env: BrokerEnvironment) -> None:
+def test_internal_topic_configs_are_kafkas(env: BrokerEnvironment) -> None:
     use(env)
     (result,) = describe(
         env, (TOPIC, CONSUMER_OFFSETS, ["cleanup.policy", "segment.bytes", "compression.type"])
@@ -114,7 +114,7 @@ def test_its_configs_are_those_that_kafka_gives_it(env: BrokerEnvironment) -> No
 
 
 @pytest.mark.parametrize("version", [1, 12, 17])
-def test_it_is_not_read(env: BrokerEnvironment, version: int) -> None:
+def test_internal_topic_cannot_be_fetched(env: BrokerEnvironment, version: int) -> None:
     use(env)
     topic_id = env.broker.topics.find_internal(CONSUMER_OFFSETS).topic.topic_id
     topic = CONSUMER_OFFSETS if version < 13 else topic_id
@@ -128,7 +128,9 @@ def test_it_is_not_read(env: BrokerEnvironment, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 11])
-def test_its_offsets_are_those_of_an_empty_log(env: BrokerEnvironment, version: int) -> None:
+def test_internal_topic_offsets_are_those_of_empty_log(
+    env: BrokerEnvironment, version: int
+) -> None:
     """As for a client that may describe a topic and not read it: aiokafka repeats ListOffsets for ever after this error, but not Fetch."""
     use(env)
     wanted = [
@@ -142,13 +144,13 @@ def test_its_offsets_are_those_of_an_empty_log(env: BrokerEnvironment, version: 
     assert found[3][0] != 0
 
 
-def test_its_offsets_are_those_of_an_empty_log_in_version_0(env: BrokerEnvironment) -> None:
+def test_internal_topic_offsets_are_those_of_empty_log_in_v0(env: BrokerEnvironment) -> None:
     use(env)
     (row,) = list_offsets(env, (CONSUMER_OFFSETS, 0, LATEST), version=0)
     assert (row.error_code, row.old_style_offsets) == (0, [0])
 
 
-def test_it_is_neither_made_nor_altered_nor_deleted(env: BrokerEnvironment) -> None:
+def test_internal_topic_cannot_be_created_altered_or_deleted(env: BrokerEnvironment) -> None:
     new = CreateTopicsRequest.CreatableTopic(
         name=CONSUMER_OFFSETS, num_partitions=1, replication_factor=1, assignments=[], configs=[]
     )
@@ -174,7 +176,7 @@ def test_it_is_neither_made_nor_altered_nor_deleted(env: BrokerEnvironment) -> N
     assert "internal topic" in altered.error_message
 
 
-def test_one_that_is_stored_is_a_topic_like_others() -> None:
+def test_stored_topic_of_that_name_is_regular() -> None:
     """Made by an earlier version, or by somebody else in the same namespace of Pulsar."""
     medium = Medium()
     env = open_environment(medium)

@@ -82,7 +82,7 @@ def found(
 
 
 @pytest.mark.parametrize("version", range(1, 12))
-def test_every_version_knows_the_ends(env: BrokerEnvironment, version: int) -> None:
+def test_every_version_returns_log_start_and_end(env: BrokerEnvironment, version: int) -> None:
     assert found(env, LATEST, version=version) == (5, -1)
     assert found(env, EARLIEST, version=version) == (0, -1)
 
@@ -100,24 +100,24 @@ def test_every_version_knows_the_ends(env: BrokerEnvironment, version: int) -> N
         (1 << 62, -1, -1),
     ],
 )
-def test_a_time_finds_the_first_record_that_is_not_older(
+def test_timestamp_finds_first_record_at_or_after(
     env: BrokerEnvironment, timestamp: int, offset: int, at: int
 ) -> None:
     assert found(env, timestamp) == (offset, at)
 
 
-def test_an_empty_partition_has_no_record_of_any_time(env: BrokerEnvironment) -> None:
+def test_empty_partition_has_no_record_for_timestamp(env: BrokerEnvironment) -> None:
     assert found(env, 0, index=1) == (-1, -1)
     assert found(env, MAX_TIMESTAMP, index=1) == (-1, -1)
     assert found(env, LATEST, index=1) == (0, -1)
 
 
-def test_the_greatest_timestamp_has_a_name(env: BrokerEnvironment) -> None:
+def test_max_timestamp_is_found(env: BrokerEnvironment) -> None:
     append(env, 350, 60)
     assert found(env, MAX_TIMESTAMP) == (3, 400)
 
 
-def test_without_tiers_the_local_log_is_all_there_is(env: BrokerEnvironment) -> None:
+def test_earliest_local_is_earliest_without_tiered_storage(env: BrokerEnvironment) -> None:
     assert found(env, EARLIEST_LOCAL) == (0, -1)
     assert found(env, LATEST_TIERED) == (-1, -1)
     assert found(env, EARLIEST_PENDING_UPLOAD) == (-1, -1)
@@ -135,19 +135,19 @@ def test_without_tiers_the_local_log_is_all_there_is(env: BrokerEnvironment) -> 
         (-100, 11),
     ],
 )
-def test_a_name_that_the_version_does_not_have_is_refused(
+def test_special_timestamp_of_later_version_is_rejected(
     env: BrokerEnvironment, timestamp: int, version: int
 ) -> None:
     (row,) = list_offsets(env, ("orders", 0, timestamp), version=version)
     assert (row.error_code, row.offset, row.timestamp) == (ErrorCode.UNSUPPORTED_VERSION, -1, -1)
 
 
-def test_a_partition_that_is_asked_for_twice_is_refused(env: BrokerEnvironment) -> None:
+def test_duplicate_partition_is_rejected(env: BrokerEnvironment) -> None:
     rows = list_offsets(env, ("orders", 0, LATEST), ("orders", 1, LATEST), ("orders", 0, EARLIEST))
     assert [row.error_code for row in rows] == [42, 0, 42]
 
 
-def test_partitions_that_are_not_there_are_unknown(env: BrokerEnvironment) -> None:
+def test_missing_partition_is_unknown_in_list_offsets(env: BrokerEnvironment) -> None:
     assert [
         row.error_code
         for row in list_offsets(
@@ -157,15 +157,13 @@ def test_partitions_that_are_not_there_are_unknown(env: BrokerEnvironment) -> No
 
 
 @pytest.mark.parametrize(("epoch", "code"), [(-1, 0), (0, 0), (1, ErrorCode.UNKNOWN_LEADER_EPOCH)])
-def test_the_client_s_leader_epoch_must_be_the_current_one(
-    env: BrokerEnvironment, epoch: int, code: int
-) -> None:
+def test_leader_epoch_must_be_current(env: BrokerEnvironment, epoch: int, code: int) -> None:
     assert [row.error_code for row in list_offsets(env, ("orders", 0, LATEST), epoch=epoch)] == [
         code
     ]
 
 
-def test_a_record_below_the_start_of_the_log_is_not_found(env: BrokerEnvironment) -> None:
+def test_record_below_log_start_is_not_found(env: BrokerEnvironment) -> None:
     ended(env.partition().log.delete_before(1))
     assert found(env, 0) == (1, 300)
     ended(env.partition().log.delete_before(2))
@@ -174,12 +172,12 @@ def test_a_record_below_the_start_of_the_log_is_not_found(env: BrokerEnvironment
     assert found(env, 200) == (2, 200)
 
 
-def test_where_all_that_is_left_is_older_there_is_none(env: BrokerEnvironment) -> None:
+def test_only_older_records_left_finds_none(env: BrokerEnvironment) -> None:
     ended(env.partition().log.delete_before(4))
     assert found(env, 300) == (-1, -1)
 
 
-def test_records_of_format_0_count_as_written_when_they_came(env: BrokerEnvironment) -> None:
+def test_format_0_records_count_as_written_when_received(env: BrokerEnvironment) -> None:
     records = old_set(3, magic=0)
     partition = env.partition("orders", 1)
     ended(
@@ -207,22 +205,20 @@ def append_unreadable(
 
 
 @pytest.mark.parametrize("codec", [building.NONE, building.GZIP, building.ZSTD])
-def test_a_time_within_what_cannot_be_read_finds_its_begin_so_that_nothing_is_missed(
-    env: BrokerEnvironment, codec: int
-) -> None:
+def test_unreadable_batch_is_found_by_its_first_offset(env: BrokerEnvironment, codec: int) -> None:
     append_unreadable(env, 500, 600, codec=codec)
     append(env, 700)
     assert found(env, 450) == found(env, 600) == (5, 600)
     assert (found(env, 400), found(env, 601)) == ((3, 400), (7, 700))
 
 
-def test_the_greatest_timestamp_may_be_in_what_cannot_be_read(env: BrokerEnvironment) -> None:
+def test_max_timestamp_can_be_in_unreadable_batch(env: BrokerEnvironment) -> None:
     append_unreadable(env, 500, 600)
     append(env, 550)
     assert found(env, MAX_TIMESTAMP) == (5, 600)
 
 
-def test_of_what_cannot_be_read_the_part_that_was_deleted_is_not_found(
+def test_deleted_part_of_unreadable_batch_is_not_found(
     env: BrokerEnvironment,
 ) -> None:
     append_unreadable(env, 500, 600, 500)
@@ -231,7 +227,7 @@ def test_of_what_cannot_be_read_the_part_that_was_deleted_is_not_found(
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_an_old_client_that_asks_by_time_gets_past_what_cannot_be_read(
+def test_old_client_gets_past_unreadable_batch_by_time(
     env: BrokerEnvironment, version: int
 ) -> None:
     append_unreadable(env, 500, 600)
@@ -245,14 +241,14 @@ def test_an_old_client_that_asks_by_time_gets_past_what_cannot_be_read(
     assert (row.error_code, row.old_style_offsets[0] if version == 0 else row.offset) == (0, 5)
 
 
-def test_a_bomb_is_found_by_its_begin_and_not_unpacked() -> None:
+def test_decompression_bomb_is_found_without_decompression() -> None:
     env = open_environment(max_decompressed_bytes=1 << 20)
     env.topic("orders")
     append_unreadable(env, 500, codec=building.GZIP, content=bytes(2 << 20))
     assert found(env, 450) == (0, 500)
 
 
-def test_what_cannot_be_read_is_in_the_log_once(
+def test_unreadable_batch_is_logged_once(
     env: BrokerEnvironment, caplog: pytest.LogCaptureFixture
 ) -> None:
     append_unreadable(env, 500, 600)
@@ -268,7 +264,7 @@ def test_what_cannot_be_read_is_in_the_log_once(
     ) == ("orders", 0, 5, 6)
 
 
-def test_without_memory_to_look_into_it_a_batch_is_asked_for_again(env: BrokerEnvironment) -> None:
+def test_out_of_memory_while_searching_is_retriable(env: BrokerEnvironment) -> None:
     def run(*_: object) -> Any:
         raise NoMemory("no memory to decompress gzip")
 
@@ -277,7 +273,7 @@ def test_without_memory_to_look_into_it_a_batch_is_asked_for_again(env: BrokerEn
     assert row.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-def test_version_0_answers_in_an_array(env: BrokerEnvironment) -> None:
+def test_v0_returns_array(env: BrokerEnvironment) -> None:
     partitions = [
         Topic.ListOffsetsPartition(partition_index=0, timestamp=timestamp, max_num_offsets=5)
         for timestamp in (LATEST, EARLIEST)
@@ -315,15 +311,15 @@ def epochs(
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_the_current_epoch_ends_at_the_end(env: BrokerEnvironment, version: int) -> None:
+def test_current_epoch_ends_at_log_end(env: BrokerEnvironment, version: int) -> None:
     assert epochs(env, ("orders", 0, 0), version=version) == [(0, 0 if version else -1, 5)]
 
 
-def test_an_epoch_to_come_has_no_end(env: BrokerEnvironment) -> None:
+def test_future_epoch_has_no_end_offset(env: BrokerEnvironment) -> None:
     assert epochs(env, ("orders", 0, 7)) == [(0, -1, -1)]
 
 
-def test_epochs_of_no_partition_and_of_a_leader_to_come_are_errors(env: BrokerEnvironment) -> None:
+def test_missing_partition_and_future_leader_epoch_are_errors(env: BrokerEnvironment) -> None:
     assert epochs(env, ("never", 0, 0)) == [(3, -1, -1)]
     assert epochs(env, ("orders", 0, 0), current=3) == [(ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)]
 
@@ -331,7 +327,7 @@ def test_epochs_of_no_partition_and_of_a_leader_to_come_are_errors(env: BrokerEn
 @pytest.mark.parametrize(
     ("version", "told"), [(2, ErrorCode.NOT_LEADER_OR_FOLLOWER), (3, ErrorCode.KAFKA_STORAGE_ERROR)]
 )
-def test_a_store_that_fails_is_told_as_something_that_the_consumer_retries(
+def test_list_offsets_store_failure_is_retriable(
     env: BrokerEnvironment, version: int, told: ErrorCode
 ) -> None:
     env.store.refuse_logs = StorageFailed("unreachable")
@@ -339,7 +335,7 @@ def test_a_store_that_fails_is_told_as_something_that_the_consumer_retries(
     assert row.error_code == told
 
 
-def test_partitions_that_are_not_open_open_together() -> None:
+def test_list_offsets_opens_partitions_concurrently() -> None:
     env = open_environment()
     env.topic("orders", 2)
     env.store.slow_logs = Deferred()

@@ -52,7 +52,7 @@ def id_of(env: BrokerEnvironment, name: str) -> uuid.UUID:
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_every_version_names_brokers_topics_and_leaders(version: int) -> None:
+def test_every_version_returns_brokers_topics_and_leaders(version: int) -> None:
     env = open_environment(node_id=3)
     env.topic("orders", 2)
     reply = call(env, request("orders"), version)
@@ -66,32 +66,32 @@ def test_every_version_names_brokers_topics_and_leaders(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 14))
-def test_null_means_all_topics_and_an_empty_list_none(env: BrokerEnvironment, version: int) -> None:
+def test_null_means_all_topics_and_empty_list_none(env: BrokerEnvironment, version: int) -> None:
     env.topic("orders")
     env.topic("bills")
     assert sorted(codes(call(env, everything(), version))) == [("bills", 0), ("orders", 0)]
     assert codes(call(env, request(), version)) == []
 
 
-def test_in_version_0_an_empty_list_means_all(env: BrokerEnvironment) -> None:
+def test_v0_empty_list_means_all_topics(env: BrokerEnvironment) -> None:
     env.topic("orders")
     assert codes(call(env, request(), 0)) == [("orders", 0)]
 
 
-def test_a_topic_asked_for_twice_is_told_once(env: BrokerEnvironment) -> None:
+def test_duplicate_topic_is_returned_once(env: BrokerEnvironment) -> None:
     env.topic("orders")
     assert codes(call(env, request("orders", "orders"), 9)) == [("orders", 0)]
 
 
 @pytest.mark.parametrize("version", [0, 1, 4, 13])
-def test_a_missing_topic_is_made_before_the_answer(version: int) -> None:
+def test_missing_topic_is_created_before_response(version: int) -> None:
     env = open_environment(num_partitions=3)
     reply = call(env, request("orders"), version)
     assert codes(reply) == [("orders", 0)]
     assert len(reply.topics[0].partitions) == 3
 
 
-def test_nothing_is_made_where_the_settings_or_the_client_forbid_it(env: BrokerEnvironment) -> None:
+def test_auto_creation_needs_setting_and_client_consent(env: BrokerEnvironment) -> None:
     assert codes(call(open_environment(auto_create_topics_enable=False), request("orders"), 9)) == [
         ("orders", 3)
     ]
@@ -104,18 +104,18 @@ def test_nothing_is_made_where_the_settings_or_the_client_forbid_it(env: BrokerE
 # As Kafka 3.9.2 answered, whether it may create or not.
 @pytest.mark.parametrize("may_create", [True, False])
 @pytest.mark.parametrize("name", ["", "x y", ".", "..", "q" * 250])
-def test_a_name_that_no_topic_can_have_is_invalid(
+def test_invalid_topic_name_is_rejected(
     env: BrokerEnvironment, name: str, may_create: bool
 ) -> None:
     assert codes(call(env, request(name, allow_auto_topic_creation=may_create), 9)) == [(name, 17)]
 
 
-def test_a_name_that_collides_with_another_is_invalid(env: BrokerEnvironment) -> None:
+def test_colliding_topic_name_is_rejected(env: BrokerEnvironment) -> None:
     env.topic("a.b")
     assert codes(call(env, request("a_b"), 9)) == [("a_b", 17)]
 
 
-def test_the_topic_of_the_traffic_log_is_not_made_and_is_not_internal(
+def test_traffic_topic_is_not_auto_created_and_not_internal(
     env: BrokerEnvironment,
 ) -> None:
     (topic,) = call(env, request(TRAFFIC_TOPIC), 9).topics
@@ -125,7 +125,7 @@ def test_the_topic_of_the_traffic_log_is_not_made_and_is_not_internal(
     assert (topic.error_code, topic.is_internal) == (0, False)
 
 
-def test_a_topic_that_cannot_be_stored_is_an_error_of_its_own(env: BrokerEnvironment) -> None:
+def test_failed_creation_is_an_error_of_its_topic(env: BrokerEnvironment) -> None:
     env.topic("orders")
     env.store.refuse_writes = True
     assert codes(call(env, request("orders", "bills"), 9)) == [
@@ -134,7 +134,7 @@ def test_a_topic_that_cannot_be_stored_is_an_error_of_its_own(env: BrokerEnviron
     ]
 
 
-def test_one_request_makes_as_many_topics_as_the_limit_and_the_next_one_the_others() -> None:
+def test_auto_creation_is_limited_per_request() -> None:
     env = open_environment(max_partitions_per_topic=4, num_partitions=2)
     wanted = request("a", "b", "c")
     assert codes(call(env, wanted, 9)) == [
@@ -145,7 +145,7 @@ def test_one_request_makes_as_many_topics_as_the_limit_and_the_next_one_the_othe
     assert codes(call(env, wanted, 9)) == [("a", 0), ("b", 0), ("c", 0)]
 
 
-def test_two_who_ask_for_the_same_missing_topic_both_get_it(env: BrokerEnvironment) -> None:
+def test_concurrent_requests_for_missing_topic_both_succeed(env: BrokerEnvironment) -> None:
     env.store.hold()
     wanted = request("orders")
     first, second = start_call(env, wanted, 9), start_call(env, wanted, 9)
@@ -156,13 +156,13 @@ def test_two_who_ask_for_the_same_missing_topic_both_get_it(env: BrokerEnvironme
 
 
 @pytest.mark.parametrize("version", [12, 13])
-def test_a_topic_is_found_by_its_id(env: BrokerEnvironment, version: int) -> None:
+def test_topic_is_found_by_id(env: BrokerEnvironment, version: int) -> None:
     env.topic("orders")
     (topic,) = call(env, request(id_of(env, "orders")), version).topics
     assert (topic.name, topic.topic_id, topic.error_code) == ("orders", id_of(env, "orders"), 0)
 
 
-def test_an_unknown_id_is_told_with_the_id_and_without_a_name(env: BrokerEnvironment) -> None:
+def test_unknown_id_is_returned_without_name(env: BrokerEnvironment) -> None:
     unknown = uuid.uuid4()
     (topic,) = call(env, request(unknown), 12).topics
     assert (topic.name, topic.topic_id, topic.error_code) == (
@@ -172,7 +172,7 @@ def test_an_unknown_id_is_told_with_the_id_and_without_a_name(env: BrokerEnviron
     )
 
 
-def test_of_a_name_and_an_id_the_id_counts(env: BrokerEnvironment) -> None:
+def test_id_takes_precedence_over_name(env: BrokerEnvironment) -> None:
     env.topic("orders")
     unknown = uuid.uuid4()
     assert codes(call(env, request(Named(name="orders", topic_id=unknown)), 12)) == [
@@ -180,18 +180,18 @@ def test_of_a_name_and_an_id_the_id_counts(env: BrokerEnvironment) -> None:
     ]
 
 
-def test_neither_name_nor_id_is_no_request(env: BrokerEnvironment) -> None:
+def test_topic_without_name_and_id_is_rejected(env: BrokerEnvironment) -> None:
     assert codes(call(env, request(Named(name=None, topic_id=None)), 12)) == [(None, 42)]
 
 
 @pytest.mark.parametrize("version", [10, 11])
-def test_below_version_12_nothing_is_found_by_its_id(env: BrokerEnvironment, version: int) -> None:
+def test_ids_are_rejected_before_v12(env: BrokerEnvironment, version: int) -> None:
     env.topic("orders")
     wanted = request(id_of(env, "orders"), Named(name="orders", topic_id=id_of(env, "orders")))
     assert codes(call(env, wanted, version)) == [("", 42), ("orders", 42)]
 
 
-def test_what_one_may_do_is_told_when_asked_for(env: BrokerEnvironment) -> None:
+def test_metadata_returns_authorized_operations_on_request(env: BrokerEnvironment) -> None:
     env.topic("orders")
     reply = call(
         env,
@@ -216,14 +216,14 @@ def served(env: BrokerEnvironment, wanted: Any, version: int = 9) -> Any:
     return ended(route.handler(body, env.caller(version)))
 
 
-def test_a_reply_is_encoded_once_for_all_who_ask_the_same(env: BrokerEnvironment) -> None:
+def test_equal_requests_share_encoded_response(env: BrokerEnvironment) -> None:
     env.topic("orders")
     first, second = served(env, request("orders")), served(env, request("orders"))
     assert isinstance(first, EncodedReply)
     assert first.buffers[0] is second.buffers[0]
 
 
-def test_those_who_ask_something_else_do_not_get_each_other_s_reply(env: BrokerEnvironment) -> None:
+def test_different_requests_do_not_share_response(env: BrokerEnvironment) -> None:
     env.topic("orders")
     env.topic("bills")
     different = [
@@ -238,7 +238,7 @@ def test_those_who_ask_something_else_do_not_get_each_other_s_reply(env: BrokerE
 
 
 @pytest.mark.parametrize("change", ["create", "delete", "extend"])
-def test_a_kept_reply_goes_with_any_change_of_topics(env: BrokerEnvironment, change: str) -> None:
+def test_cached_response_is_dropped_when_topics_change(env: BrokerEnvironment, change: str) -> None:
     live = env.topic("orders")
     before = call(env, everything(), 9)
     if change == "create":
@@ -257,6 +257,6 @@ def test_a_kept_reply_goes_with_any_change_of_topics(env: BrokerEnvironment, cha
     ]
 
 
-def test_a_reply_with_an_error_is_not_kept(env: BrokerEnvironment) -> None:
+def test_response_with_error_is_not_cached(env: BrokerEnvironment) -> None:
     call(env, request("x y"), 9)
     assert len(env.broker.metadata_replies) == 0

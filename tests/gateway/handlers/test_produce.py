@@ -98,7 +98,7 @@ def set_for(version: int) -> memoryview:
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_every_version_is_stored_and_told_where(env, version):
+def test_every_version_stores_and_returns_offset(env, version):
     topic = env.broker.topics.require("orders").topic.topic_id if version >= 13 else "orders"
     for base_offset in (0, 2):
         response = start(env, request(version, (1, set_for(version)), topic=topic)).result
@@ -127,14 +127,14 @@ def test_every_version_is_stored_and_told_where(env, version):
     assert [found[0] for found in stored(env, 1)] == [0, 1, 2, 3]
 
 
-def test_partitions_are_answered_in_the_order_of_the_request_and_fail_alone(env):
+def test_partitions_keep_request_order_and_fail_alone(env):
     rows = produce(env, NEW, (2, batch(2)), (9, batch(1)), (0, raw(b"nonsense")), (1, batch(3)))
     assert [(row.index, row.error_code, row.base_offset) for row in rows] == [
         (2, 0, 0), (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1), (0, ErrorCode.CORRUPT_MESSAGE, -1), (1, 0, 0),
     ]  # fmt: skip
 
 
-def test_a_request_for_many_partitions_is_carried_out_in_turns_and_in_order(env):
+def test_large_request_is_appended_in_turns_and_in_order(env):
     env.topic("wide", 2 * TURN_PARTITIONS + 1)
     sent = [(index, batch(1)) for index in range(2 * TURN_PARTITIONS + 1)]
     started = start(env, request(NEW, *sent, (0, batch(2)), topic="wide"))
@@ -146,7 +146,7 @@ def test_a_request_for_many_partitions_is_carried_out_in_turns_and_in_order(env)
     ] + [(0, 0, 1)]
 
 
-def test_topics_that_do_not_exist_are_looked_up_once_each(env, monkeypatch):
+def test_each_missing_topic_is_looked_up_once(env, monkeypatch):
     looked_up = []
     open_soon = env.broker.topics.prefetch
     monkeypatch.setattr(
@@ -160,11 +160,11 @@ def test_topics_that_do_not_exist_are_looked_up_once_each(env, monkeypatch):
     assert sorted(looked_up) == sorted((f"t{number}", 0) for number in range(150))
 
 
-def test_one_partition_named_twice_takes_both_in_order(env):
+def test_duplicate_partition_appends_both_in_order(env):
     assert [row.base_offset for row in produce(env, NEW, (0, batch(2)), (0, batch(3)))] == [0, 2]
 
 
-def test_the_start_of_the_log_is_told(env):
+def test_log_start_offset_is_returned(env):
     produce(env, NEW, (0, batch(5)))
 
     async def cut() -> None:
@@ -175,7 +175,7 @@ def test_the_start_of_the_log_is_told(env):
     assert (row.base_offset, row.log_start_offset) == (5, 3)
 
 
-def test_log_append_time_is_the_brokers_now(env):
+def test_log_append_time_is_broker_time(env):
     env.topic("stamped", message_timestamp_type="LogAppendTime")
     env.clock.advance(2)
     (row,) = produce(env, NEW, (0, batch(1)), topic="stamped")
@@ -186,7 +186,7 @@ def test_log_append_time_is_the_brokers_now(env):
 
 
 @pytest.mark.parametrize("acks", [1, -1])
-def test_every_answer_waits_until_the_records_are_durable(env, acks):
+def test_response_waits_until_records_are_durable(env, acks):
     env.store.hold()
     producing = start(env, request(NEW, (0, batch(1)), acks=acks))
     assert not producing.is_done
@@ -194,23 +194,23 @@ def test_every_answer_waits_until_the_records_are_durable(env, acks):
     assert producing.result is not None
 
 
-def test_without_acks_there_is_no_answer(env):
+def test_acks_0_has_no_response(env):
     assert start(env, request(NEW, (0, batch(1)), acks=0)).result is None
     assert len(stored(env)) == 1
 
 
 @pytest.mark.parametrize("records", [raw(b"nonsense"), None])
-def test_without_acks_a_failure_hangs_up(env, records):
+def test_acks_0_failure_closes_connection(env, records):
     assert isinstance(start(env, request(NEW, (0, records), acks=0)).failure, Refused)
 
 
-def test_without_acks_a_failing_store_hangs_up(env):
+def test_acks_0_store_failure_closes_connection(env):
     env.store.refuse_writes = True
     assert isinstance(start(env, request(NEW, (0, batch(1)), acks=0)).failure, Refused)
 
 
 @pytest.mark.parametrize("acks", [2, -2, 32767])
-def test_other_acks_are_refused_and_nothing_is_stored(env, acks):
+def test_invalid_acks_are_rejected(env, acks):
     assert code(env, NEW, batch(1), acks=acks) == ErrorCode.INVALID_REQUIRED_ACKS
     assert stored(env) == []
 
@@ -222,13 +222,13 @@ def test_other_acks_are_refused_and_nothing_is_stored(env, acks):
     (0, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (NEW, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     (13, b"x" * 16, ErrorCode.UNKNOWN_TOPIC_ID),
 ])  # fmt: skip
-def test_a_topic_that_is_not_there_is_unknown_and_not_made(env, version, topic, expected):
+def test_unknown_topic_is_not_created(env, version, topic, expected):
     assert code(env, version, set_for(version), topic=topic) == expected
     assert len(env.broker.topics) == 1
 
 
 @pytest.mark.parametrize("version", [0, NEW])
-def test_what_the_gateway_writes_itself_no_client_writes(env, version):
+def test_gateway_topics_reject_client_records(env, version):
     env.topic(TRAFFIC_TOPIC)
     assert (
         code(env, version, set_for(version), topic=TRAFFIC_TOPIC)
@@ -238,7 +238,7 @@ def test_what_the_gateway_writes_itself_no_client_writes(env, version):
 
 
 @pytest.mark.parametrize("version", [0, NEW, 13])
-def test_nothing_is_written_to_an_internal_topic(env, version):
+def test_internal_topic_rejects_records(env, version):
     env.broker.topics.add_internal(CONSUMER_OFFSETS)
     topic = (
         CONSUMER_OFFSETS
@@ -249,7 +249,7 @@ def test_nothing_is_written_to_an_internal_topic(env, version):
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_an_old_set_without_messages_is_taken_as_kafka_takes_it(env, version):
+def test_empty_message_set_is_accepted_as_in_kafka(env, version):
     (row,) = produce(env, version, (0, raw(b"")))
     assert (row.error_code, row.base_offset) == (0, -1)
 
@@ -257,22 +257,22 @@ def test_an_old_set_without_messages_is_taken_as_kafka_takes_it(env, version):
 @pytest.mark.parametrize(("version", "records", "expected"), [
     (2, None, ErrorCode.CORRUPT_MESSAGE), (3, None, ErrorCode.INVALID_RECORD), (NEW, raw(b""), ErrorCode.INVALID_RECORD),
 ])  # fmt: skip
-def test_no_records_are_refused(env, version, records, expected):
+def test_missing_records_are_rejected(env, version, records, expected):
     assert code(env, version, records) == expected
 
 
-def test_old_formats_do_not_go_into_new_versions_nor_new_ones_into_old(env):
+def test_record_format_must_match_version(env):
     assert code(env, 3, old_set(1, magic=1)) == ErrorCode.INVALID_RECORD
     assert code(env, 2, batch(1)) in (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD)
 
 
-def test_zstd_is_refused_below_7(env):
+def test_zstd_is_rejected_before_v7(env):
     assert code(env, 6, batch(9, codec=4)) == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     assert code(env, 7, batch(9, codec=4)) == 0
 
 
 @pytest.mark.parametrize("version", [2, NEW])
-def test_what_is_larger_than_the_topic_takes_is_too_large(env, version):
+def test_batch_above_max_message_bytes_is_too_large(env, version):
     records = set_for(version)
     size = len(records) if version == NEW else len(records) // 2
     env.topic("exact", max_message_bytes=str(size))
@@ -282,33 +282,33 @@ def test_what_is_larger_than_the_topic_takes_is_too_large(env, version):
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_set_with_a_wrong_crc_is_corrupt(env, magic):
+def test_message_set_with_wrong_crc_is_corrupt(env, magic):
     records = old_set(3, magic=magic)
     records[-1] ^= 1
     assert code(env, magic + 1, records) == ErrorCode.CORRUPT_MESSAGE
 
 
-def test_old_producers_hear_of_no_error_that_is_younger_than_they_are(env):
+def test_old_producers_receive_only_known_errors(env):
     """A set of both formats: INVALID_RECORD to today's producers, unknown to those."""
     mixed = raw(building.message(0, b"k", b"v", magic=0) + building.message(1, b"k", b"v", magic=1))
     assert code(env, 2, mixed) == ErrorCode.CORRUPT_MESSAGE
 
 
-def test_an_unknown_codec_in_an_old_set_says_so(env):
+def test_unknown_codec_in_message_set_is_named(env):
     assert (
         code(env, 2, raw(building.message(0, None, b"v", magic=1, attributes=5)))
         == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     )
 
 
-def test_an_old_producer_may_not_say_log_append_time(env):
+def test_log_append_time_from_producer_is_rejected(env):
     assert (
         code(env, 2, raw(building.message(0, None, b"v", magic=1, attributes=8)))
         == ErrorCode.INVALID_TIMESTAMP
     )
 
 
-def test_a_transaction_is_refused(env):
+def test_transactional_records_are_rejected(env):
     assert code(env, NEW, batch(1), transactional_id="tx") == ErrorCode.INVALID_TXN_STATE
     assert (
         code(env, NEW, batch(1, producer=(1, 0, 0), is_transactional=True))
@@ -319,17 +319,17 @@ def test_a_transaction_is_refused(env):
 @pytest.mark.parametrize(("producer", "expected"), [
     ((7, 0, 5), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), ((7, 1, 5), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
 ])  # fmt: skip
-def test_a_gap_in_the_sequence_is_told(env, producer, expected):
+def test_sequence_gap_is_rejected(env, producer, expected):
     assert code(env, NEW, batch(2, producer=(7, 0, 0))) == 0
     assert code(env, NEW, batch(1, producer=producer)) == expected
 
 
-def test_an_epoch_that_is_past_is_told(env):
+def test_old_producer_epoch_is_rejected(env):
     assert code(env, NEW, batch(1, producer=(7, 3, 0))) == 0
     assert code(env, NEW, batch(1, producer=(7, 2, 0))) == ErrorCode.INVALID_PRODUCER_EPOCH
 
 
-def test_a_retry_is_told_the_first_offset(env):
+def test_retry_returns_first_offset(env):
     offsets = [
         produce(env, NEW, (0, batch(2, producer=(7, 0, sequence))))[0].base_offset
         for sequence in (0, 2, 0, 2)
@@ -337,12 +337,12 @@ def test_a_retry_is_told_the_first_offset(env):
     assert offsets == [0, 2, 0, 2]
 
 
-def test_a_failing_store_is_a_storage_error(env):
+def test_store_failure_is_storage_error(env):
     env.store.refuse_writes = True
     assert code(env, NEW, batch(1)) == ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_a_topic_that_is_being_deleted_has_another_leader_or_none(env):
+def test_topic_being_deleted_is_not_leader(env):
     env.partition("orders").log.shut()
     assert code(env, NEW, batch(1)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
@@ -350,7 +350,7 @@ def test_a_topic_that_is_being_deleted_has_another_leader_or_none(env):
 # Old sets
 
 
-def test_the_leader_gives_the_inner_offsets_that_sarama_leaves_at_zero(env):
+def test_zero_inner_offsets_of_sarama_are_assigned(env):
     """kop#1992."""
     samples = [Sample(n, 5, b"k%d" % n, b"v") for n in range(4)]
     for version, magic in ((1, 0), (2, 1)):
@@ -361,21 +361,21 @@ def test_the_leader_gives_the_inner_offsets_that_sarama_leaves_at_zero(env):
     assert [found[0] for found in stored(env)] == list(range(8))
 
 
-def test_small_sets_are_checked_at_once_and_large_ones_on_a_thread(env):
+def test_small_message_sets_are_checked_inline_and_large_on_thread(env):
     assert code(env, 2, old_set([(b"k", b"v" * 1000)], magic=1)) == 0
     assert env.threads.calls == 0
     assert code(env, 2, old_set([(b"k", b"v" * LARGE_MESSAGE_SET)], magic=1)) == 0
     assert env.threads.calls == 1
 
 
-def test_a_small_set_that_unpacks_to_a_large_one_is_checked_on_a_thread(env):
+def test_small_set_with_large_content_is_checked_on_thread(env):
     packed = old_set([(b"k", b"v" * 2 * LARGE_MESSAGE_SET)], magic=1, codec=1)
     assert len(packed) < LARGE_MESSAGE_SET // 10
     assert code(env, 2, packed) == 0
     assert env.threads.calls == 1
 
 
-def test_a_bomb_is_too_large():
+def test_decompression_bomb_is_too_large():
     env = open_environment(max_decompressed_bytes=1 << 20)
     env.topic("orders")
     bomb = building.message(
@@ -413,9 +413,7 @@ class Connection(Client):
         return [int.from_bytes(reply[:4], "big") for reply in self.hears()]
 
 
-def test_produces_of_one_connection_keep_their_order_while_the_partition_is_opened(
-    env, monkeypatch
-):
+def test_connection_keeps_produce_order_while_partition_opens(env, monkeypatch):
     """The first waits for the opening, the second for a check on a thread, the third for nothing: they are stored one, two, three."""
     real = env.store.log
 
@@ -437,7 +435,7 @@ def test_produces_of_one_connection_keep_their_order_while_the_partition_is_open
     assert [found[3] for found in stored(env)] == [b"1", b"2", b"3"]
 
 
-def test_produces_of_one_connection_overlap_in_the_store(env):
+def test_produces_of_one_connection_overlap_in_store(env):
     env.partition("orders")
     env.store.hold()
     connection = Connection(env)
@@ -450,7 +448,7 @@ def test_produces_of_one_connection_overlap_in_the_store(env):
     assert [found[3] for found in stored(env)] == [b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_what_was_queued_is_stored_although_its_connection_has_gone(env):
+def test_queued_records_are_stored_after_disconnect(env):
     env.partition("orders")
     env.store.hold()
     connection = Connection(env)
@@ -464,7 +462,7 @@ def test_what_was_queued_is_stored_although_its_connection_has_gone(env):
 # InitProducerId
 
 
-def test_each_producer_gets_an_id_of_its_own_at_epoch_zero(env):
+def test_each_producer_gets_own_id_at_epoch_0(env):
     for version in range(6):
         answer = call(
             env,
@@ -476,7 +474,7 @@ def test_each_producer_gets_an_id_of_its_own_at_epoch_zero(env):
         assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, version, 0)
 
 
-def test_who_has_an_id_already_gets_another_one_without_transactions(env):
+def test_idempotent_producer_always_gets_new_id(env):
     """TransactionCoordinator.handleInitProducerId: without a transactional id, always a new one."""
     answer = call(
         env,
@@ -489,7 +487,7 @@ def test_who_has_an_id_already_gets_another_one_without_transactions(env):
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_a_transactional_id_is_refused_with_one_line_that_says_why(env, caplog, version):
+def test_transactional_id_is_rejected_with_one_log_line(env, caplog, version):
     asked = InitProducerIdRequest(
         transactional_id="tx", transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
     )
@@ -506,7 +504,7 @@ def test_a_transactional_id_is_refused_with_one_line_that_says_why(env, caplog, 
     )
 
 
-def test_an_id_that_cannot_be_reserved_is_a_storage_error(env):
+def test_unreservable_producer_id_is_storage_error(env):
     env.store.refuse_writes = True
     answer = call(
         env,
@@ -532,7 +530,7 @@ def waiting(
 
 
 @pytest.mark.parametrize("acks", [-1, 1])
-def test_records_that_are_not_stored_in_time_are_told_so_and_are_stored_all_the_same(
+def test_records_not_stored_in_time_are_reported_and_stored_later(
     env: BrokerEnvironment, acks: int
 ) -> None:
     env.store.hold()
@@ -546,7 +544,7 @@ def test_records_that_are_not_stored_in_time_are_told_so_and_are_stored_all_the_
     assert env.partition().log.end_offset == 1
 
 
-def test_of_several_partitions_those_that_are_stored_in_time_are_told_as_such(
+def test_partitions_stored_in_time_are_reported_as_stored(
     env: BrokerEnvironment,
 ) -> None:
     env.partition("orders", 1)
@@ -562,7 +560,7 @@ def test_of_several_partitions_those_that_are_stored_in_time_are_told_as_such(
     ]
 
 
-def test_who_wants_no_answer_or_names_no_time_waits_for_nothing_or_for_the_end(
+def test_timeout_needs_acks_and_positive_timeout_ms(
     env: BrokerEnvironment,
 ) -> None:
     _, quiet = waiting(env, (0, batch()), acks=0)
@@ -577,7 +575,7 @@ def test_who_wants_no_answer_or_names_no_time_waits_for_nothing_or_for_the_end(
 @pytest.mark.parametrize(
     ("version", "told"), [(3, ErrorCode.NOT_LEADER_OR_FOLLOWER), (4, ErrorCode.KAFKA_STORAGE_ERROR)]
 )
-def test_a_store_that_fails_is_told_as_something_that_the_client_retries(
+def test_produce_store_failure_is_retriable_for_every_version(
     env: BrokerEnvironment, version: int, told: ErrorCode
 ) -> None:
     """By ProduceResponse of Kafka 1.0 to 3.9: with version 3 and older KafkaStorageException is not sure to be known."""
@@ -585,7 +583,7 @@ def test_a_store_that_fails_is_told_as_something_that_the_client_retries(
     assert code(env, version, batch()) == told
 
 
-def test_partitions_that_are_not_open_open_together(env: BrokerEnvironment) -> None:
+def test_produce_opens_partitions_concurrently(env: BrokerEnvironment) -> None:
     env.store.slow_logs = Deferred()
     producing = start(env, request(NEW, (0, batch()), (1, batch()), (2, batch())))
     assert env.store.logs_asked == 3
@@ -594,7 +592,7 @@ def test_partitions_that_are_not_open_open_together(env: BrokerEnvironment) -> N
     assert [row.error_code for row in rows] == [0, 0, 0]
 
 
-def test_a_producer_id_that_is_not_there_in_time_is_asked_for_again(env: BrokerEnvironment) -> None:
+def test_late_producer_id_is_retriable(env: BrokerEnvironment) -> None:
     env.store.hold()
     asking = Started(
         ROUTES[ApiKey.INIT_PRODUCER_ID, 4].handler(
@@ -605,7 +603,7 @@ def test_a_producer_id_that_is_not_there_in_time_is_asked_for_again(env: BrokerE
     assert asking.result.error_code == ErrorCode.REQUEST_TIMED_OUT
 
 
-def test_while_idempotent_producers_are_recovered_others_are_served(env):
+def test_producer_recovery_does_not_delay_other_producers(env):
     """As after a restart without a snapshot of a large log."""
     partition = env.partition()
     recovery = partition.recovery = ProducerRecovery(0, env.clock.seconds() + 5)

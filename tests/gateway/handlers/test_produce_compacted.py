@@ -53,7 +53,7 @@ def message(partition: int = 0) -> str:
 
 
 @pytest.mark.parametrize("codec", [0, 1, 4])
-def test_a_batch_with_a_record_without_a_key_is_refused(env, codec):
+def test_batch_with_record_without_key_is_rejected(env, codec):
     row = produced(env, 11, batch(WITHOUT_KEY, codec=codec))
     assert (row.error_code, row.base_offset) == (ErrorCode.INVALID_RECORD, -1)
     assert row.error_message == (
@@ -65,7 +65,7 @@ def test_a_batch_with_a_record_without_a_key_is_refused(env, codec):
 
 
 @pytest.mark.parametrize("count", [100, 1000])
-def test_every_record_without_a_key_is_named(env, count):
+def test_every_record_without_key_is_listed(env, count):
     pairs: list[Pair] = [(None if n % 10 == 7 else b"k%d" % n, b"v") for n in range(count)]
     row = produced(env, 8, batch(pairs))
     assert list(row.record_errors) == [RecordError(n, message()) for n in range(7, count, 10)]
@@ -74,7 +74,7 @@ def test_every_record_without_a_key_is_named(env, count):
     assert row.error_message.count("RecordError(") == 3
 
 
-def test_one_reply_names_a_limited_number_of_records(env, monkeypatch):
+def test_listed_record_errors_are_limited(env, monkeypatch):
     monkeypatch.setattr("gateway.handlers.produce.MAX_RECORD_ERRORS", 5)
     env.topic("other", 3, **{"cleanup.policy": "compact"})
     sent = [PartitionRecords(index, batch([(None, b"v")] * 3)) for index in range(3)]
@@ -90,7 +90,7 @@ def test_one_reply_names_a_limited_number_of_records(env, monkeypatch):
 
 
 @pytest.mark.parametrize("written", [one for one in FORMATS if one[0] < 2], ids=str)
-def test_a_message_set_with_a_message_without_a_key_is_refused(env, written):
+def test_message_set_with_message_without_key_is_rejected(env, written):
     """In the words of the brokers of its time: InvalidRecordException was a CorruptRecordException until Kafka 2.4."""
     magic, codec = written
     row = produced(env, 2, old_set(WITHOUT_KEY, magic=magic, codec=codec))
@@ -101,23 +101,23 @@ def test_a_message_set_with_a_message_without_a_key_is_refused(env, written):
     "records",
     [batch([(b"", b"1")]), batch([(b"a", None)], codec=2), batch([(b"k", b"v" * 70_000)], codec=1)],
 )
-def test_a_batch_with_keys_is_taken(env, records):
+def test_batch_with_keys_is_accepted(env, records):
     assert produced(env, 11, records).error_code == 0
 
 
-def test_a_topic_that_is_not_compacted_takes_records_without_keys(env):
+def test_uncompacted_topic_accepts_records_without_keys(env):
     env.topic("log")
     assert put(env, (None, b"1"), topic="log") == 0
 
 
 @pytest.mark.parametrize("count", [400, 600])
-def test_keys_of_many_records_are_looked_at_on_another_thread(env, count):
+def test_keys_of_many_records_are_checked_on_thread(env, count):
     env.threads.calls = 0
     assert produced(env, 11, batch(count)).error_code == 0
     assert env.threads.calls == (count > 500)
 
 
-def test_a_batch_whose_records_are_not_what_the_header_says_is_refused(env):
+def test_batch_with_wrong_record_count_is_rejected(env):
     records = batch([(b"a", b"1")])
     lying = bytearray(records)
     lying[61] = 0x7F

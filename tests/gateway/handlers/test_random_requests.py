@@ -128,7 +128,7 @@ def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject)
 @example("٣")
 @example("1_0")
 @example("nan")
-def test_any_value_of_any_config_is_taken_or_refused(text: str) -> None:
+def test_any_config_value_is_accepted_or_rejected(text: str) -> None:
     env = open_env()
     kind = REQUESTS[ApiKey.INCREMENTAL_ALTER_CONFIGS]
     resource = kind.AlterConfigsResource

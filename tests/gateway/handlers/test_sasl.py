@@ -9,14 +9,14 @@ from tests.gateway.handlers.handler_calls import call
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_handshake_without_log_in_is_an_illegal_state(version):
+def test_handshake_without_sasl_is_illegal_state(version):
     """KafkaApis.handleSaslHandshakeRequest."""
     answer = call(open_environment(), SaslHandshakeRequest(mechanism="PLAIN"), version)
     assert (answer.error_code, list(answer.mechanisms)) == (ErrorCode.ILLEGAL_SASL_STATE, [])
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_a_token_without_a_handshake_is_an_illegal_state(version):
+def test_token_without_handshake_is_illegal_state(version):
     answer = call(
         open_environment(), SaslAuthenticateRequest(auth_bytes=b"\0alice\0secret"), version
     )

@@ -52,17 +52,17 @@ def metadata(env: BrokerEnvironment, *names: str, version: int = 12) -> list[tup
     ]
 
 
-def test_metadata_makes_a_topic_once_and_tells_it_by_the_names_asked_for(env):
+def test_metadata_creates_topic_once_and_returns_requested_names(env):
     assert metadata(env, LONG) == [(LONG, 0, 2)]
     assert metadata(env, "orders", LONG, FAR) == [("orders", 0, 2), (LONG, 0, 2), (FAR, 0, 2)]
     assert sorted(live.name for live in env.broker.topics) == ["orders", FAR]
 
 
-def test_metadata_refuses_names_that_the_store_does_not_know(env):
+def test_metadata_rejects_names_unknown_to_store(env):
     assert metadata(env, "eu/orders") == [("eu/orders", ErrorCode.INVALID_TOPIC_EXCEPTION, 0)]
 
 
-def test_metadata_makes_no_internal_topic_by_another_name(env):
+def test_metadata_creates_no_internal_topic_by_alias(env):
     name = "public/default/__consumer_offsets"
     assert metadata(env, name)[0][1] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     env.broker.topics.add_internal("__consumer_offsets")
@@ -80,26 +80,26 @@ def create(env: BrokerEnvironment, name: str) -> tuple[str, int]:
     return row.name, row.error_code
 
 
-def test_a_topic_is_made_by_any_name_and_is_taken_by_all(env):
+def test_topic_created_by_one_alias_exists_under_all(env):
     assert create(env, LONG) == (LONG, 0)
     assert [create(env, name) for name in (LONG, "orders")] == [(LONG, 36), ("orders", 36)]
     assert create(env, "a/b/c/d") == ("a/b/c/d", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
-def test_a_topic_is_deleted_by_any_name(env):
+def test_topic_is_deleted_by_any_alias(env):
     env.topic("orders")
     (row,) = call(env, DeleteTopicsRequest(topic_names=[LONG], timeout_ms=0), 5).responses
     assert (row.name, row.error_code, len(env.broker.topics)) == (LONG, 0, 0)
 
 
-def test_a_topic_that_is_to_be_deleted_by_two_names_stays(env):
+def test_topic_given_by_two_aliases_is_not_deleted(env):
     env.topic("orders")
     rows = call(env, DeleteTopicsRequest(topic_names=[LONG, "orders"], timeout_ms=0), 5).responses
     assert ErrorCode.INVALID_REQUEST in {row.error_code for row in rows}
     assert len(env.broker.topics) == 1
 
 
-def test_records_of_either_name_are_in_one_partition(env):
+def test_records_of_all_aliases_share_a_partition(env):
     env.topic("orders")
     offsets = [
         produce(env, 11, (0, batch()), topic=name)[0].base_offset
@@ -108,7 +108,7 @@ def test_records_of_either_name_are_in_one_partition(env):
     assert offsets == [0, 1, 2, 3]
 
 
-def test_offsets_are_listed_under_the_name_asked_for(env):
+def test_offsets_are_listed_under_requested_alias(env):
     env.topic("orders")
     partition = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
         partition_index=0, current_leader_epoch=-1, timestamp=-1
@@ -162,21 +162,21 @@ def fetch(env: BrokerEnvironment, *names: str) -> dict[str, int]:
     return {topic.name: topic.partitions[0].committed_offset for topic in told}
 
 
-def test_what_is_committed_by_one_name_stands_for_all_and_is_told_by_the_one_asked_for(env):
+def test_commit_by_one_alias_applies_to_all(env):
     env.topic("orders", 2)
     assert commit(env, (LONG, 0, 5)) == {(LONG, 0): 0}
     assert fetch(env, "orders", LONG) == {"orders": 5, LONG: 5}
     assert fetch(env) == {"orders": 5}
 
 
-def test_what_becomes_of_a_commit_is_told_by_each_name_that_it_used(env):
+def test_commit_outcome_is_returned_for_each_alias(env):
     env.topic("orders", 2)
     env.store.refuse_writes = True
     code = ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert commit(env, (LONG, 0, 5), ("orders", 1, 6)) == {(LONG, 0): code, ("orders", 1): code}
 
 
-def test_offsets_of_a_topic_that_members_read_by_another_name_are_not_deleted(env):
+def test_offsets_of_subscribed_alias_are_not_deleted(env):
     env.topic("orders")
     commit(env, ("orders", 0, 5))
     joined(env, metadata=subscription(LONG))
@@ -187,7 +187,7 @@ def test_offsets_of_a_topic_that_members_read_by_another_name_are_not_deleted(en
     assert env.broker.groups.subscribed_topics("g") == {"orders"}
 
 
-def test_configs_are_described_and_altered_by_any_name(env):
+def test_configs_are_described_and_altered_by_any_alias(env):
     env.topic("orders")
     resource = AlterConfigsRequest.AlterConfigsResource
     config = resource.AlterableConfig(name="retention.ms", value="5")
@@ -210,7 +210,7 @@ def test_configs_are_described_and_altered_by_any_name(env):
     assert (result.resource_name, result.configs[0].value) == (LONG, "5")
 
 
-def test_partitions_are_added_and_records_deleted_by_any_name(env):
+def test_partitions_and_records_are_managed_by_any_alias(env):
     env.topic("orders")
     topic = CreatePartitionsRequest.CreatePartitionsTopic(name=LONG, count=3, assignments=None)
     (row,) = call(
@@ -228,7 +228,7 @@ def test_partitions_are_added_and_records_deleted_by_any_name(env):
     assert (told.name, told.partitions[0].low_watermark) == (LONG, 1)
 
 
-def test_partitions_are_described_under_the_name_asked_for(env):
+def test_partitions_are_described_under_requested_alias(env):
     env.topic("orders")
     asked = DescribeTopicPartitionsRequest.TopicRequest(name=LONG)
     told = call(
@@ -239,7 +239,7 @@ def test_partitions_are_described_under_the_name_asked_for(env):
     assert [(topic.name, topic.error_code) for topic in told] == [(LONG, 0)]
 
 
-def test_groups_know_a_topic_by_each_of_its_names_and_tell_members_the_one_they_use(env):
+def test_members_see_the_alias_they_subscribed(env):
     live = env.topic("orders")
     topology = TopicView(env.broker.topics, 100)
     topic_id = live.topic.topic_id
@@ -252,7 +252,7 @@ def test_groups_know_a_topic_by_each_of_its_names_and_tell_members_the_one_they_
     assert list(named_topics([topic_id], [], topology)) == [(topic_id, "orders")]
 
 
-def test_a_name_of_a_topic_that_is_gone_is_nobodys(env):
+def test_alias_of_deleted_topic_is_unknown(env):
     live = env.topic("orders")
     assert env.broker.topics.get(LONG) is live
     ended(env.broker.topics.delete(live))
@@ -261,7 +261,7 @@ def test_a_name_of_a_topic_that_is_gone_is_nobodys(env):
     assert env.broker.topics.get(LONG) is again
 
 
-def test_an_idempotent_producer_that_uses_two_names_of_a_topic_is_told_so_and_loses_nothing_in_silence(
+def test_idempotent_producer_using_two_aliases_gets_an_error(
     env,
 ):
     """A client counts sequences by name: the first batch by another name looks like a retry of the first by this one."""

@@ -50,7 +50,7 @@ BAD = text("bad") + pack(">ih", 0, 1) + array() + array()
 WHY = "Number of partitions was set to an invalid non-positive value."
 
 
-def test_create_topics_0(env: BrokerEnvironment) -> None:
+def test_create_topics_v0(env: BrokerEnvironment) -> None:
     request = array(NEW, ASSIGNED, BAD) + pack(">i", 1000)
     expected = array(
         text("new") + pack(">h", 0), text("assigned") + pack(">h", 0), text("bad") + pack(">h", 37)
@@ -60,7 +60,7 @@ def test_create_topics_0(env: BrokerEnvironment) -> None:
     assert (made.partitions, dict(made.configs)) == (3, {"retention.ms": "7"})
 
 
-def test_create_topics_1_validates_only_and_says_why(env: BrokerEnvironment) -> None:
+def test_create_topics_v1_validates_only_with_message(env: BrokerEnvironment) -> None:
     request = array(NEW, BAD) + pack(">i?", 1000, True)
     expected = array(
         text("new") + pack(">h", 0) + text(None), text("bad") + pack(">h", 37) + text(WHY)
@@ -69,17 +69,17 @@ def test_create_topics_1_validates_only_and_says_why(env: BrokerEnvironment) -> 
     assert env.broker.topics.get("new") is None
 
 
-def test_create_topics_2_tells_the_throttle_time_first(env: BrokerEnvironment) -> None:
+def test_create_topics_v2_starts_with_throttle_time(env: BrokerEnvironment) -> None:
     expected = pack(">i", 0) + array(text("bad") + pack(">h", 37) + text(WHY))
     assert answer(env, ApiKey.CREATE_TOPICS, 2, array(BAD) + pack(">i?", 1000, False)) == expected
 
 
-def test_delete_topics_0(env: BrokerEnvironment) -> None:
+def test_delete_topics_v0(env: BrokerEnvironment) -> None:
     request = array(text("orders")) + pack(">i", 1000)
     assert answer(env, ApiKey.DELETE_TOPICS, 0, request) == array(text("orders") + pack(">h", 0))
 
 
-def test_describe_configs_0_has_is_default_in_place_of_sources(env: BrokerEnvironment) -> None:
+def test_describe_configs_v0_has_is_default(env: BrokerEnvironment) -> None:
     keys = array(text("retention.ms"), text("preallocate"))
     expected = array(
         pack(">h", 0)
@@ -98,7 +98,7 @@ def test_describe_configs_0_has_is_default_in_place_of_sources(env: BrokerEnviro
     )
 
 
-def test_describe_configs_1_has_sources_and_synonyms(env: BrokerEnvironment) -> None:
+def test_describe_configs_v1_has_sources_and_synonyms(env: BrokerEnvironment) -> None:
     request = (
         array(pack(">b", 2) + text("orders") + array(text("retention.ms"), text("retention.bytes")))
         + b"\1"
@@ -122,7 +122,7 @@ def test_describe_configs_1_has_sources_and_synonyms(env: BrokerEnvironment) -> 
     assert answer(env, ApiKey.DESCRIBE_CONFIGS, 1, request) == expected
 
 
-def test_describe_log_dirs_0(env: BrokerEnvironment) -> None:
+def test_describe_log_dirs_v0(env: BrokerEnvironment) -> None:
     request = array(text("orders") + array(pack(">i", 0)))
     partition = pack(">iqqb", 0, len(b"some records"), 0, 0)
     expected = pack(">i", 0) + array(
@@ -131,7 +131,7 @@ def test_describe_log_dirs_0(env: BrokerEnvironment) -> None:
     assert answer(env, ApiKey.DESCRIBE_LOG_DIRS, 0, request) == expected
 
 
-def test_list_offsets_0_answers_in_arrays(env: BrokerEnvironment) -> None:
+def test_list_offsets_v0_returns_arrays(env: BrokerEnvironment) -> None:
     # Replica; topic, partition, time, how many.
     request = pack(">i", -1) + array(text("orders") + array(pack(">iqi", 0, -1, 2)))
     expected = array(
@@ -141,7 +141,7 @@ def test_list_offsets_0_answers_in_arrays(env: BrokerEnvironment) -> None:
 
 
 @pytest.mark.parametrize(("version", "epoch"), [(0, b""), (1, pack(">i", 0))])
-def test_offset_for_leader_epoch_0_and_1(
+def test_offset_for_leader_epoch_v0_and_v1(
     env: BrokerEnvironment, version: int, epoch: bytes
 ) -> None:
     request = array(text("orders") + array(pack(">ii", 0, 0)))
@@ -149,7 +149,7 @@ def test_offset_for_leader_epoch_0_and_1(
     assert answer(env, ApiKey.OFFSET_FOR_LEADER_EPOCH, version, request) == expected
 
 
-def test_metadata_0(env: BrokerEnvironment) -> None:
+def test_metadata_v0(env: BrokerEnvironment) -> None:
     broker = pack(">i", 0) + text("127.0.0.1") + pack(">i", 9092)
     partitions = [
         pack(">hii", 0, index, 0) + array(pack(">i", 0)) + array(pack(">i", 0)) for index in (0, 1)
@@ -158,7 +158,7 @@ def test_metadata_0(env: BrokerEnvironment) -> None:
     assert answer(env, ApiKey.METADATA, 0, array()) == expected
 
 
-def test_offset_commit_0_has_no_member(env: BrokerEnvironment) -> None:
+def test_offset_commit_v0_has_no_member(env: BrokerEnvironment) -> None:
     # Group; topic, partition, offset, metadata.
     request = text("g") + array(text("orders") + array(pack(">iq", 1, 7) + text("mine")))
     expected = array(text("orders") + array(pack(">ih", 1, 0)))
@@ -166,7 +166,7 @@ def test_offset_commit_0_has_no_member(env: BrokerEnvironment) -> None:
     assert env.broker.offsets.get("g", "orders", 1) == CommittedOffset(7, -1, "mine", NOW)
 
 
-def test_offset_commit_1_has_a_member_and_a_timestamp_a_partition(env: BrokerEnvironment) -> None:
+def test_offset_commit_v1_has_member_and_timestamps(env: BrokerEnvironment) -> None:
     rows = array(pack(">iqq", 1, 7, 1234) + text(None), pack(">iqq", 2, 7, 1234) + text(None))
     request = text("g") + pack(">i", -1) + text("") + array(text("orders") + rows)
     expected = array(text("orders") + array(pack(">ih", 1, 0), pack(">ih", 2, 3)))
@@ -174,7 +174,7 @@ def test_offset_commit_1_has_a_member_and_a_timestamp_a_partition(env: BrokerEnv
     assert env.broker.offsets.get("g", "orders", 1) == CommittedOffset(7, -1, "", 1234)
 
 
-def test_offset_fetch_0(env: BrokerEnvironment) -> None:
+def test_offset_fetch_v0(env: BrokerEnvironment) -> None:
     answer(
         env,
         ApiKey.OFFSET_COMMIT,

@@ -18,7 +18,7 @@ def header(api_key, version, client_id):
     return bare(api_key, version)[:8] + len(name).to_bytes(2, "big") + name
 
 
-def test_an_open_connection_says_where_it_comes_from():
+def test_opened_row_has_peer():
     scene = Scene()
     scene.connects()
     assert scene.event("opened") == {
@@ -40,7 +40,7 @@ def test_an_open_connection_says_where_it_comes_from():
     }
 
 
-def test_a_client_that_says_its_name_is_greeted_under_it_when_it_asks_for_something():
+def test_greeted_row_has_software_of_client():
     scene = Scene()
     client = scene.connects()
     client.says(versions(3))
@@ -56,7 +56,7 @@ def test_a_client_that_says_its_name_is_greeted_under_it_when_it_asks_for_someth
     assert "api_versions_refused" not in greeted
 
 
-def test_a_client_that_asks_for_no_versions_has_none():
+def test_client_without_api_versions_has_none():
     scene = Scene()
     scene.connects().says(METADATA_OF_ALL_V0)
     assert {"software", "api_versions", "api_versions_refused", "client_ids"} & set(
@@ -64,7 +64,7 @@ def test_a_client_that_asks_for_no_versions_has_none():
     ) == set()
 
 
-def test_a_first_request_for_versions_that_is_too_new_is_told_beside_the_one_that_was_answered():
+def test_unsupported_first_api_versions_is_recorded():
     scene = Scene()
     client = scene.connects()
     client.says(versions(5))
@@ -77,7 +77,7 @@ def test_a_first_request_for_versions_that_is_too_new_is_told_beside_the_one_tha
     assert "errors" not in scene.usage(api_key=18, api_version=4)
 
 
-def test_at_the_end_the_first_requests_and_the_highest_versions_are_told():
+def test_closed_row_has_first_requests_and_highest_versions():
     scene = Scene()
     client = scene.connects()
     client.says(versions(0), METADATA_OF_ALL_V0, versions(2), *[METADATA_OF_ALL_V0] * 20)
@@ -91,7 +91,7 @@ def test_at_the_end_the_first_requests_and_the_highest_versions_are_told():
     assert (closed["reason"], closed["duration_ms"], closed["requests"]) == ("client", 3000, 23)
 
 
-def test_the_last_client_id_is_in_the_rows_of_use_and_at_most_eight_in_those_of_the_connection():
+def test_usage_row_has_last_client_id_connection_row_up_to_8():
     scene = Scene()
     client = scene.connects()
     client.says(
@@ -102,7 +102,7 @@ def test_the_last_client_id_is_in_the_rows_of_use_and_at_most_eight_in_those_of_
     assert scene.usage(api_key=3)["client_id"] == "app-0"
 
 
-def test_bare_tokens_and_wrapped_ones_are_two_roads():
+def test_sasl_path_tells_bare_tokens_from_requests():
     for version, tokens in [(0, [b"token"]), (1, [authenticate(b"token")])]:
         scene = Scene()
         client = scene.connects(
@@ -120,7 +120,7 @@ def test_bare_tokens_and_wrapped_ones_are_two_roads():
 @pytest.mark.parametrize(
     ("version", "tokens"), [(0, [b"token"]), (1, [authenticate(b"token")])], ids=["bare", "wrapped"]
 )
-def test_an_interval_that_ends_while_a_log_in_lasts_tells_nothing_of_it_yet(version, tokens):
+def test_interval_during_authentication_defers_rows(version, tokens):
     """Else its rows would belong to nobody. They are told as soon as it is over: no crash loses more of them than of others."""
     scene = Scene()
     scene.log.start()
@@ -134,7 +134,7 @@ def test_an_interval_that_ends_while_a_log_in_lasts_tells_nothing_of_it_yet(vers
     assert told["sequence"] == scene.event("authenticated")["sequence"] + 1
 
 
-def test_a_log_in_that_no_interval_ends_in_is_told_with_the_first():
+def test_authentication_within_interval_is_in_first_rows():
     scene = Scene()
     scene.log.start()
     client = scene.connects([Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT")
@@ -145,7 +145,7 @@ def test_a_log_in_that_no_interval_ends_in_is_told_with_the_first():
     assert told == dict.fromkeys((17, 36, 3), ("User:alice", 1))
 
 
-def test_a_log_in_that_fails_is_the_reason_of_the_end_and_nobody_was_there():
+def test_failed_authentication_is_close_reason_without_principal():
     for version, tokens in [(0, [b"wrong"]), (1, [authenticate(b"wrong")])]:
         scene = Scene()
         client = scene.connects([Scripted("PLAIN", {b"token": AuthenticationFailed("no")})])
@@ -160,7 +160,7 @@ def test_a_log_in_that_fails_is_the_reason_of_the_end_and_nobody_was_there():
     ("failure", "reason"),
     [(AuthenticationBusy("later"), "error:busy"), (ZeroDivisionError(), "error:bug")],
 )
-def test_a_log_in_that_nobody_could_check_is_not_the_clients_failure(failure, reason):
+def test_unavailable_authentication_is_not_client_error(failure, reason):
     for version, tokens in [(0, [b"token"]), (1, [authenticate(b"token")])]:
         scene = Scene()
         client = scene.connects([Scripted("PLAIN", {b"token": failure})])
@@ -170,7 +170,7 @@ def test_a_log_in_that_nobody_could_check_is_not_the_clients_failure(failure, re
         assert scene.event("closed")["reason"] == reason
 
 
-def test_a_mechanism_that_is_none_is_not_repeated():
+def test_invalid_mechanism_is_not_recorded():
     scene = Scene()
     client = scene.connects([Scripted("PLAIN", {b"token": b""})])
     client.says(handshake("my password", 1))
@@ -184,7 +184,7 @@ def test_a_mechanism_that_is_none_is_not_repeated():
     assert asked.event("closed")["mechanism"] == "GSSAPI"
 
 
-def test_a_bare_gssapi_token_without_a_handshake_is_told_by_its_mechanism_on_no_road():
+def test_bare_gssapi_token_is_recorded_as_mechanism():
     scene = Scene()
     client = scene.connects([Scripted("PLAIN", {b"token": b""})], protocol="SASL_PLAINTEXT")
     client.says(b"\x60\x82\x02\x4b" + bytes(600))
@@ -200,7 +200,7 @@ def test_a_bare_gssapi_token_without_a_handshake_is_told_by_its_mechanism_on_no_
     assert closed["bytes_in"] == 604
 
 
-def test_bytes_that_are_no_kafka_end_as_refused_and_a_request_that_is_not_served_is_still_told():
+def test_non_kafka_bytes_are_refused_and_unsupported_request_is_recorded():
     scene = Scene()
     client = scene.connects()
     client.says(bare(ApiKey.FETCH, 99, b"\0"))
@@ -225,7 +225,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
-def test_whatever_a_client_calls_itself_stays_within_its_line_and_its_field(name):
+def test_client_names_are_bounded_and_escaped(name):
     scene = Scene()
     client = scene.connects()
     client.says(header(ApiKey.METADATA, 0, name) + b"\0\0\0\0")
@@ -248,7 +248,7 @@ def test_whatever_a_client_calls_itself_stays_within_its_line_and_its_field(name
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"\xed\xa0\x80", b"\xc0\x80", b"ok\x80"])
-def test_a_client_id_that_is_no_utf_8_is_refused_and_not_repeated(name):
+def test_client_id_that_is_not_utf_8_is_refused_and_not_recorded(name):
     scene = Scene()
     client = scene.connects()
     client.says(bare(ApiKey.METADATA, 0)[:8] + len(name).to_bytes(2, "big") + name + b"\0\0\0\0")
@@ -258,7 +258,7 @@ def test_a_client_id_that_is_no_utf_8_is_refused_and_not_repeated(name):
     assert "client_ids" not in scene.event("closed")
 
 
-def test_ten_thousand_names_of_one_connection_and_of_many_are_bounded():
+def test_names_of_connections_are_bounded():
     scene = Scene(max_keys=5, max_rows=20)
     client = scene.connects()
     recorder = scene.recorder

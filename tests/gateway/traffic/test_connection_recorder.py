@@ -65,7 +65,7 @@ def fetching(version, topic="orders", offset=0, partition=0, max_wait_ms=0):
     )
 
 
-def test_a_produce_is_told_as_a_whole_and_by_topic(scene):
+def test_produce_is_counted_in_total_and_by_topic(scene):
     scene.env.topic("bills")
     first, second, third = batch(3), batch(20, codec=1), batch(1)
     frame = request(producing(7, {"orders": [first, second], "bills": [third]}))
@@ -87,7 +87,7 @@ def test_a_produce_is_told_as_a_whole_and_by_topic(scene):
     assert whole["peer"] == orders["peer"] == scene.event("opened")["peer"]
 
 
-def test_the_sets_of_old_producers_are_told_by_format_and_codec(scene):
+def test_message_sets_are_counted_by_format_and_codec(scene):
     client = scene.connects()
     client.says(
         request(producing(1, {"orders": [old_set(3, magic=0)]})),
@@ -101,7 +101,7 @@ def test_the_sets_of_old_producers_are_told_by_format_and_codec(scene):
     assert (old["records"], old["magic_in"], old["codec_in"]) == (4, {"1": 1}, {"snappy": 1})
 
 
-def test_records_that_are_refused_are_an_error_of_their_topic_and_counted_as_nothing_else(scene):
+def test_rejected_records_count_only_as_error_of_topic(scene):
     bad = bytearray(batch(3))
     bad[-1] ^= 1
     client = scene.connects()
@@ -115,7 +115,7 @@ def test_records_that_are_refused_are_an_error_of_their_topic_and_counted_as_not
     assert {"records", "bytes_in", "magic_in"} & set(orders) == set()
 
 
-def test_a_fetch_of_what_is_stored_tells_its_records_and_no_conversion(scene):
+def test_fetch_of_stored_records_counts_no_conversion(scene):
     stored = batch(5, codec=1)
     client = scene.connects()
     client.says(request(producing(7, {"orders": [stored]})), request(fetching(4)))
@@ -130,7 +130,7 @@ def test_a_fetch_of_what_is_stored_tells_its_records_and_no_conversion(scene):
     assert {"conversions", "conversion_cpu_us", "bytes_in"} & set(told) == set()
 
 
-def test_a_fetch_by_an_old_consumer_tells_what_was_converted_for_it(scene):
+def test_fetch_by_old_consumer_counts_conversion(scene):
     stored = batch(5)
     client = scene.connects()
     client.says(
@@ -148,7 +148,7 @@ def test_a_fetch_by_an_old_consumer_tells_what_was_converted_for_it(scene):
     assert "records" not in told
 
 
-def test_records_turned_into_one_format_when_they_are_stored_are_conversions_of_their_producer():
+def test_conversion_on_append_is_counted_for_producer():
     scene = Scene()
     scene.env.topic("kept", entry_format="kafka")
     sent = old_set(4, magic=1)
@@ -173,7 +173,7 @@ def conversions_of_7_us(monkeypatch):
 
 
 @pytest.mark.usefixtures("conversions_of_7_us")
-def test_who_fetches_first_in_an_old_format_pays_for_the_conversion_and_the_second_nothing(scene):
+def test_first_fetcher_is_charged_for_conversion(scene):
     clients = [scene.connects()]
     clients[0].says(request(producing(7, {"orders": [batch(5)]})))
     recorders = [scene.recorder]
@@ -191,7 +191,7 @@ def test_who_fetches_first_in_an_old_format_pays_for_the_conversion_and_the_seco
 
 
 @pytest.mark.usefixtures("conversions_of_7_us")
-def test_who_produces_in_an_old_format_where_one_is_kept_pays_for_each_conversion(scene):
+def test_producer_is_charged_for_each_conversion(scene):
     scene.env.topic("kept", entry_format="kafka")
     client = scene.connects()
     for records in (old_set(4, magic=1), old_set(4, magic=1), batch(4)):
@@ -205,7 +205,7 @@ def test_who_produces_in_an_old_format_where_one_is_kept_pays_for_each_conversio
     assert [row["topic"] for row in scene.rows("usage") if row.get("conversion_cpu_us")] == ["kept"]
 
 
-def test_a_fetch_tells_errors_by_topic_and_those_of_a_session_as_a_whole(scene):
+def test_fetch_errors_are_counted_by_topic_session_errors_in_total(scene):
     client = scene.connects()
     lost = FetchRequest(
         version=7,
@@ -223,7 +223,7 @@ def test_a_fetch_tells_errors_by_topic_and_those_of_a_session_as_a_whole(scene):
     assert scene.usage(api_key=1, api_version=7, topic=None)["errors"] == {"70": 1}
 
 
-def test_a_topic_named_by_its_id_is_told_by_its_name(scene):
+def test_topic_given_by_id_is_recorded_by_name(scene):
     topic_id = scene.env.broker.topics.get("orders").topic.topic_id
     recorder = scene.log.connection(*_someone(scene))
     recorder.topic_accessed(ApiKey.FETCH, 13, topic_id)
@@ -240,7 +240,7 @@ def _someone(scene):
     return scene.recorder._peer, scene.recorder._session
 
 
-def test_requests_of_a_group_are_told_with_it(scene):
+def test_group_requests_are_recorded_with_group(scene):
     client = scene.connects()
     commit = OffsetCommitRequest(
         version=2,
@@ -277,7 +277,7 @@ def test_requests_of_a_group_are_told_with_it(scene):
     assert scene.usage(api_key=8, topic="nowhere")["errors"] == {str(UNKNOWN_TOPIC): 1}
 
 
-def test_a_member_is_told_with_the_habits_of_its_library(scene):
+def test_member_rows_have_habits(scene):
     frame = join_request()
     frame.API_VERSION = 5
     client = scene.connects()
@@ -293,7 +293,7 @@ def test_a_member_is_told_with_the_habits_of_its_library(scene):
     }
 
 
-def test_habits_are_those_of_the_first_request(scene):
+def test_habits_are_those_of_first_request(scene):
     client = scene.connects()
     client.says(
         request(producing(7, {"orders": [batch(1)]}, acks=1, timeout_ms=111)),
@@ -313,7 +313,7 @@ def test_habits_are_those_of_the_first_request(scene):
 
 
 @pytest.mark.parametrize(("epoch", "wants_one"), [(-1, False), (0, True), (3, True)])
-def test_whether_a_fetch_is_for_a_session_is_a_habit(scene, epoch, wants_one):
+def test_fetch_session_is_a_habit(scene, epoch, wants_one):
     frame = fetching(7)
     frame.session_epoch = epoch
     client = scene.connects()
@@ -322,7 +322,7 @@ def test_whether_a_fetch_is_for_a_session_is_a_habit(scene, epoch, wants_one):
     assert scene.event("closed")["habits"]["fetch_session"] is wants_one
 
 
-def test_errors_within_other_replies_are_told_with_the_request(scene):
+def test_nested_errors_are_counted_for_request(scene):
     created = CreateTopicsRequest.CreatableTopic(
         name="orders", num_partitions=1, replication_factor=1, assignments=[], configs=[]
     )
@@ -358,7 +358,7 @@ def test_errors_within_other_replies_are_told_with_the_request(scene):
     assert scene.usage(api_key=3)["errors"] == {"3": 1}
 
 
-def test_a_latency_counts_from_the_beginning_of_the_work_to_the_reply(scene):
+def test_latency_is_measured_from_start_of_processing(scene):
     client = scene.connects()
     scene.env.threads.hold()
     client.says(request(fetching(4, max_wait_ms=500)))
@@ -371,7 +371,7 @@ def test_a_latency_counts_from_the_beginning_of_the_work_to_the_reply(scene):
     assert told["latency_us_buckets"] == [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
 
 
-def test_a_request_that_is_not_answered_any_more_counts_without_a_latency(scene):
+def test_unanswered_request_counts_without_latency(scene):
     client = scene.connects()
     client.says(request(fetching(4, max_wait_ms=500)))
     scene.leaves(client)
@@ -381,7 +381,7 @@ def test_a_request_that_is_not_answered_any_more_counts_without_a_latency(scene)
     assert scene.event("closed")["requests"] == 1
 
 
-def test_each_interval_has_its_own_rows_and_an_idle_one_none(scene):
+def test_idle_interval_has_no_rows(scene):
     scene.log.start()
     client = scene.connects()
     client.says(request(producing(7, {"orders": [batch(2)]})))
@@ -399,7 +399,7 @@ def test_each_interval_has_its_own_rows_and_an_idle_one_none(scene):
     assert len(scene.rows("usage", api_key=0)) == 4
 
 
-def test_a_connection_that_stays_open_tells_its_habits_once(scene):
+def test_open_connection_writes_settled_row_once(scene):
     scene.log.start()
     client = scene.connects()
     for minutes in (1, 2, 3, 4):
@@ -414,7 +414,7 @@ def test_a_connection_that_stays_open_tells_its_habits_once(scene):
     assert scene.event("closed")["requests"] == 4
 
 
-def test_one_whose_first_requests_are_all_seen_tells_them_at_the_next_interval(scene):
+def test_settled_row_follows_last_of_first_requests(scene):
     scene.log.start()
     client = scene.connects()
     client.says(*[request(producing(7, {"orders": [batch(1)]}, acks=1))] * 16)
@@ -422,7 +422,7 @@ def test_one_whose_first_requests_are_all_seen_tells_them_at_the_next_interval(s
     assert len(scene.event("settled")["first_requests"]) == 16
 
 
-def test_a_request_that_lasts_over_the_end_of_an_interval_is_in_the_one_in_which_it_ends(scene):
+def test_request_counts_in_interval_of_its_reply(scene):
     client = scene.connects()
     client.says(request(fetching(4, max_wait_ms=500)))
     assert scene.recorder.take_usage_rows() == []
@@ -431,7 +431,7 @@ def test_a_request_that_lasts_over_the_end_of_an_interval_is_in_the_one_in_which
     assert scene.usage(api_key=1, topic=None)["requests"] == 1
 
 
-def test_topics_and_groups_beyond_the_limit_are_merged_by_request_and_version():
+def test_topics_and_groups_beyond_limit_are_merged():
     scene = Scene(max_keys=3)
     for number in range(6):
         scene.env.topic(f"t{number}")
@@ -451,7 +451,7 @@ def test_topics_and_groups_beyond_the_limit_are_merged_by_request_and_version():
 
 
 @pytest.mark.parametrize("jump_ms", [-3_600_000, -(10**12), 3_600_000])
-def test_a_clock_that_jumps_turns_no_time_around(scene, jump_ms):
+def test_rows_are_consistent_after_clock_jump(scene, jump_ms):
     client = scene.connects()
     client.says(request(producing(7, {"orders": [batch(2)]})))
     scene.log.now = lambda: NOW + jump_ms
@@ -465,14 +465,14 @@ def test_a_clock_that_jumps_turns_no_time_around(scene, jump_ms):
     assert [row["sequence"] for row in scene.kept.rows] == list(range(len(scene.kept.rows)))
 
 
-def test_what_ends_by_the_clock_before_it_began_lasted_no_time(scene):
+def test_duration_is_not_negative_after_clock_jump(scene):
     client = scene.connects()
     scene.log.now = lambda: NOW - 3_600_000
     scene.leaves(client)
     assert scene.event("closed")["duration_ms"] == 0
 
 
-def test_the_limit_is_one_of_an_interval():
+def test_row_limit_applies_per_interval():
     scene = Scene(max_keys=1, max_rows=1)
     scene.connects()
     recorder = scene.recorder
@@ -483,7 +483,7 @@ def test_the_limit_is_one_of_an_interval():
         ]
 
 
-def test_what_is_said_after_the_end_is_lost_and_harms_nobody(scene):
+def test_events_after_close_are_ignored(scene):
     client = scene.connects()
     scene.leaves(client)
     lines = len(scene.kept.rows)
@@ -492,7 +492,7 @@ def test_what_is_said_after_the_end_is_lost_and_harms_nobody(scene):
     assert len(scene.kept.rows) == lines
 
 
-def test_acknowledgements_that_nobody_waits_for_are_counted(scene):
+def test_requests_with_acks_0_are_counted(scene):
     client = scene.connects()
     client.says(request(producing(7, {"orders": [batch(4)]}, acks=0)))
     scene.leaves(client)
@@ -502,7 +502,7 @@ def test_acknowledgements_that_nobody_waits_for_are_counted(scene):
 
 
 @pytest.mark.parametrize("stored", [b"", b"x" * 10, b"\2" * 40, b"\xff" * 80, b"\1" * 25])
-def test_what_is_stored_and_makes_no_sense_counts_as_bytes_and_fails_nobody(scene, stored):
+def test_malformed_stored_batch_counts_as_bytes(scene, stored):
     scene.connects()
     scene.recorder.fetched(
         FetchAsked(4, -1, 0, 1, 1, 0, 0, -1, (), ()),
@@ -515,7 +515,7 @@ def test_what_is_stored_and_makes_no_sense_counts_as_bytes_and_fails_nobody(scen
 
 
 @pytest.mark.parametrize("content", [b"\1", b"\0"])
-def test_the_address_of_a_connection_that_only_looks_in_is_told(scene, content):
+def test_connection_without_requests_is_recorded(scene, content):
     client = scene.connects()
     client.says(content)
     scene.leaves(client)

@@ -12,7 +12,7 @@ def counters(each=10, all_together=100, room=None):
     return Counters(room or RowLimits(each, all_together), {})
 
 
-def test_a_counter_is_the_same_for_the_same_key_and_another_for_any_other():
+def test_counter_is_unique_per_key():
     found = counters()
     keys = [
         (0, 7, None, None),
@@ -27,7 +27,7 @@ def test_a_counter_is_the_same_for_the_same_key_and_another_for_any_other():
     assert all(found[key] is found[key] for key in keys)
 
 
-def test_versions_are_noted_by_the_highest():
+def test_highest_versions_are_recorded():
     highest = {}
     found = Counters(RowLimits(10, 10), highest)
     for key in [(0, 3, None, None), (0, 7, "t", None), (0, 5, None, None), (1, 0, None, None)]:
@@ -35,7 +35,7 @@ def test_versions_are_noted_by_the_highest():
     assert highest == {0: 7, 1: 0}
 
 
-def test_ten_thousand_topics_and_groups_of_one_connection_are_bounded():
+def test_counters_of_one_connection_are_limited():
     found = counters(each=10)
     for number in range(10_000):
         found[0, 7, f"t{number}", None].records += 1
@@ -48,7 +48,7 @@ def test_ten_thousand_topics_and_groups_of_one_connection_are_bounded():
     assert sum(usage.requests for usage in found.values()) == 20_000
 
 
-def test_thousands_of_versions_of_a_request_are_bounded_and_nothing_is_said_that_was_not_sent():
+def test_versions_are_limited_and_merged_into_used_ones():
     """ApiVersions is answered in any version that is asked for, and before any log-in."""
     highest = {}
     room = RowLimits(10, 100)
@@ -65,14 +65,14 @@ def test_thousands_of_versions_of_a_request_are_bounded_and_nothing_is_said_that
     assert room.used == 0
 
 
-def test_requests_and_versions_of_their_own_take_no_room_of_topics():
+def test_api_keys_and_versions_do_not_count_as_topics():
     found = counters(each=10, all_together=0)
     for version in range(UNCOUNTED_VERSIONS):
         found[version % 60, version, None, None].requests += 1
     assert not any(usage.is_merged for usage in found.values())
 
 
-def test_many_connections_share_a_bound_and_who_leaves_makes_room():
+def test_total_limit_is_shared_and_released():
     room = RowLimits(10, 25)
     all_of_them = [counters(room=room) for _ in range(5)]
     for one in all_of_them:
@@ -92,7 +92,7 @@ def test_many_connections_share_a_bound_and_who_leaves_makes_room():
 
 
 @pytest.mark.parametrize("letter", ["x", "\u00e4", "\U0001f600", "\ud800"])
-def test_a_name_of_32_kib_is_not_kept_whole(letter):
+def test_long_name_is_shortened(letter):
     found = counters()
     name = letter * 32_767
     found[0, 7, name, None].records += 1

@@ -8,7 +8,7 @@ from gateway.traffic.dropped_lines import LOG_INTERVAL_SECONDS, DroppedLines
 from tests.fakes.traffic import Hand
 
 
-def test_the_log_is_told_of_losses_at_once_and_then_once_a_minute(caplog):
+def test_drops_are_logged_at_once_then_every_minute(caplog):
     clock = Hand()
     losses = DroppedLines(clock.ticks)
     with caplog.at_level(logging.WARNING):

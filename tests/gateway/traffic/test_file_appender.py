@@ -93,7 +93,7 @@ def dropped(appender):
     return appender._dropped.total
 
 
-def test_a_file_is_begun_with_the_first_line(appender, tmp_path, finished):
+def test_file_is_created_with_first_line(appender, tmp_path, finished):
     appender.close()
     assert list(tmp_path.rglob("*")) == []
     appender.append(LINE, 1)
@@ -101,7 +101,7 @@ def test_a_file_is_begun_with_the_first_line(appender, tmp_path, finished):
     assert [path.read_bytes() for path in finished] == [LINE]
 
 
-def test_a_file_is_finished_at_its_size(appender, finished):
+def test_file_is_finished_at_max_size(appender, finished):
     for _ in range(12):
         appender.append(LINE, 1)
     assert finished == []
@@ -112,7 +112,7 @@ def test_a_file_is_finished_at_its_size(appender, finished):
     assert [path.name for path in finished] == ["0-0-0.jsonl", "0-0-1.jsonl"]
 
 
-def test_a_file_is_finished_at_its_age_even_if_nothing_comes(appender, clock, finished):
+def test_file_is_finished_at_max_age_without_lines(appender, clock, finished):
     appender.append(LINE, 1)
     clock.seconds += 59
     appender.rotate_if_due()
@@ -123,9 +123,7 @@ def test_a_file_is_finished_at_its_age_even_if_nothing_comes(appender, clock, fi
     assert len(finished) == 1
 
 
-def test_a_clock_that_jumps_back_ends_no_file_and_the_next_one_is_in_the_folder_of_its_time(
-    appender, clock, finished
-):
+def test_clock_jump_back_finishes_no_file(appender, clock, finished):
     appender.append(LINE, 1)
     clock.jump_ms = -7_200_000
     appender.append(LINE, 1)
@@ -137,9 +135,7 @@ def test_a_clock_that_jumps_back_ends_no_file_and_the_next_one_is_in_the_folder_
     assert [path.parent.name for path in finished] == ["hour=09", "hour=07"]
 
 
-def test_lines_that_the_disk_has_no_room_for_are_dropped_whole_and_counted(
-    appender, disk, clock, finished
-):
+def test_lines_are_dropped_whole_when_disk_is_full(appender, disk, clock, finished):
     appender.append(LINE, 1)
     disk.room = 3
     appender.append(LINE * 2, 2)
@@ -156,7 +152,7 @@ def test_lines_that_the_disk_has_no_room_for_are_dropped_whole_and_counted(
 @pytest.mark.parametrize(
     "error", [errno.EIO, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ESTALE, errno.EMFILE]
 )
-def test_a_disk_that_has_failed_is_let_alone_for_a_while(appender, disk, clock, error):
+def test_failed_disk_is_retried_later(appender, disk, clock, error):
     disk.opens, disk.error = False, error
     for _ in range(3):
         appender.append(LINE, 1)
@@ -167,7 +163,7 @@ def test_a_disk_that_has_failed_is_let_alone_for_a_while(appender, disk, clock, 
     assert dropped(appender) == 4
 
 
-def test_what_cannot_be_taken_away_of_a_line_ends_its_file(appender, disk, clock, finished):
+def test_partial_line_that_cannot_be_truncated_ends_its_file(appender, disk, clock, finished):
     appender.append(LINE, 1)
     disk.room, disk.truncates = 3, False
     appender.append(LINE, 1)
@@ -178,9 +174,7 @@ def test_what_cannot_be_taken_away_of_a_line_ends_its_file(appender, disk, clock
     assert [path.read_bytes() for path in finished] == [LINE + LINE[:3], LINE]
 
 
-def test_lines_in_a_folder_that_was_removed_are_told_as_lost_and_the_next_ones_are_in_a_new_one(
-    appender, tmp_path, finished, caplog
-):
+def test_lines_of_removed_folder_count_as_dropped(appender, tmp_path, finished, caplog):
     appender.append(LINE * 3, 3)
     shutil.rmtree(tmp_path)
     appender.append(LINE, 1)
@@ -190,7 +184,7 @@ def test_lines_in_a_folder_that_was_removed_are_told_as_lost_and_the_next_ones_a
     assert [(path.name, path.read_bytes()) for path in finished] == [("0-0-1.jsonl", LINE)]
 
 
-def test_a_folder_that_was_removed_in_between_is_made_again(appender, tmp_path, clock, finished):
+def test_removed_folder_is_created_again(appender, tmp_path, clock, finished):
     appender.append(LINE, 1)
     clock.seconds += 60
     appender.rotate_if_due()
@@ -201,7 +195,7 @@ def test_a_folder_that_was_removed_in_between_is_made_again(appender, tmp_path, 
     assert finished[-1].read_bytes() == LINE * 2
 
 
-def test_a_name_that_somebody_has_is_passed_over(appender, tmp_path, finished):
+def test_existing_file_name_is_skipped(appender, tmp_path, finished):
     taken = TrafficFolder(tmp_path, 0, 0).path_of(NINE, 0)
     taken.parent.mkdir(parents=True)
     taken.write_bytes(b"of another\n")

@@ -44,7 +44,7 @@ def lines_of(folder):
     )
 
 
-def test_a_clean_stop_writes_and_compresses_all_that_waits(tmp_path):
+def test_stop_writes_and_compresses_everything(tmp_path):
     one = writer(tmp_path)
     for number in range(5):
         one.put(b"%d\n" % number, 1)
@@ -54,7 +54,7 @@ def test_a_clean_stop_writes_and_compresses_all_that_waits(tmp_path):
     assert [path.name for path in tmp_path.rglob("*.jsonl*")] == ["0-0-0.jsonl.gz"]
 
 
-def test_a_file_is_finished_and_compressed_in_time_although_nothing_more_comes(tmp_path):
+def test_idle_file_is_finished_and_compressed_at_max_age(tmp_path):
     one = writer(tmp_path, max_ms=50)
     one.start()
     one.put(LINE, 1)
@@ -66,9 +66,7 @@ def test_a_file_is_finished_and_compressed_in_time_although_nothing_more_comes(t
 
 
 @pytest.mark.parametrize(("lines", "size", "taken"), [(1, 10, 10), (1, 200, 5), (3, 10, 3)])
-def test_lines_and_bytes_that_wait_are_bounded_and_the_others_are_dropped(
-    tmp_path, lines, size, taken
-):
+def test_queue_is_bounded_in_lines_and_bytes(tmp_path, lines, size, taken):
     one = writer(tmp_path)
     for _ in range(20):
         one.put(b"x" * (size - 1) + b"\n", lines)
@@ -78,7 +76,7 @@ def test_lines_and_bytes_that_wait_are_bounded_and_the_others_are_dropped(
     assert len(lines_of(tmp_path)) == taken * size
 
 
-def test_a_disk_that_hangs_holds_up_neither_who_writes_nor_the_end(tmp_path):
+def test_hanging_disk_blocks_neither_put_nor_stop(tmp_path):
     hangs = threading.Event()
 
     def opened(path):
@@ -96,7 +94,7 @@ def test_a_disk_that_hangs_holds_up_neither_who_writes_nor_the_end(tmp_path):
     hangs.set()
 
 
-def test_what_is_put_while_it_writes_is_written_in_order(tmp_path):
+def test_lines_queued_during_write_keep_order(tmp_path):
     one = writer(tmp_path, max_lines=100_000, max_bytes=1 << 20)
     one.start()
     for number in range(5000):
@@ -105,7 +103,7 @@ def test_what_is_put_while_it_writes_is_written_in_order(tmp_path):
     assert lines_of(tmp_path).split() == [b"%d" % number for number in range(5000)]
 
 
-def test_room_is_free_again_for_what_comes_after_what_was_written(tmp_path):
+def test_written_lines_free_the_queue(tmp_path):
     one = writer(tmp_path, max_lines=2, max_bytes=2 * len(LINE))
     one.start()
     end = time.monotonic() + STOP_SECONDS
@@ -117,7 +115,7 @@ def test_room_is_free_again_for_what_comes_after_what_was_written(tmp_path):
     assert (one.dropped, lines_of(tmp_path)) == (0, 20 * LINE)
 
 
-def test_what_an_earlier_process_left_is_compressed_at_the_start(tmp_path):
+def test_files_of_earlier_process_are_compressed_at_start(tmp_path):
     left = TrafficFolder(tmp_path, 0, 5).path_of(NINE, 3)
     file = create_locked(left)
     file.write(memoryview(b"1\n2\n3"))
@@ -141,7 +139,7 @@ YEAR_MS = 365 * 24 * 3_600_000
     ],
     ids=["jumps ahead", "is set back", "was ahead and is set right", "goes on"],
 )
-def test_a_clock_that_jumps_ages_no_file(tmp_path, begins_ms, jump_ms, seconds, is_kept):
+def test_clock_jump_expires_no_file(tmp_path, begins_ms, jump_ms, seconds, is_kept):
     before = writer(tmp_path)
     before.start()
     before.put(LINE, 1)
@@ -156,9 +154,7 @@ def test_a_clock_that_jumps_ages_no_file(tmp_path, begins_ms, jump_ms, seconds, 
     assert lines_of(tmp_path) == (LINE if is_kept else b"")
 
 
-def test_a_stop_that_cannot_wait_for_the_compression_leaves_the_lines_for_the_next_start(
-    tmp_path, monkeypatch
-):
+def test_lines_not_compressed_at_stop_are_kept_for_next_start(tmp_path, monkeypatch):
     began_to_pack, goes_on = threading.Event(), threading.Event()
     real = log_files._gzip
 
@@ -189,7 +185,7 @@ def test_a_stop_that_cannot_wait_for_the_compression_leaves_the_lines_for_the_ne
 
 
 @pytest.mark.parametrize("call", ["write", "truncate", "close"])
-def test_a_disk_that_hangs_in_the_middle_holds_up_neither_who_writes_nor_the_end(tmp_path, call):
+def test_disk_hanging_during_write_blocks_neither_put_nor_stop(tmp_path, call):
     hangs = threading.Event()
 
     class Hanging(FileIO):
@@ -211,7 +207,7 @@ def test_a_disk_that_hangs_in_the_middle_holds_up_neither_who_writes_nor_the_end
     one._write_thread.join(STOP_SECONDS)
 
 
-def test_what_another_gateway_leaves_meanwhile_is_compressed_as_well(tmp_path):
+def test_files_left_by_other_gateways_are_compressed(tmp_path):
     one = writer(tmp_path)
     one.start()
     # The first names may be taken for leftovers before they are locked; the writer goes on to the next one, too.
@@ -226,9 +222,7 @@ def test_what_another_gateway_leaves_meanwhile_is_compressed_as_well(tmp_path):
     assert lines_of(tmp_path) == LINE
 
 
-def test_files_are_looked_after_on_where_a_folder_vanishes_while_they_are_looked_for(
-    tmp_path, monkeypatch
-):
+def test_maintenance_continues_when_folder_disappears(tmp_path, monkeypatch):
     empty = TrafficFolder(tmp_path, 1, 5).path_of(NINE - 3_600_000, 0).parent
     empty.mkdir(parents=True)
     looked, real = threading.Event(), os.scandir

@@ -51,26 +51,26 @@ def packed(path, content=b'{"v":1}\n'):
     return path.with_name(path.name + ".gz")
 
 
-def test_a_place_is_named_by_the_hour_the_node_the_start_and_a_number(folder, tmp_path):
+def test_path_has_hour_node_start_and_number(folder, tmp_path):
     assert folder.path_of(NINE, 5) == tmp_path / "date=2026-11-22" / "hour=09" / "3-1000-5.jsonl"
 
 
 @pytest.mark.parametrize(
     ("number", "digits"), [(0, "0"), (35, "z"), (36, "10"), (2**31 - 1, "zik0zj")]
 )
-def test_numbers_in_base_36(number, digits):
+def test_base36_formats_numbers(number, digits):
     assert base36(number) == digits
     assert int(digits, 36) == number
 
 
-def test_a_clock_before_1970_makes_a_name(tmp_path):
+def test_clock_before_1970_gives_a_name(tmp_path):
     assert (
         TrafficFolder(tmp_path, 3, -5).path_of(-5, 0)
         == tmp_path / "date=1969-12-31" / "hour=23" / "3-0-0.jsonl"
     )
 
 
-def test_a_compressed_file_holds_the_same_and_takes_the_other_ones_place(folder):
+def test_compressed_file_replaces_original(folder):
     lines = b'{"v":1}\n' * 100_000
     path = written(folder.path_of(NINE, 0), lines)
     compress(path, 1)
@@ -78,7 +78,7 @@ def test_a_compressed_file_holds_the_same_and_takes_the_other_ones_place(folder)
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
 
 
-def test_a_file_that_was_compressed_but_not_deleted_when_the_process_ended_is_only_deleted(folder):
+def test_already_compressed_original_is_only_deleted(folder):
     path = written(folder.path_of(NINE, 0))
     finished = path.with_name(path.name + ".gz")
     finished.write_bytes(gzip.compress(b"the same\n"))
@@ -87,7 +87,7 @@ def test_a_file_that_was_compressed_but_not_deleted_when_the_process_ended_is_on
     assert not path.exists()
 
 
-def test_a_compressed_file_appears_whole_and_the_other_is_there_until_then(folder, monkeypatch):
+def test_compressed_file_appears_atomically(folder, monkeypatch):
     path = written(folder.path_of(NINE, 0))
     real = log_files._gzip
     seen = []
@@ -102,7 +102,7 @@ def test_a_compressed_file_appears_whole_and_the_other_is_there_until_then(folde
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
 
 
-def test_what_a_process_left_half_compressed_is_begun_anew(folder, tmp_path):
+def test_partial_compression_is_restarted(folder, tmp_path):
     path = written(folder.path_of(NINE, 0))
     path.with_name(path.name + ".gz.part").write_bytes(b"half")
     pending = left_behind(tmp_path)
@@ -110,13 +110,13 @@ def test_what_a_process_left_half_compressed_is_begun_anew(folder, tmp_path):
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
 
 
-def test_half_a_last_line_is_kept_as_it_is(folder, tmp_path):
+def test_partial_last_line_is_kept(folder, tmp_path):
     path = written(folder.path_of(NINE, 0), b'{"v":1}\n{"v":')
     compress_and_expire(folder, left_behind(tmp_path), NO_LIMITS, lambda: NINE)
     assert gzip.decompress(path.with_name(path.name + ".gz").read_bytes()) == b'{"v":1}\n{"v":'
 
 
-def test_a_file_that_somebody_writes_is_neither_compressed_nor_deleted(folder, tmp_path):
+def test_file_being_written_is_not_compressed_or_deleted(folder, tmp_path):
     path = folder.path_of(NINE, 0)
     file = create_locked(path)
     file.write(memoryview(b"{}\n"))
@@ -129,7 +129,7 @@ def test_a_file_that_somebody_writes_is_neither_compressed_nor_deleted(folder, t
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
 
 
-def test_files_of_hours_that_are_too_old_are_deleted_with_their_folders(folder, tmp_path):
+def test_expired_files_are_deleted_with_their_folders(folder, tmp_path):
     old, young = packed(folder.path_of(NINE - 30 * HOUR_MS, 0)), packed(folder.path_of(NINE, 1))
     folder.delete_old(NINE, RetentionLimits(24 * HOUR_MS, None, 1))
     assert young.exists()
@@ -137,7 +137,7 @@ def test_files_of_hours_that_are_too_old_are_deleted_with_their_folders(folder, 
     assert [one.name for one in tmp_path.iterdir()] == ["date=2026-11-22"]
 
 
-def test_the_hour_of_a_file_counts_from_its_end(folder):
+def test_age_counts_from_end_of_hour(folder):
     """It was begun at 9:59:59 or before, and its lines may be of 10 o'clock."""
     kept = packed(folder.path_of(NINE, 0))
     assert folder.delete_old(NINE + 2 * HOUR_MS, RetentionLimits(2 * HOUR_MS, None, 1)) == 0
@@ -145,7 +145,7 @@ def test_the_hour_of_a_file_counts_from_its_end(folder):
     assert not kept.exists()
 
 
-def test_beyond_the_size_the_oldest_go_first_whatever_their_numbers(folder, tmp_path):
+def test_oldest_files_are_deleted_beyond_max_bytes(folder, tmp_path):
     content = os.urandom(1000)
     earlier = TrafficFolder(tmp_path, 3, 36**3 - 1)
     made = [
@@ -159,7 +159,7 @@ def test_beyond_the_size_the_oldest_go_first_whatever_their_numbers(folder, tmp_
     assert [path.exists() for path in made] == [False, False, True, True]
 
 
-def test_what_was_finished_a_moment_ago_is_compressed_before_it_counts_as_too_much(folder):
+def test_new_file_is_compressed_before_size_limit_applies(folder):
     """It was finished after this round's files were compressed; compressed there is room for it."""
     path = written(folder.path_of(NINE, 0), b'{"v":1}\n' * 1000)
     limits = RetentionLimits(None, 1000, 1)
@@ -169,7 +169,7 @@ def test_what_was_finished_a_moment_ago_is_compressed_before_it_counts_as_too_mu
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
 
 
-def test_what_cannot_be_compressed_is_deleted_where_it_is_too_much(folder, monkeypatch):
+def test_uncompressible_file_is_deleted_beyond_max_bytes(folder, monkeypatch):
     path = written(folder.path_of(NINE, 0), b'{"v":1}\n' * 1000)
 
     def full(*_):
@@ -180,7 +180,7 @@ def test_what_cannot_be_compressed_is_deleted_where_it_is_too_much(folder, monke
     assert not path.exists()
 
 
-def test_what_is_none_of_the_log_is_let_alone(folder, tmp_path):
+def test_other_files_are_not_touched(folder, tmp_path):
     packed(folder.path_of(NINE, 0))
     strangers = [
         tmp_path / "notes.txt",
@@ -207,7 +207,7 @@ def made(path, kind):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "/etc/hostname", "nowhere"])
-def test_what_is_called_like_a_file_and_is_none_is_let_alone_and_holds_up_nobody(folder, kind):
+def test_non_files_with_log_names_are_not_touched(folder, kind):
     path = written(folder.path_of(NINE, 0))
     for name in ("3-1-0.jsonl", "3-1-1.jsonl.gz", "3-1-2.jsonl.gz.part"):
         made(path.with_name(name), kind)
@@ -223,7 +223,7 @@ def test_what_is_called_like_a_file_and_is_none_is_let_alone_and_holds_up_nobody
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_what_lies_where_a_file_is_compressed_to_gets_none_of_it(folder, tmp_path, kind):
+def test_compression_does_not_write_into_existing_target(folder, tmp_path, kind):
     path, other = written(folder.path_of(NINE, 0)), tmp_path / "other"
     other.write_text("mine")
     made(path.with_name(path.name + ".gz.part"), "pipe" if kind == "pipe" else other)
@@ -232,7 +232,7 @@ def test_what_lies_where_a_file_is_compressed_to_gets_none_of_it(folder, tmp_pat
     assert other.read_text() == "mine"
 
 
-def test_a_folder_that_is_called_like_the_compressed_file_costs_no_line(folder):
+def test_folder_named_like_compressed_file_loses_no_line(folder):
     path = written(folder.path_of(NINE, 0))
     path.with_name(path.name + ".gz").mkdir()
     with pytest.raises(IsADirectoryError):
@@ -241,9 +241,7 @@ def test_a_folder_that_is_called_like_the_compressed_file_costs_no_line(folder):
     assert [one.name for one in path.parent.glob("*.part")] == []
 
 
-def test_a_disk_without_room_for_the_compressed_file_keeps_the_other_and_it_is_tried_again(
-    folder, monkeypatch, caplog
-):
+def test_compression_without_disk_space_is_retried(folder, monkeypatch, caplog):
     path = written(folder.path_of(NINE, 0))
     pending = {path}
 
@@ -261,7 +259,7 @@ def test_a_disk_without_room_for_the_compressed_file_keeps_the_other_and_it_is_t
     assert not path.exists()
 
 
-def test_a_file_goes_into_its_folder_also_if_that_was_just_tidied_away(folder, monkeypatch):
+def test_file_is_created_in_folder_that_was_just_deleted(folder, monkeypatch):
     path = folder.path_of(NINE, 0)
     path.parent.mkdir(parents=True)
     real = log_files._locked
@@ -280,7 +278,7 @@ def test_a_file_goes_into_its_folder_also_if_that_was_just_tidied_away(folder, m
     ("umask", "file_mode", "folder_mode"),
     [(0o022, 0o640, 0o750), (0o077, 0o600, 0o700), (0, 0o640, 0o750)],
 )
-def test_files_are_for_the_user_and_its_group_alone_whatever_else_is_usual(
+def test_files_are_readable_by_user_and_group_only(
     folder, tmp_path, monkeypatch, umask, file_mode, folder_mode
 ):
     before = os.umask(umask)
@@ -312,15 +310,13 @@ def _watched(path, modes):
     return open_gzip
 
 
-def test_an_empty_file_that_was_left_only_goes(folder, tmp_path):
+def test_empty_leftover_is_deleted(folder, tmp_path):
     path = written(folder.path_of(NINE, 0), b"")
     compress(path, 1)
     assert list(tmp_path.rglob("*.jsonl*")) == []
 
 
-def test_a_file_that_another_takes_for_a_leftover_before_it_is_locked_is_not_written_into(
-    folder, monkeypatch
-):
+def test_file_compressed_before_lock_is_not_written(folder, monkeypatch):
     path = folder.path_of(NINE, 0)
     real = log_files._lock
 
@@ -337,7 +333,7 @@ def test_a_file_that_another_takes_for_a_leftover_before_it_is_locked_is_not_wri
     assert path.read_bytes() == b"mine\n"
 
 
-def test_what_somebody_compresses_is_not_deleted_meanwhile(folder, monkeypatch):
+def test_file_being_compressed_is_not_deleted(folder, monkeypatch):
     path = written(folder.path_of(NINE, 0))
     real = log_files._gzip
 
@@ -350,7 +346,7 @@ def test_what_somebody_compresses_is_not_deleted_meanwhile(folder, monkeypatch):
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
 
 
-def test_one_that_cannot_be_deleted_keeps_no_other(folder, monkeypatch, caplog):
+def test_undeletable_file_does_not_stop_deletion(folder, monkeypatch, caplog):
     kept, other = packed(folder.path_of(NINE, 0)), packed(folder.path_of(NINE, 1))
     real = log_files._delete_if_unused
 
@@ -366,7 +362,7 @@ def test_one_that_cannot_be_deleted_keeps_no_other(folder, monkeypatch, caplog):
     assert caplog.records[-1].fields["file"] == str(kept)
 
 
-def test_whoever_reads_a_file_that_is_deleted_meanwhile_reads_it_to_its_end(folder):
+def test_open_reader_survives_deletion(folder):
     lines = b'{"v":1}\n' * 1000
     path = packed(folder.path_of(NINE, 0), lines)
     with gzip.open(path) as file:
@@ -394,9 +390,7 @@ log_files.compress(Path(sys.argv[1]), 1)
         ("unlink", [".jsonl", ".jsonl.gz"]),
     ],
 )
-def test_whoever_is_killed_while_it_compresses_loses_no_line_and_leaves_none_twice(
-    folder, tmp_path, when, left
-):
+def test_kill_during_compression_neither_loses_nor_repeats_lines(folder, tmp_path, when, left):
     lines = os.urandom(200_000).hex().encode() + b"\n"
     path = written(folder.path_of(NINE, 0), lines)
     ended = subprocess.run([sys.executable, "-c", KILLED, str(path), when], check=False)
@@ -410,7 +404,7 @@ def test_whoever_is_killed_while_it_compresses_loses_no_line_and_leaves_none_twi
     assert gzip.decompress(finished.read_bytes()) == lines
 
 
-def test_two_gateways_that_tidy_one_folder_at_once_finish_each_file_once(folder, tmp_path):
+def test_concurrent_maintenance_finishes_each_file_once(folder, tmp_path):
     paths = [written(folder.path_of(NINE, number), b"%d\n" % number) for number in range(100)]
     both = [
         threading.Thread(
@@ -426,9 +420,7 @@ def test_two_gateways_that_tidy_one_folder_at_once_finish_each_file_once(folder,
     assert found == list(range(100))
 
 
-def test_a_process_takes_none_of_its_own_files_for_a_leftover_whether_or_not_there_are_locks(
-    folder, tmp_path
-):
+def test_own_files_are_never_leftovers(folder, tmp_path):
     mine, other = (
         written(folder.path_of(NINE, 0)),
         written(TrafficFolder(tmp_path, 3, 36**3 - 1).path_of(NINE, 0)),
@@ -438,9 +430,7 @@ def test_a_process_takes_none_of_its_own_files_for_a_leftover_whether_or_not_the
 
 
 @pytest.mark.parametrize("failure", [None, PermissionError(errno.EACCES, "Permission denied")])
-def test_a_folder_that_another_gateway_deletes_while_it_is_looked_for_or_that_cannot_be_read_hides_no_other(
-    folder, tmp_path, monkeypatch, failure
-):
+def test_unreadable_or_deleted_folder_hides_no_other(folder, tmp_path, monkeypatch, failure):
     gone, there = folder.path_of(NINE - HOUR_MS, 0).parent, written(folder.path_of(NINE, 1))
     gone.mkdir(parents=True)
     real = os.scandir

@@ -44,7 +44,7 @@ def connect(log, peer=PEER):
     return log.connection(peer, LoginSession(None))
 
 
-def test_rows_are_numbered_from_0_without_gaps_over_all_connections():
+def test_rows_are_numbered_without_gaps():
     log, kept = opened()
     connections = [connect(log) for _ in range(3)]
     for number, connection in enumerate(connections):
@@ -54,7 +54,7 @@ def test_rows_are_numbered_from_0_without_gaps_over_all_connections():
     assert [row["connection"] for row in kept.rows[:3]] == ["7-1000-0", "7-1000-1", "7-1000-2"]
 
 
-def test_a_salted_address_is_the_same_for_the_same_secret_only():
+def test_salted_address_depends_on_secret():
     seen = {}
     for salt in (b"one", b"two", b"x" * 500):
         log, kept = opened(salt=salt)
@@ -72,7 +72,7 @@ def test_a_salted_address_is_the_same_for_the_same_secret_only():
     assert len(set(seen.values())) == 3
 
 
-def test_ten_thousand_connections_are_written_in_turns():
+def test_connections_are_written_in_slots():
     clock = Clock()
     log, kept = opened(clock)
     log.start()
@@ -99,7 +99,7 @@ def crowded(log, rows):
     return kept
 
 
-def test_connections_that_choose_one_step_have_their_rows_in_several_goes():
+def test_crowded_slot_is_written_in_several_turns():
     clock = Clock()
     log, kept = opened(clock, max_keys=200, max_rows=1200)
     log.start()
@@ -112,7 +112,7 @@ def test_connections_that_choose_one_step_have_their_rows_in_several_goes():
     assert (sum(kept.blocks), len(clock.getDelayedCalls())) == (6 * 200, 1)
 
 
-def test_who_leaves_before_its_turn_is_written_once_and_the_end_writes_the_rest():
+def test_closing_before_slot_writes_rows_once():
     clock = Clock()
     log, kept = opened(clock, max_keys=200, max_rows=1200)
     log.start()
@@ -133,7 +133,7 @@ def test_who_leaves_before_its_turn_is_written_once_and_the_end_writes_the_rest(
     first.closed("client")
 
 
-def test_a_step_that_is_due_while_another_is_written_waits_for_it_and_who_leaves_meanwhile_has_said_all():
+def test_due_slot_waits_for_slot_being_written():
     clock = Clock()
     log, kept = opened(clock, max_keys=200, max_rows=1300)
     log.start()
@@ -159,7 +159,7 @@ def test_a_step_that_is_due_while_another_is_written_waits_for_it_and_who_leaves
 
 
 @pytest.mark.parametrize(("late", "rows"), [(0.0, 0), (20.0, 10), (60.0, 10), (6000.0, 10)])
-def test_a_reactor_that_comes_late_catches_up_but_writes_nothing_twice(late, rows):
+def test_late_reactor_catches_up_without_duplicates(late, rows):
     clock = Clock()
     log, kept = opened(clock)
     log.start()
@@ -172,7 +172,7 @@ def test_a_reactor_that_comes_late_catches_up_but_writes_nothing_twice(late, row
     assert len(clock.getDelayedCalls()) == 1
 
 
-def test_what_stood_still_for_long_makes_up_for_one_interval_at_most():
+def test_long_pause_is_caught_up_for_one_interval():
     clock = Clock()
     log, _ = opened(clock)
     log.start()
@@ -184,7 +184,7 @@ def test_what_stood_still_for_long_makes_up_for_one_interval_at_most():
     assert SLOTS <= steps <= SLOTS + 1
 
 
-def test_at_the_end_open_connections_are_closed_and_the_writer_stopped():
+def test_close_ends_open_connections_and_stops_writer():
     clock = Clock()
     log, kept = opened(clock)
     log.start()
@@ -196,7 +196,7 @@ def test_at_the_end_open_connections_are_closed_and_the_writer_stopped():
     assert clock.getDelayedCalls() == []
 
 
-def test_without_a_traffic_log_everything_may_be_said_and_nothing_is_noted():
+def test_null_recorder_ignores_everything():
     recorder = NO_TRAFFIC_LOG.connection(PEER, LoginSession(None))
     assert recorder is NULL_RECORDER
     assert type(recorder) is Recorder
@@ -205,14 +205,14 @@ def test_without_a_traffic_log_everything_may_be_said_and_nothing_is_noted():
     ended(NO_TRAFFIC_LOG.close(1))
 
 
-def test_a_salt_is_the_first_line_of_its_file(tmp_path):
+def test_salt_is_first_line_of_file(tmp_path):
     path = tmp_path / "salt"
     path.write_bytes(b"  secret \nnot this\n")
     assert read_salt(path) == b"secret"
 
 
 @pytest.mark.parametrize("content", [b"", b"\nsecret\n"])
-def test_an_empty_salt_is_refused(tmp_path, content):
+def test_empty_salt_is_rejected(tmp_path, content):
     path = tmp_path / "salt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match="first line is empty"):

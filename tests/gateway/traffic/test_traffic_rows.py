@@ -22,7 +22,7 @@ from gateway.traffic.traffic_rows import (
 ROOT = Path(__file__).parent.parent.parent.parent
 
 
-def test_what_does_not_apply_is_left_out():
+def test_fields_that_do_not_apply_are_omitted():
     row = ConnectionRow(
         v=1,
         at=5,
@@ -56,7 +56,7 @@ def test_what_does_not_apply_is_left_out():
     }
 
 
-def test_a_text_is_cut_and_can_always_be_written():
+def test_text_is_bounded_and_encodable():
     assert bounded_text("x" * 40_000) == "x" * MAX_TEXT
     assert msgspec.json.encode([bounded_text("a\ud800\n")]) == b'["a?\\n"]'
 
@@ -79,7 +79,7 @@ def row_of(described, field):
     return found
 
 
-def test_each_field_is_described_and_no_other(described):
+def test_every_field_is_documented(described):
     written = {
         field.name for kind in (ConnectionRow, UsageRow) for field in msgspec.structs.fields(kind)
     }
@@ -105,11 +105,11 @@ def test_each_field_is_described_and_no_other(described):
     assert written - tables <= prose
 
 
-def test_each_habit_is_described_and_no_other(described):
+def test_every_habit_is_documented(described):
     assert names(row_of(described, "habits")) == set(get_args(HabitName))
 
 
-def test_each_reason_of_an_end_is_described_and_no_other(described):
+def test_every_close_reason_is_documented(described):
     assert set(re.findall(r"`([a-z:-]+)`", row_of(described, "reason"))) == set(get_args(Reason))
 
 
@@ -150,11 +150,11 @@ def throttles(source):
         "reply.throttle_time_ms = wait",
     ],
 )
-def test_a_reply_that_throttles_is_seen(source):
+def test_throttling_response_is_detected(source):
     assert list(throttles(source)) == [source]
 
 
-def test_nobody_is_throttled_so_the_throttle_time_is_always_absent_as_it_is_described(described):
+def test_throttle_ms_is_absent_while_no_response_throttles(described):
     """Whoever lets a reply throttle counts it in `throttle_ms`, and says so there."""
     assert "always absent" in row_of(described, "throttle_ms")
     modules = (ROOT / "gateway").rglob("*.py")

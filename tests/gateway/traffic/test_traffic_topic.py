@@ -47,27 +47,27 @@ def stored(env):
     ]
 
 
-def test_each_line_is_a_record_in_its_order(env, sink):
+def test_each_line_is_a_record_in_order(env, sink):
     sink.put(b'{"a":1}\n{"a":2}\n', 2)
     sink.put(b'{"a":3}\n', 1)
     assert stored(env) == [(None, b'{"a":%d}' % number, NOW) for number in (1, 2, 3)]
     assert env.bugs == []
 
 
-def test_the_topic_has_one_partition_and_the_retention_of_the_log(env, sink):
+def test_traffic_topic_has_one_partition_and_log_retention(env, sink):
     sink.put(b"{}\n", 1)
     topic = env.broker.topics.get(TRAFFIC_TOPIC).topic
     assert (topic.partitions, topic.configs["retention.ms"]) == (1, "1000")
 
 
-def test_a_topic_that_is_there_is_used_as_it_is(env, sink):
+def test_existing_traffic_topic_is_used_unchanged(env, sink):
     env.topic(TRAFFIC_TOPIC, 1, retention_ms="5")
     sink.put(b"{}\n", 1)
     assert env.broker.topics.get(TRAFFIC_TOPIC).topic.configs["retention.ms"] == "5"
     assert len(stored(env)) == 1
 
 
-def test_many_lines_become_batches_of_bounded_size(env, sink):
+def test_lines_are_split_into_bounded_batches(env, sink):
     lines = [os.urandom(500).hex().encode() for _ in range(1000)]
     sink.put(b"".join(line + b"\n" for line in lines), len(lines))
     assert [value for _, value, _ in stored(env)] == lines
@@ -76,7 +76,7 @@ def test_many_lines_become_batches_of_bounded_size(env, sink):
     assert all(len(entry.payload) <= BATCH_BYTES for entry in entries)
 
 
-def test_what_waits_for_the_store_is_bounded(env, sink, losses):
+def test_queue_to_store_is_bounded(env, sink, losses):
     env.threads.hold()
     line = b"x" * ((1 << 20) - 1) + b"\n"
     for _ in range(4):
@@ -90,7 +90,7 @@ def test_what_waits_for_the_store_is_bounded(env, sink, losses):
     assert (losses.total, len(stored(env))) == (2, 6)
 
 
-def test_what_the_store_refuses_is_dropped_and_what_comes_after_it_is_stored(env, sink, losses):
+def test_lines_rejected_by_store_are_dropped_and_later_ones_stored(env, sink, losses):
     sink.put(b"{}\n", 1)
     env.store.refuse_writes = True
     sink.put(b"{}\n{}\n", 2)
@@ -101,7 +101,7 @@ def test_what_the_store_refuses_is_dropped_and_what_comes_after_it_is_stored(env
     assert env.bugs == []
 
 
-def test_the_end_waits_for_what_is_under_way_but_not_for_ever(env, sink, losses):
+def test_stop_waits_for_appends_up_to_timeout(env, sink, losses):
     ended(sink.stop(5))
     env.threads.hold()
     sink.put(b"{}\n", 1)

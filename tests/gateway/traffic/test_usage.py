@@ -38,14 +38,14 @@ BOUNDS = [250 * 4**power for power in range(BUCKETS - 1)]
         (10**12, BUCKETS - 1),
     ],
 )
-def test_a_latency_is_in_the_first_bucket_whose_bound_is_above_it(microseconds, bucket):
+def test_latency_is_in_first_bucket_above_it(microseconds, bucket):
     usage = UsageCounters()
     usage.add_request(0, 0, microseconds)
     assert row(usage).latency_us_buckets == [int(index == bucket) for index in range(BUCKETS)]
     assert row(usage).latency_us_sum == microseconds
 
 
-def test_batches_are_counted_by_format_and_by_codec():
+def test_batches_are_counted_by_format_and_codec():
     usage = UsageCounters()
     for magic, codec in [(0, 0), (1, 2), (2, 2), (2, 4), (2, 4)]:
         usage.batches[magic << 3 | codec] += 1
@@ -55,7 +55,7 @@ def test_batches_are_counted_by_format_and_by_codec():
     assert came.magic_out is went.codec_in is None
 
 
-def test_errors_are_counted_by_code_and_success_is_none():
+def test_errors_are_counted_by_code_without_success():
     usage = UsageCounters()
     for code in [0, 3, 6, 3, 0]:
         usage.add_error(code)
@@ -63,7 +63,7 @@ def test_errors_are_counted_by_code_and_success_is_none():
     assert row(UsageCounters()).errors is None
 
 
-def test_a_request_has_its_four_bytes_of_length_as_well():
+def test_request_bytes_include_length_field():
     usage = UsageCounters()
     for _ in range(3):
         usage.add_request(100, 50, 10)

@@ -68,7 +68,7 @@ def overrides(env: BrokerEnvironment) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("version", range(2))
-def test_one_config_is_set_and_the_others_stay(env: BrokerEnvironment, version: int) -> None:
+def test_setting_one_config_keeps_the_others(env: BrokerEnvironment, version: int) -> None:
     env.topic(segment_ms="7")
     assert incremental(env, (TOPIC, "orders", [("retention.ms", SET, "5")]), version=version) == [
         (0, None)
@@ -76,14 +76,14 @@ def test_one_config_is_set_and_the_others_stay(env: BrokerEnvironment, version: 
     assert overrides(env) == {"segment.ms": "7", "retention.ms": "5"}
 
 
-def test_what_was_set_counts_at_once_for_open_partitions(env: BrokerEnvironment) -> None:
+def test_changed_config_applies_to_open_partitions(env: BrokerEnvironment) -> None:
     env.topic()
     partition = env.partition()
     incremental(env, (TOPIC, "orders", [("max.message.bytes", SET, "123")]))
     assert partition.config.max_message_bytes == 123
 
 
-def test_a_deleted_override_gives_way_to_the_default(env: BrokerEnvironment) -> None:
+def test_deleted_override_restores_default(env: BrokerEnvironment) -> None:
     env.topic(retention_ms="5")
     assert incremental(
         env, (TOPIC, "orders", [("retention.ms", DELETE, None), ("segment.ms", DELETE, None)])
@@ -91,7 +91,7 @@ def test_a_deleted_override_gives_way_to_the_default(env: BrokerEnvironment) -> 
     assert overrides(env) == {}
 
 
-def test_items_are_put_to_a_list_once_and_taken_from_it(env: BrokerEnvironment) -> None:
+def test_list_items_are_appended_once_and_subtracted(env: BrokerEnvironment) -> None:
     env.topic()
     incremental(env, (TOPIC, "orders", [("cleanup.policy", APPEND, "compact,delete")]))
     assert overrides(env) == {"cleanup.policy": "delete,compact"}
@@ -99,7 +99,7 @@ def test_items_are_put_to_a_list_once_and_taken_from_it(env: BrokerEnvironment) 
     assert overrides(env) == {"cleanup.policy": ""}
 
 
-def test_a_list_does_not_become_longer_than_a_string(env: BrokerEnvironment) -> None:
+def test_list_is_no_longer_than_a_string(env: BrokerEnvironment) -> None:
     env.topic()
     name = "leader.replication.throttled.replicas"
     halves = [
@@ -111,7 +111,7 @@ def test_a_list_does_not_become_longer_than_a_string(env: BrokerEnvironment) -> 
     assert overrides(env) == {name: halves[0]}
 
 
-def test_validate_only_changes_nothing_but_says_what_would_be_wrong(env: BrokerEnvironment) -> None:
+def test_validate_only_reports_errors_and_changes_nothing(env: BrokerEnvironment) -> None:
     env.topic()
     assert incremental(
         env, (TOPIC, "orders", [("retention.ms", SET, "5")]), validate_only=True
@@ -163,7 +163,7 @@ def test_validate_only_changes_nothing_but_says_what_would_be_wrong(env: BrokerE
         ([("retention.ms", 7, "1")], 42, "Unknown operations type 7"),
     ],
 )
-def test_a_change_that_kafka_refuses_is_refused_as_a_whole(
+def test_rejected_change_is_rejected_as_a_whole(
     env: BrokerEnvironment, changes: Any, code: int, message: str
 ) -> None:
     env.topic(flush_ms="3")
@@ -174,7 +174,7 @@ def test_a_change_that_kafka_refuses_is_refused_as_a_whole(
     assert overrides(env) == {"flush.ms": "3"}
 
 
-def test_a_resource_that_is_there_twice_is_refused_both_times(env: BrokerEnvironment) -> None:
+def test_duplicate_resource_is_rejected_twice(env: BrokerEnvironment) -> None:
     env.topic()
     wanted = (TOPIC, "orders", [("retention.ms", SET, "5")])
     assert incremental(env, wanted, wanted) == [(42, "Each resource must appear at most once.")] * 2
@@ -208,7 +208,7 @@ def test_a_resource_that_is_there_twice_is_refused_both_times(env: BrokerEnviron
         (0, "x", 42, "Unknown resource type 0"),
     ],
 )
-def test_what_cannot_be_altered_is_refused_alone(
+def test_unalterable_resource_fails_alone(
     env: BrokerEnvironment, kind: int, name: str, code: int, message: str
 ) -> None:
     assert incremental(env, (kind, name, [("retention.ms", SET, "1")])) == [(code, message)]
@@ -216,7 +216,7 @@ def test_what_cannot_be_altered_is_refused_alone(
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_altering_the_old_way_replaces_all_overrides(env: BrokerEnvironment, version: int) -> None:
+def test_alter_configs_replaces_all_overrides(env: BrokerEnvironment, version: int) -> None:
     env.topic(segment_ms="7")
     assert alter(env, (TOPIC, "orders", [("retention.ms", "5")]), version=version) == [(0, None)]
     assert overrides(env) == {"retention.ms": "5"}
@@ -231,7 +231,7 @@ def test_altering_the_old_way_replaces_all_overrides(env: BrokerEnvironment, ver
         ([("segment.ms", None)], 42, "Null value not supported for : segment.ms"),
     ],
 )
-def test_what_the_old_way_refuses_changes_nothing(
+def test_rejected_alter_configs_changes_nothing(
     env: BrokerEnvironment, configs: Any, code: int, message: str
 ) -> None:
     env.topic(flush_ms="3")
@@ -239,13 +239,13 @@ def test_what_the_old_way_refuses_changes_nothing(
     assert overrides(env) == {"flush.ms": "3"}
 
 
-def test_validate_only_the_old_way_changes_nothing(env: BrokerEnvironment) -> None:
+def test_alter_configs_validate_only_changes_nothing(env: BrokerEnvironment) -> None:
     env.topic(flush_ms="3")
     assert alter(env, (TOPIC, "orders", []), validate_only=True) == [(0, None)]
     assert overrides(env) == {"flush.ms": "3"}
 
 
-def test_of_two_changes_at_the_same_time_none_is_lost(env: BrokerEnvironment) -> None:
+def test_concurrent_changes_are_both_kept(env: BrokerEnvironment) -> None:
     env.topic()
     env.store.hold()
     for key in ("retention.ms", "segment.ms"):
@@ -254,7 +254,7 @@ def test_of_two_changes_at_the_same_time_none_is_lost(env: BrokerEnvironment) ->
     assert overrides(env) == {"retention.ms": "5", "segment.ms": "5"}
 
 
-def test_a_change_whose_author_went_away_is_known_as_it_is_stored(env: BrokerEnvironment) -> None:
+def test_change_is_applied_after_client_disconnects(env: BrokerEnvironment) -> None:
     env.topic()
     env.store.hold()
     waiting = start_call(
@@ -265,7 +265,7 @@ def test_a_change_whose_author_went_away_is_known_as_it_is_stored(env: BrokerEnv
     assert overrides(env) == dict(env.store.topics["orders"].configs) == {"retention.ms": "5"}
 
 
-def test_a_full_disk_changes_nothing(env: BrokerEnvironment) -> None:
+def test_full_disk_changes_nothing(env: BrokerEnvironment) -> None:
     env.topic()
     env.store.refuse_writes = True
     assert [

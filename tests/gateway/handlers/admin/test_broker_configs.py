@@ -44,7 +44,7 @@ def synonyms(found: Any) -> list[tuple[str, str, int]]:
     return [(one.name, one.value, one.source) for one in found.synonyms]
 
 
-def test_a_changed_default_counts_for_topics_at_once(env: BrokerEnvironment) -> None:
+def test_changed_default_applies_to_topics_at_once(env: BrokerEnvironment) -> None:
     plain, own = env.topic("plain"), env.topic("own", max_message_bytes="77")
     assert put(env, "message.max.bytes", "2000") == (0, None)
     assert (plain.config.max_message_bytes, own.config.max_message_bytes) == (2000, 77)
@@ -55,14 +55,14 @@ def test_a_changed_default_counts_for_topics_at_once(env: BrokerEnvironment) -> 
     assert plain.config.max_message_bytes == 1048588
 
 
-def test_a_partition_that_is_open_takes_a_changed_default(env: BrokerEnvironment) -> None:
+def test_open_partition_uses_changed_default(env: BrokerEnvironment) -> None:
     env.topic("plain")
     partition = env.partition("plain")
     put(env, "log.message.timestamp.type", "LogAppendTime")
     assert partition.config.is_log_append_time
 
 
-def test_a_broker_s_own_value_comes_before_that_of_all_brokers(env: BrokerEnvironment) -> None:
+def test_broker_value_precedes_cluster_value(env: BrokerEnvironment) -> None:
     put(env, "log.retention.ms", "1000", resource="")
     assert env.broker.settings.log_retention_ms == 1000
     put(env, "log.retention.ms", "2000")
@@ -72,7 +72,7 @@ def test_a_broker_s_own_value_comes_before_that_of_all_brokers(env: BrokerEnviro
 
 
 # As Kafka 3.9.2 lists them.
-def test_sources_and_synonyms_say_where_a_value_is_set() -> None:
+def test_sources_and_synonyms_show_where_value_is_set() -> None:
     env = open_environment(node_id=1, message_max_bytes=3000)
     env.topic("orders")
     put(env, "message.max.bytes", "1000", resource="")
@@ -104,7 +104,7 @@ def test_sources_and_synonyms_say_where_a_value_is_set() -> None:
     )
 
 
-def test_a_retention_time_that_was_changed_has_synonyms(env: BrokerEnvironment) -> None:
+def test_changed_retention_has_synonyms(env: BrokerEnvironment) -> None:
     env.topic("orders")
     put(env, "log.retention.ms", "1000")
     assert synonyms(row(env, "retention.ms", (TOPIC, "orders"))) == [
@@ -113,7 +113,7 @@ def test_a_retention_time_that_was_changed_has_synonyms(env: BrokerEnvironment) 
     ]
 
 
-def test_changes_outlast_a_restart() -> None:
+def test_broker_configs_survive_restart() -> None:
     medium = Medium()
     env = open_environment(medium, node_id=1)
     put(env, "log.retention.bytes", "5000")
@@ -134,7 +134,7 @@ def test_changes_outlast_a_restart() -> None:
     ) == (-1, ("compact",))
 
 
-def test_alter_configs_replaces_all_that_was_set(env: BrokerEnvironment) -> None:
+def test_alter_configs_replaces_all_broker_overrides(env: BrokerEnvironment) -> None:
     put(env, "log.retention.bytes", "5000")
     assert alter(env, (BROKER, "1", [("message.max.bytes", "2000")])) == [(0, None)]
     assert (env.broker.settings.log_retention_bytes, env.broker.settings.message_max_bytes) == (
@@ -147,14 +147,14 @@ def test_alter_configs_replaces_all_that_was_set(env: BrokerEnvironment) -> None
     ("how", "value", "outcome"),
     [(APPEND, "compact", ("delete", "compact")), (SUBTRACT, "delete", ())],
 )
-def test_lists_are_extended_and_reduced(
+def test_broker_list_configs_are_appended_and_subtracted(
     env: BrokerEnvironment, how: int, value: str, outcome: tuple[str, ...]
 ) -> None:
     assert put(env, "log.cleanup.policy", value, how=how) == (0, None)
     assert env.broker.settings.log_cleanup_policy == outcome
 
 
-def test_validate_only_changes_nothing(env: BrokerEnvironment) -> None:
+def test_validate_only_changes_no_broker_config(env: BrokerEnvironment) -> None:
     wanted = (BROKER, "1", [("message.max.bytes", SET, "2000")])
     assert incremental(env, wanted, validate_only=True) == [(0, None)]
     assert env.broker.settings.message_max_bytes == 1048588
@@ -177,7 +177,7 @@ def test_validate_only_changes_nothing(env: BrokerEnvironment) -> None:
         ),
     ],
 )
-def test_what_cannot_change_is_refused(
+def test_fixed_broker_configs_are_rejected(
     env: BrokerEnvironment, name: str, value: str, message: str
 ) -> None:
     assert put(env, name, value) == (42, message)
@@ -185,7 +185,7 @@ def test_what_cannot_change_is_refused(
     assert list(describe(env, (BROKER, "", None))[0].configs) == []
 
 
-def test_one_wrong_config_refuses_all_of_a_request(env: BrokerEnvironment) -> None:
+def test_one_invalid_config_rejects_whole_request(env: BrokerEnvironment) -> None:
     rows = incremental(
         env, (BROKER, "1", [("message.max.bytes", SET, "2000"), ("num.partitions", SET, "3")])
     )
@@ -193,17 +193,17 @@ def test_one_wrong_config_refuses_all_of_a_request(env: BrokerEnvironment) -> No
     assert env.broker.settings.message_max_bytes == 1048588
 
 
-def test_deleting_what_is_not_set_succeeds(env: BrokerEnvironment) -> None:
+def test_deleting_unset_config_succeeds(env: BrokerEnvironment) -> None:
     """kafka-reassign-partitions.sh deletes throttles that nobody has set."""
     assert put(env, "leader.replication.throttled.rate", None, how=DELETE) == (0, None)
 
 
-def test_client_metrics_are_refused(env: BrokerEnvironment) -> None:
+def test_client_metrics_are_rejected(env: BrokerEnvironment) -> None:
     ((code, message),) = incremental(env, (16, "all", [("interval.ms", SET, "1000")]))
     assert (code, message) == (42, "The gateway collects no client metrics (KIP-714).")
 
 
-def test_limits_on_connections_change_while_it_runs(env: BrokerEnvironment) -> None:
+def test_connection_limits_change_at_runtime(env: BrokerEnvironment) -> None:
     limits = ConnectionLimits(env.broker.settings)
     env.broker.configs.watch(limits.update)
     assert limits.refusal_reason("10.0.0.1") is None
@@ -212,7 +212,7 @@ def test_limits_on_connections_change_while_it_runs(env: BrokerEnvironment) -> N
     assert limits.refusal_reason("10.0.0.1") == "max_connections=1 reached"
 
 
-def test_a_value_of_a_newer_version_is_ignored() -> None:
+def test_value_of_newer_version_is_ignored() -> None:
     medium = Medium()
     env = open_environment(medium, node_id=1)
     put(env, "message.max.bytes", "2000")

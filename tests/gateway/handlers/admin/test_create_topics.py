@@ -66,7 +66,7 @@ def test_every_version_creates_a_topic(env: BrokerEnvironment, version: int) -> 
     assert env.broker.topics.require("orders").topic.partitions == 3
 
 
-def test_a_created_topic_survives_a_restart() -> None:
+def test_created_topic_survives_restart() -> None:
     medium = Medium()
     first = open_environment(medium)
     create(first, new("orders", 2, retention_ms="5"))
@@ -76,24 +76,24 @@ def test_a_created_topic_survives_a_restart() -> None:
 
 
 @pytest.mark.parametrize("replicas", [-1, 1, 3, 32767])
-def test_any_replication_factor_is_taken_and_one_is_answered(
+def test_any_replication_factor_is_accepted_and_1_returned(
     env: BrokerEnvironment, replicas: int
 ) -> None:
     (row,) = create(env, new("orders", 1, replicas), version=5)
     assert (row.error_code, row.replication_factor) == (0, 1)
 
 
-def test_minus_one_partitions_are_the_settings_default() -> None:
+def test_minus_one_partitions_uses_default() -> None:
     (row,) = create(open_environment(num_partitions=7), new("orders", -1, -1), version=5)
     assert row.num_partitions == 7
 
 
-def test_the_id_of_a_new_topic_is_the_one_that_it_has(env: BrokerEnvironment) -> None:
+def test_created_topic_id_is_returned(env: BrokerEnvironment) -> None:
     (row,) = create(env, new("orders"), version=7)
     assert row.topic_id.bytes == env.broker.topics.require("orders").topic.topic_id
 
 
-def test_configs_are_told_from_version_5_on_with_their_sources(env: BrokerEnvironment) -> None:
+def test_configs_are_returned_from_v5_with_sources(env: BrokerEnvironment) -> None:
     (row,) = create(env, new("orders", retention_ms=" 5 "), version=5)
     rows = {
         config.name: (config.value, config.config_source, config.read_only, config.is_sensitive)
@@ -105,7 +105,7 @@ def test_configs_are_told_from_version_5_on_with_their_sources(env: BrokerEnviro
     assert rows["segment.bytes"] == ("1073741824", 5, False, False)
 
 
-def test_validate_only_makes_nothing_and_tells_what_it_would_be(env: BrokerEnvironment) -> None:
+def test_validate_only_creates_nothing_and_returns_result(env: BrokerEnvironment) -> None:
     (row,) = create(env, new("orders", 4), version=7, validate_only=True)
     assert (row.error_code, row.num_partitions, row.topic_id) == (0, 4, None)
     assert names(env) == set()
@@ -193,36 +193,36 @@ def test_validate_only_makes_nothing_and_tells_what_it_would_be(env: BrokerEnvir
         ),
     ],
 )
-def test_what_kafka_refuses_is_refused_in_its_words(
+def test_invalid_topic_is_rejected_with_kafka_message(
     env: BrokerEnvironment, topic: Any, code: int, message: str
 ) -> None:
     assert told(create(env, topic)) == [(topic.name, code, message)]
     assert names(env) == set()
 
 
-def test_a_name_of_249_characters_is_the_longest(env: BrokerEnvironment) -> None:
+def test_longest_name_has_249_characters(env: BrokerEnvironment) -> None:
     assert [row.error_code for row in create(env, new("q" * 249), new("q" * 250))] == [0, 17]
 
 
-def test_a_topic_that_exists_is_told_so(env: BrokerEnvironment) -> None:
+def test_existing_topic_is_rejected(env: BrokerEnvironment) -> None:
     create(env, new("orders"))
     assert told(create(env, new("orders"))) == [("orders", 36, "Topic 'orders' already exists.")]
 
 
-def test_a_name_that_differs_in_dots_and_underscores_only_collides(env: BrokerEnvironment) -> None:
+def test_name_differing_only_in_dots_and_underscores_collides(env: BrokerEnvironment) -> None:
     create(env, new("a.b"))
     assert told(create(env, new("a_b"))) == [
         ("a_b", 17, "Topic 'a_b' collides with existing topic: a.b")
     ]
 
 
-def test_a_deleted_topic_s_name_collides_no_more(env: BrokerEnvironment) -> None:
+def test_name_of_deleted_topic_does_not_collide(env: BrokerEnvironment) -> None:
     create(env, new("a.b"))
     delete(env, "a.b")
     assert [row.error_code for row in create(env, new("a_b"))] == [0]
 
 
-def test_a_name_that_is_there_twice_is_refused_once_and_nothing_is_made_of_it(
+def test_duplicate_name_is_rejected_once_and_not_created(
     env: BrokerEnvironment,
 ) -> None:
     rows = create(env, new("twice"), new("once"), new("twice"), new("twice"))
@@ -230,18 +230,18 @@ def test_a_name_that_is_there_twice_is_refused_once_and_nothing_is_made_of_it(
     assert names(env) == {"once"}
 
 
-def test_one_refused_topic_does_not_hold_up_the_others(env: BrokerEnvironment) -> None:
+def test_one_rejected_topic_does_not_affect_others(env: BrokerEnvironment) -> None:
     rows = create(env, new("good"), new("bad", 0), new("better"))
     assert [row.error_code for row in rows] == [0, 37, 0]
     assert names(env) == {"good", "better"}
 
 
-def test_a_manual_assignment_gives_the_partitions(env: BrokerEnvironment) -> None:
+def test_manual_assignment_sets_partition_count(env: BrokerEnvironment) -> None:
     (row,) = create(env, new("orders", -1, -1, [(1, [1]), (0, [1])]), version=5)
     assert (row.error_code, row.num_partitions, row.replication_factor) == (0, 2, 1)
 
 
-def test_all_partitions_of_an_assignment_have_as_many_replicas(
+def test_assigned_partitions_need_equal_replica_counts(
     env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -257,12 +257,12 @@ def test_all_partitions_of_an_assignment_have_as_many_replicas(
     ]
 
 
-def test_no_topic_has_more_partitions_than_the_limit() -> None:
+def test_topic_above_partition_limit_is_rejected() -> None:
     env = open_environment(max_partitions_per_topic=10)
     assert [row.error_code for row in create(env, new("a", 10), new("b", 11))] == [0, 37]
 
 
-def test_a_request_for_more_partitions_than_the_limit_makes_none_of_them() -> None:
+def test_request_above_partition_limit_creates_no_topic() -> None:
     env = open_environment(max_partitions_per_topic=10)
     rows = create(env, new("a", 6), new("b", 5), new("c", 0))
     assert [row.error_code for row in rows] == [
@@ -273,14 +273,14 @@ def test_a_request_for_more_partitions_than_the_limit_makes_none_of_them() -> No
     assert names(env) == set()
 
 
-def test_a_full_disk_is_a_storage_error_and_the_name_stays_free(env: BrokerEnvironment) -> None:
+def test_full_disk_is_storage_error_and_name_stays_free(env: BrokerEnvironment) -> None:
     env.store.refuse_writes = True
     assert [row.error_code for row in create(env, new("orders"))] == [ErrorCode.KAFKA_STORAGE_ERROR]
     env.store.refuse_writes = False
     assert [row.error_code for row in create(env, new("orders"))] == [0]
 
 
-def test_a_topic_whose_creator_went_away_is_there_all_the_same(env: BrokerEnvironment) -> None:
+def test_topic_is_created_after_client_disconnects(env: BrokerEnvironment) -> None:
     env.store.hold()
     waiting = start_call(env, CreateTopicsRequest(topics=[new("orders")], timeout_ms=1000), 4)
     waiting.cancel()
@@ -317,7 +317,7 @@ def test_topics_are_deleted_by_name(env: BrokerEnvironment, version: int) -> Non
     assert names(env) == {"kept"}
 
 
-def test_a_deleted_topic_takes_with_it_what_groups_have_committed(env: BrokerEnvironment) -> None:
+def test_deleting_topic_deletes_committed_offsets(env: BrokerEnvironment) -> None:
     create(env, new("orders", 2), new("kept"))
     at = {
         ("orders", 0): CommittedOffset(1, -1, "", 1),
@@ -330,7 +330,7 @@ def test_a_deleted_topic_takes_with_it_what_groups_have_committed(env: BrokerEnv
     assert list(env.broker.offsets.of_group("second")) == [("kept", 0)]
 
 
-def test_a_client_that_goes_away_leaves_no_topic_half_deleted(env: BrokerEnvironment) -> None:
+def test_deletion_completes_after_client_disconnects(env: BrokerEnvironment) -> None:
     create(env, new("orders"))
     ended(env.broker.offsets.commit("g", {("orders", 0): CommittedOffset(1, -1, "", 1)}))
     env.store.hold()
@@ -354,14 +354,14 @@ def test_topics_are_deleted_by_id(env: BrokerEnvironment) -> None:
     assert names(env) == set()
 
 
-def test_a_name_that_is_to_be_deleted_twice_is_refused(env: BrokerEnvironment) -> None:
+def test_deleting_duplicate_name_is_rejected(env: BrokerEnvironment) -> None:
     create(env, new("orders"))
     assert delete(env, "orders", "orders") == [("orders", 42)]
     assert names(env) == {"orders"}
 
 
 # Codes and messages as Kafka 3.9.2 gave them.
-def test_a_deletion_that_makes_no_sense_is_refused_in_kafka_s_words(env: BrokerEnvironment) -> None:
+def test_invalid_deletion_is_rejected_with_kafka_message(env: BrokerEnvironment) -> None:
     one = uuid.uuid4()
     assert delete_by(env, (None, None)) == [(None, 42, "Neither topic name nor id were specified.")]
     assert delete_by(env, ("x", one)) == [
@@ -371,7 +371,7 @@ def test_a_deletion_that_makes_no_sense_is_refused_in_kafka_s_words(env: BrokerE
     assert [row[1] for row in delete_by(env, (None, one))] == [ErrorCode.UNKNOWN_TOPIC_ID]
 
 
-def test_a_topic_named_by_name_and_by_id_is_not_deleted(env: BrokerEnvironment) -> None:
+def test_topic_given_by_name_and_id_is_not_deleted(env: BrokerEnvironment) -> None:
     create(env, new("orders"))
     topic_id = uuid.UUID(bytes=env.broker.topics.require("orders").topic.topic_id)
     rows = delete_by(env, ("orders", None), (None, topic_id))
@@ -381,7 +381,7 @@ def test_a_topic_named_by_name_and_by_id_is_not_deleted(env: BrokerEnvironment) 
     assert names(env) == {"orders"}
 
 
-def test_a_full_disk_keeps_a_topic(env: BrokerEnvironment) -> None:
+def test_full_disk_keeps_topic(env: BrokerEnvironment) -> None:
     create(env, new("orders"))
     env.store.refuse_writes = True
     assert delete(env, "orders") == [("orders", ErrorCode.KAFKA_STORAGE_ERROR)]
@@ -409,7 +409,7 @@ def extend(
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_a_topic_gets_more_partitions(env: BrokerEnvironment, version: int) -> None:
+def test_create_partitions_adds_partitions(env: BrokerEnvironment, version: int) -> None:
     create(env, new("orders", 2, retention_ms="5"))
     assert extend(env, ("orders", 5, None), version=version) == [("orders", 0, None)]
     topic = env.broker.topics.require("orders").topic
@@ -450,7 +450,7 @@ def test_validate_only_adds_no_partitions(env: BrokerEnvironment) -> None:
         ),
     ],
 )
-def test_partitions_that_kafka_would_not_add_are_refused(
+def test_invalid_partition_count_is_rejected(
     env: BrokerEnvironment, count: int, brokers: Any, code: int, message: str
 ) -> None:
     create(env, new("orders", 2))
@@ -458,20 +458,20 @@ def test_partitions_that_kafka_would_not_add_are_refused(
     assert env.broker.topics.require("orders").topic.partitions == 2
 
 
-def test_partitions_of_no_topic_or_of_one_named_twice_are_refused(env: BrokerEnvironment) -> None:
+def test_partitions_of_unknown_or_duplicate_topic_are_rejected(env: BrokerEnvironment) -> None:
     create(env, new("orders", 2))
     rows = extend(env, ("never", 3, None), ("orders", 3, None), ("orders", 4, None))
     assert [(name, code) for name, code, _ in rows] == [("never", 3), ("orders", 42)]
     assert env.broker.topics.require("orders").topic.partitions == 2
 
 
-def test_no_topic_grows_above_the_limit() -> None:
+def test_topic_does_not_grow_above_limit() -> None:
     env = open_environment(max_partitions_per_topic=10)
     create(env, new("orders", 2))
     assert [row[1] for row in extend(env, ("orders", 11, None))] == [37]
 
 
-def test_a_topic_grows_once_when_two_ask_at_the_same_time(env: BrokerEnvironment) -> None:
+def test_concurrent_increase_is_applied_once(env: BrokerEnvironment) -> None:
     create(env, new("orders", 2))
     env.store.hold()
     request = CreatePartitionsRequest(

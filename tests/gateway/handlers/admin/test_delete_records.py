@@ -43,13 +43,13 @@ def delete(
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_what_lies_before_the_offset_goes(env: BrokerEnvironment, version: int) -> None:
+def test_records_below_offset_are_deleted(env: BrokerEnvironment, version: int) -> None:
     assert delete(env, ("orders", {0: 5}), version=version) == {("orders", 0): (5, 0)}
     log = env.partition().log
     assert (log.start_offset, log.size) == (5, len(b"second"))
 
 
-def test_minus_one_deletes_all_there_is(env: BrokerEnvironment) -> None:
+def test_minus_one_deletes_all_records(env: BrokerEnvironment) -> None:
     assert delete(env, ("orders", {0: -1, 1: -1})) == {
         ("orders", 0): (10, 0),
         ("orders", 1): (0, 0),
@@ -57,7 +57,7 @@ def test_minus_one_deletes_all_there_is(env: BrokerEnvironment) -> None:
     assert env.partition().log.size == 0
 
 
-def test_the_start_never_moves_down(env: BrokerEnvironment) -> None:
+def test_log_start_never_decreases(env: BrokerEnvironment) -> None:
     delete(env, ("orders", {0: 7}))
     assert delete(env, ("orders", {0: 3})) == {("orders", 0): (7, 0)}
     assert env.partition().log.start_offset == 7
@@ -65,40 +65,38 @@ def test_the_start_never_moves_down(env: BrokerEnvironment) -> None:
 
 # As Kafka 3.9.2 answered.
 @pytest.mark.parametrize("offset", [11, -2, 1 << 62])
-def test_an_offset_that_is_none_of_the_log_s_is_out_of_range(
-    env: BrokerEnvironment, offset: int
-) -> None:
+def test_offset_outside_log_is_out_of_range(env: BrokerEnvironment, offset: int) -> None:
     assert delete(env, ("orders", {0: offset})) == {
         ("orders", 0): (-1, ErrorCode.OFFSET_OUT_OF_RANGE)
     }
     assert env.partition().log.start_offset == 0
 
 
-def test_partitions_that_are_not_there_are_unknown(env: BrokerEnvironment) -> None:
+def test_missing_partition_is_unknown(env: BrokerEnvironment) -> None:
     assert delete(env, ("orders", {99: 0}), ("never", {0: 0})) == {
         ("orders", 99): (-1, 3),
         ("never", 0): (-1, 3),
     }
 
 
-def test_a_topic_that_is_only_compacted_keeps_its_records(env: BrokerEnvironment) -> None:
+def test_compacted_topic_keeps_records(env: BrokerEnvironment) -> None:
     env.topic("table", cleanup_policy="compact")
     assert delete(env, ("table", {0: -1})) == {("table", 0): (-1, ErrorCode.POLICY_VIOLATION)}
 
 
-def test_records_of_an_internal_topic_are_not_deleted(env: BrokerEnvironment) -> None:
+def test_internal_topic_keeps_records(env: BrokerEnvironment) -> None:
     env.broker.topics.add_internal("__consumer_offsets")
     assert delete(env, ("__consumer_offsets", {0: -1})) == {
         ("__consumer_offsets", 0): (-1, ErrorCode.INVALID_TOPIC_EXCEPTION)
     }
 
 
-def test_of_a_partition_named_twice_the_last_offset_counts(env: BrokerEnvironment) -> None:
+def test_last_offset_of_duplicate_partition_applies(env: BrokerEnvironment) -> None:
     # Kafka 3.9.2: a request for 0 and then 7 of the same partition answered for 7.
     assert delete(env, ("orders", {0: 8}), ("orders", {0: 4})) == {("orders", 0): (4, 0)}
 
 
-def test_a_full_disk_deletes_nothing(env: BrokerEnvironment) -> None:
+def test_full_disk_deletes_nothing(env: BrokerEnvironment) -> None:
     env.partition()
     env.store.refuse_writes = True
     assert delete(env, ("orders", {0: 5})) == {("orders", 0): (-1, ErrorCode.KAFKA_STORAGE_ERROR)}

@@ -19,7 +19,7 @@ def env() -> BrokerEnvironment:
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_the_cluster_is_the_live_gateways(version: int) -> None:
+def test_cluster_consists_of_live_gateways(version: int) -> None:
     reply = call(
         open_environment(node_id=5),
         DescribeClusterRequest(include_cluster_authorized_operations=False),
@@ -36,7 +36,7 @@ def test_the_cluster_is_the_live_gateways(version: int) -> None:
     assert reply.authorized_operations is None
 
 
-def test_what_one_may_do_is_told_when_asked_for(env: BrokerEnvironment) -> None:
+def test_authorized_operations_are_returned_on_request(env: BrokerEnvironment) -> None:
     reply = call(env, DescribeClusterRequest(include_cluster_authorized_operations=True), 1)
     # As Kafka 3.9.2 without an authorizer: create, alter, describe, cluster action, describe and alter configs, idempotent write.
     assert set(reply.authorized_operations) == {5, 7, 8, 9, 10, 11, 12}
@@ -54,7 +54,7 @@ def test_what_one_may_do_is_told_when_asked_for(env: BrokerEnvironment) -> None:
         (7, 115, "Unsupported endpoint type 7"),
     ],
 )
-def test_other_endpoints_than_brokers_are_refused(
+def test_other_endpoint_types_are_rejected(
     env: BrokerEnvironment, endpoint: int, code: int, message: str
 ) -> None:
     reply = call(
@@ -89,9 +89,7 @@ def fill(env: BrokerEnvironment, name: str, index: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_every_version_tells_the_bytes_of_the_partitions_asked_for(
-    env: BrokerEnvironment, version: int
-) -> None:
+def test_every_version_returns_partition_sizes(env: BrokerEnvironment, version: int) -> None:
     env.topic("orders", 3)
     fill(env, "orders", 1, 500)
     reply = log_dirs(env, {"orders": [0, 1]}, version)
@@ -99,25 +97,25 @@ def test_every_version_tells_the_bytes_of_the_partitions_asked_for(
     assert [(result.error_code, result.log_dir) for result in reply.results] == [(0, "memory")]
 
 
-def test_null_topics_mean_all_partitions_and_an_empty_list_none(env: BrokerEnvironment) -> None:
+def test_null_topics_mean_all_partitions_and_empty_list_none(env: BrokerEnvironment) -> None:
     env.topic("orders", 2)
     env.topic("bills")
     assert set(sizes(log_dirs(env, None))) == {("orders", 0), ("orders", 1), ("bills", 0)}
     assert sizes(log_dirs(env, {})) == {}
 
 
-def test_partitions_that_are_not_there_are_left_out(env: BrokerEnvironment) -> None:
+def test_missing_partitions_are_omitted(env: BrokerEnvironment) -> None:
     env.topic("orders")
     assert sizes(log_dirs(env, {"orders": [0, 5, -1], "never": [0]})) == {("orders", 0): 0}
 
 
-def test_a_partition_that_is_asked_for_twice_is_told_once(env: BrokerEnvironment) -> None:
+def test_duplicate_partition_is_returned_once(env: BrokerEnvironment) -> None:
     env.topic("orders")
     (topic,) = log_dirs(env, {"orders": [0, 0]}).results[0].topics
     assert [row.partition_index for row in topic.partitions] == [0]
 
 
-def test_the_room_on_the_volume_is_told_from_version_4_on(
+def test_volume_size_is_returned_from_v4(
     env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(env.store, "usage", lambda: [VolumeUsage("/data", 1000, 400)])
@@ -125,7 +123,7 @@ def test_the_room_on_the_volume_is_told_from_version_4_on(
     assert (result.log_dir, result.total_bytes, result.usable_bytes) == ("/data", 1000, 400)
 
 
-def test_a_partition_s_size_does_not_open_it(env: BrokerEnvironment) -> None:
+def test_partition_size_does_not_open_partition(env: BrokerEnvironment) -> None:
     env.topic("orders")
     log_dirs(env, None)
     assert env.broker.topics.get_open_partition("orders", 0) is None
@@ -142,7 +140,7 @@ def producers(env: BrokerEnvironment, wanted: dict[str, list[int]]) -> dict[tupl
     }
 
 
-def test_a_partition_tells_who_wrote_to_it(env: BrokerEnvironment) -> None:
+def test_producers_of_partition_are_returned(env: BrokerEnvironment) -> None:
     env.topic("orders", 2)
     for sequence in (0, 3):
         records = batch(3, producer=(77, 4, sequence))
@@ -159,7 +157,7 @@ def test_a_partition_tells_who_wrote_to_it(env: BrokerEnvironment) -> None:
     assert list(rows["orders", 1].active_producers) == []
 
 
-def test_producers_of_no_partition_are_an_error_of_that_partition(env: BrokerEnvironment) -> None:
+def test_producers_of_missing_partition_are_an_error(env: BrokerEnvironment) -> None:
     env.topic("orders")
     rows = producers(env, {"orders": [0, 3], "never": [0], "x y": [1]})
     assert {key: row.error_code for key, row in rows.items()} == {
@@ -170,7 +168,7 @@ def test_producers_of_no_partition_are_an_error_of_that_partition(env: BrokerEnv
     }
 
 
-def test_nobody_produces_to_an_internal_topic(env: BrokerEnvironment) -> None:
+def test_internal_topic_has_no_producers(env: BrokerEnvironment) -> None:
     env.broker.topics.add_internal("__consumer_offsets")
     rows = producers(env, {"__consumer_offsets": [0, 50]})
     assert {key: row.error_code for key, row in rows.items()} == {
@@ -179,7 +177,7 @@ def test_nobody_produces_to_an_internal_topic(env: BrokerEnvironment) -> None:
     }
 
 
-def test_a_size_that_only_opening_the_log_would_tell_is_unknown(
+def test_size_that_needs_opening_the_log_is_unknown(
     env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env.topic("orders", 2)

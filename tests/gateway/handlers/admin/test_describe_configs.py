@@ -39,9 +39,7 @@ def values(result: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_every_version_tells_the_configs_that_are_asked_for(
-    env: BrokerEnvironment, version: int
-) -> None:
+def test_every_version_returns_requested_configs(env: BrokerEnvironment, version: int) -> None:
     env.topic(retention_ms="5")
     (result,) = describe(
         env, (TOPIC, "orders", ["retention.ms", "segment.bytes", "no.such"]), version=version
@@ -51,13 +49,13 @@ def test_every_version_tells_the_configs_that_are_asked_for(
 
 
 @pytest.mark.parametrize("keys", [None, []])
-def test_no_keys_mean_all_configs(env: BrokerEnvironment, keys: list[str] | None) -> None:
+def test_null_keys_mean_all_configs(env: BrokerEnvironment, keys: list[str] | None) -> None:
     env.topic()
     # As many as Kafka 3.9.2 has for a topic.
     assert len(describe(env, (TOPIC, "orders", keys))[0].configs) == 37
 
 
-def test_version_0_says_what_is_a_default(env: BrokerEnvironment) -> None:
+def test_v0_returns_is_default(env: BrokerEnvironment) -> None:
     env.topic(retention_ms="5")
     (result,) = describe(env, (TOPIC, "orders", ["retention.ms", "segment.ms"]), version=0)
     assert {row.name: row.is_default for row in result.configs} == {
@@ -66,7 +64,7 @@ def test_version_0_says_what_is_a_default(env: BrokerEnvironment) -> None:
     }
 
 
-def test_a_value_s_source_is_the_topic_the_settings_or_the_default() -> None:
+def test_source_is_topic_settings_or_default() -> None:
     env = open_environment(message_max_bytes=5000)
     env.topic(retention_ms="5")
     (result,) = describe(
@@ -79,7 +77,7 @@ def test_a_value_s_source_is_the_topic_the_settings_or_the_default() -> None:
     }
 
 
-def test_synonyms_are_told_when_asked_for_the_one_that_counts_first() -> None:
+def test_synonyms_start_with_effective_one() -> None:
     env = open_environment(log_retention_ms=70)
     env.topic(retention_ms="5")
     wanted = (TOPIC, "orders", ["retention.ms"])
@@ -94,7 +92,7 @@ def test_synonyms_are_told_when_asked_for_the_one_that_counts_first() -> None:
     assert list(result.configs[0].synonyms) == []
 
 
-def test_a_broker_says_what_clients_are_told_to_connect_to(env: BrokerEnvironment) -> None:
+def test_broker_returns_advertised_listeners(env: BrokerEnvironment) -> None:
     (result,) = describe(
         env,
         (
@@ -110,7 +108,7 @@ def test_a_broker_says_what_clients_are_told_to_connect_to(env: BrokerEnvironmen
     }
 
 
-def test_a_default_retention_time_has_no_synonyms(env: BrokerEnvironment) -> None:
+def test_default_retention_has_no_synonyms(env: BrokerEnvironment) -> None:
     """In Kafka log.retention.ms has no default, and what it is a synonym of is not told of it."""
     env.topic()
     for wanted in ((TOPIC, "orders", ["retention.ms"]), (BROKER, "0", ["log.retention.ms"])):
@@ -119,7 +117,7 @@ def test_a_default_retention_time_has_no_synonyms(env: BrokerEnvironment) -> Non
         assert (row.value, row.config_source, list(row.synonyms)) == ("604800000", DEFAULT, [])
 
 
-def test_types_are_kafka_s_and_documentation_is_told_when_asked_for(env: BrokerEnvironment) -> None:
+def test_types_are_kafkas_and_documentation_is_optional(env: BrokerEnvironment) -> None:
     env.topic()
     keys = [
         "retention.ms",
@@ -144,7 +142,7 @@ def test_types_are_kafka_s_and_documentation_is_told_when_asked_for(env: BrokerE
     assert [row.documentation for row in result.configs] == [None] * len(keys)
 
 
-def test_a_config_without_effect_says_so(env: BrokerEnvironment) -> None:
+def test_documentation_names_configs_without_effect(env: BrokerEnvironment) -> None:
     env.topic(segment_jitter_ms="5")
     (result,) = describe(
         env, (TOPIC, "orders", ["segment.jitter.ms", "retention.ms"]), include_documentation=True
@@ -175,7 +173,7 @@ def test_a_config_without_effect_says_so(env: BrokerEnvironment) -> None:
         (99, "x", 42, None),
     ],
 )
-def test_what_cannot_be_described_is_refused_alone(
+def test_unsupported_resource_fails_alone(
     env: BrokerEnvironment, kind: int, name: str, code: int, message: str | None
 ) -> None:
     env.topic()
@@ -185,7 +183,7 @@ def test_what_cannot_be_described_is_refused_alone(
     assert list(results[0].configs) == []
 
 
-def test_a_resource_that_is_asked_for_twice_is_answered_once_with_all_that_was_asked(
+def test_duplicate_resource_is_merged(
     env: BrokerEnvironment,
 ) -> None:
     env.topic()
@@ -197,7 +195,7 @@ def test_a_resource_that_is_asked_for_twice_is_answered_once_with_all_that_was_a
     assert len(result.configs) == 37
 
 
-def test_the_broker_s_configs_are_its_settings() -> None:
+def test_broker_configs_are_the_settings() -> None:
     env = open_environment(node_id=3, num_partitions=12)
     (result,) = describe(env, (BROKER, "3", None), include_synonyms=True)
     rows = {row.name: row for row in result.configs}
@@ -222,7 +220,7 @@ def test_the_broker_s_configs_are_its_settings() -> None:
     }
 
 
-def test_no_secret_and_no_place_of_one_is_told() -> None:
+def test_secrets_and_their_files_are_not_returned() -> None:
     env = open_environment(
         users_file="hidden.users",
         ssl_key_password_file="hidden.password",
@@ -238,12 +236,12 @@ def test_no_secret_and_no_place_of_one_is_told() -> None:
     assert not [text for text in told if "hidden" in text]
 
 
-def test_all_brokers_together_have_no_configs_of_their_own(env: BrokerEnvironment) -> None:
+def test_cluster_wide_broker_resource_has_no_configs(env: BrokerEnvironment) -> None:
     (result,) = describe(env, (BROKER, "", None))
     assert (result.error_code, list(result.configs)) == (0, [])
 
 
-def test_loggers_are_told_with_their_levels() -> None:
+def test_loggers_are_returned_with_levels() -> None:
     env = open_environment(log_level="warning", log_levels={"gateway.protocol.session": "debug"})
     (result,) = describe(env, (LOGGER, "0", None))
     assert [(row.name, row.value, row.config_source) for row in result.configs] == [
@@ -260,7 +258,7 @@ def names(reply: Any) -> list[tuple[int, str]]:
     return [(row.resource_type, row.resource_name) for row in reply.config_resources]
 
 
-def test_resources_with_configs_are_listed_by_type() -> None:
+def test_config_resources_are_listed_by_type() -> None:
     env = open_environment(node_id=3)
     env.topic("orders")
     assert names(listed(env, 1, [])) == [(2, "orders"), (4, "3"), (8, "3")]
@@ -274,13 +272,13 @@ def test_resources_with_configs_are_listed_by_type() -> None:
     assert names(listed(env, 1, [16, 32])) == [(32, "g")]
 
 
-def test_version_0_lists_client_metrics_only() -> None:
+def test_v0_lists_client_metrics_only() -> None:
     env = open_environment()
     env.topic("orders")
     assert list(listed(env, 0, []).config_resources) == []
 
 
-def test_an_unknown_type_of_resource_is_refused() -> None:
+def test_unknown_resource_type_is_rejected() -> None:
     assert listed(open_environment(), 1, [2, 99]).error_code == 35
 
 

@@ -23,7 +23,7 @@ def env() -> BrokerEnvironment:
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_there_is_no_metadata_quorum(env: BrokerEnvironment, version: int) -> None:
+def test_describe_quorum_is_unsupported(env: BrokerEnvironment, version: int) -> None:
     topic = DescribeQuorumRequest.TopicData
     asked = topic(
         topic_name="__cluster_metadata", partitions=[topic.PartitionData(partition_index=0)]
@@ -45,7 +45,7 @@ UNKNOWN_FEATURE = (
 
 
 @pytest.mark.parametrize("version", range(2))
-def test_an_unknown_feature_is_refused_by_name(env: BrokerEnvironment, version: int) -> None:
+def test_unknown_feature_is_rejected_by_name(env: BrokerEnvironment, version: int) -> None:
     reply = update(env, version, "a", "b")
     assert reply.error_code == 0
     assert [(row.feature, row.error_code) for row in reply.results] == [
@@ -55,7 +55,7 @@ def test_an_unknown_feature_is_refused_by_name(env: BrokerEnvironment, version: 
     assert reply.results[0].error_message == UNKNOWN_FEATURE
 
 
-def test_an_unknown_feature_refuses_all_of_version_2(env: BrokerEnvironment) -> None:
+def test_unknown_feature_rejects_whole_v2_request(env: BrokerEnvironment) -> None:
     reply = update(env, 2, "a", "b")
     message = f"The update failed for all features since the following feature had an error: {UNKNOWN_FEATURE}"
     assert (reply.error_code, reply.error_message) == (INVALID_UPDATE, message)
@@ -63,12 +63,12 @@ def test_an_unknown_feature_refuses_all_of_version_2(env: BrokerEnvironment) -> 
 
 
 @pytest.mark.parametrize(("broker_id", "code"), [(77, NOT_REGISTERED), (1, INVALID_REQUEST)])
-def test_no_broker_can_be_unregistered(env: BrokerEnvironment, broker_id: int, code: int) -> None:
+def test_brokers_cannot_be_unregistered(env: BrokerEnvironment, broker_id: int, code: int) -> None:
     assert call(env, UnregisterBrokerRequest(broker_id=broker_id), 0).error_code == code
 
 
 @pytest.mark.parametrize("version", range(2))
-def test_voters_are_fixed(env: BrokerEnvironment, version: int) -> None:
+def test_raft_voters_are_fixed(env: BrokerEnvironment, version: int) -> None:
     listener = AddRaftVoterRequest.Listener(name="CONTROLLER", host="localhost", port=65535)
     voter: dict[str, Any] = {"cluster_id": None, "voter_id": 7, "voter_directory_id": UUID(int=5)}
     assert (

@@ -10,7 +10,7 @@ from tests.gateway.handlers.handler_calls import call
 NOT_FOUND, CLUSTER_AUTHORIZATION_FAILED = 105, 31
 
 
-def test_no_transactional_id_is_known() -> None:
+def test_transactional_ids_are_not_found() -> None:
     rows = call(
         open_environment(), DescribeTransactionsRequest(transactional_ids=["a", "b"]), 0
     ).transaction_states
@@ -21,7 +21,7 @@ def test_no_transactional_id_is_known() -> None:
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_no_transaction_is_listed(version: int) -> None:
+def test_no_transactions_are_listed(version: int) -> None:
     request = ListTransactionsRequest(state_filters=["Ongoing", "Nonsense"], producer_id_filters=[])
     reply = call(open_environment(), request, version)
     assert (
@@ -32,7 +32,7 @@ def test_no_transaction_is_listed(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_markers_are_refused(version: int) -> None:
+def test_txn_markers_are_rejected(version: int) -> None:
     marker = WriteTxnMarkersRequest.WritableTxnMarker
     topics = [marker.WritableTxnMarkerTopic(name="orders", partition_indexes=[0, 1])]
     asked = marker(

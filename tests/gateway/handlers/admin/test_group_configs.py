@@ -40,7 +40,7 @@ def members(env: BrokerEnvironment) -> int:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_session_lasts_as_long_as_its_group_says(env: BrokerEnvironment, is_first: bool) -> None:
+def test_session_timeout_is_that_of_the_group(env: BrokerEnvironment, is_first: bool) -> None:
     if is_first:
         put(env, SESSION, "60000")
     epoch = member_heartbeat(env, "a").member_epoch
@@ -53,7 +53,7 @@ def test_a_session_lasts_as_long_as_its_group_says(env: BrokerEnvironment, is_fi
     assert members(env) == 0
 
 
-def test_members_are_told_the_interval_of_their_group(env: BrokerEnvironment) -> None:
+def test_heartbeat_interval_is_that_of_the_group(env: BrokerEnvironment) -> None:
     put(env, HEARTBEAT, "7000")
     epochs = {group: member_heartbeat(env, "a", group_id=group) for group in ("g", "other")}
     assert {group: reply.heartbeat_interval_ms for group, reply in epochs.items()} == {
@@ -64,7 +64,7 @@ def test_members_are_told_the_interval_of_their_group(env: BrokerEnvironment) ->
     assert member_heartbeat(env, "a", epochs["g"].member_epoch).heartbeat_interval_ms == 5000
 
 
-def test_configs_of_a_group_outlast_a_restart() -> None:
+def test_group_configs_survive_restart() -> None:
     medium = Medium()
     env = open_env(medium)
     member_heartbeat(env, "a")
@@ -77,14 +77,14 @@ def test_configs_of_a_group_outlast_a_restart() -> None:
     assert members(again) == 0
 
 
-def test_alter_configs_replaces_the_configs_of_a_group(env: BrokerEnvironment) -> None:
+def test_alter_configs_replaces_group_configs(env: BrokerEnvironment) -> None:
     put(env, SESSION, "60000")
     assert alter(env, (GROUP, "g", [(HEARTBEAT, "7000")])) == [(0, None)]
     assert env.broker.group_configs.overrides("g") == {HEARTBEAT: "7000"}
 
 
 # As kafka-group_configs.sh shows it of Kafka 4.3.1.
-def test_a_group_s_configs_are_shown_with_the_defaults_of_all_groups(
+def test_group_configs_are_returned_with_defaults(
     env: BrokerEnvironment,
 ) -> None:
     put(env, SESSION, "50000")
@@ -141,14 +141,14 @@ def test_a_group_s_configs_are_shown_with_the_defaults_of_all_groups(
         ("nonsense", "1", 40, "Unknown group config name: nonsense"),
     ],
 )
-def test_what_a_group_cannot_have_is_refused(
+def test_invalid_group_configs_are_rejected(
     env: BrokerEnvironment, name: str, value: str, code: int, message: str
 ) -> None:
     assert put(env, name, value) == (code, message)
     assert list(env.broker.group_configs) == []
 
 
-def test_groups_need_a_name_and_have_no_lists(env: BrokerEnvironment) -> None:
+def test_groups_need_a_name_and_have_no_list_configs(env: BrokerEnvironment) -> None:
     assert put(env, SESSION, "50000", group="") == (
         42,
         "Default group resources are not allowed.",
@@ -156,7 +156,7 @@ def test_groups_need_a_name_and_have_no_lists(env: BrokerEnvironment) -> None:
     assert put(env, SESSION, "50000", how=APPEND)[0] == 40
 
 
-def test_groups_with_configs_are_limited(
+def test_number_of_groups_with_configs_is_limited(
     env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_configs, "MAX_GROUPS", 1)

@@ -63,13 +63,13 @@ def test_every_leader_is_the_preferred_one(env: BrokerEnvironment, version: int)
     ]
 
 
-def test_an_election_of_all_partitions_lists_those_that_needed_one(env: BrokerEnvironment) -> None:
+def test_election_of_all_partitions_returns_none(env: BrokerEnvironment) -> None:
     reply = elect(env, None)
     assert (reply.error_code, list(reply.replica_election_results)) == (0, [])
 
 
 @pytest.mark.parametrize(("kind", "code"), [(0, 0), (1, 0), (2, INVALID_REQUEST)])
-def test_elections_are_preferred_or_unclean(env: BrokerEnvironment, kind: int, code: int) -> None:
+def test_unknown_election_type_is_rejected(env: BrokerEnvironment, kind: int, code: int) -> None:
     assert elect(env, {"orders": [0]}, kind=kind).error_code == code
 
 
@@ -114,7 +114,7 @@ def reassign(
         (None, (NO_REASSIGNMENT, "No partition reassignment is in progress.")),
     ],
 )
-def test_a_partition_stays_on_the_broker_that_leads_it(
+def test_partition_can_only_be_assigned_to_its_leader(
     env: BrokerEnvironment,
     version: int,
     replicas: list[int] | None,
@@ -123,7 +123,7 @@ def test_a_partition_stays_on_the_broker_that_leads_it(
     assert reassign(env, "orders", 0, replicas, version) == outcome
 
 
-def test_partitions_that_do_not_exist_cannot_be_reassigned(env: BrokerEnvironment) -> None:
+def test_missing_partitions_cannot_be_reassigned(env: BrokerEnvironment) -> None:
     assert reassign(env, "never", 0, [1]) == (UNKNOWN, "Unable to find a topic named never.")
     assert reassign(env, "orders", 2, [1]) == (UNKNOWN, "Unable to find partition orders:2.")
 
@@ -143,7 +143,7 @@ def test_no_reassignment_is_in_progress(
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_partitions_can_only_be_moved_to_the_directory_where_they_are(
+def test_partition_can_only_be_moved_to_its_directory(
     env: BrokerEnvironment, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(env.store, "usage", lambda: [VolumeUsage("/data", 1000, 400)])

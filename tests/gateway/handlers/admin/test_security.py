@@ -93,7 +93,7 @@ def test_delegation_tokens_are_disabled(
     assert call(env, request_, version).error_code == TOKENS_DISABLED
 
 
-def test_nobody_has_scram_credentials(env: BrokerEnvironment) -> None:
+def test_users_have_no_scram_credentials(env: BrokerEnvironment) -> None:
     reply = call(env, DescribeUserScramCredentialsRequest(users=None), 0)
     assert (reply.error_code, list(reply.results)) == (0, [])
     user = DescribeUserScramCredentialsRequest.UserName
@@ -112,7 +112,7 @@ def test_nobody_has_scram_credentials(env: BrokerEnvironment) -> None:
     ]
 
 
-def test_scram_credentials_are_neither_added_nor_deleted(env: BrokerEnvironment) -> None:
+def test_scram_credentials_cannot_be_altered(env: BrokerEnvironment) -> None:
     deletion = AlterUserScramCredentialsRequest.ScramCredentialDeletion
     upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion
     added = [
@@ -151,7 +151,7 @@ def test_there_are_no_client_quotas(
     assert (reply.error_code, reply.entries) == (code, None if code else [])
 
 
-def test_client_quotas_are_refused(env: BrokerEnvironment) -> None:
+def test_client_quotas_are_rejected(env: BrokerEnvironment) -> None:
     entry = AlterClientQuotasRequest.EntryData
     entity = [entry.EntityData(entity_type="user", entity_name=None)]
     ops = [entry.OpData(key="producer_byte_rate", value=1.5, remove=False)]
