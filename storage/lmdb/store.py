@@ -236,8 +236,8 @@ class LmdbStore:
             or self._queued_operations >= settings.queue_operations
         ):
             raise StorageFailed(
-                f"{self._queued_bytes} bytes in {self._queued_operations} writes are already waiting "
-                "for the disk "
+                f"{self._queued_bytes} bytes in {self._queued_operations} writes are already "
+                "waiting for the disk "
                 f"(queue_bytes={settings.queue_bytes}, "
                 f"queue_operations={settings.queue_operations}): retry later"
             )

@@ -1,4 +1,4 @@
-"""Topics, partition logs and state tables on Apache Pulsar.
+"""Topics, partition logs and tables in an Apache Pulsar cluster.
 
-Uses pulsar-client and the brokers' admin REST API; nothing is installed in the brokers.
+Uses pulsar-client and the admin REST API; nothing is installed in the brokers.
 """

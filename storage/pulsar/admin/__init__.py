@@ -1,1 +1,1 @@
-"""Pulsar's admin REST API, and the checks of a cluster that use it."""
+"""Pulsar's admin REST API and the cluster checks that use it."""

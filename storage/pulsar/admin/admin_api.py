@@ -1,4 +1,4 @@
-"""Pulsar's admin REST API: one call at a time per connection, each with a deadline and a bounded answer, and errors that say what to do."""
+"""Pulsar's admin REST API: limited concurrency, deadlines, bounded answers, actionable errors."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
 
 REASON_CHARACTERS = 300
-"""Of a broker's reason, which may be a page of HTML: so much goes into an error."""
+"""Limit on the part of a broker's reason, possibly an HTML page, that is quoted in an error."""
 
 SERVER_ERROR = 500
-"""The first status of HTTP by which a server says that the fault is its own."""
+"""The first HTTP status of server errors."""
 
 PARTITIONED = "application/vnd.partitioned-topic-metadata+json"
-"""What the body is called that makes a partitioned topic together with its properties."""
+"""Content type for creating a partitioned topic together with its properties."""
 
 
 class AdminFailed(StorageFailed):
-    """The admin API refused a call. `status` is HTTP's, `reason` Pulsar's."""
+    """The admin API refused a call. `status` is HTTP's, `reason` is Pulsar's."""
 
     def __init__(self, message: str, status: int, reason: str) -> None:
         super().__init__(message)
@@ -36,27 +36,27 @@ class AdminFailed(StorageFailed):
 
 
 class NotFound(AdminFailed):
-    """404: there is no such tenant, namespace, topic or property."""
+    """404: no such tenant, namespace, topic or property."""
 
 
 class Conflict(AdminFailed):
-    """409: it exists already, or somebody else changed it at the same time."""
+    """409: it already exists or was changed concurrently."""
 
 
 class PreconditionFailed(AdminFailed):
-    """412: Pulsar's rules do not allow it; `reason` says which."""
+    """412: a rule of Pulsar forbids it; `reason` says which."""
 
 
 class BrokerError(AdminFailed, NotReady):
-    """5xx: the broker failed, whatever was asked, for example since no bookie is there yet."""
+    """5xx: the broker failed, for example because no bookie is available yet."""
 
 
 class Forbidden(AdminFailed, NotAllowed):
-    """403, or 401 with Pulsar's word for it: the role may not do this."""
+    """403, or 401 with Pulsar's authorization message: the role lacks permission."""
 
 
 class Unauthorized(Forbidden):
-    """401 from the door: the broker does not know who this is."""
+    """401 from the authentication filter: the broker rejected the credentials."""
 
 
 _ERRORS: Mapping[int, type[AdminFailed]] = {
@@ -67,22 +67,26 @@ _ERRORS: Mapping[int, type[AdminFailed]] = {
     412: PreconditionFailed,
 }
 _MAY_NOT = "Unauthorized to validate"
-"""Begins the reason of a broker that knows who asks and lets him not, be the status 401 or 403."""
+"""Prefix of the reason if an authenticated role lacks permission, with status 401 or 403."""
 
 _REMEDIES: tuple[tuple[type[AdminFailed], str], ...] = (
     (
         Unauthorized,
-        "the token is missing, wrong or expired, or the broker wants a client certificate",
+        "the token is missing, wrong or expired, or the broker requires a client certificate",
     ),
     (
         Forbidden,
-        "the role of this gateway may not do that; a superuser or the tenant's administrator can grant it",
+        "the gateway's role lacks permission; a superuser or the tenant's administrator "
+        "can grant it",
     ),
 )
 
 
 class Ledger(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """A piece of a topic. The one still written to shows 0 entries; `InternalStats.current_ledger_entries` has them."""
+    """A ledger of a topic.
+
+    The one being written shows 0 entries; `InternalStats.current_ledger_entries` has their number.
+    """
 
     ledger_id: int
     entries: int
@@ -90,7 +94,7 @@ class Ledger(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class InternalStats(msgspec.Struct, frozen=True, rename="camel"):
-    """What a broker knows of a topic's storage. `last_confirmed_entry` is `LEDGER:ENTRY`."""
+    """Storage statistics of a topic. `last_confirmed_entry` is `LEDGER:ENTRY`."""
 
     ledgers: list[Ledger]
     current_ledger_entries: int
@@ -102,7 +106,7 @@ class InternalStats(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class LastMessageId(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """`entry_id` is -1 where the topic has no message."""
+    """`entry_id` is -1 if the topic has no message."""
 
     ledger_id: int
     entry_id: int
@@ -110,9 +114,11 @@ class LastMessageId(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class PeekedEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry. `index` is that of its last message, -1 where brokers keep none; `chunk` is -1 where it is none of a message's `chunks`.
+    """Metadata of one entry.
 
-    `publish_time` is in milliseconds, -1 where it was not told.
+    `index` is that of its last message, -1 if the brokers do not number entries. `chunk` is its
+    number among the `chunks` of a message, -1 if the message is not chunked. `publish_time` is in
+    milliseconds, -1 if unknown.
     """
 
     index: int
@@ -123,10 +129,11 @@ class PeekedEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class PulsarAdmin:
-    """Calls of the admin API for the thread of `reactor`. Paths begin behind `/admin/v2`.
+    """Calls of the admin API in the thread of `reactor`. Paths are relative to `/admin/v2`.
 
-    Every call raises AdminFailed (Missing, Conflict, Unmet, Forbidden, Troubled) for an answer that is no success, NotReady where there is none in time
-    and StorageFailed where nobody can be asked.
+    Every call raises AdminFailed (NotFound, Conflict, PreconditionFailed, Forbidden, BrokerError)
+    for an unsuccessful answer, NotReady on a timeout, and StorageFailed if no broker can be
+    reached.
     """
 
     def __init__(self, settings: PulsarSettings, reactor: Any) -> None:
@@ -137,11 +144,11 @@ class PulsarAdmin:
         self._slots = DeferredSemaphore(settings.admin_connections)
 
     async def close(self) -> None:
-        """Closes the connections that are kept."""
+        """Close the idle connections."""
         await self._http.close()
 
     async def get(self, path: str, kind: Any = Any) -> Any:
-        """The answer as `kind`; None where it is empty."""
+        """The answer decoded as `kind`; None if it is empty."""
         return await self.call("GET", path, kind=kind)
 
     async def put(self, path: str, body: Any = None, content_type: str = "application/json") -> Any:
@@ -154,7 +161,7 @@ class PulsarAdmin:
         return await self.call("DELETE", path)
 
     async def properties(self, topic: str) -> dict[str, str]:
-        """Those of the topic of that full name, the ones that the broker keeps of its own included."""
+        """The properties of the topic with that full name, including those set by the broker."""
         return await self.get(f"{path_of(topic)}/properties", dict[str, str]) or {}
 
     async def internal_stats(self, topic: str) -> InternalStats:
@@ -173,12 +180,12 @@ class PulsarAdmin:
         content_type: str = "application/json",
         kind: Any = Any,
     ) -> Any:
-        """What one call answers, as `kind`."""
+        """Make one call and decode the answer as `kind`."""
         status, answer, _ = await self._send(method, path, body, content_type)
         return self._decode(method, path, status, answer, kind)
 
     async def peek(self, topic: str, position: tuple[int, int]) -> PeekedEntry:
-        """What the broker says of the entry at that ledger and number. Raises Missing where it was trimmed."""
+        """Metadata of the entry at (ledger id, entry id). Raises NotFound if it was trimmed."""
         ledger, entry = position
         path = f"{path_of(topic)}/ledger/{ledger}/entry/{entry}"
         status, answer, headers = await self._send("GET", path)
@@ -200,10 +207,11 @@ class PulsarAdmin:
     async def _send(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> tuple[int, bytes, Headers]:
-        """Status, body and headers; waits for its turn first. The deadline counts from there."""
+        """Status, body and headers. Waits for a free slot first; the deadline starts then."""
         if len(self._slots.waiting) >= self._settings.calls_waiting:
             raise StorageFailed(
-                f"{self._settings.calls_waiting} calls of Pulsar's admin API wait already (calls_waiting): try again later"
+                f"{self._settings.calls_waiting} calls of Pulsar's admin API are already waiting "
+                "(calls_waiting): retry later"
             )
         await self._slots.acquire()
         try:
@@ -214,7 +222,8 @@ class PulsarAdmin:
             return await exchange.addTimeout(self._settings.admin_timeout_seconds, self._reactor)
         except TimeoutError:
             raise NotReady(
-                f"{method} {path}: no answer of Pulsar's admin API at {self._url} within {self._settings.admin_timeout_seconds:g} s (admin_timeout_seconds)"
+                f"{method} {path}: no answer of Pulsar's admin API at {self._url} within "
+                f"{self._settings.admin_timeout_seconds:g} s (admin_timeout_seconds)"
             ) from None
         finally:
             self._slots.release()
@@ -225,7 +234,8 @@ class PulsarAdmin:
                 return msgspec.json.decode(answer, type=kind) if answer else None
             except msgspec.DecodeError as error:
                 raise StorageFailed(
-                    f"{method} {path}: the answer of {self._url} is not that of Pulsar's admin API: {error}"
+                    f"{method} {path}: the answer of {self._url} is not one of Pulsar's admin API: "
+                    f"{error}"
                 ) from None
         reason = _reason(answer)
         failure = (
@@ -238,7 +248,7 @@ class PulsarAdmin:
 
 
 def _time(text: str) -> int:
-    """Milliseconds of a time as Java's Instant prints it."""
+    """Milliseconds of a time in the format of Java's Instant; -1 if it cannot be parsed."""
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
@@ -249,7 +259,7 @@ _TITLE = re.compile("<title>(.*?)</title>", re.DOTALL)
 
 
 def _reason(answer: bytes) -> str:
-    """Pulsar's reason, or the title of the page that its web server shows for one, in one line."""
+    """Pulsar's reason, or the title of its web server's error page, on one line."""
     try:
         told = msgspec.json.decode(answer)["reason"]
     except (msgspec.DecodeError, LookupError, TypeError):

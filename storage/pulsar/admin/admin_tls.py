@@ -1,4 +1,4 @@
-"""TLS towards the brokers' admin API: whom the gateway trusts and what it shows of itself, from files that are read again when they change."""
+"""TLS to the brokers' admin API; certificate files are reloaded when they change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ FileStamps = tuple[tuple[int, int], ...]
 
 
 class AdminTls:
-    """Makes TLS connections that check the broker's certificate and its host name; there is no setting to leave that out."""
+    """Creates TLS connections that verify the broker's certificate and host name; this cannot be
+    disabled.
+    """
 
     def __init__(self, settings: PulsarSettings) -> None:
         self._trust = settings.tls_trust_file
@@ -40,7 +42,10 @@ class AdminTls:
         self._cached: tuple[FileStamps, dict[str, Any]] | None = None
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
-        """What makes the connections to that host (Twisted's IPolicyForHTTPS). Raises StorageFailed where a file cannot be used."""
+        """The connection creator for that host (Twisted's IPolicyForHTTPS).
+
+        Raises StorageFailed if a file cannot be used.
+        """
         host = hostname.decode("ascii")
         return HostCheckingCreator(optionsForClientTLS(host, **self._options()), host)
 
@@ -75,10 +80,11 @@ declare(AdminTls, IPolicyForHTTPS)
 
 
 class HostCheckingCreator:
-    """Makes Twisted's connections, but looks at the name in the certificate itself.
+    """Creates Twisted's connections, but verifies the certificate's name itself.
 
-    Twisted's check lets a connection pass where it stumbles: over a certificate without names, as those of clients often are, or with a name that
-    is none. Whoever has such a one of a trusted authority could be any broker, and be sent the token.
+    Twisted accepts a connection if its check fails with an unexpected error: for a certificate
+    without names, as client certificates often are, or with an invalid name. The holder of any such
+    certificate of a trusted authority could impersonate a broker and receive the token.
     """
 
     def __init__(self, creator: Any, host: str) -> None:
@@ -89,7 +95,7 @@ class HostCheckingCreator:
         connection = self._creator.clientConnectionForTLS(protocol)
 
         def check(_: object, certificate: Any, __: int, depth: int, is_good: int) -> bool:
-            """Of each certificate of the chain; the broker's own is the last."""
+            """Called for each certificate of the chain, the broker's own last."""
             if depth or not is_good:
                 return bool(is_good)
             if matches_host(certificate.to_cryptography(), self._host):
@@ -97,7 +103,7 @@ class HostCheckingCreator:
             protocol.failVerification(
                 Failure(
                     StorageFailed(
-                        f"the certificate shown there is not for {self._host} (subjectAltName)"
+                        f"the certificate presented there is not for {self._host} (subjectAltName)"
                     )
                 )
             )
@@ -111,7 +117,10 @@ declare(HostCheckingCreator, IOpenSSLClientConnectionCreator)
 
 
 def matches_host(certificate: x509.Certificate, host: str) -> bool:
-    """Whether the certificate names that host or address. Names that are none, such as an address among the host names, name nobody."""
+    """Whether the certificate names that host or address.
+
+    Invalid names, such as an address among the DNS names, match nothing.
+    """
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (
@@ -124,7 +133,7 @@ def matches_host(certificate: x509.Certificate, host: str) -> bool:
     try:
         return ipaddress.ip_address(host) in names.get_values_for_type(x509.IPAddress)
     except ValueError:
-        pass  # a name
+        pass
     return any(_is_name_of(name, host) for name in names.get_values_for_type(x509.DNSName))
 
 
@@ -142,20 +151,21 @@ def certificates(path: Path) -> list[Certificate]:
         found = [Certificate.loadPEM(block) for block in _PEM.findall(path.read_bytes())]
     except OSError:
         raise
-    except Exception:  # noqa: BLE001 - OpenSSL's own error, without words
+    except Exception:  # noqa: BLE001 - OpenSSL's errors have no message
         found = []
     if not found:
         raise StorageFailed(
-            f"TLS to Pulsar's admin API: {path} holds no certificate in PEM that can be read"
+            f"TLS to Pulsar's admin API: {path} contains no readable PEM certificate"
         )
     return found
 
 
 def _with_key(certificate: Path, key: Path) -> PrivateCertificate:
     written = key.read_bytes()
-    # Before it is tried: OpenSSL would ask the terminal for the password.
+    # Checked first: OpenSSL would ask for the password on the terminal.
     refused = StorageFailed(
-        f"TLS to Pulsar's admin API: {key} is not the key of {certificate}, in PEM and without a password"
+        f"TLS to Pulsar's admin API: {key} is not the key of {certificate}, "
+        "in PEM and without a password"
     )
     if b"ENCRYPTED" in written:
         raise refused
@@ -163,6 +173,6 @@ def _with_key(certificate: Path, key: Path) -> PrivateCertificate:
         own: PrivateCertificate = PrivateCertificate.loadPEM(
             written + b"\n" + certificate.read_bytes()
         )
-    except Exception:  # noqa: BLE001 - OpenSSL's own errors, without words
+    except Exception:  # noqa: BLE001 - OpenSSL's errors have no message
         raise refused from None
     return own

@@ -1,4 +1,4 @@
-"""What the gateway needs of a Pulsar cluster, looked at when it starts: what is missing is said precisely, with how to set it."""
+"""Checks at startup whether a Pulsar cluster provides what the gateway needs, with remedies."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ SEND_LARGE_MESSAGES, SEND_TABLE_ROWS = "send large messages", "send rows of tabl
 
 
 async def prepare(settings: PulsarSettings, admin: PulsarAdmin, session: PulsarClient) -> None:
-    """Set up what may be, where that is asked for, then look whether all is there; what is merely a pity is logged.
+    """Set up the cluster if `settings.setup`, then check it. Warnings are logged.
 
-    Raises StorageFailed with what stops, one thing a line; NotReady where all of that may pass by itself.
+    Raises StorageFailed with the fatal problems, one per line; NotReady if all of them are
+    transient.
     """
     if settings.setup:
         try:
@@ -52,7 +53,7 @@ async def prepare(settings: PulsarSettings, admin: PulsarAdmin, session: PulsarC
         except NotReady:
             raise
         except StorageFailed as failure:
-            log.warning("nothing was set up in Pulsar: %s", failure)
+            log.warning("Pulsar could not be set up: %s", failure)
     problems = await check(settings, admin, session)
     for problem in problems:
         if not problem.is_fatal:
@@ -66,7 +67,11 @@ async def prepare(settings: PulsarSettings, admin: PulsarAdmin, session: PulsarC
 async def check(
     settings: PulsarSettings, admin: PulsarAdmin, session: PulsarClient
 ) -> list[ClusterProblem]:
-    """Everything that is missing. Where nobody can be reached, or a namespace is missing, nothing that follows from it is listed."""
+    """All problems of the cluster.
+
+    If the cluster cannot be reached or a namespace is missing, problems that follow from this are
+    omitted.
+    """
     both = gatherResults(
         [
             Deferred.fromCoroutine(_reach_admin(settings, admin)),
@@ -83,10 +88,14 @@ async def _reach_admin(settings: PulsarSettings, admin: PulsarAdmin) -> ClusterP
     try:
         await admin.get("/clusters", list[str])
     except Unauthorized as failure:
-        remedy = "see that pulsar_token_file holds a token that `pulsar tokens validate` accepts, or pulsar_tls_certificate_file a certificate"
+        remedy = (
+            "make sure that pulsar_token_file contains a token that `pulsar tokens validate` "
+            "accepts, or that pulsar_tls_certificate_file contains a certificate"
+        )
         return ClusterProblem(
             True,
-            f"the admin API at {settings.admin_url} does not accept who this gateway says that it is ({failure.reason})",
+            f"the admin API at {settings.admin_url} rejected the gateway's credentials "
+            f"({failure.reason})",
             remedy,
         )
     except AdminFailed:
@@ -111,12 +120,12 @@ async def _reach_brokers(settings: PulsarSettings, session: PulsarClient) -> Clu
         "set store to the brokers' brokerServicePort, pulsar://HOST:6650 or pulsar+ssl://HOST:6651"
     )
     return ClusterProblem(
-        True, f"no broker at {settings.service_url} takes connections: {reason}", remedy
+        True, f"no broker at {settings.service_url} accepts connections: {reason}", remedy
     )
 
 
 class ClusterChecks:
-    """Of a cluster that can be reached. `unknown` collects what this role may not know."""
+    """Checks of a reachable cluster. `_unknown` collects what this role may not read."""
 
     def __init__(self, settings: PulsarSettings, admin: PulsarAdmin, session: PulsarClient) -> None:
         self._settings = settings
@@ -137,15 +146,18 @@ class ClusterChecks:
             if namespace in own:
                 rules = await self._probe(namespace, rules)
             if namespace in served:
-                # The state tables look after their own space, and lose nothing to any retention.
+                # The state tables free their own space and are not affected by retention.
                 self._check_retention(namespace, rules.retention, is_own=namespace in own)
             self._check_topic_lifecycle(namespace, rules, is_own=namespace in own)
         if self._unknown:
-            text = f"could not be checked, since only superusers may read the brokers' configuration: {'; '.join(self._unknown)}"
+            text = (
+                "could not be checked, since only superusers may read the brokers' configuration: "
+                + "; ".join(self._unknown)
+            )
             self._add(
                 False,
                 text,
-                "set these policies of the namespaces, or ask a superuser what the brokers' defaults are",
+                "set these policies of the namespaces, or ask a superuser for the defaults",
             )
         return self._found
 
@@ -153,7 +165,7 @@ class ClusterChecks:
         self._found.append(ClusterProblem(is_fatal, text, remedy))
 
     async def _check_exists(self, namespace: str) -> bool:
-        """Whether the namespace exists and its topics may be listed."""
+        """Whether the namespace exists and its topics may be listed; adds a problem if not."""
         try:
             await self._admin.get(f"/persistent/{quote(namespace)}", Any)
         except Forbidden as failure:
@@ -187,7 +199,9 @@ class ClusterChecks:
         return False
 
     async def _probe(self, namespace: str, rules: NamespacePolicies) -> NamespacePolicies:
-        """Use the namespace as the gateway will; the rules, and what was seen of those that this role may not read."""
+        """Test the operations that the gateway needs; return the policies, completed by the
+        results.
+        """
         metadata = f"{self._settings.metadata_tenant}/{self._settings.metadata_namespace}"
         sizes = (
             {SEND_LARGE_MESSAGES: self._settings.message_max_bytes}
@@ -212,7 +226,7 @@ class ClusterChecks:
         )
 
     def _note_message_size(self, findings: ProbeResult) -> None:
-        """How large a message may be, where only a superuser could read it."""
+        """Set the message size limit from the probe; only a superuser can read it."""
         largest = findings.accepted_bytes + MAX_MESSAGE_OVERHEAD
         is_all = not findings.refused.keys() & {SEND_LARGE_MESSAGES, SEND_TABLE_ROWS}
         self._session.message_bytes = (
@@ -225,12 +239,12 @@ class ClusterChecks:
         reason = failure.reason if isinstance(failure, AdminFailed) else str(failure)
         if isinstance(failure, NotReady):
             is_fatal = what in ("produce", "consume") or (is_needed and what == "make topics")
-            text = f"nobody can {what} in {namespace} now: {reason}"
+            text = f"no client can {what} in {namespace} now: {reason}"
             self._found.append(
                 ClusterProblem(
                     is_fatal,
                     text,
-                    "see what the logs of the brokers and the bookies say",
+                    "check the logs of the brokers and the bookies",
                     is_transient=True,
                 )
             )
@@ -238,21 +252,29 @@ class ClusterChecks:
             remedy = self._remedies.grant(namespace)
             if isinstance(failure.__cause__, pulsar.Timeout):
                 remedy = (
-                    "see that the address by which the brokers call themselves (advertisedAddress, advertisedListeners) can be reached from here, "
-                    "that TLS is used on both sides or on none, and that the brokers accept the token"
+                    "make sure that the address the brokers advertise (advertisedAddress, "
+                    "advertisedListeners) can be reached from here, "
+                    "that both sides use TLS or neither does, and that the brokers accept the token"
                 )
             self._add(True, f"the gateway may not {what} in {namespace}: {reason}", remedy)
         elif what == SEND_LARGE_MESSAGES:
             limit = self._settings.message_max_bytes
-            text = f"batches of up to message_max_bytes={limit} are let in, and the brokers refuse the largest of them: {reason}"
+            text = (
+                f"batches of up to message_max_bytes={limit} are accepted, but the brokers refuse "
+                f"the largest of them: {reason}"
+            )
             self._add(
                 False,
                 text,
-                f"set message_max_bytes to less, or {self._remedies.raise_message_size(limit + MAX_MESSAGE_OVERHEAD)}",
+                "set message_max_bytes to less, or "
+                + self._remedies.raise_message_size(limit + MAX_MESSAGE_OVERHEAD),
             )
         elif what == SEND_TABLE_ROWS:
             limit = self._settings.table_burst_bytes
-            text = f"the gateway's tables store up to {limit} bytes in one message, and the brokers refuse that: {reason}"
+            text = (
+                f"the gateway's tables store up to {limit} bytes in one message, which the "
+                f"brokers refuse: {reason}"
+            )
             self._add(True, text, self._remedies.raise_message_size(limit + MAX_MESSAGE_OVERHEAD))
         elif (
             what == "set policies of topics"
@@ -260,14 +282,18 @@ class ClusterChecks:
             and failure.status == 405
         ):
             if namespace in PulsarNames(self._settings).namespaces:
-                text = f"topics of {namespace} cannot have policies of their own ({reason}): retention.ms and retention.bytes free no space in Pulsar"
+                text = (
+                    f"topics of {namespace} cannot have topic-level policies ({reason}): "
+                    "retention.ms and retention.bytes free no space in Pulsar"
+                )
                 self._add(
                     False,
                     text,
-                    "set topicLevelPoliciesEnabled=true and systemTopicEnabled=true in the brokers' configuration",
+                    "set topicLevelPoliciesEnabled=true and systemTopicEnabled=true in the "
+                    "brokers' configuration",
                 )
         else:
-            # Without tables there are no groups; without topics of its own the gateway serves those that others made.
+            # Tables are required for groups. If topics cannot be created, existing ones are served.
             is_fatal = is_needed and what == "make topics"
             self._add(
                 is_fatal,
@@ -277,12 +303,16 @@ class ClusterChecks:
 
     def _add_unnumbered_entries(self) -> None:
         is_fatal = self._settings.entry_format == "pulsar"
-        text = "the brokers do not number their entries, so topics of the entry format `pulsar` cannot be served"
+        text = (
+            "the brokers do not number their entries, so topics of the entry format `pulsar` "
+            "cannot be served"
+        )
         interceptor = "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor"
         self._add(
             is_fatal,
             text,
-            f"set brokerEntryMetadataInterceptors={interceptor} in the brokers' configuration, where that format is wanted",
+            f"set brokerEntryMetadataInterceptors={interceptor} in the brokers' configuration, "
+            "if that format is needed",
         )
 
     def _check_retention(self, namespace: str, retention: Retention | None, is_own: bool) -> None:
@@ -290,23 +320,32 @@ class ClusterChecks:
         if retention is None:
             self._unknown.append(f"how long {namespace} keeps messages")
         elif retention == NOTHING:
-            text = f"{namespace} keeps no message that no subscription waits for, so that Kafka's consumers lose what they have not read"
+            text = (
+                f"{namespace} keeps only messages that a subscription has not acknowledged, so "
+                "Kafka consumers lose unread messages"
+            )
             self._add(is_own, text, self._remedies.retain(namespace))
         elif not retains_at_least(retention, wanted):
-            text = f"{namespace} keeps messages for less (minutes, MB: {retention}) than topics without configs of their own ({wanted})"
+            text = (
+                f"{namespace} keeps messages for less (minutes, MB: {retention}) than topics "
+                f"without configs need ({wanted})"
+            )
             self._add(False, text, self._remedies.retain(namespace))
 
     def _check_topic_lifecycle(
         self, namespace: str, rules: NamespacePolicies, is_own: bool
     ) -> None:
-        """Whether the brokers leave it to the gateway which topics there are."""
+        """Check that the brokers neither create nor delete topics by themselves."""
         if rules.auto_creates_topics is None:
-            self._unknown.append(f"whether topics are made unasked in {namespace}")
+            self._unknown.append(f"whether {namespace} creates topics automatically")
         elif rules.auto_creates_topics:
-            text = f"topics are made unasked in {namespace}: one that a client deletes comes back as soon as somebody else names it"
+            text = (
+                f"topics are created automatically in {namespace}: a deleted topic reappears as "
+                "soon as another client uses its name"
+            )
             self._add(False, text, self._remedies.disable_auto_creation(namespace))
         if rules.deletes_inactive_topics is None:
-            self._unknown.append(f"whether idle topics are deleted in {namespace}")
+            self._unknown.append(f"whether {namespace} deletes inactive topics")
         elif rules.deletes_inactive_topics:
-            text = f"topics of {namespace} that nobody uses for a while are deleted with their data"
+            text = f"inactive topics of {namespace} are deleted with their data"
             self._add(is_own, text, self._remedies.disable_inactive_deletion(namespace))

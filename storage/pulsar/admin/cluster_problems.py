@@ -1,4 +1,4 @@
-"""What may be wrong with a Pulsar cluster for this gateway, each said with what it leads to and how to set it right."""
+"""Problems of a Pulsar cluster, each with its consequence and remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from storage.pulsar.topics.namespaces import own_namespaces
 
 @dataclass(frozen=True, slots=True)
 class ClusterProblem:
-    """`is_fatal`: the gateway does not start with it; otherwise it is a warning. `is_transient`: without anybody doing anything."""
+    """A problem found by the checks.
+
+    `is_fatal`: the gateway does not start; otherwise it is a warning. `is_transient`: it may
+    disappear without intervention.
+    """
 
     is_fatal: bool
     text: str
@@ -24,18 +28,18 @@ class ClusterProblem:
     is_transient: bool = False
 
     def __str__(self) -> str:
-        """One line, whatever a broker has said."""
+        """One line, even if a broker's reason has several."""
         return " ".join(f"{self.text}. To do: {self.remedy}".split())
 
 
 class TokenClaims(msgspec.Struct, frozen=True):
-    """Of a JWT: whose it is."""
+    """The claims of a JWT that are used."""
 
     sub: str = ""
 
 
 def role_of(settings: PulsarSettings) -> str:
-    """The role that the token is for, which is no secret; ROLE where that cannot be seen."""
+    """The token's role, which is not secret; "ROLE" if it cannot be read."""
     try:
         payload = TokenFile(settings.token_file).read().split(".")[1] if settings.token_file else ""
         return (
@@ -49,7 +53,7 @@ def role_of(settings: PulsarSettings) -> str:
 
 
 class Remedies:
-    """The commands that set things right; for the gateway's own namespaces it can do most itself."""
+    """Commands that fix problems. The gateway can set up most of its namespaces itself."""
 
     def __init__(self, settings: PulsarSettings) -> None:
         self._own = own_namespaces(settings)
@@ -83,20 +87,30 @@ class Remedies:
         )
 
     def disable_inactive_deletion(self, namespace: str) -> str:
-        modes = "--disable-delete-while-inactive --max-inactive-duration 60s --delete-mode delete_when_no_subscriptions"
+        modes = (
+            "--disable-delete-while-inactive --max-inactive-duration 60s "
+            "--delete-mode delete_when_no_subscriptions"
+        )
         return self._or_setup(
             namespace, f"pulsar-admin namespaces set-inactive-topic-policies {namespace} {modes}"
         )
 
     def grant(self, namespace: str) -> str:
-        return f"`pulsar-admin namespaces grant-permission {namespace} --role {self._role} --actions produce,consume`"
+        return (
+            f"`pulsar-admin namespaces grant-permission {namespace} --role {self._role} "
+            "--actions produce,consume`"
+        )
 
     def administer(self, namespace: str) -> str:
         tenant = namespace.partition("/")[0]
         return (
-            f"make the gateway's role an administrator of the tenant: `pulsar-admin tenants update {tenant} --admin-roles {self._role}` "
-            "(with those who are it already)"
+            "make the gateway's role an administrator of the tenant: "
+            f"`pulsar-admin tenants update {tenant} --admin-roles {self._role}` "
+            "(including the existing administrators)"
         )
 
     def raise_message_size(self, size: int) -> str:
-        return f"set in the brokers' configuration maxMessageSize to {size} or more and nettyMaxFrameSizeBytes to 10 KiB above that"
+        return (
+            f"set in the brokers' configuration maxMessageSize to {size} or more and "
+            "nettyMaxFrameSizeBytes to 10 KiB above that"
+        )

@@ -1,4 +1,4 @@
-"""What the gateway needs in Pulsar, made by itself where it is told to: in its own namespaces, never in those that it only serves beside them."""
+"""Creates what the gateway needs in Pulsar, if configured: in its own namespaces only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from storage.pulsar.topics.retention_policies import UNLIMITED, Retention, reten
 
 
 async def set_up(settings: PulsarSettings, admin: PulsarAdmin) -> list[str]:
-    """What was set, and what could not be. What is there and does is left as it is. Raises StorageFailed where nobody answers."""
+    """Set up the gateway's namespaces; return what was set and what could not be set.
+
+    Suitable existing settings are not changed. Raises StorageFailed if no broker answers.
+    """
     report: list[str] = []
     runtime = await broker_config(admin)
     for namespace in own_namespaces(settings):
@@ -35,7 +38,7 @@ async def set_up(settings: PulsarSettings, admin: PulsarAdmin) -> list[str]:
 
 
 async def _create(admin: PulsarAdmin, namespace: str) -> list[str]:
-    """The tenant and the namespace."""
+    """Create the tenant and the namespace."""
     report, there = [], []
     tenant = namespace.partition("/")[0]
     try:
@@ -53,14 +56,15 @@ async def _create(admin: PulsarAdmin, namespace: str) -> list[str]:
             )
         )
     except Forbidden:
-        pass  # a role that may not list them may still make them
+        # A role that may not list namespaces may still create them.
+        pass
     if namespace not in there:
         report.append(await _put(admin, path_of_namespace(namespace), f"namespace {namespace}"))
     return report
 
 
 async def _put(admin: PulsarAdmin, path: str, what: str, body: object = None) -> str:
-    """What came of it; nothing to say where it is there already."""
+    """Report the outcome; empty if it already exists."""
     try:
         await admin.put(path, body)
     except Conflict:
@@ -68,22 +72,25 @@ async def _put(admin: PulsarAdmin, path: str, what: str, body: object = None) ->
     except NotReady:
         raise
     except AdminFailed as failure:
-        return f"{what} could not be made: {failure.reason}"
-    return f"made {what}"
+        return f"{what} could not be created: {failure.reason}"
+    return f"created {what}"
 
 
 async def _set_policies(
     settings: PulsarSettings, admin: PulsarAdmin, namespace: str, rules: NamespacePolicies
 ) -> list[str]:
-    """The policies: whatever is not known to be as it must."""
+    """Set the policies that are not known to be suitable."""
     path, report = path_of_namespace(namespace), []
     wanted = retention_of({}, settings)
-    # The state tables look after their own space.
+    # The state tables free their own space.
     is_served = namespace == f"{settings.tenant}/{settings.namespace}"
     if is_served and (rules.retention is None or not retains_at_least(rules.retention, wanted)):
-        # By time alone: a size below the backlog quota would be refused.
+        # By time only: a size limit below the backlog quota would be refused.
         minutes = wanted.retentionTimeInMinutes
-        what = f"retention of {namespace}: {'for ever' if minutes == UNLIMITED else f'{minutes} minutes'}"
+        what = (
+            f"retention of {namespace}: "
+            f"{'unlimited' if minutes == UNLIMITED else f'{minutes} minutes'}"
+        )
         report.append(await _post(admin, f"{path}/retention", Retention(minutes, UNLIMITED), what))
     if rules.auto_creates_topics is not False:
         report.append(
@@ -91,11 +98,11 @@ async def _set_policies(
                 admin,
                 f"{path}/autoTopicCreation",
                 AutoTopicCreation(False),
-                f"no topics made unasked in {namespace}",
+                f"no automatic topic creation in {namespace}",
             )
         )
     if rules.deletes_inactive_topics is not False:
-        what = f"no topics deleted for being idle in {namespace}"
+        what = f"no deletion of inactive topics in {namespace}"
         report.append(
             await _post(admin, f"{path}/inactiveTopicPolicies", InactiveTopics(False), what)
         )

@@ -1,4 +1,4 @@
-"""HTTP towards the brokers: a request there, a bounded answer back, to the topic's owner where a broker says so."""
+"""HTTP requests to the brokers, with bounded answers and redirects to the topic's owner."""
 
 from __future__ import annotations
 
@@ -19,21 +19,29 @@ from storage.pulsar.admin.token_file import TokenFile
 from storage.pulsar.settings import PulsarSettings
 
 IDLE_SECONDS = 15
-"""A connection that was idle for longer is not used again: the broker closes it after 30 (httpServerIdleTimeout), and a PUT sent then is lost."""
+"""Idle time after which a connection is not reused.
+
+The broker closes it after 30 s (httpServerIdleTimeout), and a PUT sent at that moment is lost.
+"""
 
 REDIRECTS = 5
-"""A broker sends a call about a topic to the topic's owner; while topics move, it may take some. Pulsar's own client follows as few."""
+"""Limit on redirects, as in Pulsar's client.
+
+A broker redirects a call about a topic to the topic's owner; several times while topics move.
+"""
 
 
 class BrokerHttp:
-    """Requests and answers over connections that are kept open, with the token of the settings, for the thread of `reactor`."""
+    """Requests over persistent connections, with the configured token, in the thread of
+    `reactor`.
+    """
 
     def __init__(self, settings: PulsarSettings, reactor: Any) -> None:
         self._token = TokenFile(settings.token_file) if settings.token_file else None
         self._limit = settings.admin_answer_bytes
         self._brokers_url = f"{settings.admin_url.rstrip('/')}/admin/v2/brokers"
         self._configured = frozenset(_hosts_of(f"{settings.admin_url},{settings.service_url}"))
-        # As the cluster listed them last.
+        # The hosts of the last list of active brokers.
         self._listed: frozenset[str] = frozenset()
         self._pool = HTTPConnectionPool(reactor)
         self._pool.maxPersistentPerHost = settings.admin_connections
@@ -43,14 +51,17 @@ class BrokerHttp:
         )
 
     async def close(self) -> None:
-        """Closes the connections that are kept."""
+        """Close the idle connections."""
         closing: Any = self._pool.closeCachedConnections()
         await closing
 
     async def send(
         self, method: str, url: str, body: bytes | None, content_type: str
     ) -> tuple[int, bytes, Headers]:
-        """Status, body and headers of the answer. Raises StorageFailed where there is none, or one that is too large."""
+        """Status, body and headers of the answer.
+
+        Raises StorageFailed if there is none or it is too large.
+        """
         sent = None if body is None else BytesBody(body)
         for _ in range(REDIRECTS + 1):
             response = await self._request(method, url, sent, content_type)
@@ -60,14 +71,15 @@ class BrokerHttp:
             url = _owner(url, (response.headers.getRawHeaders("location") or [""])[-1])
             await self._check_host(url)
         raise StorageFailed(
-            f"{method} {urlsplit(url).path}: Pulsar's brokers sent it on more than {REDIRECTS} times; the topic is moving, or they disagree on its owner"
+            f"{method} {urlsplit(url).path}: Pulsar's brokers redirected it more than {REDIRECTS} "
+            "times; the topic is moving, or they disagree on its owner"
         )
 
     async def _check_host(self, url: str) -> None:
-        """Raises StorageFailed for a host that is not one of the cluster: it would get the token.
+        """Raises StorageFailed for a host outside the cluster, which must not receive the token.
 
-        A host of the cluster is configured, or the brokers list it as active. That list is for
-        superusers alone: other roles need the hosts of all brokers in the service URL.
+        A host of the cluster is configured, or the brokers list it as active. Only superusers may
+        read that list: other roles need the hosts of all brokers in the service URL.
         """
         host = urlsplit(url).hostname
         if host in self._configured or host in self._listed:
@@ -78,9 +90,11 @@ class BrokerHttp:
             self._listed = _listed_hosts(answer)
         if host not in self._listed:
             raise StorageFailed(
-                f"Pulsar's admin API sends {urlsplit(url).path} on to {_origin(url)}, which is not followed: "
-                f"the host is not in the URLs of this store, and GET /admin/v2/brokers does not list it "
-                f"(status {response.code}); name every broker in the service URL, or let this role list brokers"
+                f"Pulsar's admin API redirects {urlsplit(url).path} to {_origin(url)}, "
+                "which is not followed: "
+                "the host is not in the URLs of this store, and GET /admin/v2/brokers does not "
+                f"list it (status {response.code}); name every broker in the service URL, or "
+                "allow this role to list brokers"
             )
 
     async def _request(
@@ -95,7 +109,7 @@ class BrokerHttp:
             return await self._agent.request(method.encode(), url.encode("ascii"), headers, sent)
         except (StorageError, CancelledError):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the network, TLS or a name server came up with
+        except Exception as error:  # noqa: BLE001 - any error of network, TLS or DNS
             if any(reason.check(CancelledError) for reason in getattr(error, "reasons", ())):
                 raise CancelledError from None
             raise StorageFailed(
@@ -104,7 +118,7 @@ class BrokerHttp:
 
 
 class BytesBody:
-    """A body that is there as a whole and may be sent again (Twisted's IBodyProducer)."""
+    """A body in memory that can be sent repeatedly (Twisted's IBodyProducer)."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -115,17 +129,17 @@ class BytesBody:
         return succeed(None)
 
     def pauseProducing(self) -> None:
-        """There is nothing left to hold back."""
+        """Ignored: the body is already written."""
 
     def resumeProducing(self) -> None:
-        """Nothing was held back."""
+        """Ignored: the body is already written."""
 
     def stopProducing(self) -> None:
-        """Everything was written at once."""
+        """Ignored: the body is already written."""
 
 
 class BodyCollector(Protocol):
-    """Collects the body of an answer up to a limit; cancelling `done` hangs up."""
+    """Collects the body of an answer up to a limit; cancelling `done` closes the connection."""
 
     def __init__(self, limit: int) -> None:
         self.done: Deferred[bytes] = Deferred(lambda _: self._close_connection())
@@ -140,7 +154,8 @@ class BodyCollector(Protocol):
             self._close_connection()
             self.done.errback(
                 StorageFailed(
-                    f"an answer of Pulsar's admin API has more than {self._limit} bytes (admin_answer_bytes)"
+                    f"an answer of Pulsar's admin API exceeds {self._limit} bytes "
+                    "(admin_answer_bytes)"
                 )
             )
 
@@ -152,7 +167,7 @@ class BodyCollector(Protocol):
             self.done.callback(bytes(body))
         else:
             self.done.errback(
-                StorageFailed("the connection to Pulsar's admin API was lost within an answer")
+                StorageFailed("the connection to Pulsar's admin API was lost during an answer")
             )
 
     def _close_connection(self) -> None:
@@ -169,7 +184,9 @@ def _read(response: Any, limit: int) -> Deferred[bytes]:
 
 
 def _hosts_of(urls: str) -> list[str]:
-    """The hosts of URLs, in lower case. As in Pulsar's service URLs, later ones may lack the scheme."""
+    """The hosts of URLs, in lower case. As in Pulsar's service URLs, only the first needs a
+    scheme.
+    """
     hosts = (
         urlsplit(f"//{url.partition('://')[2] or url}").hostname
         for url in re.split("[,;]", urls)
@@ -179,7 +196,7 @@ def _hosts_of(urls: str) -> list[str]:
 
 
 def _listed_hosts(answer: bytes) -> frozenset[str]:
-    """Of the brokers' own list: `HOST:PORT` each. Empty where the answer is not such a list."""
+    """The hosts of a broker list (`HOST:PORT` each); empty if the answer is not such a list."""
     try:
         return frozenset(_hosts_of(",".join(msgspec.json.decode(answer, type=list[str]))))
     except (msgspec.DecodeError, ValueError):
@@ -187,12 +204,16 @@ def _listed_hosts(answer: bytes) -> frozenset[str]:
 
 
 def _owner(url: str, location: str) -> str:
-    """Where a broker sends the call. A token goes to the same call at another broker, over no weaker a road, and nowhere else."""
+    """The redirect target. Raises StorageFailed unless it is the same call at another broker.
+
+    The token is sent there, so the scheme must not change either.
+    """
     target = urljoin(url, location)
     old, new = urlsplit(url), urlsplit(target)
     if new.path != old.path or new.scheme != old.scheme or "@" in new.netloc or not new.hostname:
         raise StorageFailed(
-            f"Pulsar's admin API at {_origin(url)} sends {old.path} on to {_origin(target)}{new.path}, which is not followed"
+            f"Pulsar's admin API at {_origin(url)} redirects {old.path} to "
+            f"{_origin(target)}{new.path}, which is not followed"
         )
     return target
 
@@ -203,7 +224,7 @@ def _origin(url: str) -> str:
 
 
 def _describe_error(error: BaseException) -> str:
-    """What went wrong, of an error that may be several packed into one."""
+    """The text of an error, which may wrap several."""
     reasons = getattr(error, "reasons", None)
     if reasons:
         return ", ".join(dict.fromkeys(_describe_error(reason.value) for reason in reasons))

@@ -1,4 +1,4 @@
-"""Whether the gateway can do its work in a namespace, found out by doing it: a topic is made, written, read and deleted again."""
+"""Probes the gateway's permissions in a namespace: creates, writes, reads and deletes a topic."""
 
 from __future__ import annotations
 
@@ -21,42 +21,49 @@ from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX, PREFIX, partitio
 from storage.pulsar.topics.retention_policies import KEEP_ALL, Retention
 
 INDEX_PROPERTY = "index"
-"""The property in which a broker that numbers entries keeps the last number (ManagedLedgerInterceptorImpl)."""
+"""Property with the last entry number, if brokers number entries (ManagedLedgerInterceptorImpl)."""
 
 PROBE_TOPIC_PREFIX = f"{INTERNAL_PREFIX}-check-"
-"""Begins the names of the topics that are tried out; the second at which their process began follows."""
+"""Prefix of probe topics; followed by the process's start time in seconds."""
 
 LEFTOVER_SECONDS = 3600
-"""A topic that was made for trying things out so long ago is nobody's any more."""
+"""Age after which a probe topic is a leftover of a dead process."""
 
 _STARTED, _PROCESS = int(time.time()), uuid.uuid4().hex
 
 LONGEST_HEADER = Header(*(5 * [(1 << 63) - 1]))
-"""What stands beside a payload counts towards the size of a message."""
+"""The header counts towards the size of a message."""
 
 
 @dataclass(slots=True)
 class ProbeResult:
-    """`refused`: what was tried, in words (`make topics`), and what came of it. None where it was not come to."""
+    """Outcome of a probe; values are None if not determined.
+
+    `refused` maps a failed operation, in words (`make topics`), to its error.
+    """
 
     refused: dict[str, StorageError] = field(default_factory=dict)
     retention: Retention | None = None
     deletes_inactive_topics: bool | None = None
     has_entry_index: bool | None = None
     accepted_bytes: int = 0
-    """The largest payload that was taken, or where one was refused nearly the largest that would be."""
+    """The largest accepted payload; if one was refused, nearly the largest possible."""
 
 
 async def probe(
     admin: PulsarAdmin, session: PulsarClient, namespace: str, sizes: Mapping[str, int]
 ) -> ProbeResult:
-    """Raises StorageFailed where the admin API does not answer. `sizes`: how large the payloads are that are sent, and what each is called in `refused`."""
+    """Probe `namespace`. Raises StorageFailed if the admin API does not answer.
+
+    `sizes` are the payload sizes to send, by their names in `refused`.
+    """
     findings = ProbeResult()
     topic = f"{PREFIX}{namespace}/{PROBE_TOPIC_PREFIX}{_STARTED}-{_PROCESS}"
     try:
         await admin.put(f"{path_of(topic)}/partitions", 1)
     except Conflict:
-        pass  # of an attempt before, which could not delete it
+        # Left by an earlier attempt that could not delete it.
+        pass
     except AdminFailed as failure:
         findings.refused["make topics"] = failure
         return findings
@@ -64,7 +71,7 @@ async def probe(
         await _read_policies(admin, topic, findings)
         await _produce_and_read(session, partition_name(topic, 0), sizes, findings)
     except NotReady:
-        # Who does not answer now does not answer to a deletion either, and the next attempt has the same topic.
+        # Deleting would fail too; the next attempt uses the same topic.
         raise
     except BaseException:
         await _delete(admin, topic, findings)
@@ -82,7 +89,7 @@ async def _delete(admin: PulsarAdmin, topic: str, findings: ProbeResult) -> None
 
 
 async def _delete_leftovers(admin: PulsarAdmin, namespace: str) -> None:
-    """What processes have left that ended while brokers were in trouble; not what another gateway may be trying out now."""
+    """Delete probe topics of dead processes, but not those that another gateway may be using."""
     with suppress(StorageFailed):
         for topic in (
             await admin.get(f"/persistent/{quote(namespace)}/partitioned", list[str]) or ()
@@ -105,7 +112,8 @@ async def _read_policies(admin: PulsarAdmin, topic: str, findings: ProbeResult) 
         )
         findings.deletes_inactive_topics = inactive.deleteWhileInactive if inactive else None
     except AdminFailed:
-        pass  # without topic policies the brokers do not tell this way
+        # Without topic-level policies the brokers do not report them this way.
+        pass
     try:
         findings.has_entry_index = INDEX_PROPERTY in await admin.properties(
             partition_name(topic, 0)
@@ -146,7 +154,7 @@ async def _produce_and_read(
         except StorageFailed as failure:
             findings.refused[what] = failure
             if isinstance(failure.__cause__, pulsar.Timeout):
-                # Whatever is tried next takes as long, and comes to the same.
+                # The next operation would time out too.
                 return
 
 
@@ -155,7 +163,9 @@ def _send(producer: pulsar.Producer, size: int) -> None:
 
 
 def _largest(producer: pulsar.Producer, taken: int, refused: int) -> int:
-    """The largest payload that is taken, or up to 1 KiB less. What is too large the library refuses by itself, so that few of these are sent."""
+    """The largest accepted payload, up to 1 KiB less. The library itself refuses most that are too
+    large.
+    """
     while refused - taken > 1024:
         size = (taken + refused) // 2
         try:

@@ -1,4 +1,4 @@
-"""Whether a broker's binary address takes connections, said apart from whether the admin API does."""
+"""Whether a broker's binary port accepts connections, independently of the admin API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def addresses(service_url: str) -> list[tuple[str, int]]:
 
 
 def connect_error(service_url: str, seconds: float) -> str | None:
-    """Why none of these brokers can be connected to; None where one can. Blocks."""
+    """Why no broker accepts a connection; None if one does. Blocks."""
     reasons = []
     for host, port in addresses(service_url):
         try:

@@ -11,7 +11,9 @@ log = logging.getLogger(__name__)
 
 
 class TokenFile:
-    """A token in a file, read again when the file changes: whoever renews it need not restart anything. To be used from any thread."""
+    """A token in a file, reloaded when the file changes, so that renewal needs no restart.
+    Thread-safe.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -19,7 +21,9 @@ class TokenFile:
         self._last = ""
 
     def read(self) -> str:
-        """The token as it is now. Raises StorageFailed, which never tells what the file holds."""
+        """The current token. Raises StorageFailed, whose message never contains the file's
+        contents.
+        """
         try:
             status = self._path.stat()
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -34,19 +38,22 @@ class TokenFile:
             known = None
         if known is None or not known[1] or not known[1].isprintable() or " " in known[1]:
             raise StorageFailed(
-                f"{self._path} holds no token: it must be one line, as `pulsar tokens create` prints it"
+                f"{self._path} holds no token: it must be one line, "
+                "as `pulsar tokens create` prints it"
             )
         self._last = known[1]
         return self._last
 
     def __call__(self) -> str:
-        """For the client library, which asks whenever it connects, and into whose thread nothing may be raised: where there is none now, the one before."""
+        """The current token, else the last one. Must not raise: the client library calls it when it
+        connects.
+        """
         try:
             return self.read()
         except StorageFailed as failure:
-            log.error("%s; going on with the one before", failure)
+            log.error("%s; using the previous token", failure)
             return self._last
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Omits the token."""
         return f"Token({str(self._path)!r})"

@@ -1,1 +1,1 @@
-"""The client library: its threads, producers and readers."""
+"""pulsar-client: the client and its threads, producers and readers."""

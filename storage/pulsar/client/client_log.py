@@ -1,8 +1,9 @@
-"""What the client library writes, handed to Python's logging.
+"""Forwards the log of the pulsar-client library to Python's logging.
 
-The library has one log per process, the first that it was given, for ever. It writes while it holds its own locks: given a Python logger it
-would wait for the interpreter while the interpreter waits for such a lock, and both for ever (apache/pulsar-client-python#116). So it writes
-into a pipe, and a thread that holds nothing reads the other end.
+The library has one logger per process, the first one it was given. It logs while holding its own
+locks: with a Python logger it would wait for the GIL while the holder of the GIL waits for such a
+lock, a deadlock (apache/pulsar-client-python#116). So it writes to a pipe, and a thread that holds
+no lock reads the other end.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import pulsar
 logger = logging.getLogger("pulsar")
 
 PIPE_BYTES = 1 << 20
-"""What may wait in the pipe, where the system lets it be so large: a full one would hold up the library's only thread."""
+"""Capacity of the pipe, if the system allows it. A full pipe blocks the library's only thread."""
 
 LINES_PER_MINUTE = 60
-"""A lost broker makes each producer and reader complain at each attempt to come back; the first few say it all."""
+"""Limit on forwarded lines: without a broker every producer and reader logs each reconnection
+attempt.
+"""
 
 LEVELS = {
     "DEBUG": logging.DEBUG,
@@ -35,7 +38,7 @@ LEVELS = {
 
 
 class LineRateLimiter:
-    """Lets `limit` lines of a minute through, and says of how many it did not."""
+    """Logs up to `limit` lines per minute and reports the number of dropped lines."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -44,12 +47,12 @@ class LineRateLimiter:
         self._dropped = 0
 
     def log_line(self, line: str, now: float) -> None:
-        """Log `line`, which came at `now` (seconds), unless too many came before it."""
+        """Log `line`, received at `now` (seconds), unless the limit is reached."""
         if int(now // 60) != self._minute:
             self._minute = int(now // 60)
             self._logged = 0
             if self._dropped:
-                logger.warning("%d more lines of the client library were left out", self._dropped)
+                logger.warning("dropped %d more lines of the client library", self._dropped)
                 self._dropped = 0
         if self._logged >= self._limit:
             self._dropped += 1
@@ -66,7 +69,7 @@ class LineRateLimiter:
 
 
 def forward_lines(descriptor: int, clock: Callable[[], float]) -> None:
-    """Hand on whatever comes out of the pipe, until nobody writes to it any more."""
+    """Forward lines from the pipe until its last writer closes it."""
     sieve = LineRateLimiter(LINES_PER_MINUTE)
     with open(descriptor, encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -75,11 +78,16 @@ def forward_lines(descriptor: int, clock: Callable[[], float]) -> None:
 
 @cache
 def client_logger() -> pulsar.FileLogger:
-    """The one log of the process, made when it is first asked for. Warnings and errors; all there is where the logger "pulsar" shows debug lines."""
+    """The process's only library logger, created on first use.
+
+    It logs warnings and errors; everything if the logger "pulsar" is enabled for DEBUG.
+    """
     reading, writing = os.pipe()
     with contextlib.suppress(
-        AttributeError, OSError
-    ):  # not on every system, and not beyond what it allows
+        AttributeError,
+        OSError,
+        # Not available on every system; the size is limited.
+    ):
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     threading.Thread(
         target=forward_lines, args=(reading, time.monotonic), name="pulsar-log", daemon=True
@@ -87,5 +95,5 @@ def client_logger() -> pulsar.FileLogger:
     level = (
         pulsar.LoggerLevel.Debug if logger.isEnabledFor(logging.DEBUG) else pulsar.LoggerLevel.Warn
     )
-    # `writing` stays open for as long as the process lives: each client opens it once more by this name.
+    # `writing` stays open until the process ends: each client opens it again by this name.
     return pulsar.FileLogger(level, f"/dev/fd/{writing}")

@@ -1,6 +1,7 @@
-"""The right to write to one partition: the exclusive producer, what is in flight on it, and how it ends.
+"""The exclusive producer of a partition: the right to write, and the messages in flight.
 
-Any send that fails ends it. What became of those in flight is then unknown: whoever goes on takes the right anew and looks at what is there.
+Any failed send closes the producer. The outcome of the messages in flight is then unknown: the next
+leader acquires the right to write and reads what was stored.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ log = logging.getLogger(__name__)
 OK = pulsar.Result.Ok.value
 
 IN_FLIGHT_OVERHEAD = 600
-"""Bytes that a message in flight takes beside its payload, here and in the client library. An estimate, so that small ones count too."""
+"""Estimated memory of a message in flight in bytes besides its payload, here and in the library."""
 
 
 class InFlightLimit:
-    """What may be in flight over all logs of a store, in bytes and in messages."""
+    """Limits on bytes and messages in flight over all logs of a store."""
 
     def __init__(self, limit_bytes: int, limit_operations: int) -> None:
         self._limits = limit_bytes, limit_operations
@@ -36,15 +37,19 @@ class InFlightLimit:
         self.reserved_operations = 0
 
     def reserve(self, size: int) -> None:
-        """Raises StorageFailed where it is full. One message always fits where nothing else is."""
+        """Reserve space for a message. Raises StorageFailed if the limit is reached.
+
+        A single message is always accepted if nothing else is in flight.
+        """
         limit_bytes, limit_operations = self._limits
         is_full = (
             self.reserved_bytes + size > limit_bytes or self.reserved_operations >= limit_operations
         )
         if is_full and self.reserved_operations:
             raise StorageFailed(
-                f"{self.reserved_bytes} bytes in {self.reserved_operations} messages wait for Pulsar already "
-                f"(queue_bytes={limit_bytes}, queue_operations={limit_operations}): try again later"
+                f"{self.reserved_bytes} bytes in {self.reserved_operations} messages are already "
+                "waiting for Pulsar "
+                f"(queue_bytes={limit_bytes}, queue_operations={limit_operations}): retry later"
             )
         self.reserved_bytes += size
         self.reserved_operations += 1
@@ -55,7 +60,10 @@ class InFlightLimit:
 
 
 class LogEnd(msgspec.Struct, frozen=True, gc=False):
-    """Behind the last message of a partition: the next offset, the payload bytes that it ever had, and the greatest timestamp."""
+    """State after the last message of a partition.
+
+    The next offset, the total payload bytes ever appended, and the greatest timestamp.
+    """
 
     offset: int
     bytes: int
@@ -63,7 +71,9 @@ class LogEnd(msgspec.Struct, frozen=True, gc=False):
 
 
 class InFlightMessage:
-    """One message on its way: what it holds, what the partition's end is behind it, who waits for it, and the broker's answer."""
+    """A message in flight: its contents, the log end after it, its caller, the broker's
+    response.
+    """
 
     __slots__ = (
         "done",
@@ -103,7 +113,10 @@ class InFlightMessage:
         return len(self.payload) + IN_FLIGHT_OVERHEAD
 
     def on_response(self, result: Any, message_id: Any) -> None:
-        """The library's callback: in its own thread, or within `send_async` in the caller's. Nothing may be raised here."""
+        """The library's callback; must not raise.
+
+        Called in the library's thread, or within `send_async` in the caller's thread.
+        """
         keep_thread_state()
         self.result, self.position = result, message_id
         assert self.producer
@@ -111,12 +124,15 @@ class InFlightMessage:
 
 
 class FencedByOtherProducer(Fenced):
-    """Another process has taken the right to write to a partition. It may have taken the whole store."""
+    """Another process has taken over the partition, and possibly the whole store."""
 
 
 class ExclusiveProducer:
-    """The producer of one partition. `on_stored` is done of each burst of acknowledged messages, in their order, and once `on_closed` of why it
-    ended and what was in flight."""
+    """The producer of one partition.
+
+    `on_stored` is called with each burst of acknowledged messages, in order. `on_closed` is called
+    once, with the reason and the messages in flight.
+    """
 
     def __init__(
         self,
@@ -138,7 +154,7 @@ class ExclusiveProducer:
         self.is_closed = False
 
     def send(self, sent: InFlightMessage) -> None:
-        """Hand it to the library, behind all that was sent before; its cost is in the room already."""
+        """Send `sent` after all earlier messages; its cost is already reserved."""
         sent.producer = self
         self._in_flight.append(sent)
         try:
@@ -148,14 +164,15 @@ class ExclusiveProducer:
             self.close(error_for_result(type(error).__name__))
 
     def response_received(self, sent: InFlightMessage) -> None:
-        """From any thread: one wake-up for all answers that have piled up."""
+        """Queue a response; the reactor is woken once per burst. Thread-safe."""
         self._responses.append(sent)
         if not self._is_scheduled:
             self._is_scheduled = True
             self._session.reactor_calls.post(self._handle_responses)
 
     def _handle_responses(self) -> None:
-        # First: an answer from here on asks for a wake-up of its own, and one before it is in the deque.
+        # Reset first: a response from here on schedules another wake-up; an earlier one is in the
+        # deque.
         self._is_scheduled = False
         stored: list[InFlightMessage] = []
         failure: StorageError | None = None
@@ -168,7 +185,7 @@ class ExclusiveProducer:
             if sent.result.value != OK:
                 failure = error_for_result(sent.result.name)
             elif in_flight[0] is not sent:
-                failure = Fenced("Pulsar acknowledged messages out of their order")
+                failure = Fenced("Pulsar acknowledged messages out of order")
             else:
                 in_flight.popleft()
                 stored.append(sent)
@@ -180,7 +197,10 @@ class ExclusiveProducer:
             self._notify_idle()
 
     def close(self, error: StorageError) -> Deferred[None]:
-        """Give up the right to write, if that has not been done; all in flight are handed over as lost to view. Fires when the producer is gone."""
+        """Give up the right to write; idempotent. Fires when the producer is closed.
+
+        The messages in flight are passed to `on_closed`: their outcome is unknown.
+        """
         if self.is_closed:
             return succeed(None)
         self.is_closed = True
@@ -191,7 +211,7 @@ class ExclusiveProducer:
             try:
                 self._producer.close()
             except pulsar.PulsarException as failure:  # it was fenced, or the cluster is gone
-                log.debug("closing a producer: %s", type(failure).__name__)
+                log.debug("closing a producer failed: %s", type(failure).__name__)
 
         def settle(result: Any) -> None:
             for sent in left:
@@ -221,20 +241,18 @@ class ExclusiveProducer:
                 done.callback(None)
 
     def _release(self, sent: InFlightMessage) -> None:
-        """The library holds the payload no more."""
+        """Release the reservation: the library no longer holds the payload."""
         if not sent.is_released:
             sent.is_released = True
             self._room.release(sent.cost)
 
 
 def error_for_result(name: str) -> StorageError:
-    """Why a log is over, from the name of the library's result for one of its messages."""
+    """The error that a failed message means for its log, by the name of the library's result."""
     if name == "TopicTerminated":
-        return LogClosed("the topic was terminated in Pulsar: it takes no messages any more")
+        return LogClosed("the topic was terminated in Pulsar: it accepts no more messages")
     if name == "ProducerFenced":
-        return FencedByOtherProducer(
-            "another process has taken the right to write to this partition"
-        )
+        return FencedByOtherProducer("another process has taken over this partition")
     return Fenced(
         f"a message was not acknowledged by Pulsar ({name}); whether it was stored is unknown"
     )

@@ -1,7 +1,8 @@
-"""The client library's own threads, as the interpreter sees them.
+"""Python thread states of the client library's own threads.
 
-What such a thread calls back runs with a thread state that the binding makes for it and takes down again, with 16 KiB of stack straight from the
-kernel: at each acknowledgement. That is a fifth of what the thread costs, and every unmapping stops the other threads for a moment.
+The binding creates a thread state for each callback and deletes it afterwards, including 16 KiB of
+stack memory mapped by the kernel: for each acknowledgement. That is a fifth of the thread's CPU
+time, and each unmapping briefly stops the other threads.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 
 
 class _Here(threading.local):
-    """Of one thread, for as long as its state lasts."""
+    """Per thread, for the lifetime of its thread state."""
 
     is_state_kept = False
 
@@ -20,10 +21,12 @@ _here = _Here()
 
 
 def keep_thread_state() -> None:
-    """To be called first in a callback: the state of this thread of the library's stays until the process ends. One for each client that is opened.
+    """Keep the current library thread's Python state until the process ends. Call it first in a
+    callback.
 
-    It is one `PyGILState_Ensure` without its `PyGILState_Release`, which the C API allows: the binding (pybind11's gil_scoped_acquire) then finds a
-    state that somebody uses, and leaves it there.
+    One state is kept per opened client. This is one `PyGILState_Ensure` without
+    `PyGILState_Release`, which the C API allows: the binding (pybind11's gil_scoped_acquire) then
+    finds a state in use and does not delete it.
     """
     if not _here.is_state_kept:
         _here.is_state_kept = True

@@ -1,7 +1,9 @@
-"""How often this process stood still for so long that a broker may have let go of it: stopped, starved, or its machine suspended.
+"""Counts stalls of this process that were long enough for a broker to drop its connections.
 
-A broker lets go of a client that says nothing for `keepAliveIntervalSeconds` (30 s; seen after 30 to 60), and another process can have what was this
-one's. Whoever goes on has not heard of that yet, and the requests that came meanwhile wait in its sockets.
+A process stalls when it is stopped or starved, or its machine is suspended. A broker disconnects a
+client that is silent for `keepAliveIntervalSeconds` (30 s; observed after 30 to 60 s), and another
+process can then take over what this one held. The stalled process does not know this yet when it
+continues, and requests that arrived meanwhile are in its socket buffers.
 """
 
 from __future__ import annotations
@@ -12,17 +14,21 @@ from collections.abc import Callable
 from storage.bridge import Reactor, ScheduledCall
 
 STALL_SECONDS = 10.0
-"""A third of what a broker waits for at least, where nobody has changed it."""
+"""A third of the shortest time after which a broker disconnects by default."""
 
 CHECKS_PER_STALL = 4
-"""How often in that time a timer looks. A reactor that is busy for so long counts as well, which costs one message of the lock."""
+"""Timer checks per STALL_SECONDS.
 
-#: Goes on while the machine is suspended, where there is such a clock.
+A reactor that is busy for that long counts as a stall too, which costs one message to the lock
+topic.
+"""
+
+#: Continues while the machine is suspended, where such a clock exists.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class ProcessStalls:
-    """Those that were longer than `seconds`."""
+    """Counts stalls longer than `seconds`."""
 
     def __init__(
         self,
@@ -38,7 +44,7 @@ class ProcessStalls:
         self._timer: ScheduledCall | None = None
 
     def count(self) -> int:
-        """How many there were. Right also before the reactor comes to any timer again."""
+        """The number of stalls so far, including one that has just ended before any timer ran."""
         now = self._now()
         if self._timer is not None and now - self._last_check > self._seconds:
             self._count += 1

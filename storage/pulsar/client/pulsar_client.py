@@ -1,4 +1,6 @@
-"""The connection to the cluster: one client of pulsar-client, the threads in which its blocking calls run, its errors in the store's words."""
+"""The connection to the cluster: one pulsar-client client, threads for its blocking calls, its
+errors as StorageErrors.
+"""
 
 from __future__ import annotations
 
@@ -31,40 +33,40 @@ Listener = Callable[[pulsar.Reader, pulsar.Message], None]
 log = logging.getLogger(__name__)
 
 STORAGE_ERRORS: dict[type[Exception], tuple[type[StorageError], str]] = {
-    pulsar.ProducerFenced: (Fenced, "another producer has taken the topic"),
+    pulsar.ProducerFenced: (Fenced, "another producer has taken over the topic"),
     pulsar.TopicNotFound: (UnknownTopic, "there is no such topic in Pulsar"),
     pulsar.TopicTerminated: (
         LogClosed,
-        "the topic was terminated in Pulsar: it takes no messages any more",
+        "the topic was terminated in Pulsar: it accepts no more messages",
     ),
-    pulsar.MessageTooBig: (EntryTooLarge, "more than a broker takes in one message"),
+    pulsar.MessageTooBig: (EntryTooLarge, "the message is larger than the brokers accept"),
     pulsar.BrokerPersistenceError: (
         NotReady,
-        "the broker cannot store anything now; its log, or the bookies', says why",
+        "the broker cannot store messages now; see its log and the bookies' logs",
     ),
     pulsar.BrokerMetadataError: (
         NotReady,
-        "the broker does not reach its metadata store now; its log says why",
+        "the broker cannot reach its metadata store now; see its log",
     ),
     pulsar.ServiceUnitNotReady: (NotReady, "the topic is moving from one broker to another"),
     pulsar.AuthorizationError: (
         NotAllowed,
-        "the role of this gateway may not do that; grant it produce and consume there",
+        "the gateway's role lacks permission; grant it produce and consume there",
     ),
     pulsar.AuthenticationError: (
         StorageFailed,
-        "the broker does not accept who this gateway says that it is",
+        "the broker rejected the gateway's credentials",
     ),
-    # What a broker makes of a token that is missing, bad or too old, too: it says nothing at all.
+    # A broker also leaves requests with a missing, invalid or expired token unanswered.
     pulsar.Timeout: (
         StorageFailed,
-        "no answer in time; the cluster cannot be reached, or it does not accept the token",
+        "timed out; the cluster cannot be reached, or it does not accept the token",
     ),
 }
 
 
 def to_storage_error(error: Exception) -> StorageError:
-    """What an error of the client library is to those who use a store; a `StorageError` stays what it is."""
+    """Translate an error of the client library; a `StorageError` is returned unchanged."""
     if isinstance(error, StorageError):
         return error
     name = type(error).__name__
@@ -73,7 +75,7 @@ def to_storage_error(error: Exception) -> StorageError:
 
 
 def authentication(settings: PulsarSettings) -> pulsar.Authentication | None:
-    """What the client shows of itself: the token, else the certificate, else nothing."""
+    """Authentication of the client: the token, else the certificate, else none."""
     if settings.token_file:
         return pulsar.AuthenticationToken(TokenFile(settings.token_file))
     if settings.tls_certificate_file and settings.tls_key_file:
@@ -84,7 +86,7 @@ def authentication(settings: PulsarSettings) -> pulsar.Authentication | None:
 
 
 def connect(settings: PulsarSettings) -> pulsar.Client:
-    """A client; it connects when it is first used."""
+    """Create a client; it connects on first use."""
     trusted = settings.tls_trust_file or ssl.get_default_verify_paths().cafile
     return pulsar.Client(
         settings.service_url,
@@ -105,19 +107,25 @@ def connect(settings: PulsarSettings) -> pulsar.Client:
 
 
 class PulsarClient:
-    """One client and its threads, for the thread of `reactor`. What blocks is called through `run`."""
+    """One pulsar-client client and its threads, for the thread of `reactor`.
+
+    Blocking calls are made through `run`.
+    """
 
     def __init__(self, settings: PulsarSettings, reactor: Reactor) -> None:
         self.settings = settings
         self.message_bytes = settings.message_bytes
-        """The largest message that the brokers take, by what is known so far."""
+        """The largest message that the brokers accept, as far as known."""
         self.reactor_calls = ReactorCallQueue(reactor)
         self._reactor = reactor
         self._client: pulsar.Client | None = None
         self._threads: WorkerPool | None = None
 
     async def open(self) -> None:
-        """Start the threads; no broker is asked for anything yet. Raises StorageFailed for an address or a file that is none."""
+        """Start the threads; nothing is sent yet.
+
+        Raises StorageFailed for an invalid address or file.
+        """
         threads = WorkerPool(
             self.reactor_calls, self.settings.threads, self.settings.calls_waiting, "pulsar"
         )
@@ -125,11 +133,16 @@ class PulsarClient:
             self._client = await threads.run(lambda: connect(self.settings))
         except Exception as error:
             threads.stop(lambda: None)
-            raise StorageFailed(f"no client for {self.settings.service_url}: {error}") from error
+            raise StorageFailed(
+                f"cannot create a client for {self.settings.service_url}: {error}"
+            ) from error
         self._threads = threads
 
     def run(self, call: Callable[[], T]) -> Deferred[T]:
-        """What the blocking `call` gives, in a thread; errors of the library come as `StorageError`. Fails with LogClosed when closed."""
+        """Run the blocking `call` in a thread; library errors become `StorageError`s.
+
+        Raises LogClosed if the client is closed.
+        """
         if self._threads is None:
             raise LogClosed("the store is closed")
 
@@ -142,7 +155,7 @@ class PulsarClient:
         return self._threads.run(translating)
 
     def pause(self, seconds: float) -> Deferred[None]:
-        """Fires after so long."""
+        """Fires after `seconds`."""
         done: Deferred[None] = Deferred(lambda _: waiting.cancel())
         waiting = self._reactor.callLater(seconds, done.callback, None)
         return done
@@ -160,12 +173,16 @@ class PulsarClient:
         name: str | None = None,
         compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
     ) -> pulsar.Producer:
-        """A producer of `topic`; with 0 `pending_messages` any number may be on its way. Blocks: to be called within `run`."""
+        """Create a producer of `topic`. Blocks: call it within `run`.
+
+        With 0 `pending_messages` the number of messages in flight is unlimited.
+        """
         return self._open_client().create_producer(
             topic,
             producer_name=name,
-            # The library counts from the start again when it reconnects before the first acknowledgement, unless it was told where to start. A name
-            # that was used before goes on where the broker remembers it.
+            # Without an initial sequence id, the library restarts its numbering when it reconnects
+            # before the first acknowledgement. A producer name used before continues where the
+            # broker remembers it.
             initial_sequence_id=None if name else 1,
             access_mode=access,
             send_timeout_millis=max(1, round(self.settings.send_timeout_seconds * 1000)),
@@ -188,9 +205,10 @@ class PulsarClient:
         queue: int | None = None,
         listener: Listener | None = None,
     ) -> pulsar.Reader:
-        """A reader of `topic` whose first message is the one at `start` (a message id), that included. Blocks: to be called within `run`.
+        """Create a reader of `topic` that starts at the message id `start`, inclusive.
 
-        A `listener` is given the messages, in the one thread that the library has for all of them, and may raise nothing.
+        Blocks: call it within `run`. A `listener` gets the messages in the library's single
+        listener thread and must not raise.
         """
         return self._open_client().create_reader(
             topic,
@@ -202,22 +220,24 @@ class PulsarClient:
         )
 
     async def close(self) -> None:
-        """Let everything go, in `close_timeout_seconds` at the latest: a library that does not come back is left to its threads."""
+        """Close the client, within `close_timeout_seconds`. A client that does not close is shut
+        down.
+        """
         client, threads = self._client, self._threads
         if client is None or threads is None:
             return
         self._client = self._threads = None
         if not await self._closed_in_time(client.close):
             log.warning(
-                "Pulsar's client did not close within %s s; it is cut off",
+                "Pulsar's client did not close within %s s, shutting it down",
                 self.settings.close_timeout_seconds,
             )
             await self._closed_in_time(client.shutdown)
-        # Its threads end when what they wait for does; with the client gone that is soon, and nobody needs to wait for it.
+        # The threads end when their calls do, soon after the client is closed; no need to wait.
         threads.stop(lambda: None)
 
     def _closed_in_time(self, call: Callable[[], object]) -> Deferred[bool]:
-        """Whether `call`, in a thread of its own, came back in time."""
+        """Run `call` in a separate thread; return whether it finished within the timeout."""
         done: Deferred[bool] = Deferred()
 
         def set_done(is_done: bool) -> None:
@@ -228,7 +248,7 @@ class PulsarClient:
             try:
                 call()
             except pulsar.PulsarException as error:
-                log.warning("Pulsar's client while closing: %s", type(error).__name__)
+                log.warning("closing Pulsar's client failed: %s", type(error).__name__)
             self.reactor_calls.post(lambda: set_done(True))
 
         deadline = self._reactor.callLater(self.settings.close_timeout_seconds, set_done, False)

@@ -1,4 +1,4 @@
-"""The open readers of a store, kept for whoever reads on where one of them stands: a consumer that reads a topic through opens one."""
+"""Cache of open readers: a consumer that reads a topic sequentially uses one reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class ReaderCache:
-    """At most `limit` readers, those that are at work included; the one longest unused is closed for a new one. For the reactor's thread."""
+    """At most `limit` readers, including those in use; the least recently used one is closed.
+
+    For the reactor thread.
+    """
 
     def __init__(self, session: PulsarClient, limit: int) -> None:
         self._session = session
@@ -34,7 +37,9 @@ class ReaderCache:
         return len(self._idle) + len(self._in_use)
 
     def take(self, source: ReaderSource, offset: int) -> OpenReader | None:
-        """The reader of `source` that stands at `offset`, the one last used where there are several."""
+        """Remove and return the most recently used reader of `source` positioned at `offset`, or
+        None.
+        """
         for reader in reversed(self._idle):
             if reader.source is source and reader.is_positioned_at(offset):
                 del self._idle[reader]
@@ -42,9 +47,11 @@ class ReaderCache:
         return None
 
     def use(self, reader: OpenReader, call: Callable[[], T]) -> Deferred[T]:
-        """What `call` gives, which works with `reader` in a thread. Afterwards the reader is kept here, or closed where it is of no use any more.
+        """Run `call`, which uses `reader`, in a thread. Then the reader is cached, or closed if
+        unusable.
 
-        Whoever waits may give up: the reader comes back all the same, and what has not begun is not begun.
+        The Deferred may be cancelled: the reader is returned to the cache anyway, and a call that
+        has not started is not started.
         """
         done: Deferred[T] = Deferred()
         running = self._session.run(lambda: None if done.called else call())
@@ -54,13 +61,13 @@ class ReaderCache:
         return done
 
     def forget(self, source: ReaderSource) -> None:
-        """Nobody reads `source` any more."""
+        """Close the readers of `source`, which is no longer read."""
         source.is_closed = True
         for reader in [reader for reader in self._idle if reader.source is source]:
             self._close(reader)
 
     async def close(self) -> None:
-        """Close all readers. Those that are at work are closed when they come back."""
+        """Close all readers; those in use are closed when they are returned."""
         self._is_closed = True
         for reader in list(self._idle):
             self._close(reader)
@@ -84,18 +91,18 @@ class ReaderCache:
             self._close(next(iter(self._idle)))
 
     def _close(self, reader: OpenReader) -> None:
-        """In a thread; nobody waits for it but the store's end."""
+        """Close a reader in a thread; only `close` waits for it."""
         del self._idle[reader]
         try:
             closing = self._session.run(reader.close)
         except StorageError:
-            # The session is closed, and with it all of its readers.
+            # The client is closed, and all its readers with it.
             return
         self._closing.add(closing)
-        # Too many calls wait already: it is closed with its last reference.
+        # Too many calls are queued: the reader is closed with its last reference.
         closing.addErrback(
             lambda failure: log.warning(
-                "a reader of %s is not closed: %s", reader.source.topic, failure.value
+                "closing a reader of %s failed: %s", reader.source.topic, failure.value
             )
         )
         closing.addBoth(lambda _: self._closing.discard(closing))

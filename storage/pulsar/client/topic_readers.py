@@ -1,6 +1,7 @@
-"""Open readers of Pulsar topics: what they deliver is the store's own, each message once and in order.
+"""Open readers of Pulsar topics, which deliver the store's own messages in order, once each.
 
-A reader blocks: what is called here runs in a thread of `PulsarClient.run`, and a reader belongs to one caller at a time.
+A reader blocks: its functions run in a thread of `PulsarClient.run`, and a reader has one user at a
+time.
 """
 
 from __future__ import annotations
@@ -23,31 +24,40 @@ from storage.pulsar.log.offset_index import Position
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""So long a reader waits for a message before it asks the broker whether there is one: asking costs a round trip."""
+"""How long a reader waits for a message before it asks the broker whether there is one, a round
+trip.
+"""
 
 MAX_QUEUE_MESSAGES = 64
-"""No reader fetches more messages ahead: more make it no faster, and they may be larger than those that it met before."""
+"""Limit on prefetched messages: more are not faster, and may be larger than earlier ones."""
 
 QUEUE_MISMATCH_FACTOR = 4
-"""A reader whose queue is so many times too long or too short for the messages that it met gives place to another."""
+"""A reader is replaced if its queue is this many times too long or short for the message sizes."""
 
 _AFTER_ALL = 1 << 63
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message of the store's: what it bears, where it is, its bytes."""
+    """A message written by the store."""
 
     header: Header
     position: Position
     payload: bytes
 
     def __repr__(self) -> str:
-        """Without the payload, which is nobody's business in a log."""
-        return f"StoredMessage({self.header.base_offset}-{self.header.last_offset} at {self.position.ledger_id}:{self.position.entry_id})"
+        """Omits the payload, which must not be logged."""
+        return (
+            f"StoredMessage({self.header.base_offset}-{self.header.last_offset} "
+            f"at {self.position.ledger_id}:{self.position.entry_id})"
+        )
 
 
 class ReaderSource:
-    """The topic of one partition, and what its readers share. `began` is replaced, never changed: threads look at it."""
+    """The topic of one partition, with the state that its readers share.
+
+    `began` holds the first offset of each leader epoch. It is replaced, never modified, since
+    threads read it.
+    """
 
     def __init__(self, session: PulsarClient, topic: str) -> None:
         self.session = session
@@ -60,7 +70,7 @@ class ReaderSource:
 
     @property
     def queue(self) -> int:
-        """How many messages a reader fetches ahead, by the size of those that were met."""
+        """The number of messages a reader prefetches, from the average size of messages so far."""
         if not self._message_bytes:
             return self.settings.reader_queue_messages
         return max(
@@ -68,7 +78,7 @@ class ReaderSource:
         )
 
     def note_sizes(self, messages: list[StoredMessage]) -> None:
-        """These were delivered."""
+        """Update the average message size."""
         if messages:
             average = sum(len(one.payload) for one in messages) / len(messages) + 1
             self._message_bytes += (average - self._message_bytes) / (
@@ -76,7 +86,10 @@ class ReaderSource:
             )
 
     def is_from_fenced_leader(self, header: Header) -> bool:
-        """Whether a leader wrote this that had been replaced: the next one had begun at its offset or before. Nothing of it was acknowledged."""
+        """Whether a replaced leader wrote this message after its successor had begun.
+
+        The next leader began at this offset or before it. The message was never acknowledged.
+        """
         began = self.began
         if not began or header.leader_epoch >= began[-1][0]:
             return False
@@ -84,16 +97,17 @@ class ReaderSource:
         return header.base_offset >= first_offset
 
     def own_header(self, message: Any) -> Header | None:
-        """The header of a message that counts."""
+        """The header of a valid message of the store, else None."""
         try:
             header = parse_header(message.properties())
-        except UnicodeDecodeError:  # the library does not look what others write
+        # Other producers may write properties that are not UTF-8; the library does not check.
+        except UnicodeDecodeError:
             header = None
         if header is None:
             if not self.has_foreign_messages:
                 self.has_foreign_messages = True
                 log.warning(
-                    "%s holds messages that kopgate did not write, the first at %s; they are passed over",
+                    "%s holds messages not written by kopgate, the first at %s; they are skipped",
                     self.topic,
                     message.message_id(),
                 )
@@ -101,8 +115,8 @@ class ReaderSource:
         return None if self.is_from_fenced_leader(header) else header
 
     def messages(self, reader: Any, deadline: float) -> Iterator[Any]:
-        """What `reader` gives until the topic has no more. Raises pulsar's Timeout at `deadline`."""
-        # The library's own: its wrapper adds an object to each message, and a call to each of its fields.
+        """Messages of `reader` until the end of the topic. Raises pulsar.Timeout at `deadline`."""
+        # Bypasses the library's wrapper, which adds an object per message and a call per field.
         read_next = reader._reader.read_next
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -119,7 +133,8 @@ class ReaderSource:
 
     def timeout_error(self) -> StorageFailed:
         return StorageFailed(
-            f"{self.topic}: what was asked for did not come within {self.settings.read_timeout_seconds:g} s (read_timeout_seconds)"
+            f"{self.topic}: the read timed out after {self.settings.read_timeout_seconds:g} s "
+            "(read_timeout_seconds)"
         )
 
 
@@ -129,22 +144,25 @@ def position_of(message: Any) -> Position:
 
 
 def message_id_of(position: Position | None) -> Any:
-    """Where a reader begins, in the library's terms; None is the beginning of the topic."""
+    """The library's message id of a reader's start; None is the beginning of the topic."""
     return pulsar.MessageId(-1, *position, -1) if position else pulsar.MessageId.earliest
 
 
 def close(reader: Any) -> None:
-    """What a reader gave is good even where the broker does not hear any more that it is done with."""
+    """Close a reader. Errors are only logged: the messages it delivered are valid."""
     try:
         reader.close()
     except pulsar.PulsarException as error:
-        log.warning("a reader of %s did not close: %s", reader.topic(), type(error).__name__)
+        log.warning("closing a reader of %s failed: %s", reader.topic(), type(error).__name__)
 
 
 def find_message(
     source: ReaderSource, start: Position, last: Position, *, for_last: bool = False
 ) -> StoredMessage | None:
-    """The first message of the store's (or the last one) from `start` up to and including `last`, those that only mark an offset too."""
+    """The store's first (or last) message from `start` up to and including `last`.
+
+    Includes messages that only mark an offset.
+    """
     found: tuple[Header, Position, Any] | None = None
     reader = source.session.reader(
         source.topic,
@@ -169,11 +187,12 @@ def find_message(
 
 
 class OpenReader:
-    """A reader of `source` from `start` on; it opens when it is first used.
+    """A reader of `source` from `start`, opened on first use.
 
-    It passes over what others wrote, what was sent again after a broker's crash (known by its offset), and what a leader that had been
-    replaced stored too late (known by its epoch). It keeps the message that it delivered last, since a consumer which took a part of it
-    asks for the rest, and one that it fetched and had no room for.
+    It skips messages of other producers, duplicates resent after a broker crash (recognized by
+    offset), and messages stored too late by a replaced leader (recognized by epoch). It keeps the
+    last delivered message, because a consumer that took part of it requests the rest, and one
+    prefetched message that did not fit.
     """
 
     def __init__(self, source: ReaderSource, start: Position | None) -> None:
@@ -185,20 +204,20 @@ class OpenReader:
         self._held: list[StoredMessage] = []
         self._received_messages = 0
         self.has_reached_end = False
-        """The last read came to the end of the topic."""
+        """Whether the last read reached the end of the topic."""
 
     def is_positioned_at(self, offset: int) -> bool:
-        """Whether what it delivers next is what a read from `offset` gives."""
+        """Whether its next messages are those that a read from `offset` returns."""
         return self._begin <= offset <= self._expected
 
     def has_received_messages(self) -> bool:
-        """Messages came; a reader that has none may stand where none will ever come."""
+        """Whether any message was received; otherwise it may be at a position without messages."""
         return self._received_messages > 0
 
     def read(
         self, offset: int, end: int, max_bytes: int, max_messages: int = _AFTER_ALL
     ) -> list[StoredMessage]:
-        """As `PartitionReader.read`. Whoever gets an exception closes the reader."""
+        """As `PartitionReader.read`. The caller closes the reader after an exception."""
         found: list[StoredMessage] = []
         room = max_bytes
         waiting = deque(one for one in self._held if one.header.last_offset >= offset)
@@ -227,7 +246,9 @@ class OpenReader:
             close(reader)
 
     def _next(self, stream: Iterator[StoredMessage], has_some: bool) -> StoredMessage | None:
-        """None where there is no more, or it does not come in time while there was something to go on with."""
+        """The next message; None at the end, or on a timeout if there is something to return
+        already.
+        """
         passed = self._received_messages
         try:
             stored = next(stream, None)
@@ -239,7 +260,7 @@ class OpenReader:
         return stored
 
     def _own_messages(self, offset: int) -> Iterator[StoredMessage]:
-        """The messages from the one that holds `offset` on."""
+        """Messages from the one that contains `offset`."""
         source = self.source
         deadline = source.deadline()
         for message in source.messages(self._opened(), deadline):
@@ -253,7 +274,7 @@ class OpenReader:
                 yield StoredMessage(header, position, message.data())
 
     def _opened(self) -> Any:
-        """The library's reader; another one from the last message on where the queue does not suit the messages that were met."""
+        """The library's reader, reopened if its queue does not suit the message sizes."""
         queue = self.source.queue
         if (
             self._reader

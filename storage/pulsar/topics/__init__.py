@@ -1,1 +1,1 @@
-"""Topics in the served namespaces: listing, changes, names, policies and subscriptions."""
+"""Topics in Pulsar: names, namespaces, listing, changes, and retention policies."""

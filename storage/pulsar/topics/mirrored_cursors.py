@@ -1,8 +1,10 @@
-"""Committed offsets of Kafka groups, shown to Pulsar as subscriptions of the same name, so that its figures of backlog speak of them.
+"""Shows committed offsets of Kafka groups in Pulsar, as subscriptions with the group's name.
 
-Off the road of commits: the newest offset of each group and partition waits here, and at intervals the cursors are moved by the admin API, no faster than
-so many calls a second. Nothing waits for it and nothing is lost without it: the gateway reads committed offsets from its own table. A subscription of
-a group's name that somebody else made is left alone.
+Pulsar's backlog metrics then include Kafka groups. This is not on the commit path: the newest
+offset of each group and partition is kept here, and cursors are moved periodically through the
+admin API at a limited rate. Commits do not wait for it, and no offset is lost without it: the
+gateway reads committed offsets from its own table. An existing subscription of the same name that
+the gateway did not create is not touched.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX
 log = logging.getLogger(__name__)
 
 OWNER_PROPERTY = "kopgate"
-"""The property that marks a subscription as made here; its value says what for."""
+"""Property of subscriptions that the gateway creates; the value is their purpose."""
 
 
 class CursorPosition(NamedTuple):
-    """The partition's topic as the admin API has it in paths (`persistent/tenant/namespace/name`), and the entry from which the group reads on."""
+    """The partition's topic as an admin API path (`persistent/tenant/namespace/name`), and the
+    entry at which the group continues reading.
+    """
 
     path: str
     ledger_id: int
@@ -35,7 +39,7 @@ class CursorPosition(NamedTuple):
 
 
 class CursorApi(Protocol):
-    """What is needed of the admin API."""
+    """The part of the admin API that is used here."""
 
     async def get(self, path: str) -> object: ...
     async def put(self, path: str, body: object = None) -> object: ...
@@ -46,7 +50,11 @@ Commit = tuple[str, str, int]
 
 
 class CursorMirror:
-    """`place(topic, partition, offset)` finds the entry; None where the partition is not open here or the offset not there."""
+    """Mirrors committed offsets.
+
+    `place(topic, partition, offset)` finds the entry; None if the partition is not open here or has
+    no such offset.
+    """
 
     def __init__(
         self,
@@ -61,18 +69,22 @@ class CursorMirror:
         self._settings = settings
         self._waiting: dict[Commit, int] = {}
         self._is_ours_cache: dict[Commit, bool] = {}
-        """Whether the subscription is ours, of those that were looked at."""
+        """Whether the gateway created the subscription, for those already checked."""
         self._timer: ScheduledCall | None = None
         self._is_stopped = False
         self._dropped = self._failed = 0
 
     def note(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """The group has committed; only the newest offset of a partition is of interest. Beyond `mirror_waiting` it waits for its next commit."""
+        """Record a group's commit; only the newest offset of a partition is kept.
+
+        If `mirror_waiting` partitions are already recorded, the offset is dropped until the group's
+        next commit.
+        """
         if group.startswith(INTERNAL_PREFIX):
-            # Such subscriptions the gateway has for itself.
+            # The gateway uses such subscription names itself.
             return
         if group in (".", ".."):
-            # In the path of the admin API these name something else, however they are escaped.
+            # Paths of the admin API cannot contain these names, even escaped.
             return
         key = group, topic, partition
         if key not in self._waiting and len(self._waiting) >= self._settings.mirror_waiting:
@@ -81,11 +93,11 @@ class CursorMirror:
         self._waiting[key] = offset
 
     def start(self) -> None:
-        """Move cursors every `mirror_seconds`, the first time after as long."""
+        """Move cursors every `mirror_seconds`, first after one interval."""
         self._timer = self._reactor.callLater(self._settings.mirror_seconds, self._start_moving)
 
     def stop(self) -> None:
-        """Move nothing any more; the call that is under way ends by itself."""
+        """Stop moving cursors; a call in progress completes."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -94,7 +106,7 @@ class CursorMirror:
     def _start_moving(self) -> None:
         self._timer = None
         Deferred.fromCoroutine(self._move_all()).addErrback(
-            lambda failure: log.error("cursors could not be moved: %s", failure.value)
+            lambda failure: log.error("moving cursors failed: %s", failure.value)
         )
 
     async def _move_all(self) -> None:
@@ -111,7 +123,7 @@ class CursorMirror:
                 self.start()
 
     async def _pause(self) -> None:
-        """So long that there are no more than `mirror_moves_per_second`."""
+        """Wait as needed for the limit `mirror_moves_per_second`."""
         over: Deferred[None] = Deferred()
         self._reactor.callLater(1 / self._settings.mirror_moves_per_second, over.callback, None)
         await over
@@ -134,7 +146,8 @@ class CursorMirror:
             try:
                 await self._api.post(f"{subscription}/resetcursor", at)
             except NotFound:
-                # Somebody deleted it, or the whole topic: the next commit makes it anew if it can.
+                # The subscription or its topic was deleted: the next commit recreates it if
+                # possible.
                 self._is_ours_cache.pop(key, None)
         except StorageError as failure:
             self._failed += 1
@@ -159,13 +172,13 @@ class CursorMirror:
             if not is_ours:
                 group, topic, partition = key
                 log.warning(
-                    "subscription %s of %s-%d is not a Kafka group's: it is left alone",
+                    "subscription %s of %s-%d does not belong to a Kafka group, not moving it",
                     group,
                     topic,
                     partition,
                 )
         if len(self._is_ours_cache) >= self._settings.mirror_waiting:
-            # It is only a memory of what can be asked again.
+            # A cache only: the values can be read again.
             self._is_ours_cache.clear()
         self._is_ours_cache[key] = is_ours
         return is_ours
@@ -173,7 +186,8 @@ class CursorMirror:
     def _log_failures(self) -> None:
         if self._failed or self._dropped:
             log.warning(
-                "cursors of Kafka groups in Pulsar: %d not moved, %d offsets not noted (mirror_waiting=%d); committed offsets are safe all the same",
+                "cursors of Kafka groups in Pulsar: %d not moved, %d offsets dropped "
+                "(mirror_waiting=%d); committed offsets are not affected",
                 self._failed,
                 self._dropped,
                 self._settings.mirror_waiting,

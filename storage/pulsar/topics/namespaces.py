@@ -1,4 +1,7 @@
-"""What holds in a namespace: how long it keeps messages, whether it makes topics unasked or deletes them. From its own policies, else the brokers' defaults."""
+"""Policies of a namespace: retention, automatic topic creation, deletion of inactive topics.
+
+They are the namespace's own policies, else the brokers' defaults.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.retention_policies import UNLIMITED, Retention
 
 BrokerConfig = Mapping[str, Any]
-"""The configuration that the brokers run with, values as text."""
+"""The brokers' runtime configuration; all values are text."""
 
 
 class AutoTopicCreation(msgspec.Struct, frozen=True):
-    """The policy of a namespace; the field bears Pulsar's name."""
+    """A namespace policy, with Pulsar's field name."""
 
     allowAutoTopicCreation: bool
 
 
 class InactiveTopics(msgspec.Struct, frozen=True):
-    """The policy of a namespace or topic; the fields bear Pulsar's names."""
+    """A namespace or topic policy, with Pulsar's field names."""
 
     deleteWhileInactive: bool
     inactiveTopicDeleteMode: str = "delete_when_no_subscriptions"
@@ -33,7 +36,7 @@ class InactiveTopics(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NamespacePolicies:
-    """None where this role may not know."""
+    """Policies of a namespace; None if this role may not read them."""
 
     retention: Retention | None = None
     auto_creates_topics: bool | None = None
@@ -45,7 +48,7 @@ def path_of_namespace(namespace: str) -> str:
 
 
 def own_namespaces(settings: PulsarSettings) -> tuple[str, ...]:
-    """Those that the gateway needs; they may be one."""
+    """The namespaces that the gateway needs, one or two."""
     own = (
         f"{settings.tenant}/{settings.namespace}",
         f"{settings.metadata_tenant}/{settings.metadata_namespace}",
@@ -54,7 +57,7 @@ def own_namespaces(settings: PulsarSettings) -> tuple[str, ...]:
 
 
 def retains_at_least(retention: Retention, wanted: Retention) -> bool:
-    """Whether nothing goes that `wanted` keeps."""
+    """Whether `retention` keeps everything that `wanted` keeps."""
     pairs = (
         (retention.retentionTimeInMinutes, wanted.retentionTimeInMinutes),
         (retention.retentionSizeInMB, wanted.retentionSizeInMB),
@@ -63,7 +66,7 @@ def retains_at_least(retention: Retention, wanted: Retention) -> bool:
 
 
 async def broker_config(admin: PulsarAdmin) -> BrokerConfig | None:
-    """The brokers' configuration; None where only others may know. Raises StorageFailed."""
+    """The brokers' configuration; None if this role may not read it. Raises StorageFailed."""
     try:
         runtime: BrokerConfig = await admin.get("/brokers/configuration/runtime", dict[str, Any])
     except Forbidden:
@@ -72,7 +75,9 @@ async def broker_config(admin: PulsarAdmin) -> BrokerConfig | None:
 
 
 async def largest_message(admin: PulsarAdmin) -> int | None:
-    """The brokers' maxMessageSize in bytes; None where this role may not know. Raises StorageFailed."""
+    """The brokers' maxMessageSize in bytes; None if this role may not read it. Raises
+    StorageFailed.
+    """
     runtime = await broker_config(admin)
     try:
         return int(runtime["maxMessageSize"]) if runtime else None
@@ -83,7 +88,7 @@ async def largest_message(admin: PulsarAdmin) -> int | None:
 async def policies_of(
     admin: PulsarAdmin, namespace: str, runtime: BrokerConfig | None
 ) -> NamespacePolicies:
-    """Raises Missing, StorageFailed."""
+    """Read the policies of a namespace. Raises NotFound, StorageFailed."""
     path = path_of_namespace(namespace)
     try:
         retention: Retention | None = await admin.get(f"{path}/retention", Retention | None)
@@ -94,7 +99,7 @@ async def policies_of(
             f"{path}/inactiveTopicPolicies", InactiveTopics | None
         )
     except Forbidden:
-        # What the brokers do by default says nothing as long as the namespace may say otherwise.
+        # The brokers' defaults do not apply if the namespace overrides them.
         return NamespacePolicies()
     default = _defaults(runtime) if runtime else NamespacePolicies()
     return NamespacePolicies(

@@ -1,4 +1,4 @@
-"""Looking again and again at what others may have changed: one look at a time, failures said once."""
+"""Periodic refresh of state that other processes may change; one run at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ log = logging.getLogger(__name__)
 
 
 class Refresher:
-    """Calls `look` every `seconds`, counted from the end of the one before; `what` it looks at is for the log."""
+    """Calls `look` every `seconds` after the previous call ended; `what` names its subject in the
+    log.
+
+    Only the first of consecutive failures is logged.
+    """
 
     def __init__(
         self,
@@ -36,7 +40,7 @@ class Refresher:
         self._timer = self._reactor.callLater(self._seconds, self._run)
 
     def stop(self) -> None:
-        """At once; what a look has begun is broken off."""
+        """Stop at once; a running call is cancelled."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -64,12 +68,12 @@ class Refresher:
             if not self._is_failing:
                 self._is_failing = True
                 log.error(
-                    "%s cannot be refreshed; what was known last is used until that works again: %s",
+                    "%s cannot be refreshed, using the last known state: %s",
                     self._what,
                     failure,
                 )
         except Exception:
-            log.exception("refreshing %s", self._what)
+            log.exception("refreshing %s failed", self._what)
         else:
             if self._is_failing:
                 self._is_failing = False

@@ -1,7 +1,8 @@
-"""How long Pulsar itself keeps a topic's messages: Kafka's retention in Pulsar's policy.
+"""Maps Kafka's retention configs to Pulsar's retention policy of a topic.
 
-The gateway hides what is too old from its clients by itself; this is what frees the disks, also of topics that nobody has opened. Pulsar deletes whole
-ledgers, some time after they are closed, and never more than its policy says.
+The gateway itself hides expired records from its clients. The policy frees disk space, including
+that of topics that are not open. Pulsar deletes whole ledgers, some time after they are closed, and
+never more than the policy allows.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from storage.pulsar.topics.pulsar_names import path_of
 MINUTE_MS = 60_000
 UNLIMITED = -1
 LARGEST = (1 << 31) - 1
-"""Minutes and megabytes are Java's int there; what is more is for ever."""
+"""Pulsar's minutes and megabytes are Java ints; larger values become unlimited."""
 
 log = logging.getLogger(__name__)
 
 
 class Retention(msgspec.Struct, frozen=True, gc=False):
-    """Pulsar's retention policy; -1 is no limit. Both 0 would keep nothing that is not awaited by a subscription."""
+    """Pulsar's retention policy; -1 is unlimited.
+
+    With both 0, only messages that a subscription has not acknowledged are kept.
+    """
 
     retentionTimeInMinutes: int
     retentionSizeInMB: int
@@ -38,7 +42,7 @@ KEEP_NOTHING = Retention(0, 0)
 
 
 def retention_of(configs: Mapping[str, str], settings: PulsarSettings) -> Retention:
-    """What Pulsar must keep of a topic with these configs: never less than they say, so both limits are rounded up."""
+    """What Pulsar must keep of a topic with these configs. Both limits are rounded up."""
     if "delete" not in cleanup_of(configs, settings):
         return KEEP_ALL
     milliseconds = _number(configs.get("retention.ms"), settings.retention_ms)
@@ -47,12 +51,12 @@ def retention_of(configs: Mapping[str, str], settings: PulsarSettings) -> Retent
 
 
 def cleanup_of(configs: Mapping[str, str], settings: PulsarSettings) -> list[str]:
-    """`compact`, `delete` or both."""
+    """The cleanup policies: `compact`, `delete` or both."""
     return configs.get("cleanup.policy", settings.cleanup_policy).replace(" ", "").split(",")
 
 
 def _number(text: str | None, default: int) -> int:
-    """A config that others wrote may be no number."""
+    """Configs written by other programs may not be numbers."""
     try:
         return default if text is None else int(text)
     except ValueError:
@@ -60,13 +64,16 @@ def _number(text: str | None, default: int) -> int:
 
 
 def _units(amount: int, unit: int) -> int:
-    """At least one: a 0 would mean something else to Pulsar."""
+    """At least one, since 0 has another meaning in Pulsar."""
     units = max(1, -(-amount // unit))
     return UNLIMITED if amount < 0 or units > LARGEST else units
 
 
 class RetentionPolicies:
-    """Sets the retention of topics. What Pulsar will not take is said once per reason, and not tried again by this process."""
+    """Sets the retention of topics.
+
+    A policy that Pulsar refuses is logged once per reason and not retried by this process.
+    """
 
     def __init__(self, admin: PulsarAdmin) -> None:
         self._admin = admin
@@ -74,7 +81,10 @@ class RetentionPolicies:
         self._refused: set[tuple[str, Retention]] = set()
 
     async def retain(self, full_name: str, retention: Retention) -> bool:
-        """Whether Pulsar has it now. Raises Missing, and StorageFailed where it may be tried again."""
+        """Set the policy; return whether Pulsar accepted it.
+
+        Raises NotFound, and StorageFailed if it can be retried.
+        """
         try:
             await self._admin.post(f"{path_of(full_name)}/retention", retention)
         except AdminFailed as failure:
@@ -90,7 +100,7 @@ class RetentionPolicies:
         return (full_name, retention) in self._refused
 
     def forget(self, full_name: str) -> None:
-        """The topic is gone; one of the same name may be allowed another retention."""
+        """Forget a deleted topic: one of the same name may be allowed another retention."""
         self._refused = {one for one in self._refused if one[0] != full_name}
 
     def _refuse(self, full_name: str, retention: Retention, status: int, reason: str) -> None:
@@ -98,8 +108,9 @@ class RetentionPolicies:
         if status not in self._logged_statuses:
             self._logged_statuses.add(status)
             log.warning(
-                "Pulsar does not take the retention of %s (%s minutes, %s MB): %s. Clients see what the topic's configs say all the same, but %s. "
-                "Not said again of other topics.",
+                "Pulsar refused the retention of %s (%s minutes, %s MB): %s. Clients still see "
+                "what the topic's configs say, but %s. "
+                "Not logged again for other topics.",
                 full_name,
                 retention.retentionTimeInMinutes,
                 retention.retentionSizeInMB,
@@ -109,8 +120,12 @@ class RetentionPolicies:
 
 
 _REFUSALS = {
-    403: "the disks are freed by the namespace's retention alone; a tenant's administrator may set that, or let this gateway's role set policies",
-    405: "the disks are freed by the namespace's retention alone; topicLevelPoliciesEnabled=true in the brokers' configuration allows it",
-    412: "what is older stays on Pulsar's disks; a retention must be above the backlog quota: `pulsar-admin namespaces set-backlog-quota`, "
-    "or backlogQuotaDefaultLimitBytes in the brokers' configuration, makes that smaller",
+    403: "disk space is freed by the namespace's retention only; a tenant administrator can set "
+    "that, "
+    "or allow the gateway's role to set policies",
+    405: "disk space is freed by the namespace's retention only; "
+    "topicLevelPoliciesEnabled=true in the brokers' configuration allows it",
+    412: "older messages stay on Pulsar's disks; a retention must exceed the backlog quota: "
+    "`pulsar-admin namespaces set-backlog-quota`, "
+    "or backlogQuotaDefaultLimitBytes in the brokers' configuration, lowers that",
 }

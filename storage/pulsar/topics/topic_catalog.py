@@ -1,4 +1,7 @@
-"""The topics of the served namespaces: listed, refreshed, made, altered, deleted. Pulsar is the only place where they are kept."""
+"""The topics of the served namespaces: listing, refresh, creation, changes, deletion.
+
+Pulsar is the only place where they are stored.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class TopicCatalog:
-    """`topics` is a live view. What other processes change shows within `refresh_seconds`, and then the watchers are told; own changes show at once."""
+    """The topics that the gateway serves; `topics` is a live view.
+
+    Changes by other processes appear within `refresh_seconds`, after which the watchers are called.
+    Own changes appear at once.
+    """
 
     def __init__(self, settings: PulsarSettings, admin: PulsarAdmin, reactor: Reactor) -> None:
         self.names = PulsarNames(settings)
@@ -47,7 +54,10 @@ class TopicCatalog:
         return self._view.topics
 
     async def open(self) -> None:
-        """List everything, and go on doing so. Raises StorageFailed, also where one namespace alone cannot be listed."""
+        """List all topics and start refreshing.
+
+        Raises StorageFailed, also if only one namespace cannot be listed.
+        """
         await self._refresh_topics(self._listing.names)
         for name in [
             name for name, found in self._view.by_name.items() if found.is_retention_lowered
@@ -57,7 +67,7 @@ class TopicCatalog:
         self._refresher.start()
 
     def close(self) -> None:
-        """No more looking; what is known stays readable."""
+        """Stop refreshing; `topics` stays readable."""
         self._refresher.stop()
 
     def watch(self, on_change: Callable[[], None]) -> None:
@@ -69,7 +79,7 @@ class TopicCatalog:
         return self.names.canonical(name)
 
     def full_name(self, name: str, partition: int) -> str:
-        """What Pulsar calls that partition. Raises UnknownTopic."""
+        """The Pulsar topic of a partition. Raises UnknownTopic."""
         found = self._view.get(name)
         if not 0 <= partition < found.topic.partitions:
             raise UnknownTopic(f"{name} has no partition {partition}")
@@ -78,7 +88,10 @@ class TopicCatalog:
         )
 
     def entry_format(self, name: str) -> str | None:
-        """The property `entry.format` of the topic; None where it has none: somebody else made it. Raises UnknownTopic."""
+        """The topic's property `entry.format`; None if another program created the topic.
+
+        Raises UnknownTopic.
+        """
         return self._view.get(name).entry_format
 
     async def create(self, topic: Topic) -> None:
@@ -86,7 +99,7 @@ class TopicCatalog:
         full_name = self._check_new(topic)
         async with self._view.lock(topic.name):
             if topic.name in self.topics:
-                raise TopicExists(f"there is a topic {topic.name} already")
+                raise TopicExists(f"topic {topic.name} already exists")
             try:
                 self._view.add(await self._changes.create(topic, full_name))
             except TopicExists:
@@ -102,7 +115,7 @@ class TopicCatalog:
             try:
                 self._view.add(await self._changes.alter(known, topic))
             except (StorageFailed, UnknownTopic):
-                # Some of it may be done.
+                # The change may be partly done.
                 with contextlib.suppress(StorageFailed):
                     await self._refetch(topic.name, known.full_name)
                 raise
@@ -115,17 +128,21 @@ class TopicCatalog:
             self._view.forget(name)
 
     async def reload(self, name: str) -> Topic | None:
-        """The topic as it is in Pulsar now, for whoever has reason to doubt what is known; the watchers are told what changed. Raises StorageFailed."""
+        """Read one topic from Pulsar and notify the watchers if it changed. Raises
+        StorageFailed.
+        """
         async with self._view.lock(name):
             await self._refetch(name, self.names.full_name(name))
             return self.topics.get(name)
 
     async def create_missing_partitions(self, name: str) -> None:
-        """Make partitions that the topic should have and that do not exist. Raises UnknownTopic, StorageFailed."""
+        """Create partitions of a topic that do not exist. Raises UnknownTopic, StorageFailed."""
         await self._changes.create_missing_partitions(self._view.get(name))
 
     async def refresh(self) -> None:
-        """See what others changed, and give Pulsar the retention policies that are due. Raises StorageFailed."""
+        """Read changes by other processes and set outstanding retention policies. Raises
+        StorageFailed.
+        """
         if await self._refresh_topics(self._listing.refresh_names):
             self._view.notify()
         self._retention_retries &= self.topics.keys()
@@ -138,7 +155,9 @@ class TopicCatalog:
                     await self._retain(name)
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
-        """`Trimming.can_trim`. Why not is said once for each topic, where somebody can do something about it."""
+        """`Trimming.can_trim`. If an administrator can remove the obstacle, it is logged once per
+        topic.
+        """
         if not has_whole_ledgers(await self._admin.internal_stats(topic), keep):
             return False
         found = self._holder(topic)
@@ -147,13 +166,16 @@ class TopicCatalog:
         name, refusal = found.topic.name, await self._lowering.refusal(found)
         if refusal and name not in self._untrimmable:
             self._untrimmable.add(name)
-            log.warning("the space of %s that compaction could free stays taken: %s", name, refusal)
+            log.warning("compaction cannot free the space of %s: %s", name, refusal)
         return not refusal
 
     async def trim(
         self, topic: str, keep: Position, confirm: Callable[[], Awaitable[None]]
     ) -> None:
-        """`Trimming.trim`. Nobody alters the topic meanwhile. `confirm` raises Fenced where another process may have the store."""
+        """`Trimming.trim`, under the topic's lock.
+
+        `confirm` raises Fenced if another process may hold the store.
+        """
         found = self._holder(topic)
         if found is None:
             return
@@ -175,7 +197,7 @@ class TopicCatalog:
                 await self._retain_soon(name)
 
     def _holder(self, topic: str) -> PulsarTopic | None:
-        """The topic which has that one of Pulsar's as a partition, or is it."""
+        """The topic that has this Pulsar topic as a partition, or is not partitioned and is it."""
         for full_name in [topic, *(partition_of(topic) or ())[:1]]:
             name = self.names.listed(str(full_name))
             found = self._view.by_name.get(name) if name is not None else None
@@ -187,7 +209,11 @@ class TopicCatalog:
         self,
         names: Callable[[Mapping[str, PulsarTopic]], Awaitable[Mapping[str, tuple[str, bool]]]],
     ) -> list[str]:
-        """Every topic by name, as `names` lists them, new ones and those whose turn it is in full; the names of what changed."""
+        """List all topics; read new ones and the next ones due. Returns the names of changed
+        topics.
+
+        `names` lists the topics.
+        """
         self._view.begin_refresh()
         known = self._view.by_name
         listed = await names(known)
@@ -206,7 +232,7 @@ class TopicCatalog:
         return self._view.merge({**await self._listing.fetch_all(wanted), **gone})
 
     async def _refetch(self, name: str, full_name: str) -> None:
-        """What one topic is now; whichever kind it is by now."""
+        """Read one topic again, which may have become partitioned or not."""
         seen = await self._listing.fetch(name, full_name)
         before = self.topics.get(name)
         if seen is None:
@@ -217,23 +243,25 @@ class TopicCatalog:
             self._view.notify()
 
     def _check_new(self, topic: Topic) -> str:
-        """The full name. Raises ValueError."""
+        """Return the full name. Raises ValueError."""
         if (
             len(topic.topic_id) != 16
             or topic.partitions < 1
             or self.canonical(topic.name) != topic.name
         ):
             raise ValueError(
-                f"topic {topic.name}: an id has 16 bytes, the name is the canonical one, and there is at least one partition"
+                f"topic {topic.name}: the id must have 16 bytes, the name must be canonical, and "
+                "there must be at least one partition"
             )
         if "-partition-" in topic.name:
             raise ValueError(
-                f"topic {topic.name}: Pulsar makes no partitioned topic with '-partition-' in its name"
+                f"topic {topic.name}: Pulsar allows no partitioned topic with '-partition-' in its "
+                "name"
             )
         return self.names.full_name(topic.name)
 
     def _check_altered(self, topic: Topic) -> PulsarTopic:
-        """What is known of it. Raises UnknownTopic, ValueError."""
+        """Return the current topic. Raises UnknownTopic, ValueError."""
         known = self._view.get(topic.name)
         if topic.topic_id != known.topic.topic_id or topic.partitions < known.topic.partitions:
             raise ValueError(
@@ -241,19 +269,23 @@ class TopicCatalog:
             )
         if topic.partitions > 1 and not known.is_partitioned:
             raise ValueError(
-                f"topic {topic.name} is not partitioned in Pulsar, and no topic becomes so: it stays at one partition"
+                f"topic {topic.name} is not partitioned in Pulsar, which cannot be changed: "
+                "it keeps one partition"
             )
         return known
 
     async def _retain_soon(self, name: str) -> None:
-        """Now; or with a refresh, where that fails."""
+        """Set the retention policy now or, if that fails, with a refresh."""
         try:
             await self._retain(name)
         except StorageFailed as failure:
-            log.warning("the retention of %s is given to Pulsar later: %s", name, failure)
+            log.warning("setting the retention of %s failed, retrying later: %s", name, failure)
 
     async def _retain(self, name: str) -> None:
-        """Raises StorageFailed where nobody answers; what is refused for one topic keeps no other from its policy."""
+        """Set the retention policy. Raises StorageFailed if no broker answers.
+
+        A refusal for one topic does not prevent the policies of others.
+        """
         try:
             self._view.add(await self._changes.retain(self._view.get(name)))
         except NotFound:
@@ -261,13 +293,17 @@ class TopicCatalog:
         except AdminFailed as failure:
             if name not in self._retention_retries:
                 self._retention_retries.add(name)
-                log.warning("the retention of %s is tried again and again: %s", name, failure)
+                log.warning(
+                    "setting the retention of %s failed, retrying with each refresh: %s",
+                    name,
+                    failure,
+                )
         else:
             self._retention_retries.discard(name)
 
 
 def pause(reactor: Reactor, seconds: float) -> Deferred[None]:
-    """Fires after so long."""
+    """Fires after `seconds`."""
     done: Deferred[None] = Deferred()
     reactor.callLater(seconds, done.callback, None)
     return done

@@ -1,4 +1,4 @@
-"""Changes of topics in Pulsar, each made sure of: an answer that did not come is no proof that nothing was done."""
+"""Changes of topics in Pulsar. After a missing answer, the outcome is verified."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ from storage.pulsar.topics.topic_listing import (
 log = logging.getLogger(__name__)
 
 COMPACTED = "compacted"
-"""Ends the property that tells the policies which a topic was given, where Pulsar compacts it."""
+"""Suffix of the property with the policies set on a topic, if Pulsar compacts the topic."""
 
 RETENTION_CONFIGS = ("cleanup.policy", "retention.ms", "retention.bytes")
 
 
 class TopicChanges:
-    """Each raises StorageFailed where Pulsar does not do it or does not say whether it has."""
+    """Creates, alters and deletes topics.
+
+    Methods raise StorageFailed if Pulsar fails or the outcome is unknown.
+    """
 
     def __init__(
         self,
@@ -61,17 +64,20 @@ class TopicChanges:
         self._policies = RetentionPolicies(admin)
 
     async def create(self, topic: Topic, full_name: str) -> PulsarTopic:
-        """Raises TopicExists where somebody else was faster."""
+        """Create a topic. Raises TopicExists if another process created it first."""
         entry_format = topic.configs.get(ENTRY_FORMAT, self._settings.entry_format)
         body = {"partitions": topic.partitions, "properties": properties_of(topic, entry_format)}
         try:
             await self._admin.put(f"{path_of(full_name)}/partitions", body, PARTITIONED)
         except Conflict:
-            raise TopicExists(f"somebody else has made {topic.name}, or is deleting it") from None
+            raise TopicExists(
+                f"topic {topic.name} was created or is being deleted by another process"
+            ) from None
         except NotFound as failure:
             namespace = full_name.removeprefix("persistent://").rpartition("/")[0]
             raise StorageFailed(
-                f"{full_name} cannot be made: {failure.reason}. `pulsar-admin namespaces create {namespace}` makes it"
+                f"{full_name} cannot be created: {failure.reason}. "
+                f"Create the namespace with `pulsar-admin namespaces create {namespace}`"
             ) from None
         except StorageFailed as failure:
             if isinstance(failure, AdminFailed) and not isinstance(failure, BrokerError):
@@ -80,7 +86,7 @@ class TopicChanges:
         return PulsarTopic(topic, full_name, True, entry_format)
 
     async def _confirm_created(self, topic: Topic, full_name: str, failure: StorageFailed) -> None:
-        """Raises `failure` unless the topic was made nevertheless."""
+        """Raises `failure` unless the topic was created nevertheless."""
         try:
             seen = await self._listing.fetch(topic.name, full_name)
         except StorageFailed:
@@ -90,26 +96,28 @@ class TopicChanges:
         await self.create_missing_partitions(seen)
 
     async def create_missing_partitions(self, found: PulsarTopic) -> None:
-        """Make partitions that are missing: a broker that ended in the middle of making a topic leaves some out."""
+        """Create missing partitions, left out if a broker ended while creating a topic."""
         if found.is_partitioned:
             await self._admin.post(f"{found.path}/createMissedPartitions")
 
     async def alter(self, known: PulsarTopic, topic: Topic) -> PulsarTopic:
-        """Grow the topic, and let it have these configs and no others; what others set beside the configs stays. Raises UnknownTopic."""
+        """Add partitions and set exactly these configs; other properties are kept. Raises
+        UnknownTopic.
+        """
         now = await self._listing.fetch(topic.name, known.full_name, known.is_partitioned)
         if now is None or now.topic.topic_id != topic.topic_id:
-            raise UnknownTopic(f"somebody else has deleted {topic.name}")
+            raise UnknownTopic(f"topic {topic.name} was deleted by another process")
         try:
             if topic.partitions > now.topic.partitions:
                 await self._admin.post(f"{known.path}/partitions", topic.partitions)
             entry_format = self._entry_format(topic.configs, now)
             await self._set(now, topic.configs, entry_format)
         except NotFound:
-            raise UnknownTopic(f"somebody else has deleted {topic.name}") from None
+            raise UnknownTopic(f"topic {topic.name} was deleted by another process") from None
         return replace(now, topic=topic, entry_format=entry_format)
 
     def _entry_format(self, configs: Mapping[str, str], now: PulsarTopic) -> str | None:
-        """A topic that never had the config keeps the format that it was made with, whatever the default is by now."""
+        """A topic that never had the config keeps its format, even if the default changes."""
         default = (
             self._settings.entry_format if ENTRY_FORMAT in now.topic.configs else now.entry_format
         )
@@ -118,7 +126,9 @@ class TopicChanges:
     async def _set(
         self, now: PulsarTopic, configs: Mapping[str, str], entry_format: str | None
     ) -> None:
-        """The new ones first: whoever looks in between sees too many configs, not too few."""
+        """Set new configs before removing old ones, so that concurrent readers never see too
+        few.
+        """
         new = {
             CONFIG + name: value
             for name, value in configs.items()
@@ -136,13 +146,13 @@ class TopicChanges:
         await self._admin.delete(f"{found.path}/properties?{urlencode({'key': key})}")
 
     async def delete(self, found: PulsarTopic) -> None:
-        """With it go its policies and every subscription, whoever reads there."""
+        """Delete the topic with its policies and all its subscriptions."""
         try:
             await self._admin.delete(
                 f"{found.path}{'/partitions' if found.is_partitioned else ''}?force=true"
             )
         except NotFound:
-            log.info("somebody else has deleted %s already", found.topic.name)
+            log.info("topic %s was already deleted by another process", found.topic.name)
         except StorageFailed as failure:
             try:
                 seen = await self._listing.fetch(
@@ -156,7 +166,10 @@ class TopicChanges:
         self._lowering.forget(found)
 
     def due(self, found: PulsarTopic) -> Retention | None:
-        """The retention that Pulsar has not yet been given. Topics that others made keep theirs, unless their configs here say something."""
+        """The retention policy to set, if not set yet.
+
+        Topics created by other programs keep theirs, unless they have retention configs here.
+        """
         wanted = retention_of(found.topic.configs, self._settings)
         if found.is_retention_lowered:
             return wanted
@@ -172,7 +185,7 @@ class TopicChanges:
         )
 
     async def retain(self, found: PulsarTopic) -> PulsarTopic:
-        """Give Pulsar the retention that is due. One that it does not take is logged and let be."""
+        """Set the retention policy if it is due. A refusal by Pulsar is logged and ignored."""
         wanted = self.due(found)
         if wanted is None or not await self._policies.retain(found.full_name, wanted):
             return found
@@ -184,7 +197,7 @@ class TopicChanges:
         return replace(found, retention=told)
 
     def _policy_property(self, found: PulsarTopic) -> str:
-        """What the topic's property says when Pulsar has the policies that its configs ask for."""
+        """The value of the topic's property once Pulsar has the policies of its configs."""
         wanted = str(retention_of(found.topic.configs, self._settings))
         is_native = found.entry_format == NATIVE
         return (
@@ -194,7 +207,10 @@ class TopicChanges:
         )
 
     async def _compact(self, found: PulsarTopic) -> None:
-        """Let Pulsar compact what native clients share: those of them that ask for it see the last message of each key."""
+        """Enable or disable Pulsar's compaction of a topic shared with native clients.
+
+        Native clients that read compacted then see the last message of each key.
+        """
         if self._policy_property(found).endswith(COMPACTED):
             await self._admin.post(
                 f"{found.path}/compactionThreshold", self._settings.native_compaction_bytes
@@ -203,12 +219,14 @@ class TopicChanges:
             await self._admin.delete(f"{found.path}/compactionThreshold")
 
     def is_retained(self, found: PulsarTopic) -> bool:
-        """Whether Pulsar has the retention that the topic's configs say, and may be given another for a moment."""
+        """Whether Pulsar has the retention of the topic's configs, which may be changed
+        temporarily.
+        """
         is_given = found.retention == self._policy_property(found) or self._lowering.is_restored(
             found
         )
         return is_given and not self._policies.is_refused(found.full_name, KEEP_NOTHING)
 
     async def lower(self, found: PulsarTopic) -> bool:
-        """Keep nothing but what subscriptions wait for; whether Pulsar does so."""
+        """Keep only unacknowledged messages of subscriptions; return whether Pulsar accepted it."""
         return await self._policies.retain(found.full_name, KEEP_NOTHING)

@@ -1,4 +1,4 @@
-"""What topics there are in the served namespaces, as the admin API tells it."""
+"""Lists the topics of the served namespaces through the admin API."""
 
 from __future__ import annotations
 
@@ -25,20 +25,24 @@ T = TypeVar("T")
 TOPIC_ID = "kafka.topic.id"
 CONFIG = "kafka.config."
 RETENTION = "kopgate.retention"
-"""The retention policy that the gateway has given to the topic: what is missing or says otherwise is given again."""
+"""Property with the retention policy that the gateway set; if missing or outdated, it is set
+again.
+"""
 
 NATIVE = "pulsar"
-"""The entry format of topics that native clients share."""
+"""Entry format of topics shared with native clients."""
 
 LOWERED = "lowered"
-"""That property while the retention is set aside; behind it are the policies that were set with that."""
+"""Prefix of that property while the retention is temporarily lowered; the policies set then
+follow.
+"""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PulsarTopic:
-    """A topic and what Pulsar says of it. One that is not partitioned has one partition, which is the topic itself."""
+    """A topic and its metadata in Pulsar. A non-partitioned topic is its own single partition."""
 
     topic: Topic
     full_name: str
@@ -48,17 +52,19 @@ class PulsarTopic:
 
     @property
     def is_retention_lowered(self) -> bool:
-        """Its retention is set aside, or was when somebody stopped in the middle of it."""
+        """Whether its retention is lowered, possibly by a process that ended before restoring
+        it.
+        """
         return (self.retention or "").startswith(LOWERED)
 
     @property
     def path(self) -> str:
-        """Where the admin API has it."""
+        """The topic's path in the admin API."""
         return path_of(self.full_name)
 
 
 class PartitionedMetadata(msgspec.Struct, frozen=True):
-    """As the admin API has it. `deleted`: the topic is about to go."""
+    """As in the admin API. `deleted`: the topic is being deleted."""
 
     partitions: int
     deleted: bool = False
@@ -66,7 +72,7 @@ class PartitionedMetadata(msgspec.Struct, frozen=True):
 
 
 def properties_of(topic: Topic, entry_format: str) -> dict[str, str]:
-    """What Pulsar is to know of a topic that the gateway makes."""
+    """Pulsar properties of a topic created by the gateway."""
     return {
         TOPIC_ID: base64.b64encode(topic.topic_id).decode(),
         ENTRY_FORMAT: entry_format,
@@ -77,7 +83,7 @@ def properties_of(topic: Topic, entry_format: str) -> dict[str, str]:
 def pulsar_topic(
     name: str, full_name: str, partitions: int, is_partitioned: bool, properties: Mapping[str, str]
 ) -> PulsarTopic:
-    """The topic with these properties, whoever made it."""
+    """The topic with these properties, no matter which program created it."""
     configs = {
         key.removeprefix(CONFIG): value
         for key, value in properties.items()
@@ -90,7 +96,7 @@ def pulsar_topic(
 
 
 def _id(text: str | None, full_name: str) -> bytes:
-    """The topic's id; for a topic that somebody else made one that is always the same."""
+    """The topic's id; for a topic created by another program, an id derived from its name."""
     try:
         known = base64.b64decode(text or "", validate=True)
     except (binascii.Error, ValueError):
@@ -99,7 +105,7 @@ def _id(text: str | None, full_name: str) -> bytes:
 
 
 class TopicListing:
-    """Asks the brokers. Everything raises StorageFailed where they do not answer."""
+    """Reads topics from the brokers. Methods raise StorageFailed if they do not answer."""
 
     def __init__(self, names: PulsarNames, admin: PulsarAdmin, at_a_time: int) -> None:
         self._names = names
@@ -107,13 +113,14 @@ class TopicListing:
         self._concurrency = at_a_time
         self._unreadable: set[str] = set()
         self._unlistable: dict[str, str] = {}
-        """Namespaces that cannot be listed, and what was last said of each."""
+        """Namespaces that cannot be listed, with the last logged message of each."""
 
     async def names(self, known: Mapping[str, PulsarTopic]) -> dict[str, tuple[str, bool]]:
-        """Of each topic its canonical name, its full one, and whether it is partitioned.
+        """For each topic by canonical name: its full name and whether it is partitioned.
 
-        A partition of a topic is none. What is only named like one, its topic being unknown to Pulsar, is a topic of its own, unless it was
-        a partition when it was last looked at: then its topic is being deleted.
+        Partitions are not topics. A topic named like a partition is a separate topic if no such
+        partitioned topic exists, unless it was known as a partition: then its topic is being
+        deleted.
         """
         listed: dict[str, tuple[str, bool]] = {}
         for namespace in self._names.namespaces:
@@ -121,7 +128,9 @@ class TopicListing:
                 listed.update(await self._names_in(namespace, known))
             except NotFound:
                 raise StorageFailed(
-                    f"there is no namespace {namespace} in Pulsar: make it with `pulsar-admin namespaces create {namespace}`, or let the gateway do so (pulsar_setup)"
+                    f"there is no namespace {namespace} in Pulsar: create it with "
+                    f"`pulsar-admin namespaces create {namespace}`, or let the gateway do so "
+                    "(pulsar_setup)"
                 ) from None
         return listed
 
@@ -129,7 +138,8 @@ class TopicListing:
         self, namespace: str, known: Mapping[str, PulsarTopic]
     ) -> dict[str, tuple[str, bool]]:
         canonical = {one.full_name: name for name, one in known.items()}
-        # In this order: a topic that is made in between is seen without its partitions, not the partitions without their topic.
+        # In this order, a topic created meanwhile is seen without its partitions, instead of
+        # partitions without their topic.
         single = await self._list(namespace, "")
         partitioned = set(await self._list(namespace, "/partitioned"))
         listed: dict[str, tuple[str, bool]] = {}
@@ -145,19 +155,20 @@ class TopicListing:
         return listed
 
     async def refresh_names(self, known: Mapping[str, PulsarTopic]) -> dict[str, tuple[str, bool]]:
-        """As `names`, later on: one namespace that cannot be listed keeps no other from it.
+        """As `names`, for later calls: a namespace that cannot be listed does not affect the
+        others.
 
-        One that is gone has no topics; of one that is refused those that were known are taken to be there still. Raises StorageFailed where
-        nobody answers at all.
+        A deleted namespace has no topics; the known topics of a refused one are kept. Raises
+        StorageFailed if no broker answers.
         """
         listed: dict[str, tuple[str, bool]] = {}
         for namespace in self._names.namespaces:
             try:
                 listed.update(await self._names_in(namespace, known))
             except NotFound as gone:
-                self._log_lost(namespace, "it is gone, and its topics with it", gone)
+                self._log_lost(namespace, "it was deleted with its topics", gone)
             except AdminFailed as failure:
-                self._log_lost(namespace, "its topics are taken to be as they were", failure)
+                self._log_lost(namespace, "its known topics are kept", failure)
                 there = f"{PREFIX}{namespace}/"
                 listed.update(
                     {
@@ -182,7 +193,10 @@ class TopicListing:
     async def fetch(
         self, name: str, full_name: str, is_partitioned: bool = True
     ) -> PulsarTopic | None:
-        """The topic as it is now; None where it is gone. Without partitions (False) saves a call where that is known."""
+        """The current state of a topic; None if it does not exist.
+
+        `is_partitioned=False` saves a call if that is known.
+        """
         try:
             if is_partitioned:
                 metadata: PartitionedMetadata = await self._admin.get(
@@ -201,7 +215,7 @@ class TopicListing:
     async def fetch_all(
         self, listed: Mapping[str, tuple[str, bool]]
     ) -> dict[str, PulsarTopic | None]:
-        """Each of these as it is now. One that a broker does not tell of is left out, and that is logged once."""
+        """The current state of each topic. A failed one is omitted, which is logged once."""
         seen: dict[str, PulsarTopic | None] = {}
 
         async def fetch_one(name: str) -> None:
@@ -210,7 +224,7 @@ class TopicListing:
             except AdminFailed as failure:
                 if name not in self._unreadable:
                     self._unreadable.add(name)
-                    log.warning("topic %s is not looked at for now: %s", name, failure)
+                    log.warning("reading topic %s failed, skipping it: %s", name, failure)
             else:
                 self._unreadable.discard(name)
 
@@ -225,7 +239,7 @@ def is_known_partitioned(one: PulsarTopic | None) -> bool:
 async def for_each(
     items: Iterable[T], call: Callable[[T], Awaitable[None]], at_a_time: int
 ) -> None:
-    """`call` for every one of `items`, so many at a time; the first failure ends it."""
+    """Call `call` for each item, `at_a_time` concurrently; stops at the first failure."""
     queue = deque(items)
 
     async def work() -> None:

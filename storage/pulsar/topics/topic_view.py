@@ -1,4 +1,6 @@
-"""What is known of the topics: one change of a topic after the other, and none of them lost to a look that began before it."""
+"""The known topics. Changes of a topic are serialized, and a concurrent refresh does not undo
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from storage.pulsar.topics.topic_listing import PulsarTopic
 
 
 class KnownTopics:
-    """`topics` is live. Changes by others are announced by `notify`, own ones are not."""
+    """Known topics by name; `topics` is a live view.
+
+    `notify` announces changes by other processes; own changes are not announced.
+    """
 
     def __init__(self) -> None:
         self.by_name: dict[str, PulsarTopic] = {}
@@ -24,7 +29,7 @@ class KnownTopics:
         self._changed: set[str] = set()
 
     def get(self, name: str) -> PulsarTopic:
-        """Raises UnknownTopic."""
+        """The known topic. Raises UnknownTopic."""
         try:
             return self.by_name[name]
         except KeyError:
@@ -40,7 +45,7 @@ class KnownTopics:
 
     @asynccontextmanager
     async def lock(self, name: str) -> AsyncIterator[None]:
-        """To change the topic of that name: one at a time."""
+        """Lock the topic of that name for a change."""
         turn = self._locks.setdefault(name, DeferredLock())
         await turn.acquire()
         self._changed.add(name)
@@ -48,16 +53,19 @@ class KnownTopics:
             yield
         finally:
             turn.release()
-            # Whoever came next may have come to its end by now, too.
+            # The next holder may also have finished already.
             if not turn.locked and self._locks.get(name) is turn:
                 del self._locks[name]
 
     def begin_refresh(self) -> None:
-        """What is looked at from now on is newer than all that was changed, but for what is being changed."""
+        """Start of a refresh: its results are newer than all changes except those in progress."""
         self._changed = set(self._locks)
 
     def merge(self, seen: Mapping[str, PulsarTopic | None]) -> list[str]:
-        """What a look has seen (None: a topic is gone) is known now, but for what was changed here since it began; the names that are new or differ."""
+        """Merge the results of a refresh (None: deleted); return the names that are new or changed.
+
+        Topics changed here since the refresh began are skipped.
+        """
         differing = [
             name
             for name, found in seen.items()
