@@ -147,7 +147,7 @@ class LmdbWriter:
         elif what not in self._failing:
             self._failing.add(what)
             log.error(
-                "%s in %s fails: %s; refused until it succeeds again, reads continue",
+                "%s in %s fails: %s; it is refused until it succeeds again, reads continue",
                 what,
                 directory,
                 error,

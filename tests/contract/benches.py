@@ -1,6 +1,7 @@
-"""The stores under contract, each with what the suite must be able to do to it: open it again, break its medium, kill its process.
+"""The stores under contract test, with the operations tests need: reopen, break the medium, kill.
 
-A store joins the suite by a bench in `BENCHES`, one that needs a peer by the fixture `new_bench`; no test of the contract knows which store it runs on.
+A store joins the suite with a bench in `BENCHES`, or in the fixture `new_bench` if it needs a
+server. Contract tests do not know which store they test.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from tests.peers.relay import SEND, Between
 
 
 class Bench(Protocol):
-    """One empty medium and the stores on it. `spec` lets another process open the same medium; None where no process can.
+    """An empty medium and the stores on it.
 
-    `refusal` is what an append to a medium that refuses writes fails with. Where that is Fenced the log is finished, and a test goes on with what
-    `Store.log` gives; after StorageFailed that is the same log. `examples` is how many sequences of calls a property may try: a medium that is far away takes its time.
+    `spec` lets another process open the same medium; None if none can. `refusal` is the error of an
+    append to a medium that refuses writes. After Fenced, a test continues with a new log from
+    `Store.log`; after StorageFailed, with the same log. `examples` is the number of examples of a
+    property test: a remote medium is slow.
     """
 
     spec: str | None
@@ -34,17 +37,17 @@ class Bench(Protocol):
     refusal: type[StorageError] | tuple[type[StorageError], ...]
 
     def store(self) -> Store:
-        """A new store on the medium, not open yet."""
+        """A new store on the medium, not opened."""
         ...
 
     @contextmanager
     def refusing_writes(self) -> Iterator[None]:
-        """Within it every write to the medium fails."""
+        """While active, every write to the medium fails."""
         ...
 
     @contextmanager
     def full_queue(self, store: Store) -> Iterator[None]:
-        """Within it an append to `store` is refused at once while another one is in flight."""
+        """While active, an append to `store` fails at once if another one is in flight."""
         ...
 
 
@@ -108,7 +111,9 @@ class LmdbBench:
 
 
 class NarrowLmdbBench(LmdbBench):
-    """Limits so low that every read goes to the file, the map grows, and bursts and deletions go in many steps."""
+    """Limits so low that reads go to disk, the map grows, and bursts and deletions take many
+    steps.
+    """
 
     settings = LmdbSettings(
         map_bytes=1,
@@ -121,10 +126,14 @@ class NarrowLmdbBench(LmdbBench):
 
 
 class PulsarBench:
-    """Namespaces of a real Pulsar, reached through relays. What it refuses is lost on the way, so that its senders wait in vain."""
+    """Namespaces of a real Pulsar, reached through relays.
+
+    Refused writes are dropped by the relay, so that senders time out.
+    """
 
     examples = 4
-    #: The first append of a log fails before it is sent, where it cannot be noted; of all others nobody knows what became of them.
+    #: The first append of a log fails before it is sent if offsets cannot be reserved; the outcome
+    #: of all others is unknown.
     refusal = (StorageFailed, Fenced)
 
     def __init__(self, settings: PulsarSettings) -> None:
@@ -169,7 +178,7 @@ BENCHES = {"lmdb": LmdbBench, "lmdb-narrow": NarrowLmdbBench, "memory": MemoryBe
 
 
 def store_from(spec: str) -> Store:
-    """The store that a bench's `spec` names, for another process; it runs on this process's reactor."""
+    """The store of a bench's `spec`, for another process; it uses this process's reactor."""
     kind, _, where = spec.partition(":")
     match kind:
         case "lmdb":
@@ -180,7 +189,7 @@ def store_from(spec: str) -> Store:
 
 
 def in_pulsar(settings: PulsarSettings) -> Store:
-    """Its client is loaded by those tests alone that want it."""
+    """Imports the client library only for tests that need it."""
     from storage.pulsar.store import PulsarStore
 
     return PulsarStore(settings, reactor=reactor)
@@ -188,7 +197,9 @@ def in_pulsar(settings: PulsarSettings) -> Store:
 
 @contextmanager
 def no_file_may_grow() -> Iterator[None]:
-    """Every write to a file by this process fails as on a full disk (EFBIG; Python ignores the signal that comes with it)."""
+    """While active, file writes of this process fail as on a full disk (EFBIG; Python ignores
+    SIGXFSZ).
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:

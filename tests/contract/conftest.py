@@ -1,4 +1,4 @@
-"""Every test of the contract runs once for every store."""
+"""Runs every contract test for every store."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.contract.benches import BENCHES, Bench, PulsarBench
 from tests.contract.entries import topic
 from tests.contract.waiting import settle
 
-#: A medium that refuses keeps its senders waiting for so long; a broker that is only busy answers in far less.
+#: How long senders wait on a medium that refuses; a busy broker answers much sooner.
 PATIENCE_SECONDS = 5.0
 
 
 @pytest.fixture(params=[*sorted(BENCHES), pytest.param("pulsar", marks=pytest.mark.peer)])
 def new_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Bench]]:
-    """Benches of one kind, each with a medium of its own."""
+    """Creates benches of one kind, each with a separate medium."""
     if request.param == "pulsar":
         tenant = request.getfixturevalue("pulsar")
         with ExitStack() as held:

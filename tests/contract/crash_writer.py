@@ -1,7 +1,8 @@
-"""The process that a crash test kills: appends to every partition as fast as it is acknowledged, and prints each acknowledgement.
+"""The process that a crash test kills: appends to every partition and prints each acknowledgement.
 
-`python -m tests.contract.crash_writer SPEC`, where SPEC says how a bench's medium is opened. Lines: `log P BASE END` for an append of the
-entries from BASE to END (exclusive), `row N` for a row of the table `rows`. A line is written only after the store acknowledged.
+`python -m tests.contract.crash_writer SPEC`, with SPEC naming a bench's medium. Lines: `log P BASE
+END` for an append of the entries from BASE to END (exclusive), `row N` for a row of the table
+`rows`. A line is printed after the store acknowledged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kill a writing process and compare what it was told with what is there."""
+"""Kill a writing process and compare the acknowledgements with the stored data."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from tests.contract.entries import everything
 
 @dataclass(slots=True)
 class Acknowledged:
-    """What the killed process had been told: appends by partition, rows of the table."""
+    """What the killed process had acknowledged: appends by partition, rows of the table."""
 
     appends: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     rows: list[int] = field(default_factory=list)
 
 
-def write_and_kill(spec: str, after: int, told: Acknowledged) -> None:
-    """Start the writer on `spec`, kill it without warning after `after` acknowledgements, and add all of them to `told`."""
+def write_and_kill(spec: str, after: int, acknowledged: Acknowledged) -> None:
+    """Start the writer on `spec`, kill it after `after` acknowledgements, and add them to
+    `acknowledged`.
+    """
     command = [sys.executable, "-m", "tests.contract.crash_writer", spec]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -38,14 +40,14 @@ def write_and_kill(spec: str, after: int, told: Acknowledged) -> None:
             continue
         match line.split():
             case ["log", partition, base, end]:
-                told.appends[int(partition)].append((int(base), int(end)))
+                acknowledged.appends[int(partition)].append((int(base), int(end)))
             case ["row", row]:
-                told.rows.append(int(row))
+                acknowledged.rows.append(int(row))
 
 
-async def check_nothing_is_lost(store: Store, told: Acknowledged) -> None:
-    """Every acknowledged append and row is in `store`, each append whole, offsets without a gap."""
-    for partition, appends in told.appends.items():
+async def check_nothing_is_lost(store: Store, acknowledged: Acknowledged) -> None:
+    """Every acknowledged append and row is in `store`, appends are whole, offsets have no gaps."""
+    for partition, appends in acknowledged.appends.items():
         log = await store.log("orders", partition)
         entries = await everything(log)
         assert [one.base_offset for one in entries] == [
@@ -60,6 +62,6 @@ async def check_nothing_is_lost(store: Store, told: Acknowledged) -> None:
         assert all(base + 1 in bases for base in bases if base % 4 == 0), "half an append is there"
         assert max(end for _, end in appends) <= log.end_offset
     rows = dict(await (await store.table("rows")).items())
-    for row in told.rows:
+    for row in acknowledged.rows:
         assert b"%012da" % row in rows
     assert all(key[:-1] + b"b" in rows for key in rows), "half a put is there"

@@ -1,4 +1,4 @@
-"""Entries and topics in the fewest words the contract's tests can have."""
+"""Short constructors of entries and topics for the contract tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from storage.log import Entry, PartitionLog, Topic
 
 
 def entry(base: int, records: int = 1, *, time: int = -1, payload: bytes | None = None) -> Entry:
-    """An entry of `records` offsets; its payload tells where it lies unless one is given."""
+    """An entry of `records` offsets; by default its payload contains its offset."""
     return Entry(
         base, base + records - 1, time, f"entry {base}".encode() if payload is None else payload
     )
@@ -22,7 +22,7 @@ def sized(base: int, size: int, *, records: int = 1, time: int = -1) -> Entry:
 
 
 class Counted(bytes):
-    """A payload of zeros; `alive` of them exist."""
+    """A payload of zeros; `alive` is the number of existing instances."""
 
     alive = 0
 
@@ -41,7 +41,7 @@ def topic(
 
 
 def plain(entries: Sequence[Entry]) -> list[tuple[int, int, int, bytes]]:
-    """Entries as values to compare, whatever kind of buffer their payloads are."""
+    """Entries as comparable values, for any kind of payload buffer."""
     return [
         (one.base_offset, one.last_offset, one.max_timestamp, bytes(one.payload)) for one in entries
     ]
@@ -52,7 +52,7 @@ def bases(entries: Sequence[Entry]) -> list[int]:
 
 
 async def everything(log: PartitionLog) -> list[Entry]:
-    """What a reader sees that goes from start to end, a few bytes at a time."""
+    """All entries, read from start to end a few bytes at a time."""
     seen: list[Entry] = []
     offset = log.start_offset
     while offset < log.end_offset and (some := await log.read(offset, 100)):

@@ -1,4 +1,4 @@
-"""Appending: order, all or none, no gaps, what a failure leaves behind."""
+"""Appends: order, atomicity, no gaps, failures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def has_fired(awaitable: Awaitable[None]) -> bool:
 
 
 @ensureDeferred
-async def test_a_new_log_is_empty_and_begins_at_zero(log: PartitionLog) -> None:
+async def test_new_log_is_empty_and_starts_at_zero(log: PartitionLog) -> None:
     assert (log.start_offset, log.end_offset, log.next_offset, log.size) == (0, 0, 0, 0)
     assert await log.read(0, 100) == []
 
 
 @ensureDeferred
-async def test_what_was_appended_is_read_back_as_it_was(log: PartitionLog) -> None:
+async def test_appended_entries_are_read_back_unchanged(log: PartitionLog) -> None:
     rows = [entry(0, 3, time=77), entry(3, 1, time=-1), entry(4, 10, time=5, payload=b"")]
     await log.append(rows)
     assert plain(await log.read(0, 1000)) == plain(rows)
@@ -34,20 +34,20 @@ async def test_what_was_appended_is_read_back_as_it_was(log: PartitionLog) -> No
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @ensureDeferred
-async def test_a_payload_may_be_any_contiguous_buffer(log: PartitionLog, kind: type) -> None:
+async def test_payload_may_be_any_contiguous_buffer(log: PartitionLog, kind: type) -> None:
     await log.append([entry(0, payload=kind(b"some bytes"))])
     assert plain(await log.read(0, 100)) == [(0, 0, -1, b"some bytes")]
 
 
 @ensureDeferred
-async def test_a_large_entry_is_kept_whole(log: PartitionLog) -> None:
+async def test_large_entry_is_stored_whole(log: PartitionLog) -> None:
     large = sized(0, 3_000_000)
     await log.append([large])
     assert plain(await log.read(0, 1)) == plain([large])
 
 
 @ensureDeferred
-async def test_the_next_offset_moves_at_once_and_the_end_only_when_it_is_durable(
+async def test_next_offset_advances_at_once_and_end_offset_when_durable(
     log: PartitionLog,
 ) -> None:
     first = log.append([entry(0, 5)])
@@ -58,7 +58,7 @@ async def test_the_next_offset_moves_at_once_and_the_end_only_when_it_is_durable
 
 
 @ensureDeferred
-async def test_nothing_is_read_before_it_is_durable(log: PartitionLog) -> None:
+async def test_entries_are_not_readable_before_durable(log: PartitionLog) -> None:
     await log.append([entry(0)])
     second = log.append([entry(1)])
     seen = log.read_resident(0, 100)
@@ -67,7 +67,7 @@ async def test_nothing_is_read_before_it_is_durable(log: PartitionLog) -> None:
 
 
 @ensureDeferred
-async def test_appends_in_flight_are_stored_in_the_order_of_the_calls(log: PartitionLog) -> None:
+async def test_appends_in_flight_are_stored_in_call_order(log: PartitionLog) -> None:
     appends = [log.append([entry(n)]) for n in range(200)]
     for one in appends:
         await one
@@ -75,7 +75,7 @@ async def test_appends_in_flight_are_stored_in_the_order_of_the_calls(log: Parti
 
 
 @ensureDeferred
-async def test_many_logs_take_appends_at_once(store: Store) -> None:
+async def test_concurrent_appends_to_many_logs(store: Store) -> None:
     await store.create_topic(topic("wide", partitions=50))
     logs = [await store.log("wide", n) for n in range(50)]
     appends = [
@@ -91,9 +91,7 @@ async def test_many_logs_take_appends_at_once(store: Store) -> None:
 
 @pytest.mark.parametrize("base", [0, 1, 3, 100])
 @ensureDeferred
-async def test_an_append_that_does_not_start_at_the_next_offset_is_refused(
-    log: PartitionLog, base: int
-) -> None:
+async def test_append_not_at_next_offset_is_refused(log: PartitionLog, base: int) -> None:
     await log.append([entry(0, 2)])
     with pytest.raises(OffsetOutOfRange):
         await log.append([entry(base)])
@@ -105,7 +103,7 @@ async def test_an_append_that_does_not_start_at_the_next_offset_is_refused(
     "second", [entry(4), entry(2), entry(3, 0)], ids=["gap", "overlap", "backwards"]
 )
 @ensureDeferred
-async def test_one_bad_entry_refuses_the_whole_append(log: PartitionLog, second: object) -> None:
+async def test_one_invalid_entry_refuses_whole_append(log: PartitionLog, second: object) -> None:
     with pytest.raises(OffsetOutOfRange):
         await log.append([entry(0, 3), second])
     assert (log.end_offset, log.next_offset, log.size) == (0, 0, 0)
@@ -113,13 +111,13 @@ async def test_one_bad_entry_refuses_the_whole_append(log: PartitionLog, second:
 
 
 @ensureDeferred
-async def test_an_empty_append_changes_nothing(log: PartitionLog) -> None:
+async def test_empty_append_changes_nothing(log: PartitionLog) -> None:
     await log.append([])
     assert (log.end_offset, log.next_offset) == (0, 0)
 
 
 @ensureDeferred
-async def test_a_cancelled_append_is_stored_all_the_same(log: PartitionLog) -> None:
+async def test_cancelled_append_is_still_stored(log: PartitionLog) -> None:
     first = log.append([entry(0)])
     assert isinstance(first, Deferred)
     first.addErrback(lambda failure: failure.trap(CancelledError))
@@ -129,7 +127,7 @@ async def test_a_cancelled_append_is_stored_all_the_same(log: PartitionLog) -> N
 
 
 @ensureDeferred
-async def test_when_the_medium_fails_every_append_in_flight_fails_and_none_is_visible(
+async def test_medium_failure_fails_all_appends_in_flight(
     log: PartitionLog, store: Store, bench: Bench
 ) -> None:
     await log.append([entry(0)])
@@ -144,7 +142,7 @@ async def test_when_the_medium_fails_every_append_in_flight_fails_and_none_is_vi
 
 
 @ensureDeferred
-async def test_after_a_failure_the_log_goes_on_where_it_was_durable(
+async def test_log_continues_at_durable_end_after_failure(
     log: PartitionLog, store: Store, bench: Bench
 ) -> None:
     await log.append([entry(0)])
@@ -160,7 +158,7 @@ async def test_after_a_failure_the_log_goes_on_where_it_was_durable(
 
 
 @ensureDeferred
-async def test_a_log_takes_nothing_new_before_the_last_of_those_that_fail_has_been_told(
+async def test_log_refuses_appends_until_last_failure_is_delivered(
     log: PartitionLog, bench: Bench
 ) -> None:
     seen = []
@@ -182,7 +180,7 @@ async def test_a_log_takes_nothing_new_before_the_last_of_those_that_fail_has_be
 
 
 @ensureDeferred
-async def test_an_append_refused_at_once_leaves_those_in_flight_alone(
+async def test_refused_append_does_not_affect_appends_in_flight(
     log: PartitionLog, store: Store, bench: Bench
 ) -> None:
     first = log.append([entry(0, 2)])
@@ -196,7 +194,7 @@ async def test_an_append_refused_at_once_leaves_those_in_flight_alone(
 
 
 @ensureDeferred
-async def test_a_failure_does_not_stop_the_reading(
+async def test_reads_work_after_failed_append(
     log: PartitionLog, store: Store, bench: Bench
 ) -> None:
     await log.append([entry(0, time=5)])
@@ -211,7 +209,7 @@ async def test_a_failure_does_not_stop_the_reading(
 
 
 @ensureDeferred
-async def test_nothing_of_a_failed_append_is_there_after_a_restart(
+async def test_failed_append_is_absent_after_restart(
     log: PartitionLog, store: Store, bench: Bench
 ) -> None:
     await log.append([entry(0)])

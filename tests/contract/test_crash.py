@@ -1,4 +1,4 @@
-"""A killed process loses nothing that it was told is stored."""
+"""A killed process loses no acknowledged data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.crashes import Acknowledged, check_nothing_is_lost, write_an
 
 
 @ensureDeferred
-async def test_every_acknowledged_entry_and_row_outlives_a_killed_process(bench: Bench) -> None:
+async def test_acknowledged_entries_and_rows_survive_kill(bench: Bench) -> None:
     if bench.spec is None:
         pytest.skip("this store lives in one process")
     told = Acknowledged()
@@ -24,7 +24,7 @@ async def test_every_acknowledged_entry_and_row_outlives_a_killed_process(bench:
 
 
 async def open_again(bench: Bench) -> Store:
-    """A store on the medium of a killed process, opened as soon as the dead process has lost its lock."""
+    """Open a store on the medium of a killed process as soon as its lock is released."""
     while True:
         store = bench.store()
         try:

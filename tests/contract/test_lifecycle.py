@@ -11,14 +11,14 @@ from tests.contract.entries import bases, entry, everything, topic
 
 
 @ensureDeferred
-async def test_a_store_that_is_open_cannot_be_opened_twice(store: Store, bench: Bench) -> None:
+async def test_open_store_cannot_be_opened_twice(store: Store, bench: Bench) -> None:
     with pytest.raises(StoreInUse):
         await bench.store().open()
     await store.create_topic(topic())
 
 
 @ensureDeferred
-async def test_a_closed_store_can_be_opened_again(store: Store, bench: Bench) -> None:
+async def test_closed_store_can_be_reopened(store: Store, bench: Bench) -> None:
     await store.close()
     again = bench.store()
     await again.open()
@@ -26,9 +26,7 @@ async def test_a_closed_store_can_be_opened_again(store: Store, bench: Bench) ->
 
 
 @ensureDeferred
-async def test_closing_writes_what_is_queued_first(
-    log: PartitionLog, store: Store, bench: Bench
-) -> None:
+async def test_close_writes_queued_appends(log: PartitionLog, store: Store, bench: Bench) -> None:
     appends = [log.append([entry(n)]) for n in range(100)]
     await store.close()
     for one in appends:
@@ -40,13 +38,13 @@ async def test_closing_writes_what_is_queued_first(
 
 
 @ensureDeferred
-async def test_closing_twice_is_closing_once(store: Store) -> None:
+async def test_close_is_idempotent(store: Store) -> None:
     await store.close()
     await store.close()
 
 
 @ensureDeferred
-async def test_a_closed_store_refuses_everything(log: PartitionLog, store: Store) -> None:
+async def test_closed_store_refuses_all_calls(log: PartitionLog, store: Store) -> None:
     table = await store.table("groups")
     await store.close()
     with pytest.raises(LogClosed):
@@ -66,13 +64,13 @@ async def test_a_closed_store_refuses_everything(log: PartitionLog, store: Store
 
 
 @ensureDeferred
-async def test_a_store_is_known_to_be_held_once_it_is_open(store: Store) -> None:
+async def test_open_store_is_confirmed_as_held(store: Store) -> None:
     assert not store.may_be_lost
     await store.confirm_held()
 
 
 @ensureDeferred
-async def test_usage_names_at_least_one_place(store: Store) -> None:
+async def test_usage_reports_at_least_one_volume(store: Store) -> None:
     for usage in store.usage():
         assert usage.path
         assert usage.usable_bytes <= usage.total_bytes or usage.total_bytes == -1
@@ -80,13 +78,13 @@ async def test_usage_names_at_least_one_place(store: Store) -> None:
 
 
 @ensureDeferred
-async def test_a_topic_is_listed_under_its_canonical_name(store: Store) -> None:
+async def test_topic_is_listed_by_canonical_name(store: Store) -> None:
     await store.create_topic(topic("orders"))
     assert [store.canonical(name) for name in store.topics] == ["orders"]
 
 
 @ensureDeferred
-async def test_what_a_store_does_itself_is_nobody_elses_change(store: Store) -> None:
+async def test_own_changes_do_not_call_topic_watchers(store: Store) -> None:
     changes: list[None] = []
     store.watch_topics(lambda: changes.append(None))
     await store.create_topic(topic("orders"))
@@ -96,6 +94,6 @@ async def test_what_a_store_does_itself_is_nobody_elses_change(store: Store) -> 
 
 
 @ensureDeferred
-async def test_a_committed_offset_may_be_noted_of_anything(store: Store) -> None:
+async def test_note_committed_accepts_unknown_topics(store: Store) -> None:
     store.note_committed("group", "orders", 0, 0)
     store.note_committed("group", "no such topic", 7, 1 << 40)

@@ -1,4 +1,4 @@
-"""Any sequence of calls leaves a log as a plain list of entries would be."""
+"""Any sequence of calls leaves a log equal to a plain list of entries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMES = st.integers(-1, 20)
 
 
 class LogMachine(RuleBasedStateMachine):
-    """A log beside its model: the list of readable entries, the start and the end."""
+    """A log and its model: the list of readable entries, the start and the end."""
 
     new_bench: Callable[[], Bench]
 
@@ -168,7 +168,7 @@ class LogMachine(RuleBasedStateMachine):
 
 
 @ensureDeferred
-async def test_a_log_is_a_list_of_entries(new_bench: Callable[[], Bench]) -> None:
+async def test_log_matches_list_of_entries(new_bench: Callable[[], Bench]) -> None:
     machine = type("Machine", (LogMachine,), {"new_bench": staticmethod(new_bench)})
     examples = new_bench().examples
     limits = settings(

@@ -1,4 +1,4 @@
-"""What a partition remembers of idempotent producers when an append fails, on every store."""
+"""State of idempotent producers after failed appends, on every store."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def partition(log: PartitionLog) -> Partition:
 
 
 def send(partition: Partition, sequence: int, producer: int = 7) -> Any:
-    """Append a batch of two records; what waits for it."""
+    """Append a batch of two records; return the awaitable."""
     records = batch(2, producer=(producer, 0, sequence))
     return partition.append_batch(records, check_batch(records, 11), 0)
 
 
 async def reopened(partition: Partition, store: Store) -> Partition:
-    """The same one, or where its log is finished the next, with what its snapshot and the log say of its producers."""
+    """The partition, or if its log is fenced a new one restored from its snapshot and the log."""
     log = await store.log("orders", 0)
     if log is partition.log:
         return partition
@@ -54,7 +54,7 @@ async def is_retry_of(partition: Partition, sequence: int, base_offset: int) -> 
 
 
 @ensureDeferred
-async def test_a_refused_append_leaves_other_producers_batches_known(
+async def test_refused_append_keeps_batches_of_other_producers(
     partition: Partition, store: Store, bench: Bench
 ) -> None:
     in_flight = send(partition, 0)
@@ -66,7 +66,7 @@ async def test_a_refused_append_leaves_other_producers_batches_known(
 
 
 @ensureDeferred
-async def test_what_is_queued_behind_a_failed_append_fails_too_and_each_retry_is_stored_once(
+async def test_appends_behind_failed_one_fail_and_retries_are_stored_once(
     log: PartitionLog, partition: Partition, store: Store, bench: Bench
 ) -> None:
     """Each producer has a second batch in flight: it must not be stored without the first."""
@@ -74,7 +74,7 @@ async def test_what_is_queued_behind_a_failed_append_fails_too_and_each_retry_is
     with bench.refusing_writes():
         failing = []
         for sequence, producer in ((2, 7), (0, 8), (4, 7), (2, 8)):
-            # The one behind may be refused at once, where the first has failed by then.
+            # The second may be refused at once if the first has failed by then.
             with suppress(KafkaError):
                 failing.append(send(partition, sequence, producer))
         assert len(failing) >= 2
@@ -83,7 +83,7 @@ async def test_what_is_queued_behind_a_failed_append_fails_too_and_each_retry_is
                 await one
     partition = await reopened(partition, store)
     assert (partition.log.end_offset, partition.log.next_offset) == (2, 2)
-    # The later one of each was never stored, so it is not next.
+    # The second batch of each was never stored, so it is out of sequence.
     for sequence, producer in ((4, 7), (2, 8)):
         if producer in dict(partition.producers):
             with pytest.raises(KafkaError) as caught:
@@ -98,7 +98,7 @@ async def test_what_is_queued_behind_a_failed_append_fails_too_and_each_retry_is
 
 
 @ensureDeferred
-async def test_a_snapshot_after_a_refused_append_holds_what_was_in_flight(
+async def test_snapshot_after_refused_append_includes_batches_in_flight(
     partition: Partition, store: Store, bench: Bench
 ) -> None:
     in_flight = send(partition, 0)
@@ -117,10 +117,12 @@ async def test_a_snapshot_after_a_refused_append_holds_what_was_in_flight(
 
 
 @ensureDeferred
-async def test_a_batch_behind_a_refused_one_is_refused_before_anything_waits(
+async def test_batch_behind_refused_one_is_refused_immediately(
     partition: Partition, store: Store, bench: Bench
 ) -> None:
-    """The producer is new: if the refused batch were forgotten wholly, the next one would be taken as its first."""
+    """The producer is new: without a trace of the refused batch, the next would be accepted as
+    first.
+    """
     in_flight = send(partition, 0, producer=8)
     with bench.full_queue(store):
         refused = send(partition, 0)
@@ -134,7 +136,7 @@ async def test_a_batch_behind_a_refused_one_is_refused_before_anything_waits(
 
 
 @ensureDeferred
-async def test_a_refused_append_that_is_awaited_late_forgets_nothing_newer(
+async def test_late_awaited_refusal_keeps_newer_batches(
     partition: Partition, store: Store, bench: Bench
 ) -> None:
     in_flight = send(partition, 0, producer=8)

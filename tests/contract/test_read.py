@@ -1,4 +1,4 @@
-"""Reading: whole entries, the limits of bytes and offsets."""
+"""Reads: whole entries, byte limits, offset limits."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def log(store: Store) -> PartitionLog:
 
 @pytest.mark.parametrize("offset", [10, 14, 19])
 @ensureDeferred
-async def test_a_read_begins_with_the_entry_that_contains_the_offset(
-    log: PartitionLog, offset: int
-) -> None:
+async def test_read_starts_with_entry_containing_offset(log: PartitionLog, offset: int) -> None:
     assert bases(await log.read(offset, 10_000)) == [10, 20, 30]
 
 
@@ -41,27 +39,27 @@ async def test_a_read_begins_with_the_entry_that_contains_the_offset(
     ],
 )
 @ensureDeferred
-async def test_a_read_gives_what_fits_and_at_least_one_entry(
+async def test_read_returns_what_fits_and_at_least_one_entry(
     log: PartitionLog, max_bytes: int, expected: list[int]
 ) -> None:
     assert bases(await log.read(0, max_bytes)) == expected
 
 
 @ensureDeferred
-async def test_a_read_at_the_end_is_empty(log: PartitionLog) -> None:
+async def test_read_at_end_is_empty(log: PartitionLog) -> None:
     assert await log.read(40, 100) == []
 
 
 @pytest.mark.parametrize("offset", [-1, 41, 1 << 62])
 @ensureDeferred
-async def test_a_read_outside_start_and_end_is_refused(log: PartitionLog, offset: int) -> None:
+async def test_read_outside_start_and_end_is_refused(log: PartitionLog, offset: int) -> None:
     with pytest.raises(OffsetOutOfRange):
         await log.read(offset, 100)
 
 
 @pytest.mark.parametrize("offset", [-1, 41])
 @ensureDeferred
-async def test_a_resident_read_outside_start_and_end_is_refused(
+async def test_resident_read_outside_start_and_end_is_refused(
     log: PartitionLog, offset: int
 ) -> None:
     with pytest.raises(OffsetOutOfRange):
@@ -71,7 +69,7 @@ async def test_a_resident_read_outside_start_and_end_is_refused(
 @pytest.mark.parametrize("offset", [0, 5, 10, 39, 40])
 @pytest.mark.parametrize("max_bytes", [1, 250, 1000])
 @ensureDeferred
-async def test_a_resident_read_is_the_same_read_or_none(
+async def test_resident_read_equals_read_or_is_none(
     log: PartitionLog, offset: int, max_bytes: int
 ) -> None:
     resident = log.read_resident(offset, max_bytes)
@@ -79,7 +77,7 @@ async def test_a_resident_read_is_the_same_read_or_none(
 
 
 @ensureDeferred
-async def test_what_was_read_stays_valid_while_the_log_moves_on(log: PartitionLog) -> None:
+async def test_read_entries_stay_valid_after_changes(log: PartitionLog) -> None:
     seen = await log.read(0, 400)
     before = plain(seen)
     await log.delete_before(40)
@@ -89,14 +87,12 @@ async def test_what_was_read_stays_valid_while_the_log_moves_on(log: PartitionLo
 
 
 @ensureDeferred
-async def test_the_size_is_the_sum_of_the_payloads(log: PartitionLog) -> None:
+async def test_size_is_sum_of_payloads(log: PartitionLog) -> None:
     assert log.size == 400
 
 
 @ensureDeferred
-async def test_everything_is_read_back_after_a_restart(
-    log: PartitionLog, store: Store, bench: Bench
-) -> None:
+async def test_entries_survive_restart(log: PartitionLog, store: Store, bench: Bench) -> None:
     before = plain(await everything(log))
     await store.close()
     again = bench.store()
@@ -114,7 +110,7 @@ async def test_everything_is_read_back_after_a_restart(
 
 
 @ensureDeferred
-async def test_the_only_epoch_ends_at_the_end_and_no_other_is_known(log: PartitionLog) -> None:
+async def test_current_epoch_ends_at_end_offset_and_others_are_unknown(log: PartitionLog) -> None:
     assert log.end_offset_for_epoch(log.leader_epoch) == (log.leader_epoch, 40)
     assert log.end_offset_for_epoch(log.leader_epoch + 1) == (-1, -1)
     assert log.end_offset_for_epoch(-1) == (-1, -1)

@@ -1,4 +1,4 @@
-"""Compaction's one step: a range of entries becomes other entries."""
+"""Compaction: replacing a range of entries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def log(store: Store) -> PartitionLog:
 
 
 @ensureDeferred
-async def test_the_range_becomes_the_replacement(log: PartitionLog) -> None:
+async def test_range_is_replaced(log: PartitionLog) -> None:
     await log.replace(10, 39, [entry(12, 3, payload=b"new"), entry(30, 2, payload=b"newer")])
     assert bases(await everything(log)) == [0, 12, 30, 40]
     assert plain(await log.read(12, 5)) == [(12, 14, -1, b"new")]
@@ -30,13 +30,13 @@ async def test_the_range_becomes_the_replacement(log: PartitionLog) -> None:
 
 
 @ensureDeferred
-async def test_only_entries_wholly_within_the_range_go(log: PartitionLog) -> None:
+async def test_only_entries_wholly_within_range_are_replaced(log: PartitionLog) -> None:
     await log.replace(5, 25, [])
     assert bases(await everything(log)) == [0, 20, 30, 40]
 
 
 @ensureDeferred
-async def test_a_read_in_a_hole_goes_on_with_the_next_entry(log: PartitionLog) -> None:
+async def test_read_in_gap_continues_with_next_entry(log: PartitionLog) -> None:
     await log.replace(10, 29, [])
     assert [bases(await log.read(offset, 1)) for offset in (9, 10, 25, 30)] == [
         [0],
@@ -47,7 +47,7 @@ async def test_a_read_in_a_hole_goes_on_with_the_next_entry(log: PartitionLog) -
 
 
 @ensureDeferred
-async def test_the_end_stays_where_the_last_entry_went_away(log: PartitionLog) -> None:
+async def test_end_offset_stays_if_last_entry_is_removed(log: PartitionLog) -> None:
     await log.replace(30, 49, [])
     assert (log.end_offset, log.next_offset, log.size) == (50, 50, 300)
     assert await log.read(45, 100) == []
@@ -61,7 +61,7 @@ async def test_the_end_stays_where_the_last_entry_went_away(log: PartitionLog) -
     ids=["before", "after", "order", "overlap"],
 )
 @ensureDeferred
-async def test_a_replacement_outside_its_range_or_order_is_refused(
+async def test_replacement_out_of_range_or_order_is_refused(
     log: PartitionLog, rows: list[Entry]
 ) -> None:
     with pytest.raises(ValueError):
@@ -70,9 +70,7 @@ async def test_a_replacement_outside_its_range_or_order_is_refused(
 
 
 @ensureDeferred
-async def test_a_replacement_outlives_a_restart(
-    log: PartitionLog, store: Store, bench: Bench
-) -> None:
+async def test_replacement_survives_restart(log: PartitionLog, store: Store, bench: Bench) -> None:
     await log.replace(0, 29, [entry(25, payload=b"rest")])
     await log.replace(40, 49, [])
     before, size = plain(await everything(log)), log.size
@@ -92,7 +90,7 @@ async def test_a_replacement_outlives_a_restart(
 
 
 @ensureDeferred
-async def test_sizes_stay_true_when_a_compacted_log_is_cut(log: PartitionLog) -> None:
+async def test_size_is_exact_after_trimming_compacted_log(log: PartitionLog) -> None:
     await log.replace(0, 29, [entry(5, payload=b"1234"), entry(25, payload=b"123456")])
     await log.delete_before(20)
     assert log.size == 206
@@ -104,7 +102,7 @@ async def test_sizes_stay_true_when_a_compacted_log_is_cut(log: PartitionLog) ->
 
 
 @ensureDeferred
-async def test_what_was_deleted_meanwhile_is_not_brought_back(log: PartitionLog) -> None:
+async def test_replace_does_not_restore_deleted_entries(log: PartitionLog) -> None:
     await log.delete_before(25)
     await log.replace(
         0,
@@ -120,9 +118,7 @@ async def test_what_was_deleted_meanwhile_is_not_brought_back(log: PartitionLog)
 
 
 @ensureDeferred
-async def test_a_replacement_that_the_medium_refuses_changes_nothing(
-    log: PartitionLog, bench: Bench
-) -> None:
+async def test_refused_replacement_changes_nothing(log: PartitionLog, bench: Bench) -> None:
     with bench.refusing_writes(), pytest.raises(StorageFailed):
         await log.replace(0, 29, [entry(25)])
     assert bases(await everything(log)) == [0, 10, 20, 30, 40]

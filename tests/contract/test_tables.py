@@ -1,4 +1,4 @@
-"""State tables: rows in key order, set and deleted together."""
+"""State tables: rows in key order, set and deleted atomically."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.contract.benches import Bench
 
 
 @ensureDeferred
-async def test_a_new_table_is_empty(store: Store) -> None:
+async def test_new_table_is_empty(store: Store) -> None:
     assert await (await store.table("groups")).items() == []
 
 
 @ensureDeferred
-async def test_rows_come_in_key_order(store: Store) -> None:
+async def test_rows_are_in_key_order(store: Store) -> None:
     table = await store.table("groups")
     await table.put({b"b": b"2", b"a": b"1", b"\xff": b"4", b"ba": b"3"})
     assert await table.items() == [(b"a", b"1"), (b"b", b"2"), (b"ba", b"3"), (b"\xff", b"4")]
@@ -30,7 +30,7 @@ async def test_one_put_sets_and_deletes(store: Store) -> None:
 
 
 @ensureDeferred
-async def test_puts_in_flight_are_stored_in_the_order_of_the_calls(store: Store) -> None:
+async def test_puts_in_flight_are_stored_in_call_order(store: Store) -> None:
     table = await store.table("groups")
     puts = [table.put({b"k": b"%d" % n, b"only %d" % n: b""}) for n in range(50)]
     for put in puts:
@@ -41,7 +41,7 @@ async def test_puts_in_flight_are_stored_in_the_order_of_the_calls(store: Store)
 
 
 @ensureDeferred
-async def test_tables_do_not_mix(store: Store) -> None:
+async def test_tables_are_separate(store: Store) -> None:
     one, two = await store.table("one"), await store.table("two")
     await one.put({b"k": b"1"})
     await two.put({b"k": b"2"})
@@ -50,12 +50,12 @@ async def test_tables_do_not_mix(store: Store) -> None:
 
 
 @ensureDeferred
-async def test_a_table_is_the_same_object_at_each_call(store: Store) -> None:
+async def test_table_is_the_same_object_at_each_call(store: Store) -> None:
     assert await store.table("groups") is await store.table("groups")
 
 
 @ensureDeferred
-async def test_keys_may_have_480_bytes_and_values_many(store: Store) -> None:
+async def test_keys_of_480_bytes_and_large_values_are_accepted(store: Store) -> None:
     table = await store.table("groups")
     await table.put({b"k" * 480: b"v" * 1_000_000})
     assert await table.items() == [(b"k" * 480, b"v" * 1_000_000)]
@@ -63,7 +63,7 @@ async def test_keys_may_have_480_bytes_and_values_many(store: Store) -> None:
 
 @pytest.mark.parametrize("key", [b"", b"k" * 481])
 @ensureDeferred
-async def test_a_key_of_the_wrong_length_refuses_the_whole_put(store: Store, key: bytes) -> None:
+async def test_key_of_invalid_length_refuses_whole_put(store: Store, key: bytes) -> None:
     table = await store.table("groups")
     with pytest.raises(ValueError):
         await table.put({b"good": b"1", key: b"2"})
@@ -71,7 +71,7 @@ async def test_a_key_of_the_wrong_length_refuses_the_whole_put(store: Store, key
 
 
 @ensureDeferred
-async def test_rows_outlive_a_restart(store: Store, bench: Bench) -> None:
+async def test_rows_survive_restart(store: Store, bench: Bench) -> None:
     await (await store.table("one")).put({b"a": b"1", b"b": b"2"})
     await (await store.table("two")).put({b"c": b"3"})
     await store.close()
@@ -83,7 +83,7 @@ async def test_rows_outlive_a_restart(store: Store, bench: Bench) -> None:
 
 
 @ensureDeferred
-async def test_a_put_that_the_medium_refuses_changes_no_row(store: Store, bench: Bench) -> None:
+async def test_refused_put_changes_no_row(store: Store, bench: Bench) -> None:
     table = await store.table("groups")
     await table.put({b"a": b"1"})
     with bench.refusing_writes(), pytest.raises(StorageFailed):
@@ -94,7 +94,7 @@ async def test_a_put_that_the_medium_refuses_changes_no_row(store: Store, bench:
 
 
 @ensureDeferred
-async def test_a_put_after_the_store_was_closed_is_refused(store: Store) -> None:
+async def test_put_to_closed_store_is_refused(store: Store) -> None:
     table = await store.table("groups")
     await store.close()
     with pytest.raises(LogClosed):

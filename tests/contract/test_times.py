@@ -1,4 +1,4 @@
-"""Finding an entry by time."""
+"""Searches by timestamp."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def base(found: Entry | None) -> int | None:
     ("timestamp", "expected"), [(0, 0), (10, 0), (11, 5), (20, 5), (21, 15), (30, 15), (31, None)]
 )
 @ensureDeferred
-async def test_the_first_entry_that_reaches_the_time_is_found(
+async def test_finds_first_entry_reaching_timestamp(
     log: PartitionLog, timestamp: int, expected: int | None
 ) -> None:
     await log.append(
@@ -28,32 +28,32 @@ async def test_the_first_entry_that_reaches_the_time_is_found(
 
 
 @ensureDeferred
-async def test_an_empty_log_has_no_entry_for_any_time(log: PartitionLog) -> None:
+async def test_empty_log_has_no_entry_for_any_timestamp(log: PartitionLog) -> None:
     assert await log.entry_for_time(0) is None
     assert await log.latest_by_time() is None
 
 
 @ensureDeferred
-async def test_entries_without_a_timestamp_are_passed_over(log: PartitionLog) -> None:
+async def test_entries_without_timestamp_are_skipped(log: PartitionLog) -> None:
     await log.append([entry(0), entry(1), entry(2, time=5), entry(3)])
     assert base(await log.entry_for_time(0)) == 2
     assert base(await log.latest_by_time()) == 2
 
 
 @ensureDeferred
-async def test_a_log_without_timestamps_has_no_latest(log: PartitionLog) -> None:
+async def test_log_without_timestamps_has_no_latest_entry(log: PartitionLog) -> None:
     await log.append([entry(0), entry(1)])
     assert await log.latest_by_time() is None
 
 
 @ensureDeferred
-async def test_the_latest_is_the_first_of_those_with_the_greatest_time(log: PartitionLog) -> None:
+async def test_latest_is_first_entry_with_greatest_timestamp(log: PartitionLog) -> None:
     await log.append([entry(0, time=9), entry(1, time=50), entry(2, time=50), entry(3, time=7)])
     assert base(await log.latest_by_time()) == 1
 
 
 @ensureDeferred
-async def test_what_was_deleted_from_the_front_counts_no_more(log: PartitionLog) -> None:
+async def test_trimmed_entries_are_not_found(log: PartitionLog) -> None:
     await log.append(
         [
             entry(0, time=100),
@@ -76,7 +76,7 @@ async def test_what_was_deleted_from_the_front_counts_no_more(log: PartitionLog)
 
 
 @ensureDeferred
-async def test_what_compaction_took_away_counts_no_more(log: PartitionLog) -> None:
+async def test_compacted_entries_are_not_found(log: PartitionLog) -> None:
     await log.append([entry(0, time=1), entry(1, time=100), entry(2, time=10), entry(3, time=20)])
     await log.replace(0, 2, [entry(0, time=1), entry(2, time=10)])
     assert [base(await log.entry_for_time(time)) for time in (1, 2, 10, 11, 21)] == [
@@ -90,7 +90,7 @@ async def test_what_compaction_took_away_counts_no_more(log: PartitionLog) -> No
 
 
 @ensureDeferred
-async def test_times_are_found_after_a_restart(
+async def test_timestamps_are_found_after_restart(
     log: PartitionLog, store: Store, bench: Bench
 ) -> None:
     await log.append([entry(0, time=100), entry(1, time=10)])
@@ -112,7 +112,7 @@ async def test_times_are_found_after_a_restart(
 
 
 @ensureDeferred
-async def test_a_found_entry_is_the_whole_entry(log: PartitionLog) -> None:
+async def test_found_entry_is_whole(log: PartitionLog) -> None:
     await log.append([entry(0, 3, time=10, payload=b"all of it")])
     found = await log.entry_for_time(10)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Topics: made, altered, deleted, remembered."""
+"""Topics: creation, changes, deletion, restart."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.contract.entries import bases, entry, everything, topic
 
 
 @ensureDeferred
-async def test_a_topic_is_listed_as_it_was_created(store: Store) -> None:
+async def test_topic_is_listed_as_created(store: Store) -> None:
     made = topic("orders", 3, {"retention.ms": "1000", "x": ""})
     await store.create_topic(made)
     assert dict(store.topics) == {"orders": made}
 
 
 @ensureDeferred
-async def test_the_view_of_topics_is_live_and_cannot_be_written(store: Store) -> None:
+async def test_topics_view_is_live_and_read_only(store: Store) -> None:
     view = store.topics
     await store.create_topic(topic("late"))
     assert "late" in view
@@ -35,7 +35,7 @@ async def test_the_view_of_topics_is_live_and_cannot_be_written(store: Store) ->
 
 
 @ensureDeferred
-async def test_a_taken_name_is_refused(store: Store) -> None:
+async def test_existing_name_is_refused(store: Store) -> None:
     await store.create_topic(topic("orders", 2))
     with pytest.raises(TopicExists):
         await store.create_topic(topic("orders", 5))
@@ -43,7 +43,7 @@ async def test_a_taken_name_is_refused(store: Store) -> None:
 
 
 @ensureDeferred
-async def test_a_topic_can_be_altered(store: Store) -> None:
+async def test_topic_can_be_altered(store: Store) -> None:
     await store.create_topic(topic("orders", 1))
     await store.alter_topic(topic("orders", 4, {"a": "b"}))
     assert store.topics["orders"] == topic("orders", 4, {"a": "b"})
@@ -51,9 +51,7 @@ async def test_a_topic_can_be_altered(store: Store) -> None:
 
 
 @ensureDeferred
-async def test_partitions_keep_their_entries_when_more_are_added(
-    log: PartitionLog, store: Store
-) -> None:
+async def test_adding_partitions_keeps_entries(log: PartitionLog, store: Store) -> None:
     await log.append([entry(0)])
     await store.alter_topic(topic("orders", 2))
     assert await store.log("orders", 0) is log
@@ -70,7 +68,7 @@ async def test_fewer_partitions_are_refused(store: Store) -> None:
 
 
 @ensureDeferred
-async def test_a_topic_keeps_its_id(store: Store) -> None:
+async def test_topic_id_cannot_change(store: Store) -> None:
     await store.create_topic(topic("orders"))
     with pytest.raises(ValueError):
         await store.alter_topic(Topic("orders", b"another id, 16 B", 1))
@@ -78,16 +76,14 @@ async def test_a_topic_keeps_its_id(store: Store) -> None:
 
 @pytest.mark.parametrize("wrong", [Topic("short", b"id", 1), Topic("none", bytes(16), 0)])
 @ensureDeferred
-async def test_a_topic_without_a_whole_id_or_a_partition_is_refused(
-    store: Store, wrong: Topic
-) -> None:
+async def test_topic_needs_16_byte_id_and_a_partition(store: Store, wrong: Topic) -> None:
     with pytest.raises(ValueError):
         await store.create_topic(wrong)
     assert wrong.name not in store.topics
 
 
 @ensureDeferred
-async def test_what_does_not_exist_is_unknown(store: Store) -> None:
+async def test_missing_topic_is_unknown(store: Store) -> None:
     await store.create_topic(topic("orders", 2))
     for call in (
         store.log("nothing", 0),
@@ -102,14 +98,14 @@ async def test_what_does_not_exist_is_unknown(store: Store) -> None:
 
 
 @ensureDeferred
-async def test_a_log_is_the_same_object_at_each_call(store: Store) -> None:
+async def test_log_is_the_same_object_at_each_call(store: Store) -> None:
     await store.create_topic(topic("orders", 2))
     assert await store.log("orders", 1) is await store.log("orders", 1)
     assert await store.log("orders", 0) is not await store.log("orders", 1)
 
 
 @ensureDeferred
-async def test_topics_outlive_a_restart(store: Store, bench: Bench) -> None:
+async def test_topics_survive_restart(store: Store, bench: Bench) -> None:
     await store.create_topic(topic("kept", 3, {"a": "b"}))
     await store.create_topic(topic("altered", 1))
     await store.alter_topic(topic("altered", 2, {"c": "d"}))
@@ -126,7 +122,7 @@ async def test_topics_outlive_a_restart(store: Store, bench: Bench) -> None:
 
 
 @ensureDeferred
-async def test_the_log_of_a_deleted_topic_is_closed(log: PartitionLog, store: Store) -> None:
+async def test_log_of_deleted_topic_is_closed(log: PartitionLog, store: Store) -> None:
     await log.append([entry(0)])
     await store.delete_topic("orders")
     assert "orders" not in store.topics
@@ -151,7 +147,9 @@ async def test_the_log_of_a_deleted_topic_is_closed(log: PartitionLog, store: St
 
 
 @ensureDeferred
-async def test_appends_behind_a_deletion_fail_as_closed(log: PartitionLog, store: Store) -> None:
+async def test_appends_behind_deletion_fail_with_log_closed(
+    log: PartitionLog, store: Store
+) -> None:
     before = log.append([entry(0)])
     deletion = store.delete_topic("orders")
     await before
@@ -161,9 +159,7 @@ async def test_appends_behind_a_deletion_fail_as_closed(log: PartitionLog, store
 
 
 @ensureDeferred
-async def test_a_topic_made_again_under_the_same_name_is_empty(
-    log: PartitionLog, store: Store, bench: Bench
-) -> None:
+async def test_recreated_topic_is_empty(log: PartitionLog, store: Store, bench: Bench) -> None:
     await log.append([entry(0, 5)])
     await store.delete_topic("orders")
     await store.create_topic(topic("orders"))
@@ -180,7 +176,7 @@ async def test_a_topic_made_again_under_the_same_name_is_empty(
 
 
 @ensureDeferred
-async def test_a_topic_that_the_medium_refuses_does_not_exist(store: Store, bench: Bench) -> None:
+async def test_refused_topic_does_not_exist(store: Store, bench: Bench) -> None:
     await store.create_topic(topic("orders"))
     with bench.refusing_writes():
         with pytest.raises(StorageFailed):

@@ -1,4 +1,4 @@
-"""Deleting from the front: by offset, by time and by size."""
+"""Trimming the start of a log: by offset, time and size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.contract.waiting import settle
 
 @pytest.fixture
 def log(store: Store) -> PartitionLog:
-    """Five entries of 10 records and 100 bytes each, at 0 to 40, with the times 10, 30, none, 20 and 50."""
+    """Five entries of 10 records and 100 bytes at 0 to 40, with the times 10, 30, none, 20 and
+    50.
+    """
     settle(store.create_topic(topic()))
     made = settle(store.log("orders", 0))
     times = (10, 30, -1, 20, 50)
@@ -45,7 +47,7 @@ async def reopened(store: Store, bench: Bench) -> tuple[Store, PartitionLog]:
     ],
 )
 @ensureDeferred
-async def test_what_lies_wholly_before_the_offset_goes(
+async def test_entries_wholly_before_offset_are_deleted(
     log: PartitionLog, offset: int, left: list[int]
 ) -> None:
     assert await log.delete_before(offset) == offset
@@ -55,7 +57,7 @@ async def test_what_lies_wholly_before_the_offset_goes(
 
 
 @ensureDeferred
-async def test_an_entry_that_straddles_the_new_start_is_read_whole(log: PartitionLog) -> None:
+async def test_entry_spanning_new_start_is_read_whole(log: PartitionLog) -> None:
     await log.delete_before(25)
     assert bases(await log.read(25, 1)) == [20]
     with pytest.raises(OffsetOutOfRange):
@@ -63,14 +65,14 @@ async def test_an_entry_that_straddles_the_new_start_is_read_whole(log: Partitio
 
 
 @ensureDeferred
-async def test_the_start_never_moves_down(log: PartitionLog) -> None:
+async def test_start_offset_never_decreases(log: PartitionLog) -> None:
     await log.delete_before(25)
     assert await log.delete_before(5) == 25
     assert log.start_offset == 25
 
 
 @ensureDeferred
-async def test_deleting_beyond_the_end_is_refused(log: PartitionLog) -> None:
+async def test_delete_beyond_end_is_refused(log: PartitionLog) -> None:
     with pytest.raises(OffsetOutOfRange):
         await log.delete_before(51)
     assert log.start_offset == 0
@@ -78,7 +80,7 @@ async def test_deleting_beyond_the_end_is_refused(log: PartitionLog) -> None:
 
 @pytest.mark.parametrize("offset", [25, 50])
 @ensureDeferred
-async def test_start_end_and_size_outlive_a_restart(
+async def test_start_end_and_size_survive_restart(
     log: PartitionLog, store: Store, bench: Bench, offset: int
 ) -> None:
     await log.delete_before(offset)
@@ -94,7 +96,7 @@ async def test_start_end_and_size_outlive_a_restart(
     ("since", "start"), [(0, 0), (10, 0), (11, 10), (30, 10), (31, 40), (50, 40), (51, 50)]
 )
 @ensureDeferred
-async def test_entries_before_the_first_that_is_young_enough_go(
+async def test_entries_before_first_recent_one_are_deleted(
     log: PartitionLog, since: int, start: int
 ) -> None:
     assert await log.retain(since=since, at_most_bytes=None) == start
@@ -114,32 +116,32 @@ async def test_entries_without_a_timestamp_count_as_old(store: Store) -> None:
     [(1000, 0), (500, 0), (499, 0), (400, 10), (399, 10), (301, 10), (300, 20), (1, 40), (0, 50)],
 )
 @ensureDeferred
-async def test_an_entry_goes_while_the_rest_still_fills_the_limit(
+async def test_entry_is_deleted_while_rest_reaches_limit(
     log: PartitionLog, limit: int, start: int
 ) -> None:
-    """The rule of Kafka's UnifiedLog for segments: what remains is the least that is not below the limit."""
+    """As UnifiedLog does with segments: the least size not below the limit remains."""
     assert await log.retain(since=None, at_most_bytes=limit) == start
     assert (log.start_offset, log.size) == (start, 500 - 10 * start)
 
 
 @pytest.mark.parametrize("meanwhile", ["replace", "delete_before"])
 @ensureDeferred
-async def test_retention_by_bytes_counts_what_other_deletions_leave(
-    store: Store, meanwhile: str
-) -> None:
-    """20,000 bytes, of which another deletion leaves 11,000 while retention is at work: one entry less would be below the limit."""
+async def test_retention_by_bytes_counts_concurrent_deletions(store: Store, meanwhile: str) -> None:
+    """20,000 bytes; a concurrent deletion leaves 11,000. Another entry less would be below the
+    limit.
+    """
     await store.create_topic(topic("busy"))
     log = await store.log("busy", 0)
     for n in range(20):
         await log.append([sized(n, 1000)])
     await log.replace(0, 0, [sized(0, 1000)])
-    # A turn of the reactor: what is written within the callbacks of another write waits for their end.
+    # One reactor turn: writes made within callbacks of another write wait for them to finish.
     await deferLater(reactor, 0)
     deleting = Deferred.fromCoroutine(
         log.replace(10, 18, []) if meanwhile == "replace" else log.delete_before(9)
     )
-    # The store's own threads go on: the deletion is done, and the reactor has not been told.
-    time.sleep(0.2)  # noqa: ASYNC251 - the reactor is to stand still
+    # The store's threads continue: the deletion is done, but the reactor is not notified yet.
+    time.sleep(0.2)  # noqa: ASYNC251 - blocks the reactor on purpose
     await log.retain(since=None, at_most_bytes=10_500)
     await deleting
     assert log.size == 11_000
@@ -152,21 +154,21 @@ async def test_retention_by_bytes_counts_what_other_deletions_leave(
     ("since", "limit", "start"), [(11, 300, 20), (31, 300, 40), (None, None, 0)]
 )
 @ensureDeferred
-async def test_the_stricter_of_both_limits_holds(
+async def test_stricter_limit_applies(
     log: PartitionLog, since: int | None, limit: int | None, start: int
 ) -> None:
     assert await log.retain(since=since, at_most_bytes=limit) == start
 
 
 @ensureDeferred
-async def test_retention_never_moves_the_start_down(log: PartitionLog) -> None:
+async def test_retention_never_decreases_start_offset(log: PartitionLog) -> None:
     await log.delete_before(35)
     assert await log.retain(since=0, at_most_bytes=1000) == 35
 
 
 @pytest.mark.parametrize(("since", "limit"), [(0, 400), (None, 400), (0, None), (None, None)])
 @ensureDeferred
-async def test_where_nothing_goes_the_start_stays_even_in_front_of_a_hole(
+async def test_start_before_gap_stays_if_nothing_is_deleted(
     log: PartitionLog, since: int | None, limit: int | None
 ) -> None:
     await log.replace(0, 9, [])
@@ -176,13 +178,13 @@ async def test_where_nothing_goes_the_start_stays_even_in_front_of_a_hole(
 
 
 @ensureDeferred
-async def test_what_was_deleted_does_not_count_against_the_limit(log: PartitionLog) -> None:
+async def test_deleted_bytes_do_not_count_towards_limit(log: PartitionLog) -> None:
     await log.delete_before(20)
     assert await log.retain(since=None, at_most_bytes=200) == 30
 
 
 @ensureDeferred
-async def test_an_emptied_log_goes_on_at_its_end(log: PartitionLog) -> None:
+async def test_emptied_log_continues_at_its_end(log: PartitionLog) -> None:
     await log.delete_before(50)
     assert await log.read(50, 100) == []
     await log.append([entry(50, 5)])
@@ -192,9 +194,7 @@ async def test_an_emptied_log_goes_on_at_its_end(log: PartitionLog) -> None:
 
 
 @ensureDeferred
-async def test_a_deletion_that_the_medium_refuses_changes_nothing(
-    log: PartitionLog, bench: Bench
-) -> None:
+async def test_refused_deletion_changes_nothing(log: PartitionLog, bench: Bench) -> None:
     with bench.refusing_writes(), pytest.raises(StorageFailed):
         await log.delete_before(20)
     assert log.start_offset == 0

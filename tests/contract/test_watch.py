@@ -1,4 +1,4 @@
-"""Watchers: told when a log moved or was closed."""
+"""Watchers of a log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.contract.entries import entry
 
 
 class Witness:
-    """What the log was at each call."""
+    """Records the log's offsets at each call."""
 
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
@@ -20,7 +20,7 @@ class Witness:
 
 
 @ensureDeferred
-async def test_a_watcher_is_called_when_the_end_has_moved(log: PartitionLog) -> None:
+async def test_watcher_is_called_after_end_changed(log: PartitionLog) -> None:
     witness = Witness(log)
     log.watch(witness)
     await log.append([entry(0, 3)])
@@ -28,7 +28,7 @@ async def test_a_watcher_is_called_when_the_end_has_moved(log: PartitionLog) -> 
 
 
 @ensureDeferred
-async def test_the_entries_are_there_when_the_watcher_is_called(log: PartitionLog) -> None:
+async def test_entries_are_readable_when_watcher_is_called(log: PartitionLog) -> None:
     seen: list[object] = []
 
     def look() -> None:
@@ -42,7 +42,7 @@ async def test_the_entries_are_there_when_the_watcher_is_called(log: PartitionLo
 
 
 @ensureDeferred
-async def test_a_watcher_is_called_when_the_start_has_moved(log: PartitionLog) -> None:
+async def test_watcher_is_called_after_start_changed(log: PartitionLog) -> None:
     await log.append([entry(0), entry(1)])
     witness = Witness(log)
     log.watch(witness)
@@ -51,7 +51,7 @@ async def test_a_watcher_is_called_when_the_start_has_moved(log: PartitionLog) -
 
 
 @ensureDeferred
-async def test_a_watcher_of_another_log_is_left_alone(log: PartitionLog, store: Store) -> None:
+async def test_watcher_of_another_log_is_not_called(log: PartitionLog, store: Store) -> None:
     await store.alter_topic(
         type(store.topics["orders"])("orders", store.topics["orders"].topic_id, 2)
     )
@@ -63,7 +63,7 @@ async def test_a_watcher_of_another_log_is_left_alone(log: PartitionLog, store: 
 
 
 @ensureDeferred
-async def test_unwatched_is_not_called(log: PartitionLog) -> None:
+async def test_removed_watcher_is_not_called(log: PartitionLog) -> None:
     witness = Witness(log)
     log.watch(witness)
     log.unwatch(witness)
@@ -72,12 +72,12 @@ async def test_unwatched_is_not_called(log: PartitionLog) -> None:
 
 
 @ensureDeferred
-async def test_unwatching_what_does_not_watch_is_nothing(log: PartitionLog) -> None:
+async def test_removing_unknown_watcher_has_no_effect(log: PartitionLog) -> None:
     log.unwatch(Witness(log))
 
 
 @ensureDeferred
-async def test_a_watcher_may_unwatch_itself_and_the_others_are_still_called(
+async def test_watcher_may_remove_itself_during_call(
     log: PartitionLog,
 ) -> None:
     witness = Witness(log)
@@ -93,9 +93,7 @@ async def test_a_watcher_may_unwatch_itself_and_the_others_are_still_called(
 
 
 @ensureDeferred
-async def test_a_watcher_is_called_when_the_topic_is_deleted(
-    log: PartitionLog, store: Store
-) -> None:
+async def test_watcher_is_called_when_topic_is_deleted(log: PartitionLog, store: Store) -> None:
     witness = Witness(log)
     log.watch(witness)
     await store.delete_topic("orders")
@@ -103,9 +101,7 @@ async def test_a_watcher_is_called_when_the_topic_is_deleted(
 
 
 @ensureDeferred
-async def test_a_watcher_is_called_when_the_store_is_closed(
-    log: PartitionLog, store: Store
-) -> None:
+async def test_watcher_is_called_when_store_is_closed(log: PartitionLog, store: Store) -> None:
     witness = Witness(log)
     log.watch(witness)
     await store.close()

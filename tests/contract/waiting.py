@@ -1,4 +1,4 @@
-"""Waiting for the reactor in code that is not a coroutine: fixtures and Hypothesis's rules."""
+"""Waiting for the reactor outside coroutines: in fixtures and Hypothesis rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ T = TypeVar("T")
 
 
 def settle(awaitable: Awaitable[T]) -> T:
-    """Run the reactor until it fires. Within a test only below `in_own_greenlet`."""
+    """Run the reactor until `awaitable` fires. Within a test, call it only below
+    `in_own_greenlet`.
+    """
 
     async def wait() -> T:
         return await awaitable
@@ -24,7 +26,7 @@ def settle(awaitable: Awaitable[T]) -> T:
 
 
 async def in_own_greenlet(call: Callable[[], None]) -> None:
-    """Run `call` beside the reactor's greenlet, so that it may `settle`."""
+    """Run `call` in a greenlet beside the reactor's, so that it may call `settle`."""
     finished: Deferred[None] = Deferred()
 
     def run() -> None:

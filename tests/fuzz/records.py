@@ -1,7 +1,9 @@
-"""Fuzz the record functions for a bounded time: `python -m tests.fuzz.records [--target NAME] [--seconds N] [--seed N]`.
+"""Fuzz the record functions: `python -m tests.fuzz.records [--target NAME] [--seconds N] [--seed
+N]`.
 
-With atheris (pip install atheris) the plain-Python loops guide the fuzzer, and the compiled kernel sees every input beside them. Without it, or with
-`--plain`, a mutator of valid sets does what it can: that is the short form for CI. Ends with status 0 where nothing was found.
+With atheris (pip install atheris), coverage of the plain-Python loops guides the fuzzer, and the
+compiled kernel gets every input too. Without it, or with `--plain`, valid record sets are mutated:
+the short form for CI. Exits with 0 if nothing was found.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def _guided(name: str, seconds: int, seed: int) -> int:
 
 
 def _mutate(name: str, seconds: int, seed: int) -> int:
-    """Mutated valid sets until the time is over; a finding is raised after the bytes that made it were printed."""
+    """Mutate valid sets until the time is over; a finding's bytes are printed before it is
+    raised.
+    """
     target, seeds, rng = _target(name), _seeds(), random.Random(seed)
     deadline = time.monotonic() + seconds
     tried = 0
@@ -112,7 +116,9 @@ def _target(name: str) -> Callable[[bytes], None]:
 
 
 def _seeds() -> list[bytes]:
-    """Valid sets of every format and codec behind the byte that chooses, and the bare records of a batch."""
+    """Valid sets of every format and codec, prefixed with the selecting byte, and the records of a
+    batch.
+    """
     from tests.compat.records.building import Sample, batch, message_set, wrapper
 
     found = [

@@ -1,6 +1,7 @@
-"""What a fuzzer calls with bytes of its choice: every entrance of `compat.records`, and both implementations of the loops side by side.
+"""Fuzz targets: every entry point of `compat.records`, and both implementations of its loops.
 
-A target returns nothing and raises only where something is wrong: another exception than RecordsError, or two implementations that differ.
+A target returns nothing. It raises if there is a defect: an exception other than RecordsError, or
+two implementations that differ.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ except ImportError:
 def check_and_stamp(payload: bytes) -> None:
     checked = check_message_set(payload, max_decompressed_bytes=LIMIT)
     stamped = stamp_message_set(bytearray(payload), checked, 1000, None)
-    # What was taken is readable, bears the offsets that were given, and can be converted for everyone.
+    # Accepted records are readable, have the assigned offsets, and can be down-converted.
     assert [one.offset for one in read_records(stamped)] == list(
         range(1000, 1000 + checked.count)
     ) or not checked.count
@@ -98,8 +99,10 @@ CALLS: tuple[tuple[str, tuple[object, ...]], ...] = (
 )
 
 
-def entrances(payload: bytes) -> None:
-    """The first byte chooses the entrance, and whether checksums are repaired so that what lies behind them is reached."""
+def entry_points(payload: bytes) -> None:
+    """The first byte selects the entry point and whether checksums are repaired to reach later
+    checks.
+    """
     if not payload:
         return
     entrance = ENTRANCES[payload[0] // 2 % len(ENTRANCES)]
@@ -109,7 +112,7 @@ def entrances(payload: bytes) -> None:
 
 
 def agreement(payload: bytes) -> None:
-    """The first byte chooses the loop, and whether checksums are repaired."""
+    """The first byte selects the loop and whether checksums are repaired."""
     if not payload or kernel is None:
         return
     name, arguments = CALLS[payload[0] // 2 % len(CALLS)]
@@ -121,7 +124,9 @@ def agreement(payload: bytes) -> None:
 
 
 def whole_batches(payload: bytes) -> None:
-    """What the kernel makes of a batch in one call is what the ordinary road makes of it, packed differently at most."""
+    """The kernel's single-call conversion of a batch equals the generic one, apart from
+    compression.
+    """
     if not payload or kernel is None:
         return
     magic = payload[0] & 1
@@ -134,7 +139,9 @@ def whole_batches(payload: bytes) -> None:
 
 
 def repaired(payload: bytes) -> bytes:
-    """The same bytes with the checksums that they need: each message's whose size fits, and a batch's with its length."""
+    """The same bytes with valid checksums: of each message whose size fits, and of a batch with its
+    length.
+    """
     fixed = bytearray(payload)
     if len(fixed) >= 61 and fixed[16] == 2:
         pack_into(">i", fixed, 8, len(fixed) - 12)
@@ -154,7 +161,7 @@ def repaired(payload: bytes) -> bytes:
 def _outcome(
     function: Callable[..., object], content: bytes, arguments: tuple[object, ...]
 ) -> object:
-    """What it returned or raised, and what it left in its buffer."""
+    """The result or exception, and the final contents of the buffer."""
     buffer = bytearray(content)
     try:
         return function(buffer, *arguments), bytes(buffer)
@@ -164,7 +171,7 @@ def _outcome(
 
 _NOTHING = down_convert(bytes(16) + b"\x00" + bytes(20), 0)
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    "entrances": entrances,
+    "entry_points": entry_points,
     "agreement": agreement,
     "whole": whole_batches,
 }

@@ -1,4 +1,4 @@
-"""A request of any version with something in every field, made from the codec's own definitions."""
+"""Sample requests of any version with every field set, generated from the codec's definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever the bytes, every decoder of every routed request gives a request or refuses it: no other exception, no memory, no time."""
+"""Decoders of all routed requests decode or refuse any bytes: no other exception, no hang, bounded
+memory.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gateway import handlers as handlers  # importing them routes them
+# Importing the handlers registers their routes.
+from gateway import handlers as handlers
 from gateway.protocol.dispatch import _decode as decode
 from gateway.protocol.errors import Refused
 from gateway.protocol.routes import ROUTES
@@ -20,7 +23,7 @@ from tests.fuzz.requests import sample
 
 ALL = sorted(ROUTES)
 
-#: A decoder may use so many times the bytes of its frame, and so much whatever the frame.
+#: Memory limit of a decoder: a multiple of the frame size plus a constant.
 TIMES = 100
 BESIDES = 256 << 10
 
@@ -42,7 +45,7 @@ HOSTILE_NUMBERS = [
 
 
 def attempt(key, version, frame, position=0):
-    """True where a request came of it, False where it was refused. Anything else propagates."""
+    """True if a request was decoded, False if it was refused. Other exceptions propagate."""
     try:
         decode(
             ROUTES[key, version], bytearray(frame), RequestHeader(key, version, 1, None, position)
@@ -87,7 +90,7 @@ def mutated(draw):
 @pytest.mark.parametrize(
     ("key", "version"), ALL, ids=[f"{key.name}-{version}" for key, version in ALL]
 )
-def test_a_whole_request_is_read_and_none_of_its_beginnings_crashes(key, version):
+def test_request_is_decoded_and_its_prefixes_never_crash(key, version):
     frame = whole(key, version)
     assert attempt(key, version, frame)
     for length in range(len(frame)):
@@ -96,14 +99,14 @@ def test_a_whole_request_is_read_and_none_of_its_beginnings_crashes(key, version
 
 @settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
 @given(request=mutated())
-def test_a_damaged_request_is_read_or_refused(request):
+def test_damaged_request_is_decoded_or_refused(request):
     attempt(*request)
 
 
 @settings(max_examples=500)
 @given(route=st.sampled_from(ALL), frame=st.binary(max_size=400))
 @example(route=ALL[0], frame=b"")
-def test_random_bytes_are_read_or_refused(route, frame):
+def test_random_bytes_are_decoded_or_refused(route, frame):
     attempt(*route, frame)
 
 
@@ -117,7 +120,7 @@ def test_random_bytes_have_a_header_or_are_refused(frame):
     assert 10 <= header.body <= len(frame)
 
 
-#: Patterns that read as endless counts, endless varints, tiny rows and nested ones, whatever the schema.
+#: Patterns that decode as huge counts, endless varints, tiny rows and nested ones in any schema.
 PATTERNS = [
     b"\0",
     b"\x01",
@@ -137,7 +140,7 @@ PATTERNS = [
 @pytest.mark.parametrize(
     ("key", "version"), ALL, ids=[f"{key.name}-{version}" for key, version in ALL]
 )
-def test_a_frame_of_any_pattern_costs_little_more_memory_than_itself(key, version):
+def test_decoding_memory_is_bounded_by_frame_size(key, version):
     for pattern in PATTERNS:
         for head in (
             b"",

@@ -1,4 +1,4 @@
-"""Between the threads and the reactor."""
+"""Calls between worker threads and the reactor."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from storage.bridge import ReactorCallQueue, SingleFlightCache, WorkerPool
 from storage.log import StorageFailed
 
 
-class StillReactor:
-    """Collects what it is asked to call; the test says when."""
+class ManualReactor:
+    """Collects scheduled calls; the test runs them."""
 
     def __init__(self) -> None:
         self.asked: list[Callable[..., object]] = []
@@ -27,8 +27,8 @@ class StillReactor:
         self.asked.append(call)
 
 
-def test_what_piles_up_costs_one_wake_up() -> None:
-    reactor, ran = StillReactor(), []
+def test_queued_calls_share_one_wake_up() -> None:
+    reactor, ran = ManualReactor(), []
     reactor_calls = ReactorCallQueue(reactor)
     for n in range(5):
         reactor_calls.post(lambda n=n: ran.append(n))
@@ -39,10 +39,10 @@ def test_what_piles_up_costs_one_wake_up() -> None:
     assert len(reactor.asked) == 1
 
 
-def test_a_receiver_that_raises_does_not_keep_the_others_from_theirs(
+def test_exception_in_a_call_does_not_stop_the_next(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    reactor, ran = StillReactor(), []
+    reactor, ran = ManualReactor(), []
     reactor_calls = ReactorCallQueue(reactor)
     reactor_calls.post(lambda: 1 // 0)
     reactor_calls.post(lambda: ran.append(1))
@@ -52,11 +52,11 @@ def test_a_receiver_that_raises_does_not_keep_the_others_from_theirs(
 
 
 class Large:
-    """A result."""
+    """A result that can be weakly referenced."""
 
 
 @ensureDeferred
-async def test_an_idle_reader_keeps_nothing_of_its_last_call() -> None:
+async def test_idle_worker_keeps_no_reference_to_last_result() -> None:
     readers = WorkerPool(ReactorCallQueue(reactor), threads=1, waiting=10)
     argument = Large()
     result = await readers.run(lambda given=argument: (Large(), given))
@@ -71,7 +71,7 @@ async def test_an_idle_reader_keeps_nothing_of_its_last_call() -> None:
 
 
 @ensureDeferred
-async def test_a_reader_gives_back_what_the_call_gave_or_raised() -> None:
+async def test_run_returns_result_or_exception_of_call() -> None:
     readers = WorkerPool(ReactorCallQueue(reactor), threads=2, waiting=10)
     assert (
         await readers.run(lambda: threading.current_thread().name)
@@ -83,7 +83,7 @@ async def test_a_reader_gives_back_what_the_call_gave_or_raised() -> None:
 
 
 @ensureDeferred
-async def test_reads_beyond_the_limit_are_refused_and_say_which_limit() -> None:
+async def test_call_beyond_queue_limit_fails_and_names_setting() -> None:
     held = threading.Event()
     readers = WorkerPool(ReactorCallQueue(reactor), threads=1, waiting=2)
     began = threading.Event()
@@ -104,7 +104,7 @@ async def test_reads_beyond_the_limit_are_refused_and_say_which_limit() -> None:
 
 
 @ensureDeferred
-async def test_one_call_after_the_other_runs_in_the_same_thread_and_many_at_once_in_all() -> None:
+async def test_sequential_calls_share_a_thread_and_concurrent_calls_use_all() -> None:
     readers = WorkerPool(ReactorCallQueue(reactor), threads=4, waiting=10)
     meeting = threading.Barrier(4)
 
@@ -115,7 +115,7 @@ async def test_one_call_after_the_other_runs_in_the_same_thread_and_many_at_once
     assert len({await one for one in [readers.run(meet) for _ in range(4)]}) == 4
     names = set()
     for _ in range(20):
-        # A thread is idle again when it has taken the lock once more, which the reactor may be ahead of.
+        # A thread is idle again once it has reacquired the lock, possibly after the reactor runs.
         while len(readers._idle) < 4:
             await deferLater(reactor, 0)
         names.add(await readers.run(lambda: threading.current_thread().name))
@@ -124,7 +124,7 @@ async def test_one_call_after_the_other_runs_in_the_same_thread_and_many_at_once
 
 
 @ensureDeferred
-async def test_what_was_asked_before_the_end_is_still_done_and_then_the_threads_are_gone() -> None:
+async def test_stop_runs_queued_calls_before_ending_threads() -> None:
     held = threading.Event()
     readers = WorkerPool(ReactorCallQueue(reactor), threads=2, waiting=10)
     asked = [readers.run(lambda number=number: held.wait(10) and number) for number in range(6)]
@@ -138,7 +138,7 @@ async def test_what_was_asked_before_the_end_is_still_done_and_then_the_threads_
 
 
 @ensureDeferred
-async def test_a_cancelled_read_that_has_not_begun_is_not_begun() -> None:
+async def test_cancelled_queued_call_is_not_started() -> None:
     held, ran = threading.Event(), []
     readers = WorkerPool(ReactorCallQueue(reactor), threads=1, waiting=10)
     first = readers.run(lambda: held.wait(10))
@@ -153,7 +153,7 @@ async def test_a_cancelled_read_that_has_not_begun_is_not_begun() -> None:
     await readers.stop(lambda: None)
 
 
-def test_who_waits_until_things_are_made_hears_of_all_that_are_meant_whatever_becomes_of_them():
+def test_wait_for_pending_covers_successes_and_failures():
     things, created = SingleFlightCache(), {key: Deferred() for key in ("a1", "a2", "b1")}
     for key, one in created.items():
         Deferred.fromCoroutine(things.get(key, lambda one=one: one)).addErrback(
@@ -167,7 +167,7 @@ def test_who_waits_until_things_are_made_hears_of_all_that_are_meant_whatever_be
     assert things.wait_for_pending(lambda key: key[0] == "a").called
 
 
-def test_who_waits_for_things_no_longer_harms_nobody():
+def test_cancelled_wait_for_pending_has_no_effect():
     clock, things, making = Clock(), SingleFlightCache(), Deferred()
     got = Deferred.fromCoroutine(things.get("a", lambda: making))
     settled = things.wait_for_pending(lambda key: True).addTimeout(5, clock)

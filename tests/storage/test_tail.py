@@ -1,4 +1,4 @@
-"""The entries kept in memory."""
+"""The cache of recently appended entries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.tail import ENTRY_OVERHEAD, CachedTail, TailCache
 from tests.contract.entries import Counted, bases, sized
 
 
-def test_what_was_added_is_read_from_memory() -> None:
+def test_added_entries_are_readable() -> None:
     tail, log_tail = TailCache(10_000), CachedTail()
     entries = [sized(0, 10, records=5), sized(5, 10)]
     for one in entries:
@@ -19,14 +19,14 @@ def test_what_was_added_is_read_from_memory() -> None:
     assert log_tail.read(5, 100) == entries[1:]
 
 
-def test_a_run_that_does_not_reach_back_so_far_knows_nothing() -> None:
+def test_read_before_cached_tail_returns_none() -> None:
     tail, log_tail = TailCache(10_000), CachedTail()
     tail.add(log_tail, sized(7, 10))
     assert log_tail.read(6, 100) is None
     assert CachedTail().read(0, 100) is None
 
 
-def test_the_oldest_of_all_logs_leaves_first() -> None:
+def test_oldest_entry_of_all_logs_is_evicted_first() -> None:
     tail, old, new = TailCache(2 * (100 + ENTRY_OVERHEAD)), CachedTail(), CachedTail()
     tail.add(old, sized(0, 100))
     tail.add(new, sized(0, 100))
@@ -35,8 +35,8 @@ def test_the_oldest_of_all_logs_leaves_first() -> None:
     assert bases(new.read(0, 1000) or []) == [0, 1]
 
 
-def test_an_entry_that_left_is_freed_at_once() -> None:
-    """Large entries are followed by small ones: far more large ones would stay than the limit allows."""
+def test_evicted_entry_is_freed_immediately() -> None:
+    """Large entries precede small ones: with lazy removal far more than the limit would remain."""
     tail, log_tail = TailCache(50_000), CachedTail()
     for base in range(40):
         tail.add(log_tail, Entry(base, base, -1, Counted(20_000)))
@@ -47,23 +47,24 @@ def test_an_entry_that_left_is_freed_at_once() -> None:
     assert bases(log_tail.read(42, 1 << 30) or []) == list(range(42, 60))
 
 
-def test_an_entry_larger_than_the_limit_is_not_kept() -> None:
+def test_entry_larger_than_limit_is_not_cached() -> None:
     tail, log_tail = TailCache(1000), CachedTail()
     tail.add(log_tail, sized(0, 2000))
     assert log_tail.read(0, 1) is None
 
 
-def test_a_view_is_copied_so_that_it_does_not_keep_the_whole_buffer() -> None:
+def test_memoryview_is_copied_to_release_its_buffer() -> None:
     tail, log_tail = TailCache(10_000), CachedTail()
     buffer = bytearray(5000)
     tail.add(log_tail, Entry(0, 0, -1, memoryview(buffer)[:3]))
     found = log_tail.read(0, 100)
     assert found is not None
     assert found[0].payload == bytes(3)
-    buffer.clear()  # impossible while a view of it is alive
+    # Fails while a view of the buffer exists.
+    buffer.clear()
 
 
-def test_a_cleared_run_is_not_harmed_by_what_still_stands_in_the_queue() -> None:
+def test_queued_evictions_do_not_affect_a_cleared_tail() -> None:
     tail, log_tail = TailCache(3 * (100 + ENTRY_OVERHEAD)), CachedTail()
     tail.add(log_tail, sized(0, 100))
     log_tail.clear()
@@ -77,7 +78,7 @@ def test_a_cleared_run_is_not_harmed_by_what_still_stands_in_the_queue() -> None
     adds=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 1, 300, 2500])), max_size=60),
     limit=st.sampled_from([0, 700, 3000, 9000]),
 )
-def test_what_is_held_is_an_unbroken_run_to_the_end_within_the_limit(
+def test_cached_entries_are_a_contiguous_tail_within_limit(
     adds: list[tuple[int, int]], limit: int
 ) -> None:
     tail, runs, ends = TailCache(limit), [CachedTail() for _ in range(4)], [0] * 4

@@ -238,7 +238,7 @@ class ClusterChecks:
     ) -> None:
         reason = failure.reason if isinstance(failure, AdminFailed) else str(failure)
         if isinstance(failure, NotReady):
-            is_fatal = what in ("produce", "consume") or (is_needed and what == "make topics")
+            is_fatal = what in ("produce", "consume") or (is_needed and what == "create topics")
             text = f"no client can {what} in {namespace} now: {reason}"
             self._found.append(
                 ClusterProblem(
@@ -294,7 +294,7 @@ class ClusterChecks:
                 )
         else:
             # Tables are required for groups. If topics cannot be created, existing ones are served.
-            is_fatal = is_needed and what == "make topics"
+            is_fatal = is_needed and what == "create topics"
             self._add(
                 is_fatal,
                 f"the gateway may not {what} in {namespace}: {reason}",

@@ -39,7 +39,7 @@ LONGEST_HEADER = Header(*(5 * [(1 << 63) - 1]))
 class ProbeResult:
     """Outcome of a probe; values are None if not determined.
 
-    `refused` maps a failed operation, in words (`make topics`), to its error.
+    `refused` maps a failed operation, in words (`create topics`), to its error.
     """
 
     refused: dict[str, StorageError] = field(default_factory=dict)
@@ -65,7 +65,7 @@ async def probe(
         # Left by an earlier attempt that could not delete it.
         pass
     except AdminFailed as failure:
-        findings.refused["make topics"] = failure
+        findings.refused["create topics"] = failure
         return findings
     try:
         await _read_policies(admin, topic, findings)

@@ -1,4 +1,4 @@
-"""A store in a directory of its own, with the limits that a test gives it."""
+"""A store in a temporary directory, with settings chosen by the test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_store(directory: Path) -> Iterator[Opener]:
-    """Opens the store in `directory` with these settings; closed after the test."""
+    """Opens the store in `directory` with the given settings; closes it after the test."""
     opened: list[LmdbStore] = []
 
     def open_one(**settings: Any) -> LmdbStore:

@@ -1,6 +1,7 @@
-"""The process of `test_full_disk`: no file of its may grow past the limit it is given, as on a disk of that size.
+"""The process of `test_full_disk`, which limits its file size to simulate a small disk.
 
-`python -m tests.storage.lmdb.full_disk DIRECTORY LIMIT`. It prints what it saw, and dies without closing the store.
+`python -m tests.storage.lmdb.full_disk DIRECTORY LIMIT`. It prints its observations and exits
+without closing the store.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ENTRY = 16_000
 
 
 async def fill(log: PartitionLog) -> int:
-    """Append until the disk refuses; how many were stored."""
+    """Append until the disk is full; return the number of stored entries."""
     stored = 0
     while True:
         appends = [log.append([sized(log.next_offset, ENTRY)]) for _ in range(5)]
@@ -61,7 +62,7 @@ async def run(directory: Path, limit: int) -> None:
 
 
 async def refill(log: PartitionLog) -> int:
-    """Freeing takes some turns of the writer: try until something is stored."""
+    """Retry until an append succeeds: freeing takes several turns of the writer."""
     for _ in range(100):
         if stored := await fill(log):
             return stored

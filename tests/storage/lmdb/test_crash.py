@@ -1,4 +1,4 @@
-"""Killed over and over while it writes."""
+"""The store is killed repeatedly while it writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.storage.lmdb.conftest import Opener
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(40, marks=pytest.mark.slow)])
 @ensureDeferred
-async def test_a_store_killed_at_any_moment_has_all_that_it_acknowledged(
+async def test_killed_store_keeps_everything_acknowledged(
     directory: Path, open_store: Opener, rounds: int
 ) -> None:
     told, moments = Acknowledged(), random.Random(rounds)

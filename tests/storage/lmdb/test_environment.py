@@ -1,4 +1,4 @@
-"""The LMDB environment: who may have it, which format, how it grows, what an I/O error leaves."""
+"""The LMDB environment: lock, format, growth, recovery after I/O errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.stdin.read()
 """
 
 
-def test_a_second_process_is_told_who_has_the_store_and_what_to_do(directory: Path) -> None:
+def test_lock_error_names_holder_and_remedy(directory: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
@@ -40,14 +40,14 @@ def test_a_second_process_is_told_who_has_the_store_and_what_to_do(directory: Pa
         assert holder.stdout.readline() == b"open\n"
         with pytest.raises(
             StoreInUse,
-            match=f"process {holder.pid}: stop that process, or give this one a directory",
+            match=f"process {holder.pid}: stop that process, or use another directory",
         ):
             LmdbEnvironment(directory, 1)
         holder.kill()
     LmdbEnvironment(directory, 1).close()
 
 
-def test_a_store_of_a_newer_version_is_refused_with_both_versions(directory: Path) -> None:
+def test_newer_format_is_refused_naming_both_versions(directory: Path) -> None:
     LmdbEnvironment(directory, 1).close()
     with (
         lmdb.open(str(directory), max_dbs=10) as env,
@@ -60,7 +60,7 @@ def test_a_store_of_a_newer_version_is_refused_with_both_versions(directory: Pat
         LmdbEnvironment(directory, 1)
 
 
-def test_nothing_in_a_newer_store_is_touched(directory: Path) -> None:
+def test_newer_store_is_not_modified(directory: Path) -> None:
     with lmdb.open(str(directory.parent / "newer"), max_dbs=10) as env:
         with env.begin(write=True) as txn:
             txn.put(b"format", b"%d" % (FORMAT + 1), db=env.open_db(b"meta", txn=txn))
@@ -71,25 +71,25 @@ def test_nothing_in_a_newer_store_is_touched(directory: Path) -> None:
         assert (env.info()["last_txnid"], env.dbs()) == (before, [b"meta"])
 
 
-def test_the_file_is_for_its_owner_alone(directory: Path) -> None:
+def test_file_is_accessible_to_owner_only(directory: Path) -> None:
     LmdbEnvironment(directory, 1).close()
     assert (directory / "data.mdb").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_unusable_directory_is_named_in_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageFailed, match="file"):
         LmdbEnvironment(tmp_path / "file", 1)
 
 
-def test_a_file_that_is_no_store_is_refused(directory: Path) -> None:
+def test_foreign_file_is_refused(directory: Path) -> None:
     directory.mkdir()
     (directory / "data.mdb").write_bytes(b"no database" * 1000)
     with pytest.raises(StorageFailed, match="cannot open the store"):
         LmdbEnvironment(directory, 1)
 
 
-def test_a_commit_is_synced_before_it_is_acknowledged(directory: Path) -> None:
+def test_commit_is_synced_before_acknowledgement(directory: Path) -> None:
     environment = LmdbEnvironment(directory, 1)
     flags = environment._env.flags()
     assert (flags["sync"], flags["metasync"], flags["writemap"], flags["map_async"]) == (
@@ -101,7 +101,7 @@ def test_a_commit_is_synced_before_it_is_acknowledged(directory: Path) -> None:
     environment.close()
 
 
-def test_a_closed_environment_is_read_no_more(directory: Path) -> None:
+def test_read_of_closed_environment_fails(directory: Path) -> None:
     environment = LmdbEnvironment(directory, 1)
     environment.close()
     with pytest.raises(LogClosed):
@@ -109,7 +109,7 @@ def test_a_closed_environment_is_read_no_more(directory: Path) -> None:
 
 
 @ensureDeferred
-async def test_a_full_map_grows_and_nothing_fails(open_store: Opener, directory: Path) -> None:
+async def test_full_map_grows_without_failed_writes(open_store: Opener, directory: Path) -> None:
     store = open_store(map_bytes=1)
     await store.open()
     await store.create_topic(topic())
@@ -122,7 +122,7 @@ async def test_a_full_map_grows_and_nothing_fails(open_store: Opener, directory:
 
 
 @ensureDeferred
-async def test_reads_go_on_while_the_map_grows(open_store: Opener) -> None:
+async def test_reads_continue_while_map_grows(open_store: Opener) -> None:
     store = open_store(map_bytes=1, tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
@@ -137,7 +137,9 @@ async def test_reads_go_on_while_the_map_grows(open_store: Opener) -> None:
 
 @contextmanager
 def broken_meta_page(directory: Path) -> Iterator[None]:
-    """Within it LMDB cannot write its meta page: the descriptor that it has for that alone (O_DSYNC) is made a read-only one."""
+    """LMDB cannot write its meta page: its descriptor for that (O_DSYNC) is replaced by a read-only
+    one.
+    """
     path = str(directory / "data.mdb")
     found = [
         int(name)
@@ -152,9 +154,7 @@ def broken_meta_page(directory: Path) -> Iterator[None]:
 
 
 @ensureDeferred
-async def test_an_environment_that_lmdb_gave_up_is_opened_again(
-    open_store: Opener, directory: Path
-) -> None:
+async def test_environment_is_reopened_after_mdb_panic(open_store: Opener, directory: Path) -> None:
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
@@ -175,9 +175,7 @@ async def test_an_environment_that_lmdb_gave_up_is_opened_again(
 
 
 @ensureDeferred
-async def test_a_store_opens_and_reads_where_nothing_can_be_written(
-    open_store: Opener, directory: Path
-) -> None:
+async def test_store_opens_and_reads_on_full_disk(open_store: Opener, directory: Path) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())

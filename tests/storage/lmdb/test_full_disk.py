@@ -1,4 +1,4 @@
-"""A disk that is full: writes are refused, reads go on, deleting helps, and nothing acknowledged is lost."""
+"""A full disk: writes fail, reads and deletions work, no acknowledged entry is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.storage.lmdb.conftest import Opener
 
 
 def run_on_a_small_disk(directory: Path) -> list[str]:
-    """What the process on a disk of 4 MiB printed."""
+    """Output of the process on a disk of 4 MiB."""
     command = [sys.executable, "-m", "tests.storage.lmdb.full_disk", str(directory), str(4 << 20)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -21,7 +21,7 @@ def run_on_a_small_disk(directory: Path) -> list[str]:
 
 
 @ensureDeferred
-async def test_a_full_disk_refuses_writes_serves_reads_and_loses_nothing(
+async def test_full_disk_refuses_writes_serves_reads_and_loses_nothing(
     directory: Path, open_store: Opener
 ) -> None:
     *seen, state = run_on_a_small_disk(directory)

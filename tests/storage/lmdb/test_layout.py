@@ -1,4 +1,4 @@
-"""The format of the file: what an older store wrote must be read for ever, so its bytes stand here."""
+"""The file format. Bytes are literal: files of older versions must stay readable."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from storage.lmdb.layout import (
 from storage.log import Topic
 
 
-def test_an_entry_key_has_these_bytes() -> None:
+def test_entry_key_bytes() -> None:
     key = SLOT.pack(*Slot(1, 2, 3, -1, 5, 6, 7))
     assert key == bytes.fromhex(
         "000000000000000100000000000000020000000000000003ffffffffffffffff0000000000000005000000000000000600000007"
     )
 
 
-def test_a_log_row_has_these_bytes() -> None:
+def test_log_row_bytes() -> None:
     assert LOG_ROW.pack(*LogRow(1, 2, -1, 4, -2, 6)) == bytes.fromhex(
         "00000000000000010000000000000002ffffffffffffffff0000000000000004fffffffffffffffe0000000000000006"
     )
 
 
-def test_a_topic_row_has_these_bytes() -> None:
+def test_topic_row_bytes() -> None:
     row = TopicRow(Topic("t", bytes(range(16)), 2, {"a": "b"}), (4, 9))
     assert (
         encode_topic(row)
@@ -53,7 +53,7 @@ def test_keys_sort_by_log_and_base_offset(rows: list[tuple[int, int, int, int]])
     assert all(key.startswith(SLOT_PREFIX.pack(*slot_of(key)[:2])) for key in keys)
 
 
-def test_the_short_reading_of_a_key_is_the_same_as_the_long_one() -> None:
+def test_slot_fields_match_slot() -> None:
     slot = Slot(1, 2, 3, -4, 5, 6, 7)
     assert SLOT_FIELDS.unpack(SLOT.pack(*slot)) == (
         slot.log_id,

@@ -1,4 +1,4 @@
-"""Many readers, or one alone."""
+"""The shared/exclusive lock of the map."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from storage.lmdb.map_lock import MapLock
 
 
-def test_readers_do_not_wait_for_each_other() -> None:
+def test_readers_do_not_block_each_other() -> None:
     map_lock, both = MapLock(), threading.Barrier(2, timeout=10)
 
     def read() -> None:
@@ -21,7 +21,7 @@ def test_readers_do_not_wait_for_each_other() -> None:
     thread.join(10)
 
 
-def test_alone_waits_for_those_inside_and_keeps_out_those_who_come_later() -> None:
+def test_exclusive_waits_for_readers_and_blocks_later_ones() -> None:
     map_lock, seen = MapLock(), []
     inside, is_asked, leave = threading.Event(), threading.Event(), threading.Event()
 
@@ -47,7 +47,7 @@ def test_alone_waits_for_those_inside_and_keeps_out_those_who_come_later() -> No
     while not map_lock._is_exclusive:
         time.sleep(0.001)
     is_asked.set()
-    # Without the map_lock, the late reader enters within this time.
+    # Without the lock, the late reader enters within this time.
     threads[-1].join(0.1)
     leave.set()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Searches by cursor, against a plain list of entries."""
+"""Cursor searches, compared with a plain list of entries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Slot]:
-    """The slots of log 2 as appends would have left them, some from the front and the middle taken away."""
+    """The slots of log 2 as left by appends, with some removed from the start and the middle."""
     slots: list[Slot] = []
     offset = position = 0
     running = -1
@@ -46,13 +46,14 @@ def logs(draw: st.DrawFn) -> list[Slot]:
 
 
 def on(environment: Any, slots: list[Slot], call: Callable[[Any], Any]) -> Any:
-    """What `call` makes of a cursor where these slots lie between those of other logs."""
+    """Run `call` with a cursor; the slots are stored between those of other logs."""
     with environment.begin(write=True) as txn:
         for slot in slots + NEIGHBOURS:
             txn.put(SLOT.pack(*slot), b"")
         with txn.cursor() as cursor:
             result = call(cursor)
-        txn.abort()  # the next example begins with nothing
+        # The next example starts with an empty database.
+        txn.abort()
     return result
 
 
@@ -63,7 +64,7 @@ quiet = settings(
 
 @quiet
 @given(slots=logs(), offset=st.integers(0, 50))
-def test_the_slot_at_an_offset_contains_it_or_comes_next(
+def test_slot_at_contains_offset_or_follows_it(
     environment: Any, slots: list[Slot], offset: int
 ) -> None:
     expected = next((slot for slot in slots if slot.last_offset >= offset), None)
@@ -77,7 +78,7 @@ def test_the_slot_at_an_offset_contains_it_or_comes_next(
 
 @quiet
 @given(slots=logs())
-def test_the_last_slot_is_the_last_of_its_own_log(environment: Any, slots: list[Slot]) -> None:
+def test_last_slot_belongs_to_its_log(environment: Any, slots: list[Slot]) -> None:
     assert on(environment, slots, lambda cursor: queries.last_slot(cursor, 2)) == (
         slots[-1] if slots else None
     )
@@ -85,7 +86,7 @@ def test_the_last_slot_is_the_last_of_its_own_log(environment: Any, slots: list[
 
 @quiet
 @given(slots=logs(), low=st.integers(0, 50), high=st.integers(0, 50), timestamp=st.integers(-1, 10))
-def test_bisection_finds_the_first_that_reaches(
+def test_bisection_finds_first_matching_slot(
     environment: Any, slots: list[Slot], low: int, high: int, timestamp: int
 ) -> None:
     expected = next(
@@ -110,7 +111,7 @@ def test_bisection_finds_the_first_that_reaches(
 
 @quiet
 @given(slots=logs(), start=st.integers(0, 50), timestamp=st.integers(-1, 10))
-def test_the_slot_for_a_time_is_the_first_whose_own_time_reaches_it(
+def test_slot_for_time_is_first_with_timestamp_reached(
     environment: Any, slots: list[Slot], start: int, timestamp: int
 ) -> None:
     readable = [slot for slot in slots if slot.last_offset >= start]
@@ -126,7 +127,9 @@ def test_the_slot_for_a_time_is_the_first_whose_own_time_reaches_it(
 
 
 def in_steps(start: int, scan: Callable[[int], tuple[Slot | None, int]]) -> list[Slot]:
-    """What `scan` finds from one offset after the other, each as the scan before told it."""
+    """The slots found by repeated scans, each continuing at the offset returned by the previous
+    one.
+    """
     found: list[Slot] = []
     while start < 100:
         slot, start = scan(start)
@@ -138,7 +141,7 @@ def in_steps(start: int, scan: Callable[[int], tuple[Slot | None, int]]) -> list
 @given(
     slots=logs(), start=st.integers(0, 50), timestamp=st.integers(-1, 10), most=st.integers(1, 4)
 )
-def test_the_slot_for_a_time_is_found_in_steps_as_well(
+def test_slot_for_time_is_found_in_steps(
     environment: Any, slots: list[Slot], start: int, timestamp: int, most: int
 ) -> None:
     expected = next(
@@ -155,7 +158,7 @@ def test_the_slot_for_a_time_is_found_in_steps_as_well(
 
 @quiet
 @given(slots=logs(), start=st.integers(0, 50), most=st.integers(1, 4))
-def test_the_latest_slot_is_the_first_with_the_greatest_time(
+def test_latest_slot_is_first_with_greatest_timestamp(
     environment: Any, slots: list[Slot], start: int, most: int
 ) -> None:
     readable = [slot for slot in slots if slot.last_offset >= start and slot.timestamp >= 0]
@@ -177,7 +180,7 @@ def test_the_latest_slot_is_the_first_with_the_greatest_time(
 
 @quiet
 @given(slots=logs(), limit=st.integers(0, 60), cut=st.integers(0, 12))
-def test_a_compacted_log_is_cut_to_the_least_that_is_not_below_the_limit(
+def test_compacted_log_is_cut_to_least_size_not_below_limit(
     environment: Any, slots: list[Slot], limit: int, cut: int
 ) -> None:
     check_cut(environment, slots[cut:], limit, LogRow(compacted_to=1000))
@@ -185,7 +188,7 @@ def test_a_compacted_log_is_cut_to_the_least_that_is_not_below_the_limit(
 
 @quiet
 @given(slots=logs(), limit=st.integers(0, 60), cut=st.integers(0, 12))
-def test_a_log_never_compacted_is_cut_the_same_way_by_bisection(
+def test_uncompacted_log_is_cut_equally_by_bisection(
     environment: Any, slots: list[Slot], limit: int, cut: int
 ) -> None:
     unbroken = slots[cut:]

@@ -1,4 +1,4 @@
-"""The file: what is deleted is used again, and nothing holds on to it."""
+"""Disk space: deleted pages are reused, and nothing keeps them from being reused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.contract.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 
 ENTRY = 16_000
-"""Bytes of an entry here: four pages of its own in the file."""
+"""Size of an entry in bytes: four pages in the file."""
 
 
 def file_size(directory: Path) -> int:
@@ -25,7 +25,7 @@ def file_size(directory: Path) -> int:
 
 
 def assert_stopped_growing(sizes: list[int]) -> None:
-    """Each round writes 1.6 MB; once the first deletions are reused no more than some pages of the tree may come on top."""
+    """Each round writes 1.6 MB. Once deleted pages are reused, only some tree pages are added."""
     assert sizes[-1] - sizes[3] < 100 * ENTRY / 10, sizes
     assert sizes[-1] < 5 * 100 * ENTRY, sizes
 
@@ -37,7 +37,7 @@ async def append(log: PartitionLog, entries: int) -> None:
 
 
 async def freed(store: LmdbStore) -> None:
-    """Wait until the writer has nothing left to free: each empty write lets it free one piece more."""
+    """Wait until the writer has freed everything: each empty write lets it free one more piece."""
     table = await store.table("turns")
     assert store._writer
     while store._writer._state.freeing:
@@ -45,9 +45,7 @@ async def freed(store: LmdbStore) -> None:
 
 
 @ensureDeferred
-async def test_a_file_whose_log_is_kept_short_stops_growing(
-    open_store: Opener, directory: Path
-) -> None:
+async def test_file_of_trimmed_log_stops_growing(open_store: Opener, directory: Path) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())
@@ -63,7 +61,7 @@ async def test_a_file_whose_log_is_kept_short_stops_growing(
 
 
 @ensureDeferred
-async def test_topics_made_and_deleted_over_and_over_do_not_fill_the_file(
+async def test_file_does_not_grow_with_created_and_deleted_topics(
     open_store: Opener, directory: Path
 ) -> None:
     store = open_store(freeing_entries=30)
@@ -80,11 +78,11 @@ async def test_topics_made_and_deleted_over_and_over_do_not_fill_the_file(
 
 @pytest.mark.parametrize("how", ["the topic was deleted", "the start was moved"])
 @ensureDeferred
-async def test_freeing_that_a_restart_interrupted_is_finished(
+async def test_interrupted_freeing_continues_after_restart(
     open_store: Opener, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free_entries, turns = writer_module.free_entries, count()
-    # The writer thread frees five entries and no more before the store is closed.
+    # The writer thread frees only five entries before the store is closed.
     monkeypatch.setattr(
         writer_module, "free_entries", lambda *given: next(turns) < 5 and free_entries(*given)
     )
@@ -111,7 +109,7 @@ async def test_freeing_that_a_restart_interrupted_is_finished(
 
 
 @ensureDeferred
-async def test_appends_and_reads_go_on_while_much_is_freed(open_store: Opener) -> None:
+async def test_appends_and_reads_continue_while_freeing(open_store: Opener) -> None:
     store = open_store(freeing_entries=3, tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
@@ -126,10 +124,10 @@ async def test_appends_and_reads_go_on_while_much_is_freed(open_store: Opener) -
 
 
 @ensureDeferred
-async def test_a_read_that_a_deletion_overtook_is_not_answered_with_what_is_left(
+async def test_read_overtaken_by_deletion_returns_old_entry_or_fails(
     open_store: Opener,
 ) -> None:
-    """Either the old entry or an error, never silently a later one."""
+    """It must not silently return a later entry."""
     store = open_store(freeing_entries=100, tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
@@ -143,9 +141,7 @@ async def test_a_read_that_a_deletion_overtook_is_not_answered_with_what_is_left
 
 
 @ensureDeferred
-async def test_held_entries_do_not_keep_pages_from_being_used_again(
-    open_store: Opener, directory: Path
-) -> None:
+async def test_held_entries_do_not_block_page_reuse(open_store: Opener, directory: Path) -> None:
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())

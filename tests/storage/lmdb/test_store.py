@@ -1,4 +1,4 @@
-"""The store's own limits, and what happens between calls that overlap."""
+"""Limits of the store, and overlapping calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.storage.lmdb.conftest import Opener
 
 
 @ensureDeferred
-async def test_more_bytes_than_may_wait_are_refused_and_the_log_goes_on(open_store: Opener) -> None:
+async def test_append_beyond_queue_bytes_fails_and_log_continues(open_store: Opener) -> None:
     store = open_store(queue_bytes=1000)
     await store.open()
     await store.create_topic(topic())
@@ -32,7 +32,7 @@ async def test_more_bytes_than_may_wait_are_refused_and_the_log_goes_on(open_sto
 
 
 @ensureDeferred
-async def test_more_writes_than_may_wait_are_refused(open_store: Opener) -> None:
+async def test_write_beyond_queue_operations_fails(open_store: Opener) -> None:
     store = open_store(queue_operations=2)
     await store.open()
     table = await store.table("rows")
@@ -45,7 +45,7 @@ async def test_more_writes_than_may_wait_are_refused(open_store: Opener) -> None
 
 
 @ensureDeferred
-async def test_one_write_larger_than_the_limit_is_taken_when_nothing_else_waits(
+async def test_oversized_write_is_accepted_by_empty_queue(
     open_store: Opener,
 ) -> None:
     store = open_store(queue_bytes=10)
@@ -59,19 +59,19 @@ async def test_one_write_larger_than_the_limit_is_taken_when_nothing_else_waits(
     ids=["latest", "for time"],
 )
 @ensureDeferred
-async def test_a_long_search_reads_in_steps_between_which_the_map_can_grow(
+async def test_long_search_is_split_so_that_map_can_grow(
     open_store: Opener,
     monkeypatch: pytest.MonkeyPatch,
     call: Callable[[Any], Awaitable[Entry | None]],
 ) -> None:
-    """A map that has to grow waits for the reads under way, and every write waits for it."""
+    """Growing the map waits for running reads, and every write waits for that."""
     monkeypatch.setattr("storage.lmdb.log.SCAN_KEYS", 5)
     store = open_store(map_bytes=1, tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
     log = await store.log("orders", 0)
     for n in range(50):
-        # The greatest time of all is deleted, so that every key must be looked at.
+        # The greatest timestamp is deleted, so every key must be scanned.
         await log.append([sized(n, 100, time=100 if n == 0 else n)])
     await log.delete_before(1)
     seen: list[int] = []
@@ -91,7 +91,7 @@ async def test_a_long_search_reads_in_steps_between_which_the_map_can_grow(
 
 
 @ensureDeferred
-async def test_a_hundred_logs_share_one_commit(open_store: Opener) -> None:
+async def test_appends_to_many_logs_share_one_commit(open_store: Opener) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic("wide", partitions=100))
@@ -106,7 +106,7 @@ async def test_a_hundred_logs_share_one_commit(open_store: Opener) -> None:
 
 
 @ensureDeferred
-async def test_those_who_ask_for_a_log_at_once_get_the_same(open_store: Opener) -> None:
+async def test_concurrent_opens_return_the_same_log(open_store: Opener) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())
@@ -115,7 +115,7 @@ async def test_those_who_ask_for_a_log_at_once_get_the_same(open_store: Opener) 
 
 
 @ensureDeferred
-async def test_whoever_asked_first_may_go_without_harm_to_the_others(open_store: Opener) -> None:
+async def test_cancelled_first_open_does_not_affect_others(open_store: Opener) -> None:
     store = open_store()
     await store.open()
     first = Deferred.fromCoroutine(store.table("rows"))
@@ -126,7 +126,7 @@ async def test_whoever_asked_first_may_go_without_harm_to_the_others(open_store:
 
 
 @ensureDeferred
-async def test_a_log_asked_for_while_its_topic_is_deleted_is_refused(open_store: Opener) -> None:
+async def test_opening_log_of_topic_being_deleted_fails(open_store: Opener) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())
@@ -137,7 +137,7 @@ async def test_a_log_asked_for_while_its_topic_is_deleted_is_refused(open_store:
 
 
 @ensureDeferred
-async def test_a_log_whose_topic_is_deleted_right_behind_its_opening_is_closed(
+async def test_log_is_closed_if_topic_is_deleted_while_opening(
     open_store: Opener,
 ) -> None:
     store = open_store()
@@ -151,7 +151,7 @@ async def test_a_log_whose_topic_is_deleted_right_behind_its_opening_is_closed(
 
 
 @ensureDeferred
-async def test_the_same_store_may_be_opened_again_after_closing(open_store: Opener) -> None:
+async def test_closed_store_object_can_be_reopened(open_store: Opener) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())
@@ -162,7 +162,7 @@ async def test_the_same_store_may_be_opened_again_after_closing(open_store: Open
 
 
 @ensureDeferred
-async def test_an_append_behind_the_deletion_of_its_topic_is_refused_and_leaves_nothing(
+async def test_append_queued_behind_topic_deletion_fails_and_stores_nothing(
     open_store: Opener,
 ) -> None:
     store = open_store()
@@ -177,7 +177,7 @@ async def test_an_append_behind_the_deletion_of_its_topic_is_refused_and_leaves_
 
 
 @ensureDeferred
-async def test_a_log_id_is_never_given_out_again(open_store: Opener) -> None:
+async def test_log_ids_are_not_reused(open_store: Opener) -> None:
     store = open_store()
     await store.open()
     seen: set[int] = set()
@@ -193,7 +193,7 @@ async def test_a_log_id_is_never_given_out_again(open_store: Opener) -> None:
 
 @pytest.mark.parametrize("name", ["", "t" * 481])
 @ensureDeferred
-async def test_a_name_that_no_key_can_hold_is_refused(open_store: Opener, name: str) -> None:
+async def test_name_too_long_for_a_key_is_refused(open_store: Opener, name: str) -> None:
     store = open_store()
     await store.open()
     with pytest.raises(ValueError):
@@ -203,7 +203,7 @@ async def test_a_name_that_no_key_can_hold_is_refused(open_store: Opener, name: 
 
 
 @ensureDeferred
-async def test_a_watcher_is_called_once_for_a_burst(open_store: Opener) -> None:
+async def test_watcher_is_called_once_per_burst(open_store: Opener) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())
@@ -218,7 +218,7 @@ async def test_a_watcher_is_called_once_for_a_burst(open_store: Opener) -> None:
 
 
 @ensureDeferred
-async def test_the_identity_of_a_store_stays_the_same(open_store: Opener) -> None:
+async def test_store_uuid_is_stable(open_store: Opener) -> None:
     store = open_store()
     await store.open()
     first = store.uuid
@@ -229,7 +229,7 @@ async def test_the_identity_of_a_store_stays_the_same(open_store: Opener) -> Non
     assert len(first) == 16
 
 
-def test_a_topic_has_the_one_name_and_no_slash_in_it(open_store: Opener) -> None:
+def test_canonical_name_is_unchanged_and_slash_is_refused(open_store: Opener) -> None:
     store = open_store()
     assert store.canonical("orders") == "orders"
     with pytest.raises(ValueError, match="slash"):

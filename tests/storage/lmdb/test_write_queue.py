@@ -1,4 +1,4 @@
-"""When a burst is handed over, and what is in it."""
+"""When bursts are written and what they contain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Reactor(Clock):
 
 
 class Bursts:
-    """A gathering, and what it handed over."""
+    """A write queue and the bursts it passed on."""
 
     def __init__(self, **settings: int) -> None:
         self.clock = Reactor()
@@ -34,7 +34,7 @@ class Bursts:
             self.gathering.add(Task(lambda _: None, size=size))
 
     def burst_written(self, again: int = 0) -> None:
-        """The burst under way ends; of those who are told of it so many write again at once."""
+        """Complete the current burst; `again` of its callers write again immediately."""
         self.gathering.burst_written(len(self.handed[-1]))
         self.add(again)
         self.gathering.outcomes_delivered()
@@ -49,21 +49,21 @@ def bursts() -> Bursts:
     return Bursts()
 
 
-def test_who_writes_alone_waits_for_nobody(bursts: Bursts) -> None:
+def test_single_write_is_not_delayed(bursts: Bursts) -> None:
     for count in range(1, 4):
         bursts.add(1)
         assert bursts.sizes == [1] * count
         bursts.burst_written()
 
 
-def test_who_writes_again_on_being_told_waits_for_nobody(bursts: Bursts) -> None:
+def test_single_client_writing_again_is_not_delayed(bursts: Bursts) -> None:
     bursts.add(1)
     bursts.burst_written(again=1)
     bursts.burst_written(again=1)
     assert bursts.sizes == [1, 1, 1]
 
 
-def test_what_came_during_a_burst_waits_for_those_in_it(bursts: Bursts) -> None:
+def test_write_queued_during_burst_waits_for_its_callers(bursts: Bursts) -> None:
     bursts.add(4)
     assert bursts.sizes == [1]
     bursts.burst_written()
@@ -72,7 +72,7 @@ def test_what_came_during_a_burst_waits_for_those_in_it(bursts: Bursts) -> None:
     assert bursts.sizes == [1, 4]
 
 
-def test_a_burst_waits_for_as_many_as_the_one_before_had(bursts: Bursts) -> None:
+def test_burst_waits_for_size_of_previous_burst(bursts: Bursts) -> None:
     bursts.add(4)
     bursts.burst_written(again=1)
     bursts.burst_written()
@@ -82,14 +82,14 @@ def test_a_burst_waits_for_as_many_as_the_one_before_had(bursts: Bursts) -> None
     assert bursts.sizes == [1, 4, 4]
 
 
-def test_a_burst_waits_for_the_others_no_longer_than_the_setting_says(bursts: Bursts) -> None:
+def test_burst_waits_at_most_gathering_seconds(bursts: Bursts) -> None:
     bursts.add(4)
     bursts.burst_written()
     bursts.clock.advance(SECONDS)
     assert bursts.sizes == [1, 3]
 
 
-def test_who_comes_after_that_time_waits_for_nobody(bursts: Bursts) -> None:
+def test_write_after_gathering_time_is_not_delayed(bursts: Bursts) -> None:
     bursts.add(4)
     bursts.burst_written(again=1)
     bursts.burst_written()
@@ -104,7 +104,7 @@ def test_one_burst_is_written_at_a_time(bursts: Bursts) -> None:
     assert bursts.sizes == [1]
 
 
-def test_a_burst_has_no_more_operations_than_the_setting_says() -> None:
+def test_burst_is_limited_to_burst_operations() -> None:
     bursts = Bursts(burst_operations=3)
     bursts.add(6)
     bursts.burst_written()
@@ -115,7 +115,7 @@ def test_a_burst_has_no_more_operations_than_the_setting_says() -> None:
     assert bursts.sizes == [1, 3, 2]
 
 
-def test_a_burst_ends_with_the_operation_that_reaches_its_bytes() -> None:
+def test_burst_ends_with_operation_reaching_burst_bytes() -> None:
     bursts = Bursts(burst_bytes=10)
     bursts.add(1)
     bursts.add(5, size=4)
@@ -124,7 +124,7 @@ def test_a_burst_ends_with_the_operation_that_reaches_its_bytes() -> None:
     assert bursts.sizes == [1, 3]
 
 
-def test_the_end_comes_once_all_is_written_and_waits_for_nobody(bursts: Bursts) -> None:
+def test_finish_writes_everything_without_delay(bursts: Bursts) -> None:
     ends: list[bool] = []
     bursts.add(4)
     bursts.burst_written()
@@ -139,7 +139,7 @@ def test_the_end_comes_once_all_is_written_and_waits_for_nobody(bursts: Bursts) 
     assert ends == [True]
 
 
-def test_the_end_comes_at_once_where_nothing_is_to_be_written(bursts: Bursts) -> None:
+def test_finish_of_empty_queue_is_immediate(bursts: Bursts) -> None:
     ends: list[bool] = []
     bursts.gathering.finish(lambda: ends.append(True))
     assert ends == [True]

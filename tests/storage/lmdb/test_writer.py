@@ -1,4 +1,4 @@
-"""The writer's thread: what fails with what, what is told, and that it goes on."""
+"""The writer thread: failure isolation, error delivery, recovery."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MORE_THAN_ANY_DISK = 1 << 62
 
 
 @ensureDeferred
-async def test_appends_leave_the_reserve_of_the_disk_alone_and_say_so(open_store: Opener) -> None:
+async def test_appends_do_not_use_disk_reserve(open_store: Opener) -> None:
     store = open_store(reserve_bytes=MORE_THAN_ANY_DISK)
     await store.open()
     await store.create_topic(topic())
     log = await store.log("orders", 0)
-    with pytest.raises(StorageFailed, match=r"the disk is full.*kept for deletions"):
+    with pytest.raises(StorageFailed, match=r"the disk is full.*reserved for deletions"):
         await log.append([sized(0, 100_000)])
 
 
 @ensureDeferred
-async def test_an_idle_writer_keeps_nothing_of_its_last_burst(open_store: Opener) -> None:
+async def test_idle_writer_keeps_no_reference_to_last_burst(open_store: Opener) -> None:
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
@@ -46,7 +46,7 @@ async def test_an_idle_writer_keeps_nothing_of_its_last_burst(open_store: Opener
 
 
 @ensureDeferred
-async def test_what_is_no_append_is_written_though_the_appends_of_its_burst_are_refused(
+async def test_other_writes_succeed_if_appends_of_burst_fail(
     open_store: Opener,
 ) -> None:
     store = open_store(reserve_bytes=MORE_THAN_ANY_DISK)
@@ -66,7 +66,7 @@ async def test_what_is_no_append_is_written_though_the_appends_of_its_burst_are_
 
 
 @ensureDeferred
-async def test_a_bad_hour_costs_one_line_when_it_begins_and_one_when_it_ends(
+async def test_outage_is_logged_once_at_start_and_end(
     open_store: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store()
@@ -85,7 +85,7 @@ async def test_a_bad_hour_costs_one_line_when_it_begins_and_one_when_it_ends(
 
 
 @ensureDeferred
-async def test_everyone_who_waits_gets_an_error_of_his_own(open_store: Opener) -> None:
+async def test_each_failed_write_gets_a_separate_exception(open_store: Opener) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())
@@ -101,7 +101,7 @@ async def test_everyone_who_waits_gets_an_error_of_his_own(open_store: Opener) -
 
 
 @ensureDeferred
-async def test_a_bug_in_one_write_is_logged_and_the_next_is_written(
+async def test_unexpected_exception_is_logged_and_next_write_succeeds(
     open_store: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store()
@@ -117,7 +117,7 @@ async def test_a_bug_in_one_write_is_logged_and_the_next_is_written(
 
 
 class FailsAfterCommit:
-    """A transaction whose commit is on disk although it raises, as when the answer of the disk is lost."""
+    """A transaction whose commit is on disk but raises, as if the disk's answer were lost."""
 
     def __init__(self, txn: Any) -> None:
         self._txn = txn
@@ -131,7 +131,7 @@ class FailsAfterCommit:
 
 
 @ensureDeferred
-async def test_a_commit_that_raised_but_is_on_disk_counts(
+async def test_commit_that_raised_but_is_on_disk_succeeds(
     open_store: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tail_bytes=0)
@@ -149,7 +149,7 @@ async def test_a_commit_that_raised_but_is_on_disk_counts(
 
 
 @ensureDeferred
-async def test_while_the_outcome_of_a_commit_is_unknown_nothing_is_written_and_reads_go_on(
+async def test_unknown_commit_outcome_blocks_writes_but_not_reads(
     open_store: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.01)
@@ -180,7 +180,7 @@ async def test_while_the_outcome_of_a_commit_is_unknown_nothing_is_written_and_r
 
 
 @ensureDeferred
-async def test_closing_does_not_wait_for_ever_for_a_medium_that_is_gone(
+async def test_close_does_not_wait_for_a_lost_medium(
     open_store: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()

@@ -160,7 +160,9 @@ async def test_a_trusted_certificate_that_is_not_for_the_host_is_refused_before_
         reactor,
     )
     try:
-        with pytest.raises(StorageFailed, match="the certificate shown there is not for localhost"):
+        with pytest.raises(
+            StorageFailed, match="the certificate presented there is not for localhost"
+        ):
             await admin.get("/who")
         assert seen.asked == 0
     finally:
@@ -219,5 +221,7 @@ async def test_a_trust_file_that_is_none_is_named(
     file = tmp_path / "trust.pem"
     if written is not None:
         file.write_bytes(written)
-    with pytest.raises(StorageFailed, match=f"{file} (cannot be read|holds no certificate)"):
+    with pytest.raises(
+        StorageFailed, match=f"{file} (cannot be read|contains no readable PEM certificate)"
+    ):
         await admins(tls_trust_file=file).get("/who")

@@ -321,7 +321,7 @@ async def test_who_is_not_known_is_told_to_look_at_the_token(
 ) -> None:
     problem = only(await checking(roles(with_token)))
     assert problem.is_fatal
-    assert "does not accept who this gateway says that it is" in problem.text
+    assert "rejected the gateway's credentials" in problem.text
     assert "pulsar_token_file" in problem.remedy
     assert with_token is None or with_token not in str(problem)
 
@@ -346,11 +346,11 @@ async def test_a_role_that_may_only_produce_and_consume_serves_no_tables_and_is_
 ) -> None:
     own, metadata, unknown = await checking(roles(token("worker")))
     assert (own.is_fatal, metadata.is_fatal, unknown.is_fatal) == (False, True, False)
-    assert "the gateway may not make topics in acme/shop" in own.text
-    assert "the gateway may not make topics in acme/meta" in metadata.text
+    assert "the gateway may not create topics in acme/shop" in own.text
+    assert "the gateway may not create topics in acme/meta" in metadata.text
     assert "`pulsar-admin tenants update acme --admin-roles worker`" in metadata.remedy
     assert (
-        "how long acme/shop keeps messages; whether topics are made unasked in acme/shop"
+        "how long acme/shop keeps messages; whether acme/shop creates topics automatically"
         in unknown.text
     )
 
@@ -362,14 +362,14 @@ async def test_pulsar_as_it_comes_lacks_much_and_the_administrator_of_a_tenant_i
     problems = await checking(roles(token("boss")))
     stopping = [problem.text for problem in problems if problem.is_fatal]
     assert len(stopping) == 3
-    assert stopping[0].startswith("acme/shop keeps no message")
-    assert stopping[1].startswith("topics of acme/shop that nobody uses for a while are deleted")
-    assert stopping[2].startswith("topics of acme/meta that nobody uses for a while are deleted")
+    assert stopping[0].startswith("acme/shop keeps only messages")
+    assert stopping[1].startswith("inactive topics of acme/shop are deleted")
+    assert stopping[2].startswith("inactive topics of acme/meta are deleted")
     numbered, unknown = (problem for problem in problems if not problem.is_fatal)
     assert "AppendIndexMetadataInterceptor" in numbered.remedy
     assert (
-        "whether topics are made unasked in acme/shop; whether topics are made unasked in acme/meta"
-        in unknown.text
+        "whether acme/shop creates topics automatically; "
+        "whether acme/meta creates topics automatically" in unknown.text
     )
     assert "keeps messages" not in unknown.text
 
@@ -389,7 +389,7 @@ async def test_a_superuser_is_told_what_the_brokers_do_by_default(
     roles: Roles, checking: Checking
 ) -> None:
     texts = [problem.text for problem in await checking(roles(token("super")))]
-    assert any(text.startswith("topics are made unasked in acme/shop") for text in texts)
+    assert any(text.startswith("topics are created automatically in acme/shop") for text in texts)
     assert not any("could not be checked" in text for text in texts)
 
 
@@ -401,10 +401,10 @@ async def test_the_setup_of_a_tenants_administrator_leaves_only_what_is_the_brok
     await preparing(settings)
     said = [record.getMessage() for record in caplog.records]
     for line in (
-        "set up in Pulsar: made namespace acme/fresh",
+        "set up in Pulsar: created namespace acme/fresh",
         "set up in Pulsar: set retention of acme/fresh: 10080 minutes",
-        "set up in Pulsar: set no topics made unasked in acme/tables",
-        "set up in Pulsar: set no topics deleted for being idle in acme/tables",
+        "set up in Pulsar: set no automatic topic creation in acme/tables",
+        "set up in Pulsar: set no deletion of inactive topics in acme/tables",
     ):
         assert line in said
     left = only(await checking(settings))
@@ -433,7 +433,7 @@ async def test_a_setup_that_may_not_says_so_and_what_is_missing(
 ) -> None:
     with pytest.raises(StorageFailed, match="there is no tenant elsewhere"):
         await preparing(roles(token("boss"), tenant="elsewhere", setup=True))
-    assert "tenant elsewhere could not be made: Unauthorized" in caplog.text
+    assert "tenant elsewhere could not be created: Unauthorized" in caplog.text
 
 
 @ensureDeferred

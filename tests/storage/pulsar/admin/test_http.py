@@ -179,7 +179,7 @@ async def test_a_token_goes_to_no_host_outside_the_cluster(
     (tmp_path / "token").write_text("secret")
     url = Cluster(first, stranger, brokers, status).url
     with pytest.raises(
-        StorageFailed, match=rf"on to {url}, which is not followed: .*\(status {status}\)"
+        StorageFailed, match=rf" to {url}, which is not followed: .*\(status {status}\)"
     ):
         await admins(first.url, token_file=tmp_path / "token").get("/persistent/a/b/c/retention")
     assert stranger.requests == []
@@ -211,7 +211,7 @@ async def test_a_token_goes_nowhere_but_to_the_same_call_of_a_broker(
 ) -> None:
     server.answer = sends_to(elsewhere)
     with pytest.raises(
-        StorageFailed, match="which is not followed" if elsewhere else "sent it on more than"
+        StorageFailed, match="which is not followed" if elsewhere else "redirected it more than"
     ):
         await admins(server.url).get("/clusters")
 
@@ -263,7 +263,7 @@ async def test_an_answer_is_read_up_to_its_limit(
     server.answer = lambda _: b'"' + b"x" * 98 + b'"'
     assert await admin.get("/clusters") == "x" * 98
     server.answer = lambda _: b'"' + b"x" * 99 + b'"'
-    with pytest.raises(StorageFailed, match=r"more than 100 bytes \(admin_answer_bytes\)"):
+    with pytest.raises(StorageFailed, match=r"exceeds 100 bytes \(admin_answer_bytes\)"):
         await admin.get("/clusters")
 
 
@@ -278,7 +278,7 @@ async def test_an_answer_that_breaks_off_is_none(
         return NOT_DONE_YET
 
     server.answer = breaks_off
-    with pytest.raises(StorageFailed, match="lost within an answer"):
+    with pytest.raises(StorageFailed, match="lost during an answer"):
         await admins(server.url).get("/clusters")
 
 
@@ -290,7 +290,7 @@ async def test_what_is_not_the_admin_api_is_said_to_be_none(
     server.answer = lambda _: body
     with pytest.raises(
         StorageFailed,
-        match=r"GET /clusters: the answer of http://.* is not that of Pulsar's admin API",
+        match=r"GET /clusters: the answer of http://.* is not one of Pulsar's admin API",
     ):
         await admins(server.url).get("/clusters", list[str])
 
@@ -333,7 +333,7 @@ async def test_a_role_that_may_not_is_told_from_one_that_is_not_known(
 
     server.answer = refuses
     with pytest.raises(
-        Forbidden, match="may not do that; a superuser or the tenant's administrator"
+        Forbidden, match="lacks permission; a superuser or the tenant's administrator"
     ) as caught:
         await admins(server.url).get("/persistent/a/b/t/partitions")
     assert not isinstance(caught.value, Unauthorized)

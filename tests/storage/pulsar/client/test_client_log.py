@@ -50,7 +50,7 @@ def test_what_is_more_than_the_limit_of_a_minute_is_counted(caplog: pytest.LogCa
     assert len(passed_on(caplog)) == 2
     sieve.log_line(LINE.format("WARN"), 61)
     assert [text for _, _, text in passed_on(caplog)[2:]] == [
-        "3 more lines of the client library were left out",
+        "dropped 3 more lines of the client library",
         "[<none> -> pulsar://127.0.0.1:1] Failed: refused | again",
     ]
 

@@ -291,7 +291,7 @@ async def test_subscription_expiration_prevents_trim_and_is_logged_once(compacte
         await log.reclaim()
     assert compacted.size() == size
     assert not compacted.temporary_settings()
-    assert caplog.text.count("the space of orders that compaction could free stays taken") == 1
+    assert caplog.text.count("compaction cannot free the space of orders") == 1
     assert "remove-subscription-expiration-time" in caplog.text
 
 
