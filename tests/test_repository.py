@@ -274,6 +274,15 @@ def test_a_link_to_a_file_leads_somewhere(path):
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_a_module_in_a_document_exists(path):
+    """Except new modules in the examples of how to add one."""
+    text = path.read_text("utf-8").partition("\n## How to add\n")[0]
+    folders = "gateway|auth|compat|storage|reports|tests|bench"
+    named = re.findall(rf"`((?:{folders})/[\w/.-]*)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_a_setting_in_a_document_exists(path):
     text = path.read_text("utf-8")
     named = set(re.findall(r"\bKOPGATE_([A-Z_]+)\b", text)) | {
