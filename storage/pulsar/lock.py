@@ -86,9 +86,7 @@ class StoreLock:
         self._has_logged_failure = False
         self._is_heartbeat_in_flight = False
         self._queued_confirmations: list[Deferred[None]] = []
-        """`confirm` calls waiting for the next heartbeat; `_sent_confirmations`: for the one in
-        flight.
-        """
+        """`confirm` calls for the next heartbeat; `_sent_confirmations`: for the one in flight."""
         self._sent_confirmations: list[Deferred[None]] = []
 
     def when_lost(self, call: Callable[[str], None]) -> None:

@@ -48,9 +48,7 @@ class PulsarSettings:
     retention_ms: int = 7 * 24 * 3600 * 1000
     retention_bytes: int = -1
     cleanup_policy: str = "delete"
-    """Defaults for topics whose configs do not set them; the gateway's own settings. -1 means
-    unlimited.
-    """
+    """Defaults for topics that do not set them, from the gateway's settings; -1 means unlimited."""
 
     message_max_bytes: int = MIB + 12
     """Largest producer batch, unless the topic sets its own; it must fit into a Pulsar message."""
@@ -113,8 +111,9 @@ class PulsarSettings:
     """Cache of the messages appended last, for consumers at the log end; shared by all logs."""
 
     arriving_bytes: int = 16 * MIB
-    """Entries in flight from the client library to the gateway, for each topic in the format
-    `pulsar`. Above this the library is blocked.
+    """Entries in flight from the client library to the gateway, per topic in the format `pulsar`.
+
+    Above this the library is blocked.
     """
 
     queue_bytes: int = 256 * MIB
@@ -127,8 +126,9 @@ class PulsarSettings:
     """Messages and puts waiting for Pulsar's acknowledgement, which bounds small ones too."""
 
     message_bytes: int = 5 * MIB
-    """Largest message of the brokers, including some hundred bytes of metadata; the default of
-    maxMessageSize. Used if neither the brokers' configuration nor a trial shows their limit.
+    """Largest message of the brokers, including some hundred bytes of metadata.
+
+    Used if neither the brokers' configuration nor a trial shows it. The default of maxMessageSize.
     """
 
     reserve_offsets: int = 1_000_000
@@ -139,9 +139,7 @@ class PulsarSettings:
     """
 
     compacted_bytes: int = 32 * MIB
-    """Cache of replacement entries for sequential readers: eight of the pieces in which compaction
-    works.
-    """
+    """Cache of replacement entries for sequential readers: eight pieces of a compaction pass."""
 
     compacted_windows: int = 10_000
     """Replaced ranges of a partition, each a row of 100 bytes.
@@ -150,13 +148,16 @@ class PulsarSettings:
     """
 
     compacted_garbage_bytes: int = 64 * MIB
-    """Obsolete replacement entries of a partition that may stay in its side topic, in addition to
-    as many bytes as are in use. Above this the side topic is rewritten.
+    """Obsolete replacement entries of a partition that may stay in its side topic.
+
+    If there are more than this plus the bytes in use, the side topic is rewritten.
     """
 
     native_compaction_bytes: int = 100 * MIB
-    """New data after which Pulsar compacts a topic in the format `pulsar` whose cleanup policy is
-    `compact`. Each compaction reads the whole topic.
+    """New data after which Pulsar compacts a topic in the format `pulsar` with cleanup policy
+    `compact`.
+
+    Each compaction reads the whole topic.
     """
 
     lowered_seconds: float = 20.0
@@ -173,9 +174,7 @@ class PulsarSettings:
     """
 
     threads: int = 8
-    """Threads for blocking calls of the client library: creating producers and readers, and
-    reading. They mostly wait.
-    """
+    """Threads for blocking calls of the client library, such as reading. They mostly wait."""
 
     calls_waiting: int = 20_000
     """Calls that may be queued for those threads; more are refused."""
@@ -190,12 +189,13 @@ class PulsarSettings:
     """
 
     foreign_messages: int = 100_000
-    """Messages of other writers that are skipped at either end of a partition to find the store's
-    first and last message. Behind more of them these are not found.
+    """Messages of other writers that are skipped at each end of a partition.
+
+    The store's first and last message are not found behind more of them.
     """
 
     reader_queue_bytes: int = MIB
-    """Prefetch of a reader, by the average size of the messages it has read: one fetch of the usual
+    """Prefetch of a reader, by the average size of messages read so far: one fetch of usual
     size.
     """
 
@@ -224,8 +224,9 @@ class PulsarSettings:
     """
 
     table_rows_at_once: int = 2000
-    """Largest number of rows in a step that the reactor's thread passes to the client library
-    itself, at 5 us each. More are passed by a separate, slower thread.
+    """Largest number of rows per step that the reactor's thread passes to the client library.
+
+    A row takes 5 us. More rows are passed by a separate, slower thread.
     """
 
     table_reader_messages: int = 1000
@@ -235,9 +236,10 @@ class PulsarSettings:
     """
 
     table_compaction_bytes: int = 64 * MIB
-    """New rows after which Pulsar compacts a table's topic, or the size of the table if that is
-    larger. A start reads at most this much beyond the table itself, and Pulsar rewrites no more
-    bytes than were written.
+    """New rows after which Pulsar compacts a table's topic, or the table's size if that is larger.
+
+    A start reads at most this much beyond the table itself, and Pulsar rewrites no more bytes than
+    were written.
     """
 
     table_upkeep_seconds: float = 30.0
@@ -247,13 +249,15 @@ class PulsarSettings:
     """
 
     lock_beat_seconds: float = 5.0
-    """Interval of the lock holder's heartbeat, and the longest time until a holder notices a
-    takeover. Writes 4 MB a day.
+    """Interval of the lock holder's heartbeat, and the time in which it notices a takeover.
+
+    Writes 4 MB a day.
     """
 
     lock_contest_seconds: float = 90.0
-    """How long a refused lock holder tries to reacquire the lock if no other holder has announced
-    itself. Longer than the 30 to 60 s for which a broker keeps a dead connection
+    """How long a refused holder tries to reacquire the lock while no other holder announces itself.
+
+    Longer than the 30 to 60 s for which a broker keeps a dead connection
     (keepAliveIntervalSeconds).
     """
 

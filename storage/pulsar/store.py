@@ -319,9 +319,7 @@ class PulsarStore:
             logger.warning("state of a deleted partition not removed: %s", error)
 
     def _topics_changed(self) -> None:
-        """Close logs of topics that another client deleted, recreated or switched to another
-        format.
-        """
+        """Close logs of topics that were deleted, recreated or reformatted by another client."""
         for (name, index), log in list(self._logs.created.items()):
             topic = self.topics.get(name)
             is_gone = (
@@ -424,9 +422,7 @@ class PulsarStore:
 
     @property
     def may_be_lost(self) -> bool:
-        """`Store.may_be_lost`: a log was fenced by another process, or this process was
-        suspended.
-        """
+        """`Store.may_be_lost`: after a log was fenced elsewhere, or this process was suspended."""
         return self._suspicions() > self._suspicions_when_confirmed or not self._lock.is_held
 
     def _suspicions(self) -> int:

@@ -114,7 +114,7 @@ class EntryReplacer:
     async def _readable(
         self, offset: int, first: int, last: int, end: int
     ) -> list[tuple[int, int, int]]:
-        """Base offset, last offset and size of the entries within `first` to `last`, from `offset`
+        """Base offset, last offset and size of entries within `first` to `last`, from `offset`
         on.
         """
         found: list[tuple[int, int, int]] = []

@@ -21,9 +21,7 @@ SCAN_BYTES = 1 << 20
 
 
 class FormatRangeReader(Protocol):
-    """Reads a range that is no longer written to: offsets from `first_offset` to before
-    `end_offset`.
-    """
+    """Reads a range that is no longer written to: `first_offset` to before `end_offset`."""
 
     first_offset: int
     end_offset: int

@@ -123,9 +123,7 @@ class NativeEntries:
         return found and found[0]
 
     async def offset_for_publish_time(self, timestamp: int) -> int | None:
-        """The first offset at which records may have `timestamp` or later; None if there are
-        none.
-        """
+        """The first offset at which records may reach `timestamp`; None if there are none."""
         entries = await self.finder.entries()
         found = await self.finder.first(
             entries, lambda one: one.publish_time >= timestamp - MAX_CLOCK_SKEW_MS

@@ -1,6 +1,4 @@
-"""State tables on a real broker, each opened as by a separate process, and changes to their
-topics.
-"""
+"""State tables on a real broker, opened as by separate processes, and changes to their topics."""
 
 from __future__ import annotations
 
@@ -87,9 +85,7 @@ class BrokerTables:
         self.until_compacted(name, attempts=ATTEMPTS)
 
     def until_compacted(self, name: str = "rows", *, attempts: int = 1) -> None:
-        """Wait for the compaction; raises AssertionError with its status if it fails or takes too
-        long.
-        """
+        """Wait for the compaction; AssertionError has its status if it fails or takes too long."""
         began = time.monotonic()
         said = []
         while (found := self.admin("GET", "/compaction", name=name))["status"] != "SUCCESS":
@@ -104,9 +100,7 @@ class BrokerTables:
             time.sleep(0.02)
 
     def move(self, name: str = "rows") -> None:
-        """Unload the topic, as if it moved to another broker: its state is lost, a new ledger
-        begins.
-        """
+        """Unload the topic as if it moved to another broker: state is lost, a new ledger begins."""
         self.admin("PUT", "/unload", name=name)
 
     def trim(self) -> int:

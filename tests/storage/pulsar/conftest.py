@@ -1,6 +1,4 @@
-"""Fixtures for tests of reading: partitions on the broker of the fixture `pulsar`, and their
-readers.
-"""
+"""Fixtures for reading tests: partitions on the broker of the fixture `pulsar`, and readers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Partitions on a real broker, written by a plain client as the store or other writers would, and
-their readers.
-"""
+"""Partitions on a real broker, written by a plain client like the store or like other writers."""
 
 from __future__ import annotations
 

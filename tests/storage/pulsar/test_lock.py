@@ -1,6 +1,4 @@
-"""One process holds the store's lock; others learn who holds it, and a holder that loses it is
-notified.
-"""
+"""The store's lock: one holder; other processes are refused, a fenced holder is notified."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Any sequence of appends, compaction, deletions, trims and restarts leaves the expected entries,
-wherever ledgers end.
-"""
+"""Random appends, compactions, deletions, trims and restarts, compared with a list of entries."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ class Bench:
 
 
 class TrimmingMachine(LogMachine):
-    """The contract's state machine, with ledgers that end, and compaction mostly at the log
-    start.
-    """
+    """The contract's state machine, with ledger ends and compaction mostly at the log start."""
 
     tenant: Tenant
     bench: Any

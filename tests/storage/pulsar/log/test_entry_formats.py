@@ -1,6 +1,4 @@
-"""Topics in the entry format `pulsar`, and topics that are switched to it and back, on a real
-broker.
-"""
+"""Topics in the entry format `pulsar`, and format switches, on a real broker."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Reading a partition from a real broker: each message once and in order, whatever else is
-stored.
-"""
+"""Reading a partition from a real broker: each message once and in order."""
 
 from __future__ import annotations
 

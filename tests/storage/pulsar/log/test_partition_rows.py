@@ -75,8 +75,9 @@ def test_oldest_epochs_are_dropped_above_limit():
     ],
 )
 def test_epoch_ends_where_next_begins(epoch, expected):
-    """Expectations follow LeaderEpochFileCache.endOffsetFor: epochs 3, 5 and 7 began at 100, 150
-    and 200, and the log ends at 250.
+    """Expectations follow LeaderEpochFileCache.endOffsetFor.
+
+    Epochs 3, 5 and 7 began at 100, 150 and 200, and the log ends at 250.
     """
     assert epoch_end_offset(((3, 100), (5, 150), (7, 200)), epoch, 250) == expected
 

@@ -327,8 +327,9 @@ async def test_reopened_log_recognizes_retry_as_duplicate(
 async def test_retry_after_lost_acknowledgement_is_not_stored_twice(
     pulsar: Tenant, partition: PartitionState
 ) -> None:
-    """The batch is read from the tail, so the log ends after it; then the send times out, which
-    ends the log.
+    """The batch is read from the tail, which moves the log end; then the send times out.
+
+    The timeout ends the log.
     """
     sender = NativeApplication(pulsar)
     with Between(sender.settings) as between:

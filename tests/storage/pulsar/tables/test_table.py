@@ -1,6 +1,4 @@
-"""State tables on a real broker: a process loads what the previous one put, whatever Pulsar did to
-the topic.
-"""
+"""State tables on a real broker: a process loads what the previous process put."""
 
 from __future__ import annotations
 

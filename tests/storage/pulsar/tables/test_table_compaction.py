@@ -154,9 +154,7 @@ async def test_rows_of_previous_process_count_for_compaction(
 
 
 class LostCompactions(PulsarAdmin):
-    """Loses its compaction requests, as when the topic moves meanwhile; `says` is the status it
-    reports.
-    """
+    """Loses compaction requests, as when the topic moves; `says` is the reported status."""
 
     asked = 0
     says: CompactionStatus | None = None

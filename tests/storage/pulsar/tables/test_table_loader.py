@@ -99,8 +99,10 @@ async def test_load_fails_if_every_read_meets_compaction(
 async def test_table_that_moves_during_load_is_read_completely(
     tables: BrokerTables,
 ) -> None:
-    """The table must be read again: a reader that reconnects within the compacted data may continue
-    after it, since its position is in trimmed ledgers.
+    """The table must be read again.
+
+    A reader that reconnects within the compacted data may continue after it, since its position is
+    in trimmed ledgers.
     """
     table = await tables.open()
     for row in range(200):

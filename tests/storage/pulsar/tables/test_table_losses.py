@@ -1,6 +1,4 @@
-"""A table behind a network that loses puts, answers and connections, while other processes take
-it.
-"""
+"""A table behind a network that loses messages and connections, with takeovers meanwhile."""
 
 from __future__ import annotations
 
