@@ -1,4 +1,4 @@
-"""A broker without sockets, threads or a clock of its own: everything behind the handlers, over a store in memory."""
+"""A broker without sockets and threads: everything behind the handlers, on a store in memory."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
 from tests.fakes.memory_store import Medium, MemoryStore
 
-#: What the broker's clock says at the start of a test, in ms since 1970.
+#: Wall clock time at the start of a test, in ms since 1970.
 NOW = 1_700_000_000_000
 
 
 class Started:
-    """A coroutine under way: `is_done`, and then `result`, which raises what it failed with."""
+    """A running coroutine: `is_done`, and its `result`, which raises its failure."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self._outcome: list[Any] = []
@@ -52,22 +52,25 @@ class Started:
     def result(self) -> Any:
         if self._failure:
             raise self._failure[0]
-        assert self._outcome, "it still waits"
+        assert self._outcome, "the coroutine is still waiting"
         return self._outcome[0]
 
     def cancel(self) -> None:
-        """What happens to a request whose connection goes."""
+        """Cancel it, as when the connection of a request closes."""
         if self._cancel is not None:
             self._cancel()
 
 
 def ended(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that has nothing to wait for."""
+    """Return the result of a coroutine that does not wait."""
     return Started(work).result
 
 
 class Threads:
-    """Stands for the threads: calls run at once, unless they are held until `release()`. `calls` counts them."""
+    """Replaces the worker threads.
+
+    Calls run at once unless they are held until `release()`. `calls` counts them.
+    """
 
     def __init__(self) -> None:
         self.calls = 0
@@ -106,8 +109,11 @@ class Threads:
 
 @dataclass(slots=True)
 class BrokerEnvironment:
-    """A broker and what a test holds it by. `bugs` are failures of work in the background: there must be none. `step_ms` is by how much the
-    wall clock was set forward."""
+    """A broker and its fakes.
+
+    `bugs` are failures of background work; there must be none. `step_ms` is how far the wall clock
+    was set forward.
+    """
 
     broker: Broker
     store: MemoryStore
@@ -115,11 +121,11 @@ class BrokerEnvironment:
     threads: Threads
     bugs: list[BaseException] = field(default_factory=list)
     step_ms: int = 0
-    #: Of the connection that its callers are on.
+    #: The long poll state of the callers' connection.
     long_poll: LongPoll = field(default_factory=LongPoll)
 
     def caller(self, version: int, client_id: str | None = "test") -> Caller:
-        """Somebody on a listener without log-in."""
+        """A client on a listener without login."""
         return Caller(
             self.broker,
             LoginSession(None),
@@ -134,7 +140,7 @@ class BrokerEnvironment:
         start(work, lambda _: None, self.bugs.append)
 
     def topic(self, name: str = "orders", partitions: int = 1, **configs: str) -> Any:
-        """A new topic; configs with their dots as underscores."""
+        """Create a topic. Dots in config names are written as underscores."""
         return ended(
             self.broker.topics.create(
                 name, partitions, {key.replace("_", "."): value for key, value in configs.items()}
@@ -155,7 +161,7 @@ def open_environment(
     threads: Threads | None = None,
     **settings: Any,
 ) -> BrokerEnvironment:
-    """A broker on a store of its own, or on what another one left on `medium`."""
+    """A broker on a new store, or on what another one left on `medium`."""
     store = MemoryStore(medium)
     ended(store.open())
     clock = clock or Clock()

@@ -1,8 +1,8 @@
-"""A client in memory: it talks to a real dispatch and session, and what lies behind them is scripted.
+"""A client in memory with a real dispatch and session, and scripted mechanisms and handlers.
 
-client = Client(mechanisms=[Scripted("PLAIN", accepts={b"token": b"welcome"})])
-client.says(handshake("PLAIN", version=0), b"token")
-assert client.hears() == [...]
+client = Client(mechanisms=[ScriptedMechanism("PLAIN", {b"token": b"welcome"})])
+client.send(handshake("PLAIN", version=0), b"token")
+assert client.receive() == [...]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from auth.mechanism import AuthenticationFailed, Principal, SaslOutcome
-from gateway import handlers as handlers  # importing them routes them
+from gateway import handlers as handlers  # registers their routes
 from gateway.coarse_clock import CoarseClock
 from gateway.net.flow_control import ConnectionFlow, MemoryBudget
 from gateway.protocol.dispatch import Dispatch
@@ -31,10 +31,11 @@ from tests.fakes.broker import Threads
 PEER = "192.0.2.1:5000"
 
 
-class Scripted:
-    """A mechanism. `answers` maps a token to the answer to it; the last of them ends the log-in, and any other token fails it.
+class ScriptedMechanism:
+    """A mechanism with scripted answers.
 
-    A value that is an exception is raised, and a Deferred is waited for.
+    `answers` maps tokens to answers. The last token completes the login; an unknown token fails it.
+    An exception is raised, a Deferred is awaited.
     """
 
     def __init__(self, name: str, answers: dict[bytes, Any], *, lifetime_ms: int = 0) -> None:
@@ -61,11 +62,11 @@ class Scripted:
 
 
 class Client:
-    """One connection, and the outlet of its dispatch."""
+    """A connection, and the `ReplyTransport` of its dispatch."""
 
     def __init__(
         self,
-        mechanisms: list[Scripted] | None = None,
+        mechanisms: list[ScriptedMechanism] | None = None,
         *,
         max_requests: int = 100,
         max_bytes: int = 1 << 20,
@@ -104,17 +105,17 @@ class Client:
             broker, self.session, self, self.flow, peer=PEER, listener=listener, traffic=traffic
         )
 
-    def says(self, *frames: bytes) -> None:
-        """All of them arrive in one chunk."""
+    def send(self, *frames: bytes) -> None:
+        """Send frames, which arrive in one chunk."""
         self.dispatch.frames_received([bytearray(frame) for frame in frames])
         self.flow.pause_if_over_limit()
 
     def run_reactor(self) -> None:
-        """The reactor turns until it has nothing more to do."""
+        """Run the reactor until it has no more calls."""
         self.dispatch._broker.clock.advance(0)
 
-    def hears(self) -> list[bytes]:
-        """The frames that came since last time, without their lengths."""
+    def receive(self) -> list[bytes]:
+        """Return the frames received since the last call, without their lengths."""
         self.run_reactor()
         stream, self.written = b"".join(self.written), []
         frames = []
@@ -124,12 +125,12 @@ class Client:
             stream = stream[4 + size :]
         return frames
 
-    def goes(self) -> None:
-        """The socket is closed, by whomever."""
+    def disconnect(self) -> None:
+        """Close the socket."""
         self.dispatch.close()
         self.flow.close()
 
-    # The outlet
+    # ReplyTransport
     def write(self, buffers: list[Any]) -> None:
         self.writes += 1
         self.written += [bytes(buffer) for buffer in buffers]
@@ -151,18 +152,21 @@ class Client:
 
 
 def request(message: Any, correlation_id: int = 1, client_id: str | None = "test") -> bytes:
-    """A request of the codec's as a frame, without its length."""
+    """A request of kafka-python's codec as a frame, without its length."""
     message.with_header(correlation_id, client_id)
     return bytes(message.encode(header=True))
 
 
-def bare(api_key: int, version: int, body: bytes = b"", correlation_id: int = 1) -> bytes:
-    """A frame with a header that has no tags."""
+def plain_frame(api_key: int, version: int, body: bytes = b"", correlation_id: int = 1) -> bytes:
+    """A frame whose header has no tagged fields."""
     return struct.pack(">hhih", api_key, version, correlation_id, -1) + body
 
 
 def versions(version: int = 0, correlation_id: int = 1) -> bytes:
-    """ApiVersions. What comes after version 4 is written as 4, which is all that a server that does not know it can tell."""
+    """ApiVersions. The body of versions above 4 is that of 4.
+
+    A server that does not support the version cannot read more than its header.
+    """
     if version > 4:
         frame = bytearray(versions(4, correlation_id))
         struct.pack_into(">h", frame, 2, version)
@@ -184,7 +188,7 @@ def authenticate(token: bytes, version: int = 0, correlation_id: int = 1) -> byt
 
 
 def events(caplog: Any) -> list[tuple[str, dict[str, Any]]]:
-    """What the gateway logged: name and fields of each event, nothing below a warning."""
+    """The logged events from level warning up: name and fields."""
     return [
         (record.event, dict(record.fields))
         for record in caplog.records

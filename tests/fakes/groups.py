@@ -1,4 +1,4 @@
-"""As much of the administration client as `kopgate groups` uses, answering in the shapes that Kafka 3.9.2's answers have there."""
+"""A fake admin client for `kopgate groups`, with the reply layouts of Kafka 3.9.2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Consumers = ConsumerGroupDescribeResponse.DescribedGroup
 
 
 def assigned(**topics):
-    """What a leader gives a member: a topic's name and its partitions."""
+    """An assignment as encoded by the group leader: partitions by topic."""
     rows = [
         ConsumerProtocolAssignment.TopicPartition(topic=name, partitions=list(numbers))
         for name, numbers in topics.items()
@@ -47,7 +47,7 @@ def member(name, assignment=b"", instance_id=None):
 
 
 def consumer(name, has, target, instance_id=None, epoch=7):
-    """A member of a consumer group. `has` and `target`: numbers of partitions by topic."""
+    """A member of a consumer group. `has` and `target` are partitions by topic."""
 
     def partitions(topics):
         row = _Consumers.Member.Assignment.TopicPartitions
@@ -68,8 +68,12 @@ def consumer(name, has, target, instance_id=None, epoch=7):
 
 
 class Groups:
-    """`ranges` are the first offset and the end of each partition, `leaderless` those without a leader. `asked` are the names that each request to
-    describe had; `consumers` says how the server takes to consumer groups."""
+    """The fake admin client.
+
+    `ranges` are the start and end offset of each partition, `leaderless` the partitions without
+    leader. `asked` records the names in each describe request. `consumers` selects how the server
+    supports consumer groups.
+    """
 
     def __init__(self):
         self.config = {"request_timeout_ms": 1000}

@@ -1,9 +1,13 @@
-"""A store that keeps everything in memory: the double for tests of what stands on a store, held to the contract suite like any other.
+"""A store in memory for tests of the code above stores. It passes the contract tests of all stores.
 
-Every awaitable has fired when the call returns, unless the test asked for something else: `hold()` keeps writes in flight until `release()`,
-`refuse_writes` makes them fail as a full disk does, `is_full` refuses new appends at once as a full queue does, `fence` takes a log away as another writer would, `slow_logs` keeps logs from opening, `outside`
-changes topics as somebody else would, `lose` takes the whole store away. What survives a restart lives in a `Medium`: a second `MemoryStore` on the same one
-sees what the first one wrote.
+Each awaitable has fired when the call returns, except as follows. `hold()` keeps writes in flight
+until `release()`. `refuse_writes` makes them fail, as a full disk does; `is_full` refuses new
+appends at once, as a full queue does. `fence` takes over a log as another writer does, `slow_logs`
+delays opening logs, `outside` changes topics as another process does, `lose` takes over the whole
+store.
+
+What survives a restart is in a `Medium`: a second `MemoryStore` on the same one sees what the first
+one wrote.
 """
 
 from __future__ import annotations
@@ -29,13 +33,16 @@ from storage.log import (
     VolumeUsage,
 )
 
-#: Where a topic lives whose name has no slash.
+#: The namespace of topics whose name has no slash.
 DEFAULT_NAMESPACE = "public/default/"
 
 
 @dataclass(slots=True)
 class Rows:
-    """What a partition log leaves on its medium. `leader_epoch` is that of the last writer."""
+    """What a partition log leaves on its medium.
+
+    `leader_epoch` is that of the last writer.
+    """
 
     leader_epoch: int = 0
     start_offset: int = 0
@@ -45,7 +52,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Medium:
-    """The disk of a memory store; `held_by` is the open store, if any."""
+    """The disk of a memory store. `held_by` is the open store, if any."""
 
     topics: dict[str, Topic] = field(default_factory=dict)
     logs: dict[tuple[str, int], Rows] = field(default_factory=dict)
@@ -55,7 +62,7 @@ class Medium:
 
 @dataclass(slots=True)
 class Write:
-    """One queued write: `apply` does it or raises."""
+    """A queued write. `apply` performs it or raises."""
 
     apply: Callable[[], None]
     told: Deferred[None] = field(default_factory=Deferred)
@@ -74,7 +81,7 @@ def copy_of(entry: Entry) -> Entry:
 
 
 class MemoryLog:
-    """A partition log over `Rows`."""
+    """A partition log on a medium."""
 
     def __init__(self, store: MemoryStore, rows: Rows) -> None:
         self.leader_epoch = rows.leader_epoch
@@ -296,10 +303,12 @@ class MemoryTable:
 
 
 class MemoryStore:
-    """A `Store` on a `Medium`. `refuse_writes` stands for a full disk; `committed` is what it was told of groups.
+    """A `Store` on a `Medium`.
 
-    Names may have a tenant and a namespace before a slash where `has_namespaces`: those in the default one go by their last part alone. Of a fenced
-    log's appends `stores_fenced` says whether they were stored after all.
+    `refuse_writes` simulates a full disk. `committed` records the committed offsets of groups. With
+    `has_namespaces`, names may have a tenant and a namespace before a slash; names in the default
+    namespace are shortened to their last part. `stores_fenced` says whether the appends of a fenced
+    log are stored.
     """
 
     retains_by_itself = False
@@ -325,11 +334,11 @@ class MemoryStore:
         self.confirming: Deferred[None] = Deferred()
 
     def hold(self) -> None:
-        """Keep every write in flight from now on."""
+        """Keep all writes in flight from now on."""
         self._held = True
 
     def release(self) -> None:
-        """Do what was held, in order, and hold no more."""
+        """Perform the held writes in order, and hold no more."""
         self._held = False
         while self._queue:
             write = self._queue.popleft()
@@ -349,7 +358,7 @@ class MemoryStore:
 
     def check_medium(self) -> None:
         if self.refuse_writes:
-            raise StorageFailed("the medium refuses writes: the test said so")
+            raise StorageFailed("the medium refuses writes (set by the test)")
 
     def check_open(self) -> None:
         if self.closed:
@@ -374,7 +383,7 @@ class MemoryStore:
         self.tell_lost = call
 
     async def confirm_held(self) -> None:
-        """Until the test fires `confirming`."""
+        """Wait until the test fires `confirming`."""
         if self.may_be_lost:
             await self.confirming
             self.may_be_lost = False
@@ -386,17 +395,17 @@ class MemoryStore:
         if "/" not in name:
             return name
         if not self.has_namespaces or name.count("/") != 2:
-            raise ValueError("it is not tenant/namespace/topic")
+            raise ValueError("not of the form tenant/namespace/topic")
         return name.removeprefix(DEFAULT_NAMESPACE)
 
     def fence(self, topic: str, partition: int = 0) -> None:
-        """Another writer takes the partition: its log is finished, and what is in flight fails."""
+        """Another writer takes over the partition: its log is fenced, appends in flight fail."""
         log = self._logs.pop((topic, partition))
         self.medium.logs[topic, partition].leader_epoch += 1
         log.fence()
 
     def outside(self, topics: Iterable[Topic]) -> None:
-        """Somebody else makes it so that these are all the topics that there are."""
+        """Another process changes the set of topics to these."""
         wanted = {topic.name: topic for topic in topics}
         for name, topic in list(self.medium.topics.items()):
             if name not in wanted or wanted[name].topic_id != topic.topic_id:
@@ -405,7 +414,10 @@ class MemoryStore:
         self.tell_topics()
 
     def unlisted(self) -> None:
-        """The list of topics is empty for a moment; what they hold is kept, and `outside` lists them again."""
+        """The list of topics is temporarily empty.
+
+        Their contents are kept, and `outside` lists them again.
+        """
         self.medium.topics.clear()
         logs, self._logs = self._logs, {}
         for log in logs.values():
@@ -413,7 +425,7 @@ class MemoryStore:
         self.tell_topics()
 
     def lose(self, reason: str) -> None:
-        """Another process takes the store away."""
+        """Another process takes over the store."""
         self.tell_lost(reason)
 
     def note_committed(self, group: str, topic: str, partition: int, offset: int) -> None:
@@ -442,7 +454,7 @@ class MemoryStore:
         standing = self._topic(topic.name)
         if topic.partitions < standing.partitions or topic.topic_id != standing.topic_id:
             raise ValueError(
-                f"topic {topic.name} keeps its id and never has fewer than {standing.partitions} partitions"
+                f"topic {topic.name}: changed id, or fewer than {standing.partitions} partitions"
             )
         self.check_medium()
         self.medium.topics[topic.name] = topic
@@ -492,9 +504,7 @@ class MemoryStore:
 
 def check_topic(topic: Topic) -> None:
     if len(topic.topic_id) != 16 or topic.partitions < 1:
-        raise ValueError(
-            f"topic {topic.name}: the id has 16 bytes and there is at least one partition"
-        )
+        raise ValueError(f"topic {topic.name}: needs an id of 16 bytes and at least one partition")
 
 
 def check_replacement(first: int, last: int, entries: Sequence[Entry]) -> None:
@@ -502,7 +512,7 @@ def check_replacement(first: int, last: int, entries: Sequence[Entry]) -> None:
     for entry in entries:
         if not expected <= entry.base_offset <= entry.last_offset <= last:
             raise ValueError(
-                f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}"
+                f"replacement {entry.base_offset}-{entry.last_offset} is out of order or range"
             )
         expected = entry.last_offset + 1
 

@@ -1,4 +1,4 @@
-"""Topics for groups, without a store."""
+"""Topics for group tests, without a store."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 
 
 def id_of(name: str, life: int = 0) -> bytes:
-    """The id of a topic; one that was deleted and made again has another life."""
+    """The id of a topic. A recreated topic has another `life`."""
     return f"{name}{life}".encode().ljust(16, b"-")
 
 
 @dataclass
 class FakeTopology:
-    """By name: life and partitions."""
+    """`topics` maps names to (life, partitions)."""
 
     topics: dict[str, tuple[int, int]] = field(default_factory=dict)
     version: int = 0

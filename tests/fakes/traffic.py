@@ -1,4 +1,4 @@
-"""A traffic log in memory, and clients whose doings are in it: real dispatch, handlers and recorders, with a clock by hand."""
+"""A traffic log in memory, and clients with real dispatch, handlers and recorders."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ START = 36**3
 INTERVAL = 60
 
 
-NINE = int(datetime(2026, 11, 22, 9, 0, 0, tzinfo=UTC).timestamp() * 1000)
+NINE_OCLOCK_MS = int(datetime(2026, 11, 22, 9, 0, 0, tzinfo=UTC).timestamp() * 1000)
 
 
-class Hand:
-    """A clock by hand: seconds for intervals, and ms since 1970."""
+class ManualClock:
+    """A manual clock: seconds for intervals, and ms since 1970."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -35,11 +35,14 @@ class Hand:
         return self.seconds
 
     def now(self) -> int:
-        return NINE + int((self.seconds - 100) * 1000) + self.jump_ms
+        return NINE_OCLOCK_MS + int((self.seconds - 100) * 1000) + self.jump_ms
 
 
-class Kept:
-    """Where lines go: `rows` are what they say, `blocks` how many came together."""
+class RecordedRows:
+    """The destination of lines.
+
+    `rows` are the decoded lines, `blocks` the number of lines in each write.
+    """
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
@@ -57,8 +60,8 @@ class Kept:
         self.is_stopped = True
 
 
-class Scene:
-    """A gateway's traffic log. `ticks` is its clock for latencies, in ns."""
+class TrafficScenario:
+    """The traffic log of a gateway. `ticks` is its clock for latencies, in ns."""
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class Scene:
         **settings: Any,
     ) -> None:
         self.env: BrokerEnvironment = open_environment(**settings)
-        self.kept = Kept()
+        self.kept = RecordedRows()
         self.ticks = 0
         self.log = TrafficLog(
             [self.kept],
@@ -87,8 +90,8 @@ class Scene:
         )
         self.recorder: Recorder | None = None
 
-    def connects(self, mechanisms: list[Any] | None = None, **peer: Any) -> Client:
-        """A new client; `recorder` is its own from now on."""
+    def connect(self, mechanisms: list[Any] | None = None, **peer: Any) -> Client:
+        """Connect a client. `recorder` is then its recorder."""
         seen = Peer(
             **{
                 "address": "192.0.2.1",
@@ -105,14 +108,14 @@ class Scene:
 
         return Client(mechanisms, broker=self.env.broker, listener="PLAINTEXT", record=record)
 
-    def leaves(self, client: Client, reason: str = "client") -> None:
-        """The socket is closed."""
+    def disconnect(self, client: Client, reason: str = "client") -> None:
+        """Close the socket."""
         assert self.recorder is not None
-        client.goes()
+        client.disconnect()
         self.recorder.closed(reason)
 
     def rows(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
-        """Those of this kind with these fields; None for one that is left out."""
+        """The rows of this kind with these fields. None matches a missing field."""
         return [
             row
             for row in self.kept.rows
@@ -120,11 +123,11 @@ class Scene:
         ]
 
     def event(self, name: str) -> dict[str, Any]:
-        """The one row of that event."""
+        """The only row of that event."""
         (row,) = self.rows("connection", event=name)
         return row
 
     def usage(self, **fields: Any) -> dict[str, Any]:
-        """The one row of use with these fields."""
+        """The only usage row with these fields."""
         (row,) = self.rows("usage", **fields)
         return row

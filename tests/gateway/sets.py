@@ -1,4 +1,4 @@
-"""Record sets as producers send them, made by other people's libraries."""
+"""Record sets as producers send them, built by client libraries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def batch(
     timestamp: int | None = TIME,
     is_transactional: bool = False,
 ) -> memoryview:
-    """A v2 batch by kafka-python's builder, writable as a request's frame is. `producer`: id, epoch, first sequence."""
+    """A v2 batch built by kafka-python, writable like the frame of a request.
+
+    `producer` is (id, epoch, first sequence).
+    """
     builder = kafka.record.default_records.DefaultRecordBatchBuilder(
         2, codec, is_transactional, *producer, 1 << 20
     )
@@ -39,7 +42,7 @@ def batch(
 def batch_of_aiokafka(
     records: Sequence[Pair], *, producer: tuple[int, int, int] = (-1, -1, -1), codec: int = 0
 ) -> memoryview:
-    """A v2 batch by aiokafka's builder."""
+    """A v2 batch built by aiokafka."""
     id_, epoch, sequence = producer
     builder = aiokafka.record.default_records.DefaultRecordBatchBuilder(
         magic=2,
@@ -58,7 +61,7 @@ def batch_of_aiokafka(
 def old_set(
     records: int | Sequence[Pair] = 1, *, magic: int, codec: int = 0, timestamp: int | None = TIME
 ) -> memoryview:
-    """A message set of format 0 or 1 by kafka-python's builder."""
+    """A message set of format 0 or 1 built by kafka-python."""
     builder = kafka.record.legacy_records.LegacyRecordBatchBuilder(magic, codec, 1 << 20)
     for offset, (key, value) in enumerate(pairs(records) if isinstance(records, int) else records):
         builder.append(offset, timestamp, key, value)
@@ -66,5 +69,5 @@ def old_set(
 
 
 def checked(records: memoryview) -> tuple[memoryview, BatchHeader]:
-    """As the produce handler hands them to the partition."""
+    """The batch as the produce handler passes it to the partition."""
     return records, check_batch(records, 11)

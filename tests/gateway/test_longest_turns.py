@@ -1,4 +1,4 @@
-"""No request of any kind holds the reactor for long: each API with as many elements as a request may have."""
+"""No request blocks the reactor for long: each API with as many elements as a request may have."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from gateway.protocol.wire.messages import REQUESTS
 from gateway.protocol.wire.primitives import MAX_ELEMENTS
 from tests.fakes.broker import Threads
 from tests.fakes.connection import request
-from tests.fakes.traffic import Scene
+from tests.fakes.traffic import TrafficScenario
 from tests.gateway.sets import batch
 
-#: How long one turn of the reactor may take, in CPU seconds of a processor on which `exercise` takes EXERCISE_SECONDS.
+#: Longest allowed reactor turn, in CPU seconds of a processor on which `exercise` takes
+#: EXERCISE_SECONDS.
 TURN_SECONDS = 0.05
 EXERCISE_SECONDS = 0.012
 
-#: The processor's other half and its caches are shared with other processes: the best attempt counts.
+#: Other processes share the processor's second thread and caches: the best attempt counts.
 ATTEMPTS = 3
 
-#: The short form allows this many times TURN_SECONDS, so that a busy machine does not fail it. A request
-#: that is not carried out in turns takes longer: 10,000 elements took 200 ms and more.
+#: The short form allows this many times TURN_SECONDS, so that a busy machine does not fail it.
+#: Requests that are not processed in slices take longer: 10,000 elements took 200 ms and more.
 SHORT_FORM_MARGIN = 3
 
-#: Timeouts in requests are below this.
+#: Upper bound of the timeouts in requests.
 LONGEST_WAIT = 60.0
 
-#: 10,000 is what one request may change, append to or commit: requests beyond some limits are refused at once.
+#: 10,000 is the most that one request may change, append to or commit. Larger requests are refused
+#: at once.
 COUNTS = (MAX_ELEMENTS, 10_000, 500)
 
 
 def exercise() -> float:
-    """The CPU seconds of a fixed piece of work with dictionaries, strings and objects, such as handlers do."""
+    """CPU seconds of a fixed calculation with dictionaries, strings and objects, as in handlers."""
     began = time.thread_time()
     rows = {f"name-{number}": (number, [number]) for number in range(25_000)}
     assert sum(row[0] for name, row in rows.items() if row[1] and name) > 0
@@ -49,7 +51,10 @@ def exercise() -> float:
 
 
 class Reactor(Clock):
-    """Its calls are turns of the reactor, one at a time; `longest` is the longest one in CPU seconds."""
+    """A clock whose calls are made one at a time.
+
+    `longest` is the longest call in CPU seconds.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +66,7 @@ class Reactor(Clock):
         self.longest = max(self.longest, time.thread_time() - began)
 
     def turn(self, until: float) -> bool:
-        """Make the next call. False where there is none before that time."""
+        """Make the next call. Returns False if there is none before that time."""
         if not self.calls or self.calls[0].getTime() > until:
             return False
         call = self.calls.pop(0)
@@ -72,14 +77,14 @@ class Reactor(Clock):
 
 
 class OtherThreads(Threads):
-    """Their time is not the reactor's."""
+    """Worker threads whose CPU time does not count as the reactor's."""
 
     def __init__(self) -> None:
         super().__init__()
         self.hold()
 
     def next(self) -> Callable[[], None] | None:
-        """Make the oldest call. What the reactor does with its result is returned."""
+        """Make the oldest call. Returns the reactor's part, which handles the result."""
         if not self._waiting:
             return None
         told, function, arguments = self._waiting.pop(0)
@@ -92,9 +97,9 @@ class OtherThreads(Threads):
 
 
 class Filled:
-    """A request in which the array at the path `largest` has `count` elements, and every other one has one.
+    """A request whose array at the path `largest` has `count` elements, all others one.
 
-    Elements are different from each other. Topics exist where `topic_id` is that of one.
+    Elements differ from each other. `topic_id` is the id of an existing topic.
     """
 
     def __init__(self, largest: str, count: int, version: int, topic_id: uuid.UUID | None) -> None:
@@ -138,7 +143,7 @@ class Filled:
         return PLAIN[kind](number)
 
 
-#: What gets a request past the first check.
+#: Field values that pass the first check of a request.
 FIXED = {
     "acks": -1,
     "broker_ids": 0,
@@ -189,7 +194,7 @@ PLAIN: dict[str, Callable[[int], Any]] = {
 
 
 def arrays(struct: Any, version: int, path: str = "") -> list[str]:
-    """The paths of all arrays in a message."""
+    """Paths of all arrays in a message."""
     found = []
     for field in struct.untagged_fields(version):
         name = f"{path}.{field.name}"
@@ -205,7 +210,7 @@ def arrays(struct: Any, version: int, path: str = "") -> list[str]:
 def frame_of(
     key: ApiKey, version: int, largest: str, most: int, topic_id: uuid.UUID | None
 ) -> bytearray:
-    """A request with `most` elements in all, or nearly so many."""
+    """A request with about `most` elements in total."""
     kind = REQUESTS[key]
     paths = arrays(kind._struct, version)
     within = sum(path.startswith(f"{largest}.") for path in paths)
@@ -215,19 +220,19 @@ def frame_of(
             kind(version=version, **Filled(largest, count, version, topic_id).struct(kind._struct))
         )
     )
-    # The codec announces Kafka 4's minimum in its place.
+    # The codec would otherwise write the minimum version of Kafka 4.
     pack_into(">h", frame, 2, version)
     return frame
 
 
 def longest_turn(key: ApiKey, version: int, largest: str, most: int, *, is_known: bool) -> float:
-    """CPU seconds of the reactor, from a request's arrival to the end of its connection."""
+    """CPU seconds of the longest turn, from the arrival of a request to the disconnect."""
     reactor, threads = Reactor(), OtherThreads()
-    scene = Scene(clock=reactor, threads=threads)
+    scene = TrafficScenario(clock=reactor, threads=threads)
     topic_id = (
         uuid.UUID(bytes=scene.env.topic("orders", 10_000).topic.topic_id) if is_known else None
     )
-    client = scene.connects()
+    client = scene.connect()
     frame = frame_of(key, version, largest, most, topic_id)
     result = None
     gc.collect()
@@ -242,14 +247,14 @@ def longest_turn(key: ApiKey, version: int, largest: str, most: int, *, is_known
             elif not reactor.turn(until):
                 break
         del result
-        reactor.timed(client.goes)
+        reactor.timed(client.disconnect)
     finally:
         gc.enable()
     return reactor.longest
 
 
 def cases() -> list[Any]:
-    """Each array of the oldest and the newest version of each API."""
+    """Each array of the oldest and newest version of each API."""
     return [
         pytest.param(key, version, largest, id=f"{key.name}-{version}{largest}")
         for key, bounds in supported_versions().items()
@@ -259,7 +264,7 @@ def cases() -> list[Any]:
 
 
 def best(attempt: Callable[[], float], bound: float) -> float:
-    """The least of some attempts, or the first one within the bound."""
+    """The minimum of several attempts, or the first within the bound."""
     seconds = attempt()
     for _ in range(1, ATTEMPTS):
         if seconds <= bound:
@@ -284,9 +289,7 @@ def test_no_request_holds_the_reactor_for_long(key: ApiKey, version: int, larges
     ("key", "version", "largest"),
     [case for case in cases() if case.values[1] == supported_versions()[case.values[0]][1]],
 )
-def test_no_request_for_10_000_elements_holds_the_reactor_for_long(
-    key: ApiKey, version: int, largest: str
-) -> None:
-    """The short form. Topics that exist cost the most."""
+def test_large_request_does_not_block_reactor(key: ApiKey, version: int, largest: str) -> None:
+    """The short form, with existing topics, which cost the most."""
     bound = SHORT_FORM_MARGIN * TURN_SECONDS * max(exercise() / EXERCISE_SECONDS, 1.0)
     assert best(partial(longest_turn, key, version, largest, 10_000, is_known=True), bound) <= bound

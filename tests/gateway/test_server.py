@@ -1,4 +1,4 @@
-"""The life of a gateway process: it comes up or says why not, and at SIGTERM it answers what it owes and goes, in a bounded time."""
+"""A gateway process: start, connection limits, TLS, and shutdown within a bounded time."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ pytestmark = [pytest.mark.peer]
 
 RECORDS = batch([Sample(0, 1_700_000_000_000, b"k", b"v" * 100)])
 
-#: Far below the time of a shutdown where it is PATIENT, by the stopwatch, however busy the machine is. It takes one second: a peer that does not close its
-#: side has that for its goodbye (`transport.HALF_CLOSE_SECONDS`).
+#: Seconds for a shutdown, by the stopwatch: far below that of PATIENT, however busy the machine. It
+#: takes one second, in which a client may close its side (`transport.HALF_CLOSE_SECONDS`).
 SOON = 20.0
 PATIENT = {"shutdown_timeout_ms": 90_000}
 
 
 def stop(server):
-    """(exit code, seconds by the stopwatch) after SIGTERM."""
+    """Send SIGTERM and return (exit code, seconds by the stopwatch)."""
     return server.stop_by(Stopwatch(server))
 
 
-def waits_in_a_fetch(peer):
-    """The gateway has its request: it came together with one that is answered."""
+def start_long_poll(peer):
+    """Start a long poll. It is sent with a request whose reply shows that both arrived."""
     peer.sends(framed(fetching("t", 0), 4), framed(fetching("t", 0, max_wait_ms=60_000), 4))
     assert peer.hears() is not None
     time.sleep(0.3)
 
 
-def is_being_answered(peer):
-    """The beginning of an answer is there, which it has not read."""
+def has_unread_reply(peer):
+    """Whether unread bytes of a reply have arrived."""
     return bool(select.select([peer.socket], [], [], 60)[0])
 
 
-def test_an_idle_gateway_stops_soon_and_says_so(tmp_path):
+def test_idle_gateway_stops_soon_and_logs_it(tmp_path):
     with gateway(tmp_path, **PATIENT) as server, Peer(server.address) as idle:
         idle.makes("t")
         begun = len(server.lines())
@@ -58,10 +58,10 @@ def test_an_idle_gateway_stops_soon_and_says_so(tmp_path):
         assert idle.hears() is None
 
 
-def test_a_long_poll_ends_early_and_is_answered(tmp_path):
+def test_shutdown_ends_and_answers_long_poll(tmp_path):
     with gateway(tmp_path, **PATIENT) as server, Peer(server.address) as consumer:
         consumer.makes("t")
-        waits_in_a_fetch(consumer)
+        start_long_poll(consumer)
         watch = Stopwatch(server)
         server.process.send_signal(signal.SIGTERM)
         frame = consumer.hears()
@@ -74,8 +74,11 @@ def test_a_long_poll_ends_early_and_is_answered(tmp_path):
 
 
 @pytest.mark.parametrize("names", [1, 5000])
-def test_a_large_request_behind_a_fetch_that_waits_ends_the_wait(tmp_path, names):
-    """Its last bytes are read only when the Fetch is answered. One that names many partitions is large itself."""
+def test_large_request_behind_waiting_fetch_ends_wait(tmp_path, names):
+    """The rest of the request is read only after the Fetch is answered.
+
+    A Fetch of many partitions is large as well.
+    """
     with gateway(tmp_path) as server, Peer(server.address) as peer:
         peer.makes("t")
         asked = fetching("t", 0, max_wait_ms=600_000)
@@ -100,7 +103,7 @@ def test_a_large_request_behind_a_fetch_that_waits_ends_the_wait(tmp_path, names
         )
 
 
-def test_what_was_acknowledged_is_there_and_what_was_asked_is_answered(tmp_path):
+def test_acknowledged_records_survive_and_sent_requests_are_answered(tmp_path):
     count = 50
     with gateway(tmp_path) as server, Peer(server.address) as producer:
         producer.makes("t")
@@ -121,23 +124,23 @@ def test_what_was_acknowledged_is_there_and_what_was_asked_is_answered(tmp_path)
         assert consumer.fetches("t", 0).high_watermark >= len(answered)
 
 
-def test_the_end_under_load_is_an_end_and_not_a_reset(tmp_path):
-    """A reset takes from a client the replies that it has not read yet."""
+def test_shutdown_under_load_does_not_reset_connections(tmp_path):
+    """A reset would discard replies that the client has not read yet."""
     asked = framed(producing("t", RECORDS), 7)
     with gateway(tmp_path) as server, Peer(server.address) as busy:
         busy.makes("t")
         is_over = threading.Event()
 
-        def ask():
+        def send_requests():
             while not is_over.is_set():
                 busy.raw((struct.pack(">i", len(asked)) + asked) * 100)
 
-        asking = threading.Thread(target=ask, daemon=True)
+        asking = threading.Thread(target=send_requests, daemon=True)
         asking.start()
         try:
             assert busy.hears() is not None
             server.process.send_signal(signal.SIGTERM)
-            # A reset is raised here.
+            # A reset raises here.
             while busy.socket.recv(MIB):
                 pass
         finally:
@@ -148,7 +151,7 @@ def test_the_end_under_load_is_an_end_and_not_a_reset(tmp_path):
         assert server.process.wait(60) == 0
 
 
-def test_a_peer_that_does_not_read_its_reply_is_cut_off_at_the_end_of_the_time(tmp_path):
+def test_connection_with_unread_reply_is_aborted_at_drain_timeout(tmp_path):
     with (
         gateway(tmp_path, shutdown_timeout_ms=1000) as server,
         Peer(server.address, receive_buffer=4096) as slow,
@@ -158,7 +161,7 @@ def test_a_peer_that_does_not_read_its_reply_is_cut_off_at_the_end_of_the_time(t
         for _ in range(16):
             slow.produces("t", large)
         slow.sends(framed(fetching("t", 0), 4))
-        assert is_being_answered(slow)
+        assert has_unread_reply(slow)
         began = time.monotonic()
         code, seconds = stop(server)
         assert code == 0
@@ -176,47 +179,47 @@ def test_a_peer_that_does_not_read_its_reply_is_cut_off_at_the_end_of_the_time(t
         )
 
 
-def test_a_peer_that_reads_slowly_gets_its_whole_reply_before_the_end(tmp_path):
+def test_slow_reader_receives_whole_reply_during_shutdown(tmp_path):
     with gateway(tmp_path, **PATIENT) as server, Peer(server.address, receive_buffer=4096) as slow:
         slow.makes("t")
         large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
         for _ in range(8):
             slow.produces("t", large)
         slow.sends(framed(fetching("t", 0), 4))
-        assert is_being_answered(slow)
+        assert has_unread_reply(slow)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert len(slow.hears()) > 8 * (MIB - 200)
         assert server.process.wait(60) == 0
 
 
-def knocks_for(seconds, server):
+def connect_repeatedly(seconds, server):
     watch = Stopwatch(server)
     while watch.seconds() < seconds:
         socket.create_connection(server.address, timeout=60).close()
         time.sleep(0.02)
 
 
-def test_nobody_is_let_in_once_the_end_has_begun(tmp_path):
+def test_no_connection_is_accepted_after_shutdown_begins(tmp_path):
     with gateway(tmp_path, **PATIENT) as server, Peer(server.address, receive_buffer=4096) as slow:
         slow.makes("t")
         large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
         for _ in range(16):
             slow.produces("t", large)
         slow.sends(framed(fetching("t", 0), 4))
-        assert is_being_answered(slow)
+        assert has_unread_reply(slow)
         server.process.send_signal(signal.SIGTERM)
         with pytest.raises(ConnectionRefusedError):
-            knocks_for(SOON, server)
+            connect_repeatedly(SOON, server)
         assert server.process.poll() is None
         slow.vanishes()
         assert server.process.wait(60) == 0
 
 
-def test_a_second_sigterm_changes_nothing(tmp_path):
+def test_second_sigterm_is_ignored(tmp_path):
     with gateway(tmp_path) as server, Peer(server.address) as consumer:
         consumer.makes("t")
-        waits_in_a_fetch(consumer)
+        start_long_poll(consumer)
         begun = len(server.lines())
         server.process.send_signal(signal.SIGTERM)
         assert consumer.hears() is not None
@@ -226,12 +229,12 @@ def test_a_second_sigterm_changes_nothing(tmp_path):
         assert len(server.lines()) == begun + 1
 
 
-def test_one_that_keeps_asking_does_not_keep_the_gateway_alive(tmp_path):
+def test_client_that_keeps_sending_does_not_delay_shutdown(tmp_path):
     with gateway(tmp_path, **PATIENT) as server, Peer(server.address) as busy:
         busy.makes("t")
         is_over = threading.Event()
 
-        def ask():
+        def send_requests():
             request = framed(fetching("t", 0), 4)
             while not is_over.is_set():
                 busy.raw(struct.pack(">i", len(request)) + request)
@@ -240,7 +243,7 @@ def test_one_that_keeps_asking_does_not_keep_the_gateway_alive(tmp_path):
             while busy.hears() is not None:
                 pass
 
-        threads = [threading.Thread(target=work, daemon=True) for work in (ask, read)]
+        threads = [threading.Thread(target=work, daemon=True) for work in (send_requests, read)]
         for thread in threads:
             thread.start()
         time.sleep(0.3)
@@ -272,16 +275,14 @@ def trust(authority, tmp_path):
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
-def test_a_tls_peer_that_never_sends_close_notify_is_not_waited_for(
-    tmp_path, files, trust, is_idle
-):
+def test_shutdown_does_not_wait_for_tls_close_notify(tmp_path, files, trust, is_idle):
     with gateway(tmp_path, listeners=("SSL",), **PATIENT, **files) as server:
         with trust.wrap_socket(Peer(server.address).socket, server_hostname="localhost") as silent:
             silent.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
             assert silent.recv(MIB)[4:8] == b"\0\0\0\x07"
             time.sleep(1.5 * HALF_CLOSE_SECONDS if is_idle else 0)
             code, seconds = stop(server)
-            # The gateway's close_notify: without it this would be an SSLEOFError.
+            # The gateway's close_notify. Without it this raises SSLEOFError.
             assert silent.recv(1) == b""
         assert code == 0
         assert seconds < SOON
@@ -289,7 +290,7 @@ def test_a_tls_peer_that_never_sends_close_notify_is_not_waited_for(
         assert " stopped seconds=" in line
 
 
-def test_a_tls_peer_in_its_handshake_is_not_waited_for(tmp_path, files):
+def test_shutdown_does_not_wait_for_tls_handshake(tmp_path, files):
     with (
         gateway(tmp_path, listeners=("SSL",), **PATIENT, **files) as server,
         Peer(server.address) as silent,
@@ -303,7 +304,7 @@ def test_a_tls_peer_in_its_handshake_is_not_waited_for(tmp_path, files):
         assert " stopped seconds=" in line
 
 
-def test_a_tls_peer_that_says_goodbye_is_not_waited_for(tmp_path, files, trust):
+def test_shutdown_does_not_wait_for_tls_client_that_closes(tmp_path, files, trust):
     with gateway(tmp_path, listeners=("SSL",), **PATIENT, **files) as server:
         with trust.wrap_socket(Peer(server.address).socket, server_hostname="localhost") as polite:
             polite.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
@@ -318,7 +319,7 @@ def test_a_tls_peer_that_says_goodbye_is_not_waited_for(tmp_path, files, trust):
         assert all(" stopped " in line for line in server.lines())
 
 
-def test_plain_text_on_a_tls_listener_is_told_in_one_line(tmp_path, files):
+def test_plain_text_on_tls_listener_is_logged_in_one_line(tmp_path, files):
     with gateway(tmp_path, listeners=("SSL",), **files) as server, Peer(server.address) as peer:
         peer.sends(struct.pack(">hhih", 18, 0, 1, -1))
         assert peer.is_hung_up_on()
@@ -326,7 +327,7 @@ def test_plain_text_on_a_tls_listener_is_told_in_one_line(tmp_path, files):
         assert "TLS" in line
 
 
-def test_a_tls_client_that_does_not_trust_the_certificate_is_told_of_in_one_line(tmp_path, files):
+def test_untrusted_certificate_is_logged_in_one_line(tmp_path, files):
     with gateway(tmp_path, listeners=("SSL",), **files) as server, Peer(server.address) as peer:
         name = peer.name
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -335,7 +336,7 @@ def test_a_tls_client_that_does_not_trust_the_certificate_is_told_of_in_one_line
         assert "TLS" in line
 
 
-def test_a_tls_handshake_has_the_time_of_a_log_in(tmp_path, files, trust):
+def test_tls_handshake_has_login_timeout(tmp_path, files, trust):
     with (
         gateway(
             tmp_path, listeners=("SSL",), connection_authentication_timeout_ms=5000, **files
@@ -350,7 +351,7 @@ def test_a_tls_handshake_has_the_time_of_a_log_in(tmp_path, files, trust):
             assert quick.recv(8)[4:] == b"\0\0\0\x07"
 
 
-def test_a_peer_that_only_looks_whether_the_port_is_open_is_no_news(tmp_path, files):
+def test_port_scan_is_not_logged(tmp_path, files):
     with gateway(tmp_path, listeners=("SSL", "PLAINTEXT"), **files) as server:
         begun = len(server.lines())
         for address in server.addresses.values():
@@ -360,7 +361,7 @@ def test_a_peer_that_only_looks_whether_the_port_is_open_is_no_news(tmp_path, fi
         assert server.lines()[begun:] == []
 
 
-# what is compiled
+# compiled modules
 
 
 @pytest.mark.parametrize(
@@ -375,7 +376,7 @@ def test_a_peer_that_only_looks_whether_the_port_is_open_is_no_news(tmp_path, fi
     ],
     ids=["kernel", "plain", "both"],
 )
-def test_what_is_not_compiled_is_told_in_one_line_at_the_start(tmp_path, missing, words):
+def test_missing_compiled_module_is_logged_at_start(tmp_path, missing, words):
     (tmp_path / "sitecustomize.py").write_text(
         f"import sys\nsys.modules.update(dict.fromkeys({missing}))\n"
     )
@@ -390,16 +391,16 @@ def test_what_is_not_compiled_is_told_in_one_line_at_the_start(tmp_path, missing
         assert words in line
 
 
-def test_plain_python_can_be_asked_for(tmp_path):
+def test_pure_python_can_be_selected(tmp_path):
     with gateway(tmp_path, environment={"KOPGATE_PURE_PYTHON": "1"}) as server:
         (line,) = server.waits_for_lines(1, "")
         assert "KOPGATE_PURE_PYTHON is set" in line
 
 
-# limits on connections
+# connection limits
 
 
-def test_connections_beyond_the_limit_are_turned_away_with_a_line_and_let_in_when_others_go(
+def test_connections_over_limit_are_refused_until_others_close(
     tmp_path,
 ):
     with gateway(tmp_path, max_connections=2) as server:
@@ -412,11 +413,11 @@ def test_connections_beyond_the_limit_are_turned_away_with_a_line_and_let_in_whe
             assert "max_connections=2" in line
         inside[0].makes("u")
         inside.pop().vanishes()
-        comes_in(server)
+        connect_when_possible(server)
 
 
-def comes_in(server):
-    """Somebody is served, as soon as it is noticed that others have gone."""
+def connect_when_possible(server):
+    """Connect, retrying until the gateway has noticed that others closed."""
     end = time.monotonic() + 60
     while True:
         with Peer(server.address) as late:
@@ -427,7 +428,7 @@ def comes_in(server):
         time.sleep(0.05)
 
 
-def test_connections_of_one_address_have_their_own_limit(tmp_path):
+def test_connections_per_address_are_limited(tmp_path):
     with gateway(tmp_path, max_connections_per_ip=1) as server, Peer(server.address) as first:
         first.makes("t")
         with Peer(server.address) as second:
@@ -437,7 +438,7 @@ def test_connections_of_one_address_have_their_own_limit(tmp_path):
             )
 
 
-def test_a_silent_connection_is_closed_after_the_idle_time(tmp_path):
+def test_idle_connection_is_closed(tmp_path):
     # Long enough for a request on a machine that stalls for a second or two.
     with gateway(tmp_path, connections_max_idle_ms=5000) as server, Peer(server.address) as peer:
         peer.makes("t")

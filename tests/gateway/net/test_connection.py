@@ -28,7 +28,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.settings.model import Settings
 from gateway.traffic.recorder import Recorder
 from gateway.traffic.traffic_log import NO_TRAFFIC_LOG
-from tests.fakes.connection import Scripted, bare, events, handshake, versions
+from tests.fakes.connection import ScriptedMechanism, events, handshake, plain_frame, versions
 
 TOKEN = b"\0alice\0secret"
 
@@ -119,8 +119,8 @@ def receive(connection, data):
     connection.received(memoryview(data))
 
 
-POLL = framed(bare(ApiKey.METADATA, 0))
-PRODUCE = framed(bare(ApiKey.PRODUCE, 0))
+POLL = framed(plain_frame(ApiKey.METADATA, 0))
+PRODUCE = framed(plain_frame(ApiKey.PRODUCE, 0))
 
 
 def test_request_is_answered():
@@ -143,7 +143,7 @@ def test_oversized_frame_closes_connection_with_one_log_line(caplog):
 @pytest.mark.parametrize("version", [0, 1])
 def test_frame_limit_is_small_before_login_and_large_after_it(version):
     listener = FakeListener(
-        [Scripted("PLAIN", {TOKEN: b""})],
+        [ScriptedMechanism("PLAIN", {TOKEN: b""})],
         sasl_server_max_receive_size=1024,
         socket_request_max_bytes=2 << 20,
     )
@@ -154,7 +154,7 @@ def test_frame_limit_is_small_before_login_and_large_after_it(version):
     listener.mechanisms["PLAIN"].answers[TOKEN] = checked
     connection = listener.connect()
     token = (
-        bare(ApiKey.SASL_AUTHENTICATE, 0, struct.pack(">i", len(TOKEN)) + TOKEN)
+        plain_frame(ApiKey.SASL_AUTHENTICATE, 0, struct.pack(">i", len(TOKEN)) + TOKEN)
         if version
         else TOKEN
     )
@@ -168,7 +168,7 @@ def test_frame_limit_is_small_before_login_and_large_after_it(version):
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_bytes_before_login_do_not_count_in_memory_budget(version):
-    listener = FakeListener([Scripted("PLAIN", {TOKEN: b""})])
+    listener = FakeListener([ScriptedMechanism("PLAIN", {TOKEN: b""})])
     connection = listener.connect()
     receive(connection, struct.pack(">i", 1000) + bytes(100))
     assert (listener.budget.used, listener.login_budget.used) == (0, 104)
@@ -176,7 +176,7 @@ def test_bytes_before_login_do_not_count_in_memory_budget(version):
     assert (listener.budget.used, listener.login_budget.used) == (0, 0)
     connection = listener.connect()
     token = (
-        bare(ApiKey.SASL_AUTHENTICATE, 0, struct.pack(">i", len(TOKEN)) + TOKEN)
+        plain_frame(ApiKey.SASL_AUTHENTICATE, 0, struct.pack(">i", len(TOKEN)) + TOKEN)
         if version
         else TOKEN
     )
@@ -188,7 +188,7 @@ def test_bytes_before_login_do_not_count_in_memory_budget(version):
 
 
 def test_login_budget_closes_connection_with_oldest_partial_frame():
-    listener = FakeListener([Scripted("PLAIN", {TOKEN: b""})], login_bytes=250)
+    listener = FakeListener([ScriptedMechanism("PLAIN", {TOKEN: b""})], login_bytes=250)
     first, second, third = (listener.connect() for _ in range(3))
     for connection in (first, second, third):
         receive(connection, struct.pack(">i", 1000) + bytes(40))
@@ -201,7 +201,7 @@ def test_login_budget_closes_connection_with_oldest_partial_frame():
 
 def test_frame_before_login_has_short_receive_timeout():
     listener = FakeListener(
-        [Scripted("PLAIN", {TOKEN: b""})], connection_authentication_timeout_ms=60_000
+        [ScriptedMechanism("PLAIN", {TOKEN: b""})], connection_authentication_timeout_ms=60_000
     )
     connection = listener.connect()
     receive(connection, struct.pack(">i", 1000) + bytes(10))
@@ -273,7 +273,7 @@ def test_connection_waiting_for_reply_is_not_idle_nor_just_after_it(waiting):
 
 def test_login_has_timeout(caplog):
     listener = FakeListener(
-        [Scripted("PLAIN", {TOKEN: b""})], connection_authentication_timeout_ms=30_000
+        [ScriptedMechanism("PLAIN", {TOKEN: b""})], connection_authentication_timeout_ms=30_000
     )
     slow, quick = listener.connect(), listener.connect()
     listener.clock.advance(29)
@@ -357,7 +357,7 @@ def test_client_disconnect_is_not_logged(caplog, failure):
 
 def test_failed_login_delays_close_and_reads_nothing(caplog):
     listener = FakeListener(
-        [Scripted("PLAIN", {TOKEN: b""})], connection_failed_authentication_delay_ms=100
+        [ScriptedMechanism("PLAIN", {TOKEN: b""})], connection_failed_authentication_delay_ms=100
     )
     connection = listener.connect()
     receive(connection, framed(handshake("PLAIN", 0)) + framed(b"guess"))
@@ -371,7 +371,7 @@ def test_failed_login_delays_close_and_reads_nothing(caplog):
 
 def test_failed_login_without_delay_closes_at_once():
     listener = FakeListener(
-        [Scripted("PLAIN", {TOKEN: b""})], connection_failed_authentication_delay_ms=0
+        [ScriptedMechanism("PLAIN", {TOKEN: b""})], connection_failed_authentication_delay_ms=0
     )
     connection = listener.connect()
     receive(connection, framed(handshake("PLAIN", 0)) + framed(b"guess"))
@@ -380,7 +380,7 @@ def test_failed_login_without_delay_closes_at_once():
 
 def test_disconnect_during_login_failure_delay_is_handled():
     listener = FakeListener(
-        [Scripted("PLAIN", {TOKEN: b""})], connection_failed_authentication_delay_ms=100
+        [ScriptedMechanism("PLAIN", {TOKEN: b""})], connection_failed_authentication_delay_ms=100
     )
     connection = listener.connect()
     receive(connection, framed(handshake("PLAIN", 0)) + framed(b"guess"))
@@ -492,7 +492,7 @@ def test_traffic_log_records_timeout(told):
         assert told.reasons == [reason]
     told.reasons.clear()
     listener, _ = watched(
-        told, Scripted("PLAIN", {TOKEN: b""}), connection_authentication_timeout_ms=1000
+        told, ScriptedMechanism("PLAIN", {TOKEN: b""}), connection_authentication_timeout_ms=1000
     )
     listener.close_overdue(2)
     assert told.reasons == ["error:login-timeout"]

@@ -18,7 +18,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.routes import ROUTES, DelayedReply, Route
 from gateway.protocol.wire.api_keys import ApiKey
 from tests.fakes.broker import open_environment
-from tests.fakes.connection import PEER, Client, bare, events, versions
+from tests.fakes.connection import PEER, Client, events, plain_frame, versions
 from tests.peers.gateway import fetching, framed
 
 PRODUCE, OTHER, TAGGED = ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.FETCH
@@ -123,11 +123,11 @@ def number(body):
 
 
 def produce(body):
-    return bare(PRODUCE, 0, body, number(body))
+    return plain_frame(PRODUCE, 0, body, number(body))
 
 
 def other(body):
-    return bare(OTHER, 0, body, number(body))
+    return plain_frame(OTHER, 0, body, number(body))
 
 
 def reply(body):
@@ -135,71 +135,71 @@ def reply(body):
 
 
 def test_reply_has_length_and_correlation_id(client):
-    client.says(other(b"m7"))
+    client.send(other(b"m7"))
     assert b"".join(client.written) == b"\0\0\0\x06" + b"\0\0\0\x07" + b"m7"
 
 
 def test_flexible_reply_header_ends_with_tagged_fields(client):
-    client.says(bare(TAGGED, 0, b"f7", 7))
-    assert client.hears() == [b"\0\0\0\x07" + b"\0" + b"f7"]
+    client.send(plain_frame(TAGGED, 0, b"f7", 7))
+    assert client.receive() == [b"\0\0\0\x07" + b"\0" + b"f7"]
 
 
 def test_requests_in_one_chunk_are_answered_in_one_write(client):
-    client.says(other(b"m1"), produce(b"p2"), other(b"m3"))
+    client.send(other(b"m1"), produce(b"p2"), other(b"m3"))
     assert client.writes == 1
-    assert client.hears() == [reply(b"m1"), reply(b"p2"), reply(b"m3")]
+    assert client.receive() == [reply(b"m1"), reply(b"p2"), reply(b"m3")]
 
 
 def test_finished_reply_is_written_before_next_request_starts(client, handlers):
     append = handlers.waits(b"p1")
     written = handlers.notes(lambda: list(client.written))
-    client.says(produce(b"p1"), other(b"m2"))
+    client.send(produce(b"p1"), other(b"m2"))
     append.callback(b"p1")
     client.run_reactor()
     assert len(written[b"m2"]) > 0
-    assert client.hears() == [reply(b"p1"), reply(b"m2")]
+    assert client.receive() == [reply(b"p1"), reply(b"m2")]
 
 
 def test_finished_replies_are_written_before_fetch_starts(client, handlers):
     written = handlers.notes(lambda: list(client.written))
-    client.says(other(b"m1"), other(b"m2"), bare(TAGGED, 0, b"f3", 3))
+    client.send(other(b"m1"), other(b"m2"), plain_frame(TAGGED, 0, b"f3", 3))
     assert (written[b"m2"], len(written[b"f3"]) > 0) == ([], True)
-    assert len(client.hears()) == 3
+    assert len(client.receive()) == 3
 
 
 def test_waiting_request_is_acknowledged_at_once(client, handlers):
     handlers.waits(b"f1")
-    client.says(bare(TAGGED, 0, b"f1", 1))
+    client.send(plain_frame(TAGGED, 0, b"f1", 1))
     assert (client.written, client.acknowledgements) == ([], 1)
 
 
 def test_request_answered_at_once_is_not_acknowledged(client):
-    client.says(other(b"m1"))
+    client.send(other(b"m1"))
     assert client.acknowledgements == 0
 
 
 def test_requests_are_served_one_at_a_time(client, handlers):
     first = handlers.waits(b"m1")
-    client.says(other(b"m1"), other(b"m2"))
+    client.send(other(b"m1"), other(b"m2"))
     assert handlers.started == [b"m1"]
     first.callback(b"m1")
     assert handlers.started == [b"m1", b"m2"]
-    assert client.hears() == [reply(b"m1"), reply(b"m2")]
+    assert client.receive() == [reply(b"m1"), reply(b"m2")]
 
 
 def test_produce_requests_overlap_and_are_answered_in_order(client, handlers):
     first, second = handlers.waits(b"p1"), handlers.waits(b"p2")
-    client.says(produce(b"p1"), produce(b"p2"), produce(b"p3"))
+    client.send(produce(b"p1"), produce(b"p2"), produce(b"p3"))
     assert handlers.started == [b"p1", b"p2", b"p3"]
     second.callback(b"p2")
-    assert client.hears() == []
+    assert client.receive() == []
     first.callback(b"p1")
-    assert client.hears() == [reply(b"p1"), reply(b"p2"), reply(b"p3")]
+    assert client.receive() == [reply(b"p1"), reply(b"p2"), reply(b"p3")]
 
 
 def test_produce_starts_after_previous_one_queued_its_appends(client, handlers):
     handlers.preparing[b"p1"] = Deferred()
-    client.says(produce(b"p1"), produce(b"p2"))
+    client.send(produce(b"p1"), produce(b"p2"))
     assert handlers.started == [b"p1"]
     handlers.preparing[b"p1"].callback(None)
     assert handlers.started == [b"p1", b"p2"]
@@ -207,64 +207,64 @@ def test_produce_starts_after_previous_one_queued_its_appends(client, handlers):
 
 def test_other_request_waits_for_appends_before_it(client, handlers):
     append = handlers.waits(b"p1")
-    client.says(produce(b"p1"), other(b"m2"), produce(b"p3"))
+    client.send(produce(b"p1"), other(b"m2"), produce(b"p3"))
     assert handlers.started == [b"p1"]
     append.callback(b"p1")
     client.run_reactor()
     assert handlers.started == [b"p1", b"m2", b"p3"]
-    assert client.hears() == [reply(b"p1"), reply(b"m2"), reply(b"p3")]
+    assert client.receive() == [reply(b"p1"), reply(b"m2"), reply(b"p3")]
 
 
 def test_produce_waits_for_other_request_before_it(client, handlers):
     poll = handlers.waits(b"m1")
-    client.says(other(b"m1"), produce(b"p2"))
+    client.send(other(b"m1"), produce(b"p2"))
     assert handlers.started == [b"m1"]
     poll.callback(b"m1")
-    assert client.hears() == [reply(b"m1"), reply(b"p2")]
+    assert client.receive() == [reply(b"m1"), reply(b"p2")]
 
 
 def test_request_without_reply_does_not_block_later_replies(client, handlers):
     first = handlers.waits(b"p1")
     second = handlers.waits(b"p2")
-    client.says(produce(b"p1"), produce(b"p2"), produce(b"p3"))
+    client.send(produce(b"p1"), produce(b"p2"), produce(b"p3"))
     second.callback(None)  # acks=0
     first.callback(b"p1")
-    assert client.hears() == [reply(b"p1"), reply(b"p3")]
+    assert client.receive() == [reply(b"p1"), reply(b"p3")]
     assert client.dispatch.is_idle
 
 
 def test_many_requests_in_one_chunk_yield_to_reactor(client, handlers):
-    client.says(*[other(b"m%d" % index) for index in range(10_000)])
+    client.send(*[other(b"m%d" % index) for index in range(10_000)])
     assert len(handlers.started) == MAX_REQUESTS_PER_TURN
     client.run_reactor()
-    assert client.hears() == [reply(b"m%d" % index) for index in range(10_000)]
+    assert client.receive() == [reply(b"m%d" % index) for index in range(10_000)]
 
 
 def test_slow_requests_yield_to_reactor_after_each(client, handlers):
     handlers.clock, handlers.takes = client.clock, 0.01
-    client.says(*[other(b"m%d" % index) for index in range(10)])
+    client.send(*[other(b"m%d" % index) for index in range(10)])
     assert len(handlers.started) == 1
     client.run_reactor()
-    assert client.hears() == [reply(b"m%d" % index) for index in range(10)]
+    assert client.receive() == [reply(b"m%d" % index) for index in range(10)]
 
 
 def test_requests_behind_waiting_one_yield_to_reactor(client, handlers):
     first = handlers.waits(b"m0")
-    client.says(*[other(b"m%d" % index) for index in range(10_000)])
+    client.send(*[other(b"m%d" % index) for index in range(10_000)])
     client.run_reactor()
     assert handlers.started == [b"m0"]
     first.callback(b"m0")
     assert len(handlers.started) == 1 + MAX_REQUESTS_PER_TURN
     client.run_reactor()
-    assert len(client.hears()) == 10_000
+    assert len(client.receive()) == 10_000
 
 
 def test_large_replies_are_sent_before_more_requests_start(client, handlers):
     large = SlowTransport(client)
     client.write = large.write
-    client.says(
+    client.send(
         *[
-            bare(OTHER, 0, b"m%d" % index + bytes(MAX_BUFFERED_REPLY_BYTES), index)
+            plain_frame(OTHER, 0, b"m%d" % index + bytes(MAX_BUFFERED_REPLY_BYTES), index)
             for index in range(10)
         ]
     )
@@ -277,8 +277,8 @@ def test_large_replies_are_sent_before_more_requests_start(client, handlers):
 
 
 def test_no_request_starts_after_disconnect(client, handlers):
-    client.says(*[other(b"m%d" % index) for index in range(1000)])
-    client.goes()
+    client.send(*[other(b"m%d" % index) for index in range(1000)])
+    client.disconnect()
     client.run_reactor()
     assert len(handlers.started) == MAX_REQUESTS_PER_TURN
     assert client.budget.used == 0
@@ -289,7 +289,7 @@ def test_cost_of_a_request_does_not_depend_on_queue_length(handlers):
         client = Client()
         frames = [other(b"m%d" % index) for index in range(count)]
         began = time.process_time()
-        client.says(*frames)
+        client.send(*frames)
         client.run_reactor()
         return time.process_time() - began
 
@@ -322,33 +322,33 @@ def fetch(number, version=4):
 
 def answered(client):
     """Correlation ids of the replies, in order."""
-    return [struct.unpack_from(">i", frame)[0] for frame in client.hears()]
+    return [struct.unpack_from(">i", frame)[0] for frame in client.receive()]
 
 
 @pytest.mark.parametrize("version", [0, 3, 4, 11])
 def test_waiting_fetch_is_answered_when_another_request_arrives(consumer, version):
-    consumer.says(fetch(1, version))
+    consumer.send(fetch(1, version))
     assert answered(consumer) == []
-    consumer.says(versions(correlation_id=2))
+    consumer.send(versions(correlation_id=2))
     assert answered(consumer) == [1, 2]
     assert consumer.budget.used == 0
 
 
 def test_fetch_does_not_wait_if_request_arrived_with_it(consumer):
-    consumer.says(fetch(1), versions(correlation_id=2))
+    consumer.send(fetch(1), versions(correlation_id=2))
     assert answered(consumer) == [1, 2]
 
 
 def test_fetches_before_another_request_do_not_wait(consumer):
-    consumer.says(fetch(1), fetch(2))
-    consumer.says(versions(correlation_id=3))
+    consumer.send(fetch(1), fetch(2))
+    consumer.send(versions(correlation_id=3))
     assert answered(consumer) == [1, 2, 3]
 
 
 def test_fetch_behind_waiting_fetch_does_not_end_wait(consumer):
     """Two consumers on one connection would otherwise keep ending each other's waits."""
-    consumer.says(fetch(1))
-    consumer.says(fetch(2))
+    consumer.send(fetch(1))
+    consumer.send(fetch(2))
     assert answered(consumer) == []
     consumer.dispatch._broker.clock.advance(WAIT_MS / 1000)
     assert answered(consumer) == [1]
@@ -356,9 +356,9 @@ def test_fetch_behind_waiting_fetch_does_not_end_wait(consumer):
 
 def test_request_behind_fetch_ends_one_wait(consumer):
     """The next Fetch waits for its full time unless another request arrives."""
-    consumer.says(fetch(1))
-    consumer.says(versions(correlation_id=2))
-    consumer.says(fetch(3))
+    consumer.send(fetch(1))
+    consumer.send(versions(correlation_id=2))
+    consumer.send(fetch(3))
     assert answered(consumer) == [1, 2]
     consumer.dispatch._broker.clock.advance(WAIT_MS / 1000 - 1)
     assert answered(consumer) == []
@@ -368,18 +368,18 @@ def test_request_behind_fetch_ends_one_wait(consumer):
 
 def test_waiting_fetch_is_answered_when_partial_request_arrives(consumer):
     """Its rest may not be read before the reply."""
-    consumer.says(fetch(1))
+    consumer.send(fetch(1))
     consumer.dispatch.partial_frame_received(b"")
     consumer.dispatch.partial_frame_received(b"\0")
     assert answered(consumer) == []
     consumer.dispatch.partial_frame_received(versions(correlation_id=2)[:2])
     assert answered(consumer) == [1]
-    consumer.says(versions(correlation_id=2), fetch(3))
+    consumer.send(versions(correlation_id=2), fetch(3))
     assert answered(consumer) == [2]
 
 
 def test_partial_fetch_does_not_end_wait(consumer):
-    consumer.says(fetch(1))
+    consumer.send(fetch(1))
     consumer.dispatch.partial_frame_received(fetch(2)[:2])
     assert answered(consumer) == []
 
@@ -390,52 +390,52 @@ def test_partial_fetch_does_not_end_wait(consumer):
 def test_reading_pauses_at_request_limit_and_no_request_is_lost(handlers):
     client = Client(max_requests=3)
     first = handlers.waits(b"m1")
-    client.says(other(b"m1"), other(b"m2"))
+    client.send(other(b"m1"), other(b"m2"))
     assert client.is_read
-    client.says(other(b"m3"), other(b"m4"))
+    client.send(other(b"m3"), other(b"m4"))
     assert not client.is_read
     first.callback(b"m1")
     assert client.is_read
-    assert len(client.hears()) == 4
+    assert len(client.receive()) == 4
     assert client.budget.used == 0
 
 
 def test_no_request_starts_while_peer_reads_slowly(client, handlers):
     client.dispatch.pause_writing(True)
-    client.says(other(b"m1"), produce(b"p2"))
+    client.send(other(b"m1"), produce(b"p2"))
     assert handlers.started == []
     client.dispatch.pause_writing(False)
-    assert client.hears() == [reply(b"m1"), reply(b"p2")]
+    assert client.receive() == [reply(b"m1"), reply(b"p2")]
 
 
 def test_running_request_is_answered_while_peer_reads_slowly(client, handlers):
     append = handlers.waits(b"p1")
-    client.says(produce(b"p1"), produce(b"p2"))
+    client.send(produce(b"p1"), produce(b"p2"))
     client.dispatch.pause_writing(True)
-    client.says(produce(b"p3"))
+    client.send(produce(b"p3"))
     append.callback(b"p1")
-    assert client.hears() == [reply(b"p1"), reply(b"p2")]
+    assert client.receive() == [reply(b"p1"), reply(b"p2")]
     assert not client.dispatch.is_idle
 
 
 def test_large_requests_behind_waiting_one_are_not_read(client, handlers):
     poll = handlers.waits(b"m1")
-    client.says(other(b"m1"))
-    client.says(other(b"m2"))
+    client.send(other(b"m1"))
+    client.send(other(b"m2"))
     assert client.is_read
-    client.says(bare(PRODUCE, 0, b"p3" + bytes(MAX_BYTES_BEHIND_WAITING_REQUEST), 3))
+    client.send(plain_frame(PRODUCE, 0, b"p3" + bytes(MAX_BYTES_BEHIND_WAITING_REQUEST), 3))
     assert not client.is_read
     poll.callback(b"m1")
     assert client.is_read
-    assert len(client.hears()) == 3
-    client.says(bare(PRODUCE, 0, b"p4" + bytes(MAX_BYTES_BEHIND_WAITING_REQUEST), 4))
+    assert len(client.receive()) == 3
+    client.send(plain_frame(PRODUCE, 0, b"p4" + bytes(MAX_BYTES_BEHIND_WAITING_REQUEST), 4))
     assert client.is_read
 
 
 def test_large_appends_behind_append_are_read(client, handlers):
     handlers.waits(b"p1")
-    client.says(produce(b"p1"))
-    client.says(bare(PRODUCE, 0, b"p2" + bytes(MAX_BYTES_BEHIND_WAITING_REQUEST), 2))
+    client.send(produce(b"p1"))
+    client.send(plain_frame(PRODUCE, 0, b"p2" + bytes(MAX_BYTES_BEHIND_WAITING_REQUEST), 2))
     assert client.is_read
 
 
@@ -444,28 +444,28 @@ def test_large_appends_behind_append_are_read(client, handlers):
 
 def test_disconnect_cancels_waiting_requests(client, handlers, caplog):
     handlers.waits(b"m1")
-    client.says(other(b"m1"), other(b"m2"))
-    client.goes()
+    client.send(other(b"m1"), other(b"m2"))
+    client.disconnect()
     assert handlers.cancelled == [b"m1"]
     assert handlers.started == [b"m1"]
-    assert (client.hears(), events(caplog)) == ([], [])
+    assert (client.receive(), events(caplog)) == ([], [])
     assert client.budget.used == 0
 
 
 def test_running_append_completes_and_counts_after_disconnect(client, handlers, caplog):
     append = handlers.waits(b"p1")
-    client.says(produce(b"p1"), other(b"m2"))
-    client.goes()
+    client.send(produce(b"p1"), other(b"m2"))
+    client.disconnect()
     assert client.budget.used == len(produce(b"p1"))
     append.callback(b"p1")
     assert client.budget.used == 0
-    assert (client.hears(), events(caplog)) == ([], [])
+    assert (client.receive(), events(caplog)) == ([], [])
 
 
 def test_append_that_fails_after_disconnect_is_logged(client, handlers, caplog):
     refused, broken = handlers.waits(b"p1"), handlers.waits(b"p2")
-    client.says(produce(b"p1"), produce(b"p2"))
-    client.goes()
+    client.send(produce(b"p1"), produce(b"p2"))
+    client.disconnect()
     refused.errback(Refused("not stored"))
     broken.errback(ZeroDivisionError())
     assert [event for event, _ in events(caplog)] == ["request failed after its connection closed"]
@@ -474,17 +474,17 @@ def test_append_that_fails_after_disconnect_is_logged(client, handlers, caplog):
 
 def test_disconnect_cancels_produce_before_its_appends(client, handlers):
     handlers.preparing[b"p1"] = Deferred()
-    client.says(produce(b"p1"), produce(b"p2"))
-    client.goes()
+    client.send(produce(b"p1"), produce(b"p2"))
+    client.disconnect()
     assert handlers.started == [b"p1"]
     assert client.budget.used == 0
 
 
 def test_second_close_has_no_effect(client, handlers):
     handlers.waits(b"m1")
-    client.says(other(b"m1"))
-    client.goes()
-    client.goes()
+    client.send(other(b"m1"))
+    client.disconnect()
+    client.disconnect()
     assert client.budget.used == 0
 
 
@@ -493,10 +493,10 @@ def test_second_close_has_no_effect(client, handlers):
 
 def test_refusal_logs_one_line_and_closes_connection(client, handlers, caplog):
     handlers.answers[b"m1"] = Refused("out of order")
-    client.says(other(b"m1"), other(b"m2"))
+    client.send(other(b"m1"), other(b"m2"))
     assert client.is_aborted
     assert handlers.started == [b"m1"]
-    assert client.hears() == []
+    assert client.receive() == []
     ((event, fields),) = events(caplog)
     assert event == "refused"
     assert fields == {
@@ -513,7 +513,7 @@ def test_refusal_logs_one_line_and_closes_connection(client, handlers, caplog):
 )
 def test_unexpected_failure_logs_traceback_and_closes_connection(client, handlers, caplog, failure):
     handlers.answers[b"m1"] = failure
-    client.says(other(b"m1"), other(b"m2"))
+    client.send(other(b"m1"), other(b"m2"))
     assert client.is_aborted
     assert handlers.started == [b"m1"]
     ((event, fields),) = events(caplog)
@@ -526,31 +526,31 @@ def test_reply_that_cannot_be_encoded_is_a_bug(client, handlers, caplog, monkeyp
         raise TypeError("no bytes")
 
     monkeypatch.setitem(ROUTES, (OTHER, 0), Route(OTHER, handlers.other, read, write, False))
-    client.says(other(b"m1"))
+    client.send(other(b"m1"))
     assert client.is_aborted
     assert [event for event, _ in events(caplog)] == ["request failed"]
 
 
 def test_failing_acks_0_request_closes_connection(client, handlers, caplog):
     append = handlers.waits(b"p1")
-    client.says(produce(b"p1"), produce(b"p2"))
+    client.send(produce(b"p1"), produce(b"p2"))
     append.errback(Refused("records sent with acks=0 were not stored: MESSAGE_TOO_LARGE"))
     assert client.is_aborted
-    assert client.hears() == []
-    client.goes()
+    assert client.receive() == []
+    client.disconnect()
     assert client.budget.used == 0
 
 
 def test_no_request_starts_after_failure(client, handlers):
     first, second = handlers.waits(b"p1"), handlers.waits(b"p2")
-    client.says(produce(b"p1"), produce(b"p2"), other(b"m3"))
+    client.send(produce(b"p1"), produce(b"p2"), other(b"m3"))
     first.errback(Refused("no"))
     second.callback(b"p2")
-    client.says(produce(b"p4"))
+    client.send(produce(b"p4"))
     client.dispatch.pause_writing(False)
     assert handlers.started == [b"p1", b"p2"]
-    assert client.hears() == []
-    client.goes()
+    assert client.receive() == []
+    client.disconnect()
     assert client.budget.used == 0
 
 
@@ -559,14 +559,14 @@ def test_no_request_starts_after_failure(client, handlers):
     [
         (b"", -1, -1, "header"),
         (b"\0\x03\0\0\0\0\0\x01", -1, -1, "header"),
-        (bare(OTHER, 0, b"unreadable"), OTHER, 0, "body"),
-        (bare(OTHER, 999, b"\0"), OTHER, 999, "unsupported API or version"),
-        (bare(4242, 0), 4242, 0, "unsupported API or version"),
-        (bare(-5, -5), -5, -5, "unsupported API or version"),
+        (plain_frame(OTHER, 0, b"unreadable"), OTHER, 0, "body"),
+        (plain_frame(OTHER, 999, b"\0"), OTHER, 999, "unsupported API or version"),
+        (plain_frame(4242, 0), 4242, 0, "unsupported API or version"),
+        (plain_frame(-5, -5), -5, -5, "unsupported API or version"),
     ],
 )
 def test_malformed_frame_is_refused(client, caplog, frame, api_key, version, reason):
-    client.says(frame)
+    client.send(frame)
     assert client.is_aborted
     ((event, fields),) = events(caplog)
     assert event == "refused"
@@ -575,8 +575,8 @@ def test_malformed_frame_is_refused(client, caplog, frame, api_key, version, rea
 
 
 def test_earlier_requests_are_answered_before_refusal(client, handlers):
-    client.says(other(b"m1"), bare(4242, 0))
-    assert client.hears() == [reply(b"m1")]
+    client.send(other(b"m1"), plain_frame(4242, 0))
+    assert client.receive() == [reply(b"m1")]
     assert client.is_aborted
 
 
@@ -608,7 +608,7 @@ class DispatchMachine(RuleBasedStateMachine):
         if waits:
             for body in bodies:
                 self.handlers.waits(body)
-        self.client.says(
+        self.client.send(
             *[produce(body) if body.startswith(b"p") else other(body) for body in bodies]
         )
 
@@ -632,12 +632,12 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule()
     def peer_disconnects(self):
-        self.client.goes()
+        self.client.disconnect()
         self.is_gone = True
 
     @invariant()
     def replies_are_in_order_of_requests(self):
-        self.heard += [frame[4:] for frame in self.client.hears()]
+        self.heard += [frame[4:] for frame in self.client.receive()]
         assert self.heard == self.sent[: len(self.heard)]
 
     @invariant()
@@ -689,30 +689,30 @@ def late(handlers, monkeypatch, seconds=5):
 def test_delayed_reply_after_timeout_is_dropped(handlers, client, monkeypatch):
     late(handlers, monkeypatch)
     stored = handlers.waits(b"p1")
-    client.says(produce(b"p1"), produce(b"p2"))
+    client.send(produce(b"p1"), produce(b"p2"))
     client.clock.advance(4.9)
-    assert client.hears() == []
+    assert client.receive() == []
     client.clock.advance(0.3)
-    assert [frame[4:] for frame in client.hears()] == [b"late", b"p2"]
+    assert [frame[4:] for frame in client.receive()] == [b"late", b"p2"]
     assert client.dispatch.is_idle
     stored.callback(b"p1")
-    assert (client.hears(), client.dispatch.is_idle, client.budget.used) == ([], True, 0)
+    assert (client.receive(), client.dispatch.is_idle, client.budget.used) == ([], True, 0)
 
 
 def test_reply_in_time_cancels_its_timeout(handlers, client, monkeypatch):
     late(handlers, monkeypatch)
     stored = handlers.waits(b"p1")
-    client.says(produce(b"p1"))
+    client.send(produce(b"p1"))
     stored.callback(b"p1")
     client.clock.advance(10)
-    assert [frame[4:] for frame in client.hears()] == [b"p1"]
+    assert [frame[4:] for frame in client.receive()] == [b"p1"]
 
 
 def test_append_after_disconnect_releases_bytes_when_stored(handlers, client, monkeypatch):
     late(handlers, monkeypatch)
     stored = handlers.waits(b"p1")
-    client.says(produce(b"p1"))
-    client.goes()
+    client.send(produce(b"p1"))
+    client.disconnect()
     client.clock.advance(10)
     assert client.budget.used > 0
     stored.callback(b"p1")

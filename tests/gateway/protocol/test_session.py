@@ -16,7 +16,7 @@ from auth.mechanism import AuthenticationBusy
 from gateway.protocol.session import TRANSITIONS, LoginSession, LoginState
 from tests.fakes.connection import (
     Client,
-    Scripted,
+    ScriptedMechanism,
     authenticate,
     events,
     handshake,
@@ -28,11 +28,13 @@ HANDSHAKE_VERSIONS = [0, 1]
 
 
 def plain(**more):
-    return Scripted("PLAIN", {b"\0alice\0secret": b""}, **more)
+    return ScriptedMechanism("PLAIN", {b"\0alice\0secret": b""}, **more)
 
 
 def in_two_steps():
-    return Scripted("SCRAM", {b"client-first": b"server-first", b"client-final": b"server-final"})
+    return ScriptedMechanism(
+        "SCRAM", {b"client-first": b"server-first", b"client-final": b"server-final"}
+    )
 
 
 def a_request(correlation_id=9):
@@ -71,24 +73,24 @@ def test_session_without_mechanisms_is_ready():
 def test_api_versions_may_be_repeated_before_login(version):
     client = Client([plain()])
     for _ in range(3):
-        client.says(versions(version))
-        (reply,) = client.hears()
+        client.send(versions(version))
+        (reply,) = client.receive()
         error_code, served = versions_reply(reply, version)
         assert error_code == 0
         assert served[18] == (0, 4)
-    client.says(handshake("PLAIN", 1))
-    assert handshake_reply(client.hears()[0], 1) == (0, ["PLAIN"])
+    client.send(handshake("PLAIN", 1))
+    assert handshake_reply(client.receive()[0], 1) == (0, ["PLAIN"])
 
 
 @pytest.mark.parametrize("version", [5, 6, 99, 32767])
 def test_unknown_api_versions_version_is_answered_as_v0(version):
     client = Client([plain()])
-    client.says(versions(version))
-    error_code, served = versions_reply(client.hears()[0], 0)
+    client.send(versions(version))
+    error_code, served = versions_reply(client.receive()[0], 0)
     assert error_code == 35
     assert served[18] == (0, 4)
-    client.says(versions(4))
-    assert versions_reply(client.hears()[0], 4)[0] == 0
+    client.send(versions(4))
+    assert versions_reply(client.receive()[0], 4)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -96,8 +98,8 @@ def test_unknown_api_versions_version_is_answered_as_v0(version):
 )
 def test_request_before_handshake_closes_connection(early, caplog):
     client = Client([plain()])
-    client.says(early)
-    assert client.hears() == []
+    client.send(early)
+    assert client.receive() == []
     assert client.is_aborted
     ((event, fields),) = events(caplog)
     assert event == "refused"
@@ -118,7 +120,7 @@ def test_request_before_handshake_closes_connection(early, caplog):
 )
 def test_raw_gssapi_token_is_reported_as_such(token, caplog):
     client = Client([plain()])
-    client.says(token)
+    client.send(token)
     assert client.is_aborted
     ((event, fields),) = events(caplog)
     assert event == "refused"
@@ -128,11 +130,11 @@ def test_raw_gssapi_token_is_reported_as_such(token, caplog):
 @pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
 def test_unknown_mechanism_gets_list_and_closes_connection(version):
     client = Client([plain(), in_two_steps()])
-    client.says(handshake("GSSAPI", version))
-    assert handshake_reply(client.hears()[0], version) == (33, ["PLAIN", "SCRAM"])
+    client.send(handshake("GSSAPI", version))
+    assert handshake_reply(client.receive()[0], version) == (33, ["PLAIN", "SCRAM"])
     assert client.closed_after_ms == [100]
-    client.says(handshake("PLAIN", version), versions())
-    assert client.hears() == []
+    client.send(handshake("PLAIN", version), versions())
+    assert client.receive() == []
 
 
 # raw tokens
@@ -141,21 +143,21 @@ def test_unknown_mechanism_gets_list_and_closes_connection(version):
 def test_tokens_are_raw_after_handshake_v0():
     mechanism = plain()
     client = Client([mechanism])
-    client.says(handshake("PLAIN", 0))
-    assert handshake_reply(client.hears()[0], 0) == (0, ["PLAIN"])
-    client.says(b"\0alice\0secret")
-    assert client.hears() == [b""]
+    client.send(handshake("PLAIN", 0))
+    assert handshake_reply(client.receive()[0], 0) == (0, ["PLAIN"])
+    client.send(b"\0alice\0secret")
+    assert client.receive() == [b""]
     assert mechanism.seen == [b"\0alice\0secret"]
     assert str(client.session.principal) == "User:alice"
 
 
 def test_raw_tokens_are_exchanged_until_login_completes():
     client = Client([in_two_steps()])
-    client.says(handshake("SCRAM", 0), b"client-first")
-    assert client.hears()[1:] == [b"server-first"]
+    client.send(handshake("SCRAM", 0), b"client-first")
+    assert client.receive()[1:] == [b"server-first"]
     assert not client.session.is_ready
-    client.says(b"client-final")
-    assert client.hears() == [b"server-final"]
+    client.send(b"client-final")
+    assert client.receive() == [b"server-final"]
     assert client.session.is_ready
 
 
@@ -165,19 +167,19 @@ def test_raw_tokens_are_exchanged_until_login_completes():
     ids=["empty", "gssapi", "ApiVersions", "SaslAuthenticate"],
 )
 def test_raw_token_is_passed_to_mechanism_unread(token):
-    mechanism = Scripted("PLAIN", {token: b"welcome"})
+    mechanism = ScriptedMechanism("PLAIN", {token: b"welcome"})
     client = Client([mechanism])
-    client.says(handshake("PLAIN", 0), token)
-    assert client.hears()[1:] == [b"welcome"]
+    client.send(handshake("PLAIN", 0), token)
+    assert client.receive()[1:] == [b"welcome"]
     assert mechanism.seen == [token]
 
 
 def test_failed_raw_token_closes_connection_after_delay(caplog):
     client = Client([plain()])
-    client.says(handshake("PLAIN", 0))
-    client.hears()
-    client.says(b"\0alice\0guess", b"\0alice\0secret")
-    assert client.hears() == []
+    client.send(handshake("PLAIN", 0))
+    client.receive()
+    client.send(b"\0alice\0guess", b"\0alice\0secret")
+    assert client.receive() == []
     assert client.closed_after_ms == [100]
     assert not client.session.is_ready
     ((event, fields),) = events(caplog)
@@ -192,10 +194,10 @@ def test_failed_raw_token_closes_connection_after_delay(caplog):
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_tokens_are_requests_after_handshake_v1(version):
     client = Client([plain(lifetime_ms=3_600_000)])
-    client.says(handshake("PLAIN", 1))
-    client.hears()
-    client.says(authenticate(b"\0alice\0secret", version))
-    (reply,) = client.hears()
+    client.send(handshake("PLAIN", 1))
+    client.receive()
+    client.send(authenticate(b"\0alice\0secret", version))
+    (reply,) = client.receive()
     assert authenticate_reply(reply, version) == (0, None, b"")
     assert client.session.is_ready
     if version >= 1:
@@ -209,8 +211,8 @@ def test_tokens_are_requests_after_handshake_v1(version):
 
 def test_login_may_take_several_authenticate_requests():
     client = Client([in_two_steps()])
-    client.says(handshake("SCRAM", 1), authenticate(b"client-first"), authenticate(b"client-final"))
-    replies = client.hears()[1:]
+    client.send(handshake("SCRAM", 1), authenticate(b"client-first"), authenticate(b"client-final"))
+    replies = client.receive()[1:]
     assert [authenticate_reply(reply) for reply in replies] == [
         (0, None, b"server-first"),
         (0, None, b"server-final"),
@@ -219,10 +221,10 @@ def test_login_may_take_several_authenticate_requests():
 
 def test_failed_token_gets_error_and_closes_connection_after_delay(caplog):
     client = Client([plain()])
-    client.says(handshake("PLAIN", 1))
-    client.hears()
-    client.says(authenticate(b"\0alice\0guess"), authenticate(b"\0alice\0secret"), a_request())
-    (reply,) = client.hears()
+    client.send(handshake("PLAIN", 1))
+    client.receive()
+    client.send(authenticate(b"\0alice\0guess"), authenticate(b"\0alice\0secret"), a_request())
+    (reply,) = client.receive()
     error_code, message, _ = authenticate_reply(reply)
     assert error_code == 58
     assert "wrong user name or password" in message
@@ -237,10 +239,10 @@ def test_failed_token_gets_error_and_closes_connection_after_delay(caplog):
 )
 def test_only_authenticate_is_allowed_after_handshake_v1(early):
     client = Client([plain()])
-    client.says(handshake("PLAIN", 1))
-    client.hears()
-    client.says(early, authenticate(b"\0alice\0secret"))
-    assert client.hears() == []
+    client.send(handshake("PLAIN", 1))
+    client.receive()
+    client.send(early, authenticate(b"\0alice\0secret"))
+    assert client.receive() == []
     assert client.is_aborted
     assert not client.session.is_ready
 
@@ -254,7 +256,7 @@ def test_mechanisms_serve_both_handshake_versions(version):
     for _ in range(2):
         client = Client([mechanism])
         token = b"\0alice\0secret"
-        client.says(handshake("PLAIN", version), authenticate(token) if version else token)
+        client.send(handshake("PLAIN", version), authenticate(token) if version else token)
         assert client.session.is_ready
     assert mechanism.begun == 2
     assert mechanism.seen == [token, token]
@@ -263,12 +265,16 @@ def test_mechanisms_serve_both_handshake_versions(version):
 @pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
 def test_too_many_concurrent_logins_close_connection_without_reply(version, caplog):
     client = Client(
-        [Scripted("PLAIN", {b"token": AuthenticationBusy("too many password checks are waiting")})]
+        [
+            ScriptedMechanism(
+                "PLAIN", {b"token": AuthenticationBusy("too many password checks are waiting")}
+            )
+        ]
     )
-    client.says(handshake("PLAIN", version))
-    client.hears()
-    client.says(authenticate(b"token") if version else b"token")
-    assert client.hears() == []
+    client.send(handshake("PLAIN", version))
+    client.receive()
+    client.send(authenticate(b"token") if version else b"token")
+    assert client.receive() == []
     assert client.is_aborted
     assert [fields["reason"] for _, fields in events(caplog)] == [
         "too many password checks are waiting"
@@ -278,15 +284,15 @@ def test_too_many_concurrent_logins_close_connection_without_reply(version, capl
 @pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
 def test_requests_behind_token_wait_for_login(version):
     checked = Deferred()
-    client = Client([Scripted("PLAIN", {b"token": checked})])
-    client.says(
+    client = Client([ScriptedMechanism("PLAIN", {b"token": checked})])
+    client.send(
         handshake("PLAIN", version),
         authenticate(b"token") if version else b"token",
         versions(correlation_id=77),
     )
-    assert len(client.hears()) == 1
+    assert len(client.receive()) == 1
     checked.callback(b"welcome")
-    _, after = client.hears()
+    _, after = client.receive()
     assert after[:4] == b"\0\0\0\x4d"
 
 
@@ -294,11 +300,11 @@ def test_requests_behind_token_wait_for_login(version):
 def test_disconnect_cancels_login(version, caplog):
     cancelled = []
     checked = Deferred(cancelled.append)
-    client = Client([Scripted("PLAIN", {b"token": checked})])
-    client.says(
+    client = Client([ScriptedMechanism("PLAIN", {b"token": checked})])
+    client.send(
         handshake("PLAIN", version), authenticate(b"token") if version else b"token", a_request()
     )
-    client.goes()
+    client.disconnect()
     assert cancelled == [checked]
     assert events(caplog) == []
     assert client.budget.used == 0
@@ -307,11 +313,11 @@ def test_disconnect_cancels_login(version, caplog):
 
 @pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
 def test_unexpected_mechanism_failure_closes_connection(version, caplog):
-    client = Client([Scripted("PLAIN", {b"token": ZeroDivisionError()})])
-    client.says(
+    client = Client([ScriptedMechanism("PLAIN", {b"token": ZeroDivisionError()})])
+    client.send(
         handshake("PLAIN", version), authenticate(b"token") if version else b"token", a_request()
     )
-    assert len(client.hears()) == 1
+    assert len(client.receive()) == 1
     assert client.is_aborted
     assert [event for event, _ in events(caplog)] == ["request failed"]
     assert not client.session.is_ready
@@ -359,8 +365,8 @@ def test_any_frame_before_login_gets_one_reply_or_closes_connection(caplog, fram
     for frame in frames:
         if client.session.is_ready or client.session.is_closed:
             break
-        client.says(frame)
-        assert len(client.hears()) == 1 or client.is_aborted or client.closed_after_ms
+        client.send(frame)
+        assert len(client.receive()) == 1 or client.is_aborted or client.closed_after_ms
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -372,20 +378,20 @@ def test_handshake_on_listener_without_sasl_is_answered_as_by_kafka(version):
     # KafkaApis.handleSaslHandshakeRequest: ILLEGAL_SASL_STATE and no mechanisms; the connection
     # stays open.
     client = Client()
-    client.says(handshake("PLAIN", version))
-    assert handshake_reply(client.hears()[0], version) == (34, [])
-    client.says(authenticate(b"\0alice\0secret"))
-    assert authenticate_reply(client.hears()[0])[0] == 34
-    client.says(versions())
-    assert versions_reply(client.hears()[0], 0)[0] == 0
+    client.send(handshake("PLAIN", version))
+    assert handshake_reply(client.receive()[0], version) == (34, [])
+    client.send(authenticate(b"\0alice\0secret"))
+    assert authenticate_reply(client.receive()[0])[0] == 34
+    client.send(versions())
+    assert versions_reply(client.receive()[0], 0)[0] == 0
     assert not client.is_aborted
 
 
 def test_api_versions_is_allowed_after_login():
     # The Java client since 1.0 uses version 0 before the login and its own after it.
     client = Client([plain()])
-    client.says(versions(), handshake("PLAIN", 1), authenticate(b"\0alice\0secret"), versions(4))
-    assert versions_reply(client.hears()[-1], 4)[0] == 0
+    client.send(versions(), handshake("PLAIN", 1), authenticate(b"\0alice\0secret"), versions(4))
+    assert versions_reply(client.receive()[-1], 4)[0] == 0
 
 
 # the table

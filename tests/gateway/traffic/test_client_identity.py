@@ -7,20 +7,20 @@ import pytest
 from auth.mechanism import AuthenticationBusy, AuthenticationFailed
 from gateway.protocol.wire.api_keys import ApiKey
 from tests.fakes.broker import NOW
-from tests.fakes.connection import Scripted, authenticate, bare, handshake, versions
-from tests.fakes.traffic import INTERVAL, Scene
+from tests.fakes.connection import ScriptedMechanism, authenticate, handshake, plain_frame, versions
+from tests.fakes.traffic import INTERVAL, TrafficScenario
 
-METADATA_OF_ALL_V0 = bare(ApiKey.METADATA, 0, b"\0\0\0\0")
+METADATA_OF_ALL_V0 = plain_frame(ApiKey.METADATA, 0, b"\0\0\0\0")
 
 
 def header(api_key, version, client_id):
     name = client_id.encode()
-    return bare(api_key, version)[:8] + len(name).to_bytes(2, "big") + name
+    return plain_frame(api_key, version)[:8] + len(name).to_bytes(2, "big") + name
 
 
 def test_opened_row_has_peer():
-    scene = Scene()
-    scene.connects()
+    scene = TrafficScenario()
+    scene.connect()
     assert scene.event("opened") == {
         "kind": "connection",
         "v": 1,
@@ -41,11 +41,11 @@ def test_opened_row_has_peer():
 
 
 def test_greeted_row_has_software_of_client():
-    scene = Scene()
-    client = scene.connects()
-    client.says(versions(3))
+    scene = TrafficScenario()
+    client = scene.connect()
+    client.send(versions(3))
     assert scene.rows("connection", event="greeted") == []
-    client.says(METADATA_OF_ALL_V0, METADATA_OF_ALL_V0)
+    client.send(METADATA_OF_ALL_V0, METADATA_OF_ALL_V0)
     greeted = scene.event("greeted")
     assert (greeted["software"], greeted["software_version"], greeted["api_versions"]) == (
         "test",
@@ -57,33 +57,33 @@ def test_greeted_row_has_software_of_client():
 
 
 def test_client_without_api_versions_has_none():
-    scene = Scene()
-    scene.connects().says(METADATA_OF_ALL_V0)
+    scene = TrafficScenario()
+    scene.connect().send(METADATA_OF_ALL_V0)
     assert {"software", "api_versions", "api_versions_refused", "client_ids"} & set(
         scene.event("greeted")
     ) == set()
 
 
 def test_unsupported_first_api_versions_is_recorded():
-    scene = Scene()
-    client = scene.connects()
-    client.says(versions(5))
-    client.says(versions(4))
-    client.says(METADATA_OF_ALL_V0)
+    scene = TrafficScenario()
+    client = scene.connect()
+    client.send(versions(5))
+    client.send(versions(4))
+    client.send(METADATA_OF_ALL_V0)
     greeted = scene.event("greeted")
     assert (greeted["api_versions"], greeted["api_versions_refused"]) == (5, True)
-    scene.leaves(client)
+    scene.disconnect(client)
     assert scene.usage(api_key=18, api_version=5)["errors"] == {"35": 1}
     assert "errors" not in scene.usage(api_key=18, api_version=4)
 
 
 def test_closed_row_has_first_requests_and_highest_versions():
-    scene = Scene()
-    client = scene.connects()
-    client.says(versions(0), METADATA_OF_ALL_V0, versions(2), *[METADATA_OF_ALL_V0] * 20)
+    scene = TrafficScenario()
+    client = scene.connect()
+    client.send(versions(0), METADATA_OF_ALL_V0, versions(2), *[METADATA_OF_ALL_V0] * 20)
     client.run_reactor()
     scene.env.clock.advance(3)
-    scene.leaves(client)
+    scene.disconnect(client)
     closed = scene.event("closed")
     assert closed["first_requests"] == ["18:0", "3:0", "18:2", *["3:0"] * 13]
     assert closed["highest"] == {"3": 0, "18": 2}
@@ -92,28 +92,28 @@ def test_closed_row_has_first_requests_and_highest_versions():
 
 
 def test_usage_row_has_last_client_id_connection_row_up_to_8():
-    scene = Scene()
-    client = scene.connects()
-    client.says(
+    scene = TrafficScenario()
+    client = scene.connect()
+    client.send(
         *(header(ApiKey.METADATA, 0, f"app-{number}") + b"\0\0\0\0" for number in [*range(12), 0])
     )
-    scene.leaves(client)
+    scene.disconnect(client)
     assert scene.event("closed")["client_ids"] == [f"app-{number}" for number in range(8)]
     assert scene.usage(api_key=3)["client_id"] == "app-0"
 
 
 def test_sasl_path_tells_bare_tokens_from_requests():
     for version, tokens in [(0, [b"token"]), (1, [authenticate(b"token")])]:
-        scene = Scene()
-        client = scene.connects(
-            [Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT"
+        scene = TrafficScenario()
+        client = scene.connect(
+            [ScriptedMechanism("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT"
         )
-        client.says(handshake("PLAIN", version), *tokens)
+        client.send(handshake("PLAIN", version), *tokens)
         told = scene.event("authenticated")
         road = ["handshake-v0-bare", "handshake-v1"][version]
         assert (told["road"], told["mechanism"], told["principal"]) == (road, "PLAIN", "User:alice")
         assert "principal" not in scene.event("opened")
-        scene.leaves(client)
+        scene.disconnect(client)
         assert scene.event("closed")["principal"] == "User:alice"
 
 
@@ -122,23 +122,27 @@ def test_sasl_path_tells_bare_tokens_from_requests():
 )
 def test_interval_during_authentication_defers_rows(version, tokens):
     """Else its rows would belong to nobody. They are told as soon as it is over: no crash loses more of them than of others."""
-    scene = Scene()
+    scene = TrafficScenario()
     scene.log.start()
-    client = scene.connects([Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT")
-    client.says(handshake("PLAIN", version))
+    client = scene.connect(
+        [ScriptedMechanism("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT"
+    )
+    client.send(handshake("PLAIN", version))
     scene.env.clock.pump([1] * INTERVAL)
     assert scene.rows("usage") == []
-    client.says(*tokens)
+    client.send(*tokens)
     (told,) = scene.rows("usage")
     assert (told["api_key"], told["principal"], told["requests"]) == (17, "User:alice", 1)
     assert told["sequence"] == scene.event("authenticated")["sequence"] + 1
 
 
 def test_authentication_within_interval_is_in_first_rows():
-    scene = Scene()
+    scene = TrafficScenario()
     scene.log.start()
-    client = scene.connects([Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT")
-    client.says(handshake("PLAIN", 1), authenticate(b"token"), METADATA_OF_ALL_V0)
+    client = scene.connect(
+        [ScriptedMechanism("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT"
+    )
+    client.send(handshake("PLAIN", 1), authenticate(b"token"), METADATA_OF_ALL_V0)
     assert scene.rows("usage") == []
     scene.env.clock.pump([1] * INTERVAL)
     told = {row["api_key"]: (row["principal"], row["requests"]) for row in scene.rows("usage")}
@@ -147,10 +151,10 @@ def test_authentication_within_interval_is_in_first_rows():
 
 def test_failed_authentication_is_close_reason_without_principal():
     for version, tokens in [(0, [b"wrong"]), (1, [authenticate(b"wrong")])]:
-        scene = Scene()
-        client = scene.connects([Scripted("PLAIN", {b"token": AuthenticationFailed("no")})])
-        client.says(handshake("PLAIN", version), *tokens)
-        scene.leaves(client)
+        scene = TrafficScenario()
+        client = scene.connect([ScriptedMechanism("PLAIN", {b"token": AuthenticationFailed("no")})])
+        client.send(handshake("PLAIN", version), *tokens)
+        scene.disconnect(client)
         closed = scene.event("closed")
         assert closed["reason"] == "error:login"
         assert "principal" not in closed
@@ -162,34 +166,34 @@ def test_failed_authentication_is_close_reason_without_principal():
 )
 def test_unavailable_authentication_is_not_client_error(failure, reason):
     for version, tokens in [(0, [b"token"]), (1, [authenticate(b"token")])]:
-        scene = Scene()
-        client = scene.connects([Scripted("PLAIN", {b"token": failure})])
-        client.says(handshake("PLAIN", version), *tokens)
+        scene = TrafficScenario()
+        client = scene.connect([ScriptedMechanism("PLAIN", {b"token": failure})])
+        client.send(handshake("PLAIN", version), *tokens)
         assert client.is_aborted
-        scene.leaves(client)
+        scene.disconnect(client)
         assert scene.event("closed")["reason"] == reason
 
 
 def test_invalid_mechanism_is_not_recorded():
-    scene = Scene()
-    client = scene.connects([Scripted("PLAIN", {b"token": b""})])
-    client.says(handshake("my password", 1))
-    scene.leaves(client)
+    scene = TrafficScenario()
+    client = scene.connect([ScriptedMechanism("PLAIN", {b"token": b""})])
+    client.send(handshake("my password", 1))
+    scene.disconnect(client)
     assert "mechanism" not in scene.event("closed")
     assert scene.event("closed")["reason"] == "error:mechanism"
-    asked = Scene()
-    client = asked.connects([Scripted("PLAIN", {b"token": b""})])
-    client.says(handshake("GSSAPI", 1))
-    asked.leaves(client)
+    asked = TrafficScenario()
+    client = asked.connect([ScriptedMechanism("PLAIN", {b"token": b""})])
+    client.send(handshake("GSSAPI", 1))
+    asked.disconnect(client)
     assert asked.event("closed")["mechanism"] == "GSSAPI"
 
 
 def test_bare_gssapi_token_is_recorded_as_mechanism():
-    scene = Scene()
-    client = scene.connects([Scripted("PLAIN", {b"token": b""})], protocol="SASL_PLAINTEXT")
-    client.says(b"\x60\x82\x02\x4b" + bytes(600))
+    scene = TrafficScenario()
+    client = scene.connect([ScriptedMechanism("PLAIN", {b"token": b""})], protocol="SASL_PLAINTEXT")
+    client.send(b"\x60\x82\x02\x4b" + bytes(600))
     assert client.is_aborted
-    scene.leaves(client)
+    scene.disconnect(client)
     closed = scene.event("closed")
     assert (closed["mechanism"], closed["road"], closed["reason"]) == (
         "GSSAPI",
@@ -201,10 +205,10 @@ def test_bare_gssapi_token_is_recorded_as_mechanism():
 
 
 def test_non_kafka_bytes_are_refused_and_unsupported_request_is_recorded():
-    scene = Scene()
-    client = scene.connects()
-    client.says(bare(ApiKey.FETCH, 99, b"\0"))
-    scene.leaves(client)
+    scene = TrafficScenario()
+    client = scene.connect()
+    client.send(plain_frame(ApiKey.FETCH, 99, b"\0"))
+    scene.disconnect(client)
     closed = scene.event("closed")
     assert (closed["reason"], closed["highest"], closed["first_requests"]) == (
         "error:refused",
@@ -226,14 +230,14 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_client_names_are_bounded_and_escaped(name):
-    scene = Scene()
-    client = scene.connects()
-    client.says(header(ApiKey.METADATA, 0, name) + b"\0\0\0\0")
+    scene = TrafficScenario()
+    client = scene.connect()
+    client.send(header(ApiKey.METADATA, 0, name) + b"\0\0\0\0")
     scene.recorder.software_announced(name, name)
     scene.recorder.group_named(name)
     scene.recorder.topic_accessed(ApiKey.OFFSET_FETCH, 1, name, [3], name)
     scene.recorder.habit_seen("protocols", [name] * 99)
-    scene.leaves(client)
+    scene.disconnect(client)
     closed, used = scene.event("closed"), scene.usage(api_key=9)
     told = [
         closed["client_ids"][0],
@@ -249,33 +253,35 @@ def test_client_names_are_bounded_and_escaped(name):
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"\xed\xa0\x80", b"\xc0\x80", b"ok\x80"])
 def test_client_id_that_is_not_utf_8_is_refused_and_not_recorded(name):
-    scene = Scene()
-    client = scene.connects()
-    client.says(bare(ApiKey.METADATA, 0)[:8] + len(name).to_bytes(2, "big") + name + b"\0\0\0\0")
+    scene = TrafficScenario()
+    client = scene.connect()
+    client.send(
+        plain_frame(ApiKey.METADATA, 0)[:8] + len(name).to_bytes(2, "big") + name + b"\0\0\0\0"
+    )
     assert client.is_aborted
-    scene.leaves(client)
+    scene.disconnect(client)
     assert scene.event("closed")["reason"] == "error:refused"
     assert "client_ids" not in scene.event("closed")
 
 
 def test_names_of_connections_are_bounded():
-    scene = Scene(max_keys=5, max_rows=20)
-    client = scene.connects()
+    scene = TrafficScenario(max_keys=5, max_rows=20)
+    client = scene.connect()
     recorder = scene.recorder
     for number in range(10_000):
         recorder.software_announced(f"library-{number}", "1")
         recorder.topic_accessed(ApiKey.OFFSET_FETCH, 1, f"t{number}", [number % 3], f"g{number}")
-    client.says(
+    client.send(
         *(header(ApiKey.METADATA, 0, f"app-{number}") + b"\0\0\0\0" for number in range(100))
     )
-    scene.leaves(client)
+    scene.disconnect(client)
     assert len(scene.rows("usage")) == 5 + 1 + 1
     assert scene.event("closed")["software"] == "library-0"
     assert len(scene.event("closed")["client_ids"]) == 8
     assert len(scene.event("closed")["first_requests"]) == 16
     many = []
     for number in range(200):
-        scene.connects()
+        scene.connect()
         scene.recorder.topic_accessed(ApiKey.OFFSET_FETCH, 1, f"t{number}")
         many.append(scene.recorder)
     before = len(scene.kept.rows)

@@ -19,7 +19,7 @@ from gateway.protocol.wire.fetch_codec import FetchRequest as FetchAsked
 from gateway.protocol.wire.fetch_codec import FetchResponse, PartitionFetched
 from tests.fakes.broker import NOW, ended
 from tests.fakes.connection import request
-from tests.fakes.traffic import INTERVAL, Scene
+from tests.fakes.traffic import INTERVAL, TrafficScenario
 from tests.gateway.handlers.group_requests import join_request
 from tests.gateway.sets import batch, old_set
 
@@ -28,7 +28,7 @@ UNKNOWN_TOPIC = 3
 
 @pytest.fixture
 def scene():
-    scene = Scene()
+    scene = TrafficScenario()
     scene.env.topic("orders", 2)
     return scene
 
@@ -69,10 +69,10 @@ def test_produce_is_counted_in_total_and_by_topic(scene):
     scene.env.topic("bills")
     first, second, third = batch(3), batch(20, codec=1), batch(1)
     frame = request(producing(7, {"orders": [first, second], "bills": [third]}))
-    client = scene.connects()
-    client.says(frame)
-    (reply,) = client.hears()
-    scene.leaves(client)
+    client = scene.connect()
+    client.send(frame)
+    (reply,) = client.receive()
+    scene.disconnect(client)
     whole = scene.usage(api_key=0, topic=None)
     assert (whole["api_version"], whole["requests"]) == (7, 1)
     assert (whole["bytes_in"], whole["bytes_out"]) == (len(frame) + 4, len(reply) + 4)
@@ -88,12 +88,12 @@ def test_produce_is_counted_in_total_and_by_topic(scene):
 
 
 def test_message_sets_are_counted_by_format_and_codec(scene):
-    client = scene.connects()
-    client.says(
+    client = scene.connect()
+    client.send(
         request(producing(1, {"orders": [old_set(3, magic=0)]})),
         request(producing(2, {"orders": [old_set(4, magic=1, codec=2)]})),
     )
-    scene.leaves(client)
+    scene.disconnect(client)
     oldest, old = (
         scene.usage(api_key=0, api_version=version, topic="orders") for version in (1, 2)
     )
@@ -104,9 +104,9 @@ def test_message_sets_are_counted_by_format_and_codec(scene):
 def test_rejected_records_count_only_as_error_of_topic(scene):
     bad = bytearray(batch(3))
     bad[-1] ^= 1
-    client = scene.connects()
-    client.says(request(producing(7, {"orders": [bad], "nowhere": [batch(1)]})))
-    scene.leaves(client)
+    client = scene.connect()
+    client.send(request(producing(7, {"orders": [bad], "nowhere": [batch(1)]})))
+    scene.disconnect(client)
     orders, nowhere = (
         scene.usage(api_key=0, topic="orders"),
         scene.usage(api_key=0, topic="nowhere"),
@@ -117,9 +117,9 @@ def test_rejected_records_count_only_as_error_of_topic(scene):
 
 def test_fetch_of_stored_records_counts_no_conversion(scene):
     stored = batch(5, codec=1)
-    client = scene.connects()
-    client.says(request(producing(7, {"orders": [stored]})), request(fetching(4)))
-    scene.leaves(client)
+    client = scene.connect()
+    client.send(request(producing(7, {"orders": [stored]})), request(fetching(4)))
+    scene.disconnect(client)
     told = scene.usage(api_key=1, topic="orders")
     assert (told["records"], told["bytes_out"], told["magic_out"], told["codec_out"]) == (
         5,
@@ -132,11 +132,11 @@ def test_fetch_of_stored_records_counts_no_conversion(scene):
 
 def test_fetch_by_old_consumer_counts_conversion(scene):
     stored = batch(5)
-    client = scene.connects()
-    client.says(
+    client = scene.connect()
+    client.send(
         request(producing(7, {"orders": [stored]})), request(fetching(1)), request(fetching(1))
     )
-    scene.leaves(client)
+    scene.disconnect(client)
     told = scene.usage(api_key=1, api_version=1, topic="orders")
     assert (told["conversions"], told["converted_records"], told["converted_bytes"]) == (
         2,
@@ -149,12 +149,12 @@ def test_fetch_by_old_consumer_counts_conversion(scene):
 
 
 def test_conversion_on_append_is_counted_for_producer():
-    scene = Scene()
+    scene = TrafficScenario()
     scene.env.topic("kept", entry_format="kafka")
     sent = old_set(4, magic=1)
-    client = scene.connects()
-    client.says(request(producing(2, {"kept": [sent]})))
-    scene.leaves(client)
+    client = scene.connect()
+    client.send(request(producing(2, {"kept": [sent]})))
+    scene.disconnect(client)
     told = scene.usage(api_key=0, topic="kept")
     assert (told["conversions"], told["converted_records"], told["converted_bytes"]) == (
         1,
@@ -174,14 +174,14 @@ def conversions_of_7_us(monkeypatch):
 
 @pytest.mark.usefixtures("conversions_of_7_us")
 def test_first_fetcher_is_charged_for_conversion(scene):
-    clients = [scene.connects()]
-    clients[0].says(request(producing(7, {"orders": [batch(5)]})))
+    clients = [scene.connect()]
+    clients[0].send(request(producing(7, {"orders": [batch(5)]})))
     recorders = [scene.recorder]
-    clients.append(scene.connects())
+    clients.append(scene.connect())
     recorders.append(scene.recorder)
     told = []
     for client, recorder in zip(clients, recorders, strict=True):
-        client.says(request(fetching(1)))
+        client.send(request(fetching(1)))
         told += [
             row
             for row in recorder.take_usage_rows()
@@ -193,20 +193,20 @@ def test_first_fetcher_is_charged_for_conversion(scene):
 @pytest.mark.usefixtures("conversions_of_7_us")
 def test_producer_is_charged_for_each_conversion(scene):
     scene.env.topic("kept", entry_format="kafka")
-    client = scene.connects()
+    client = scene.connect()
     for records in (old_set(4, magic=1), old_set(4, magic=1), batch(4)):
-        client.says(
+        client.send(
             request(
                 producing(7 if records[16] == 2 else 2, {"kept": [records], "orders": [records]})
             )
         )
-    scene.leaves(client)
+    scene.disconnect(client)
     assert scene.usage(api_key=0, api_version=2, topic="kept")["conversion_cpu_us"] == 2 * 7
     assert [row["topic"] for row in scene.rows("usage") if row.get("conversion_cpu_us")] == ["kept"]
 
 
 def test_fetch_errors_are_counted_by_topic_session_errors_in_total(scene):
-    client = scene.connects()
+    client = scene.connect()
     lost = FetchRequest(
         version=7,
         max_wait_ms=0,
@@ -217,8 +217,8 @@ def test_fetch_errors_are_counted_by_topic_session_errors_in_total(scene):
         topics=[],
         forgotten_topics_data=[],
     )
-    client.says(request(fetching(4, offset=77)), request(lost))
-    scene.leaves(client)
+    client.send(request(fetching(4, offset=77)), request(lost))
+    scene.disconnect(client)
     assert scene.usage(api_key=1, topic="orders")["errors"] == {"1": 1}
     assert scene.usage(api_key=1, api_version=7, topic=None)["errors"] == {"70": 1}
 
@@ -236,12 +236,12 @@ def test_topic_given_by_id_is_recorded_by_name(scene):
 
 
 def _someone(scene):
-    scene.connects()
+    scene.connect()
     return scene.recorder._peer, scene.recorder._session
 
 
 def test_group_requests_are_recorded_with_group(scene):
-    client = scene.connects()
+    client = scene.connect()
     commit = OffsetCommitRequest(
         version=2,
         group_id="g",
@@ -265,10 +265,10 @@ def test_group_requests_are_recorded_with_group(scene):
         group_id="g",
         topics=[OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])],
     )
-    client.says(request(commit))
-    client.says(request(asked))
+    client.send(request(commit))
+    client.send(request(asked))
     client.run_reactor()
-    scene.leaves(client)
+    scene.disconnect(client)
     for api_key in (8, 9):
         assert scene.usage(api_key=api_key, topic=None)["group"] == "g"
         assert scene.usage(api_key=api_key, topic=None)["requests"] == 1
@@ -280,9 +280,9 @@ def test_group_requests_are_recorded_with_group(scene):
 def test_member_rows_have_habits(scene):
     frame = join_request()
     frame.API_VERSION = 5
-    client = scene.connects()
-    client.says(request(frame))
-    scene.leaves(client)
+    client = scene.connect()
+    client.send(request(frame))
+    scene.disconnect(client)
     told = scene.usage(api_key=11)
     # MEMBER_ID_REQUIRED: it comes back with the id that it is told.
     assert (told["group"], told["errors"]) == ("g", {"79": 1})
@@ -294,13 +294,13 @@ def test_member_rows_have_habits(scene):
 
 
 def test_habits_are_those_of_first_request(scene):
-    client = scene.connects()
-    client.says(
+    client = scene.connect()
+    client.send(
         request(producing(7, {"orders": [batch(1)]}, acks=1, timeout_ms=111)),
         request(producing(7, {"orders": [batch(1)]})),
     )
-    client.says(request(fetching(4)), request(fetching(2)))
-    scene.leaves(client)
+    client.send(request(fetching(4)), request(fetching(2)))
+    scene.disconnect(client)
     assert scene.event("closed")["habits"] == {
         "acks": 1,
         "produce_timeout_ms": 111,
@@ -316,9 +316,9 @@ def test_habits_are_those_of_first_request(scene):
 def test_fetch_session_is_a_habit(scene, epoch, wants_one):
     frame = fetching(7)
     frame.session_epoch = epoch
-    client = scene.connects()
-    client.says(request(frame))
-    scene.leaves(client)
+    client = scene.connect()
+    client.send(request(frame))
+    scene.disconnect(client)
     assert scene.event("closed")["habits"]["fetch_session"] is wants_one
 
 
@@ -334,14 +334,14 @@ def test_nested_errors_are_counted_for_request(scene):
             )
         ],
     )
-    client = scene.connects()
-    client.says(
+    client = scene.connect()
+    client.send(
         request(
             CreateTopicsRequest(version=2, topics=[created], timeout_ms=1000, validate_only=False)
         )
     )
-    client.says(request(ListOffsetsRequest(version=1, replica_id=-1, topics=[listed])))
-    client.says(
+    client.send(request(ListOffsetsRequest(version=1, replica_id=-1, topics=[listed])))
+    client.send(
         request(
             MetadataRequest(
                 version=4,
@@ -350,7 +350,7 @@ def test_nested_errors_are_counted_for_request(scene):
             )
         )
     )
-    scene.leaves(client)
+    scene.disconnect(client)
     assert scene.usage(api_key=19)["errors"] == {"36": 1}
     assert scene.usage(api_key=2, topic="orders")["errors"] == {"3": 1}
     assert "errors" not in scene.usage(api_key=2, topic=None)
@@ -359,22 +359,22 @@ def test_nested_errors_are_counted_for_request(scene):
 
 
 def test_latency_is_measured_from_start_of_processing(scene):
-    client = scene.connects()
+    client = scene.connect()
     scene.env.threads.hold()
-    client.says(request(fetching(4, max_wait_ms=500)))
+    client.send(request(fetching(4, max_wait_ms=500)))
     scene.ticks += 300_000_000
     scene.env.clock.advance(0.5)
     client.run_reactor()
-    scene.leaves(client)
+    scene.disconnect(client)
     told = scene.usage(api_key=1, topic=None)
     assert told["latency_us_sum"] == 300_000
     assert told["latency_us_buckets"] == [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
 
 
 def test_unanswered_request_counts_without_latency(scene):
-    client = scene.connects()
-    client.says(request(fetching(4, max_wait_ms=500)))
-    scene.leaves(client)
+    client = scene.connect()
+    client.send(request(fetching(4, max_wait_ms=500)))
+    scene.disconnect(client)
     told = scene.usage(api_key=1, topic=None)
     assert told["requests"] == 1
     assert {"latency_us_sum", "latency_us_buckets", "bytes_out"} & set(told) == set()
@@ -383,63 +383,63 @@ def test_unanswered_request_counts_without_latency(scene):
 
 def test_idle_interval_has_no_rows(scene):
     scene.log.start()
-    client = scene.connects()
-    client.says(request(producing(7, {"orders": [batch(2)]})))
+    client = scene.connect()
+    client.send(request(producing(7, {"orders": [batch(2)]})))
     scene.env.clock.pump([1] * INTERVAL)
     assert scene.usage(api_key=0, topic="orders")["records"] == 2
     scene.env.clock.pump([1] * INTERVAL)
-    client.says(request(producing(7, {"orders": [batch(3)]})))
+    client.send(request(producing(7, {"orders": [batch(3)]})))
     scene.env.clock.pump([1] * INTERVAL)
     first, second = scene.rows("usage", api_key=0, topic="orders")
     assert (first["records"], second["records"]) == (2, 3)
     assert NOW == first["began"] < first["at"] <= NOW + INTERVAL * 1000 < second["began"]
     assert second["at"] - second["began"] == INTERVAL * 1000
-    scene.leaves(client)
+    scene.disconnect(client)
     assert scene.event("closed")["requests"] == 2
     assert len(scene.rows("usage", api_key=0)) == 4
 
 
 def test_open_connection_writes_settled_row_once(scene):
     scene.log.start()
-    client = scene.connects()
+    client = scene.connect()
     for minutes in (1, 2, 3, 4):
         assert len(scene.rows("connection", event="settled")) == (1 if minutes > 3 else 0)
-        client.says(request(producing(7, {"orders": [batch(1)]}, acks=1)))
+        client.send(request(producing(7, {"orders": [batch(1)]}, acks=1)))
         scene.env.clock.pump([1] * INTERVAL)
     told = scene.event("settled")
     assert told["habits"]["acks"] == 1
     assert (told["highest"], told["first_requests"], told["requests"]) == ({"0": 7}, ["0:7"] * 3, 3)
     assert "reason" not in told
-    scene.leaves(client)
+    scene.disconnect(client)
     assert scene.event("closed")["requests"] == 4
 
 
 def test_settled_row_follows_last_of_first_requests(scene):
     scene.log.start()
-    client = scene.connects()
-    client.says(*[request(producing(7, {"orders": [batch(1)]}, acks=1))] * 16)
+    client = scene.connect()
+    client.send(*[request(producing(7, {"orders": [batch(1)]}, acks=1))] * 16)
     scene.env.clock.pump([1] * INTERVAL)
     assert len(scene.event("settled")["first_requests"]) == 16
 
 
 def test_request_counts_in_interval_of_its_reply(scene):
-    client = scene.connects()
-    client.says(request(fetching(4, max_wait_ms=500)))
+    client = scene.connect()
+    client.send(request(fetching(4, max_wait_ms=500)))
     assert scene.recorder.take_usage_rows() == []
     scene.env.clock.advance(0.5)
-    scene.leaves(client)
+    scene.disconnect(client)
     assert scene.usage(api_key=1, topic=None)["requests"] == 1
 
 
 def test_topics_and_groups_beyond_limit_are_merged():
-    scene = Scene(max_keys=3)
+    scene = TrafficScenario(max_keys=3)
     for number in range(6):
         scene.env.topic(f"t{number}")
-    client = scene.connects()
-    client.says(request(producing(7, {f"t{number}": [batch(1)] for number in range(6)})))
-    client.says(request(producing(3, {"t0": [batch(1)], "t5": [batch(1)]})))
-    client.says(request(producing(7, {"t0": [batch(1)]})))
-    scene.leaves(client)
+    client = scene.connect()
+    client.send(request(producing(7, {f"t{number}": [batch(1)] for number in range(6)})))
+    client.send(request(producing(3, {"t0": [batch(1)], "t5": [batch(1)]})))
+    client.send(request(producing(7, {"t0": [batch(1)]})))
+    scene.disconnect(client)
     own = {
         row["topic"]: row["records"] for row in scene.rows("usage", api_version=7) if "topic" in row
     }
@@ -452,13 +452,13 @@ def test_topics_and_groups_beyond_limit_are_merged():
 
 @pytest.mark.parametrize("jump_ms", [-3_600_000, -(10**12), 3_600_000])
 def test_rows_are_consistent_after_clock_jump(scene, jump_ms):
-    client = scene.connects()
-    client.says(request(producing(7, {"orders": [batch(2)]})))
+    client = scene.connect()
+    client.send(request(producing(7, {"orders": [batch(2)]})))
     scene.log.now = lambda: NOW + jump_ms
     first = scene.recorder.take_usage_rows()
-    client.says(request(producing(7, {"orders": [batch(3)]})))
+    client.send(request(producing(7, {"orders": [batch(3)]})))
     scene.log.now = lambda: NOW + 1000
-    scene.leaves(client)
+    scene.disconnect(client)
     assert all(row.began <= row.at for row in first)
     assert all(row["began"] <= row["at"] for row in scene.rows("usage"))
     assert scene.event("closed")["duration_ms"] == 1000
@@ -466,15 +466,15 @@ def test_rows_are_consistent_after_clock_jump(scene, jump_ms):
 
 
 def test_duration_is_not_negative_after_clock_jump(scene):
-    client = scene.connects()
+    client = scene.connect()
     scene.log.now = lambda: NOW - 3_600_000
-    scene.leaves(client)
+    scene.disconnect(client)
     assert scene.event("closed")["duration_ms"] == 0
 
 
 def test_row_limit_applies_per_interval():
-    scene = Scene(max_keys=1, max_rows=1)
-    scene.connects()
+    scene = TrafficScenario(max_keys=1, max_rows=1)
+    scene.connect()
     recorder = scene.recorder
     for group in ("a", "b"):
         recorder.topic_accessed(ApiKey.OFFSET_FETCH, 1, "orders", group=group)
@@ -484,8 +484,8 @@ def test_row_limit_applies_per_interval():
 
 
 def test_events_after_close_are_ignored(scene):
-    client = scene.connects()
-    scene.leaves(client)
+    client = scene.connect()
+    scene.disconnect(client)
     lines = len(scene.kept.rows)
     scene.recorder.topic_accessed(ApiKey.PRODUCE, 3, "orders", [1])
     scene.recorder.closed("client")
@@ -493,9 +493,9 @@ def test_events_after_close_are_ignored(scene):
 
 
 def test_requests_with_acks_0_are_counted(scene):
-    client = scene.connects()
-    client.says(request(producing(7, {"orders": [batch(4)]}, acks=0)))
-    scene.leaves(client)
+    client = scene.connect()
+    client.send(request(producing(7, {"orders": [batch(4)]}, acks=0)))
+    scene.disconnect(client)
     assert scene.usage(api_key=0, topic="orders")["records"] == 4
     assert scene.usage(api_key=0, topic=None)["requests"] == 1
     assert ended(scene.env.broker.topics.partition("orders", 0)).log.end_offset == 4
@@ -503,7 +503,7 @@ def test_requests_with_acks_0_are_counted(scene):
 
 @pytest.mark.parametrize("stored", [b"", b"x" * 10, b"\2" * 40, b"\xff" * 80, b"\1" * 25])
 def test_malformed_stored_batch_counts_as_bytes(scene, stored):
-    scene.connects()
+    scene.connect()
     scene.recorder.fetched(
         FetchAsked(4, -1, 0, 1, 1, 0, 0, -1, (), ()),
         FetchResponse([("orders", [PartitionFetched(0, 0, records=[stored])])]),
@@ -516,8 +516,8 @@ def test_malformed_stored_batch_counts_as_bytes(scene, stored):
 
 @pytest.mark.parametrize("content", [b"\1", b"\0"])
 def test_connection_without_requests_is_recorded(scene, content):
-    client = scene.connects()
-    client.says(content)
-    scene.leaves(client)
+    client = scene.connect()
+    client.send(content)
+    scene.disconnect(client)
     assert scene.event("closed")["reason"] == "error:refused"
     assert scene.rows("usage") == []

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 from gateway.traffic.dropped_lines import LOG_INTERVAL_SECONDS, DroppedLines
-from tests.fakes.traffic import Hand
+from tests.fakes.traffic import ManualClock
 
 
 def test_drops_are_logged_at_once_then_every_minute(caplog):
-    clock = Hand()
+    clock = ManualClock()
     losses = DroppedLines(clock.ticks)
     with caplog.at_level(logging.WARNING):
         for _ in range(5):

@@ -11,7 +11,7 @@ import pytest
 from gateway.traffic.dropped_lines import DroppedLines
 from gateway.traffic.file_appender import RETRY_SECONDS, FileAppender, Rotation
 from gateway.traffic.log_files import TrafficFolder, create_locked
-from tests.fakes.traffic import NINE, Hand
+from tests.fakes.traffic import NINE_OCLOCK_MS, ManualClock
 
 LINE = b'{"v":1}\n'
 
@@ -62,7 +62,7 @@ class _File:
 
 @pytest.fixture
 def clock():
-    return Hand()
+    return ManualClock()
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_removed_folder_is_created_again(appender, tmp_path, clock, finished):
 
 
 def test_existing_file_name_is_skipped(appender, tmp_path, finished):
-    taken = TrafficFolder(tmp_path, 0, 0).path_of(NINE, 0)
+    taken = TrafficFolder(tmp_path, 0, 0).path_of(NINE_OCLOCK_MS, 0)
     taken.parent.mkdir(parents=True)
     taken.write_bytes(b"of another\n")
     appender.append(LINE, 1)

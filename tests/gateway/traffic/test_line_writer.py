@@ -15,7 +15,7 @@ from gateway.traffic.file_appender import Rotation
 from gateway.traffic.line_writer import LineWriter
 from gateway.traffic.log_files import RetentionLimits, TrafficFolder, create_locked
 from tests.fakes.broker import ended
-from tests.fakes.traffic import NINE, Hand
+from tests.fakes.traffic import NINE_OCLOCK_MS, ManualClock
 
 LINE = b'{"v":1}\n'
 #: Seconds that writing to a working disk may take on a busy machine.
@@ -28,7 +28,11 @@ def writer(
     folder, opened=create_locked, *, max_ms=60_000, keep_ms=None, clock=None, start=0, **more
 ):
     limits = {"max_lines": 10, "max_bytes": 1000} | more
-    limits |= {"now": lambda: NINE} if clock is None else {"now": clock.now, "ticks": clock.ticks}
+    limits |= (
+        {"now": lambda: NINE_OCLOCK_MS}
+        if clock is None
+        else {"now": clock.now, "ticks": clock.ticks}
+    )
     return LineWriter(
         TrafficFolder(folder, 0, start),
         Rotation(1 << 20, max_ms),
@@ -116,7 +120,7 @@ def test_written_lines_free_the_queue(tmp_path):
 
 
 def test_files_of_earlier_process_are_compressed_at_start(tmp_path):
-    left = TrafficFolder(tmp_path, 0, 5).path_of(NINE, 3)
+    left = TrafficFolder(tmp_path, 0, 5).path_of(NINE_OCLOCK_MS, 3)
     file = create_locked(left)
     file.write(memoryview(b"1\n2\n3"))
     file.close()
@@ -144,7 +148,7 @@ def test_clock_jump_expires_no_file(tmp_path, begins_ms, jump_ms, seconds, is_ke
     before.start()
     before.put(LINE, 1)
     ended(before.stop(STOP_SECONDS))
-    clock = Hand()
+    clock = ManualClock()
     clock.jump_ms = begins_ms
     one = writer(tmp_path, clock=clock, keep_ms=7_200_000, start=1)
     clock.jump_ms = jump_ms
@@ -214,7 +218,8 @@ def test_files_left_by_other_gateways_are_compressed(tmp_path):
     other = next(
         file
         for number in range(100)
-        if (file := create_locked(TrafficFolder(tmp_path, 1, 5).path_of(NINE, number))) is not None
+        if (file := create_locked(TrafficFolder(tmp_path, 1, 5).path_of(NINE_OCLOCK_MS, number)))
+        is not None
     )
     other.write(memoryview(LINE))
     other.close()
@@ -223,7 +228,7 @@ def test_files_left_by_other_gateways_are_compressed(tmp_path):
 
 
 def test_maintenance_continues_when_folder_disappears(tmp_path, monkeypatch):
-    empty = TrafficFolder(tmp_path, 1, 5).path_of(NINE - 3_600_000, 0).parent
+    empty = TrafficFolder(tmp_path, 1, 5).path_of(NINE_OCLOCK_MS - 3_600_000, 0).parent
     empty.mkdir(parents=True)
     looked, real = threading.Event(), os.scandir
 

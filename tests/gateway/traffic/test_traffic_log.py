@@ -16,14 +16,14 @@ from gateway.traffic.traffic_log import (
     read_salt,
 )
 from tests.fakes.broker import ended
-from tests.fakes.traffic import START, Kept
+from tests.fakes.traffic import START, RecordedRows
 
 PEER = Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT")
 COLLIDING = Peer("192.0.2.2", 5000, "PLAINTEXT", "PLAINTEXT")
 
 
 def opened(clock=None, salt=None, max_keys=10, max_rows=100):
-    kept = Kept()
+    kept = RecordedRows()
     log = TrafficLog(
         [kept],
         7,
