@@ -62,14 +62,14 @@ class Client:
 
     def poll(self) -> None:
         if self.waiting is None:
-            self._asks()
+            self._send_request()
         for _ in range(4):
             if self.waiting is None or not self.waiting.is_done:
                 return
             reply, self.waiting = self.waiting.result, None
             self._handle_reply(reply)
 
-    def leaves(self) -> None:
+    def leave(self) -> None:
         self.reads.clear()
         self.is_gone = True
         if not self.is_classic:
@@ -92,7 +92,7 @@ class Client:
         if self.waiting is not None:
             self.waiting, self.is_syncing, self.must_join = None, False, True
 
-    def _asks(self) -> None:
+    def _send_request(self) -> None:
         groups = self.env.broker.groups
         if not self.is_classic:
             topic = self.env.broker.topics.get(TOPIC).topic.topic_id
@@ -121,12 +121,12 @@ class Client:
             try:
                 groups.heartbeat("g", self.member_id, self.epoch, None)
             except KafkaError as refusal:
-                self._is_refused(refusal.code)
+                self._handle_error(refusal.code)
 
     def _handle_reply(self, reply: Any) -> None:
         if reply.code is not ErrorCode.NONE:
             self.is_syncing = False
-            self._is_refused(reply.code)
+            self._handle_error(reply.code)
         elif not self.is_classic:
             self.epoch = reply.epoch
             if reply.assignment is not None:
@@ -153,7 +153,7 @@ class Client:
                 )
             )
 
-    def _is_refused(self, code: ErrorCode) -> None:
+    def _handle_error(self, code: ErrorCode) -> None:
         self.must_join = True
         if code in (
             ErrorCode.UNKNOWN_MEMBER_ID,
@@ -226,13 +226,13 @@ class ConversionModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.clients)
     @rule(which=WHICH)
-    def a_member_leaves(self, which):
+    def member_leaves(self, which):
         client = self.clients.pop(which % len(self.clients))
-        client.leaves()
+        client.leave()
 
     @precondition(lambda self: self.clients)
     @rule(which=WHICH)
-    def a_member_vanishes(self, which):
+    def member_vanishes(self, which):
         client = self.clients.pop(which % len(self.clients))
         if client.waiting is not None:
             client.waiting.cancel()
@@ -243,14 +243,14 @@ class ConversionModel(RuleBasedStateMachine):
         self._poll_all()
 
     @rule()
-    def the_store_is_slow(self):
+    def store_is_slow(self):
         self.env.store.hold()
         self._poll_all()
         self.env.store.release()
         self._poll_all()
 
     @rule()
-    def the_store_fails(self):
+    def store_fails(self):
         self.env.store.refuse_writes = True
         self._poll_all()
         self.env.store.refuse_writes = False
@@ -267,7 +267,7 @@ class ConversionModel(RuleBasedStateMachine):
             client.disconnect(self.env)
 
     @rule()
-    def in_peace_all_is_read(self):
+    def all_partitions_are_read_without_disturbances(self):
         for _ in range(60):
             self.env.clock.advance(1)
             self._poll_all()
@@ -293,7 +293,7 @@ class ConversionModel(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "clients"):
             return
-        self.in_peace_all_is_read()
+        self.all_partitions_are_read_without_disturbances()
         if self.clients:
             medium = self.env.store.medium
             medium.held_by = None

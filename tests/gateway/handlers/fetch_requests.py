@@ -1,4 +1,4 @@
-"""A consumer of any age at the fetch handlers: what it asks, and what it makes of the answer."""
+"""Fetch requests of any version for handler tests, and what a consumer reads from the replies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def request(
 
 
 def start_fetch(env: BrokerEnvironment, asked: FetchRequest) -> Started:
-    """What is under way at the handler of the request's version."""
+    """Start the handler of the request's version."""
     route = ROUTES[ApiKey.FETCH, asked.version]
     return Started(route.handler(asked, env.caller(asked.version)))
 
@@ -70,14 +70,16 @@ def encoded(response: FetchResponse, version: int) -> bytes:
 
 @dataclass
 class Consumed:
-    """What a consumer finds in one answer, from its offset on, and where it fetches next."""
+    """Records that a consumer reads from one reply, and its next fetch offset."""
 
     records: list[tuple[int, bytes | None, bytes | None]]
     next_offset: int
 
 
 def consume(records: bytes, offset: int) -> Consumed:
-    """As clients do: records below the offset are passed over, control batches too, and a batch's last offset is believed."""
+    """Read like a client: skip records below the offset and control batches, and continue after
+    each batch's last offset.
+    """
     found = []
     position = offset
     batches = kafka.record.memory_records.MemoryRecords(records)

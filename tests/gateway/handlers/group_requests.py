@@ -1,4 +1,4 @@
-"""Members of a group as their clients are: what they send, version by version."""
+"""Requests of group members for handler tests, version by version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 from tests.fakes.broker import BrokerEnvironment
 from tests.gateway.handlers.handler_calls import call, decode_response, start_call
 
-#: Past the wait of a group that was empty.
+#: Longer than the initial rebalance delay of an empty group.
 INITIAL_DELAY = 3
 
 
@@ -94,7 +94,9 @@ def leave(env: BrokerEnvironment, *members: tuple[str, str | None], version: int
 
 
 def joined(env: BrokerEnvironment, version: int = 9, **fields: Any) -> Any:
-    """A newcomer, after both steps and the wait of a group that was empty; its rebalance must be waiting for nobody else."""
+    """A new member after both joins and the initial delay. No other member may delay its
+    rebalance.
+    """
     request = join_request(**fields)
     waiting = start_call(env, request, version)
     if version >= 4 and fields.get("instance") is None:
@@ -107,7 +109,7 @@ def joined(env: BrokerEnvironment, version: int = 9, **fields: Any) -> Any:
 
 
 def stable(env: BrokerEnvironment, version: int = 9, **fields: Any) -> Any:
-    """A group of one member, which has its assignment: `mine`."""
+    """A group with one member and its assignment, `mine`."""
     member = joined(env, version, **fields)
     synced = call(
         env,

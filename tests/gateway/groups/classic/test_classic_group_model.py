@@ -70,7 +70,7 @@ class GroupModel(RuleBasedStateMachine):
         self.generation = 0
         for instance in instances:
             self._join("", instance, (("range", b"a"),), LONGEST, LONGEST, False, False)
-        self.a_rebalance_goes_its_way()
+        self.rebalance_completes()
 
     def _handle(self, member_id):
         self.handles += 1
@@ -177,7 +177,7 @@ class GroupModel(RuleBasedStateMachine):
         self._join("", instance, protocols, session, rebalance, first, skip)
 
     @rule(which=WHICH, protocols=FITTING, session=TIMEOUTS, rebalance=TIMEOUTS)
-    def a_member_joins_again(self, which, protocols, session, rebalance):
+    def member_rejoins(self, which, protocols, session, rebalance):
         self._join(*self._member(which), protocols, session, rebalance, True, False)
 
     @rule()
@@ -192,16 +192,16 @@ class GroupModel(RuleBasedStateMachine):
                 )
 
     @rule()
-    def a_rebalance_goes_its_way(self):
+    def rebalance_completes(self):
         self.all_rejoin()
         self.now += self.settings.group_initial_rebalance_delay_ms
         self._expire()
         self.all_sync()
         while self.saves:
-            self.store_answers(True)
+            self.store_completes_write(True)
 
     @rule(which=WHICH)
-    def a_member_syncs(self, which):
+    def member_syncs(self, which):
         self._sync(*self._member(which), self.group.generation)
 
     @rule()
@@ -243,7 +243,7 @@ class GroupModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.waiting)
     @rule(which=WHICH)
-    def connection_goes(self, which):
+    def connection_closes(self, which):
         handle = sorted(self.waiting)[which % len(self.waiting)]
         self.group.cancel_request(self.waiting.pop(handle), handle, self.now)
         if any(save.reply is not None and save.reply.handle == handle for save in self.saves):
@@ -258,7 +258,7 @@ class GroupModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.saves)
     @rule(is_stored=st.sampled_from([True, True, True, False]))
-    def store_answers(self, is_stored):
+    def store_completes_write(self, is_stored):
         save = self.saves.pop(0)
         if is_stored:
             self.stored = encode(save.row)
@@ -337,7 +337,7 @@ class GroupModel(RuleBasedStateMachine):
             return
         for _ in range(1_000):
             while self.saves:
-                self.store_answers(True)
+                self.store_completes_write(True)
             if self.group.next_expire_at == NEVER:
                 break
             self.now = max(self.now, self.group.next_expire_at)

@@ -1,4 +1,4 @@
-"""What an assignor promises, whatever the group: every partition has one owner, who subscribes to it; shares are even; nothing moves without need."""
+"""Rules of the assignors: one subscribed owner per partition, even shares, no unnecessary moves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T1, T2, T3 = map(topic, (1, 2, 3))
 
 
 def member(*topics, instance=None, **owned):
-    """`owned`: T1=[0, 2] and so on."""
+    """A subscriber; `owned` as keywords like T1=[0, 2]."""
     return Subscriber(
         instance,
         frozenset(topics),
@@ -29,7 +29,7 @@ def member(*topics, instance=None, **owned):
 
 
 def plain(assigned):
-    """Without the sets, which print badly."""
+    """Assignments as sorted lists, for readable failures."""
     return {
         member_id: {topic_id: sorted(indexes) for topic_id, indexes in rows.items()}
         for member_id, rows in assigned.items()
@@ -37,7 +37,7 @@ def plain(assigned):
 
 
 def later(members, assigned, **changes):
-    """The same group with what it was assigned; `changes` join it, or leave it where None."""
+    """The same group after an assignment; `changes` adds members, or removes them with None."""
     group = {
         member_id: Subscriber(one.instance_id, one.topics, assigned[member_id])
         for member_id, one in members.items()
@@ -76,9 +76,7 @@ assignors = pytest.mark.parametrize("assign", ASSIGNORS.values(), ids=ASSIGNORS)
 
 @assignors
 @given(members=groups, partitions=counts)
-def test_each_partition_that_somebody_subscribes_to_has_one_owner_who_subscribes_to_it(
-    assign, members, partitions
-):
+def test_each_subscribed_partition_has_one_subscribed_owner(assign, members, partitions):
     assigned = assign(members, partitions)
     wanted = {topic_id for one in members.values() for topic_id in one.topics}
     existing = sorted(
@@ -90,7 +88,7 @@ def test_each_partition_that_somebody_subscribes_to_has_one_owner_who_subscribes
 
 @assignors
 @given(members=groups, partitions=counts)
-def test_each_member_has_a_row_without_empty_topics(assign, members, partitions):
+def test_assignment_lists_each_member_without_empty_topics(assign, members, partitions):
     assigned = assign(members, partitions)
     assert assigned.keys() == members.keys()
     assert all(indexes for rows in assigned.values() for indexes in rows.values())
@@ -98,13 +96,13 @@ def test_each_member_has_a_row_without_empty_topics(assign, members, partitions)
 
 @assignors
 @given(members=groups, partitions=counts)
-def test_the_order_in_which_members_are_listed_does_not_matter(assign, members, partitions):
+def test_assignment_does_not_depend_on_member_order(assign, members, partitions):
     assert assign(dict(reversed(members.items())), partitions) == assign(members, partitions)
 
 
 @assignors
 @given(members=groups, partitions=counts)
-def test_a_group_in_which_nothing_changes_is_assigned_the_same(assign, members, partitions):
+def test_unchanged_group_keeps_its_assignment(assign, members, partitions):
     assigned = assign(members, partitions)
     assert assign(later(members, assigned), partitions) == assigned
 
@@ -112,13 +110,13 @@ def test_a_group_in_which_nothing_changes_is_assigned_the_same(assign, members, 
 # ---- range
 
 
-def test_a_range_is_what_kafka_documents():
-    # RangeAssignor: two members, two topics of three partitions.
+def test_range_matches_kafka_documentation():
+    # RangeAssignor: two members, two topics with three partitions.
     assigned = assign_range({"M0": member(T1, T2), "M1": member(T1, T2)}, {T1: 3, T2: 3})
     assert plain(assigned) == {"M0": {T1: [0, 1], T2: [0, 1]}, "M1": {T1: [2], T2: [2]}}
 
 
-def test_static_members_keep_their_ranges_under_new_member_ids():
+def test_range_of_static_members_survives_new_member_ids():
     before = assign_range(
         {"M0": member(T1, instance="I0"), "M1": member(T1, instance="I1")}, {T1: 3}
     )
@@ -128,12 +126,12 @@ def test_static_members_keep_their_ranges_under_new_member_ids():
     assert (after["M3"], after["M2"]) == (before["M0"], before["M1"])
 
 
-def test_static_members_come_before_others():
+def test_range_assigns_static_members_first():
     assigned = assign_range({"A": member(T1), "Z": member(T1, instance="z")}, {T1: 3})
     assert plain(assigned) == {"Z": {T1: [0, 1]}, "A": {T1: [2]}}
 
 
-def test_those_who_subscribe_to_a_topic_share_it_whatever_else_they_read():
+def test_range_divides_topic_among_its_subscribers():
     assigned = assign_range(
         {"A": member(T1, T2), "B": member(T1, T2, T3), "C": member(T2, T3)}, {T1: 3, T2: 3, T3: 2}
     )
@@ -144,7 +142,7 @@ def test_those_who_subscribe_to_a_topic_share_it_whatever_else_they_read():
     }
 
 
-def test_more_members_than_partitions_leave_the_last_ones_without():
+def test_range_with_more_members_than_partitions_skips_the_last():
     assert plain(assign_range({"A": member(T1), "B": member(T1), "C": member(T1)}, {T1: 2})) == {
         "A": {T1: [0]},
         "B": {T1: [1]},
@@ -153,7 +151,7 @@ def test_more_members_than_partitions_leave_the_last_ones_without():
 
 
 @given(members=groups, partitions=counts)
-def test_a_range_is_consecutive_and_shares_of_a_topic_are_even(members, partitions):
+def test_range_is_consecutive_and_even(members, partitions):
     assigned = assign_range(members, partitions)
     for topic_id in {topic_id for topic_id, _, _ in all_of(assigned)}:
         shares = [
@@ -166,7 +164,7 @@ def test_a_range_is_consecutive_and_shares_of_a_topic_are_even(members, partitio
 
 
 @given(members=uniform_groups, count=st.integers(1, 12))
-def test_topics_of_one_size_are_co_partitioned(members, count):
+def test_range_co_partitions_topics_of_equal_size(members, count):
     topics = next(iter(members.values())).topics
     for rows in assign_range(members, dict.fromkeys(topics, count)).values():
         assert rows.keys() in (set(), topics)
@@ -176,12 +174,12 @@ def test_topics_of_one_size_are_co_partitioned(members, count):
 # ---- uniform
 
 
-def test_partitions_of_a_topic_are_spread_over_its_subscribers():
+def test_uniform_spreads_partitions_of_a_topic():
     assigned = assign_uniform({"A": member(T1, T2), "B": member(T1, T2)}, {T1: 3, T2: 2})
     assert plain(assigned) == {"A": {T1: [0, 2], T2: [1]}, "B": {T1: [1], T2: [0]}}
 
 
-def test_who_comes_takes_a_share_and_everybody_else_only_gives():
+def test_uniform_new_member_receives_and_others_only_lose():
     before = {"A": member(T1, T1=[0, 1, 2]), "B": member(T1, T1=[3, 4, 5])}
     assert plain(assign_uniform(before | {"C": member(T1)}, {T1: 6})) == {
         "A": {T1: [0, 1]},
@@ -190,39 +188,39 @@ def test_who_comes_takes_a_share_and_everybody_else_only_gives():
     }
 
 
-def test_what_somebody_leaves_behind_is_all_that_moves():
+def test_uniform_moves_only_partitions_of_removed_member():
     group = {"A": member(T1, T1=[0, 1]), "C": member(T1, T1=[4])}
     assert plain(assign_uniform(group, {T1: 5})) == {"A": {T1: [0, 1, 3]}, "C": {T1: [2, 4]}}
 
 
-def test_who_has_one_more_than_others_keeps_it():
+def test_uniform_member_with_one_more_keeps_it():
     group = {"A": member(T1, T1=[0]), "B": member(T1, T1=[1, 2])}
     assert plain(assign_uniform(group, {T1: 3})) == {"A": {T1: [0]}, "B": {T1: [1, 2]}}
 
 
-def test_new_partitions_go_to_those_who_have_least():
+def test_uniform_assigns_new_partitions_to_least_loaded():
     group = {"A": member(T1, T1=[0, 1]), "B": member(T1, T1=[2])}
     assert plain(assign_uniform(group, {T1: 4})) == {"A": {T1: [0, 1]}, "B": {T1: [2, 3]}}
 
 
-def test_those_with_a_choice_leave_a_topic_to_those_without():
+def test_uniform_balances_overlapping_subscriptions():
     assigned = assign_uniform({"A": member(T1, T2), "B": member(T1)}, {T1: 2, T2: 2})
     assert plain(assigned) == {"A": {T2: [0, 1]}, "B": {T1: [0, 1]}}
 
 
-def test_a_partition_that_two_claim_is_the_first_one_s():
+def test_partition_owned_by_two_members_goes_to_the_first():
     assert plain(
         assign_uniform({"A": member(T1, T1=[0, 1]), "B": member(T1, T1=[1])}, {T1: 3})
     ) == {"A": {T1: [0, 1]}, "B": {T1: [2]}}
 
 
-def test_what_is_no_longer_there_or_not_subscribed_to_is_given_up():
+def test_deleted_and_unsubscribed_partitions_are_released():
     group = {"A": member(T1, T1=[0, 7, -1], T2=[0], T3=[5])}
     assert plain(assign_uniform(group, {T1: 1, T2: 1})) == {"A": {T1: [0]}}
 
 
 @given(members=uniform_groups, partitions=counts)
-def test_where_all_subscribe_to_the_same_no_two_differ_by_more_than_one(members, partitions):
+def test_uniform_counts_differ_by_at_most_one_with_equal_subscriptions(members, partitions):
     shares = load(assign_uniform(members, partitions)).values()
     assert max(shares) - min(shares) <= 1
 
@@ -230,7 +228,7 @@ def test_where_all_subscribe_to_the_same_no_two_differ_by_more_than_one(members,
 @given(
     members=uniform_groups, partitions=counts, newcomers=st.integers(0, 3), gone=st.integers(0, 3)
 )
-def test_where_all_subscribe_to_the_same_as_many_stay_as_can(members, partitions, newcomers, gone):
+def test_uniform_moves_minimum_with_equal_subscriptions(members, partitions, newcomers, gone):
     topics = next(iter(members.values())).topics
     left = dict.fromkeys(list(members)[: min(gone, len(members) - 1)])
     joined = {f"new{number}": Subscriber(None, topics, {}) for number in range(newcomers)}
@@ -241,7 +239,8 @@ def test_where_all_subscribe_to_the_same_as_many_stay_as_can(members, partitions
     }
     has = assign_uniform(group, partitions)
     kept = sum((topic_id, index) in had[member_id] for topic_id, index, member_id in all_of(has))
-    # By hand: everybody keeps up to the least share, and as many as there are larger shares keep one more.
+    # Calculated independently: each member keeps up to the smaller share, and one more as often as
+    # there are larger shares.
     least, larger = divmod(sum(partitions.get(topic_id, 0) for topic_id in topics), len(group))
     assert kept == sum(min(len(rows), least) for rows in had.values()) + min(
         larger, sum(len(rows) > least for rows in had.values())
@@ -249,7 +248,7 @@ def test_where_all_subscribe_to_the_same_as_many_stay_as_can(members, partitions
 
 
 @given(members=mixed_groups, partitions=counts)
-def test_nobody_has_two_fewer_than_one_who_could_give_it_a_partition(members, partitions):
+def test_uniform_has_no_difference_of_two_among_subscribers(members, partitions):
     assigned = assign_uniform(members, partitions)
     shares = load(assigned)
     for topic_id, _, owner in all_of(assigned):
@@ -263,13 +262,13 @@ def test_nobody_has_two_fewer_than_one_who_could_give_it_a_partition(members, pa
 # ---- both
 
 
-def test_uniform_is_taken_where_nobody_asks():
+def test_uniform_is_the_default_assignor():
     assert list(ASSIGNORS) == ["uniform", "range"]
 
 
 @assignors
 @pytest.mark.parametrize("topics", [1, 1000])
-def test_a_thousand_members_and_a_thousand_partitions_are_soon_assigned(assign, topics):
+def test_thousand_members_are_assigned_quickly(assign, topics):
     partitions = {topic(number): 1000 // topics for number in range(topics)}
     members = {f"m{number}": Subscriber(None, frozenset(partitions), {}) for number in range(1000)}
     began = time.process_time()

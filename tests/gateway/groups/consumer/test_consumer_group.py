@@ -1,4 +1,4 @@
-"""The rules of a consumer group, one by one (KIP-848)."""
+"""Rules of a consumer group (KIP-848)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def harness() -> ConsumerGroupHarness:
 
 
 def two(harness: ConsumerGroupHarness) -> None:
-    """m1 and m2 in epoch 2, stable: each has two of the four partitions."""
+    """m1 and m2, stable in epoch 2 with two of the four partitions each."""
     harness.heartbeat("m1")
     harness.heartbeat("m2")
     harness.heartbeat("m1", 1)
@@ -43,7 +43,7 @@ def has(harness: ConsumerGroupHarness, member_id: str) -> set[int]:
     return set(harness.group.roster.get(member_id).assigned.get(A, ()))
 
 
-def test_the_first_member_has_everything_in_epoch_1(harness):
+def test_first_member_is_assigned_all_partitions_in_epoch_1(harness):
     beaten = harness.heartbeat("m1")
     assert (beaten.code, beaten.member_id, beaten.epoch, beaten.assignment) == (
         ErrorCode.NONE,
@@ -54,12 +54,12 @@ def test_the_first_member_has_everything_in_epoch_1(harness):
     assert harness.group.state is ConsumerGroupState.STABLE
 
 
-def test_a_member_is_told_its_assignment_only_when_that_is_new(harness):
+def test_heartbeat_returns_only_changed_assignment(harness):
     harness.heartbeat("m1")
     assert harness.heartbeat("m1", 1).assignment is None
 
 
-def test_a_member_that_says_everything_is_told_everything(harness):
+def test_full_heartbeat_returns_assignment(harness):
     harness.heartbeat("m1")
     beaten = harness.heartbeat(
         "m1", 1, rebalance_timeout_ms=REBALANCE, topics=frozenset({"a"}), owned=of(0)
@@ -67,7 +67,7 @@ def test_a_member_that_says_everything_is_told_everything(harness):
     assert beaten.assignment == of(0, 1, 2, 3)
 
 
-def test_a_partition_is_given_on_when_it_was_given_back(harness):
+def test_partition_is_assigned_after_previous_owner_releases_it(harness):
     harness.heartbeat("m1")
     second = harness.heartbeat("m2")
     assert (second.epoch, second.assignment) == (2, {})
@@ -81,14 +81,14 @@ def test_a_partition_is_given_on_when_it_was_given_back(harness):
     assert harness.group.state is ConsumerGroupState.STABLE
 
 
-def test_what_somebody_leaves_is_given_to_the_others(harness):
+def test_partitions_of_leaving_member_are_reassigned(harness):
     two(harness)
     assert harness.heartbeat("m2", LEAVE_EPOCH).epoch == LEAVE_EPOCH
     beaten = harness.heartbeat("m1", 2)
     assert (beaten.epoch, beaten.assignment) == (3, of(0, 1, 2, 3))
 
 
-def test_who_is_not_heard_of_is_gone_when_its_session_ends(harness):
+def test_silent_member_is_removed_at_session_timeout(harness):
     two(harness)
     harness.now += SESSION - 1
     harness.heartbeat("m1", 2)
@@ -98,7 +98,7 @@ def test_who_is_not_heard_of_is_gone_when_its_session_ends(harness):
     assert harness.heartbeat("m2", 2).code is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_group_that_becomes_a_classic_one_while_members_are_overdue_has_nothing_due_any_more(
+def test_converted_group_has_no_deadlines(
     harness,
 ):
     harness.heartbeat("m1")
@@ -110,7 +110,7 @@ def test_a_group_that_becomes_a_classic_one_while_members_are_overdue_has_nothin
     assert "m1" not in harness.group.successor.roster
 
 
-def test_who_does_not_give_partitions_back_in_time_is_out_although_it_is_heard_of(harness):
+def test_member_that_does_not_revoke_in_time_is_removed_despite_heartbeats(harness):
     harness.heartbeat("m1")
     harness.heartbeat("m2")
     harness.heartbeat("m1", 1)
@@ -124,13 +124,13 @@ def test_who_does_not_give_partitions_back_in_time_is_out_although_it_is_heard_o
     assert harness.heartbeat("m2", 2).assignment == of(0, 1, 2, 3)
 
 
-def test_a_member_of_an_epoch_that_is_not_its_own_is_fenced(harness):
+def test_wrong_member_epoch_is_fenced(harness):
     two(harness)
     assert harness.heartbeat("m1", 3).code is ErrorCode.FENCED_MEMBER_EPOCH
     assert harness.heartbeat("m1", 1).code is ErrorCode.FENCED_MEMBER_EPOCH
 
 
-def test_who_lost_its_answer_comes_with_the_epoch_before(harness):
+def test_previous_epoch_is_accepted_after_lost_reply(harness):
     two(harness)
     harness.heartbeat("m2", LEAVE_EPOCH)
     assert harness.heartbeat("m1", 2).epoch == 3
@@ -138,39 +138,39 @@ def test_who_lost_its_answer_comes_with_the_epoch_before(harness):
     assert harness.heartbeat("m1", 2, owned=of(5)).code is ErrorCode.FENCED_MEMBER_EPOCH
 
 
-def test_a_stranger_is_told_so(harness):
+def test_unknown_member_is_refused(harness):
     two(harness)
     assert harness.heartbeat("m9", 2).code is ErrorCode.UNKNOWN_MEMBER_ID
     assert harness.heartbeat("m9", LEAVE_EPOCH).code is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_full_group_takes_nobody_in():
+def test_full_group_refuses_new_members():
     harness = ConsumerGroupHarness(group_max_size=1)
     harness.heartbeat("m1")
     assert harness.heartbeat("m2").code is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert harness.heartbeat("m1", 1).code is ErrorCode.NONE
 
 
-def test_a_topic_that_grows_makes_a_new_target(harness):
+def test_added_partitions_cause_new_target(harness):
     harness.heartbeat("m1")
     harness.topology.make("a", 5)
     beaten = harness.heartbeat("m1", 1)
     assert (beaten.epoch, beaten.assignment) == (2, of(0, 1, 2, 3, 4))
 
 
-def test_a_topic_that_is_made_later_is_assigned_then(harness):
+def test_topic_created_later_is_assigned(harness):
     harness.heartbeat("m1", topics=frozenset({"a", "b"}))
     harness.topology.make("b", 1)
     assert len(harness.heartbeat("m1", 1).assignment) == 2
 
 
-def test_a_topic_that_nobody_reads_moves_nothing(harness):
+def test_unsubscribed_topic_does_not_change_epoch(harness):
     harness.heartbeat("m1")
     harness.topology.make("b", 1)
     assert harness.heartbeat("m1", 1).epoch == 1
 
 
-def test_a_regular_expression_names_topics_that_come_later_and_is_not_tried_at_every_heartbeat(
+def test_regex_matches_new_topics_and_is_evaluated_at_intervals(
     harness,
 ):
     beaten = harness.heartbeat("m1", topics=None, regex="[ab].*")
@@ -183,7 +183,7 @@ def test_a_regular_expression_names_topics_that_come_later_and_is_not_tried_at_e
     assert len(harness.heartbeat("m1", 1).assignment) == 2
 
 
-def test_what_a_regular_expression_names_counts_until_nobody_subscribes_by_it(harness):
+def test_regex_topics_count_until_last_subscriber_is_gone(harness):
     empty = harness.group.size
     harness.heartbeat("m1", topics=None, regex="a")
     alone = harness.group.size
@@ -199,7 +199,7 @@ def test_what_a_regular_expression_names_counts_until_nobody_subscribes_by_it(ha
     assert harness.group.size == empty
 
 
-def test_a_regular_expression_that_is_none_changes_nothing(harness):
+def test_invalid_regex_changes_nothing(harness):
     harness.heartbeat("m1")
     assert harness.heartbeat("m1", 1, regex="(").code is ErrorCode.INVALID_REGULAR_EXPRESSION
     assert (
@@ -209,7 +209,7 @@ def test_a_regular_expression_that_is_none_changes_nothing(harness):
     assert len(harness.group.roster) == 1
 
 
-def test_what_a_member_no_longer_subscribes_to_it_gives_back_at_once(harness):
+def test_unsubscribed_topic_is_revoked_at_once(harness):
     harness.topology.make("b", 1)
     harness.heartbeat("m1", topics=frozenset({"a", "b"}))
     beaten = harness.heartbeat("m1", 1, topics=frozenset({"a"}))
@@ -217,7 +217,7 @@ def test_what_a_member_no_longer_subscribes_to_it_gives_back_at_once(harness):
     assert harness.group.roster.get("m1").state is MemberState.UNREVOKED
 
 
-def test_the_assignor_that_most_ask_for_is_taken(harness):
+def test_most_requested_assignor_is_used(harness):
     harness.heartbeat("m1", assignor="range")
     assert harness.group.assignor == "range"
     harness.heartbeat("m2", assignor="uniform")
@@ -225,7 +225,7 @@ def test_the_assignor_that_most_ask_for_is_taken(harness):
     assert harness.group.assignor == "uniform"
 
 
-def test_many_who_come_at_once_are_assigned_together():
+def test_burst_of_joins_causes_one_target():
     harness = ConsumerGroupHarness(group_consumer_assignment_interval_ms=1_000)
     harness.heartbeat("m1")
     assert harness.heartbeat("m2").epoch == 1
@@ -236,7 +236,7 @@ def test_many_who_come_at_once_are_assigned_together():
     assert harness.group.target_epoch == 3
 
 
-def test_a_static_member_that_will_be_back_keeps_its_partitions_under_its_next_id(harness):
+def test_returning_static_member_keeps_partitions(harness):
     harness.heartbeat("m1", instance_id="one")
     harness.heartbeat("m2")
     harness.heartbeat("m1", 1, instance_id="one")
@@ -251,12 +251,12 @@ def test_a_static_member_that_will_be_back_keeps_its_partitions_under_its_next_i
     assert harness.heartbeat("m1", 2, instance_id="one").code is ErrorCode.FENCED_INSTANCE_ID
 
 
-def test_a_static_member_that_is_there_is_not_replaced(harness):
+def test_active_static_member_is_not_replaced(harness):
     harness.heartbeat("m1", instance_id="one")
     assert harness.heartbeat("m2", instance_id="one").code is ErrorCode.UNRELEASED_INSTANCE_ID
 
 
-def test_a_member_that_takes_a_static_members_place_is_one_member(harness):
+def test_dynamic_member_that_becomes_static_is_counted_once(harness):
     harness.heartbeat("m1", instance_id="one")
     harness.heartbeat("m2")
     harness.heartbeat("m1", STATIC_LEAVE_EPOCH, instance_id="one")
@@ -268,7 +268,7 @@ def test_a_member_that_takes_a_static_members_place_is_one_member(harness):
     assert len([row for row in rows.values() if row is not None]) == 2
 
 
-def test_a_static_member_that_does_not_come_back_is_gone_when_its_session_ends(harness):
+def test_absent_static_member_is_removed_at_session_timeout(harness):
     harness.heartbeat("m1", instance_id="one")
     harness.heartbeat("m1", STATIC_LEAVE_EPOCH, instance_id="one")
     harness.pass_time(SESSION - 1)
@@ -277,14 +277,14 @@ def test_a_static_member_that_does_not_come_back_is_gone_when_its_session_ends(h
     assert harness.group.is_empty
 
 
-def test_the_epoch_of_an_empty_group_goes_on_rising(harness):
+def test_epoch_of_empty_group_is_not_reset(harness):
     harness.heartbeat("m1")
     harness.heartbeat("m1", LEAVE_EPOCH)
     assert harness.group.is_empty
     assert harness.heartbeat("m2").epoch == 3
 
 
-def test_nobody_is_told_anything_before_it_is_stored(harness):
+def test_reply_is_sent_after_changes_are_stored(harness):
     harness.holds_writes = True
     assert harness.heartbeat("m1") is None
     assert harness.heartbeat("m1", 1) is None
@@ -293,7 +293,7 @@ def test_nobody_is_told_anything_before_it_is_stored(harness):
     assert [reply.epoch for reply in harness.answers.values()] == [1, 1]
 
 
-def test_what_could_not_be_stored_is_asked_for_again_and_stored_then(harness):
+def test_failed_write_is_refused_and_stored_on_retry(harness):
     harness.holds_writes = True
     harness.heartbeat("m1")
     harness.group.on_store_failed(harness.writes.pop(), harness.now)
@@ -304,7 +304,7 @@ def test_what_could_not_be_stored_is_asked_for_again_and_stored_then(harness):
     assert len(harness.writes[0].rows) == 2
 
 
-def test_what_could_not_be_stored_is_tried_again_though_nobody_asks(harness):
+def test_failed_write_is_retried_without_requests(harness):
     harness.holds_writes = True
     harness.heartbeat("m1")
     harness.group.on_store_failed(harness.writes.pop(), harness.now)
@@ -313,7 +313,7 @@ def test_what_could_not_be_stored_is_tried_again_though_nobody_asks(harness):
     assert len(harness.writes) == 1
 
 
-def test_a_group_goes_on_after_a_restart_as_if_nothing_had_been(harness):
+def test_group_continues_after_restart(harness):
     two(harness)
     rows = {}
     for write in harness.writes:
@@ -329,7 +329,7 @@ def test_a_group_goes_on_after_a_restart_as_if_nothing_had_been(harness):
     assert has(harness, "m1") | has(harness, "m2") == {0, 1, 2, 3}
 
 
-def test_a_topic_that_grew_just_before_a_crash_is_seen_after_it(harness):
+def test_partitions_added_before_crash_are_found_after_it(harness):
     harness.heartbeat("m1")
     rows = dict(harness.writes[0].rows)
     harness.topology.make("a", 5)
@@ -340,7 +340,7 @@ def test_a_topic_that_grew_just_before_a_crash_is_seen_after_it(harness):
     assert harness.heartbeat("m1", 1).assignment == of(0, 1, 2, 3, 4)
 
 
-def test_who_commits_must_be_a_member_in_its_epoch(harness):
+def test_commit_requires_member_and_epoch(harness):
     two(harness)
     group = harness.group
     assert group.validate_offset_commit("m1", 2, 9) is None
@@ -355,7 +355,7 @@ def test_who_commits_must_be_a_member_in_its_epoch(harness):
         assert refusal.value.code is code
 
 
-def test_a_commit_of_an_older_epoch_is_for_what_the_member_has_had_since_then(harness):
+def test_commit_of_older_epoch_is_limited_to_partitions_owned_since(harness):
     two(harness)
     fence = harness.group.validate_offset_commit("m1", 1, 9)
     (kept,) = {0, 1, 2, 3} & has(harness, "m1") - {max(has(harness, "m1"))}
@@ -364,11 +364,11 @@ def test_a_commit_of_an_older_epoch_is_for_what_the_member_has_had_since_then(ha
     assert fence(A, lost) is ErrorCode.STALE_MEMBER_EPOCH
 
 
-def test_a_group_without_members_takes_commits_of_nobody(harness):
+def test_empty_group_accepts_commits_without_member(harness):
     assert harness.group.validate_offset_commit("", -1, 2) is None
 
 
-def test_who_asks_where_the_group_stands_says_its_epoch_or_nothing(harness):
+def test_offset_fetch_requires_epoch_or_no_member(harness):
     two(harness)
     harness.group.validate_offset_fetch(None, -1)
     harness.group.validate_offset_fetch("m1", 2)
@@ -381,8 +381,10 @@ def test_who_asks_where_the_group_stands_says_its_epoch_or_nothing(harness):
         assert refusal.value.code is code
 
 
-def test_a_target_that_takes_long_is_not_made_again_soon():
-    """A tenth of a second for fifty thousand partitions, and twenty times that in between."""
+def test_expensive_target_delays_next_target():
+    """Fifty thousand partitions cost a tenth of a second; the minimum interval is twenty times
+    that.
+    """
     harness = ConsumerGroupHarness(50_000, group_consumer_assignment_interval_ms=1)
     harness.heartbeat("m1")
     harness.now += 1_999

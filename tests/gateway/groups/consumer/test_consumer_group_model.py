@@ -1,16 +1,18 @@
-"""Whatever members, topics, the store and the clock do to a consumer group, this holds:
+"""Invariants of a consumer group under any sequence of requests, topic changes, store failures and
+timeouts:
 
-1. A partition never has two owners at one time: what one client reads no other does, unless the group has given the first one up.
-2. Epochs only rise: the group's, its target's, and a member's for as long as it is one.
-3. A member that vanishes goes, and what it had is given away.
-4. Left in peace, with members that are heard of, a group becomes stable: every partition of every topic that somebody reads has one owner, who reads it.
-5. Every request is answered once; none is parked for ever.
-6. Nobody is told what a crash takes back: after one, every member goes on in the epoch that it was told.
-7. `next_expire_at` is never later than what is really due, and what was due is done by `expire`.
-8. A commit of what a client reads, in the epoch that it was told, is taken.
+1. A partition never has two owners: no two clients read it, unless the group has removed the first.
+2. Epochs only rise: the group's, its target's, and a member's while it is a member.
+3. A member that vanishes is removed, and its partitions are assigned to others.
+4. With regular heartbeats and no disturbances a group becomes stable: every partition of a
+   subscribed topic has one owner, which subscribes to it.
+5. Every request is answered once; none waits forever.
+6. A reply is never reverted by a crash: afterwards each member continues in the epoch it received.
+7. `next_expire_at` is never later than the next deadline, and `expire` handles all due ones.
+8. A commit of an owned partition in the received epoch is accepted.
 
-Members speak the new protocol or the classic one, and are static or not; a group that is left to classic members becomes a classic group, and there
-this test ends.
+Members use either protocol and are static or not. When a group is converted to a classic group the
+test ends.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ INSTANCES = st.sampled_from([None, None, "i1", "i2"])
 
 @dataclass
 class Client:
-    """What a client believes. `reads` is by topic id and partition."""
+    """A client's view. `reads` is by topic id and partition."""
 
     member_id: str
     instance_id: str | None
@@ -62,11 +64,11 @@ class Client:
     is_joined: bool = False
     must_join: bool = True
     said: frozenset[str] = frozenset()
-    """The topics that it has told the group."""
+    """The topics that it has sent to the group."""
     lost: int = 0
-    """How many answers in a row it has not had."""
+    """Number of consecutive lost replies."""
     asked: int | None = None
-    """The handle of its request, while it waits."""
+    """The handle of its waiting request."""
 
     def owned(self):
         found = {}
@@ -92,15 +94,15 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         self.epochs = (0, 0)
         self.member_epochs: dict[str, int] = {}
         for number in range(members):
-            self.somebody_comes(frozenset("ab"), None, number == 2)
+            self.member_joins(frozenset("ab"), None, number == 2)
 
-    # The group's side of it
+    # Group side
 
     def _take(self):
         while effects := self.group.take_effects():
             for effect in effects:
                 if isinstance(effect, Reply):
-                    self._answered(effect.handle, effect.result)
+                    self._handle_reply(effect.handle, effect.result)
                 elif isinstance(effect, StoreRows):
                     assert not self.writes, "two writes at a time"
                     self.writes.append(effect)
@@ -108,7 +110,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             self._end()
 
     def _end(self):
-        """A classic group now: the classic members that are left are in it."""
+        """The group was converted; its members are those with the classic protocol."""
         successor = self.group.successor
         assert len(successor.roster)
         assert all(
@@ -122,7 +124,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         self.group = ConsumerGroup("g", self.topology, self.settings, self.now)
         self.epochs = (0, 0)
 
-    def _answered(self, handle, reply):
+    def _handle_reply(self, handle, reply):
         client = self.waiting.pop(handle, None)
         assert client is not None, "answered twice (5)"
         client.asked = None
@@ -130,7 +132,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             return
         match reply:
             case HeartbeatResult(code=ErrorCode.NONE):
-                self._told(client, reply.epoch, reply.assignment)
+                self._apply_assignment(client, reply.epoch, reply.assignment)
             case JoinResult(code=ErrorCode.NONE):
                 client.epoch, client.is_joined, client.must_join = (
                     reply.generation,
@@ -146,7 +148,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
                     ),
                 )
             case SyncResult(code=ErrorCode.NONE):
-                self._told(client, client.epoch, self._by_id(reply.assignment))
+                self._apply_assignment(client, client.epoch, self._by_id(reply.assignment))
             case (
                 HeartbeatResult(code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
                 | JoinResult(code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -154,7 +156,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
                 client.must_join = client.must_join or client.is_classic
                 client.lost += 1
             case HeartbeatResult(code=ErrorCode.FENCED_MEMBER_EPOCH) if client.lost > 1:
-                # Only the epoch before is forgiven.
+                # Only the previous epoch is accepted.
                 client.epoch, client.reads, client.is_joined, client.lost = 0, set(), False, 0
             case SyncResult() | JoinResult(code=ErrorCode.REBALANCE_IN_PROGRESS):
                 client.must_join = True
@@ -164,7 +166,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
                 ), f"{reply} to {client} (6)"
                 self.clients.remove(client)
 
-    def _told(self, client, epoch, assignment):
+    def _apply_assignment(self, client, epoch, assignment):
         assert epoch >= client.epoch, "a member's epoch went back (2)"
         client.epoch, client.is_joined, client.lost = epoch, True, 0
         if assignment is None:
@@ -184,7 +186,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             found[self.topology.id_of(row.topic)] = frozenset(row.partitions)
         return found
 
-    # The clients' side of it
+    # Client side
 
     def _ask(self, client, ask):
         self.count += 1
@@ -219,7 +221,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             client, lambda handle: self.group.join(joining, client.member_id, handle, self.now)
         )
 
-    def _beat(self, client):
+    def _heartbeat(self, client):
         is_first = not client.is_joined
         beat = MemberHeartbeat(
             client.member_id,
@@ -232,12 +234,12 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         )
         self._ask(client, lambda handle: self.group.consumer_heartbeat(beat, handle, self.now))
 
-    def _is_heard(self, client):
-        """One round of a client: its heartbeat, and what follows from it."""
+    def _poll(self, client):
+        """One poll of a client: its heartbeat and the consequences."""
         if client.asked is not None or client not in self.clients:
             return
         if not client.is_classic:
-            self._beat(client)
+            self._heartbeat(client)
         elif client.must_join:
             self._join(client)
         else:
@@ -258,7 +260,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.clients) < 6)
     @rule(topics=TOPICS, instance=INSTANCES, is_classic=st.sampled_from([False, False, True]))
-    def somebody_comes(self, topics, instance, is_classic):
+    def member_joins(self, topics, instance, is_classic):
         if is_classic and not any(
             not client.is_classic and client.is_joined for client in self.clients
         ):
@@ -271,33 +273,34 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         if taken and not (is_classic or taken[0].is_classic):
             return
         for before in taken:
-            # Whoever starts the same static member twice stops the first one: its partitions are not read any more.
+            # Starting the same static member twice stops the first one, which no longer reads its
+            # partitions.
             self.clients.remove(before)
         self.count += 1
         client = Client(f"m{self.count}", instance, frozenset(topics), is_classic)
         self.clients.append(client)
-        self._is_heard(client)
+        self._poll(client)
 
     @precondition(lambda self: self.clients)
     @rule(which=WHICH)
-    def a_member_is_heard_of(self, which):
-        self._is_heard(self._client(which))
+    def member_polls(self, which):
+        self._poll(self._client(which))
 
     @rule()
-    def all_are_heard_of(self):
+    def all_members_poll(self):
         for client in list(self.clients):
-            self._is_heard(client)
+            self._poll(client)
 
     @precondition(lambda self: self.clients)
     @rule(which=WHICH, topics=TOPICS)
-    def a_member_subscribes_anew(self, which, topics):
+    def member_changes_subscription(self, which, topics):
         client = self._client(which)
         client.topics, client.must_join = frozenset(topics), True
-        self._is_heard(client)
+        self._poll(client)
 
     @precondition(lambda self: self.clients)
     @rule(which=WHICH, goes_away=st.booleans())
-    def a_member_leaves(self, which, goes_away):
+    def member_leaves(self, which, goes_away):
         client = self._client(which)
         if client.asked is not None or not client.is_joined:
             return
@@ -318,24 +321,24 @@ class ConsumerGroupModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.clients)
     @rule(which=WHICH)
-    def a_member_vanishes(self, which):
+    def member_vanishes(self, which):
         self.clients.remove(self._client(which))
 
     @precondition(lambda self: self.clients)
     @rule(which=WHICH)
-    def an_answer_is_lost(self, which):
-        """The client asks again, with what it knew before."""
+    def reply_is_lost(self, which):
+        """The client repeats its request with its previous state."""
         client = self._client(which)
         if client.asked is None or client.is_classic:
             return
         self.waiting[client.asked] = Client("", None, frozenset(), False)
         client.asked = None
         client.lost += 1
-        self._is_heard(client)
+        self._poll(client)
 
     @precondition(lambda self: self.clients)
     @rule(which=WHICH)
-    def a_member_commits(self, which):
+    def member_commits(self, which):
         client = self._client(which)
         if not client.is_joined or client.member_id not in self.group.roster:
             return
@@ -344,15 +347,15 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             fence(topic, index) is ErrorCode.NONE for topic, index in client.reads
         ), "(8)"
 
-    # What happens around them
+    # Environment
 
     @rule(name=st.sampled_from("abc"), partitions=st.integers(1, 5))
-    def a_topic_grows_or_comes(self, name, partitions):
+    def topic_is_created_or_extended(self, name, partitions):
         before = self.topology.topics.get(name, (0, 0))[1]
         self.topology.make(name, max(partitions, before))
 
     @rule(name=st.sampled_from("abc"))
-    def a_topic_goes(self, name):
+    def topic_is_deleted(self, name):
         if name in self.topology.topics:
             gone = self.topology.id_of(name)
             self.topology.delete(name)
@@ -361,7 +364,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.writes)
     @rule(is_stored=st.sampled_from([True, True, True, False]))
-    def the_store_answers(self, is_stored):
+    def store_completes_write(self, is_stored):
         write = self.writes.pop()
         if is_stored:
             self._store(write)
@@ -385,13 +388,14 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             assert self.group.next_expire_at > self.now, "due and not done (7)"
             for client in list(self.clients):
                 if client.member_id not in self.group.roster:
-                    # It has not been answered for longer than its session, which a client knows itself.
+                    # The client received no reply for longer than its session timeout, which it
+                    # detects itself.
                     self.clients.remove(client)
             self._take()
 
     @rule(is_stored=st.booleans())
     def crash(self, is_stored):
-        """The process is gone with everything that waited; what was on its way to the disk is there or not."""
+        """Drop all waiting requests. Each write in flight is either stored or not."""
         if is_stored and self.writes:
             self._store(self.writes[0])
         self.writes.clear()
@@ -413,19 +417,19 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         self.member_epochs.clear()
 
     @rule()
-    def in_peace_it_becomes_stable(self):
+    def becomes_stable_without_disturbances(self):
         """Invariant 4."""
         for _ in range(30):
             for client in list(self.clients):
-                self._is_heard(client)
+                self._poll(client)
                 while self.writes:
-                    self.the_store_answers(True)
+                    self.store_completes_write(True)
             self.now += 5_000
             if self.group.next_expire_at <= self.now:
                 self.group.expire(self.now)
                 self._take()
                 while self.writes:
-                    self.the_store_answers(True)
+                    self.store_completes_write(True)
         if not self.clients:
             assert self.group.is_empty, "(3)"
             return
@@ -472,17 +476,17 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         ), "(7)"
         on_their_way = {answer.handle for write in self.writes for answer in write.replies}
         assert set(self.waiting) == group._unstored.handles() | on_their_way, (
-            "a request that nobody will answer (5)"
+            "a request will never be answered (5)"
         )
 
     def teardown(self):
-        """Invariants 3 and 5: time passes, and nobody says anything."""
+        """Invariants 3 and 5: time passes without requests."""
         if not hasattr(self, "group"):
             return
         self.clients = []
         for _ in range(100):
             while self.writes:
-                self.the_store_answers(True)
+                self.store_completes_write(True)
             if self.group.next_expire_at == NEVER:
                 break
             self.now = max(self.now, self.group.next_expire_at)

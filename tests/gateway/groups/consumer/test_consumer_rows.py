@@ -1,4 +1,4 @@
-"""What is stored of a consumer group is read back as it was, and whatever else is in the store is no such group."""
+"""Storage format of consumer groups, including malformed rows."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ MEMBER = ConsumerGroupMember(
 )
 
 
-def test_a_group_is_read_as_it_was_written():
+def test_group_round_trip():
     assert decode_group([(2, encode(MEMBER)), (GROUP_ROW, encode(GROUP))]) == (GROUP, (MEMBER,))
 
 
-def test_members_come_in_the_order_in_which_they_came():
+def test_members_are_ordered_by_number():
     members = [ConsumerGroupMember(number, f"m{number}") for number in (2, 1)]
     stored = decode_group(
         [(GROUP_ROW, encode(GROUP)), *((one.number, encode(one)) for one in members)]
@@ -58,7 +58,7 @@ def test_members_come_in_the_order_in_which_they_came():
     st.text(min_size=1).filter(lambda name: len(name.encode()) <= MAX_GROUP_ID_BYTES),
     st.integers(0, (1 << 32) - 1),
 )
-def test_a_key_names_its_group_and_is_none_of_a_classic_group(group_id, number):
+def test_key_round_trip_and_distinct_from_classic_keys(group_id, number):
     key = row_key(group_id, number)
     assert parse_key(key) == (group_id, number)
     assert is_consumer_key(key)
@@ -80,13 +80,13 @@ def test_a_key_names_its_group_and_is_none_of_a_classic_group(group_id, number):
         ],
     ],
 )
-def test_rows_that_make_no_group_are_refused(found):
+def test_inconsistent_rows_are_refused(found):
     with pytest.raises(ValueError):
         decode_group(found)
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_group_or_refused(value):
+def test_any_bytes_are_decoded_or_raise_value_error(value):
     try:
         decode_group([(GROUP_ROW, value), (1, value)])
     except ValueError:

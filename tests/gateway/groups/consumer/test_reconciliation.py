@@ -1,4 +1,4 @@
-"""One step of a member towards its target (KIP-848), state by state."""
+"""Reconciliation steps of a member (KIP-848), state by state."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ def step(one, owned=None, *, goal=6, topics=BOTH, taken=(), subscription_changed
     )
 
 
-def test_who_has_arrived_stays_as_it_is():
+def test_reconciled_member_is_unchanged():
     one = member(assigned=held(5, 0), target=of(0))
     assert step(one, goal=5) is one
 
 
-def test_what_is_to_be_given_back_comes_first_and_in_the_old_epoch():
+def test_revocation_precedes_assignment_in_old_epoch():
     after = step(member(assigned=held(5, 0, 1), target=of(1, 2)))
     assert (after.state, after.epoch) == (MemberState.UNREVOKED, 5)
     assert (after.assigned, after.revoking) == (held(5, 1), held(5, 0))
 
 
-def test_who_has_given_back_already_is_given_the_rest_at_once():
+def test_member_that_released_receives_rest_at_once():
     after = step(member(assigned=held(5, 0, 1), target=of(1, 2)), owned=of(1))
     assert (after.state, after.epoch, after.previous_epoch) == (MemberState.STABLE, 6, 5)
     assert (after.assigned, after.revoking) == ({A: {1: 5, 2: 6}}, {})
 
 
 @pytest.mark.parametrize("owned", [None, of(0, 1), of(0)])
-def test_who_still_has_what_it_shall_give_back_waits(owned):
+def test_member_that_still_owns_revoked_partitions_waits(owned):
     one = member(
         state=MemberState.UNREVOKED, assigned=held(5, 1), revoking=held(5, 0), target=of(1)
     )
     assert step(one, owned) is one
 
 
-def test_who_has_given_back_comes_to_the_targets_epoch():
+def test_member_that_released_moves_to_target_epoch():
     one = member(
         state=MemberState.UNREVOKED, assigned=held(5, 1), revoking=held(5, 0), target=of(1)
     )
@@ -76,7 +76,7 @@ def test_who_has_given_back_comes_to_the_targets_epoch():
     )
 
 
-def test_what_others_still_have_is_waited_for_in_the_targets_epoch():
+def test_member_waits_for_owned_partitions_in_target_epoch():
     after = step(member(assigned=held(5, 0), target=of(0, 1, 2)), taken={2})
     assert (after.state, after.epoch, after.assigned) == (
         MemberState.UNRELEASED,
@@ -89,7 +89,7 @@ def test_what_others_still_have_is_waited_for_in_the_targets_epoch():
     assert (after.state, after.assigned) == (MemberState.STABLE, {A: {0: 5, 1: 6, 2: 6}})
 
 
-def test_a_topic_that_is_not_read_any_more_is_given_back_before_there_is_a_target():
+def test_unsubscribed_topic_is_revoked_before_new_target():
     one = member(assigned=held(5, 0) | {B: {0: 5}}, target=of(0) | {B: frozenset({0})})
     after = step(one, goal=5, topics=frozenset({A}), subscription_changed=True)
     assert (after.state, after.epoch, after.assigned, after.revoking) == (
@@ -100,7 +100,7 @@ def test_a_topic_that_is_not_read_any_more_is_given_back_before_there_is_a_targe
     )
 
 
-def test_more_is_given_back_while_some_still_is():
+def test_revocations_accumulate():
     one = member(
         state=MemberState.UNREVOKED,
         assigned={B: {0: 5}},
@@ -115,16 +115,16 @@ def test_more_is_given_back_while_some_still_is():
     )
 
 
-def test_a_new_target_of_a_topic_that_is_not_read_is_no_target():
+def test_target_of_unsubscribed_topic_is_ignored():
     after = step(member(target=of(0)), topics=frozenset({B}))
     assert (after.state, after.epoch, after.assigned) == (MemberState.STABLE, 6, {})
 
 
-def test_who_is_away_takes_no_step():
+def test_absent_static_member_is_unchanged():
     one = replace(member(assigned=held(0, 0)), state=MemberState.AWAY)
     with pytest.raises(RuntimeError):
         transition(one, MemberState.STABLE, 6, {}, {})
 
 
-def test_every_state_has_its_row():
+def test_every_state_has_transitions():
     assert set(TRANSITIONS) == set(MemberState)

@@ -1,4 +1,4 @@
-"""A subscription's regular expression names topics as RE2 says, and no expression costs more than it may."""
+"""Regular expressions in subscriptions: RE2 semantics and limits on cost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def refusal(expression, names=NAMES, **settings):
         (".", []),
     ],
 )
-def test_a_topic_is_named_where_its_whole_name_matches(expression, expected):
+def test_regex_matches_whole_names(expression, expected):
     assert found(expression) == expected
 
 
@@ -78,13 +78,13 @@ def test_a_topic_is_named_where_its_whole_name_matches(expression, expected):
         "\\",
     ],
 )
-def test_what_re2_does_not_know_is_refused(expression):
+def test_regex_beyond_re2_syntax_is_refused(expression):
     assert refusal(expression).startswith(
         f"SubscribedTopicRegex `{expression}` is not a valid regular expression: "
     )
 
 
-def test_a_topic_that_comes_or_goes_is_seen():
+def test_matches_follow_created_and_deleted_topics():
     kept = TopicRegexes(MAX_BYTES)
     assert kept.matching("orders.*", frozenset({"orders", "bills"})) == {"orders"}
     assert kept.matching("orders.*", frozenset({"orders", "orders-eu"})) == {"orders", "orders-eu"}
@@ -96,13 +96,13 @@ def test_a_topic_that_comes_or_goes_is_seen():
     st.lists(st.frozensets(st.sampled_from(sorted(NAMES))), max_size=6),
     st.sampled_from(["orders.*", "b.*", ".*s", "bill"]),
 )
-def test_what_is_remembered_changes_nothing(moments, expression):
+def test_cache_does_not_change_matches(moments, expression):
     kept = TopicRegexes(MAX_BYTES)
     for names in moments:
         assert sorted(kept.matching(expression, names)) == found(expression, names)
 
 
-def test_a_name_is_looked_at_once(monkeypatch):
+def test_each_name_is_matched_once(monkeypatch):
     looks = []
     compiled = topic_regexes._compile("orders", MAX_BYTES)
 
@@ -118,7 +118,7 @@ def test_a_name_is_looked_at_once(monkeypatch):
     assert sorted(looks) == [b"bill", b"bills", b"orders"]
 
 
-def test_expressions_that_nobody_asked_for_longest_are_forgotten():
+def test_least_recently_used_regex_is_evicted():
     kept = TopicRegexes(MAX_BYTES)
     for number in range(MAX_CACHED + 10):
         kept.matching("orders", NAMES)
@@ -127,18 +127,18 @@ def test_expressions_that_nobody_asked_for_longest_are_forgotten():
     assert "orders" in kept._cache
 
 
-def test_one_of_more_bytes_than_allowed_is_refused_and_not_quoted():
+def test_too_long_regex_is_refused_and_truncated_in_error():
     assert found("a" * MAX_BYTES) == []
     assert len(refusal("ö" * (MAX_BYTES // 2 + 1))) < 200
 
 
-def test_one_that_takes_too_long_is_refused():
+def test_too_slow_regex_is_refused():
     ticks = count(0, 2 * MAX_CPU_SECONDS)
     names = {f"bills{number}" for number in range(MIN_NAMES_MATCHED + 1)}
     assert "too long" in refusal("bills", names, cpu_time=lambda: next(ticks))
 
 
-def test_a_machine_that_stood_still_for_a_few_names_has_refused_nobody():
+def test_slow_clock_does_not_refuse_regex_for_few_names():
     ticks = count(0, 2 * MAX_CPU_SECONDS)
     names = {f"bills{number}" for number in range(MIN_NAMES_MATCHED)}
     assert TopicRegexes(MAX_BYTES, cpu_time=lambda: next(ticks)).matching(
@@ -159,12 +159,12 @@ def test_a_machine_that_stood_still_for_a_few_names_has_refused_nobody():
         "(" * 1000 + ")" * 1000,
     ],
 )
-def test_no_expression_holds_everybody_up(expression):
+def test_no_regex_exceeds_cpu_limit(expression):
     names = frozenset(("ab" * 125)[number % 40 :] + str(number) for number in range(5000))
     began = time.thread_time()
     with suppress(KafkaError):
         TopicRegexes(MAX_BYTES).matching(expression, names)
-    # Without the allowance, the first two would take 20 seconds.
+    # Without the limit, the first two would take 20 seconds.
     assert time.thread_time() - began < 10 * (
         MAX_CPU_SECONDS + MAX_CPU_SECONDS_PER_NAME * len(names)
     )
@@ -174,24 +174,24 @@ def test_no_expression_holds_everybody_up(expression):
     st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
     | st.text("ab.*+?(){}[]|^$\\1,-", max_size=20)
 )
-def test_any_text_is_evaluated_or_refused(text):
+def test_any_text_is_matched_or_refused(text):
     with suppress(KafkaError):
         assert TopicRegexes(MAX_BYTES).matching(text, NAMES) <= NAMES
 
 
-def test_ten_thousand_topics_are_looked_at_within_the_allowance():
-    """An expression that takes longer is refused. This one takes less than a tenth of the allowance."""
+def test_ordinary_regex_matches_ten_thousand_topics_within_limit():
+    """Slower expressions are refused. This one needs less than a tenth of the limit."""
     names = frozenset(f"team-{number % 17}.orders.region-{number}" for number in range(10_000))
     assert len(TopicRegexes(MAX_BYTES).matching("team-3\\.orders\\..*", names)) == 589
 
 
-def test_ever_new_costly_expressions_have_a_share_of_the_time_and_known_ones_are_looked_at():
+def test_new_slow_regexes_share_limited_cpu_time():
     ticks, texts, now = count(0, MAX_CPU_SECONDS / 4), map(str, count()), [0.0]
     kept = TopicRegexes(MAX_BYTES, lambda: next(ticks), lambda: now[0])
     assert kept.matching("orders", frozenset({"orders"})) == {"orders"}
 
     def outcome():
-        """Of the next new one."""
+        """The outcome of the next new expression."""
         try:
             kept.matching(next(texts), frozenset({"orders"}))
         except KafkaError as failure:
@@ -199,7 +199,7 @@ def test_ever_new_costly_expressions_have_a_share_of_the_time_and_known_ones_are
         return ErrorCode.NONE
 
     def looks():
-        """How many new ones are looked at before there is no time left for more."""
+        """Number of new expressions evaluated until the time is used up."""
         return len(list(iter(outcome, ErrorCode.COORDINATOR_NOT_AVAILABLE)))
 
     first = looks()

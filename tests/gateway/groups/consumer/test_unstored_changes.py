@@ -1,4 +1,6 @@
-"""Nobody is told what is not stored, one write is on its way at a time, and what failed goes with the next."""
+"""Replies wait for unstored changes; one write is in flight at a time, and failed rows are
+retried.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ FINE = HeartbeatResult(ErrorCode.NONE, None, "m", 3)
 
 
 class EffectRecorder:
-    """A ledger and what it has wanted done."""
+    """An `UnstoredChanges` and its effects."""
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
@@ -35,14 +37,14 @@ def member(number: int) -> ConsumerGroupMember:
     return ConsumerGroupMember(number, f"m{number}")
 
 
-def test_where_nothing_has_changed_the_answer_goes_at_once():
+def test_reply_without_changes_is_sent_at_once():
     recorder = EffectRecorder()
     recorder.changes.reply(1, FINE)
     recorder.changes.flush()
     assert recorder.take_effects() == [Reply(1, FINE)]
 
 
-def test_an_answer_waits_for_what_changed_before_it():
+def test_reply_waits_for_earlier_changes():
     recorder = EffectRecorder()
     recorder.changes.set_row(b"a", member(1))
     recorder.changes.reply(1, FINE)
@@ -56,7 +58,7 @@ def test_an_answer_waits_for_what_changed_before_it():
     assert recorder.changes.is_empty
 
 
-def test_what_changes_during_a_write_goes_with_the_next_one():
+def test_changes_during_write_go_into_next_write():
     recorder = EffectRecorder()
     recorder.changes.set_row(b"a", member(1))
     recorder.changes.flush()
@@ -75,7 +77,7 @@ def test_what_changes_during_a_write_goes_with_the_next_one():
     )
 
 
-def test_what_failed_goes_with_the_next_write_unless_it_has_changed_again():
+def test_failed_rows_are_retried_unless_changed_again():
     recorder = EffectRecorder()
     recorder.changes.set_row(b"a", member(1))
     recorder.changes.set_row(b"b", member(2))
@@ -93,7 +95,7 @@ def test_what_failed_goes_with_the_next_write_unless_it_has_changed_again():
     assert recorder.take_effects() == [StoreRows({b"a": None, b"b": member(2)})]
 
 
-def test_a_refusal_of_any_request_says_nothing_but_its_code():
+def test_refusal_has_only_error_code():
     recorder = EffectRecorder()
     recorder.changes.set_row(b"a", None)
     replies = [
@@ -118,7 +120,7 @@ def test_a_refusal_of_any_request_says_nothing_but_its_code():
     assert refusals[3] is replies[3]
 
 
-def test_one_that_is_closed_writes_no_more_and_knows_what_may_be_stored():
+def test_closed_changes_write_nothing_and_keep_in_flight_keys():
     recorder = EffectRecorder()
     recorder.changes.set_row(b"a", member(1))
     recorder.changes.flush()

@@ -1,4 +1,4 @@
-"""What groups have committed: durable when acknowledged, gone with its topic, bounded."""
+"""Committed offsets: durability, deletion with their topic, and limits."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def offsets(env: BrokerEnvironment, group: str = "g") -> dict[tuple[str, int], i
     }
 
 
-def again(env: BrokerEnvironment, **settings: Any) -> BrokerEnvironment:
-    """The gateway, started anew on what the store has."""
+def restarted(env: BrokerEnvironment, **settings: Any) -> BrokerEnvironment:
+    """The gateway restarted with the same store."""
     ended(env.store.close())
     return open_environment(env.store.medium, **settings)
 
@@ -57,7 +57,7 @@ def delete_topic(env: BrokerEnvironment, name: str = "orders") -> None:
     ended(env.broker.offsets.delete_topic(topic.topic))
 
 
-def test_what_is_committed_is_found_by_its_group_alone(env):
+def test_offset_belongs_to_its_group(env):
     commit(env, "g", {("orders", 0): 7, ("bills", 0): 1})
     commit(env, "other", {("orders", 0): 3})
     assert offsets(env) == {("orders", 0): 7, ("bills", 0): 1}
@@ -66,14 +66,14 @@ def test_what_is_committed_is_found_by_its_group_alone(env):
     assert sorted(env.broker.offsets.groups()) == ["g", "other"]
 
 
-def test_a_later_commit_takes_the_place_of_an_earlier_one_even_if_it_goes_back(env):
+def test_later_commit_replaces_earlier_one(env):
     for offset in (7, 9, 2):
         commit(env, "g", {("orders", 0): offset})
     assert offsets(env) == {("orders", 0): 2}
-    assert offsets(again(env)) == {("orders", 0): 2}
+    assert offsets(restarted(env)) == {("orders", 0): 2}
 
 
-def test_everything_said_with_an_offset_survives_a_restart(env):
+def test_all_offset_fields_survive_restart(env):
     rows = {
         ("orders", 2): CommittedOffset(
             12, 4, "bei mir, früh", 1_700_000_000_000, 1_700_000_600_000
@@ -82,13 +82,13 @@ def test_everything_said_with_an_offset_survives_a_restart(env):
     }
     ended(env.broker.offsets.commit("grüppe", rows))
     ended(env.broker.offsets.commit("", {("orders", 0): at(1)}))
-    reopened = again(env)
+    reopened = restarted(env)
     assert reopened.broker.offsets.of_group("grüppe") == rows
     assert offsets(reopened, "") == {("orders", 0): 1}
     assert len(reopened.broker.offsets) == 3
 
 
-def test_nobody_sees_an_offset_before_it_is_durable(env):
+def test_offset_is_visible_after_it_is_durable(env):
     commit(env, "g", {("orders", 0): 1})
     env.store.hold()
     waiting = Started(committing(env, "g", {("orders", 0): 2}))
@@ -99,15 +99,15 @@ def test_nobody_sees_an_offset_before_it_is_durable(env):
     assert offsets(env) == {("orders", 0): 2}
 
 
-def test_a_client_that_goes_away_meanwhile_changes_nothing(env):
+def test_cancelled_commit_is_completed(env):
     env.store.hold()
     waiting = Started(committing(env, "g", {("orders", 0): 2}))
     waiting.cancel()
     env.store.release()
-    assert offsets(env) == offsets(again(env)) == {("orders", 0): 2}
+    assert offsets(env) == offsets(restarted(env)) == {("orders", 0): 2}
 
 
-def test_a_store_that_fails_lets_clients_ask_again_and_nothing_changes(env):
+def test_store_failure_is_retriable_and_changes_nothing(env):
     commit(env, "g", {("orders", 0): 1})
     env.store.refuse_writes = True
     for work in (committing(env, "g", {("orders", 0): 2}), env.broker.offsets.delete("g")):
@@ -117,7 +117,7 @@ def test_a_store_that_fails_lets_clients_ask_again_and_nothing_changes(env):
     assert offsets(env) == {("orders", 0): 1}
 
 
-def test_a_commit_is_for_all_of_its_partitions_or_for_none(env):
+def test_commit_is_atomic(env):
     for place in (("orders", 3), ("orders", -1), ("nowhere", 0)):
         with pytest.raises(KafkaError) as refused:
             commit(env, "g", {("bills", 0): 1, place: 1})
@@ -126,25 +126,25 @@ def test_a_commit_is_for_all_of_its_partitions_or_for_none(env):
     assert rows_stored(env) == 0
 
 
-def test_a_group_is_deleted_with_all_that_it_has_committed(env):
+def test_group_is_deleted_with_its_offsets(env):
     commit(env, "g", {("orders", 0): 7, ("orders", 1): 8, ("bills", 0): 1})
     commit(env, "other", {("orders", 0): 3})
     ended(env.broker.offsets.delete("g"))
     assert list(env.broker.offsets.groups()) == ["other"]
-    assert list(again(env).broker.offsets.groups()) == ["other"]
+    assert list(restarted(env).broker.offsets.groups()) == ["other"]
 
 
-def test_single_partitions_are_deleted_and_those_that_are_not_there_are_no_error(env):
+def test_delete_ignores_missing_partitions(env):
     commit(env, "g", {("orders", 0): 7, ("orders", 1): 8})
     ended(
         env.broker.offsets.delete(
             "g", [("orders", 0), ("orders", 2), ("orders", 9), ("nowhere", 0)]
         )
     )
-    assert offsets(env) == offsets(again(env)) == {("orders", 1): 8}
+    assert offsets(env) == offsets(restarted(env)) == {("orders", 1): 8}
 
 
-def test_a_deleted_topic_takes_its_offsets_out_of_every_group(env):
+def test_deleted_topic_deletes_offsets_of_all_groups(env):
     commit(env, "g", {("orders", 0): 7, ("orders", 1): 7, ("bills", 0): 1})
     commit(env, "other", {("orders", 0): 3})
     delete_topic(env)
@@ -153,25 +153,25 @@ def test_a_deleted_topic_takes_its_offsets_out_of_every_group(env):
     assert len(env.broker.offsets) == rows_stored(env) == 1
 
 
-def test_a_topic_of_the_same_name_begins_without_offsets(env):
+def test_recreated_topic_has_no_offsets(env):
     commit(env, "g", {("orders", 0): 7})
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     env.topic("orders")
-    # The old ones are still there, for nobody has said yet that they may go.
+    # The old offsets are still stored, because their deletion has not been requested yet.
     assert rows_stored(env) == 1
     assert offsets(env) == {}
     assert env.broker.offsets.get("g", "orders", 0) is None
 
 
-def test_what_a_crash_left_of_a_deleted_topic_goes_at_the_next_start(env):
+def test_orphaned_offsets_are_deleted_at_start(env):
     commit(env, "g", {("orders", 0): 7, ("bills", 0): 1})
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
-    reopened = again(env)
+    reopened = restarted(env)
     assert offsets(reopened) == {("bills", 0): 1}
     assert len(reopened.broker.offsets) == rows_stored(reopened) == 1
 
 
-def test_a_disk_that_takes_nothing_is_no_reason_not_to_start(env, caplog):
+def test_start_succeeds_if_orphans_cannot_be_deleted(env, caplog):
     commit(env, "g", {("orders", 0): 7, ("bills", 0): 1})
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     env.store.refuse_writes = True
@@ -185,7 +185,7 @@ def test_a_disk_that_takes_nothing_is_no_reason_not_to_start(env, caplog):
     ]
 
 
-def test_a_store_that_fails_keeps_no_offset_of_a_deleted_topic_alive(env, caplog):
+def test_offsets_of_deleted_topic_disappear_despite_store_failure(env, caplog):
     commit(env, "g", {("orders", 0): 7})
     topic = env.broker.topics.require("orders")
     ended(env.broker.topics.delete(topic))
@@ -197,8 +197,8 @@ def test_a_store_that_fails_keeps_no_offset_of_a_deleted_topic_alive(env, caplog
     assert len(env.broker.offsets) == 0
 
 
-def test_a_commit_that_its_topic_s_deletion_overtakes_leaves_nothing(env):
-    """As where tables and topics are stored in different places, so that neither waits for the other."""
+def test_commit_overtaken_by_topic_deletion_is_removed(env):
+    """As with tables and topics in different stores, which do not wait for each other."""
     slow = MemoryStore()
     ended(slow.open())
     offsets = CommittedOffsets(
@@ -215,14 +215,14 @@ def test_a_commit_that_its_topic_s_deletion_overtakes_leaves_nothing(env):
     assert ended(ended(slow.table("offsets")).items()) == []
 
 
-def test_a_commit_after_its_topic_is_gone_is_refused(env):
+def test_commit_to_deleted_topic_is_refused(env):
     delete_topic(env)
     with pytest.raises(KafkaError) as refused:
         commit(env, "g", {("orders", 0): 1})
     assert refused.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_row_that_cannot_be_read_is_said_and_the_others_are_there(env, caplog):
+def test_unreadable_row_is_logged_and_skipped(env, caplog):
     commit(env, "g", {("orders", 0): 7})
 
     async def spoil() -> None:
@@ -236,7 +236,7 @@ def test_a_row_that_cannot_be_read_is_said_and_the_others_are_there(env, caplog)
         )
 
     ended(spoil())
-    reopened = again(env)
+    reopened = restarted(env)
     assert offsets(reopened) == {("orders", 0): 7}
     assert len(caplog.records) == 3
 
@@ -247,20 +247,20 @@ def refusal(env: BrokerEnvironment, group: str, rows: Mapping[tuple[str, int], i
     return refused.value.code
 
 
-def test_a_group_commits_no_more_partitions_than_it_may(caplog):
+def test_max_offsets_per_group_limits_commits(caplog):
     env = open_environment(max_offsets_per_group=2)
     env.topic("orders", 3)
     commit(env, "g", {("orders", 0): 1, ("orders", 1): 1})
     assert refusal(env, "g", {("orders", 2): 1}) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     assert [record.getMessage() for record in caplog.records] == ["commit refused"]
-    # Those that are there move on, and when one goes there is room for another.
+    # Existing offsets can advance, and a deleted one makes room for another.
     commit(env, "g", {("orders", 0): 2, ("orders", 1): 2})
     ended(env.broker.offsets.delete("g", [("orders", 0)]))
     commit(env, "g", {("orders", 2): 1})
 
 
-def test_all_groups_together_take_no_more_memory_than_they_may():
-    """1 MiB has room for fewer than 1,748 offsets of 600 bytes."""
+def test_committed_offsets_max_bytes_limits_all_groups():
+    """1 MiB holds fewer than 1,748 offsets of 600 bytes."""
     env = open_environment(committed_offsets_max_bytes=1 << 20)
     env.topic("orders", 1000)
     commit(env, "a", {("orders", index): 1 for index in range(1000)})
@@ -269,7 +269,8 @@ def test_all_groups_together_take_no_more_memory_than_they_may():
         refusal(env, "c", {("orders", index): 1 for index in range(248)})
         == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     )
-    # Those that are there move on, but not to longer notes, and when one group goes there is room for another.
+    # Existing offsets can advance, but not with longer metadata, and a deleted group makes room for
+    # another.
     commit(env, "b", {("orders", index): 2 for index in range(500)})
     with pytest.raises(KafkaError):
         ended(
@@ -281,7 +282,7 @@ def test_all_groups_together_take_no_more_memory_than_they_may():
     commit(env, "c", {("orders", index): 1 for index in range(248)})
 
 
-def test_a_limit_that_many_run_into_is_told_once_until_offsets_go(caplog):
+def test_refused_commits_are_logged_once_per_group(caplog):
     env = open_environment(max_offsets_per_group=1)
     env.topic("orders", 2)
     for number in range(1_000):
@@ -299,7 +300,7 @@ def test_a_limit_that_many_run_into_is_told_once_until_offsets_go(caplog):
     assert len(caplog.records) == MAX_LOGGED_GROUPS + 1
 
 
-def test_names_of_groups_take_room_as_well():
+def test_group_names_count_towards_memory_limit():
     env = open_environment(committed_offsets_max_bytes=1 << 20)
     env.topic("orders", 1)
     names = [f"{'g' * 450}{number}" for number in range(1_100)]
@@ -310,7 +311,7 @@ def test_names_of_groups_take_room_as_well():
     assert env.broker.offsets._bytes == 0
 
 
-def test_what_is_on_its_way_to_the_disk_takes_room_already():
+def test_commits_being_stored_count_towards_memory_limit():
     env = open_environment(committed_offsets_max_bytes=1 << 20)
     env.topic("orders", 1_000)
     env.store.hold()
@@ -322,30 +323,30 @@ def test_what_is_on_its_way_to_the_disk_takes_room_already():
     assert len(offsets(env, "a")) == 1_000
 
 
-def test_room_is_counted_from_what_a_restart_found():
+def test_loaded_offsets_count_towards_memory_limit():
     env = open_environment(committed_offsets_max_bytes=1 << 20)
     env.topic("orders", 100)
     rows = {("orders", index): at(1, "x" * 4096) for index in range(100)}
     ended(env.broker.offsets.commit("a", rows))
-    reopened = again(env, committed_offsets_max_bytes=1 << 20)
+    reopened = restarted(env, committed_offsets_max_bytes=1 << 20)
     ended(reopened.broker.offsets.commit("b", rows))
     with pytest.raises(KafkaError):
         ended(reopened.broker.offsets.commit("c", rows))
 
 
-def test_a_group_s_name_is_as_long_as_a_key_has_room_for():
+def test_longest_group_id_can_be_stored():
     env = open_environment()
     env.topic("orders")
     commit(env, "g" * 460, {("orders", 0): 1})
-    assert offsets(again(env), "g" * 460) == {("orders", 0): 1}
+    assert offsets(restarted(env), "g" * 460) == {("orders", 0): 1}
 
 
 @pytest.mark.parametrize("group", ["g" * 461, "ü" * 231])
-def test_a_longer_name_of_a_group_is_refused(env, group):
+def test_too_long_group_id_is_refused(env, group):
     assert refusal(env, group, {("orders", 0): 1}) == ErrorCode.INVALID_GROUP_ID
 
 
-def test_a_commit_that_is_not_stored_in_time_is_told_so_and_counts_once_it_is_stored(env):
+def test_commit_timeout_is_refused_and_counts_once_stored(env):
     env.store.hold()
     waiting = Started(env.broker.offsets.commit("g", {("orders", 0): at(7)}))
     env.clock.advance(4.9)
@@ -358,7 +359,7 @@ def test_a_commit_that_is_not_stored_in_time_is_told_so_and_counts_once_it_is_st
     assert offsets(env) == {("orders", 0): 7}
 
 
-def test_what_is_durable_is_noted_with_the_store_and_nothing_else(env):
+def test_listener_is_called_for_durable_commits_only(env):
     env.store.refuse_writes = True
     refused = Started(env.broker.offsets.commit("g", {("orders", 0): at(7)}))
     assert (refused.failure.code, env.store.committed) == (
@@ -370,7 +371,7 @@ def test_what_is_durable_is_noted_with_the_store_and_nothing_else(env):
     assert env.store.committed == {("g", "orders", 0): 8, ("g", "bills", 0): 1}
 
 
-def test_a_commit_that_the_store_does_not_take_in_one_piece_is_too_large(env, monkeypatch):
+def test_commit_too_large_for_store_is_refused(env, monkeypatch):
     def put(rows):
         raise EntryTooLarge("6000000 bytes where 5000000 are taken")
 

@@ -1,8 +1,8 @@
-"""Any commits, deletions, crashes and failures of the disk, at the same time or one after the other.
+"""Invariants of committed offsets under concurrent commits, deletions, crashes and disk failures:
 
-- A group stands where its last acknowledged commit put it, at once and after a crash, however many others are under way.
-- A commit that was not acknowledged, or a deletion, is never seen half.
-- No offset outlives its topic, and none is a later topic's of the same name.
+- A group's offset is that of its last acknowledged commit, also after a crash.
+- An unacknowledged commit or deletion is never partly visible.
+- No offset outlives its topic or applies to a later topic with the same name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.protocol.errors import KafkaError
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
 
 TOPICS = ("orders", "bills")
-Place = tuple[str, str, int]
+OffsetPlace = tuple[str, str, int]
 """Group, topic, partition."""
 
 groups = st.sampled_from(("g", "h"))
@@ -45,12 +45,14 @@ steps = st.lists(
 )
 
 
-class Life:
-    """A gateway beside its model: what is acknowledged, and what follows from each request that is under way once it is answered."""
+class GatewayModel:
+    """A gateway and its model: the acknowledged offsets, and the effect of each request in progress
+    once it is answered.
+    """
 
     def __init__(self) -> None:
         self.env: BrokerEnvironment = open_environment()
-        self.acknowledged: dict[Place, int] = {}
+        self.acknowledged: dict[OffsetPlace, int] = {}
         self.ids: dict[str, bytes] = {}
         self.under_way: list[tuple[Started, Callable[[], None]]] = []
         self.is_held = False
@@ -96,7 +98,7 @@ class Life:
         ]
         self._delete(gone, self.env.broker.offsets.delete(group, asked))
 
-    def _delete(self, gone: list[Place], work: Coroutine[Any, Any, None]) -> None:
+    def _delete(self, gone: list[OffsetPlace], work: Coroutine[Any, Any, None]) -> None:
         def then() -> None:
             for place in gone:
                 self.acknowledged.pop(place, None)
@@ -158,8 +160,8 @@ class Life:
 
 @settings(max_examples=150)
 @given(steps)
-def test_a_group_stands_where_its_last_acknowledged_commit_put_it(taken):
-    life = Life()
+def test_offset_is_that_of_last_acknowledged_commit(taken):
+    life = GatewayModel()
     for name, *arguments in taken:
         known = name != "commit" or all(topic in life.ids for topic, _ in arguments[1])
         if known:

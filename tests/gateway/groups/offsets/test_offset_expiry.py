@@ -1,4 +1,4 @@
-"""KIP-211: whose offsets are deleted, and when. The times are those of the proposal, with a retention of a week."""
+"""Offset expiration as in KIP-211, with a retention of a week."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ WEEK = 7 * DAY
 
 
 @dataclass
-class Known:
-    """A group as a test says it is: what its members read (None where they do not say), or when it lost the last of them."""
+class FakeGroup:
+    """A test group: its subscribed topics (None if unknown), or when it became empty."""
 
     group_id: str
     topics: frozenset[str] | None = None
     empty_since: float | None = None
 
 
-class Memberships:
-    """The coordinator's part. `forgotten` are the groups that it was told to forget."""
+class FakeMemberships:
+    """A fake coordinator. `forgotten` are the groups that it was asked to delete."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, FakeGroup] = {}
         self.forgotten: list[str] = []
 
     def has_members(self, group_id: str, *topics: str, do_not_say: bool = False) -> None:
-        self.known[group_id] = Known(group_id, None if do_not_say else frozenset(topics))
+        self.known[group_id] = FakeGroup(group_id, None if do_not_say else frozenset(topics))
 
     def lost_its_last(self, group_id: str, at: float) -> None:
-        self.known[group_id] = Known(group_id, empty_since=at)
+        self.known[group_id] = FakeGroup(group_id, empty_since=at)
 
-    def __iter__(self) -> Iterator[Known]:
+    def __iter__(self) -> Iterator[FakeGroup]:
         return iter(list(self.known.values()))
 
     def is_empty(self, group_id: str) -> bool:
@@ -63,8 +63,8 @@ def env() -> BrokerEnvironment:
 
 
 @pytest.fixture
-def groups() -> Memberships:
-    return Memberships()
+def groups() -> FakeMemberships:
+    return FakeMemberships()
 
 
 def commit(
@@ -77,13 +77,13 @@ def commit(
     )
 
 
-def kept(env: BrokerEnvironment, groups: Memberships, now: int, group: str = "g") -> set[str]:
-    """Which topics' offsets the group still has after a round at that time."""
+def kept(env: BrokerEnvironment, groups: FakeMemberships, now: int, group: str = "g") -> set[str]:
+    """Topics of the group's remaining offsets after a pass at this time."""
     ended(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).run(now))
     return {topic for topic, _ in env.broker.offsets.of_group(group)}
 
 
-def test_a_group_that_never_had_members_keeps_each_offset_since_its_commit(env, groups):
+def test_retention_without_members_starts_at_commit(env, groups):
     commit(env, "g", "orders", at=NOW)
     commit(env, "g", "bills", at=NOW + DAY)
     assert kept(env, groups, NOW + WEEK - 1) == {"orders", "bills"}
@@ -91,7 +91,7 @@ def test_a_group_that_never_had_members_keeps_each_offset_since_its_commit(env, 
     assert kept(env, groups, NOW + WEEK + DAY) == set()
 
 
-def test_a_group_keeps_all_since_it_lost_its_last_member(env, groups):
+def test_retention_starts_when_group_becomes_empty(env, groups):
     commit(env, "g", "orders", at=NOW - 30 * DAY)
     commit(env, "g", "bills", at=NOW - DAY)
     groups.lost_its_last("g", NOW)
@@ -99,26 +99,26 @@ def test_a_group_keeps_all_since_it_lost_its_last_member(env, groups):
     assert kept(env, groups, NOW + WEEK) == set()
 
 
-def test_members_keep_the_offsets_of_what_they_read_however_old(env, groups):
+def test_offsets_of_subscribed_topics_do_not_expire(env, groups):
     commit(env, "g", "orders", "bills", at=NOW - 365 * DAY)
     groups.has_members("g", "orders")
     assert kept(env, groups, NOW) == {"orders"}
 
 
-def test_members_keep_for_the_time_of_retention_what_they_no_longer_read(env, groups):
+def test_offsets_of_unsubscribed_topics_expire_after_retention(env, groups):
     commit(env, "g", "bills")
     groups.has_members("g", "orders")
     assert kept(env, groups, NOW + WEEK - 1) == {"bills"}
     assert kept(env, groups, NOW + WEEK) == set()
 
 
-def test_members_that_do_not_say_what_they_read_keep_everything(env, groups):
+def test_unknown_subscriptions_keep_all_offsets(env, groups):
     commit(env, "g", "orders", at=NOW - 365 * DAY)
     groups.has_members("g", do_not_say=True)
     assert kept(env, groups, NOW) == {"orders"}
 
 
-def test_a_retention_time_of_the_client_s_own_counts_instead(env, groups):
+def test_retention_time_of_request_takes_precedence(env, groups):
     commit(env, "g", "orders", until=NOW + DAY)
     commit(env, "g", "bills", until=NOW + 2 * WEEK)
     groups.lost_its_last("g", NOW - WEEK)
@@ -127,7 +127,7 @@ def test_a_retention_time_of_the_client_s_own_counts_instead(env, groups):
     assert kept(env, groups, NOW + 2 * WEEK) == set()
 
 
-def test_what_has_expired_does_not_come_back_with_a_restart(env, groups):
+def test_expired_offset_stays_deleted_after_restart(env, groups):
     commit(env, "g", "orders")
     commit(env, "g", "bills", at=NOW + DAY)
     kept(env, groups, NOW + WEEK)
@@ -135,7 +135,7 @@ def test_what_has_expired_does_not_come_back_with_a_restart(env, groups):
     assert set(open_environment(env.store.medium).broker.offsets.of_group("g")) == {("bills", 0)}
 
 
-def test_a_group_without_members_is_forgotten_with_its_last_offset(env, groups):
+def test_empty_group_is_deleted_with_its_last_offset(env, groups):
     commit(env, "g", "orders", "bills")
     commit(env, "still", "orders", until=NOW + 2 * WEEK)
     for group in ("g", "still", "never committed"):
@@ -146,14 +146,14 @@ def test_a_group_without_members_is_forgotten_with_its_last_offset(env, groups):
     assert groups.forgotten == ["never committed", "g"]
 
 
-def test_a_group_with_members_is_not_forgotten(env, groups):
+def test_group_with_members_is_not_deleted(env, groups):
     commit(env, "g", "orders")
     groups.has_members("g")
     assert kept(env, groups, NOW + WEEK) == set()
     assert groups.forgotten == []
 
 
-def test_a_commit_on_its_way_to_the_disk_is_not_overtaken(env, groups):
+def test_commit_being_stored_prevents_expiration(env, groups):
     commit(env, "g", "orders")
     env.store.hold()
     newer = Started(
@@ -164,11 +164,11 @@ def test_a_commit_on_its_way_to_the_disk_is_not_overtaken(env, groups):
     assert newer.is_done
     assert ending.is_done
     assert env.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "", NOW + WEEK)
-    # And the next round looks at it as at any other.
+    # The next pass treats it like any other offset.
     assert kept(env, groups, NOW + 2 * WEEK) == set()
 
 
-def test_a_commit_between_two_turns_of_a_round_counts(env, groups):
+def test_commit_between_reactor_turns_prevents_expiration(env, groups):
     commit(env, "first", "orders")
     for index in range(OFFSETS_PER_TURN):
         commit(env, f"g{index}", "orders", at=NOW + DAY)
@@ -183,7 +183,7 @@ def test_a_commit_between_two_turns_of_a_round_counts(env, groups):
     ] * 2
 
 
-def test_a_commit_that_fails_keeps_nothing_alive(env, groups):
+def test_failed_commit_does_not_prevent_expiration(env, groups):
     commit(env, "g", "orders")
     env.store.refuse_writes = True
     assert Started(
@@ -193,7 +193,7 @@ def test_a_commit_that_fails_keeps_nothing_alive(env, groups):
     assert kept(env, groups, NOW + WEEK) == set()
 
 
-def test_a_store_that_fails_is_said_and_the_next_round_tries_again(env, groups, caplog):
+def test_store_failure_is_logged_and_retried_in_next_pass(env, groups, caplog):
     commit(env, "g", "orders")
     env.store.refuse_writes = True
     groups.lost_its_last("g", NOW)
@@ -206,7 +206,7 @@ def test_a_store_that_fails_is_said_and_the_next_round_tries_again(env, groups, 
     assert kept(env, groups, NOW + WEEK) == set()
 
 
-def test_many_groups_expire_in_one_round_and_the_reactor_has_its_turns(env, groups):
+def test_expiration_of_many_groups_yields_to_reactor(env, groups):
     count = OFFSETS_PER_TURN + GROUPS_PER_DELETION // 2
     for index in range(count):
         commit(env, f"g{index}", "orders")
@@ -217,7 +217,7 @@ def test_many_groups_expire_in_one_round_and_the_reactor_has_its_turns(env, grou
     assert list(env.broker.offsets.groups()) == []
 
 
-def test_a_stop_ends_the_round_at_its_next_turn(env, groups):
+def test_stop_ends_pass_at_next_reactor_turn(env, groups):
     for index in range(OFFSETS_PER_TURN):
         commit(env, f"g{index}", "orders", at=NOW + DAY)
     commit(env, "last", "orders")
@@ -229,8 +229,8 @@ def test_a_stop_ends_the_round_at_its_next_turn(env, groups):
     assert env.broker.offsets.has("last")
 
 
-def test_thousands_of_groups_are_forgotten_a_hundred_at_a_time(env):
-    memberships = Memberships()
+def test_empty_groups_are_deleted_a_hundred_at_a_time(env):
+    memberships = FakeMemberships()
     for number in range(3 * GROUPS_PER_DELETION):
         memberships.lost_its_last(f"g{number}", NOW)
     round_of_all = Started(OffsetExpiry(env.broker.offsets, memberships, WEEK, env.clock).run(NOW))

@@ -1,4 +1,4 @@
-"""What those are told who look after consumer groups."""
+"""ConsumerGroupDescribe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.group_requests import stable
 from tests.gateway.handlers.handler_calls import call
 
-#: A target is made so long after the one before it.
+#: Minimum interval between target assignments.
 NEXT_TARGET = 1.0
 
 
@@ -29,7 +29,9 @@ def env() -> BrokerEnvironment:
 
 
 def member_heartbeat(env: BrokerEnvironment, member_id: str, epoch: int = 0, **fields: Any) -> Any:
-    """A heartbeat of `g`; one of epoch 0 joins and reads orders unless `fields` say otherwise."""
+    """A heartbeat to `g`. At epoch 0 the member joins and subscribes to orders unless `fields`
+    differ.
+    """
     joining = (
         {
             "rebalance_timeout_ms": 60_000,
@@ -64,7 +66,7 @@ def rows(assignment: Any) -> list[tuple[str, list[int]]]:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_group_shows_its_epochs_and_what_its_members_say_and_have(env, version):
+def test_describe_returns_epochs_members_and_assignments(env, version):
     joined = member_heartbeat(env, "m", instance_id="one", rack_id="r", server_assignor="range")
     (group,) = described(env, "g", version=version)
     assert (group.error_code, group.error_message, group.group_id, group.group_state) == (
@@ -92,7 +94,7 @@ def test_a_group_shows_its_epochs_and_what_its_members_say_and_have(env, version
         assert row.member_type == 1
 
 
-def test_what_members_have_and_shall_have_differ_while_partitions_change_hands(env):
+def test_assignment_differs_from_target_during_reconciliation(env):
     first = member_heartbeat(env, "a")
     env.clock.advance(NEXT_TARGET)
     second = member_heartbeat(env, "b")
@@ -111,7 +113,7 @@ def test_what_members_have_and_shall_have_differ_while_partitions_change_hands(e
     ]
 
 
-def test_what_a_member_was_asked_to_give_back_is_its_own_until_it_has(env):
+def test_partition_being_revoked_counts_as_assigned(env):
     first = member_heartbeat(env, "a")
     env.clock.advance(NEXT_TARGET)
     member_heartbeat(env, "b")
@@ -133,14 +135,14 @@ def test_what_a_member_was_asked_to_give_back_is_its_own_until_it_has(env):
     ] == [1]
 
 
-def test_a_group_whose_target_is_not_made_yet_is_assigning(env):
+def test_group_without_current_target_is_assigning(env):
     member_heartbeat(env, "a")
     member_heartbeat(env, "b")
     (group,) = described(env, "g")
     assert (group.group_state, group.group_epoch > group.assignment_epoch) == ("Assigning", True)
 
 
-def test_a_subscription_by_expression_is_shown_as_it_was_said(env):
+def test_subscribed_regex_is_returned(env):
     member_heartbeat(env, "m", subscribed_topic_names=None, subscribed_topic_regex="or.*")
     (group,) = described(env, "g")
     assert [(row.subscribed_topic_names, row.subscribed_topic_regex) for row in group.members] == [
@@ -148,14 +150,14 @@ def test_a_subscription_by_expression_is_shown_as_it_was_said(env):
     ]
 
 
-def test_a_group_that_all_have_left_is_empty(env):
+def test_group_without_members_is_empty(env):
     member_heartbeat(env, "m")
     member_heartbeat(env, "m", -1)
     (group,) = described(env, "g")
     assert (group.error_code, group.group_state, group.members) == (0, "Empty", [])
 
 
-def test_a_topic_that_is_deleted_is_not_shown(env):
+def test_deleted_topic_is_left_out(env):
     member_heartbeat(env, "m")
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     (group,) = described(env, "g")
@@ -164,7 +166,7 @@ def test_a_topic_that_is_deleted_is_not_shown(env):
     ]
 
 
-def test_a_group_that_is_not_there_is_an_error_and_one_of_another_kind_as_well(env):
+def test_missing_and_classic_groups_are_errors(env):
     stable(env)
     ended(
         env.broker.offsets.commit("simple", {("orders", 0): CommittedOffset(7, -1, "", env.now())})
@@ -180,17 +182,17 @@ def test_a_group_that_is_not_there_is_an_error_and_one_of_another_kind_as_well(e
     ]
 
 
-def test_no_group_has_an_empty_name(env):
+def test_empty_group_id_is_refused(env):
     (row,) = described(env, "")
     assert row.error_code == ErrorCode.INVALID_GROUP_ID
 
 
-def test_a_group_that_is_named_twice_is_described_once(env):
+def test_repeated_group_is_described_once(env):
     member_heartbeat(env, "m")
     assert [row.group_id for row in described(env, "g", "g")] == ["g"]
 
 
-def test_what_may_be_done_with_a_group_is_told_where_it_is_asked_and_there_is_one(env):
+def test_authorized_operations_are_returned_for_existing_groups_on_request(env):
     member_heartbeat(env, "m")
     assert [row.authorized_operations for row in described(env, "g", "other", asks=True)] == [
         {3, 6, 8},

@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat, and what becomes of other group requests in a consumer group."""
+"""ConsumerGroupHeartbeat, and other group requests to consumer groups."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def request(
     owned: list[int] | None = None,
     **fields: Any,
 ) -> Any:
-    """A newcomer says all that it must; others say what is given."""
+    """A heartbeat. A joining member's has all required fields, others only those given."""
     values: dict[str, Any] = {
         "group_id": "g",
         "instance_id": None,
@@ -79,7 +79,7 @@ def member_heartbeat(
 
 
 def assigned(reply: Any) -> list[int] | None:
-    """The partitions of orders; None where it says nothing of them."""
+    """Assigned partitions of orders, or None if the reply has no assignment."""
     if reply.assignment is None:
         return None
     return [index for row in reply.assignment.topic_partitions for index in row.partitions]
@@ -100,7 +100,7 @@ def kind(env: BrokerEnvironment) -> str:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_newcomer_is_told_its_epoch_its_assignment_and_when_to_come_again(env, version):
+def test_join_returns_epoch_assignment_and_heartbeat_interval(env, version):
     reply = member_heartbeat(env, "m1", version=version)
     assert (reply.error_code, reply.error_message, reply.member_id, reply.member_epoch) == (
         0,
@@ -113,16 +113,16 @@ def test_a_newcomer_is_told_its_epoch_its_assignment_and_when_to_come_again(env,
     assert assigned(member_heartbeat(env, "m1", 1, version)) is None
 
 
-def test_a_newcomer_of_version_0_may_be_given_its_id(env):
+def test_v0_generates_missing_member_id(env):
     reply = member_heartbeat(env, "", version=0)
     assert (reply.error_code, reply.member_id, reply.member_epoch) == (0, "id-1", 1)
 
 
-def test_from_version_1_a_newcomer_makes_its_id_itself(env):
+def test_v1_requires_member_id(env):
     assert member_heartbeat(env, "").error_code == ErrorCode.INVALID_REQUEST
 
 
-def test_a_regular_expression_subscribes(env):
+def test_subscription_by_regex(env):
     reply = member_heartbeat(env, "m1", subscribed_topic_names=None, subscribed_topic_regex="ord.*")
     assert assigned(reply) == [0, 1, 2, 3]
     assert (
@@ -150,7 +150,7 @@ def test_a_regular_expression_subscribes(env):
     ],
 )
 @pytest.mark.parametrize("version", [0, 1])
-def test_what_contradicts_itself_is_an_invalid_request(env, fields, version):
+def test_inconsistent_fields_are_an_invalid_request(env, fields, version):
     values = {"member_id": "m1", "epoch": 0, **fields}
     reply = member_heartbeat(env, values.pop("member_id"), values.pop("epoch"), version, **values)
     assert (reply.error_code, reply.member_id, reply.assignment) == (
@@ -177,13 +177,13 @@ def test_what_contradicts_itself_is_an_invalid_request(env, fields, version):
         ({"epoch": 1}, ErrorCode.GROUP_ID_NOT_FOUND),
     ],
 )
-def test_what_is_not_taken_leaves_no_group_behind(env, fields, code):
+def test_refused_join_creates_no_group(env, fields, code):
     values = {"epoch": 0, **fields}
     assert member_heartbeat(env, "m1", values.pop("epoch"), **values).error_code == code
     assert list(env.broker.groups) == []
 
 
-def test_all_groups_together_have_their_limit():
+def test_max_group_bytes_limits_all_groups():
     env = open_environment(max_group_bytes=1 << 20)
     env.topic("orders", 4)
     codes = [
@@ -194,7 +194,7 @@ def test_all_groups_together_have_their_limit():
     assert codes[-1] == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-def test_one_group_has_its_limit_too():
+def test_max_bytes_per_group_limits_one_group():
     env = open_environment(max_bytes_per_group=64 << 10)
     env.topic("orders", 4)
     names = [f"{number:x}" for number in range(100)]
@@ -213,7 +213,7 @@ def test_one_group_has_its_limit_too():
     assert member_heartbeat(env, "m", group_id="another").error_code == 0
 
 
-def test_partitions_change_hands_over_heartbeats(env):
+def test_partitions_move_between_members_by_heartbeats(env):
     member_heartbeat(env, "m1")
     assert assigned(member_heartbeat(env, "m2")) == []
     kept = assigned(member_heartbeat(env, "m1", 1))
@@ -221,7 +221,7 @@ def test_partitions_change_hands_over_heartbeats(env):
     assert sorted(kept + assigned(member_heartbeat(env, "m2", 2))) == [0, 1, 2, 3]
 
 
-def test_who_leaves_is_answered_with_what_it_said(env):
+def test_leave_reply_repeats_member_epoch(env):
     two(env)
     reply = member_heartbeat(env, "m2", -1)
     assert (reply.error_code, reply.member_id, reply.member_epoch, reply.heartbeat_interval_ms) == (
@@ -233,7 +233,7 @@ def test_who_leaves_is_answered_with_what_it_said(env):
     assert assigned(member_heartbeat(env, "m1", 2)) == [0, 1, 2, 3]
 
 
-def test_who_is_silent_is_gone_when_its_session_ends(env):
+def test_silent_member_is_removed_at_session_timeout(env):
     two(env)
     env.clock.advance(SESSION - 1)
     member_heartbeat(env, "m1", 2)
@@ -241,21 +241,21 @@ def test_who_is_silent_is_gone_when_its_session_ends(env):
     assert member_heartbeat(env, "m2", 2).error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_members_go_on_after_a_restart_in_their_epochs(env):
+def test_members_keep_their_epochs_after_restart(env):
     two(env)
-    env = again(env)
+    env = restarted(env)
     assert [member_heartbeat(env, member, 2).error_code for member in ("m1", "m2")] == [0, 0]
     assert env.broker.groups.get("g").state is ConsumerGroupState.STABLE
 
 
-def again(env: BrokerEnvironment) -> BrokerEnvironment:
+def restarted(env: BrokerEnvironment) -> BrokerEnvironment:
     """The gateway after a restart."""
     medium = env.store.medium
     medium.held_by = None
     return open_environment(medium, group_consumer_assignment_interval_ms=0)
 
 
-def test_nobody_is_told_what_is_not_stored(env):
+def test_reply_is_sent_after_changes_are_stored(env):
     env.store.hold()
     waiting = start_call(env, request(env, "m1"), 1)
     assert not waiting.is_done
@@ -263,23 +263,23 @@ def test_nobody_is_told_what_is_not_stored(env):
     assert decode_response(request(env, "m1"), waiting.result, 1).member_epoch == 1
 
 
-def test_a_store_that_fails_is_a_reason_to_ask_again(env):
+def test_store_failure_is_retriable(env):
     env.store.refuse_writes = True
     assert member_heartbeat(env, "m1").error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     env.store.refuse_writes = False
     assert member_heartbeat(env, "m1").member_epoch == 1
-    assert member_heartbeat(again(env), "m1", 1).error_code == 0
+    assert member_heartbeat(restarted(env), "m1", 1).error_code == 0
 
 
-def test_a_group_whose_rows_make_no_sense_begins_anew_and_leaves_nothing_of_the_old_one(env):
+def test_group_with_inconsistent_rows_starts_over_without_old_rows(env):
     two(env)
     rows = env.store.medium.tables["groups"]
     first = min(rows)
     rows[first] = b"?"
-    env = again(env)
+    env = restarted(env)
     assert member_heartbeat(env, "m1", 2).error_code == ErrorCode.GROUP_ID_NOT_FOUND
     assert assigned(member_heartbeat(env, "m1")) == [0, 1, 2, 3]
-    env = again(env)
+    env = restarted(env)
     assert len(env.broker.groups.get("g").roster) == 1
 
 
@@ -325,7 +325,7 @@ def fetch(env: BrokerEnvironment, member_id: str | None, epoch: int, version: in
 
 
 @pytest.mark.parametrize("version", [9, 10])
-def test_members_commit_and_fetch_in_their_epoch(env, version):
+def test_commit_and_fetch_require_member_epoch(env, version):
     two(env)
     assert (commit(env, "m1", 2, version), fetch(env, "m1", 2, version)) == (0, 0)
     assert (commit(env, "m1", 3, version), fetch(env, "m1", 3, version)) == (
@@ -337,7 +337,7 @@ def test_members_commit_and_fetch_in_their_epoch(env, version):
     assert fetch(env, None, -1, version) == 0
 
 
-def test_a_commit_of_an_older_epoch_is_taken_partition_by_partition(env):
+def test_commit_of_older_epoch_is_checked_per_partition(env):
     two(env)
     (kept,) = env.broker.groups.get("g").roster.get("m1").assigned.values()
     lost = ({0, 1, 2, 3} - set(kept)).pop()
@@ -345,15 +345,15 @@ def test_a_commit_of_an_older_epoch_is_taken_partition_by_partition(env):
     assert commit(env, "m1", 1, partition=lost) == ErrorCode.STALE_MEMBER_EPOCH
 
 
-def test_a_member_of_the_new_protocol_commits_in_versions_that_know_epochs(env):
+def test_consumer_protocol_member_needs_commit_version_with_epochs(env):
     two(env)
     assert commit(env, "m1", 2, version=8) == ErrorCode.UNSUPPORTED_VERSION
 
 
-# Those who look after groups
+# Admin requests
 
 
-def test_a_consumer_group_is_listed_as_one(env):
+def test_list_groups_returns_consumer_group_type(env):
     two(env)
     (row,) = call(env, ListGroupsRequest(states_filter=[], types_filter=["Consumer"]), 5).groups
     assert (row.group_id, row.protocol_type, row.group_state, row.group_type) == (
@@ -366,7 +366,7 @@ def test_a_consumer_group_is_listed_as_one(env):
 
 
 @pytest.mark.parametrize(("version", "code"), [(5, 0), (6, ErrorCode.GROUP_ID_NOT_FOUND)])
-def test_a_consumer_group_is_not_there_for_who_describes_classic_ones(env, version, code):
+def test_describe_groups_does_not_find_consumer_group(env, version, code):
     two(env)
     (row,) = call(
         env, DescribeGroupsRequest(groups=["g"], include_authorized_operations=False), version
@@ -374,17 +374,17 @@ def test_a_consumer_group_is_not_there_for_who_describes_classic_ones(env, versi
     assert (row.error_code, row.group_state) == (code, "Dead")
 
 
-def test_a_consumer_group_is_deleted_when_it_is_empty(env):
+def test_only_empty_consumer_group_can_be_deleted(env):
     two(env)
     assert delete(env) == ErrorCode.NON_EMPTY_GROUP
     member_heartbeat(env, "m1", -1)
     member_heartbeat(env, "m2", -1)
     assert delete(env) == 0
     assert not any(b"g" in key for key in env.store.medium.tables["groups"])
-    assert list(again(env).broker.groups) == []
+    assert list(restarted(env).broker.groups) == []
 
 
-def test_a_group_is_not_deleted_before_it_is_stored_that_it_is_empty(env):
+def test_group_is_not_deleted_while_changes_are_unstored(env):
     member_heartbeat(env, "m1")
     env.store.hold()
     going = start_call(env, request(env, "m1", -1), 1)
@@ -394,7 +394,7 @@ def test_a_group_is_not_deleted_before_it_is_stored_that_it_is_empty(env):
     assert delete(env) == 0
 
 
-def test_a_group_that_goes_over_to_the_classic_protocol_while_it_is_written_leaves_nothing_behind(
+def test_conversion_to_classic_during_write_leaves_no_consumer_rows(
     env,
 ):
     member_heartbeat(env, "m1")
@@ -407,14 +407,14 @@ def test_a_group_that_goes_over_to_the_classic_protocol_while_it_is_written_leav
     env.clock.advance(INITIAL_DELAY)
     assert decode_response(join_request(), joining.result, 9).generation_id == 1
     classic_sync(env, decode_response(join_request(), joining.result, 9).member_id, 1)
-    assert [one.kind for one in again(env).broker.groups] == ["classic"]
+    assert [one.kind for one in restarted(env).broker.groups] == ["classic"]
 
 
 def delete(env: BrokerEnvironment) -> int:
     return int(call(env, DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code)
 
 
-def test_offsets_are_kept_while_members_read_the_topic_and_then_count_from_when_the_last_left(
+def test_offset_retention_starts_when_last_member_leaves(
     env,
 ):
     groups = env.broker.groups
@@ -431,20 +431,20 @@ def test_offsets_are_kept_while_members_read_the_topic_and_then_count_from_when_
         True,
         env.now(),
     )
-    assert again(env).broker.groups.empty_since("g") == env.now()
+    assert restarted(env).broker.groups.empty_since("g") == env.now()
 
 
-def test_a_group_without_members_is_forgotten_and_one_with_members_is_not(env):
+def test_only_empty_group_is_deleted_in_background(env):
     member_heartbeat(env, "m1")
     env.broker.groups.delete_in_background("g")
     assert kind(env) == "consumer"
     member_heartbeat(env, "m1", -1)
     env.broker.groups.delete_in_background("g")
     assert list(env.broker.groups) == []
-    assert list(again(env).broker.groups) == []
+    assert list(restarted(env).broker.groups) == []
 
 
-def test_a_topic_that_is_deleted_is_taken_from_the_members(env):
+def test_deleted_topic_is_revoked_from_members(env):
     env.topic("bills", 1)
     names = ["orders", "bills"]
     member_heartbeat(env, "m1", subscribed_topic_names=names)
@@ -456,15 +456,15 @@ def test_a_topic_that_is_deleted_is_taken_from_the_members(env):
     assert row == env.broker.topics.get("orders").topic.topic_id
 
 
-# From one protocol to the other
+# Protocol migration
 
 
 def classic_sync(env: BrokerEnvironment, member_id: str, generation: int, **words: bytes) -> Any:
     return call(env, sync_request(member_id, generation, words), 5)
 
 
-def told(synced: Any) -> list[int]:
-    """The partitions of orders in a SyncGroup's answer."""
+def synced_partitions(synced: Any) -> list[int]:
+    """Partitions of orders in a SyncGroup reply."""
     rows = ConsumerProtocolAssignment.decode(synced.assignment).assigned_partitions
     return [index for row in rows if row.topic == "orders" for index in row.partitions]
 
@@ -480,34 +480,34 @@ def everything() -> bytes:
 
 
 def classic(env: BrokerEnvironment) -> str:
-    """A stable classic group of one member, which has everything."""
+    """A stable classic group whose only member has all partitions."""
     member = joined(env)
     request = sync_request(member.member_id, 1, {member.member_id: everything()})
-    assert told(call(env, request, 5)) == [0, 1, 2, 3]
+    assert synced_partitions(call(env, request, 5)) == [0, 1, 2, 3]
     return str(member.member_id)
 
 
-def join_again(env: BrokerEnvironment, member_id: str, **fields: Any) -> Any:
+def rejoin(env: BrokerEnvironment, member_id: str, **fields: Any) -> Any:
     request = join_request(member_id, **fields)
     return decode_response(request, start_call(env, request, 9).result, 9)
 
 
-def test_an_empty_classic_group_becomes_a_consumer_group(env):
+def test_empty_classic_group_becomes_consumer_group(env):
     member_id = classic(env)
     leave(env, (member_id, None))
     assert assigned(member_heartbeat(env, "m1")) == [0, 1, 2, 3]
-    assert [one.kind for one in again(env).broker.groups] == ["consumer"]
+    assert [one.kind for one in restarted(env).broker.groups] == ["consumer"]
 
 
-def test_an_empty_consumer_group_becomes_a_classic_group(env):
+def test_empty_consumer_group_becomes_classic_group(env):
     member_heartbeat(env, "m1")
     member_heartbeat(env, "m1", -1)
     classic(env)
     assert kind(env) == "classic"
-    assert [one.kind for one in again(env).broker.groups] == ["classic"]
+    assert [one.kind for one in restarted(env).broker.groups] == ["classic"]
 
 
-def test_an_empty_consumer_group_stays_one_when_whoever_joins_is_refused(env):
+def test_empty_consumer_group_stays_if_classic_join_is_refused(env):
     member_heartbeat(env, "m1")
     member_heartbeat(env, "m1", -1)
     request = join_request(protocols=[])
@@ -515,35 +515,35 @@ def test_an_empty_consumer_group_stays_one_when_whoever_joins_is_refused(env):
         decode_response(request, start_call(env, request, 9).result, 9).error_code
         == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     )
-    assert join_again(env, "unknown").error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert rejoin(env, "unknown").error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert kind(env) == "consumer"
 
 
-def test_members_of_both_protocols_share_a_group_online(env):
+def test_members_of_both_protocols_share_a_group(env):
     old = classic(env)
     reply = member_heartbeat(env, "new")
     assert (reply.error_code, reply.member_epoch, assigned(reply)) == (0, 2, [])
     assert kind(env) == "consumer"
     assert heartbeat(env, old, 1) == ErrorCode.REBALANCE_IN_PROGRESS
-    # As those do that give everything back before they join.
-    again = join_again(env, old)
+    # As clients with an eager assignor do.
+    restarted = rejoin(env, old)
     assert (
-        again.error_code,
-        again.generation_id,
-        again.protocol_name,
-        again.leader,
-        again.members,
+        restarted.error_code,
+        restarted.generation_id,
+        restarted.protocol_name,
+        restarted.leader,
+        restarted.members,
     ) == (0, 2, "range", "", [])
-    kept = told(classic_sync(env, old, 2))
+    kept = synced_partitions(classic_sync(env, old, 2))
     assert len(kept) == 2
     assert heartbeat(env, old, 2) == 0
     assert sorted(kept + assigned(member_heartbeat(env, "new", 2))) == [0, 1, 2, 3]
 
 
-def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_leaves(env):
+def test_group_becomes_classic_when_last_consumer_protocol_member_leaves(env):
     old = classic(env)
     member_heartbeat(env, "new")
-    join_again(env, old)
+    rejoin(env, old)
     classic_sync(env, old, 2)
     member_heartbeat(env, "new", -1)
     assert (kind(env), env.broker.groups.get("g").state) == (
@@ -551,22 +551,22 @@ def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_leav
         GroupState.PREPARING_REBALANCE,
     )
     assert heartbeat(env, old, 2) == ErrorCode.REBALANCE_IN_PROGRESS
-    member = join_again(env, old)
+    member = rejoin(env, old)
     assert (member.generation_id, member.leader) == (3, old)
-    assert told(classic_sync(env, old, 3, **{old: everything()})) == [0, 1, 2, 3]
-    assert [one.kind for one in again(env).broker.groups] == ["classic"]
+    assert synced_partitions(classic_sync(env, old, 3, **{old: everything()})) == [0, 1, 2, 3]
+    assert [one.kind for one in restarted(env).broker.groups] == ["classic"]
 
 
-def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_is_not_heard_of(env):
+def test_group_becomes_classic_when_last_consumer_protocol_member_times_out(env):
     old = classic(env)
     member_heartbeat(env, "new")
-    join_again(env, old, session_timeout_ms=60_000)
+    rejoin(env, old, session_timeout_ms=60_000)
     classic_sync(env, old, 2)
     env.clock.advance(SESSION)
     assert kind(env) == "classic"
 
 
-def test_who_waits_to_join_a_classic_group_is_sent_again_when_that_becomes_a_consumer_group(env):
+def test_waiting_join_is_retried_when_group_becomes_consumer_group(env):
     classic(env)
     joining = join_request(instance="i1")
     second = start_call(env, joining, 9)
@@ -576,7 +576,7 @@ def test_who_waits_to_join_a_classic_group_is_sent_again_when_that_becomes_a_con
 
 
 @pytest.mark.parametrize("policy", ["disabled", "downgrade"])
-def test_a_classic_group_stays_one_where_the_policy_says_so(policy):
+def test_policy_can_prevent_upgrade(policy):
     env = open_environment(group_consumer_migration_policy=policy)
     env.topic("orders", 4)
     old = classic(env)
@@ -584,19 +584,19 @@ def test_a_classic_group_stays_one_where_the_policy_says_so(policy):
     assert heartbeat(env, old, 1) == 0
 
 
-def test_a_consumer_group_stays_one_where_the_policy_says_so():
+def test_policy_can_prevent_downgrade():
     env = open_environment(
         group_consumer_migration_policy="upgrade", group_consumer_assignment_interval_ms=0
     )
     env.topic("orders", 4)
     old = classic(env)
     member_heartbeat(env, "new")
-    join_again(env, old)
+    rejoin(env, old)
     member_heartbeat(env, "new", -1)
     assert kind(env) == "consumer"
 
 
-def test_a_group_of_another_protocol_type_does_not_become_a_consumer_group(env):
+def test_group_of_other_protocol_type_is_not_upgraded(env):
     request = join_request(instance="w", protocol_type="connect", metadata=b"its own")
     waiting = start_call(env, request, 9)
     env.clock.advance(INITIAL_DELAY)
@@ -606,24 +606,24 @@ def test_a_group_of_another_protocol_type_does_not_become_a_consumer_group(env):
     assert heartbeat(env, member.member_id, 1, instance="w") == ErrorCode.NONE
 
 
-def test_a_classic_group_whose_assignments_nobody_can_read_stays_one(env):
+def test_group_with_unreadable_assignments_is_not_upgraded(env):
     member = joined(env)
     classic_sync(env, member.member_id, 1, **{member.member_id: b"not an assignment"})
     assert member_heartbeat(env, "new").error_code == ErrorCode.GROUP_ID_NOT_FOUND
     assert heartbeat(env, member.member_id, 1) == 0
 
 
-def test_a_group_of_both_protocols_goes_on_after_a_restart(env):
+def test_group_of_both_protocols_continues_after_restart(env):
     old = classic(env)
     member_heartbeat(env, "new")
-    join_again(env, old)
+    rejoin(env, old)
     classic_sync(env, old, 2)
     member_heartbeat(env, "new", 2)
-    env = again(env)
+    env = restarted(env)
     assert (heartbeat(env, old, 2), member_heartbeat(env, "new", 2).error_code) == (0, 0)
 
 
-def test_a_classic_member_of_a_consumer_group_that_is_asked_to_join_and_does_not_is_out(env):
+def test_classic_member_that_does_not_rejoin_is_removed(env):
     old = classic(env)
     member_heartbeat(env, "new")
     assert heartbeat(env, old, 1) == ErrorCode.REBALANCE_IN_PROGRESS
@@ -636,7 +636,7 @@ def test_a_classic_member_of_a_consumer_group_that_is_asked_to_join_and_does_not
     assert assigned(member_heartbeat(env, "new", 2)) == [0, 1, 2, 3]
 
 
-def test_requests_of_the_classic_protocol_are_not_for_members_of_the_new_one(env):
+def test_classic_requests_of_consumer_protocol_member_are_refused(env):
     two(env)
     assert heartbeat(env, "m1", 2) == ErrorCode.UNKNOWN_MEMBER_ID
     assert call(env, sync_request("m1", 2), 5).error_code == ErrorCode.UNKNOWN_MEMBER_ID
@@ -650,7 +650,7 @@ def test_requests_of_the_classic_protocol_are_not_for_members_of_the_new_one(env
     )
 
 
-def test_an_administrator_removes_a_static_member_of_the_new_protocol(env):
+def test_admin_can_remove_static_consumer_protocol_member(env):
     member_heartbeat(env, "m1", instance_id="one")
     assert leave(env, ("", "one")) == [0]
     assert env.broker.groups.get("g").is_empty

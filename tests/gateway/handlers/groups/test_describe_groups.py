@@ -1,4 +1,4 @@
-"""What those ask who look after groups."""
+"""ListGroups, DescribeGroups and DeleteGroups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.gateway.handlers.handler_calls import call
 
 @pytest.fixture
 def env() -> BrokerEnvironment:
-    """A topic, and a group that has only committed offsets in it."""
+    """A topic, and a group with committed offsets only."""
     env = open_environment()
     env.topic("orders")
     ended(
@@ -47,7 +47,7 @@ def described(env: BrokerEnvironment, *names: str, version: int = 6, asks: bool 
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_groups_are_listed_with_members_or_with_offsets_alone(env, version):
+def test_list_returns_groups_with_members_or_offsets(env, version):
     stable(env)
     states, kinds = (
         ("Stable", "Empty") if version >= 4 else ("", ""),
@@ -59,7 +59,7 @@ def test_groups_are_listed_with_members_or_with_offsets_alone(env, version):
     ]
 
 
-def test_states_and_types_filter_whatever_their_case(env):
+def test_state_and_type_filters_ignore_case(env):
     stable(env)
     assert [row[0] for row in listed(env, states_filter=["stable", "Dead"])] == ["g"]
     assert [row[0] for row in listed(env, states_filter=["EMPTY"], types_filter=["Classic"])] == [
@@ -70,7 +70,7 @@ def test_states_and_types_filter_whatever_their_case(env):
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_a_stable_group_shows_what_its_members_say_and_have(env, version):
+def test_describe_stable_group_returns_metadata_and_assignments(env, version):
     member = stable(env, instance="one")
     (group,) = described(env, "g", version=version)
     assert (group.error_code, group.group_state, group.protocol_type, group.protocol_data) == (
@@ -90,7 +90,7 @@ def test_a_stable_group_shows_what_its_members_say_and_have(env, version):
         assert row.group_instance_id == "one"
 
 
-def test_a_group_that_rebalances_shows_only_who_is_there(env):
+def test_describe_rebalancing_group_returns_members_only(env):
     member = joined(env)
     (group,) = described(env, "g")
     assert (group.group_state, group.protocol_data) == ("CompletingRebalance", "")
@@ -99,7 +99,7 @@ def test_a_group_that_rebalances_shows_only_who_is_there(env):
     ] == [(member.member_id, b"", b"")]
 
 
-def test_a_group_with_offsets_alone_is_empty(env):
+def test_group_with_offsets_only_is_empty(env):
     (group,) = described(env, "simple")
     assert (group.error_code, group.group_state, group.protocol_type, group.members) == (
         0,
@@ -110,12 +110,12 @@ def test_a_group_with_offsets_alone_is_empty(env):
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_a_group_that_is_not_there_is_dead(env, version):
+def test_missing_group_is_dead(env, version):
     (group,) = described(env, "other", version=version)
     assert (group.error_code, group.group_state, group.members) == (0, "Dead", [])
 
 
-def test_a_group_that_is_not_there_is_an_error_from_version_6_on(env):
+def test_missing_group_is_an_error_since_v6(env):
     (group,) = described(env, "other")
     assert (group.error_code, group.error_message) == (
         ErrorCode.GROUP_ID_NOT_FOUND,
@@ -123,7 +123,7 @@ def test_a_group_that_is_not_there_is_an_error_from_version_6_on(env):
     )
 
 
-def test_a_consumer_group_is_listed_as_one_and_is_no_classic_one(env):
+def test_consumer_group_is_listed_but_not_described(env):
     fields = {
         "rebalance_timeout_ms": 60_000,
         "subscribed_topic_names": ["orders"],
@@ -143,23 +143,23 @@ def test_a_consumer_group_is_listed_as_one_and_is_no_classic_one(env):
     assert group.group_state == "Dead"
 
 
-def test_a_group_is_described_once_however_often_it_is_named(env):
+def test_repeated_group_is_described_once(env):
     assert [group.group_id for group in described(env, "g", "simple", "g")] == ["g", "simple"]
 
 
 @pytest.mark.parametrize("version", range(3, 7))
-def test_operations_are_told_to_those_who_ask(env, version):
+def test_authorized_operations_are_returned_on_request(env, version):
     assert described(env, "simple", version=version, asks=True)[0].authorized_operations == {
         3,
         6,
         8,
     }
-    # The codec's word for the sign bit alone.
+    # The codec's value for only the sign bit.
     assert described(env, "simple", version=version)[0].authorized_operations is None
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_a_group_without_members_is_deleted_with_its_offsets(env, version):
+def test_empty_group_is_deleted_with_its_offsets(env, version):
     member = stable(env)
     request = DeleteGroupsRequest(groups_names=["g", "simple", "other"])
     codes = [(row.group_id, row.error_code) for row in call(env, request, version).results]
@@ -178,7 +178,7 @@ def test_a_group_without_members_is_deleted_with_its_offsets(env, version):
     assert listed(env) == []
 
 
-def test_a_group_that_was_deleted_begins_anew(env):
+def test_deleted_group_can_be_created_again(env):
     member = stable(env)
     leave(env, (member.member_id, None))
     call(env, DeleteGroupsRequest(groups_names=["g"]), 2)

@@ -1,4 +1,4 @@
-"""Who looks after a group."""
+"""FindCoordinator."""
 
 import pytest
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest
@@ -9,13 +9,13 @@ from tests.gateway.handlers.handler_calls import call
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_a_group_s_coordinator_is_this_gateway_at_its_advertised_address(version):
+def test_coordinator_is_the_advertised_address(version):
     reply = call(open_environment(node_id=5), FindCoordinatorRequest(key="g", key_type=0), version)
     assert (reply.error_code, reply.node_id, reply.host, reply.port) == (0, 5, "127.0.0.1", 9092)
 
 
 @pytest.mark.parametrize("version", range(4, 7))
-def test_many_keys_are_answered_one_by_one(version):
+def test_each_key_has_a_reply(version):
     reply = call(
         open_environment(), FindCoordinatorRequest(key_type=0, coordinator_keys=["a", "b"]), version
     )
@@ -25,13 +25,13 @@ def test_many_keys_are_answered_one_by_one(version):
     ]
 
 
-def test_a_transactional_id_has_a_coordinator_which_refuses_it():
+def test_transactional_id_has_coordinator_that_refuses_it():
     reply = call(open_environment(node_id=5), FindCoordinatorRequest(key="t", key_type=1), 2)
     assert (reply.error_code, reply.node_id, reply.port) == (0, 5, 9092)
 
 
 @pytest.mark.parametrize("key_type", [-1, 2, 3])
-def test_a_key_of_another_type_has_no_coordinator(key_type):
+def test_other_key_types_have_no_coordinator(key_type):
     (row,) = call(
         open_environment(), FindCoordinatorRequest(key_type=key_type, coordinator_keys=["t"]), 6
     ).coordinators

@@ -1,4 +1,4 @@
-"""What members of a group ask, in every version."""
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup in all versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def env() -> BrokerEnvironment:
 
 
 @pytest.mark.parametrize("version", range(10))
-def test_the_first_member_leads_a_generation_of_itself(env, version):
+def test_first_member_is_leader(env, version):
     member = joined(env, version)
     assert (member.error_code, member.generation_id, member.protocol_name) == (0, 1, "range")
     assert member.leader == member.member_id == "test-id-1"
@@ -38,7 +38,7 @@ def test_the_first_member_leads_a_generation_of_itself(env, version):
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_a_newcomer_of_kafka_2_1_or_older_joins_in_one_step(env, version):
+def test_join_up_to_v3_needs_one_request(env, version):
     waiting = start_call(env, join_request(), version)
     assert not waiting.is_done
     env.clock.advance(INITIAL_DELAY)
@@ -46,7 +46,7 @@ def test_a_newcomer_of_kafka_2_1_or_older_joins_in_one_step(env, version):
 
 
 @pytest.mark.parametrize("version", range(4, 10))
-def test_a_newcomer_is_told_its_id_before_it_is_a_member(env, version):
+def test_join_since_v4_returns_member_id_first(env, version):
     told = call(env, join_request(), version)
     assert (told.error_code, told.member_id, told.generation_id) == (
         ErrorCode.MEMBER_ID_REQUIRED,
@@ -57,14 +57,14 @@ def test_a_newcomer_is_told_its_id_before_it_is_a_member(env, version):
 
 
 @pytest.mark.parametrize("version", range(5, 10))
-def test_a_static_newcomer_needs_no_second_step(env, version):
+def test_new_static_member_joins_with_one_request(env, version):
     member = joined(env, version, instance="one")
     assert member.member_id == "one-id-1"
     assert [one.group_instance_id for one in member.members] == ["one"]
 
 
 @pytest.mark.parametrize("version", range(10))
-def test_rebalances_wait_as_long_as_the_session_for_those_who_could_not_say_more(env, version):
+def test_join_v0_uses_session_timeout_as_rebalance_timeout(env, version):
     joined(env, version)
     (member,) = env.broker.groups.get("g").roster
     assert (member.session_timeout_ms, member.rebalance_timeout_ms) == (
@@ -74,7 +74,7 @@ def test_rebalances_wait_as_long_as_the_session_for_those_who_could_not_say_more
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_the_leader_s_assignment_reaches_each_member(env, version):
+def test_sync_distributes_leader_assignments(env, version):
     first = stable(env)
     request = join_request(call(env, join_request(), 9).member_id)
     waiting = start_call(env, request, 9)
@@ -92,7 +92,7 @@ def test_the_leader_s_assignment_reaches_each_member(env, version):
         assert (synced.protocol_type, synced.protocol_name) == ("consumer", "range")
 
 
-def test_from_version_5_on_a_sync_names_its_protocol(env):
+def test_sync_since_v5_requires_protocol(env):
     member = stable(env)
     for fields in ({"protocol_type": None}, {"protocol_name": None}, {"protocol_name": "sticky"}):
         reply = call(env, sync_request(member.member_id, 1, **fields), 5)
@@ -100,22 +100,22 @@ def test_from_version_5_on_a_sync_names_its_protocol(env):
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_a_heartbeat_is_of_a_member_and_its_generation(env, version):
+def test_heartbeat_requires_member_and_generation(env, version):
     member = stable(env)
     assert heartbeat(env, member.member_id, 1, version) == 0
     assert heartbeat(env, member.member_id, 0, version) == ErrorCode.ILLEGAL_GENERATION
-    assert heartbeat(env, "nobody", 1, version) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert heartbeat(env, "unknown", 1, version) == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_a_heartbeat_of_a_static_member_under_an_old_id_is_fenced(env, version):
+def test_heartbeat_of_replaced_static_member_is_fenced(env, version):
     old = stable(env, instance="one")
     new = call(env, join_request(instance="one"), 9)
     assert heartbeat(env, old.member_id, 1, version, "one") == ErrorCode.FENCED_INSTANCE_ID
     assert heartbeat(env, new.member_id, 1, version, "one") == 0
 
 
-def test_a_leader_that_comes_back_skips_the_assignment(env):
+def test_returning_static_leader_skips_assignment(env):
     stable(env, instance="one")
     back = call(env, join_request(instance="one"), 9)
     assert (back.error_code, back.generation_id, back.skip_assignment, back.leader) == (
@@ -130,7 +130,7 @@ def test_a_leader_that_comes_back_skips_the_assignment(env):
 
 
 @pytest.mark.parametrize("version", range(5, 9))
-def test_a_leader_that_comes_back_and_cannot_skip_takes_itself_for_a_follower(env, version):
+def test_returning_static_leader_before_v9_is_follower(env, version):
     old = stable(env, instance="one")
     back = call(env, join_request(instance="one"), version)
     assert (back.error_code, back.generation_id, back.leader, back.members) == (
@@ -143,7 +143,7 @@ def test_a_leader_that_comes_back_and_cannot_skip_takes_itself_for_a_follower(en
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_one_member_leaves(env, version):
+def test_member_leaves(env, version):
     member = stable(env)
     assert (
         call(env, LeaveGroupRequest(group_id="g", member_id=member.member_id), version).error_code
@@ -156,29 +156,29 @@ def test_one_member_leaves(env, version):
 
 
 @pytest.mark.parametrize("version", range(3, 6))
-def test_several_leave_each_with_an_outcome_of_its_own(env, version):
+def test_leave_of_several_members_has_separate_errors(env, version):
     member = stable(env)
-    assert leave(env, (member.member_id, None), ("nobody", None), version=version) == [
+    assert leave(env, (member.member_id, None), ("unknown", None), version=version) == [
         0,
         ErrorCode.UNKNOWN_MEMBER_ID,
     ]
     assert env.broker.groups.is_empty("g")
 
 
-def test_a_static_member_is_removed_by_its_instance_id_alone(env):
+def test_static_member_is_removed_by_instance_id(env):
     stable(env, instance="one")
     assert leave(env, ("", "one"), ("", "two")) == [0, ErrorCode.UNKNOWN_MEMBER_ID]
     assert env.broker.groups.is_empty("g")
 
 
-def test_a_static_member_under_an_old_id_cannot_make_the_new_one_leave(env):
+def test_replaced_static_member_cannot_remove_its_successor(env):
     old = stable(env, instance="one")
     call(env, join_request(instance="one"), 9)
     assert leave(env, (old.member_id, "one")) == [ErrorCode.FENCED_INSTANCE_ID]
 
 
 @pytest.mark.parametrize("group", ["", "g" * 461])
-def test_a_group_has_a_name_of_up_to_460_bytes(env, group):
+def test_group_id_has_at_most_460_bytes(env, group):
     assert call(env, join_request(group=group), 9).error_code == ErrorCode.INVALID_GROUP_ID
     assert (
         call(env, sync_request("m", 1, group_id=group), 5).error_code == ErrorCode.INVALID_GROUP_ID
@@ -195,7 +195,7 @@ def test_a_group_has_a_name_of_up_to_460_bytes(env, group):
 
 
 @pytest.mark.parametrize("timeout", [5_999, 1_800_001, -1])
-def test_a_session_is_neither_too_short_nor_too_long(env, timeout):
+def test_session_timeout_outside_limits_is_refused(env, timeout):
     assert (
         call(env, join_request(session_timeout_ms=timeout), 9).error_code
         == ErrorCode.INVALID_SESSION_TIMEOUT
@@ -203,7 +203,7 @@ def test_a_session_is_neither_too_short_nor_too_long(env, timeout):
 
 
 @pytest.mark.parametrize("version", range(10))
-def test_what_is_refused_names_no_protocol(env, version):
+def test_failed_join_has_no_protocol(env, version):
     reply = call(env, join_request(protocols=[]), version)
     assert (reply.error_code, reply.protocol_name) == (
         ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
@@ -211,13 +211,13 @@ def test_what_is_refused_names_no_protocol(env, version):
     )
 
 
-def test_a_member_is_known_by_its_client(env):
+def test_member_has_client_id_and_host(env):
     joined(env)
     (member,) = env.broker.groups.get("g").roster
     assert (member.client_id, member.client_host) == ("test", "/127.0.0.1")
 
 
-def test_a_member_may_not_say_more_than_the_limit():
+def test_too_large_member_metadata_is_refused():
     env = open_environment(group_member_max_bytes=10_000)
     assert (
         call(env, join_request(metadata=bytes(10_000)), 9).error_code == ErrorCode.MESSAGE_TOO_LARGE
@@ -233,7 +233,7 @@ def test_a_member_may_not_say_more_than_the_limit():
     )
 
 
-def test_protocols_of_one_name_are_no_choice(env):
+def test_duplicate_protocol_names_are_refused(env):
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
     assert (
         call(env, join_request(protocols=[protocol, protocol]), 9).error_code
@@ -241,7 +241,7 @@ def test_protocols_of_one_name_are_no_choice(env):
     )
 
 
-def test_an_assignment_that_is_not_stored_in_time_ends_the_wait_for_it(
+def test_store_timeout_fails_waiting_syncs(
     env: BrokerEnvironment,
 ) -> None:
     member = joined(env)

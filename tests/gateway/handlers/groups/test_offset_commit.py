@@ -1,4 +1,4 @@
-"""OffsetCommit, OffsetFetch and OffsetDelete, as Kafka 3.9 answers them."""
+"""OffsetCommit, OffsetFetch and OffsetDelete with the replies of Kafka 3.9."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID = (
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.UNKNOWN_TOPIC_ID,
 )
-NOBODY = uuid.UUID(int=7)
+NO_MEMBER = uuid.UUID(int=7)
 
 
 @pytest.fixture
@@ -42,10 +42,10 @@ def env() -> BrokerEnvironment:
 
 def id_of(env: BrokerEnvironment, topic: str) -> uuid.UUID:
     live = env.broker.topics.get(topic)
-    return NOBODY if live is None else uuid.UUID(bytes=live.topic.topic_id)
+    return NO_MEMBER if live is None else uuid.UUID(bytes=live.topic.topic_id)
 
 
-def committing(
+def commit_request(
     env: BrokerEnvironment,
     *rows: tuple[str, int, int],
     version: int = 9,
@@ -55,7 +55,9 @@ def committing(
     epoch: int = -1,
     **more: Any,
 ) -> Any:
-    """A request; rows are topic, partition and offset, `member` its id, generation and instance id."""
+    """A request. Rows are topic, partition and offset; `member` is member id, generation and
+    instance id.
+    """
     topics = [
         CommitTopic(
             name=topic,
@@ -85,8 +87,8 @@ def committing(
 def commit(
     env: BrokerEnvironment, *rows: tuple[str, int, int], version: int = 9, **more: Any
 ) -> list[int]:
-    """The error of each row."""
-    reply = call(env, committing(env, *rows, version=version, **more), version)
+    """The error code of each row."""
+    reply = call(env, commit_request(env, *rows, version=version, **more), version)
     codes = {
         (topic.topic_id if version >= 10 else topic.name, row.partition_index): row.error_code
         for topic in reply.topics
@@ -108,7 +110,7 @@ def fetch(
     group: str = "g",
     everything: bool = False,
 ) -> list[tuple[Any, ...]]:
-    """Topic, partition, offset, metadata and error of each row; of a group's reply that has no error itself."""
+    """Topic, partition, offset, metadata and error of each row, for a group reply without error."""
     if version < 8:
         topics = (
             None
@@ -155,7 +157,7 @@ def stored(
 
 
 @pytest.mark.parametrize("version", range(5, 11))
-def test_a_commit_is_answered_partition_by_partition_and_kept(env, version):
+def test_commit_returns_error_per_partition(env, version):
     assert commit(
         env, ("orders", 0, 5), ("orders", 1, 6), ("bills", 0, 7), version=version, metadata="mine"
     ) == [0, 0, 0]
@@ -168,7 +170,7 @@ def test_a_commit_is_answered_partition_by_partition_and_kept(env, version):
 
 
 @pytest.mark.parametrize("version", range(6, 11))
-def test_the_leader_epoch_of_the_last_record_is_kept(env, version):
+def test_committed_leader_epoch_is_stored(env, version):
     commit(env, ("orders", 0, 5), version=version, epoch=3)
     assert stored(env).leader_epoch == 3
 
@@ -177,7 +179,7 @@ def test_the_leader_epoch_of_the_last_record_is_kept(env, version):
     ("version", "code"),
     [(5, UNKNOWN_TOPIC_OR_PARTITION), (9, UNKNOWN_TOPIC_OR_PARTITION), (10, UNKNOWN_TOPIC_ID)],
 )
-def test_what_is_not_there_is_refused_and_the_rest_is_kept(env, version, code):
+def test_missing_partitions_are_refused_and_others_committed(env, version, code):
     rows = [
         ("orders", 0, 1),
         ("nowhere", 0, 1),
@@ -195,13 +197,13 @@ def test_what_is_not_there_is_refused_and_the_rest_is_kept(env, version, code):
     assert sorted(env.broker.offsets.of_group("g")) == [("bills", 0), ("orders", 0)]
 
 
-def test_a_commit_for_nothing_that_is_there_makes_no_group(env):
+def test_commit_without_existing_partitions_creates_no_group(env):
     assert commit(env, ("nowhere", 0, 1)) == [UNKNOWN_TOPIC_OR_PARTITION]
     assert commit(env) == []
     assert list(env.broker.offsets.groups()) == []
 
 
-def test_metadata_may_be_as_long_as_it_may_and_not_longer(env):
+def test_metadata_length_limit(env):
     assert commit(env, ("orders", 0, 1), metadata="ü" * 4096) == [0]
     assert commit(env, ("orders", 0, 2), metadata="u" * 4097) == [
         ErrorCode.OFFSET_METADATA_TOO_LARGE
@@ -209,17 +211,17 @@ def test_metadata_may_be_as_long_as_it_may_and_not_longer(env):
     assert stored(env).offset == 1
 
 
-def test_null_metadata_is_none(env):
+def test_null_metadata_becomes_empty(env):
     commit(env, ("orders", 0, 1), metadata=None)
     assert stored(env).metadata == ""
 
 
-def test_a_partition_that_is_there_twice_is_answered_once_and_the_last_counts(env):
+def test_repeated_partition_commits_the_last_offset(env):
     assert commit(env, ("orders", 0, 1), ("orders", 0, 2)) == [0, 0]
     assert stored(env).offset == 2
 
 
-def test_a_group_with_too_long_a_name_is_refused_at_each_partition(env):
+def test_too_long_group_id_is_an_error_per_partition(env):
     rows = [("orders", 0, 1), ("nowhere", 0, 1)]
     assert commit(env, *rows, group="g" * 461) == [
         ErrorCode.INVALID_GROUP_ID,
@@ -227,20 +229,20 @@ def test_a_group_with_too_long_a_name_is_refused_at_each_partition(env):
     ]
 
 
-def test_the_empty_name_is_a_group_as_it_was_for_old_clients(env):
+def test_empty_group_id_is_accepted_for_old_clients(env):
     assert commit(env, ("orders", 0, 3), version=5, group="") == [0]
     assert fetch(env, ("orders", 0), version=1, group="") == [("orders", 0, 3, "", 0)]
 
 
-def test_a_store_that_fails_makes_clients_ask_again(env):
+def test_store_failure_is_retriable(env):
     env.store.refuse_writes = True
     assert commit(env, ("orders", 0, 1)) == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
     assert stored(env) is None
 
 
-def test_a_commit_is_not_answered_before_it_is_durable(env):
+def test_commit_reply_waits_until_durable(env):
     env.store.hold()
-    waiting = start_call(env, committing(env, ("orders", 0, 1)), 9)
+    waiting = start_call(env, commit_request(env, ("orders", 0, 1)), 9)
     assert not waiting.is_done
     assert fetch(env, ("orders", 0)) == [("orders", 0, -1, "", 0)]
     env.store.release()
@@ -248,12 +250,12 @@ def test_a_commit_is_not_answered_before_it_is_durable(env):
     assert fetch(env, ("orders", 0)) == [("orders", 0, 1, "", 0)]
 
 
-def test_a_commit_for_a_topic_that_is_gone_is_refused_also_when_the_name_has_come_back(env):
+def test_commit_to_deleted_topic_id_is_refused_after_recreation(env):
     old = id_of(env, "orders")
     commit(env, ("orders", 0, 5))
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     env.topic("orders", 2)
-    request = committing(env, ("orders", 1, 1), version=10)
+    request = commit_request(env, ("orders", 1, 1), version=10)
     request.topics[0].topic_id = old
     assert [row.error_code for row in call(env, request, 10).topics[0].partitions] == [
         UNKNOWN_TOPIC_ID
@@ -280,7 +282,7 @@ def member_of(
     instance: str | None = None,
     metadata: bytes | None = None,
 ) -> tuple[str, int]:
-    """The id and generation of the only member of group g, which has its assignment."""
+    """Id and generation of the only member of group g, which has its assignment."""
     told = subscription(*topics) if metadata is None else metadata
     joining = MemberJoin(
         "", instance, "test", "/127.0.0.1", kind, (("range", told),), 10_000, 10_000
@@ -296,14 +298,14 @@ def member_of(
 
 
 @pytest.mark.parametrize("version", [1, 2, 5, 7, 10])
-def test_a_member_commits_in_its_generation(env, version):
+def test_commit_requires_current_generation(env, version):
     member_id, generation = member_of(env, "orders")
     assert commit(env, ("orders", 0, 1), member=(member_id, generation, None), version=version) == [
         0
     ]
 
 
-def test_a_commit_keeps_a_member_alive(env):
+def test_commit_restarts_session(env):
     member_id, generation = member_of(env, "orders")
     for offset in range(4):
         env.clock.advance(9)
@@ -315,7 +317,7 @@ def test_a_commit_keeps_a_member_alive(env):
     assert stored(env).offset == 3
 
 
-def test_what_is_wrong_with_the_member_is_said_at_each_partition_that_is_right(env):
+def test_member_error_is_repeated_for_valid_partitions(env):
     member_id, generation = member_of(env, "orders", instance="static")
     rows = [("orders", 0, 1), ("nowhere", 0, 1), ("orders", 1, 1)]
 
@@ -325,16 +327,16 @@ def test_what_is_wrong_with_the_member_is_said_at_each_partition_that_is_right(e
     def each(code: ErrorCode) -> list[int]:
         return [code, UNKNOWN_TOPIC_OR_PARTITION, code]
 
-    assert codes("somebody else", generation, None) == each(ErrorCode.UNKNOWN_MEMBER_ID)
+    assert codes("unknown", generation, None) == each(ErrorCode.UNKNOWN_MEMBER_ID)
     assert codes("", -1, None) == each(ErrorCode.UNKNOWN_MEMBER_ID)
     assert codes(member_id, generation + 1, "static") == each(ErrorCode.ILLEGAL_GENERATION)
-    assert codes("somebody else", generation, "static") == each(ErrorCode.FENCED_INSTANCE_ID)
+    assert codes("unknown", generation, "static") == each(ErrorCode.FENCED_INSTANCE_ID)
     assert stored(env) is None
     assert codes(member_id, generation, "static") == each(ErrorCode.NONE)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 9])
-def test_who_is_no_member_moves_no_members_about(env, version):
+def test_commit_without_member_is_refused_if_group_has_members(env, version):
     member_of(env, "orders")
     assert commit(env, ("orders", 0, 1), version=version) == [ErrorCode.UNKNOWN_MEMBER_ID]
     assert stored(env) is None
@@ -348,9 +350,7 @@ def test_who_is_no_member_moves_no_members_about(env, version):
         (9, ErrorCode.GROUP_ID_NOT_FOUND),
     ],
 )
-def test_a_generation_of_a_group_that_is_not_there_is_illegal_until_the_client_knows_better(
-    env, version, code
-):
+def test_commit_to_missing_group_depends_on_version(env, version, code):
     assert commit(env, ("orders", 0, 1), member=("me", 3, None), version=version) == [code]
 
 
@@ -358,7 +358,7 @@ def test_a_generation_of_a_group_that_is_not_there_is_illegal_until_the_client_k
 
 
 @pytest.mark.parametrize("version", range(1, 11))
-def test_every_version_tells_where_a_group_stands(env, version):
+def test_fetch_returns_offset_in_all_versions(env, version):
     commit(env, ("orders", 1, 6), metadata="mine")
     assert fetch(env, ("orders", 1), ("orders", 0), version=version) == [
         ("orders", 1, 6, "mine", 0),
@@ -367,7 +367,7 @@ def test_every_version_tells_where_a_group_stands(env, version):
 
 
 @pytest.mark.parametrize("version", range(2, 11))
-def test_null_topics_are_all_that_the_group_has_committed(env, version):
+def test_null_topics_return_all_offsets(env, version):
     commit(env, ("orders", 1, 6), ("orders", 0, 5), ("bills", 0, 7))
     commit(env, ("orders", 0, 9), group="other")
     assert fetch(env, everything=True, version=version) == [
@@ -378,26 +378,26 @@ def test_null_topics_are_all_that_the_group_has_committed(env, version):
 
 
 @pytest.mark.parametrize("version", range(2, 11))
-def test_an_empty_list_of_topics_is_none(env, version):
+def test_empty_topic_list_returns_nothing(env, version):
     commit(env, ("orders", 1, 6))
     assert fetch(env, version=version) == []
 
 
 @pytest.mark.parametrize("version", range(1, 10))
-def test_a_partition_that_is_not_there_has_no_offset_and_no_error(env, version):
-    """So do groups that nobody knows: Kafka looks into its offsets alone."""
-    assert fetch(env, ("nowhere", 3), ("orders", 7), version=version, group="nobody's") == [
+def test_missing_partition_has_no_offset_and_no_error(env, version):
+    """The same applies to unknown groups: Kafka only looks into its offsets."""
+    assert fetch(env, ("nowhere", 3), ("orders", 7), version=version, group="unknown") == [
         ("nowhere", 3, -1, "", 0),
         ("orders", 7, -1, "", 0),
     ]
 
 
-def test_an_id_that_no_topic_has_is_an_error(env):
+def test_unknown_topic_id_is_an_error(env):
     assert fetch(env, ("nowhere", 3), version=10) == [("?", 3, -1, "", UNKNOWN_TOPIC_ID)]
 
 
 @pytest.mark.parametrize("version", range(5, 8))
-def test_the_leader_epoch_is_told(env, version):
+def test_fetch_returns_leader_epoch(env, version):
     commit(env, ("orders", 0, 6), epoch=4)
     request = OffsetFetchRequest(
         group_id="g",
@@ -428,7 +428,7 @@ def groups_of(
 
 
 @pytest.mark.parametrize("version", [8, 9])
-def test_several_groups_are_answered_in_one_reply(env, version):
+def test_fetch_of_several_groups(env, version):
     commit(env, ("orders", 0, 1), group="a")
     commit(env, ("bills", 0, 2), group="b")
     some = [FetchGroupTopic(name="bills", partition_indexes=[0])]
@@ -444,7 +444,7 @@ def test_several_groups_are_answered_in_one_reply(env, version):
     ]
 
 
-def test_a_group_that_is_named_twice_is_refused(env):
+def test_repeated_group_is_refused(env):
     commit(env, ("orders", 0, 1), group="a")
     asking = [FetchGroup(group_id=name, topics=None) for name in ("a", "b", "a")]
     assert groups_of(env, *asking) == [
@@ -454,7 +454,7 @@ def test_a_group_that_is_named_twice_is_refused(env):
     ]
 
 
-def test_what_is_asked_for_again_and_again_is_answered_once(env):
+def test_repeated_partitions_are_returned_once(env):
     commit(env, ("orders", 0, 1), metadata="m" * 4096)
     topics = [FetchTopic(name="orders", partition_indexes=[0] * 1000)] * 10
     request = OffsetFetchRequest(group_id="g", topics=topics, require_stable=False)
@@ -481,7 +481,7 @@ def delete(
     ]
 
 
-def test_single_partitions_are_deleted(env):
+def test_delete_single_partitions(env):
     commit(env, ("orders", 0, 1), ("orders", 1, 1))
     assert delete(env, ("orders", 0), ("bills", 0), ("nowhere", 0)) == (
         0,
@@ -490,7 +490,7 @@ def test_single_partitions_are_deleted(env):
     assert list(env.broker.offsets.of_group("g")) == [("orders", 1)]
 
 
-def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(env):
+def test_offsets_of_subscribed_topic_are_not_deleted(env):
     member_id, generation = member_of(env, "orders")
     commit(env, ("orders", 0, 1), ("bills", 0, 1), member=(member_id, generation, None))
     assert delete(env, ("orders", 0), ("bills", 0)) == (
@@ -500,29 +500,29 @@ def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(env):
     assert list(env.broker.offsets.of_group("g")) == [("orders", 0)]
 
 
-def test_of_members_that_are_no_consumers_nothing_is_deleted(env):
+def test_offsets_of_group_with_other_protocol_type_are_not_deleted(env):
     member_id, generation = member_of(env, kind="connect", metadata=b"what Connect says")
     commit(env, ("orders", 0, 1), member=(member_id, generation, None))
     assert delete(env, ("orders", 0)) == (ErrorCode.NON_EMPTY_GROUP, [])
     assert stored(env) is not None
 
 
-def test_a_group_whose_members_have_left_lets_go_of_anything(env):
+def test_empty_group_allows_all_deletions(env):
     member_id, generation = member_of(env, "orders")
     commit(env, ("orders", 0, 1), member=(member_id, generation, None))
     env.broker.groups.leave("g", member_id, None, "")
     assert delete(env, ("orders", 0)) == (0, [("orders", 0, 0)])
-    # The group is still there, and has nothing.
+    # The group still exists, without offsets.
     assert delete(env, ("orders", 0)) == (0, [("orders", 0, 0)])
     assert stored(env) is None
 
 
-def test_a_group_that_nobody_knows_has_nothing_to_delete(env):
-    assert delete(env, ("orders", 0), group="nobody's") == (ErrorCode.GROUP_ID_NOT_FOUND, [])
+def test_delete_in_unknown_group_is_an_error(env):
+    assert delete(env, ("orders", 0), group="unknown") == (ErrorCode.GROUP_ID_NOT_FOUND, [])
     assert delete(env, ("orders", 0), group="") == (ErrorCode.INVALID_GROUP_ID, [])
 
 
-def test_a_deletion_that_cannot_be_stored_is_not_done(env):
+def test_failed_deletion_keeps_offsets(env):
     commit(env, ("orders", 0, 1))
     env.store.refuse_writes = True
     assert delete(env, ("orders", 0)) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, [])

@@ -1,4 +1,4 @@
-"""Old versions that behave differently, through their handlers."""
+"""Handlers of old request versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATEST, EARLIEST = -1, -2
 
 @pytest.fixture
 def env() -> BrokerEnvironment:
-    """One topic; its records are of the times 100, 200 and 300."""
+    """One topic with records at timestamps 100, 200 and 300."""
     env = open_environment()
     env.topic("orders")
     for timestamp in (100, 200, 300):
@@ -47,16 +47,24 @@ def list_offsets(
 
 @pytest.mark.parametrize(
     ("timestamp", "count", "expected"),
-    [(LATEST, 1, [3]), (LATEST, 10, [3, 0]), (EARLIEST, 1, [0]), (99, 10, [0]), (100, 10, [1, 0]), (250, 1, [2]), (300, 10, [3, 0]),
-     ((1 << 63) - 1, 1, [3])],
-)  # fmt: skip
-def test_offsets_come_in_an_array(env, timestamp, count, expected):
+    [
+        (LATEST, 1, [3]),
+        (LATEST, 10, [3, 0]),
+        (EARLIEST, 1, [0]),
+        (99, 10, [0]),
+        (100, 10, [1, 0]),
+        (250, 1, [2]),
+        (300, 10, [3, 0]),
+        ((1 << 63) - 1, 1, [3]),
+    ],
+)
+def test_list_offsets_v0_returns_array(env, timestamp, count, expected):
     row = list_offsets(env, timestamp, count)
     assert (row.error_code, list(row.old_style_offsets)) == (0, expected)
 
 
-def test_records_without_times_count_from_when_they_came(env):
-    """What Kafka 0.8 knew of any record: the time of its segment's file."""
+def test_records_without_timestamps_use_append_time(env):
+    """As in Kafka 0.8, which only had the modification time of a segment file."""
     records = old_set(1, magic=0)
     ended(
         env.partition().append_message_set(
@@ -69,7 +77,7 @@ def test_records_without_times_count_from_when_they_came(env):
 
 
 @pytest.mark.parametrize(("topic", "index"), [("other", 0), ("orders", 1)])
-def test_what_is_not_there_has_no_offsets(env, topic, index):
+def test_missing_partition_has_no_offsets(env, topic, index):
     row = list_offsets(env, LATEST, topic=topic, index=index)
     assert (row.error_code, list(row.old_style_offsets)) == (
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -83,12 +91,12 @@ def metadata(env: BrokerEnvironment, *topics: str) -> dict[str, int]:
     return {topic.name: topic.error_code for topic in answer.topics}
 
 
-def test_an_empty_list_of_topics_means_all(env):
+def test_metadata_v0_empty_list_means_all_topics(env):
     env.topic("others")
     assert metadata(env) == {"orders": 0, "others": 0}
 
 
-def test_a_topic_that_is_asked_for_is_made_before_the_answer(env):
+def test_metadata_v0_creates_requested_topic(env):
     assert metadata(env, "new") == {"new": 0}
     assert env.broker.topics.get("new") is not None
 
@@ -105,7 +113,7 @@ def commit(
     timestamp: int = -1,
     retention: int = -1,
 ) -> int:
-    """The error of a commit of offset 2."""
+    """The error code of a commit of offset 2."""
     row = CommitTopic.OffsetCommitRequestPartition(
         partition_index=0, committed_offset=2, commit_timestamp=timestamp, committed_metadata="mine"
     )
@@ -129,24 +137,24 @@ def offset(
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_old_commits_go_where_all_others_go(env, version):
+def test_old_commits_are_stored_like_others(env, version):
     assert commit(env, version) == 0
     assert env.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "mine", NOW, None)
     assert [offset(env, fetching) for fetching in (0, 1, 7)] == [(2, "mine", 0)] * 3
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_an_old_commit_for_what_is_not_there_is_refused(env, version):
+def test_old_commit_to_missing_partition_is_refused(env, version):
     assert commit(env, version, topic="other") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_commit_of_version_1_brings_its_time(env):
+def test_commit_v1_has_timestamp(env):
     commit(env, 1, timestamp=1234)
     assert env.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "mine", 1234, None)
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
-def test_a_commit_of_version_2_to_4_may_bring_its_retention_time(env, version):
+def test_commit_v2_to_v4_has_retention_time(env, version):
     commit(env, version, retention=60_000)
     assert env.broker.offsets.get("g", "orders", 0) == CommittedOffset(
         2, -1, "mine", NOW, NOW + 60_000
@@ -154,11 +162,9 @@ def test_a_commit_of_version_2_to_4_may_bring_its_retention_time(env, version):
 
 
 @pytest.mark.parametrize(
-    ("topic", "index", "group"), [("orders", 0, "nobody's"), ("orders", 1, "g"), ("other", 0, "g")]
+    ("topic", "index", "group"), [("orders", 0, "unknown"), ("orders", 1, "g"), ("other", 0, "g")]
 )
-def test_where_zookeeper_had_nothing_version_0_says_that_the_partition_is_unknown(
-    env, topic, index, group
-):
+def test_offset_fetch_v0_without_offset_is_unknown_partition(env, topic, index, group):
     commit(env, 0)
     assert offset(env, 0, topic, index, group) == (-1, "", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     assert offset(env, 1, topic, index, group) == (-1, "", 0)
