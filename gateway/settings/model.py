@@ -715,9 +715,9 @@ class Settings(BaseSettings):
         False,
         description=(
             "Whether commits also move Pulsar subscriptions named after the groups, so that "
-            "Pulsar's backlog figures include Kafka groups. Disabled by default: Pulsar keeps what "
-            "such a subscription has not read regardless of retention, and a backlog quota may then "
-            "block producers."
+            "Pulsar's backlog figures include Kafka groups. Disabled by default: Pulsar keeps "
+            "what such a subscription has not read regardless of retention, and a backlog quota "
+            "may then block producers."
         ),
     )
     pulsar_send_timeout_ms: int = Field(
