@@ -23,13 +23,13 @@ def complaint(**overrides: str) -> str:
     return raised.value.message
 
 
-def test_the_names_are_those_of_kafka_3_9_in_their_order_and_one_of_our_own() -> None:
-    # As many as Kafka 3.9.2 tells of a topic.
+def test_names_are_those_of_kafka_3_9_plus_entry_format() -> None:
+    # The number that Kafka 3.9.2 describes.
     assert len(DEFINITIONS.keys() - {"entry.format"}) == 36
     assert list(DEFINITIONS) == sorted(DEFINITIONS)
 
 
-def test_a_config_that_means_something_here_says_what() -> None:
+def test_configs_with_effect_are_documented() -> None:
     assert {
         name for name, one in DEFINITIONS.items() if one.definition.documentation != NO_EFFECT
     } == {
@@ -50,11 +50,11 @@ def test_a_config_that_means_something_here_says_what() -> None:
     }
 
 
-def test_every_default_passes_its_own_check() -> None:
+def test_defaults_pass_validation() -> None:
     check({name: one.default_text(SETTINGS) for name, one in DEFINITIONS.items()}, SETTINGS)
 
 
-def test_without_overrides_a_topic_is_as_the_settings_say() -> None:
+def test_settings_are_defaults_of_topic_configs() -> None:
     # Kafka's defaults: a week, no limit of bytes, 1 MiB and 12 bytes.
     assert effective_config({}, SETTINGS) == TopicConfig(
         7 * 24 * 3_600_000, None, 1_048_588, False, True, True, False
@@ -70,7 +70,7 @@ def test_without_overrides_a_topic_is_as_the_settings_say() -> None:
     assert effective_config({}, settings) == TopicConfig(None, 500, 100, True, False, False, True)
 
 
-def test_overrides_count_before_the_settings() -> None:
+def test_overrides_take_precedence_over_settings() -> None:
     overrides = {
         "retention.ms": " 5 ",
         "retention.bytes": "-7",
@@ -83,20 +83,20 @@ def test_overrides_count_before_the_settings() -> None:
     assert effective_config(overrides, SETTINGS) == TopicConfig(5, None, 0, True, False, True, True)
 
 
-def test_a_topic_without_cleanup_keeps_everything() -> None:
+def test_empty_cleanup_policy_keeps_everything() -> None:
     check({"cleanup.policy": ""}, SETTINGS)
     config = effective_config({"cleanup.policy": ""}, SETTINGS)
     assert (config.deletes, config.compacts) == (False, False)
 
 
-def test_an_override_that_a_store_of_another_version_left_counts_for_nothing() -> None:
+def test_invalid_stored_override_is_ignored() -> None:
     assert effective_config(
         {"retention.ms": "a fortnight", "unheard.of": "1"}, SETTINGS
     ) == effective_config({}, SETTINGS)
 
 
-# As Kafka 3.9.2 said it.
-def test_what_kafka_refuses_is_refused_in_its_words() -> None:
+# Messages of Kafka 3.9.2.
+def test_invalid_override_is_refused_with_kafka_message() -> None:
     assert complaint(no_such="1") == "Unknown topic config name: no.such"
     assert (
         complaint(retention_ms="x")
@@ -106,21 +106,21 @@ def test_what_kafka_refuses_is_refused_in_its_words() -> None:
         complaint(min_compaction_lag_ms="5", max_compaction_lag_ms="3")
         == "conflict topic config setting min.compaction.lag.ms (5) > max.compaction.lag.ms (3)"
     )
-    assert (
-        complaint(remote_storage_enable="true")
-        == "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage."
+    assert complaint(remote_storage_enable="true") == (
+        "Tiered Storage functionality is disabled in the broker. Topic cannot be configured "
+        "with remote log storage."
     )
-    assert (
-        complaint(compression_type="x")
-        == "Invalid value x for configuration compression.type: String must be one of: uncompressed, zstd, lz4, snappy, gzip, producer"
+    assert complaint(compression_type="x") == (
+        "Invalid value x for configuration compression.type: String must be one of: "
+        "uncompressed, zstd, lz4, snappy, gzip, producer"
     )
 
 
-def test_an_unknown_name_is_complained_of_before_any_value() -> None:
+def test_unknown_name_is_reported_before_invalid_values() -> None:
     assert complaint(retention_ms="x", no_such="1") == "Unknown topic config name: no.such"
 
 
-def test_every_store_keeps_one_format_or_all_and_only_one_in_pulsar_keeps_pulsars() -> None:
+def test_entry_format_pulsar_requires_pulsar_store() -> None:
     for entry_format, keeps_one in (("mixed_kafka", False), ("kafka", True)):
         check({"entry.format": entry_format}, SETTINGS)
         assert effective_config({"entry.format": entry_format}, SETTINGS).always_v2 is keeps_one
@@ -137,7 +137,7 @@ def test_every_store_keeps_one_format_or_all_and_only_one_in_pulsar_keeps_pulsar
     assert not effective_config({"entry.format": "pulsar"}, in_pulsar).always_v2
 
 
-def test_the_setting_is_the_format_of_topics_without_one() -> None:
+def test_entry_format_setting_is_default_of_topics() -> None:
     assert effective_config({}, Settings(entry_format="kafka")).always_v2
     assert not effective_config(
         {"entry.format": "mixed_kafka"}, Settings(entry_format="kafka")

@@ -30,7 +30,7 @@ def refusal(kind: ConfigType, text: str, rule: Rule | None = None) -> str:
     return raised.value.message
 
 
-# What Kafka 3.9.2 tells of a topic to which this text was given.
+# How Kafka 3.9.2 describes a topic that was created with this text.
 @pytest.mark.parametrize(
     ("kind", "text", "shown"),
     [
@@ -47,7 +47,7 @@ def refusal(kind: ConfigType, text: str, rule: Rule | None = None) -> str:
         (ConfigType.DOUBLE, "0.5", "0.5"),
         (ConfigType.DOUBLE, "1", "1.0"),
         (ConfigType.DOUBLE, ".25", "0.25"),
-        # Java's Double.toString has an exponent below 0.001 and from ten million on.
+        # Java's Double.toString uses an exponent below 0.001 and from ten million on.
         (ConfigType.DOUBLE, "0.001", "0.001"),
         (ConfigType.DOUBLE, "0.0001", "1.0E-4"),
         (ConfigType.DOUBLE, "1.25e-5", "1.25E-5"),
@@ -56,7 +56,7 @@ def refusal(kind: ConfigType, text: str, rule: Rule | None = None) -> str:
         (ConfigType.DOUBLE, "-0.0001", "-1.0E-4"),
     ],
 )
-def test_a_value_is_shown_in_one_form(kind: ConfigType, text: str, shown: str) -> None:
+def test_value_is_shown_in_canonical_form(kind: ConfigType, text: str, shown: str) -> None:
     assert definition(kind).show(text) == shown
 
 
@@ -75,7 +75,7 @@ def test_a_value_is_shown_in_one_form(kind: ConfigType, text: str, shown: str) -
         *((ConfigType.BOOLEAN, text) for text in ("", "yes", "1", "true false")),
     ],
 )
-def test_a_value_of_another_type_is_refused(kind: ConfigType, text: str) -> None:
+def test_value_of_wrong_type_is_refused(kind: ConfigType, text: str) -> None:
     why = (
         "Expected value to be either true or false"
         if kind is ConfigType.BOOLEAN
@@ -84,7 +84,7 @@ def test_a_value_of_another_type_is_refused(kind: ConfigType, text: str) -> None
     assert refusal(kind, text) == f"Invalid value {text[:200]} for configuration some.config: {why}"
 
 
-# Messages as Kafka 3.9.2 gave them.
+# Messages of Kafka 3.9.2.
 @pytest.mark.parametrize(
     ("kind", "rule", "text", "complaint"),
     [
@@ -104,13 +104,15 @@ def test_a_value_of_another_type_is_refused(kind: ConfigType, text: str) -> None
             ConfigType.LIST,
             one_of("compact", "delete"),
             "compact,zzz",
-            "Invalid value zzz for configuration some.config: String must be one of: compact, delete",
+            "Invalid value zzz for configuration some.config: String must be one of: compact, "
+            "delete",
         ),
         (
             ConfigType.INT,
             gzip_level,
             "0",
-            "Invalid value 0 for configuration some.config: Value must be between 1 and 9 or equal to -1",
+            "Invalid value 0 for configuration some.config: Value must be between 1 and 9 or "
+            "equal to -1",
         ),
         (
             ConfigType.STRING,
@@ -122,12 +124,13 @@ def test_a_value_of_another_type_is_refused(kind: ConfigType, text: str) -> None
             ConfigType.LIST,
             throttled_replicas("some.config"),
             "x",
-            "Invalid value [x] for configuration some.config: some.config must be the literal '*' or a list of replicas in the following "
-            "format: [partitionId]:[brokerId],[partitionId]:[brokerId],...",
+            "Invalid value [x] for configuration some.config: some.config must be the literal "
+            "'*' or a list of replicas in the following format: "
+            "[partitionId]:[brokerId],[partitionId]:[brokerId],...",
         ),
     ],
 )
-def test_a_value_that_a_rule_does_not_pass_is_refused_in_kafka_s_words(
+def test_value_that_breaks_rule_is_refused_with_kafka_message(
     kind: ConfigType, rule: Rule, text: str, complaint: str
 ) -> None:
     assert refusal(kind, text, rule) == complaint
@@ -147,17 +150,17 @@ def test_a_value_that_a_rule_does_not_pass_is_refused_in_kafka_s_words(
         ),
     ],
 )
-def test_what_a_rule_allows_passes(kind: ConfigType, rule: Rule, texts: list[Any]) -> None:
+def test_allowed_value_is_accepted(kind: ConfigType, rule: Rule, texts: list[Any]) -> None:
     for text in texts:
         definition(kind, rule).read(text)
 
 
-def test_a_long_wrong_value_is_quoted_in_part() -> None:
+def test_long_invalid_value_is_quoted_partially() -> None:
     assert len(refusal(ConfigType.INT, "x" * 5000)) < 300
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False).filter(lambda value: abs(value) < 1e38))
-def test_a_shown_double_reads_as_the_same_number(value: float) -> None:
+def test_shown_double_parses_to_same_number(value: float) -> None:
     one = definition(ConfigType.DOUBLE)
     assert one.read(one.show(format(value, ".17g"))) == float(format(value, ".17g"))
 
@@ -168,9 +171,7 @@ def test_a_shown_double_reads_as_the_same_number(value: float) -> None:
     ),
     st.text(max_size=60),
 )
-def test_any_text_is_read_or_refused_and_what_is_shown_stays_as_it_is(
-    kind: ConfigType, text: str
-) -> None:
+def test_any_text_is_refused_or_shown_stably(kind: ConfigType, text: str) -> None:
     one = definition(kind)
     try:
         shown = one.show(text)

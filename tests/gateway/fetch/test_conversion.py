@@ -1,4 +1,4 @@
-"""Conversions: off the reactor thread, once for all who ask, and no more kept than is allowed."""
+"""Conversion: off the reactor thread, shared by all consumers, with a bounded cache."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def as_stored(payload: bytes) -> Entry:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_batch_becomes_messages_of_the_consumers_format(one, magic):
+def test_batch_is_converted_to_consumer_format(one, magic):
     (converted,) = ended(one.convert(SOURCE, [stored(7)], magic))
     assert converted[16] == magic
     assert [(found[0], found[3]) for found in read_with_kafka_python(bytes(converted))] == [
@@ -54,14 +54,14 @@ def test_a_batch_becomes_messages_of_the_consumers_format(one, magic):
     ]
 
 
-def test_what_is_old_enough_is_handed_back_itself(one, threads):
+def test_readable_payload_is_returned_unchanged(one, threads):
     entry = as_stored(bytes(old_set(3, magic=0)))
     (same,) = ended(one.convert(SOURCE, [entry], 1))
     assert same is entry.payload
     assert threads.calls == 0
 
 
-def test_a_control_batch_is_nothing_and_costs_nothing(one, threads):
+def test_control_batch_is_empty_without_conversion(one, threads):
     control = building.batch(
         [Sample(0, TIME, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(1, 0, -1)
     )
@@ -70,21 +70,21 @@ def test_a_control_batch_is_nothing_and_costs_nothing(one, threads):
     assert threads.calls == 0
 
 
-def test_all_entries_of_a_call_go_to_the_thread_together_and_come_back_in_order(one, threads):
+def test_entries_are_converted_in_one_call_and_in_order(one, threads):
     entries = [stored(0), as_stored(bytes(old_set(1, magic=0))), stored(3), stored(6)]
     results = ended(one.convert(SOURCE, entries, 0))
     assert [read_with_kafka_python(bytes(result))[0][0] for result in results] == [0, 0, 3, 6]
     assert threads.calls == 1
 
 
-def test_a_second_consumer_gets_the_kept_one(one, threads):
+def test_second_consumer_gets_cached_result(one, threads):
     first = ended(one.convert(SOURCE, [stored()], 1))
     assert ended(one.convert(SOURCE, [stored()], 1))[0] is first[0]
     assert (threads.calls, one.conversions) == (1, 1)
 
 
-def test_what_has_nothing_to_convert_is_kept_as_well(one, threads):
-    """A batch that compaction has emptied."""
+def test_empty_result_is_cached(one, threads):
+    """A batch that compaction emptied."""
     empty = building.batch([], base_offset=5, last_offset=9)
     for _ in range(3):
         assert ended(one.convert(SOURCE, [Entry(5, 9, TIME, empty)], 1)) == [b""]
@@ -103,9 +103,7 @@ def test_what_has_nothing_to_convert_is_kept_as_well(one, threads):
     ],
     ids=["topic", "partition", "offset", "size", "format"],
 )
-def test_another_entry_or_format_is_not_mistaken_for_it(
-    one, topic, partition, base_offset, records, magic
-):
+def test_cache_key_includes_entry_and_format(one, topic, partition, base_offset, records, magic):
     ended(one.convert(SOURCE, [stored()], 1))
     ended(
         one.convert(SourcePartition("t", topic, partition), [stored(base_offset, records)], magic)
@@ -123,15 +121,13 @@ def test_another_entry_or_format_is_not_mistaken_for_it(
     ],
     ids=["batch", "message set"],
 )
-def test_an_entry_that_compaction_gave_other_content_of_the_same_size_is_not_mistaken_for_it(
-    one, make
-):
+def test_compacted_entry_of_same_size_has_other_cache_key(one, make):
     for value in (b"before", b"behind"):
         (converted,) = ended(one.convert(SOURCE, [as_stored(make(value))], 0))
         assert read_with_kafka_python(bytes(converted))[-1][4] == value
 
 
-def test_consumers_that_ask_at_the_same_time_cost_one_conversion(one, threads):
+def test_concurrent_consumers_share_one_conversion(one, threads):
     threads.hold()
     consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(5)]
     threads.release()
@@ -139,7 +135,7 @@ def test_consumers_that_ask_at_the_same_time_cost_one_conversion(one, threads):
     assert one.conversions == 1
 
 
-def test_consumers_whose_entries_overlap_share_what_they_have_in_common(one, threads):
+def test_overlapping_consumers_share_common_entries(one, threads):
     threads.hold()
     one_to_two = Started(one.convert(SOURCE, [stored(0), stored(3)], 1))
     two_to_three = Started(one.convert(SOURCE, [stored(3), stored(6)], 1))
@@ -149,7 +145,7 @@ def test_consumers_whose_entries_overlap_share_what_they_have_in_common(one, thr
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_consumer_that_goes_away_takes_the_conversion_from_nobody(one, threads, who):
+def test_cancelled_consumer_does_not_cancel_conversion_of_others(one, threads, who):
     threads.hold()
     consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(2)]
     consumers[who].cancel()
@@ -168,13 +164,13 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def test_an_entry_that_cannot_be_read_is_nothing_and_the_others_are_converted(one):
+def test_unreadable_entry_is_empty_and_others_are_converted(one):
     good, bad, also_good = ended(one.convert(SOURCE, [stored(0), broken(), stored(6)], 0))
     assert (good[16], bad, also_good[16]) == (0, b"", 0)
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
-def test_of_an_entry_that_cannot_be_read_the_log_is_told_once(threads, caplog, cache_bytes):
+def test_unreadable_entry_is_logged_once(threads, caplog, cache_bytes):
     one = converter(threads, cache_bytes)
     with caplog.at_level(logging.WARNING):
         for magic in (0, 1, 0):
@@ -190,7 +186,7 @@ def test_of_an_entry_that_cannot_be_read_the_log_is_told_once(threads, caplog, c
     }
 
 
-def test_what_the_log_was_told_of_is_remembered_within_a_bound(threads, caplog, monkeypatch):
+def test_memory_of_logged_entries_is_bounded(threads, caplog, monkeypatch):
     monkeypatch.setattr(conversion, "MAX_REPORTED_UNREADABLE", 2)
     one = converter(threads, 0)
     with caplog.at_level(logging.WARNING):
@@ -200,7 +196,7 @@ def test_what_the_log_was_told_of_is_remembered_within_a_bound(threads, caplog, 
 
 
 @pytest.mark.parametrize("codec", [building.GZIP, building.LZ4])
-def test_a_bomb_is_nothing_and_the_log_names_the_setting(threads, caplog, codec):
+def test_decompression_bomb_is_empty_and_log_names_setting(threads, caplog, codec):
     bomb = building.batch([Sample(0, TIME, None, bytes(2 << 20))], codec=codec)
     with caplog.at_level(logging.WARNING):
         assert ended(converter(threads).convert(SOURCE, [as_stored(bomb)], 1)) == [b""]
@@ -208,13 +204,13 @@ def test_a_bomb_is_nothing_and_the_log_names_the_setting(threads, caplog, codec)
     assert "max_decompressed_bytes" in event
 
 
-def test_zstd_that_cannot_be_read_is_nothing_to_those_who_need_another_codec(one):
+def test_unreadable_zstd_is_empty_for_old_consumers(one):
     bad = bytearray(building.batch([Sample(0, TIME, None, b"v" * 100)], codec=building.ZSTD))
     bad[-1] ^= 1
     assert ended(one.convert(SOURCE, [as_stored(bytes(bad))], 2)) == [b""]
 
 
-def test_without_memory_an_entry_is_not_passed_over_but_asked_for_again(threads, caplog):
+def test_out_of_memory_is_a_retriable_error(threads, caplog):
     failures = [NoMemory("no memory to decompress gzip")]
 
     def run_for(owner, function, *arguments):
@@ -232,7 +228,7 @@ def test_without_memory_an_entry_is_not_passed_over_but_asked_for_again(threads,
     assert ended(one.convert(SOURCE, [stored()], 1))[0][16] == 1
 
 
-def test_a_bug_in_a_conversion_is_told_to_all_who_wait_and_the_next_one_tries_again(threads):
+def test_unexpected_error_fails_all_waiters_and_is_retried(threads):
     broken = [True]
 
     def run_for(owner, function, *arguments):
@@ -247,17 +243,17 @@ def test_a_bug_in_a_conversion_is_told_to_all_who_wait_and_the_next_one_tries_ag
     assert ended(one.convert(SOURCE, [stored()], 1))[0][16] == 1
 
 
-def test_the_cache_keeps_those_used_last_within_its_bytes(threads):
+def test_cache_evicts_least_recently_used_beyond_limit(threads):
     size = len(ended(converter(threads).convert(SOURCE, [stored()], 1))[0]) + ENTRY_OVERHEAD
     one = converter(threads, cache_bytes=2 * size)
     for base_offset in (0, 10, 0, 20, 0, 10):
         ended(one.convert(SOURCE, [stored(base_offset)], 1))
         assert one.cached_bytes <= 2 * size
-    # 0 was always used lately; 10 had to make room for 20.
+    # 0 was used most recently each time; 10 was evicted for 20.
     assert one.conversions == 4
 
 
-def test_without_a_cache_every_conversion_is_made_anew(threads):
+def test_without_cache_every_fetch_converts(threads):
     one = converter(threads, cache_bytes=0)
     for _ in range(2):
         ended(one.convert(SOURCE, [stored()], 1))
@@ -265,7 +261,7 @@ def test_without_a_cache_every_conversion_is_made_anew(threads):
 
 
 def expensive(monkeypatch):
-    """Every call uses up what one fetch may have converted."""
+    """Each call exhausts the conversion budget of a fetch."""
     monkeypatch.setattr(conversion, "FETCH_CPU_US", -1)
     monkeypatch.setattr(conversion, "MAX_CALL_BYTES", 1)
 
@@ -274,7 +270,7 @@ def entries_at(*offsets: int) -> list[Entry]:
     return [stored(offset) for offset in offsets]
 
 
-def test_a_fetch_gets_what_its_share_allows_and_the_rest_next_time(one, monkeypatch):
+def test_exhausted_budget_leaves_rest_to_next_fetch(one, monkeypatch):
     budget = ConversionBudget()
     expensive(monkeypatch)
     entries = entries_at(0, 10, 20)
@@ -284,7 +280,7 @@ def test_a_fetch_gets_what_its_share_allows_and_the_rest_next_time(one, monkeypa
     assert len(ended(one.convert(SOURCE, entries, 1, budget=ConversionBudget()))) == 3
 
 
-def test_a_share_that_is_used_up_gets_only_what_is_converted_already(one, monkeypatch):
+def test_exhausted_budget_returns_only_cached_results(one, monkeypatch):
     budget = ConversionBudget()
     budget.left_us = 0
     ended(one.convert(SOURCE, entries_at(0), 1))
@@ -293,7 +289,7 @@ def test_a_share_that_is_used_up_gets_only_what_is_converted_already(one, monkey
     assert one.conversions == 1
 
 
-def test_what_another_job_left_out_is_converted_by_whoever_wants_it(one, threads, monkeypatch):
+def test_entries_omitted_by_other_job_are_converted(one, threads, monkeypatch):
     threads.hold()
     first = Started(one.convert(SOURCE, entries_at(0, 10), 1))
     second = Started(one.convert(SOURCE, entries_at(10, 20), 1))
@@ -302,7 +298,7 @@ def test_what_another_job_left_out_is_converted_by_whoever_wants_it(one, threads
     assert (len(first.result), len(second.result)) == (1, 1)
 
 
-def test_a_job_that_nobody_waits_for_is_dropped(one, threads):
+def test_job_without_waiters_is_cancelled(one, threads):
     threads.hold()
     consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(2)]
     consumers[0].cancel()
@@ -316,7 +312,7 @@ def test_a_job_that_nobody_waits_for_is_dropped(one, threads):
     assert one.conversions == 1
 
 
-def test_units_that_may_unpack_to_much_are_converted_one_by_one():
+def test_large_units_are_converted_in_separate_calls():
     compressed = [
         bytes(building.batch([Sample(0, TIME, None, b"v")], codec=codec))
         for codec in (building.GZIP, building.ZSTD)

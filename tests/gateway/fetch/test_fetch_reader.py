@@ -1,4 +1,4 @@
-"""What one reading gives: limits, formats, and that no consumer ever misses a record or sticks."""
+"""One pass of a fetch: limits, formats, and consumers that miss no record and always advance."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def batched(base_offset: int, count: int, size: int = 20, codec: int = NONE) -> 
 def fetch(
     env: BrokerEnvironment, version: int, *partitions: FetchPartition, max_bytes: int = LARGE
 ) -> list[Any]:
-    """The rows in the order answered."""
+    """Return the rows in the order of the response."""
     response = start_fetch(env, request(version, partitions, max_bytes=max_bytes)).result
     return list(rows(response).values())
 
@@ -94,13 +94,13 @@ def offsets(row: Any, offset: int = 0) -> list[int]:
     return [found[0] for found in consume(payload(row), offset).records]
 
 
-# What is served
+# Served records
 
 NEW, OLD, OLDER = 12, 3, 1
 
 
 @pytest.mark.parametrize("version", [4, 6, 11, 12, 15, 18])
-def test_a_consumer_of_today_gets_the_bytes_as_they_are_stored(env, version):
+def test_modern_consumer_gets_stored_bytes(env, version):
     stored = [batched(0, 2), batched(2, 3, codec=GZIP), batched(5, 3)]
     put(env, *stored)
     assert [bytes(piece) for piece in fetch_one(env, version, 0).records] == [
@@ -109,14 +109,14 @@ def test_a_consumer_of_today_gets_the_bytes_as_they_are_stored(env, version):
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-def test_a_consumer_gets_past_what_compaction_took_at_the_end_of_an_older_set(env, version):
+def test_consumer_passes_compacted_end_of_old_set(env, version):
     gap = messages(0, 3, 1)
     put(env, stored_entry(0, 9, bytes(gap.payload)), batched(10, 2))
     assert offsets(fetch_one(env, version, 0)) == [0, 1, 2, 10, 11]
     assert offsets(fetch_one(env, version, 3), 3) == [10, 11]
 
 
-def test_a_damaged_set_of_an_older_format_is_served_as_it_is(env):
+def test_damaged_old_set_is_served_unchanged(env):
     damaged = bytearray(wrapped(3, 3, 1).payload)
     damaged[40:44] = b"oops"
     stored = [messages(0, 3, 0), stored_entry(3, 5, bytes(damaged)), batched(6, 2)]
@@ -130,16 +130,14 @@ def test_a_damaged_set_of_an_older_format_is_served_as_it_is(env):
     ("version", "magics"),
     [(0, {0}), (1, {0}), (2, {0, 1}), (3, {0, 1}), (4, {2}), (9, {2}), (10, {2}), (18, {2})],
 )
-def test_a_consumer_gets_no_format_newer_than_its_own_and_whoever_knows_format_2_nothing_else(
-    env, version, magics
-):
+def test_old_consumer_gets_own_format_modern_consumer_gets_format_2(env, version, magics):
     put(env, messages(0, 1, 0), messages(1, 1, 1), batched(2, 1))
     row = fetch_one(env, version, 0)
     assert {piece[16] for piece in row.records} == magics
     assert offsets(row) == [0, 1, 2]
 
 
-def test_the_row_tells_where_the_log_begins_and_ends(env):
+def test_row_has_log_start_offset_and_high_watermark(env):
     put(env, batched(0, 3), batched(3, 4))
     ended(env.partition().log.delete_before(3))
     row = fetch_one(env, NEW, 5)
@@ -152,14 +150,14 @@ def test_the_row_tells_where_the_log_begins_and_ends(env):
     assert offsets(row, 5) == [5, 6]
 
 
-def test_at_the_end_there_is_nothing_and_no_error(env):
+def test_fetch_at_log_end_returns_no_records(env):
     put(env, batched(0, 3))
     row = fetch_one(env, NEW, 3)
     assert (row.error_code, list(row.records), row.high_watermark) == (0, [], 3)
 
 
 @pytest.mark.parametrize("offset", [-1, 2, 8])
-def test_an_offset_outside_the_log_is_out_of_range(env, offset):
+def test_offset_outside_log_is_out_of_range(env, offset):
     put(env, batched(0, 3), batched(3, 4))
     ended(env.partition().log.delete_before(3))
     row = fetch_one(env, NEW, offset)
@@ -172,15 +170,17 @@ def test_an_offset_outside_the_log_is_out_of_range(env, offset):
 
 
 @pytest.mark.parametrize(("version", "topic", "code"), [
-    (NEW, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (0, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    (NEW, (
+        "other"
+    ), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (0, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     (13, b"x" * 16, ErrorCode.UNKNOWN_TOPIC_ID),
 ])  # fmt: skip
-def test_a_topic_that_is_not_there_is_unknown(env, version, topic, code):
+def test_missing_topic_is_unknown(env, version, topic, code):
     response = start_fetch(env, request(version, [from_offset(0)], topic=topic)).result
     assert [row.error_code for row in rows(response).values()] == [code]
 
 
-def test_a_partition_that_is_not_there_is_unknown_and_the_others_are_served(env):
+def test_missing_partition_is_unknown_and_others_are_served(env):
     put(env, batched(0, 1))
     first, second = fetch(env, NEW, from_offset(0, index=7), from_offset(0))
     assert (first.error_code, second.error_code, offsets(second)) == (
@@ -198,37 +198,37 @@ def test_topics_are_found_by_id(env):
 
 
 @pytest.mark.parametrize(("asked", "code"), [(-1, 0), (0, 0), (1, ErrorCode.UNKNOWN_LEADER_EPOCH)])
-def test_a_leader_epoch_that_is_ahead_is_unknown(env, asked, code):
+def test_newer_leader_epoch_is_unknown(env, asked, code):
     put(env, batched(0, 1))
     (row,) = fetch(env, NEW, FetchPartition(0, 0, LARGE, asked))
     assert row.error_code == code
 
 
-def test_a_leader_epoch_that_is_past_is_fenced():
+def test_older_leader_epoch_is_fenced():
     with pytest.raises(Exception, match="FENCED_LEADER_EPOCH"):
         check_epoch(3, 4)
 
 
-def test_a_log_that_ends_before_the_consumers_offset_is_told_where_it_diverges(env):
+def test_diverging_epoch_is_returned_for_truncated_log(env):
     put(env, batched(0, 3))
     (row,) = fetch(env, NEW, FetchPartition(0, 7, LARGE, -1, 0))
     assert (row.error_code, row.diverging, list(row.records)) == (0, (0, 3), [])
 
 
-def test_an_epoch_that_agrees_diverges_in_nothing(env):
+def test_matching_epoch_does_not_diverge(env):
     put(env, batched(0, 3))
     (row,) = fetch(env, NEW, FetchPartition(0, 1, LARGE, -1, 0))
     assert (row.diverging, offsets(row, 1)) == (None, [1, 2])
 
 
-def test_an_epoch_that_never_was_is_out_of_range(env):
+def test_unknown_last_fetched_epoch_is_out_of_range(env):
     put(env, batched(0, 3))
     (row,) = fetch(env, NEW, FetchPartition(0, 1, LARGE, -1, 5))
     assert row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 @pytest.mark.parametrize(("level", "aborted"), [(0, None), (1, ())])
-def test_only_read_committed_is_told_of_aborted_transactions(env, level, aborted):
+def test_only_read_committed_gets_aborted_transactions(env, level, aborted):
     put(env, batched(0, 1))
     response = start_fetch(env, request(NEW, [from_offset(0)], isolation_level=level)).result
     assert [row.aborted for row in rows(response).values()] == [aborted]
@@ -241,7 +241,7 @@ def sizes(*entries: Entry) -> int:
     return sum(len(one.payload) for one in entries)
 
 
-def test_as_many_whole_batches_are_given_as_fit(env):
+def test_whole_batches_are_returned_up_to_limit(env):
     stored = [batched(0, 3), batched(3, 3), batched(6, 3)]
     put(env, *stored)
     both = sizes(*stored[:2])
@@ -254,13 +254,13 @@ def test_as_many_whole_batches_are_given_as_fit(env):
 
 @pytest.mark.parametrize("limit", [-1, 0, 1])
 @pytest.mark.parametrize("version", [0, 2, 3, 4, NEW])
-def test_the_first_batch_or_message_is_given_however_small_the_limit(env, version, limit):
+def test_first_batch_is_returned_regardless_of_limit(env, version, limit):
     put(env, batched(0, 3, size=200))
     row = fetch_one(env, version, 0, limit)
     assert offsets(row) == ([0] if version < 4 else [0, 1, 2])
 
 
-def test_only_the_first_partition_with_records_may_pass_the_limit(env):
+def test_only_first_partition_with_records_may_exceed_limit(env):
     env.topic("wide", 3)
     for index in (1, 2):
         ended(append(env.partition("wide", index).log, [batched(0, 3, size=200)]))
@@ -270,7 +270,7 @@ def test_only_the_first_partition_with_records_may_pass_the_limit(env):
     assert [len(row.records) for row in rows(response).values()] == [0, 1, 0]
 
 
-def test_the_requests_own_limit_holds_over_all_partitions(env):
+def test_request_limit_applies_to_all_partitions(env):
     env.topic("wide", 4)
     for index in range(4):
         ended(append(env.partition("wide", index).log, [batched(0, 3)]))
@@ -281,7 +281,7 @@ def test_the_requests_own_limit_holds_over_all_partitions(env):
     assert [len(row.records) for row in rows(response).values()] == [1, 1, 0, 0]
 
 
-def test_the_gateways_own_limit_holds_whatever_is_asked():
+def test_fetch_max_bytes_limits_any_request():
     env = open_environment(fetch_max_bytes=1024)
     env.topic()
     put(env, *[batched(3 * n, 3, size=200) for n in range(4)])
@@ -291,9 +291,7 @@ def test_the_gateways_own_limit_holds_whatever_is_asked():
 @pytest.mark.parametrize(
     ("version", "expected"), [(0, [[0], [0]]), (1, [[0], [0]]), (2, [[0], [0]]), (3, [[0], []])]
 )
-def test_very_old_consumers_get_one_message_of_each_partition_for_nothing_tells_them_that_they_may_be_left_without(
-    env, version, expected
-):
+def test_fetch_before_v3_returns_a_message_of_each_partition(env, version, expected):
     env.topic("wide", 2)
     for index in range(2):
         ended(append(env.partition("wide", index).log, [messages(0, 2, 0, size=300)]))
@@ -306,7 +304,7 @@ def test_very_old_consumers_get_one_message_of_each_partition_for_nothing_tells_
 # Cutting and converting
 
 
-def test_a_set_is_cut_at_a_message_that_fits(env):
+def test_message_set_is_cut_after_message_that_fits(env):
     put(env, messages(0, 5, 1))
     one = len(building.message_set(samples(0, 1), magic=1))
     row = fetch_one(env, OLD, 1, 2 * one + 1)
@@ -314,8 +312,10 @@ def test_a_set_is_cut_at_a_message_that_fits(env):
     assert len(payload(row)) == 2 * one
 
 
-def test_nothing_follows_what_was_cut_short(env):
-    """Converted, a batch is larger than stored, so that the entry behind it was read with it and might still fit."""
+def test_nothing_follows_truncated_entry(env):
+    """A converted batch is larger than the stored one, so the entry after it was read, too, and
+    might still fit.
+    """
     put(env, batched(0, 10, size=10), messages(10, 1, 0, size=0))
     for limit in range(1, 600):
         found = offsets(fetch_one(env, OLDER, 0, limit))
@@ -323,7 +323,7 @@ def test_nothing_follows_what_was_cut_short(env):
     assert len(found) == 11
 
 
-def test_a_compressed_message_is_given_whole_from_any_offset_within(env):
+def test_compressed_message_is_returned_whole_from_any_inner_offset(env):
     put(env, wrapped(0, 6, 1))
     row = fetch_one(env, OLD, 4, 1)
     assert len(row.records[0]) == sizes(wrapped(0, 6, 1))
@@ -331,14 +331,14 @@ def test_a_compressed_message_is_given_whole_from_any_offset_within(env):
 
 
 @pytest.mark.parametrize("version", [OLD, OLDER])
-def test_old_consumers_never_see_control_batches(env, version):
+def test_old_consumers_get_no_control_batches(env, version):
     put(env, batched(0, 1), control_batch(1), batched(2, 1), control_batch(3))
     row = fetch_one(env, version, 0)
     assert offsets(row) == [0, 2]
     assert offsets(fetch_one(env, version, 1, 1), 1) == [2]
 
 
-def test_an_old_consumer_behind_which_there_are_only_control_batches_gets_nothing_and_no_error(
+def test_only_control_batches_give_old_consumer_no_records(
     env,
 ):
     put(env, batched(0, 1), control_batch(1))
@@ -346,7 +346,7 @@ def test_an_old_consumer_behind_which_there_are_only_control_batches_gets_nothin
     assert (row.error_code, list(row.records), row.high_watermark) == (0, [], 2)
 
 
-def test_an_old_consumer_gets_over_more_control_batches_than_one_request_looks_at(env, monkeypatch):
+def test_old_consumer_passes_more_control_batches_than_one_scan(env, monkeypatch):
     monkeypatch.setattr(fetch_reader, "MAX_EMPTY_READS", 2)
     monkeypatch.setattr(fetch_reader, "EMPTY_READ_BYTES", 300)
     put(env, *[control_batch(n) for n in range(50)], batched(50, 1))
@@ -354,7 +354,7 @@ def test_an_old_consumer_gets_over_more_control_batches_than_one_request_looks_a
     assert [50] in answers
 
 
-def test_control_batches_passed_over_once_are_not_read_again(env, monkeypatch):
+def test_skipped_control_batches_are_not_read_again(env, monkeypatch):
     put(env, *[control_batch(n) for n in range(50)])
     fetch_one(env, OLDER, 0)
     reads = []
@@ -368,7 +368,7 @@ def test_control_batches_passed_over_once_are_not_read_again(env, monkeypatch):
 
 
 @pytest.mark.parametrize("version", [0, 2, 3])
-def test_where_down_conversion_is_forbidden_newer_records_are_an_unsupported_version(env, version):
+def test_disabled_down_conversion_returns_unsupported_version(env, version):
     env.topic("modern", message_downconversion_enable="false")
     log = env.partition("modern").log
     ended(append(log, [messages(0, 1, 0), batched(1, 1)]))
@@ -382,14 +382,14 @@ def test_where_down_conversion_is_forbidden_newer_records_are_an_unsupported_ver
 
 
 @pytest.mark.parametrize(("version", "codec"), [(4, GZIP), (9, GZIP), (10, ZSTD)])
-def test_zstd_becomes_gzip_below_fetch_10(env, version, codec):
+def test_zstd_is_converted_to_gzip_before_fetch_v10(env, version, codec):
     stored = batched(0, 3, codec=ZSTD)
     put(env, stored)
     row = fetch_one(env, version, 0)
     assert (row.error_code, offsets(row), row.records[0][22] & 7) == (0, [0, 1, 2], codec)
 
 
-def test_where_conversion_is_forbidden_zstd_needs_fetch_10(env):
+def test_disabled_down_conversion_of_zstd_requires_fetch_v10(env):
     env.topic("modern", message_downconversion_enable="false")
     ended(append(env.partition("modern").log, [batched(0, 3), batched(3, 3, codec=ZSTD)]))
     good = rows(start_fetch(env, request(9, [from_offset(0)], topic="modern")).result)["modern", 0]
@@ -404,7 +404,7 @@ def test_where_conversion_is_forbidden_zstd_needs_fetch_10(env):
 
 
 def unreadable(first, count=3, **more):
-    """What is stored of a batch whose header and checksum are right, and whose records are not."""
+    """Return a batch with a valid header and checksum but unreadable records."""
     return stored_entry(
         first,
         first + count - 1,
@@ -414,20 +414,20 @@ def unreadable(first, count=3, **more):
 
 @pytest.mark.parametrize("version", [OLD, OLDER])
 @pytest.mark.parametrize("codec", [NONE, LZ4])
-def test_old_consumers_are_carried_past_a_batch_that_cannot_be_read(env, version, codec):
+def test_old_consumer_skips_unreadable_batch(env, version, codec):
     put(env, batched(0, 3), unreadable(3, codec=codec), batched(6, 1))
     assert offsets(fetch_one(env, version, 0)) == [0, 1, 2, 6]
     for offset in (3, 5):
         assert offsets(fetch_one(env, version, offset, 1), offset) == [6]
 
 
-def test_a_consumer_of_today_gets_an_unreadable_batch_as_it_is_stored(env):
+def test_modern_consumer_gets_unreadable_batch_unchanged(env):
     stored = unreadable(0)
     put(env, stored)
     assert list(fetch_one(env, NEW, 0).records) == [stored.payload]
 
 
-def test_an_old_consumer_behind_which_there_is_only_an_unreadable_batch_gets_nothing_and_no_error_until_more_comes(
+def test_old_consumer_before_unreadable_batch_waits_for_more_records(
     env,
 ):
     put(env, batched(0, 1), unreadable(1))
@@ -437,27 +437,27 @@ def test_an_old_consumer_behind_which_there_is_only_an_unreadable_batch_gets_not
     assert offsets(fetch_one(env, OLDER, 1), 1) == [4]
 
 
-def test_without_memory_to_convert_it_an_old_consumer_stays_where_it_is(env, monkeypatch):
+def test_out_of_memory_keeps_old_consumer_at_its_offset(env, monkeypatch):
     put(env, batched(0, 3))
     failing = [NoMemory("no memory to decompress lz4")]
     monkeypatch.setattr(conversion, "_convert_all", lambda payloads, *_: (failing, 0))
     assert fetch_one(env, OLDER, 0).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-def test_a_deleted_topic_is_told_of_before_the_registry_knows(env):
+def test_closed_log_is_reported_before_registry_update(env):
     put(env, batched(0, 3))
     env.partition().log.shut()
     assert fetch_one(env, NEW, 3).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-# Whatever the log, whoever the consumer
+# All logs and consumers
 
 CODECS = st.sampled_from([NONE, GZIP, SNAPPY, LZ4])
 
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[tuple[Entry, list[Sample]]]:
-    """Entries of all formats end to end, with gaps, empty batches and control batches, each with what exists in it."""
+    """Generate entries of all formats, with gaps and empty or control batches, and their records."""
     made: list[tuple[Entry, list[Sample]]] = []
     base = 0
     for _ in range(draw(st.integers(0, 8))):
@@ -507,9 +507,7 @@ def logs(draw: st.DrawFn) -> list[tuple[Entry, list[Sample]]]:
 
 @settings(max_examples=150, deadline=None)
 @given(logs(), st.sampled_from([0, 1, 2, 3, 4, 9, 12]), st.data())
-def test_every_record_arrives_once_and_in_order_at_every_consumer_that_keeps_fetching(
-    log, version, data
-):
+def test_every_consumer_gets_every_record_once_and_in_order(log, version, data):
     env = open_environment()
     env.topic()
     put(env, *[one for one, _ in log])
@@ -536,7 +534,7 @@ def test_every_record_arrives_once_and_in_order_at_every_consumer_that_keeps_fet
 
 
 def _check_whole(raw: bytes) -> None:
-    """Message after message to the very end: no trailer of zeros, nothing cut off."""
+    """Parse message after message to the end: no trailing zeros, nothing truncated."""
     position = 0
     while position < len(raw):
         size = int.from_bytes(raw[position + 8 : position + 12], "big")

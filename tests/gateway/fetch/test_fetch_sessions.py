@@ -1,4 +1,7 @@
-"""Incremental fetch sessions: what is kept of them, and what they watch. Rules: KIP-227, Kafka's FetchSessionCache."""
+"""Incremental fetch sessions: the cache, and the logs that sessions watch.
+
+Rules are those of KIP-227 and Kafka's FetchSessionCache.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,11 @@ def watchers(env: BrokerEnvironment, index: int = 0) -> int:
 @pytest.mark.parametrize(
     ("epoch", "following"), [(0, 1), (1, 2), (2147483646, 2147483647), (2147483647, 1)]
 )
-def test_epochs_go_up_and_never_come_back_to_zero(epoch, following):
+def test_session_epoch_wraps_to_one(epoch, following):
     assert next_epoch(epoch) == following
 
 
-def test_a_session_is_found_by_its_id():
+def test_session_is_found_by_id():
     kept = sessions()
     made = kept.create(0)
     assert made.session_id != NO_SESSION
@@ -49,20 +52,20 @@ def test_a_session_is_found_by_its_id():
     assert kept.get(999, 0) is None
 
 
-def test_no_two_sessions_have_one_id():
+def test_session_ids_are_unique():
     ids = iter([7, 7, 0, 7, 8])
     kept = FetchSessions(5, lambda: next(ids))
     assert [kept.create(0).session_id for _ in range(2)] == [7, 8]
 
 
-def test_where_there_is_no_room_a_round_has_no_session():
+def test_fetch_without_free_slot_has_no_session():
     kept = sessions(slots=1)
     kept.create(0)
     assert kept.create(119_999).session_id == NO_SESSION
     assert len(kept) == 1
 
 
-def test_the_session_unused_longest_makes_room_once_it_has_been_idle_for_two_minutes():
+def test_least_recently_used_session_is_evicted_after_min_idle():
     kept = sessions()
     first, second = kept.create(0), kept.create(1)
     kept.get(first.session_id, 10)
@@ -72,17 +75,17 @@ def test_the_session_unused_longest_makes_room_once_it_has_been_idle_for_two_min
     assert kept.get(first.session_id, 120_001) is first
 
 
-def test_a_session_in_use_makes_no_room_however_long_it_waits():
+def test_session_in_use_is_not_evicted():
     kept = sessions(slots=1)
     kept.create(0).is_in_use = True
     assert kept.create(10_000_000).session_id == NO_SESSION
 
 
-def test_no_slots_means_no_sessions():
+def test_zero_slots_disable_sessions():
     assert sessions(slots=0).create(0).session_id == NO_SESSION
 
 
-def test_following_watches_a_log_once_and_forgetting_lets_go(env):
+def test_update_watches_log_once_and_forget_unwatches(env):
     current = FetchSession(1)
     for _ in range(3):
         followed(env, current)
@@ -92,7 +95,7 @@ def test_following_watches_a_log_once_and_forgetting_lets_go(env):
     assert (watchers(env), len(current.partitions), len(current.pending)) == (0, 0, 0)
 
 
-def test_closing_lets_go_of_every_log(env):
+def test_close_unwatches_all_logs(env):
     current = FetchSession(1)
     for index in range(3):
         followed(env, current, index)
@@ -101,7 +104,7 @@ def test_closing_lets_go_of_every_log(env):
 
 
 @pytest.mark.parametrize("how", ["removed", "evicted"])
-def test_a_session_that_goes_lets_go_of_every_log(env, how):
+def test_removed_session_unwatches_all_logs(env, how):
     kept = sessions(slots=1)
     made = kept.create(0)
     followed(env, made)
@@ -113,7 +116,7 @@ def test_a_session_that_goes_lets_go_of_every_log(env, how):
     assert made.is_closed
 
 
-def test_what_changes_becomes_pending_and_wakes(env):
+def test_changed_partition_becomes_pending_and_notifies(env):
     current = FetchSession(1)
     cached = followed(env, current)
     current.pending.clear()
@@ -124,7 +127,7 @@ def test_what_changes_becomes_pending_and_wakes(env):
     assert cached.has_unread_records
 
 
-def test_what_nobody_follows_any_more_wakes_nobody(env):
+def test_forgotten_partition_does_not_notify(env):
     current = FetchSession(1)
     followed(env, current)
     current.forget(KEY)
@@ -132,7 +135,7 @@ def test_what_nobody_follows_any_more_wakes_nobody(env):
     assert not current.pending
 
 
-def test_a_topic_made_anew_is_followed_in_place_of_the_old_one(env):
+def test_recreated_topic_is_watched_instead_of_old_one(env):
     current = FetchSession(1)
     cached = followed(env, current)
     old = cached.partition
@@ -143,7 +146,7 @@ def test_a_topic_made_anew_is_followed_in_place_of_the_old_one(env):
     assert (len(old.log._watchers), watchers(env)) == (0, 1)
 
 
-def test_a_consumer_at_the_end_is_not_behind(env):
+def test_consumer_at_log_end_has_no_unread_records(env):
     ended(_append(env, 0))
     current = FetchSession(1)
     assert [followed(env, current, 0, offset).has_unread_records for offset in (0, 1)] == [
@@ -157,7 +160,7 @@ async def _append(env: BrokerEnvironment, index: int) -> None:
     await log.append([batch_entry(log.next_offset, 1)])
 
 
-def test_a_change_of_offset_keeps_a_partitions_place_in_the_queue(env):
+def test_offset_change_keeps_place_in_pending(env):
     current = FetchSession(1)
     for index in range(3):
         followed(env, current, index)
@@ -172,7 +175,7 @@ def following(kept: FetchSessions, count: int, now: int = 0) -> FetchSession:
     return made
 
 
-def test_all_sessions_together_have_a_limit_of_partitions():
+def test_sessions_share_a_total_partition_limit():
     kept = FetchSessions(
         10, iter(range(1, 100)).__next__, max_partitions=8, max_total_partitions=10
     )
@@ -180,7 +183,7 @@ def test_all_sessions_together_have_a_limit_of_partitions():
     assert kept.has_room(first, 0)
     assert not kept.has_room(second, 0)
     assert (len(kept), kept.partition_count) == (1, 6)
-    # One that was unused for long enough makes room.
+    # A session that was idle for min_idle_ms is evicted.
     third = following(kept, 6, 130_000)
     assert kept.has_room(third, 130_000)
     assert kept.get(first.session_id, 130_000) is None
@@ -192,7 +195,7 @@ def test_all_sessions_together_have_a_limit_of_partitions():
     assert kept.partition_count == 0
 
 
-def test_a_session_that_is_not_used_expires():
+def test_unused_session_expires():
     kept = FetchSessions(10, iter(range(1, 100)).__next__, max_idle_ms=1000)
     made = kept.create(0)
     assert kept.get(made.session_id, 999) is made

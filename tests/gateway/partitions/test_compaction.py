@@ -1,4 +1,4 @@
-"""Compaction as Kafka has it: of each key the last record stays, at its offset, and nothing is lost, brought back or invented on the way."""
+"""Log compaction keeps the last record of each key at its offset, and loses or adds nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.compat.records.building import Sample
 from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.handlers import handler_calls
-from tests.gateway.partitions.compacted import (
+from tests.gateway.partitions.compacted_topic import (
     FETCH_VERSIONS,
     FORMATS,
     close,
@@ -43,7 +43,7 @@ def env() -> BrokerEnvironment:
 
 
 @pytest.mark.parametrize("written", FORMATS, ids=str)
-def test_the_last_record_of_each_key_stays_at_its_offset(env, written):
+def test_last_record_of_each_key_stays_at_its_offset(env, written):
     put(env, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"), written=written)
     put(env, (b"b", b"2"), (b"c", b"1"), written=written)
     close(env)
@@ -53,7 +53,7 @@ def test_the_last_record_of_each_key_stays_at_its_offset(env, written):
         assert values(consume(env, version, offset=3)) == [(3, b"2"), (4, b"1")]
 
 
-def test_formats_side_by_side_are_one_history(env):
+def test_keys_are_compacted_across_formats(env):
     for n, written in enumerate(FORMATS):
         put(env, (b"k", b"%d" % n), (b"only here %d" % n, b"x"), written=written)
     close(env)
@@ -64,14 +64,14 @@ def test_formats_side_by_side_are_one_history(env):
         assert values(consume(env, version)) == expected
 
 
-def test_the_last_entry_is_left_alone(env):
+def test_last_entry_is_not_compacted(env):
     put(env, (b"a", b"1"))
     put(env, (b"b", b"1"), (b"b", b"2"))
     compact(env)
     assert values(consume(env)) == [(0, b"1"), (1, b"1"), (2, b"2")]
 
 
-def test_the_newest_bytes_are_left_alone_while_they_are_young():
+def test_newest_segment_bytes_are_not_compacted_before_segment_ms():
     env = open_environment()
     size = len(batch([(b"a", b"0")]))
     table(env, segment_bytes=str(3 * size), segment_ms=str(HOUR))
@@ -84,7 +84,7 @@ def test_the_newest_bytes_are_left_alone_while_they_are_young():
     assert values(consume(env)) == [(4, b"4"), (5, b"5")]
 
 
-def test_younger_records_than_the_least_lag_are_left_alone():
+def test_records_within_min_compaction_lag_are_not_compacted():
     env = open_environment()
     table(env, min_compaction_lag_ms=str(HOUR))
     for age in (3 * HOUR, 2 * HOUR, HOUR // 2, HOUR // 2, 0):
@@ -93,7 +93,7 @@ def test_younger_records_than_the_least_lag_are_left_alone():
     assert [offset for offset, _ in values(consume(env))] == [1, 2, 3, 4]
 
 
-def test_a_pass_waits_until_enough_is_dirty():
+def test_pass_waits_for_min_cleanable_dirty_ratio():
     env = open_environment()
     table(env, min_cleanable_dirty_ratio="0.5")
     for n in range(4):
@@ -110,7 +110,7 @@ def test_a_pass_waits_until_enough_is_dirty():
     assert [offset for offset, _ in values(consume(env))] == [0, 5, 7, 8, 9, 10]
 
 
-def test_records_older_than_the_greatest_lag_are_compacted_however_few_they_are():
+def test_records_beyond_max_compaction_lag_are_always_compacted():
     env = open_environment()
     table(env, min_cleanable_dirty_ratio="1", max_compaction_lag_ms=str(HOUR))
     put(env, (b"a", b"1"), timestamp=env.now())
@@ -123,7 +123,7 @@ def test_records_older_than_the_greatest_lag_are_compacted_however_few_they_are(
     assert values(consume(env)) == [(1, b"2")]
 
 
-def test_a_tombstone_stays_for_its_time_after_the_pass_that_removed_what_it_deletes():
+def test_tombstone_stays_for_delete_retention_after_pass():
     env = open_environment()
     table(env, delete_retention_ms=str(HOUR))
     put(env, (b"a", b"1"), (b"b", b"1"))
@@ -135,7 +135,7 @@ def test_a_tombstone_stays_for_its_time_after_the_pass_that_removed_what_it_dele
     close(env)
     compact(env)
     assert values(consume(env)) == [(1, b"1"), (2, None)]
-    # A 64th more: what the times of passes are rounded by.
+    # 1/64 more, since the times of passes are rounded up by that much.
     env.clock.advance(1 + HOUR / 64 / 1000)
     close(env)
     compact(env)
@@ -143,7 +143,7 @@ def test_a_tombstone_stays_for_its_time_after_the_pass_that_removed_what_it_dele
 
 
 @pytest.mark.parametrize("written", [(0, 0), (1, 1), (2, 0)], ids=str)
-def test_a_tombstone_without_retention_goes_with_the_second_pass(written):
+def test_tombstone_without_retention_is_removed_by_second_pass(written):
     env = open_environment()
     table(env, delete_retention_ms="0")
     put(env, (b"a", b"1"), written=written)
@@ -156,14 +156,14 @@ def test_a_tombstone_without_retention_goes_with_the_second_pass(written):
     assert values(consume(env)) == []
 
 
-def test_records_without_a_key_from_before_the_policy_go(env):
+def test_records_without_key_are_removed(env):
     put(env, (None, b"1"), (b"a", b"1"))
     close(env)
     compact(env)
     assert values(consume(env)) == [(1, b"1")]
 
 
-def test_what_was_compacted_is_remembered(env):
+def test_checkpoint_survives_restart(env):
     put(env, (b"a", b"1"), (b"a", b"2"))
     close(env)
     compact(env)
@@ -172,7 +172,7 @@ def test_what_was_compacted_is_remembered(env):
     assert again.threads.calls == 0
 
 
-def test_an_unreadable_memory_costs_only_another_pass(env, caplog):
+def test_unreadable_checkpoint_causes_full_pass(env, caplog):
     put(env, (b"a", b"1"), (b"a", b"2"))
     close(env)
     compact(env)
@@ -189,7 +189,7 @@ def test_an_unreadable_memory_costs_only_another_pass(env, caplog):
     ]
 
 
-def test_what_is_remembered_of_a_topic_goes_with_it(env):
+def test_checkpoint_is_deleted_with_topic(env):
     put(env, (b"a", b"1"))
     close(env)
     compact(env)
@@ -199,7 +199,7 @@ def test_what_is_remembered_of_a_topic_goes_with_it(env):
     assert env.store.medium.tables["compaction"] == {}
 
 
-def test_a_new_topic_of_the_name_is_compacted_from_its_beginning(env):
+def test_recreated_topic_is_compacted_from_its_start(env):
     put(env, (b"a", b"1"), (b"a", b"2"))
     close(env)
     compact(env)
@@ -211,7 +211,7 @@ def test_a_new_topic_of_the_name_is_compacted_from_its_beginning(env):
     assert values(consume(env)) == [(1, b"4")]
 
 
-def test_topics_of_other_policies_are_left_alone(env):
+def test_topics_without_compact_policy_are_not_compacted(env):
     env.topic("log", segment_bytes="14", min_cleanable_dirty_ratio="0")
     for topic in ("log", "orders"):
         put(env, (b"a", b"1"), (b"a", b"2"), topic=topic)
@@ -222,7 +222,7 @@ def test_topics_of_other_policies_are_left_alone(env):
     assert sizes(env.partition("orders")) != before
 
 
-def test_more_keys_than_a_pass_can_hold_take_more_passes(env):
+def test_more_keys_than_limit_take_several_passes(env):
     for value in (b"1", b"2"):
         for n in range(0, 12, 4):
             put(env, *((b"key %d" % (n + i), value) for i in range(4)))
@@ -231,7 +231,7 @@ def test_more_keys_than_a_pass_can_hold_take_more_passes(env):
     assert values(consume(env)) == [(12 + n, b"2") for n in range(12)]
 
 
-def test_keys_are_told_apart_whatever_their_length(env):
+def test_keys_of_any_length_are_distinguished(env):
     keys = [b"", b"\0", *(bytes(n) for n in (15, 16, 17, 1000)), bytes(999) + b"\1"]
     put(env, *((key, b"1") for key in keys))
     put(env, *((key, b"2") for key in keys))
@@ -241,13 +241,13 @@ def test_keys_are_told_apart_whatever_their_length(env):
 
 
 def reopened(env: BrokerEnvironment) -> Any:
-    """The medium of a house after a crash."""
+    """Return another broker on the same store, as after a crash."""
     medium = env.store.medium
     medium.held_by = None
     return medium
 
 
-def test_a_producers_last_batch_keeps_its_sequence_over_a_restart(env):
+def test_last_batch_of_producer_keeps_sequence_after_restart(env):
     put(env, (b"a", b"1"), (b"a", b"2"), producer=(7, 0, 0))
     put(env, (b"a", b"3"), (b"b", b"1"), (b"a", b"4"), producer=(7, 0, 2))
     put(env, (b"a", b"5"), (b"b", b"2"))
@@ -269,7 +269,7 @@ def test_a_producers_last_batch_keeps_its_sequence_over_a_restart(env):
     assert 61 not in sizes(again.partition())
 
 
-def test_a_batch_in_flight_does_not_cost_its_producer_the_one_before(env):
+def test_in_flight_batch_preserves_producers_last_durable_batch(env):
     put(env, (b"a", b"1"), producer=(7, 0, 0))
     put(env, (b"a", b"2"))
     close(env)
@@ -292,7 +292,7 @@ def test_a_batch_in_flight_does_not_cost_its_producer_the_one_before(env):
     assert producer.batches[-1].last_sequence == 0
 
 
-def test_unreadable_records_stay_as_they_are_and_so_do_the_tombstones(caplog):
+def test_unreadable_records_and_tombstones_stay(caplog):
     env = open_environment()
     table(env, delete_retention_ms="0")
     partition = env.partition()
@@ -318,7 +318,7 @@ def consume_only(entry: Entry) -> list[Any]:
     return read_with_kafka_python(bytes(entry.payload))
 
 
-def test_the_time_index_points_at_records_that_are_there(env):
+def test_time_index_points_to_existing_records(env):
     put(env, (b"a", b"1"), timestamp=5_000)
     put(env, (b"b", b"1"), timestamp=1_000)
     put(env, (b"a", b"2"), timestamp=2_000)
@@ -348,7 +348,7 @@ def test_the_time_index_points_at_records_that_are_there(env):
     ],
     ids=["set", "wrapper", "batch", "format 0"],
 )
-def test_a_shrunk_entry_bears_the_time_of_what_is_left_or_else_of_its_arrival(env, unit, time):
+def test_rewritten_entry_has_max_timestamp_of_remaining_records(env, unit, time):
     partition = env.partition()
     handler_calls.append_entries(partition, Entry(0, 1, 9_000, unit))
     put(env, (b"a", b"2"))
@@ -359,7 +359,7 @@ def test_a_shrunk_entry_bears_the_time_of_what_is_left_or_else_of_its_arrival(en
     assert values(consume(env)) == [(1, b"1"), (2, b"2")]
 
 
-def test_records_deleted_while_a_piece_is_rewritten_stay_deleted(env):
+def test_records_deleted_during_rewrite_stay_deleted(env):
     for value in (b"1", b"2", b"3"):
         put(env, (b"a", value), (b"b", value))
     close(env)
@@ -375,7 +375,7 @@ def test_records_deleted_while_a_piece_is_rewritten_stay_deleted(env):
 
 
 @pytest.mark.parametrize("end", ["stop", "policy", "delete"])
-def test_a_pass_is_broken_off_at_the_next_piece(env, end, caplog):
+def test_stop_ends_pass_after_current_chunk(env, end, caplog):
     for value in (b"1", b"2"):
         put(env, (b"a", value))
     close(env)
@@ -403,7 +403,7 @@ def test_a_pass_is_broken_off_at_the_next_piece(env, end, caplog):
         assert sizes(env.partition()) == before
 
 
-def test_appends_go_on_while_a_pass_is_made(env):
+def test_appends_continue_during_pass(env):
     put(env, (b"a", b"1"), (b"a", b"2"))
     close(env)
     env.threads.hold()
@@ -414,7 +414,7 @@ def test_appends_go_on_while_a_pass_is_made(env):
     assert values(consume(env)) == [(1, b"2"), (3, b"3")]
 
 
-def test_a_store_that_refuses_is_told_and_the_next_round_goes_on(env, caplog):
+def test_storage_error_is_logged_and_next_run_continues(env, caplog):
     put(env, (b"a", b"1"), (b"a", b"2"))
     close(env)
     env.store.refuse_writes = True
@@ -427,7 +427,7 @@ def test_a_store_that_refuses_is_told_and_the_next_round_goes_on(env, caplog):
     assert values(consume(env)) == [(1, b"2")]
 
 
-def test_a_changed_piece_does_not_rewrite_its_neighbours(env, monkeypatch):
+def test_unchanged_entries_are_not_rewritten(env, monkeypatch):
     for n in range(5):
         put(env, (b"key %d" % n, b"1"))
     put(env, (b"key 2", b"2"))
@@ -444,7 +444,7 @@ def test_a_changed_piece_does_not_rewrite_its_neighbours(env, monkeypatch):
     assert ranges == [(2, 2, 0)]
 
 
-def test_it_is_done_at_an_interval_of_its_own():
+def test_compaction_runs_at_cleaner_backoff_interval():
     env = open_environment(log_cleaner_backoff_ms=1000)
     table(env)
     put(env, (b"a", b"1"), (b"a", b"2"))
@@ -462,7 +462,7 @@ def test_it_is_done_at_an_interval_of_its_own():
 
 
 class Reads:
-    """Counts what compaction asks of a log that costs I/O."""
+    """Counts the reads that compaction requests of a log."""
 
     def __init__(self, log, monkeypatch):
         self.count = 0
@@ -482,7 +482,7 @@ class Reads:
         return self.count
 
 
-def test_an_idle_partition_is_read_again_only_when_something_changes(monkeypatch):
+def test_idle_partition_is_read_only_after_a_change(monkeypatch):
     env = open_environment()
     live = table(env, segment_ms=str(HOUR), segment_bytes="1000000")
     for value in (b"1", b"2"):
@@ -493,7 +493,7 @@ def test_an_idle_partition_is_read_again_only_when_something_changes(monkeypatch
     reads = Reads(env.partition().log, monkeypatch)
     assert reads.of_round(compaction) > 0
     assert reads.of_round(compaction) == 0
-    # More records; another config; and then time alone.
+    # New records, a changed config, and then only time.
     put(env, (b"b", b"1"), timestamp=env.now())
     assert reads.of_round(compaction) > 0
     assert reads.of_round(compaction) == 0
@@ -508,7 +508,7 @@ def test_an_idle_partition_is_read_again_only_when_something_changes(monkeypatch
     assert [offset for offset, _ in values(consume(env))] == [1, 2, 3]
 
 
-def test_new_records_that_are_too_few_cost_no_reading(monkeypatch):
+def test_too_few_dirty_bytes_cause_no_reads(monkeypatch):
     env = open_environment()
     table(env, min_cleanable_dirty_ratio="0.5")
     for n in range(10):
@@ -522,9 +522,7 @@ def test_new_records_that_are_too_few_cost_no_reading(monkeypatch):
         assert reads.of_round(compaction) == 0
 
 
-def test_a_partition_whose_only_new_records_stay_is_read_again_at_the_interval_of_retention(
-    env, monkeypatch
-):
+def test_partition_without_cleanable_entries_is_retried_at_retention_interval(env, monkeypatch):
     put(env, (b"a", b"1"), (b"a", b"2"))
     compaction = LogCleaner(env.broker)
     reads = Reads(env.partition().log, monkeypatch)
@@ -534,7 +532,7 @@ def test_a_partition_whose_only_new_records_stay_is_read_again_at_the_interval_o
     assert reads.of_round(compaction) > 0
 
 
-def test_overdue_records_are_compacted_in_the_round_after_they_became_so():
+def test_overdue_records_are_compacted_by_next_run():
     env = open_environment()
     table(env, min_cleanable_dirty_ratio="1", max_compaction_lag_ms=str(HOUR))
     for value in (b"1", b"2"):
@@ -547,7 +545,7 @@ def test_overdue_records_are_compacted_in_the_round_after_they_became_so():
         assert len(values(consume(env))) == left
 
 
-def test_space_is_reclaimed_at_the_interval_of_retention(env, monkeypatch):
+def test_space_is_reclaimed_at_retention_interval(env, monkeypatch):
     compaction = LogCleaner(env.broker)
     log = env.partition().log
     calls = []
@@ -564,7 +562,7 @@ def test_space_is_reclaimed_at_the_interval_of_retention(env, monkeypatch):
     assert calls == [0, 300, 600]
 
 
-def test_the_reactor_gets_a_turn_between_many_idle_partitions(env, monkeypatch):
+def test_run_over_many_idle_partitions_yields_to_reactor(env, monkeypatch):
     monkeypatch.setattr("gateway.partitions.compaction.CHECKS_PER_TURN", 10)
     table(env, "wide", partitions=25)
     going = Started(LogCleaner(env.broker).run_once())
@@ -573,7 +571,7 @@ def test_the_reactor_gets_a_turn_between_many_idle_partitions(env, monkeypatch):
     assert going.is_done
 
 
-def test_logs_that_nobody_has_opened_are_left_to_whoever_leads_them(env, monkeypatch):
+def test_unopened_logs_of_shared_store_are_not_opened(env, monkeypatch):
     monkeypatch.setattr(type(env.store), "retains_by_itself", True)
     table(env, "bills")
     put(env, (b"a", b"1"), (b"a", b"2"))
@@ -583,7 +581,7 @@ def test_logs_that_nobody_has_opened_are_left_to_whoever_leads_them(env, monkeyp
     assert env.broker.topics.get_open_partition("bills", 0) is None
 
 
-def test_what_the_store_cannot_replace_stays_and_that_is_said_once(env, caplog):
+def test_log_without_replace_is_skipped_and_logged_once(env, caplog):
     put(env, (b"a", b"1"), (b"a", b"2"))
     close(env)
     env.partition().log.can_replace = False
@@ -594,7 +592,7 @@ def test_what_the_store_cannot_replace_stays_and_that_is_said_once(env, caplog):
     assert caplog.text.count("topic not compacted") == 1
 
 
-def test_space_that_cannot_be_freed_keeps_nothing_from_being_compacted(env, monkeypatch, caplog):
+def test_failed_reclaim_does_not_prevent_compaction(env, monkeypatch, caplog):
     put(env, (b"a", b"1"), (b"a", b"2"))
     close(env)
 
@@ -607,7 +605,7 @@ def test_space_that_cannot_be_freed_keeps_nothing_from_being_compacted(env, monk
     assert "space not reclaimed" in caplog.text
 
 
-def test_a_log_that_is_found_finished_is_compacted_when_it_was_opened_anew(env, caplog):
+def test_fenced_log_is_compacted_after_reopening(env, caplog):
     put(env, (b"a", b"1"), (b"a", b"2"))
     close(env)
     env.store.fence("orders")
@@ -618,7 +616,7 @@ def test_a_log_that_is_found_finished_is_compacted_when_it_was_opened_anew(env, 
     assert values(consume(env)) == [(1, b"2")]
 
 
-def test_a_policy_of_both_compacts_and_deletes():
+def test_policy_compact_delete_does_both():
     env = open_environment(log_cleaner_backoff_ms=1000, log_retention_check_interval_ms=1000)
     table(env, cleanup_policy="compact,delete", retention_ms=str(HOUR))
     put(env, (b"old", b"1"), timestamp=NOW - 2 * HOUR)
@@ -630,8 +628,8 @@ def test_a_policy_of_both_compacts_and_deletes():
     assert values(consume(env)) == [(2, b"2"), (3, b"1")]
 
 
-def test_an_entry_that_the_newest_bytes_begin_in_the_middle_of_is_not_among_them():
-    """As in a segment, which holds no part of a batch."""
+def test_entry_crossing_segment_bytes_is_compacted():
+    """As in Kafka, where a segment holds whole batches."""
     env = open_environment()
     size = len(batch([(b"a", b"0")]))
     table(env, segment_bytes=str(2 * size - 1))

@@ -1,4 +1,4 @@
-"""Whatever was produced, compacted, deleted and cut off in between: what consumers of every generation see of a compacted topic."""
+"""Model test: any sequence of produce, compact, delete and crash, as seen by consumers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from storage.log import StorageFailed
 from tests.compat.records.strategies import prop
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.partitions.compacted import FETCH_VERSIONS, FORMATS, compact, consume, put, table
+from tests.gateway.partitions.compacted_topic import (
+    FETCH_VERSIONS,
+    FORMATS,
+    compact,
+    consume,
+    put,
+    table,
+)
 from tests.gateway.sets import Pair
 
 LONG = b"a key that is longer than its hash"
@@ -28,7 +35,7 @@ compacts = st.tuples(
     st.just("compact"),
     st.integers(1, 6),
     st.sampled_from((1, 150, 1 << 20)),
-    # How many writes the store takes before the power goes.
+    # Writes that the store accepts before the simulated crash.
     st.none() | st.integers(0, 4),
 )
 deletes = st.tuples(st.just("delete"), st.integers(0, 10))
@@ -39,7 +46,7 @@ steps = st.lists(
 
 
 class Life:
-    """A topic, what was ever written to it, and when."""
+    """A topic and everything ever written to it, with times."""
 
     def __init__(self, delete_retention_ms: int) -> None:
         self.env = self.opened(None)
@@ -61,7 +68,7 @@ class Life:
     ) -> None:
         producer = (-1, -1, -1)
         if producer_id is not None and written[0] == 2:
-            # Accepted only where the sequence before is known: compaction must not forget it.
+            # Accepted only if the previous sequence is known: compaction must preserve it.
             producer = (producer_id, 0, self.sequences[producer_id])
             self.sequences[producer_id] += len(records)
         assert put(self.env, *records, written=written, producer=producer) == len(self.history)
@@ -120,9 +127,7 @@ class Life:
 
 @prop
 @given(steps, st.sampled_from((0, 86_400_000)))
-def test_of_each_key_the_last_record_is_always_there_and_nothing_else_than_was_written(
-    taken, delete_retention_ms
-):
+def test_consumers_always_get_last_records_and_only_written_ones(taken, delete_retention_ms):
     life = Life(delete_retention_ms)
     for name, *arguments in taken:
         getattr(life, name)(*arguments)
@@ -132,7 +137,7 @@ def test_of_each_key_the_last_record_is_always_there_and_nothing_else_than_was_w
 
 @prop
 @given(steps, st.integers(1, 6), st.sampled_from((1, 150, 1 << 20)))
-def test_in_the_end_there_is_one_record_of_each_key(taken, max_keys, chunk_bytes):
+def test_repeated_passes_leave_one_record_per_key(taken, max_keys, chunk_bytes):
     life = Life(86_400_000)
     for name, *arguments in taken:
         getattr(life, name)(*arguments)

@@ -1,4 +1,4 @@
-"""What a pass of compaction remembers: the last offset of each key, and when tombstones may go."""
+"""The state of a compaction pass: last offsets by key, and delete horizons of tombstones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def entry(base_offset: int, *keys: bytes | None) -> Entry:
     return Entry(base_offset, base_offset + len(keys) - 1, TIME, bytes(records))
 
 
-def test_the_last_offset_of_each_key_is_known():
+def test_last_offset_of_each_key_is_stored():
     found = OffsetMap(0, 10, 1 << 20)
     found.add([entry(0, b"a", b"b"), entry(2, b"a")])
     assert [found.has_later(b"a", offset) for offset in (0, 1, 2)] == [True, True, False]
@@ -30,26 +30,26 @@ def test_the_last_offset_of_each_key_is_known():
     assert (len(found), found.end, found.is_full) == (2, 3, False)
 
 
-def test_a_key_that_is_known_needs_no_more_room():
+def test_known_key_does_not_count_towards_limit():
     found = OffsetMap(0, 2, 1 << 20)
     found.add([entry(0, b"a", b"b", b"a", b"b")])
     assert (found.end, found.is_full) == (4, False)
 
 
-def test_it_ends_before_the_first_key_that_it_has_no_room_for():
+def test_map_ends_before_first_key_that_does_not_fit():
     found = OffsetMap(0, 2, 1 << 20)
     found.add([entry(0, b"a", b"b"), entry(2, b"a", b"c", b"a"), entry(5, b"a")])
     assert (found.end, found.is_full) == (3, True)
     assert not found.has_later(b"a", 2)
 
 
-def test_records_before_the_start_are_not_its_business():
+def test_records_before_start_are_ignored():
     found = OffsetMap(1, 10, 1 << 20)
     found.add([entry(0, b"a", b"b")])
     assert len(found) == 1
 
 
-def test_other_threads_get_their_turn_every_so_many_bytes(monkeypatch):
+def test_gil_is_released_at_byte_intervals(monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr(latest_records, "sleep", pauses.append)
     large = batch([(b"a", bytes(40_000))])
@@ -58,17 +58,17 @@ def test_other_threads_get_their_turn_every_so_many_bytes(monkeypatch):
     assert max(pauses) < 0.001
 
 
-def test_a_horizon_is_never_before_the_retention_time_and_a_64th_later_at_most():
+def test_horizon_is_at_most_a_64th_after_retention_time():
     ((end, time),) = [(one.end, one.time) for one in add_delete_horizon([], 7, 1_000_001, HOUR)]
     assert end == 7
     assert 1_000_001 + HOUR <= time <= 1_000_001 + HOUR + HOUR // 64
 
 
-def test_without_retention_a_tombstone_may_go_at_once():
+def test_tombstone_without_retention_expires_immediately():
     assert add_delete_horizon([], 7, 1_000_001, 0) == [DeleteHorizon(7, 1_000_001)]
 
 
-def test_what_may_go_already_is_joined():
+def test_expired_horizons_are_merged():
     assert add_delete_horizon(
         [DeleteHorizon(3, 10), DeleteHorizon(5, 90), DeleteHorizon(6, 200)], 7, 100, 0
     ) == [
@@ -84,7 +84,7 @@ def test_what_may_go_already_is_joined():
         st.tuples(st.integers(1, HOUR), st.sampled_from((0, 1, HOUR, 24 * HOUR))), max_size=400
     )
 )
-def test_there_are_never_many_and_none_lets_a_tombstone_go_early(passes):
+def test_horizons_are_few_and_never_too_early(passes):
     now, end, horizons, due = 1_700_000_000_000, 0, [], []
     for wait, retention in passes:
         now += wait

@@ -1,4 +1,7 @@
-"""Old producers on topics that store format 2: what they send is one batch, with all that it said and the offsets that the leader gives."""
+"""Message sets of formats 0 and 1 on topics that store format 2.
+
+Each set becomes one batch with the same contents and the offsets of the leader.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from tests.gateway.sets import old_set
 
 A, B = Sample(0, 1000, b"k", b"first"), Sample(1, 990, None, None)
 
-#: The Produce version that goes with a format.
+#: Produce version by format.
 VERSIONS = {0: 1, 1: 2}
 
 
@@ -45,12 +48,12 @@ def payloads(env: BrokerEnvironment) -> list[bytes]:
     return [bytes(entry.payload) for entry in ended(env.partition().read(0, 1 << 30))]
 
 
-def test_plain_messages_become_one_batch_byte_for_byte(env):
+def test_uncompressed_messages_become_one_batch(env):
     assert send(env, message_set([A, B], magic=1)).error_code == 0
     assert payloads(env) == [with_epoch(batch([A, B]), 0)]
 
 
-def test_messages_of_format_0_have_no_timestamps(env):
+def test_format_0_messages_have_no_timestamps(env):
     send(env, message_set([A, B], magic=0), magic=0)
     assert read_with_kafka_python(payloads(env)[0]) == [
         (0, -1, 0, b"k", b"first", ()),
@@ -60,9 +63,7 @@ def test_messages_of_format_0_have_no_timestamps(env):
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-def test_what_was_packed_stays_packed_with_the_same_codec_whatever_offsets_it_bore(
-    env, magic, codec
-):
+def test_compressed_set_keeps_codec_for_any_inner_offsets(env, magic, codec):
     send(env, wrapper([A, B], codec, magic=magic, inner_offsets=[0, 0], offset=0), magic)
     (stored,) = payloads(env)
     assert stored[22] & 7 == codec
@@ -72,7 +73,7 @@ def test_what_was_packed_stays_packed_with_the_same_codec_whatever_offsets_it_bo
     ]
 
 
-def test_offsets_go_on_over_every_format(env):
+def test_offsets_continue_across_formats(env):
     offsets = [
         send(env, message_set([A, B], magic=1)).base_offset,
         send(env, wrapper([A, B], GZIP, magic=0), magic=0).base_offset,
@@ -88,7 +89,7 @@ def test_offsets_go_on_over_every_format(env):
     assert env.partition().log.end_offset == 8
 
 
-def test_the_gateways_clock_counts_where_the_topic_says_so():
+def test_log_append_time_sets_timestamps_to_gateway_clock():
     env = kept(message_timestamp_type="LogAppendTime")
     row = send(env, message_set([A, B], magic=1))
     assert row.log_append_time == NOW
@@ -99,7 +100,7 @@ def test_the_gateways_clock_counts_where_the_topic_says_so():
 
 
 @pytest.mark.parametrize("codec", [None, GZIP, SNAPPY, LZ4])
-def test_format_0_is_stored_in_format_2_where_the_gateways_clock_counts(codec):
+def test_format_0_is_stored_in_format_2_with_log_append_time(codec):
     env = open_environment()
     env.topic("orders", message_timestamp_type="LogAppendTime")
     sent = message_set([A, B], magic=0) if codec is None else wrapper([A, B], codec, magic=0)
@@ -113,7 +114,7 @@ def test_format_0_is_stored_in_format_2_where_the_gateways_clock_counts(codec):
     ]
 
 
-def test_format_1_stays_as_it_is_where_the_gateways_clock_counts():
+def test_format_1_is_not_converted_with_log_append_time():
     env = open_environment()
     env.topic("orders", message_timestamp_type="LogAppendTime")
     send(env, message_set([A, B], magic=1))
@@ -124,26 +125,26 @@ def test_format_1_stays_as_it_is_where_the_gateways_clock_counts():
     )
 
 
-def test_an_empty_set_comes_to_nothing(env):
+def test_empty_set_appends_nothing(env):
     assert (send(env, b"").error_code, payloads(env)) == (0, [])
 
 
-def test_a_topic_of_all_formats_keeps_them():
+def test_mixed_format_topic_keeps_formats():
     env = open_environment(entry_format="kafka")
     env.topic("orders", entry_format="mixed_kafka")
     send(env, message_set([A, B], magic=1))
     assert payloads(env) == [message_set([A, B], magic=1)]
 
 
-def test_the_setting_counts_for_a_topic_without_a_format_of_its_own():
+def test_setting_applies_to_topic_without_entry_format():
     env = open_environment(entry_format="kafka")
     env.topic("orders")
     send(env, message_set([A, B], magic=1))
     assert payloads(env) == [with_epoch(batch([A, B]), 0)]
 
 
-def test_many_messages_that_are_too_large_together_are_refused_as_kafka_refuses_them():
-    """LogValidator looks at each message, and UnifiedLog once more at what the set was turned into (messageSizeMaybeChanged)."""
+def test_converted_set_above_max_message_bytes_is_refused():
+    """LogValidator checks each message, UnifiedLog the converted set (messageSizeMaybeChanged)."""
     env = kept(max_message_bytes="300")
     assert (
         send(
@@ -154,11 +155,11 @@ def test_many_messages_that_are_too_large_together_are_refused_as_kafka_refuses_
     assert payloads(env) == []
 
 
-def test_a_set_that_is_no_set_is_corrupt(env):
+def test_malformed_set_is_corrupt(env):
     assert send(env, message_set([A, B], magic=1)[:-1]).error_code == ErrorCode.CORRUPT_MESSAGE
 
 
-def test_a_compacted_topic_takes_no_message_without_a_key():
+def test_compacted_topic_refuses_message_without_key():
     env = kept(cleanup_policy="compact")
     assert send(env, message_set([A, B], magic=1)).error_code == ErrorCode.CORRUPT_MESSAGE
     assert send(env, message_set([A], magic=1)).error_code == 0
@@ -176,19 +177,19 @@ def test_a_compacted_topic_takes_no_message_without_a_key():
         ),
     ],
 )
-def test_large_sets_are_checked_and_turned_on_a_thread(env, records, calls):
+def test_large_sets_are_validated_and_converted_on_a_thread(env, records, calls):
     assert send(env, bytes(records)).error_code == 0
     assert env.threads.calls == calls
 
 
-def test_a_bomb_is_too_large():
+def test_decompression_bomb_is_too_large():
     env = open_environment(max_decompressed_bytes=1 << 20)
     env.topic("orders", entry_format="kafka")
     bomb = wrapper([Sample(0, 1, b"k", bytes(4 << 20))], GZIP, magic=1)
     assert send(env, bomb).error_code == ErrorCode.MESSAGE_TOO_LARGE
 
 
-def test_old_consumers_read_what_old_producers_wrote(env):
+def test_old_consumers_read_records_of_old_producers(env):
     send(env, message_set([A, B], magic=0), magic=0)
     for version in (0, 2, 4, 12):
         (row,) = rows(start_fetch(env, fetching(version, [from_offset(0)])).result).values()
@@ -196,7 +197,7 @@ def test_old_consumers_read_what_old_producers_wrote(env):
         assert [(one[0], *one[3:5]) for one in found] == [(0, b"k", b"first"), (1, None, None)]
 
 
-def test_what_was_stored_before_the_format_changed_stays_as_it_was_and_readable(env: Any) -> None:
+def test_records_stored_before_format_change_stay_readable(env: Any) -> None:
     live = env.topic("bills")
     old = memoryview(bytearray(message_set([A], magic=1)))
     assert produce(env, 2, (0, old), topic="bills")[0].error_code == 0

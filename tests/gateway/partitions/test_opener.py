@@ -1,4 +1,4 @@
-"""Partitions whose log is finished are opened anew: nothing is stored twice, nobody waits for ever, and nothing spins."""
+"""Reopening of fenced partitions: no duplicates, no endless waits, no busy loops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def env() -> BrokerEnvironment:
 
 
 def sending(partition: Partition, sequence: int = -1, count: int = 1) -> Started:
-    """A batch on its way, of an idempotent producer where it has a sequence."""
+    """Start appending a batch; with a sequence, from an idempotent producer."""
     records = batch(count) if sequence < 0 else batch(count, producer=(PRODUCER, 0, sequence))
     return Started(partition.append_batch(records, check_batch(records, 11), 0))
 
@@ -43,7 +43,7 @@ def code(started: Started) -> ErrorCode:
 
 
 def fenced_in_flight(env: BrokerEnvironment, *sequences: int) -> list[Started]:
-    """Appends of an idempotent producer that another writer came between."""
+    """Appends of an idempotent producer that another writer fenced."""
     partition = env.partition()
     env.store.hold()
     under_way = [sending(partition, sequence) for sequence in sequences]
@@ -52,7 +52,7 @@ def fenced_in_flight(env: BrokerEnvironment, *sequences: int) -> list[Started]:
     return under_way
 
 
-def test_an_append_that_is_fenced_says_that_there_is_another_leader_and_the_next_one_goes_to_a_new_log(
+def test_fenced_append_fails_and_next_append_uses_new_log(
     env,
 ):
     first = env.partition()
@@ -63,7 +63,7 @@ def test_an_append_that_is_fenced_says_that_there_is_another_leader_and_the_next
     assert again.log.leader_epoch == 1
 
 
-def test_a_retry_of_a_fenced_append_that_was_stored_is_not_stored_twice(env):
+def test_retry_of_stored_fenced_append_is_a_duplicate(env):
     env.store.stores_fenced = True
     assert [code(one) for one in fenced_in_flight(env, 0, 1)] == [NOT_LEADER, NOT_LEADER]
     again = env.partition()
@@ -75,7 +75,7 @@ def test_a_retry_of_a_fenced_append_that_was_stored_is_not_stored_twice(env):
     assert sending(again, 2).result == AppendResult(2, -1)
 
 
-def test_after_a_fenced_append_a_later_one_of_the_same_producer_does_not_take_its_place(env):
+def test_batch_after_fenced_append_is_out_of_order(env):
     fenced_in_flight(env, 0, 1)
     again = env.partition()
     with pytest.raises(KafkaError) as refused:
@@ -84,7 +84,7 @@ def test_after_a_fenced_append_a_later_one_of_the_same_producer_does_not_take_it
     assert [sending(again, sequence).result.base_offset for sequence in (0, 1, 2)] == [0, 1, 2]
 
 
-def test_a_log_that_is_opened_anew_is_read_from_where_it_was_known(env):
+def test_reopened_log_is_replayed_from_known_state(env):
     partition = env.partition()
     sending(partition, 0)
     env.store.fence("orders")
@@ -97,7 +97,7 @@ def test_a_log_that_is_opened_anew_is_read_from_where_it_was_known(env):
     assert sending(again, 0).result == AppendResult(0, -1)
 
 
-def test_a_snapshot_that_claims_more_than_the_log_has_is_cut_to_it(env):
+def test_snapshot_beyond_log_end_is_truncated(env):
     partition = env.partition()
     sending(partition, 0)
     sending(partition, 1)
@@ -110,14 +110,14 @@ def test_a_snapshot_that_claims_more_than_the_log_has_is_cut_to_it(env):
     assert sending(again, 1).result == AppendResult(1, -1)
 
 
-def test_a_read_that_is_fenced_gives_the_partition_up(env):
+def test_fenced_read_discards_partition(env):
     partition = env.partition()
     env.store.fence("orders")
     assert code(Started(partition.read(0, 100))) is NOT_LEADER
     assert env.partition() is not partition
 
 
-def test_a_waiting_consumer_is_woken_and_answered_from_the_new_log(env):
+def test_waiting_consumer_reads_from_reopened_log(env):
     waiting = start_fetch(env, request(12, [from_offset(0)], max_wait_ms=500))
     env.store.stores_fenced = True
     fenced_in_flight(env, 0)
@@ -127,7 +127,7 @@ def test_a_waiting_consumer_is_woken_and_answered_from_the_new_log(env):
     )
 
 
-def test_the_last_epoch_is_told_until_there_is_a_new_one_and_what_was_kept_of_it_is_not_told_again(
+def test_leader_epoch_changes_on_reopening_and_invalidates_caches(
     env,
 ):
     topics: Topics = env.broker.topics
@@ -141,9 +141,7 @@ def test_the_last_epoch_is_told_until_there_is_a_new_one_and_what_was_kept_of_it
     assert (topics.opener.leader_epoch(live, 0), topics.opener.version) == (1, version + 1)
 
 
-def test_of_a_medium_that_others_may_have_led_the_epoch_is_unknown_until_a_partition_is_open(
-    env, monkeypatch
-):
+def test_leader_epoch_in_shared_store_is_unknown_before_opening(env, monkeypatch):
     monkeypatch.setattr(type(env.store), "retains_by_itself", True)
     other = open_environment()
     live = other.topic("orders")
@@ -156,14 +154,14 @@ def test_of_a_medium_that_others_may_have_led_the_epoch_is_unknown_until_a_parti
     )
 
 
-def test_an_opening_that_takes_too_long_is_not_waited_for_and_goes_on(env):
+def test_open_timeout_fails_request_but_opening_continues(env):
     env.store.slow_logs = Deferred()
     first, second = opening(env), opening(env)
     env.clock.advance(4.9)
     assert not first.is_done
     env.clock.advance(0.1)
     assert (code(first), code(second)) == (NOT_LEADER, NOT_LEADER)
-    # Who comes later does not wait for as long again.
+    # A later request does not wait for the full timeout.
     assert code(opening(env)) is NOT_LEADER
     env.store.slow_logs.callback(None)
     assert env.store.logs_asked == 1
@@ -171,7 +169,7 @@ def test_an_opening_that_takes_too_long_is_not_waited_for_and_goes_on(env):
 
 
 def tries(env: BrokerEnvironment, seconds: float) -> int:
-    """How often the store is asked for a log within that time by a client that asks every ten milliseconds."""
+    """Count the openings of a log in this time, for a client that retries every 10 ms."""
     before = env.store.logs_asked
     for _ in range(round(seconds * 100)):
         opening(env)
@@ -179,10 +177,10 @@ def tries(env: BrokerEnvironment, seconds: float) -> int:
     return env.store.logs_asked - before
 
 
-def test_a_partition_that_cannot_be_opened_is_tried_ever_more_rarely_and_clients_hear_why(env):
+def test_failed_opens_back_off_and_return_their_error(env):
     env.store.refuse_logs = StorageFailed("the broker is gone")
     assert code(opening(env)) is ErrorCode.KAFKA_STORAGE_ERROR
-    # At once, after 0.1, 0.2, 0.4, 0.8, 1.6, 3.2 s, and then every five.
+    # Immediately, after 0.1, 0.2, 0.4, 0.8, 1.6, 3.2 s, and then every five seconds.
     assert tries(env, 10) == 7
     assert tries(env, 10) == 2
     assert code(opening(env)) is ErrorCode.KAFKA_STORAGE_ERROR
@@ -192,7 +190,7 @@ def test_a_partition_that_cannot_be_opened_is_tried_ever_more_rarely_and_clients
 
 
 def lose_again_and_again(env: BrokerEnvironment, seconds: float) -> None:
-    """A client writes every ten milliseconds, and somebody else takes the partition each time."""
+    """A client writes every 10 ms, and another gateway fences the partition each time."""
     for _ in range(round(seconds * 100)):
         started = opening(env)
         if started.failure is None:
@@ -201,12 +199,12 @@ def lose_again_and_again(env: BrokerEnvironment, seconds: float) -> None:
         env.clock.advance(0.01)
 
 
-def test_two_that_take_a_partition_from_each_other_do_so_ever_more_rarely(env):
+def test_gateways_fencing_each_other_back_off(env):
     lose_again_and_again(env, 20)
     assert env.store.logs_asked < 15
 
 
-def test_a_partition_that_was_led_for_a_while_is_taken_back_at_once(env):
+def test_partition_open_for_a_while_is_reopened_immediately(env):
     lose_again_and_again(env, 5)
     env.clock.advance(5)
     env.partition()
@@ -216,7 +214,7 @@ def test_a_partition_that_was_led_for_a_while_is_taken_back_at_once(env):
     assert opening(env).failure is None
 
 
-def test_partitions_that_will_be_asked_for_open_at_the_same_time_and_once(env):
+def test_prefetched_partitions_open_concurrently_and_once(env):
     env.topic("bills", 3)
     env.store.slow_logs = Deferred()
     for index in (0, 1, 2, 0, 3, -1):
@@ -231,14 +229,14 @@ def test_partitions_that_will_be_asked_for_open_at_the_same_time_and_once(env):
     ]
 
 
-def test_a_log_that_was_closed_is_given_up_as_well(env):
+def test_closed_log_is_discarded(env):
     partition: Any = env.partition()
     env.store._logs.pop(("orders", 0)).shut()
     assert partition.is_closed
     assert env.partition() is not partition
 
 
-def test_a_bug_of_the_store_does_not_fill_the_log(env):
+def test_unexpected_store_error_backs_off(env):
     env.store.refuse_logs = TypeError("a bug")
     assert isinstance(opening(env).failure, TypeError)
     assert tries(env, 10) == 7

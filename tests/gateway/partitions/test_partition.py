@@ -1,4 +1,4 @@
-"""The leader of a partition: offsets, stamps, retries, failures, and what it answers meanwhile."""
+"""A partition: offsets, stamps, retries and failures of appends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def partition(env: BrokerEnvironment) -> Partition:
 
 
 def send(partition: Partition, records: memoryview, now: int = LATER) -> Started:
-    """Append a v2 batch; what is under way."""
+    """Start appending a v2 batch."""
     return Started(partition.append_batch(records, check_batch(records, 11), now))
 
 
@@ -60,7 +60,7 @@ def stored(partition: Partition) -> list[Any]:
     return [found for entry in entries for found in read_with_kafka_python(bytes(entry.payload))]
 
 
-def test_offsets_go_on_over_every_format(partition):
+def test_offsets_continue_across_formats(partition):
     results = [
         send(partition, batch(3)).result,
         send_old(partition, old_set(2, magic=0)).result,
@@ -72,7 +72,7 @@ def test_offsets_go_on_over_every_format(partition):
     assert [found[0] for found in stored(partition)] == list(range(12))
 
 
-def test_the_order_of_the_calls_is_the_order_of_the_offsets_whatever_lands_when(env, partition):
+def test_offsets_follow_order_of_calls(env, partition):
     env.store.hold()
     waiting = [
         send(partition, batch(2)),
@@ -84,7 +84,7 @@ def test_the_order_of_the_calls_is_the_order_of_the_offsets_whatever_lands_when(
     assert [one.result.base_offset for one in waiting] == [0, 2, 5]
 
 
-def test_nothing_is_answered_before_it_is_durable(env, partition):
+def test_append_returns_when_durable(env, partition):
     env.store.hold()
     waiting = send(partition, batch(1))
     assert (waiting.is_done, partition.log.end_offset) == (False, 0)
@@ -92,12 +92,12 @@ def test_nothing_is_answered_before_it_is_durable(env, partition):
     assert (waiting.result.base_offset, partition.log.end_offset) == (0, 1)
 
 
-def test_create_time_keeps_the_producers_times(partition):
+def test_create_time_keeps_producer_timestamps(partition):
     assert send(partition, batch(2)).result.log_append_time == -1
     assert {(found[1], found[2]) for found in stored(partition)} == {(TIME, 0)}
 
 
-def test_log_append_time_is_told_and_stored(env):
+def test_log_append_time_is_returned_and_stored(env):
     env.topic("stamped", message_timestamp_type="LogAppendTime")
     partition = env.partition("stamped")
     answers = [
@@ -109,7 +109,7 @@ def test_log_append_time_is_told_and_stored(env):
     assert {(found[1], found[2]) for found in stored(partition)} == {(LATER, 1)}
 
 
-def test_format_0_has_no_append_time(env):
+def test_format_0_has_no_log_append_time(env):
     env.topic("stamped", message_timestamp_type="LogAppendTime")
     assert send_old(env.partition("stamped"), old_set(2, magic=0)).result.log_append_time == -1
 
@@ -117,31 +117,31 @@ def test_format_0_has_no_append_time(env):
 @pytest.mark.parametrize(
     ("records", "expected"), [(old_set(2, magic=1), TIME), (old_set(2, magic=0), LATER)]
 )
-def test_an_entry_counts_from_its_greatest_time_or_from_when_it_came(partition, records, expected):
+def test_entry_timestamp_is_max_timestamp_or_arrival_time(partition, records, expected):
     send_old(partition, records)
     assert [entry.max_timestamp for entry in ended(partition.read(0, 1000))] == [expected]
 
 
-def test_an_empty_message_set_is_taken_and_comes_to_nothing(partition):
+def test_empty_message_set_is_accepted_and_appends_nothing(partition):
     assert send_old(partition, memoryview(bytearray())).result.base_offset == -1
     assert partition.log.next_offset == 0
 
 
-def test_a_retry_is_answered_as_the_first_try_and_not_stored_again(partition):
+def test_retry_returns_first_result_and_is_not_stored(partition):
     first = send(partition, batch(3, producer=(7, 0, 0))).result
     send(partition, batch(3, producer=(7, 0, 3)))
     assert send(partition, batch(3, producer=(7, 0, 0))).result == first
     assert partition.log.end_offset == 6
 
 
-def test_a_retry_is_answered_with_the_append_time_of_the_first_try(env):
+def test_retry_returns_log_append_time_of_first_attempt(env):
     env.topic("stamped", message_timestamp_type="LogAppendTime")
     partition = env.partition("stamped")
     send(partition, batch(1, producer=(7, 0, 0)), LATER)
     assert send(partition, batch(1, producer=(7, 0, 0)), LATER + 99).result.log_append_time == LATER
 
 
-def test_a_retry_of_what_is_in_flight_waits_for_it(env, partition):
+def test_retry_of_in_flight_batch_waits_for_it(env, partition):
     env.store.hold()
     waiting = [send(partition, batch(3, producer=(7, 0, 0))) for _ in range(3)]
     assert not any(one.is_done for one in waiting)
@@ -150,7 +150,7 @@ def test_a_retry_of_what_is_in_flight_waits_for_it(env, partition):
     assert partition.log.end_offset == 3
 
 
-def test_a_retry_of_what_is_in_flight_waits_for_it_beyond_the_limit_of_producers():
+def test_retry_of_in_flight_batch_waits_beyond_producer_limit():
     env = open_environment(max_producer_ids_per_partition=1)
     env.topic()
     partition = env.partition()
@@ -160,7 +160,7 @@ def test_a_retry_of_what_is_in_flight_waits_for_it_beyond_the_limit_of_producers
     assert [one.result.base_offset for one in waiting] == [0, 1, 0]
 
 
-def test_a_retry_of_what_then_fails_fails_too(env, partition):
+def test_retry_of_failing_batch_fails(env, partition):
     env.store.hold()
     waiting = [send(partition, batch(3, producer=(7, 0, 0))) for _ in range(2)]
     env.store.refuse_writes = True
@@ -168,7 +168,7 @@ def test_a_retry_of_what_then_fails_fails_too(env, partition):
     assert [one.failure.code for one in waiting] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
 
 
-def test_a_retry_is_never_answered_by_a_first_try_that_failed_before_it_ran(env, partition):
+def test_retry_is_not_answered_by_failed_first_attempt(env, partition):
     """Two copies in one request: both are checked and queued before either of them runs."""
     env.store.refuse_writes = True
     copies = [batch(1, producer=(7, 0, 0)) for _ in range(2)]
@@ -176,7 +176,7 @@ def test_a_retry_is_never_answered_by_a_first_try_that_failed_before_it_ran(env,
     assert [Started(work).failure.code for work in works] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
 
 
-def test_a_cancelled_wait_leaves_the_others_waiting(env, partition):
+def test_cancelled_waiter_does_not_affect_others(env, partition):
     env.store.hold()
     first, second, third = [send(partition, batch(1, producer=(7, 0, 0))) for _ in range(3)]
     second.cancel()
@@ -184,9 +184,7 @@ def test_a_cancelled_wait_leaves_the_others_waiting(env, partition):
     assert (first.result, third.result.base_offset) == (third.result, 0)
 
 
-def test_when_one_append_fails_those_behind_it_fail_and_the_next_takes_their_offsets(
-    env, partition
-):
+def test_failed_append_fails_later_ones_and_frees_offsets(env, partition):
     send(partition, batch(2, producer=(7, 0, 0)))
     env.store.hold()
     waiting = [
@@ -205,7 +203,7 @@ def test_when_one_append_fails_those_behind_it_fail_and_the_next_takes_their_off
     assert again == [2, 3]
 
 
-def test_after_a_failure_a_later_batch_is_not_taken_in_place_of_the_failed_one(env, partition):
+def test_batch_after_failed_batch_is_out_of_order(env, partition):
     env.store.refuse_writes = True
     send(partition, batch(1, producer=(7, 0, 0)))
     env.store.refuse_writes = False
@@ -215,8 +213,8 @@ def test_after_a_failure_a_later_batch_is_not_taken_in_place_of_the_failed_one(e
     assert send(partition, batch(1, producer=(7, 0, 0))).result.base_offset == 0
 
 
-def test_what_came_after_a_failure_is_not_forgotten_with_it(env, partition):
-    """Told of its failure, a producer may have the next request ready at once."""
+def test_batch_sent_after_failure_is_kept(env, partition):
+    """A producer may have the next request ready when it receives the failure."""
     env.store.hold()
     answers: list[Started] = []
     records = batch(1, producer=(9, 0, 0))
@@ -244,7 +242,7 @@ def _checked(records: memoryview) -> tuple[memoryview, Any]:
     return records, check_batch(records, 11)
 
 
-def test_a_bug_in_the_store_does_not_leave_a_retry_waiting_for_ever(env, partition, monkeypatch):
+def test_unexpected_store_error_fails_waiting_retry(env, partition, monkeypatch):
     env.store.hold()
     monkeypatch.setattr(env.store, "check_medium", lambda: 1 / 0)
     waiting = [send(partition, batch(1, producer=(7, 0, 0))) for _ in range(2)]
@@ -252,18 +250,18 @@ def test_a_bug_in_the_store_does_not_leave_a_retry_waiting_for_ever(env, partiti
     assert [type(one.failure) for one in waiting] == [ZeroDivisionError] * 2
 
 
-def test_a_deleted_topic_has_another_leader_or_none(env, partition):
+def test_append_to_deleted_topic_is_not_leader(env, partition):
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     assert partition.is_closed
     assert send(partition, batch(1)).failure.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert Started(partition.read(0, 10)).failure.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_an_open_partition_says_so(partition):
+def test_is_closed_is_false_for_open_partition(partition):
     assert not partition.is_closed
 
 
-def test_the_bytes_since_the_last_snapshot_are_those_stored(partition):
+def test_unsaved_bytes_counts_stored_bytes(partition):
     records = [batch(3), batch(5)]
     for one in records:
         send(partition, one)
@@ -283,15 +281,17 @@ def test_the_bytes_since_the_last_snapshot_are_those_stored(partition):
         (TopicExists("x"), ErrorCode.UNKNOWN_SERVER_ERROR),
     ],
 )
-def test_a_client_is_told_of_a_stores_failure_in_words_that_it_acts_on(failure, code):
+def test_storage_errors_map_to_client_errors(failure, code):
     assert storage_error(failure).code is code
 
 
-# Sets that must be packed anew
+# Message sets that must be repacked
 
 
 def large_set(mark: bytes, magic: int = 0) -> memoryview:
-    """Compressed, of format 0 and so with absolute offsets within; it unpacks to more than `REPACK_IN_THREAD_BYTES`."""
+    """A compressed set of format 0, so with absolute inner offsets, that unpacks to more than
+    `REPACK_IN_THREAD_BYTES`.
+    """
     return old_set([(mark, b"." * 10_000) for _ in range(8)], magic=magic, codec=1)
 
 
@@ -300,7 +300,7 @@ def send_on_thread(env: BrokerEnvironment, partition: Partition, records: memory
     return Started(partition.append_message_set(records, checked, LATER, env.threads.run))
 
 
-def test_a_large_set_is_packed_on_a_thread_and_a_small_one_at_once(env, partition):
+def test_large_set_is_packed_on_thread_small_one_immediately(env, partition):
     assert send_on_thread(env, partition, large_set(b"a")).result.base_offset == 0
     assert env.threads.calls == 1
     assert send_on_thread(env, partition, old_set(3, magic=0, codec=1)).result.base_offset == 8
@@ -308,12 +308,12 @@ def test_a_large_set_is_packed_on_a_thread_and_a_small_one_at_once(env, partitio
     assert [found[0] for found in stored(partition)] == list(range(11))
 
 
-def test_a_large_set_whose_offsets_are_relative_needs_no_packing(env, partition):
+def test_large_set_with_relative_offsets_is_not_repacked(env, partition):
     assert send_on_thread(env, partition, large_set(b"a", magic=1)).is_done
     assert env.threads.calls == 0
 
 
-def test_nothing_overtakes_a_set_that_is_being_packed(env, partition):
+def test_appends_wait_behind_set_being_packed(env, partition):
     env.threads.hold()
     under_way = [
         send_on_thread(env, partition, large_set(b"a")),
@@ -330,7 +330,7 @@ def test_nothing_overtakes_a_set_that_is_being_packed(env, partition):
     assert send(partition, batch(1)).result.base_offset == 21
 
 
-def test_a_set_is_packed_again_where_what_was_in_flight_before_it_has_failed(env, partition):
+def test_set_is_repacked_if_earlier_append_fails(env, partition):
     env.store.hold()
     failing = send(partition, batch(5))
     env.threads.hold()
@@ -344,7 +344,7 @@ def test_a_set_is_packed_again_where_what_was_in_flight_before_it_has_failed(env
     assert [found[0] for found in stored(partition)] == list(range(8))
 
 
-def test_what_is_refused_in_its_turn_does_not_hold_up_the_others(env, partition):
+def test_refused_queued_append_does_not_block_others(env, partition):
     send(partition, batch(1, producer=(7, 3, 0)))
     env.threads.hold()
     send_on_thread(env, partition, large_set(b"a"))
@@ -356,7 +356,7 @@ def test_what_is_refused_in_its_turn_does_not_hold_up_the_others(env, partition)
     assert (fenced.failure.code, good.result.base_offset) == (ErrorCode.INVALID_PRODUCER_EPOCH, 9)
 
 
-def test_a_thread_that_breaks_does_not_hold_up_the_others(env, partition):
+def test_failing_thread_does_not_block_queued_appends(env, partition):
     env.threads.hold()
     records = large_set(b"a")
     checked = check_message_set(records, max_decompressed_bytes=1 << 20)
@@ -370,7 +370,7 @@ def test_a_thread_that_breaks_does_not_hold_up_the_others(env, partition):
     assert (type(broken.failure), good.result.base_offset) == (ZeroDivisionError, 0)
 
 
-def test_a_thousand_appends_may_wait_for_one_set(env, partition):
+def test_thousand_appends_can_wait_for_one_set(env, partition):
     env.threads.hold()
     send_on_thread(env, partition, large_set(b"a"))
     waiting = [send(partition, batch(1)) for _ in range(2000)]
@@ -378,13 +378,13 @@ def test_a_thousand_appends_may_wait_for_one_set(env, partition):
     assert [one.result.base_offset for one in waiting] == list(range(8, 2008))
 
 
-def test_a_noted_stretch_is_passed_over_from_anywhere_within(partition):
+def test_empty_range_is_skipped_from_any_offset_in_it(partition):
     partition.mark_empty(10, 20, 0)
     assert [partition.skip_empty(offset, 0) for offset in (9, 10, 19, 20)] == [9, 20, 20, 20]
     assert partition.skip_empty(10, 1) == 10
 
 
-def test_a_noted_stretch_grows_at_its_end_and_gives_way_to_another(partition):
+def test_empty_range_is_extended_or_replaced(partition):
     partition.mark_empty(10, 20, 1)
     partition.mark_empty(20, 30, 1)
     assert partition.skip_empty(12, 1) == 30
@@ -393,14 +393,18 @@ def test_a_noted_stretch_grows_at_its_end_and_gives_way_to_another(partition):
 
 
 class Producing(RuleBasedStateMachine):
-    """Two idempotent producers that retry until they are answered, a plain one, and a medium that fails: each record is there once and in order."""
+    """Model test: two idempotent producers that retry, a plain one, and a failing store.
+
+    Each record is stored once and in order.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.env = open_environment()
         self.env.topic()
         self.partition: Partition = self.env.partition()
-        # Of each producer the batches not yet answered, as (sequence, count), and those that are, with their offsets.
+        # By producer: unacknowledged batches as (sequence, count), and acknowledged ones with their
+        # offsets.
         self.unanswered: dict[int, list[tuple[int, int]]] = {1: [], 2: []}
         self.next: dict[int, int] = {1: 0, 2: 2147483640}
         self.answered: dict[tuple[int, int], int] = {}
@@ -416,7 +420,7 @@ class Producing(RuleBasedStateMachine):
 
     @rule(producer=st.integers(1, 2))
     def retry(self, producer: int) -> None:
-        """All that is not answered, in order, as clients do."""
+        """Resend all unacknowledged batches in order, as clients do."""
         for sequence, count in list(self.unanswered[producer]):
             self._send(producer, sequence, count)
 
@@ -430,7 +434,7 @@ class Producing(RuleBasedStateMachine):
 
     @rule(is_full=st.booleans())
     def fill(self, is_full: bool) -> None:
-        """From now on appends are refused at once; those in flight go on."""
+        """Refuse further appends immediately; those in flight continue."""
         self.env.store.is_full = is_full
 
     @rule(fails=st.booleans())
@@ -450,7 +454,7 @@ class Producing(RuleBasedStateMachine):
                 )
             )
         except KafkaError:
-            # Only because an earlier batch of it failed and is not sent again yet.
+            # Only possible if an earlier batch failed and was not resent yet.
             assert self.unanswered[producer][0][0] != sequence
         self._collect()
 

@@ -1,4 +1,4 @@
-"""Producer ids: never the same twice, whatever crashes, fails or is cancelled."""
+"""Producer ids are unique in spite of crashes, failures and cancellation."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def take(ids: ProducerIds, count: int) -> list[int]:
     return [ended(ids.next_id()) for _ in range(count)]
 
 
-def test_ids_begin_at_zero_and_go_on(store):
+def test_ids_start_at_zero_and_increase(store):
     assert take(on(store), 2500) == list(range(2500))
 
 
-def test_after_a_restart_only_the_rest_of_a_block_is_skipped(store):
+def test_restart_skips_only_rest_of_block(store):
     assert take(on(store), 3) == [0, 1, 2]
     ended(store.close())
     again = on(opened(store.medium))
     assert take(again, 1) == [BLOCK_SIZE]
 
 
-def test_no_id_is_given_out_before_its_block_is_durable(store):
+def test_ids_wait_for_durable_block(store):
     ids = on(store)
     store.hold()
     waiting = [Started(ids.next_id()) for _ in range(3)]
@@ -51,7 +51,7 @@ def test_no_id_is_given_out_before_its_block_is_durable(store):
     assert [one.result for one in waiting] == [0, 1, 2]
 
 
-def test_many_that_wait_for_a_block_may_need_the_next_one_too(store):
+def test_waiters_beyond_one_block_get_the_next(store):
     ids = on(store)
     store.hold()
     waiting = [Started(ids.next_id()) for _ in range(BLOCK_SIZE + 5)]
@@ -59,7 +59,7 @@ def test_many_that_wait_for_a_block_may_need_the_next_one_too(store):
     assert [one.result for one in waiting] == list(range(BLOCK_SIZE + 5))
 
 
-def test_a_client_that_goes_away_takes_the_block_from_nobody(store):
+def test_cancelled_waiter_does_not_cancel_block(store):
     ids = on(store)
     store.hold()
     gone, second, third = [Started(ids.next_id()) for _ in range(3)]
@@ -69,7 +69,7 @@ def test_a_client_that_goes_away_takes_the_block_from_nobody(store):
     assert take(ids, 2) == [2, 3]
 
 
-def test_a_failing_store_is_told_to_all_who_wait_and_tried_again(store):
+def test_failed_reservation_fails_waiters_and_is_retried(store):
     ids = on(store)
     store.hold()
     waiting = [Started(ids.next_id()) for _ in range(2)]

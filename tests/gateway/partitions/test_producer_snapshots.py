@@ -1,4 +1,4 @@
-"""What a restart recovers of idempotent producers: from a snapshot, from the log, or from both."""
+"""Recovery of idempotent producers after a restart, from a snapshot, the log, or both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def env() -> BrokerEnvironment:
 
 
 def reopened(env: BrokerEnvironment) -> BrokerEnvironment:
-    """Another broker on the same medium, as after a crash."""
+    """Return another broker on the same store, as after a crash."""
     ended(env.store.close())
     return open_environment(env.store.medium)
 
@@ -36,7 +36,7 @@ def send(partition: Partition, records: memoryview) -> Any:
 
 
 def is_known(partition: Partition, sequence: int, base_offset: int) -> bool:
-    """The batch is recognised as the one stored at `base_offset`."""
+    """Assert that the batch is recognized as the one stored at `base_offset`."""
     before = partition.log.end_offset
     return bool(
         send(partition, batch(1, producer=(7, 0, sequence))).base_offset == base_offset
@@ -44,7 +44,7 @@ def is_known(partition: Partition, sequence: int, base_offset: int) -> bool:
     )
 
 
-def test_without_a_snapshot_the_log_tells_it_all(env):
+def test_producers_are_recovered_from_log_without_snapshot(env):
     env.topic("orders")
     partition = env.partition()
     for sequence in range(3):
@@ -59,7 +59,7 @@ def _checked(records: memoryview) -> Any:
     return check_message_set(records, max_decompressed_bytes=1 << 20)
 
 
-def test_a_snapshot_and_what_was_sent_since_make_the_whole(env):
+def test_producers_are_recovered_from_snapshot_and_newer_log(env):
     env.topic("orders")
     partition = env.partition()
     for sequence in range(4):
@@ -70,7 +70,7 @@ def test_a_snapshot_and_what_was_sent_since_make_the_whole(env):
     assert all(is_known(again, sequence, sequence) for sequence in range(4))
 
 
-def test_a_snapshot_keeps_producers_whose_records_retention_has_deleted(env):
+def test_snapshot_keeps_producers_whose_records_were_deleted(env):
     env.topic("orders")
     partition = env.partition()
     send(partition, batch(1, producer=(7, 0, 0)))
@@ -79,7 +79,7 @@ def test_a_snapshot_keeps_producers_whose_records_retention_has_deleted(env):
     assert is_known(reopened(env).partition(), 0, 0)
 
 
-def test_an_unreadable_snapshot_costs_only_the_reading_of_the_log(env):
+def test_unreadable_snapshot_causes_full_replay(env):
     live = env.topic("orders")
     send(env.partition(), batch(1, producer=(7, 0, 0)))
     env.store.medium.tables["producers"][live.topic.topic_id + bytes(4)] = b"\xc1 nonsense"
@@ -87,7 +87,7 @@ def test_an_unreadable_snapshot_costs_only_the_reading_of_the_log(env):
 
 
 class Reads:
-    """Reads of the log `orders` that a test holds back or lets fail; `offsets` are those that were asked for."""
+    """Reads of the log `orders` that a test delays or fails; `offsets` are the requested ones."""
 
     def __init__(self, env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
         log = ended(env.store.log("orders", 0))
@@ -114,7 +114,7 @@ def filled(env: BrokerEnvironment, count: int = 4) -> None:
         send(env.partition(), batch(1, producer=(7, 0, sequence), timestamp=NOW))
 
 
-def test_a_read_error_does_not_lose_the_snapshot(env, monkeypatch):
+def test_read_error_keeps_snapshot(env, monkeypatch):
     filled(env, 1)
     partition = env.partition()
     ended(env.broker.topics.save(partition))
@@ -130,7 +130,7 @@ def test_a_read_error_does_not_lose_the_snapshot(env, monkeypatch):
     assert is_known(again.partition(), 0, 0)
 
 
-def test_after_a_read_error_the_log_is_read_from_where_it_had_come_to(env, monkeypatch):
+def test_replay_resumes_after_read_error(env, monkeypatch):
     filled(env)
     again = reopened(env)
     reads = Reads(again, monkeypatch)
@@ -143,7 +143,7 @@ def test_after_a_read_error_the_log_is_read_from_where_it_had_come_to(env, monke
     assert all(is_known(second, sequence, sequence) for sequence in range(4))
 
 
-def test_a_log_that_is_read_anew_is_saved_at_steps(env, monkeypatch):
+def test_long_replay_saves_snapshots(env, monkeypatch):
     filled(env)
     again = reopened(env)
     monkeypatch.setattr(producer_snapshots, "SNAPSHOT_BYTES", 1)
@@ -156,9 +156,7 @@ def test_a_log_that_is_read_anew_is_saved_at_steps(env, monkeypatch):
     assert reads.offsets == [3]
 
 
-def test_of_a_large_log_without_a_snapshot_only_what_producers_may_be_known_from_is_read(
-    env, monkeypatch
-):
+def test_large_log_without_snapshot_is_replayed_within_expiration(env, monkeypatch):
     filled(env, 0)
     for producer, timestamp in ((7, NOW - DAY_MS - 1), (8, NOW - DAY_MS + 1), (9, NOW)):
         send(env.partition(), batch(1, producer=(producer, 0, 5), timestamp=timestamp))
@@ -169,7 +167,7 @@ def test_of_a_large_log_without_a_snapshot_only_what_producers_may_be_known_from
     assert reads.offsets == [1, 2]
 
 
-def test_while_producers_are_recovered_only_their_own_requests_wait(env, monkeypatch):
+def test_recovery_blocks_only_idempotent_appends(env, monkeypatch):
     filled(env)
     again = reopened(env)
     reads = Reads(again, monkeypatch)
@@ -184,7 +182,7 @@ def test_while_producers_are_recovered_only_their_own_requests_wait(env, monkeyp
     assert is_known(partition, 3, 3)
 
 
-def test_what_waits_for_producers_is_told_to_come_again_at_its_time(env, monkeypatch):
+def test_waiting_for_recovery_times_out_with_retriable_error(env, monkeypatch):
     filled(env)
     again = reopened(env)
     Reads(again, monkeypatch).held = Deferred()
@@ -198,9 +196,7 @@ def test_what_waits_for_producers_is_told_to_come_again_at_its_time(env, monkeyp
     ] * 2
 
 
-def test_a_snapshot_taken_while_producers_are_recovered_claims_no_more_than_was_read(
-    env, monkeypatch
-):
+def test_snapshot_during_recovery_covers_only_replayed_part(env, monkeypatch):
     filled(env)
     again = reopened(env)
     Reads(again, monkeypatch).held = Deferred()
@@ -211,7 +207,7 @@ def test_a_snapshot_taken_while_producers_are_recovered_claims_no_more_than_was_
     assert all(is_known(third.partition(), sequence, sequence) for sequence in range(4))
 
 
-def test_retention_may_delete_what_was_about_to_be_read(env, monkeypatch):
+def test_replay_skips_entries_deleted_by_retention(env, monkeypatch):
     filled(env)
     again = reopened(env)
     reads = Reads(again, monkeypatch)
@@ -224,7 +220,7 @@ def test_retention_may_delete_what_was_about_to_be_read(env, monkeypatch):
     assert not again.bugs
 
 
-def test_a_topic_that_comes_back_to_the_list_of_topics_keeps_its_producers(env, monkeypatch):
+def test_reappearing_topic_keeps_producers(env, monkeypatch):
     filled(env)
     topic = env.broker.topics.get("orders").topic
     ended(env.partition().log.delete_before(4))
@@ -236,14 +232,14 @@ def test_a_topic_that_comes_back_to_the_list_of_topics_keeps_its_producers(env, 
     assert reads.offsets == []
 
 
-def test_what_a_restart_had_to_read_counts_towards_the_next_snapshot(env):
+def test_replayed_bytes_count_as_unsaved(env):
     env.topic("orders")
     records = batch(5)
     send(env.partition(), records)
     assert reopened(env).partition().unsaved_bytes == len(records)
 
 
-def test_a_log_whose_end_compaction_has_emptied_opens(env):
+def test_log_with_compacted_end_opens(env):
     env.topic("orders")
     partition = env.partition()
     send(partition, batch(5))
@@ -251,7 +247,7 @@ def test_a_log_whose_end_compaction_has_emptied_opens(env):
     assert reopened(env).partition().log.end_offset == 5
 
 
-def test_a_snapshot_is_written_once_enough_has_come(env):
+def test_snapshot_is_written_after_snapshot_bytes(env):
     env.topic("orders")
     partition = env.partition()
     send(partition, batch(1, producer=(7, 0, 0)))
@@ -263,7 +259,7 @@ def test_a_snapshot_is_written_once_enough_has_come(env):
     assert (len(table), partition.unsaved_bytes) == (1, 0)
 
 
-def test_only_one_snapshot_of_a_partition_is_written_at_a_time(env):
+def test_one_snapshot_per_partition_is_written_at_a_time(env):
     env.topic("orders")
     partition = env.partition()
     partition.unsaved_bytes = SNAPSHOT_BYTES
@@ -277,7 +273,7 @@ def test_only_one_snapshot_of_a_partition_is_written_at_a_time(env):
     assert partition.unsaved_bytes == 0
 
 
-def test_a_snapshot_that_cannot_be_written_is_no_bug(env):
+def test_failed_snapshot_write_is_only_logged(env):
     env.topic("orders")
     partition = env.partition()
     partition.unsaved_bytes = SNAPSHOT_BYTES
@@ -286,7 +282,7 @@ def test_a_snapshot_that_cannot_be_written_is_no_bug(env):
     assert not env.bugs
 
 
-def test_a_shutdown_saves_what_has_changed_in_one_write(env):
+def test_save_all_writes_changed_states_together(env):
     env.topic("orders", 20)
     for index in range(10):
         send(env.partition("orders", index), batch(pairs(1), producer=(7, 0, 0)))
@@ -299,7 +295,7 @@ def test_a_shutdown_saves_what_has_changed_in_one_write(env):
     assert len(env.store.medium.tables["producers"]) == 10
 
 
-def test_a_deleted_topic_takes_its_snapshots_along(env):
+def test_snapshots_are_deleted_with_topic(env):
     live = env.topic("orders", 2)
     for index in range(2):
         partition = env.partition("orders", index)

@@ -1,4 +1,6 @@
-"""Idempotence as Kafka has it (ProducerStateManager, ProducerAppendInfo, ProducerStateEntry of 3.9)."""
+"""Idempotent producers as in Kafka 3.9 (ProducerStateManager, ProducerAppendInfo,
+ProducerStateEntry).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def batch(
 
 
 class Log:
-    """Producers with a log that grows; everything is durable at once unless `durable_end` is held back."""
+    """Producer state with a growing log; all is durable unless `durable_end` is held back."""
 
     def __init__(self, limit: int = 1000) -> None:
         self.producers = ProducerStateManager(limit)
@@ -62,80 +64,80 @@ def log() -> Log:
     return Log()
 
 
-def test_an_unknown_producer_may_begin_anywhere(log):
+def test_unknown_producer_may_start_with_any_sequence(log):
     log.add(batch(57, 3))
     log.add(batch(60))
 
 
-def test_a_gap_is_out_of_order(log):
+def test_sequence_gap_is_out_of_order(log):
     log.add(batch(0, 3))
     assert log.refusal(batch(4)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_what_overlaps_the_last_batch_without_being_it_is_out_of_order(log):
+def test_overlapping_batch_is_out_of_order(log):
     log.add(batch(0, 3))
     assert log.refusal(batch(1, 3)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert log.refusal(batch(0, 2)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_sequences_go_on_at_zero_after_the_largest(log):
+def test_sequence_wraps_to_zero_after_maximum(log):
     log.add(batch(LARGEST - 1, 2))
     assert log.refusal(batch(1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     log.add(batch(0, 2))
     assert log.twin(batch(LARGEST - 1, 2)).base_offset == 0
 
 
-def test_a_batch_may_itself_pass_the_largest_sequence(log):
+def test_sequence_may_wrap_within_batch(log):
     log.add(batch(LARGEST, 3))
     assert log.twin(batch(LARGEST, 3)).last_sequence == 1
     log.add(batch(2))
 
 
-def test_each_of_the_last_five_batches_is_answered_as_the_first_time(log):
+def test_retry_of_any_of_last_five_batches_is_a_duplicate(log):
     bases = [log.add(batch(3 * n, 3)) for n in range(5)]
     assert [log.twin(batch(3 * n, 3)).base_offset for n in range(5)] == bases == [0, 3, 6, 9, 12]
 
 
-def test_the_sixth_last_is_forgotten(log):
+def test_sixth_last_batch_is_forgotten(log):
     for n in range(6):
         log.add(batch(n))
     assert log.refusal(batch(0)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert log.twin(batch(1)).base_offset == 1
 
 
-def test_batches_in_flight_are_remembered_however_many_they_are(log):
+def test_all_in_flight_batches_are_remembered(log):
     for n in range(9):
         log.add(batch(n), durable=False)
     assert log.twin(batch(0)).base_offset == 0
 
 
-def test_an_older_epoch_is_fenced(log):
+def test_older_producer_epoch_is_fenced(log):
     log.add(batch(0, epoch=3))
     assert log.refusal(batch(1, epoch=2)) is ErrorCode.INVALID_PRODUCER_EPOCH
     assert log.refusal(batch(0, epoch=2)) is ErrorCode.INVALID_PRODUCER_EPOCH
 
 
-def test_a_newer_epoch_begins_at_zero(log):
+def test_newer_producer_epoch_starts_at_sequence_zero(log):
     log.add(batch(0, 5, epoch=3))
     assert log.refusal(batch(5, epoch=4)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     log.add(batch(0, 5, epoch=4))
     log.add(batch(5, epoch=4))
 
 
-def test_the_same_sequences_in_a_newer_epoch_are_no_retry(log):
+def test_same_sequence_in_newer_epoch_is_not_a_duplicate(log):
     log.add(batch(0, epoch=3))
     assert log.add(batch(0, epoch=4)) == 1
     assert log.twin(batch(0, epoch=4)).base_offset == 1
 
 
-def test_producers_do_not_know_of_each_other(log):
+def test_producers_are_independent(log):
     log.add(batch(0, producer=1))
     log.add(batch(0, producer=2))
     log.add(batch(1, producer=1))
     assert log.refusal(batch(0, 2, producer=2)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_a_failed_batch_is_the_next_one_again(log):
+def test_failed_batch_is_expected_again(log):
     log.add(batch(0))
     log.add(batch(1), durable=False)
     log.add(batch(2), durable=False)
@@ -144,14 +146,14 @@ def test_a_failed_batch_is_the_next_one_again(log):
     assert log.producers.check(batch(1)) is None
 
 
-def test_a_batch_that_followed_a_producers_first_one_is_not_taken_after_that_failed(log):
+def test_batch_after_failed_first_batch_is_out_of_order(log):
     log.add(batch(10, 2), durable=False)
     log.producers.rewind(0)
     assert log.refusal(batch(12)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert log.producers.check(batch(10, 2)) is None
 
 
-def test_after_a_failure_in_a_new_epoch_the_old_one_is_still_known(log):
+def test_failure_in_new_epoch_keeps_old_epoch(log):
     log.add(batch(0, epoch=1))
     log.add(batch(0, epoch=2), durable=False)
     log.producers.rewind(1)
@@ -159,14 +161,14 @@ def test_after_a_failure_in_a_new_epoch_the_old_one_is_still_known(log):
     assert log.producers.check(batch(0, epoch=2)) is None
 
 
-def test_rewinding_leaves_other_producers_alone(log):
+def test_rewind_keeps_other_producers(log):
     log.add(batch(0, producer=1))
     log.add(batch(0, producer=2), durable=False)
     log.producers.rewind(1)
     assert log.twin(batch(0, producer=1)).base_offset == 0
 
 
-def test_a_producer_silent_too_long_is_forgotten():
+def test_expired_producer_is_forgotten():
     producers = ProducerStateManager(10)
     producers.append(batch(0, producer=1), 0, -1, 0, 100)
     producers.append(batch(0, producer=2), 1, -1, 1, 200)
@@ -175,7 +177,7 @@ def test_a_producer_silent_too_long_is_forgotten():
     assert producers.check(batch(99, producer=1)) is None
 
 
-def test_beyond_the_limit_the_producer_silent_longest_goes():
+def test_least_recently_active_producer_is_evicted():
     log = Log(limit=3)
     for producer in (1, 2, 3):
         log.add(batch(0, producer=producer))
@@ -184,7 +186,7 @@ def test_beyond_the_limit_the_producer_silent_longest_goes():
     assert [producer_id for producer_id, _ in log.producers] == [3, 1, 4]
 
 
-def test_a_producer_with_a_batch_in_flight_is_kept_beyond_the_limit_until_it_is_durable():
+def test_producer_with_in_flight_batch_is_not_evicted():
     log = Log(limit=2)
     log.add(batch(0, producer=1), durable=False)
     for producer in (2, 3):
@@ -196,7 +198,7 @@ def test_a_producer_with_a_batch_in_flight_is_kept_beyond_the_limit_until_it_is_
     assert [producer_id for producer_id, _ in log.producers] == [3, 4]
 
 
-def test_a_failed_batch_is_forgotten_and_no_other():
+def test_only_failed_batch_is_removed():
     log = Log()
     log.add(batch(0))
     for sequence in (1, 2):
@@ -206,7 +208,7 @@ def test_a_failed_batch_is_forgotten_and_no_other():
     assert log.twin(batch(2)).base_offset == 2
 
 
-def test_when_all_batches_of_a_new_producer_fail_the_first_one_is_next():
+def test_first_batch_is_expected_after_all_failed():
     log = Log()
     for sequence in (10, 11, 12):
         log.add(batch(sequence), durable=False)
@@ -218,7 +220,7 @@ def test_when_all_batches_of_a_new_producer_fail_the_first_one_is_next():
     assert log.producers.check(batch(10)) is None
 
 
-def test_a_batch_that_a_snapshot_holds_is_not_noted_again_from_the_log():
+def test_replayed_batch_already_in_snapshot_is_not_added_again():
     log = Log()
     sent = [batch(sequence, base_offset=sequence) for sequence in range(8)]
     for one in sent:
@@ -237,7 +239,7 @@ def test_a_batch_that_a_snapshot_holds_is_not_noted_again_from_the_log():
     ]
 
 
-def test_a_snapshot_holds_what_is_durable_and_says_how_far_that_is():
+def test_snapshot_holds_durable_batches_and_their_end():
     log = Log()
     log.add(batch(0, 2))
     log.add(batch(2), durable=False)
@@ -247,7 +249,7 @@ def test_a_snapshot_holds_what_is_durable_and_says_how_far_that_is():
     assert again.check(batch(2)) is None
 
 
-def test_a_snapshot_keeps_the_order_of_last_use():
+def test_snapshot_keeps_order_of_last_use():
     log = Log()
     for producer in (3, 1, 2, 3):
         log.add(batch(1 if producer == 3 and log.end else 0, producer=producer))
@@ -257,7 +259,7 @@ def test_a_snapshot_keeps_the_order_of_last_use():
     assert [producer_id for producer_id, _ in again] == [2, 3, 9]
 
 
-def test_a_lowered_limit_holds_for_what_a_snapshot_brings():
+def test_lowered_limit_applies_to_loaded_snapshot():
     log = Log()
     for producer in range(20):
         log.add(batch(0, producer=producer))
@@ -267,12 +269,12 @@ def test_a_lowered_limit_holds_for_what_a_snapshot_brings():
 
 
 @given(st.binary(max_size=50))
-def test_a_snapshot_of_garbage_is_refused(raw):
+def test_malformed_snapshot_is_refused(raw):
     with pytest.raises(msgspec.MsgspecError):
         ProducerStateManager(10).load(b"\xc1" + raw)
 
 
-def test_a_replayed_batch_is_answered_with_the_append_time_it_bears():
+def test_replayed_batch_keeps_log_append_time():
     producers = ProducerStateManager(10)
     producers.replay(batch(0, base_offset=5, append_time=777), ANY_TIME)
     producers.replay(batch(0, producer=8, base_offset=6), ANY_TIME)
@@ -282,14 +284,14 @@ def test_a_replayed_batch_is_answered_with_the_append_time_it_bears():
     ]
 
 
-def test_a_replayed_batch_without_a_producer_is_passed_over():
+def test_replayed_batch_without_producer_id_is_ignored():
     producers = ProducerStateManager(10)
     producers.replay(batch(-1, producer=-1, epoch=-1), ANY_TIME)
     assert len(producers) == 0
 
 
 class Recovery(RuleBasedStateMachine):
-    """Whatever was sent, made durable, or failed: a snapshot and the log behind it tell what the living state knew of durable batches."""
+    """Model test: a snapshot and the log after it recover the state of all durable batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,7 +311,7 @@ class Recovery(RuleBasedStateMachine):
         count=st.integers(1, 3),
     )
     def send(self, producer: int, epoch: int, sequence: int | None, count: int) -> None:
-        """With `sequence` None, whatever is next."""
+        """Send a batch; if `sequence` is None, the expected one."""
         if sequence is None:
             known = dict(self.producers).get(producer)
             last = known.batches[-1] if known else None
@@ -350,7 +352,7 @@ class Recovery(RuleBasedStateMachine):
 
     @rule(overlap=st.integers(0, 8))
     def save(self, overlap: int) -> None:
-        """The log is replayed from some batches before its end on."""
+        """Take a snapshot; the log is replayed from some batches before its end."""
         replay_from = (
             self.log[-overlap].base_offset if 0 < overlap <= len(self.log) else self.durable_end
         )

@@ -1,4 +1,4 @@
-"""Batches taken apart and put together; what is put together is read by other people's libraries."""
+"""Unpacking and packing of batches; other libraries read the packed ones."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def found(payload):
     st.none()
     | st.builds(ProducerSequence, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
 )
-def test_records_come_back_as_they_were(some, sequence):
+def test_packed_records_unpack_unchanged(some, sequence):
     payload = FORMAT.pack(PlainBatch(some, sequence))
     assert FORMAT.unpack(payload) == PlainBatch(some, sequence)
 
 
 @pytest.mark.parametrize("read", [read_with_kafka_python, read_with_aiokafka])
-def test_other_libraries_read_what_was_put_together(read):
+def test_other_libraries_read_packed_batch(read):
     some = [
         PlainRecord(b"k", b"v", ((b"h", b"1"), (b"n", None)), TIME),
         PlainRecord(None, None, (), TIME - 5),
@@ -57,7 +57,7 @@ def test_other_libraries_read_what_was_put_together(read):
     ]
 
 
-def test_what_was_put_together_is_a_batch_that_a_broker_may_store():
+def test_packed_batch_passes_check_batch():
     checked = check_batch(
         memoryview(
             FORMAT.pack(
@@ -76,7 +76,7 @@ def test_what_was_put_together_is_a_batch_that_a_broker_may_store():
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
-def test_a_batch_of_any_codec_is_taken_apart(codec):
+def test_batch_of_any_codec_is_unpacked(codec):
     assert FORMAT.unpack(
         batch([(b"k", b"v"), (None, b"w")], codec=codec, producer=(7, 2, 30))
     ) == PlainBatch(
@@ -87,7 +87,7 @@ def test_a_batch_of_any_codec_is_taken_apart(codec):
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_set_of_an_older_format_is_taken_apart(magic, codec):
+def test_message_set_of_old_format_is_unpacked(magic, codec):
     timestamp = TIME if magic else -1
     assert FORMAT.unpack(
         old_set([(b"k", b"v"), (None, b"w")], magic=magic, codec=codec)
@@ -96,13 +96,13 @@ def test_a_set_of_an_older_format_is_taken_apart(magic, codec):
     )
 
 
-def test_what_cannot_be_read_is_refused_with_the_reason():
+def test_unreadable_payload_raises_value_error():
     payload = batch(3)
     payload[70] ^= 0x7F
     with pytest.raises(ValueError, match=r"\S"):
         FORMAT.unpack(payload)
 
 
-def test_what_unpacks_to_more_than_is_allowed_is_refused():
+def test_payload_above_decompression_limit_is_refused():
     with pytest.raises(ValueError, match="1000"):
         V2BatchFormat(1000).unpack(batch([(None, b"." * 5000)], codec=1))

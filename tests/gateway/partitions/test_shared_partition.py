@@ -1,4 +1,4 @@
-"""The leader of a partition that others write to as well: its log gives the offsets out, and tells them when the records are stored."""
+"""A partition whose log assigns offsets itself and reports them when records are stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.gateway.sets import batch, old_set
 
 
 class SharedLog:
-    """A log that stores nothing: a test says which offset what is in flight has got."""
+    """A log that stores nothing: tests decide the offsets of in-flight appends."""
 
     leader_epoch = 0
     end_offset = 0
@@ -38,7 +38,7 @@ class SharedLog:
         self.waiting.pop(0)[1].callback(base_offset)
 
     def arrive(self, base_offset: int) -> None:
-        """The oldest batch in flight is visible; its append has not ended."""
+        """Make the oldest in-flight batch visible, without ending its append."""
         entry = self.waiting[0][0]
         self.end_offset = base_offset + entry.last_offset - entry.base_offset + 1
 
@@ -59,14 +59,14 @@ def offset(started: Started) -> int:
     return started.result.base_offset
 
 
-def test_the_answer_bears_the_offset_that_the_log_gave(partition, log):
+def test_append_returns_offset_assigned_by_log(partition, log):
     sent = [send(partition, batch(3)), send_old(partition, old_set(2, magic=1))]
     log.store(17)
     log.store(40)
     assert [offset(one) for one in sent] == [17, 40]
 
 
-def test_a_retry_is_answered_with_the_offset_that_the_log_gave(partition, log):
+def test_retry_returns_offset_assigned_by_log(partition, log):
     first = send(partition, batch(3, producer=(7, 0, 0)))
     during = send(partition, batch(3, producer=(7, 0, 0)))
     log.store(17)
@@ -75,7 +75,7 @@ def test_a_retry_is_answered_with_the_offset_that_the_log_gave(partition, log):
     assert log.waiting == []
 
 
-def test_batches_in_flight_of_one_producer_are_told_apart(partition, log):
+def test_in_flight_batches_of_one_producer_are_distinguished(partition, log):
     sent = [send(partition, batch(2, producer=(7, 0, 2 * number))) for number in range(5)]
     for base_offset in (5, 9, 11, 30, 32):
         log.store(base_offset)
@@ -85,7 +85,7 @@ def test_batches_in_flight_of_one_producer_are_told_apart(partition, log):
     ] == [5, 9, 11, 30, 32]
 
 
-def test_a_snapshot_holds_real_offsets_only(partition, log):
+def test_snapshot_has_only_assigned_offsets(partition, log):
     send(partition, batch(2, producer=(7, 0, 0)))
     log.store(5)
     send(partition, batch(2, producer=(7, 0, 2)))
@@ -94,7 +94,7 @@ def test_a_snapshot_holds_real_offsets_only(partition, log):
     assert [sent.base_offset for _, producer in again for sent in producer.batches] == [5]
 
 
-def test_what_fails_alone_takes_no_other_batch_along(partition, log):
+def test_single_failure_does_not_fail_other_batches(partition, log):
     large = send(partition, batch(1, producer=(3, 0, 0)))
     send(partition, batch(2, producer=(7, 0, 0)))
     log.waiting.pop(0)[1].errback(EntryTooLarge("large"))
@@ -107,14 +107,14 @@ def test_what_fails_alone_takes_no_other_batch_along(partition, log):
     assert len(log.waiting) == 1
 
 
-def test_what_is_lost_to_view_is_not_taken_for_stored(partition, log):
+def test_batch_with_unknown_outcome_is_not_treated_as_stored(partition, log):
     send(partition, batch(2, producer=(7, 0, 0)))
     log.waiting.pop(0)[1].errback(Fenced("lost"))
     send(partition, batch(2, producer=(7, 0, 0)))
     assert len(log.waiting) == 1
 
 
-def test_what_is_in_flight_behind_a_batch_that_failed_alone_stays_known(partition, log):
+def test_in_flight_batch_after_failed_one_stays_known(partition, log):
     send(partition, batch(1, producer=(3, 0, 0)))
     behind = send(partition, batch(2, producer=(7, 0, 0)))
     log.waiting.pop(0)[1].errback(EntryTooLarge("large"))
@@ -124,7 +124,7 @@ def test_what_is_in_flight_behind_a_batch_that_failed_alone_stays_known(partitio
     assert [offset(behind), offset(retry)] == [5, 5]
 
 
-def test_a_snapshot_is_replayed_from_where_the_oldest_batch_in_flight_may_lie(partition, log):
+def test_replay_starts_at_oldest_in_flight_batch(partition, log):
     send(partition, batch(2, producer=(7, 0, 0)))
     log.store(5)
     send(partition, batch(2, producer=(7, 0, 2)))
@@ -141,15 +141,15 @@ def test_a_snapshot_is_replayed_from_where_the_oldest_batch_in_flight_may_lie(pa
 @pytest.mark.parametrize(
     "failure", [Fenced("not acknowledged in time"), LogClosed("the topic was terminated")]
 )
-def test_a_batch_whose_outcome_is_unknown_is_looked_for_in_the_log(partition, log, failure):
-    """It has arrived at the tail, so the log ends behind it, and then its acknowledgement fails."""
+def test_replay_covers_batch_with_unknown_outcome(partition, log, failure):
+    """The batch is visible in the log, and then its acknowledgement fails."""
     send(partition, batch(2, producer=(7, 0, 0)))
     log.arrive(5)
     log.waiting.pop(0)[1].errback(failure)
     assert ProducerStateManager(10).load(partition.snapshot()) == 0
 
 
-def test_what_was_certainly_not_stored_is_not_looked_for_in_the_log(partition, log):
+def test_replay_skips_batch_that_certainly_failed(partition, log):
     send(partition, batch(1))
     log.store(4)
     send(partition, batch(2, producer=(7, 0, 0)))

@@ -1,4 +1,4 @@
-"""Addresses: what is taken, what is refused, and that the text comes back."""
+"""Parsing of addresses: valid, invalid, and round trips."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gateway.settings.addresses import (
         ("A://my_host:1", Endpoint("A", "my_host", 1)),
     ],
 )
-def test_an_endpoint_is_read_and_written_alike(text, endpoint):
+def test_endpoint_round_trips(text, endpoint):
     assert parse_endpoint(text) == endpoint
     assert str(endpoint) == text
 
@@ -51,13 +51,13 @@ def test_an_endpoint_is_read_and_written_alike(text, endpoint):
         ("PLAINTEXT://a b:1", "neither a host name"),
     ],
 )
-def test_a_wrong_endpoint_is_refused_with_the_reason(text, complaint):
+def test_invalid_endpoint_is_refused_with_reason(text, complaint):
     with pytest.raises(ValueError, match=complaint):
         parse_endpoint(text)
 
 
 @given(st.text())
-def test_any_text_is_an_endpoint_or_a_value_error(text):
+def test_any_text_is_endpoint_or_value_error(text):
     try:
         endpoint = parse_endpoint(text)
     except ValueError:
@@ -66,11 +66,11 @@ def test_any_text_is_an_endpoint_or_a_value_error(text):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[0:0:0:0:0:0:0:0]"])
-def test_every_spelling_of_every_interface_is_a_wildcard(host):
+def test_all_spellings_of_wildcard_address_are_recognized(host):
     assert parse_endpoint(f"PLAINTEXT://{host}:9092").is_wildcard
 
 
-def test_a_store_is_a_scheme_and_a_location():
+def test_store_has_scheme_and_location():
     assert parse_store("lmdb:./data") == StoreAddress("lmdb", "./data")
     assert str(parse_store("lmdb:/var/lib/kopgate")) == "lmdb:/var/lib/kopgate"
 
@@ -92,7 +92,7 @@ def test_a_store_is_a_scheme_and_a_location():
         ("pulsar://1.2.3:1", "not an IPv4 address"),
     ],
 )
-def test_a_wrong_store_is_refused_with_the_reason(text, complaint):
+def test_invalid_store_is_refused_with_reason(text, complaint):
     with pytest.raises(ValueError, match=complaint):
         parse_store(text)
 
@@ -100,13 +100,13 @@ def test_a_wrong_store_is_refused_with_the_reason(text, complaint):
 @pytest.mark.parametrize(
     "text", ["pulsar://h:6650", "pulsar+ssl://a.example.com:6651,[::1]:6651,10.0.0.1:1"]
 )
-def test_a_store_in_pulsar_is_its_brokers(text):
+def test_pulsar_store_lists_brokers(text):
     assert str(parse_store(text)) == text
     assert parse_store(text).is_pulsar
 
 
 @given(st.text())
-def test_any_text_is_a_store_or_a_value_error(text):
+def test_any_text_is_store_or_value_error(text):
     for whole in (text, f"pulsar://{text}"):
         try:
             store = parse_store(whole)
@@ -123,7 +123,7 @@ def test_any_text_is_a_store_or_a_value_error(text):
         ("https://[::1]:8443/behind/a/proxy/", "https://[::1]:8443/behind/a/proxy"),
     ],
 )
-def test_an_admin_api_is_its_url_without_a_slash_at_the_end(text, url):
+def test_admin_url_loses_trailing_slash(text, url):
     assert parse_admin(text) == url
 
 
@@ -139,7 +139,7 @@ def test_an_admin_api_is_its_url_without_a_slash_at_the_end(text, url):
         "",
     ],
 )
-def test_what_is_no_admin_api_is_refused(text):
+def test_invalid_admin_url_is_refused(text):
     with pytest.raises(ValueError, match="http://HOST:8080"):
         parse_admin(text)
 
@@ -156,13 +156,13 @@ def test_what_is_no_admin_api_is_refused(text):
 @pytest.mark.parametrize(
     "where", ["{}@h:1", "x:{}@h:1", "h:1@{}", "h:{}", "h:1/{}:2", "h:1?token={}"]
 )
-def test_a_secret_that_is_put_into_an_address_is_refused_and_not_repeated(parse, where, scheme):
+def test_secret_in_address_is_refused_and_not_quoted(parse, where, scheme):
     with pytest.raises(ValueError) as refused:
         parse(f"{scheme}://{where.format('eyJhbGciOi')}")
     assert "eyJhbGciOi" not in str(refused.value)
 
 
-def test_names_in_pulsar_are_single_words_and_a_namespace_is_two():
+def test_pulsar_names_and_namespaces_are_validated():
     assert (parse_name("a-b=c:d.e_1"), parse_namespace("my-tenant/ns.1")) == (
         "a-b=c:d.e_1",
         "my-tenant/ns.1",
@@ -184,7 +184,7 @@ def test_names_in_pulsar_are_single_words_and_a_namespace_is_two():
         ("SASL_SSL", True, True),
     ],
 )
-def test_a_protocol_says_what_it_asks(protocol, has_tls, has_sasl):
+def test_security_protocol_has_tls_and_sasl_flags(protocol, has_tls, has_sasl):
     assert (SecurityProtocol[protocol].has_tls, SecurityProtocol[protocol].has_sasl) == (
         has_tls,
         has_sasl,

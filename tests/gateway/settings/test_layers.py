@@ -1,4 +1,4 @@
-"""Flags over environment over file; a problem is named by the words of its layer."""
+"""Flags override the environment, which overrides the file; errors name the layer's entry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def problems(*args, **kwargs):
     return caught.value.problems
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(toml, monkeypatch):
+def test_flag_overrides_environment_overrides_file(toml, monkeypatch):
     path = toml("node_id = 1\nnum_partitions = 1\nfetch_max_bytes = 1024")
     monkeypatch.setenv("KOPGATE_NODE_ID", "2")
     monkeypatch.setenv("KOPGATE_NUM_PARTITIONS", "2")
@@ -42,20 +42,21 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(toml, monkeypat
     assert (settings.node_id, settings.num_partitions, settings.fetch_max_bytes) == (3, 2, 1024)
 
 
-def test_nothing_given_is_the_defaults():
+def test_no_input_gives_defaults():
     assert load({}) == Settings()
 
 
-def test_toml_has_lists_and_tables(toml):
+def test_toml_lists_and_tables_are_read(toml):
     path = toml(
-        'listeners = ["A://127.0.0.1:0", "B://[::1]:0"]\n[listener_security_protocol_map]\nA = "PLAINTEXT"\nB = "PLAINTEXT"\n[log_levels]\n"gateway.protocol.session" = "debug"'
+        'listeners = ["A://127.0.0.1:0", "B://[::1]:0"]\n[listener_security_protocol_map]\n'
+        'A = "PLAINTEXT"\nB = "PLAINTEXT"\n[log_levels]\n"gateway.protocol.session" = "debug"'
     )
     settings = load({}, path)
     assert settings.listeners == (parse_endpoint("A://127.0.0.1:0"), parse_endpoint("B://[::1]:0"))
     assert settings.log_levels == {"gateway.protocol.session": "debug"}
 
 
-def test_the_environment_has_lists_and_tables_with_commas(monkeypatch):
+def test_environment_lists_and_tables_use_commas(monkeypatch):
     monkeypatch.setenv("KOPGATE_LISTENERS", "A://127.0.0.1:0, B://[::1]:0")
     monkeypatch.setenv("KOPGATE_LISTENER_SECURITY_PROTOCOL_MAP", "A:PLAINTEXT,B:PLAINTEXT")
     monkeypatch.setenv("KOPGATE_LOG_LEVELS", "gateway.protocol.session:debug,storage:warning")
@@ -89,13 +90,13 @@ def test_every_setting_can_be_given_as_text(monkeypatch, field):
 
 
 @pytest.mark.parametrize("text", ["nod_id = 1", "[server]\nnode_id = 1"])
-def test_an_unknown_key_in_the_file_is_named(toml, text):
+def test_unknown_file_key_is_reported(toml, text):
     path = toml(text)
     key = text.strip("[").split("]")[0].split(" ")[0]
     assert problems({}, path) == [f"{path}: {key}: unknown setting"]
 
 
-def test_an_unknown_variable_is_named(monkeypatch):
+def test_unknown_variable_is_reported(monkeypatch):
     monkeypatch.setenv("KOPGATE_NOD_ID", "1")
     assert problems({}) == ["KOPGATE_NOD_ID: unknown setting"]
 
@@ -103,17 +104,18 @@ def test_an_unknown_variable_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("variable", "value"), [("KOPGATE_CONFIG", "/etc/kopgate.toml"), ("KOPGATE_PURE_PYTHON", "1")]
 )
-def test_a_variable_that_others_read_is_no_setting(monkeypatch, variable, value):
+def test_variables_of_other_purposes_are_ignored(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     assert load({}) == Settings()
 
 
-# KoP's names
+# KoP's aliases
 
 
-def test_a_setting_may_have_its_name_in_kop_in_every_layer(toml, monkeypatch):
+def test_kop_alias_is_accepted_in_every_layer(toml, monkeypatch):
     path = toml(
-        'kafkaBrokerId = 1\ndefaultNumPartitions = 2\nkafkaListeners = "PLAINTEXT://127.0.0.1:1,SASL_PLAINTEXT://127.0.0.1:2"'
+        "kafkaBrokerId = 1\ndefaultNumPartitions = 2\n"
+        'kafkaListeners = "PLAINTEXT://127.0.0.1:1,SASL_PLAINTEXT://127.0.0.1:2"'
     )
     monkeypatch.setenv("KOPGATE_CONNECTIONMAXIDLEMS", "5000")
     monkeypatch.setenv("KOPGATE_kafkaAdvertisedListeners", "PLAINTEXT://kafka.example.com:9092")
@@ -139,9 +141,10 @@ def test_a_setting_may_have_its_name_in_kop_in_every_layer(toml, monkeypatch):
     )
 
 
-def test_where_topics_of_kop_are_is_said_as_it_was(toml, monkeypatch):
+def test_kop_tenant_and_namespace_settings_are_accepted(toml, monkeypatch):
     path = toml(
-        'kafkaTenant = "acme"\nkafkaNamespace = "orders"\nkafkaEnableMultiTenantMetadata = false\nentryFormat = "kafka"'
+        'kafkaTenant = "acme"\nkafkaNamespace = "orders"\n'
+        'kafkaEnableMultiTenantMetadata = false\nentryFormat = "kafka"'
     )
     monkeypatch.setenv("KOPGATE_KOPALLOWEDNAMESPACES", "acme/bills,public/default")
     settings = load({"kafkaMetadataTenant": "acme", "kafkaMetadataNamespace": "__meta"}, path)
@@ -155,16 +158,17 @@ def test_where_topics_of_kop_are_is_said_as_it_was(toml, monkeypatch):
         "__meta",
     )
     assert settings.pulsar_allowed_namespaces == ("acme/bills", "public/default")
-    # Without a log-in it changes nothing in KoP, where it is on unless it is switched off.
+    # Without authentication it has no effect in KoP, where it is enabled by default.
     assert load({"kafkaEnableMultiTenantMetadata": "true"}).pulsar_multi_tenant_metadata
     assert problems(
         {"kafkaEnableMultiTenantMetadata": "true", "listeners": "SASL_PLAINTEXT://127.0.0.1:9093"}
     )[0].startswith(
-        "--set kafkaEnableMultiTenantMetadata: listener SASL_PLAINTEXT requires authentication, and no mechanism provides a tenant yet"
+        "--set kafkaEnableMultiTenantMetadata: listener SASL_PLAINTEXT requires authentication, "
+        "and no mechanism provides a tenant yet"
     )
 
 
-def test_layers_win_by_what_a_setting_is_and_not_by_what_it_is_called(toml, monkeypatch):
+def test_alias_does_not_change_layer_precedence(toml, monkeypatch):
     path = toml("node_id = 1\nkafkaListeners = 'PLAINTEXT://127.0.0.1:1'\ndefaultNumPartitions = 2")
     monkeypatch.setenv("KOPGATE_KAFKABROKERID", "2")
     monkeypatch.setenv("KOPGATE_NUM_PARTITIONS", "3")
@@ -176,7 +180,7 @@ def test_layers_win_by_what_a_setting_is_and_not_by_what_it_is_called(toml, monk
     )
 
 
-def test_a_problem_is_told_by_the_name_that_was_given(toml, monkeypatch):
+def test_error_uses_alias_that_was_given(toml, monkeypatch):
     path = toml("kafkaBrokerId = true")
     monkeypatch.setenv("KOPGATE_MAXQUEUEDREQUESTS", "many")
     lines = problems({"failedAuthenticationDelayMs": "soon"}, path)
@@ -189,33 +193,33 @@ def test_a_problem_is_told_by_the_name_that_was_given(toml, monkeypatch):
     )
 
 
-def test_one_setting_by_both_names_in_one_place_is_a_mistake(toml):
+def test_setting_and_its_alias_in_one_layer_are_refused(toml):
     path = toml("node_id = 1\nkafkaBrokerId = 2")
     assert problems({}, path) == [f"{path}: kafkaBrokerId: alias of node_id, which is also set"]
 
 
-def test_one_setting_by_two_names_of_kop_s_in_one_place_is_a_mistake(toml):
+def test_two_aliases_of_one_setting_in_one_layer_are_refused(toml):
     path = toml('allowedNamespaces = "a/b"\nkopAllowedNamespaces = "a/b"')
     assert problems({}, path) == [
         f"{path}: kopAllowedNamespaces: alias of pulsar_allowed_namespaces, which is also set"
     ]
 
 
-def test_a_setting_of_kop_s_that_means_nothing_here_is_named(toml):
+def test_unsupported_kop_setting_is_reported(toml):
     path = toml("maxReadEntriesNum = 5")
     assert problems({}, path) == [f"{path}: maxReadEntriesNum: unknown setting"]
 
 
-def test_every_name_of_kop_s_is_a_setting():
+def test_every_alias_refers_to_a_setting():
     assert set(SETTING_BY_KOP_NAME.values()) <= set(Settings.model_fields)
 
 
-def test_an_unknown_flag_is_named():
+def test_unknown_flag_is_reported():
     assert problems({"nod_id": "1"}) == ["--set nod_id: unknown setting"]
 
 
 @pytest.mark.parametrize("value", ["true", '"5"', "1.5", "[1]"])
-def test_the_file_is_held_to_its_types(toml, value):
+def test_file_values_are_strictly_typed(toml, value):
     path = toml(f"node_id = {value}")
     assert problems({}, path)[0].startswith(f"{path}: node_id: input should be a valid integer")
 
@@ -229,14 +233,14 @@ def test_the_file_is_held_to_its_types(toml, value):
         ("KOPGATE_LOG_FORMAT", "xml"),
     ],
 )
-def test_an_ill_typed_variable_is_named_with_its_value(monkeypatch, variable, value):
+def test_mistyped_variable_is_reported_with_its_value(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     (line,) = problems({})
     assert line.startswith(f"{variable}: input should be")
     assert line.endswith(f", not {value!r}")
 
 
-def test_each_problem_of_each_layer_has_its_own_line(toml, monkeypatch):
+def test_every_problem_has_one_line(toml, monkeypatch):
     path = toml('num_partitions = "three"\nlisteners = ["X"]')
     monkeypatch.setenv("KOPGATE_BOGUS", "1")
     lines = problems({"node_id": "x"}, path, {"node_id": "--node-id"})
@@ -249,27 +253,27 @@ def test_each_problem_of_each_layer_has_its_own_line(toml, monkeypatch):
     assert not any("\n" in line for line in lines)
 
 
-def test_a_problem_between_settings_is_named_by_where_the_first_one_was_given(monkeypatch):
+def test_problem_between_settings_names_origin_of_first(monkeypatch):
     monkeypatch.setenv("KOPGATE_LISTENERS", "PLAINTEXT://0.0.0.0:9092")
     assert problems({})[0].startswith(
         "KOPGATE_LISTENERS: PLAINTEXT://0.0.0.0:9092 listens on all interfaces"
     )
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_missing_file_is_reported(tmp_path):
     assert problems({}, tmp_path / "none.toml") == [
         f"{tmp_path / 'none.toml'}: No such file or directory"
     ]
 
 
 @pytest.mark.parametrize("text", [b"node_id = ", b"node_id = 1\nnode_id = 2", b"\xff\xfe"])
-def test_a_file_that_is_not_toml_is_named(tmp_path, text):
+def test_invalid_toml_is_reported(tmp_path, text):
     path = tmp_path / "kopgate.toml"
     path.write_bytes(text)
     (line,) = problems({}, path)
     assert line.startswith(f"{path}: not TOML: ")
 
 
-def test_a_file_that_cannot_be_read_hides_nothing_of_the_other_layers(tmp_path, monkeypatch):
+def test_unreadable_file_does_not_hide_other_problems(tmp_path, monkeypatch):
     monkeypatch.setenv("KOPGATE_NODE_ID", "x")
     assert len(problems({}, tmp_path / "none.toml")) == 2

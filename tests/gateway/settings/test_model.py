@@ -1,4 +1,4 @@
-"""The settings model: Kafka's defaults where it has them, and what it refuses."""
+"""The settings model: defaults and validation."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ KAFKA_DEFAULTS = {
 
 
 @pytest.mark.parametrize("name", KAFKA_DEFAULTS)
-def test_a_default_that_kafka_has_is_kafkas(name):
+def test_defaults_are_those_of_kafka(name):
     assert getattr(Settings(), name) == KAFKA_DEFAULTS[name]
 
 
-def test_by_default_it_listens_on_loopback_and_keeps_its_data_under_data():
+def test_defaults_are_loopback_and_local_data():
     settings = Settings()
     assert settings.listeners == (parse_endpoint("PLAINTEXT://127.0.0.1:9092"),)
     assert settings.store == parse_store("lmdb:./data")
 
 
-def test_every_setting_says_what_it_is_for():
+def test_every_setting_has_a_description():
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
 
 
-def test_a_value_made_in_code_reads_no_environment(monkeypatch):
+def test_constructor_ignores_environment(monkeypatch):
     monkeypatch.setenv("KOPGATE_NODE_ID", "7")
     assert Settings().node_id == 0
 
 
-def test_settings_cannot_be_changed():
+def test_settings_are_immutable():
     with pytest.raises(ValidationError):
         Settings().node_id = 3
 
@@ -80,11 +80,11 @@ def test_settings_cannot_be_changed():
     ],
     ids=str,
 )
-def test_an_ill_typed_value_is_refused_by_name(values):
+def test_mistyped_value_is_refused_by_name(values):
     assert next(iter(values)) in refusal(**values)
 
 
-def test_a_listener_on_every_interface_must_say_what_to_advertise():
+def test_wildcard_listener_requires_advertised_address():
     assert "an advertised address is required" in refusal(listeners=["PLAINTEXT://0.0.0.0:9092"])
     settings = Settings(
         listeners=["PLAINTEXT://0.0.0.0:9092"], advertised=["PLAINTEXT://kafka.example.com:19092"]
@@ -94,27 +94,27 @@ def test_a_listener_on_every_interface_must_say_what_to_advertise():
     )
 
 
-def test_a_listener_that_advertises_nothing_advertises_what_it_is_bound_to():
+def test_bound_address_is_advertised_by_default():
     assert Settings().advertised_for("PLAINTEXT") is None
 
 
-def test_every_interface_cannot_be_advertised():
+def test_wildcard_address_cannot_be_advertised():
     assert "clients cannot connect" in refusal(advertised=["PLAINTEXT://0.0.0.0:9092"])
 
 
-def test_a_listener_name_is_there_once():
+def test_duplicate_listener_name_is_refused():
     assert "duplicate name PLAINTEXT" in refusal(
         listeners=["PLAINTEXT://127.0.0.1:1", "PLAINTEXT://127.0.0.1:2"]
     )
 
 
-def test_a_port_is_listened_on_once():
+def test_duplicate_listener_address_is_refused():
     assert "duplicate address 127.0.0.1:1" in refusal(
         listeners=["PLAINTEXT://127.0.0.1:1", "SSL://127.0.0.1:1"]
     )
 
 
-def test_two_listeners_may_both_take_any_free_port():
+def test_two_listeners_may_use_port_zero():
     values = {"A": "PLAINTEXT", "B": "PLAINTEXT"}
     assert (
         len(
@@ -127,11 +127,11 @@ def test_two_listeners_may_both_take_any_free_port():
     )
 
 
-def test_what_is_advertised_belongs_to_a_listener():
+def test_advertised_address_requires_listener():
     assert "no listener is named SSL" in refusal(advertised=["SSL://h:1"])
 
 
-def test_the_four_protocols_mean_themselves_and_other_names_need_the_map():
+def test_custom_listener_name_requires_protocol_map():
     assert Settings().security_protocol("PLAINTEXT") is SecurityProtocol.PLAINTEXT
     assert "no entry for INSIDE" in refusal(listeners=["INSIDE://127.0.0.1:0"])
     settings = Settings(
@@ -140,25 +140,25 @@ def test_the_four_protocols_mean_themselves_and_other_names_need_the_map():
     assert settings.security_protocol("INSIDE") is SecurityProtocol.PLAINTEXT
 
 
-def test_a_map_names_listeners_that_exist():
+def test_protocol_map_of_unknown_listener_is_refused():
     assert "no listener is named OUTSIDE" in refusal(
         listener_security_protocol_map={"OUTSIDE": "SSL"}
     )
 
 
-def test_a_map_names_each_listener_once():
+def test_duplicate_protocol_map_entry_is_refused():
     assert "unique names" in refusal(
         listener_security_protocol_map="PLAINTEXT:SSL,PLAINTEXT:PLAINTEXT"
     )
 
 
-def test_a_tls_listener_needs_its_certificate_and_key():
+def test_tls_listener_requires_certificate_and_key():
     text = refusal(listeners=["SSL://127.0.0.1:0"])
     assert "ssl_certificate_file: required by TLS listener SSL" in text
     assert "ssl_key_file: required by TLS listener SSL" in text
 
 
-def test_client_certificates_need_an_authority():
+def test_client_certificates_require_ca_file():
     text = refusal(
         listeners=["SSL://127.0.0.1:0"],
         ssl_certificate_file="c",
@@ -168,7 +168,7 @@ def test_client_certificates_need_an_authority():
     assert "ssl_ca_file" in text
 
 
-def test_a_sasl_listener_needs_users():
+def test_sasl_listener_requires_users_file():
     assert "kopgate users add" in refusal(listeners=["SASL_PLAINTEXT://127.0.0.1:0"])
 
 
@@ -185,11 +185,11 @@ def test_a_sasl_listener_needs_users():
     ],
     ids=["in flight", "traffic log", "message", "partitions"],
 )
-def test_limits_agree_with_each_other(values, complaint):
+def test_inconsistent_limits_are_refused(values, complaint):
     assert complaint in refusal(**values)
 
 
-def test_every_problem_between_settings_is_told_at_once():
+def test_all_problems_between_settings_are_reported():
     text = refusal(listeners=["SSL://0.0.0.0:9092", "SASL_PLAINTEXT://0.0.0.0:9093"])
     assert all(
         field in text
@@ -218,18 +218,19 @@ def test_every_problem_between_settings_is_told_at_once():
                 "pulsar_multi_tenant_metadata": True,
                 "listeners": ["SASL_PLAINTEXT://127.0.0.1:9093"],
             },
-            "pulsar_multi_tenant_metadata: listener SASL_PLAINTEXT requires authentication, and no mechanism provides a tenant yet",
+            "pulsar_multi_tenant_metadata: listener SASL_PLAINTEXT requires authentication, and "
+            "no mechanism provides a tenant yet",
         ),
         ({"pulsar_allowed_namespaces": ["public/a", "b"]}, "'b' is not TENANT/NAMESPACE"),
         ({"pulsar_tenant": "a/b"}, "'a/b' is not a valid name in Pulsar"),
         ({"entry_format": "avro"}, "entry_format"),
     ],
 )
-def test_what_is_missing_for_a_store_in_pulsar_is_said(values, complaint):
+def test_incomplete_pulsar_settings_are_refused(values, complaint):
     assert complaint in refusal(**values)
 
 
-def test_a_store_in_pulsar_needs_nothing_but_its_two_addresses():
+def test_pulsar_store_requires_only_its_addresses():
     settings = Settings(store="pulsar://a:6650,b:6650", pulsar_admin="http://a:8080/")
     assert (str(settings.store), settings.pulsar_admin) == (
         "pulsar://a:6650,b:6650",

@@ -1,4 +1,4 @@
-"""From the settings to a store."""
+"""Creation of the configured store."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def in_pulsar(**others):
     return Settings(store="pulsar+ssl://a:6651,b:6651", pulsar_admin="https://a:8443", **others)
 
 
-def test_the_embedded_store_is_made_where_it_is_asked_for(tmp_path):
+def test_embedded_store_is_created_in_its_directory(tmp_path):
     assert isinstance(make_store(Settings(store=f"lmdb:{tmp_path / 'data'}"), reactor), LmdbStore)
 
 
-def test_a_store_in_pulsar_is_told_all_that_was_set():
+def test_pulsar_settings_are_passed_to_store():
     made = pulsar_settings(
         in_pulsar(
             node_id=7,
@@ -75,22 +75,22 @@ def test_a_store_in_pulsar_is_told_all_that_was_set():
     ) == (10, 11, "compact,delete", 12)
 
 
-def test_a_namespace_that_is_the_default_one_or_named_twice_is_served_once():
-    """KoP's `kopAllowedNamespaces` names the default one, too."""
+def test_default_and_duplicate_namespaces_are_served_once():
+    """KoP's `kopAllowedNamespaces` includes the default namespace."""
     made = pulsar_settings(
         in_pulsar(pulsar_allowed_namespaces=["public/default", "acme/a", "acme/b", "acme/a"])
     )
     assert made.allowed_namespaces == ("acme/a", "acme/b")
 
 
-def test_a_store_in_pulsar_may_hold_what_clients_may_send():
+def test_pulsar_queue_fits_in_flight_bytes():
     assert pulsar_settings(in_pulsar(max_in_flight_bytes=1 << 30)).queue_bytes > 1 << 30
 
 
-def test_who_uses_the_embedded_store_does_not_load_pulsars_client():
+def test_embedded_store_does_not_import_pulsar_client():
     code = (
-        "import sys; from gateway.settings.model import Settings; from gateway.settings.stores import make_store\n"
-        "import gateway.server; from twisted.internet import reactor\n"
-        "make_store(Settings(), reactor); sys.exit('pulsar' in sys.modules)"
+        "import sys; from gateway.settings.model import Settings; from gateway.settings.stores "
+        "import make_store\nimport gateway.server; from twisted.internet import "
+        "reactor\nmake_store(Settings(), reactor); sys.exit('pulsar' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

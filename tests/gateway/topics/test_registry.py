@@ -1,4 +1,4 @@
-"""The registry of topics: what is made, found, changed and deleted while others use it."""
+"""The topic registry: concurrent creation, lookup, alteration and deletion of topics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refusal(work: Any) -> ErrorCode:
 
 
 def reopened(env: BrokerEnvironment, **settings: Any) -> BrokerEnvironment:
-    """Another broker on the same medium, as after a crash."""
+    """Return another broker on the same store, as after a crash."""
     ended(env.store.close())
     return open_environment(env.store.medium, **settings)
 
@@ -46,7 +46,7 @@ def configured(name: str, value: str) -> Callable[[Topic], Topic]:
     return lambda topic: replace(topic, configs={**topic.configs, name: value})
 
 
-def test_a_topic_is_found_by_name_and_by_id(env):
+def test_topic_is_found_by_name_and_id(env):
     live = env.topic("orders", 3)
     topics = env.broker.topics
     assert topics.get("orders") is topics.get(live.topic.topic_id) is live
@@ -54,7 +54,7 @@ def test_a_topic_is_found_by_name_and_by_id(env):
     assert (list(topics), len(topics), live.topic.partitions) == ([live], 1, 3)
 
 
-def test_what_is_missing_has_its_own_code_for_names_and_for_ids(env):
+def test_unknown_name_and_unknown_id_have_different_error_codes(env):
     topics = env.broker.topics
     with pytest.raises(KafkaError) as by_name:
         topics.require("other")
@@ -66,19 +66,19 @@ def test_what_is_missing_has_its_own_code_for_names_and_for_ids(env):
     )
 
 
-def test_topics_are_there_after_a_restart(env):
+def test_topics_survive_restart(env):
     live = env.topic("orders", 2, retention_ms="1000")
     again = reopened(env).broker.topics.require("orders")
     assert again.topic == live.topic
     assert again.config.retention_ms == 1000
 
 
-def test_a_name_that_is_taken_is_refused(env):
+def test_create_with_existing_name_is_refused(env):
     env.topic("orders")
     assert refusal(env.broker.topics.create("orders", 1, {})) is ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-def test_a_name_that_is_being_taken_is_refused(env):
+def test_create_while_same_name_is_being_created_is_refused(env):
     env.store.hold()
     first = Started(env.broker.topics.create("orders", 1, {}))
     assert refusal(env.broker.topics.create("orders", 1, {})) is ErrorCode.TOPIC_ALREADY_EXISTS
@@ -87,21 +87,21 @@ def test_a_name_that_is_being_taken_is_refused(env):
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "x" * 250, "a\n"])
-def test_a_name_that_kafka_refuses_is_refused(env, name):
+def test_invalid_topic_name_is_refused(env, name):
     assert refusal(env.broker.topics.create(name, 1, {})) is ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
-def test_a_name_that_collides_in_metrics_is_refused(env):
+def test_colliding_topic_name_is_refused(env):
     env.topic("a.b")
     assert refusal(env.broker.topics.create("a_b", 1, {})) is ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.parametrize("name", ["a", "...", "A-b_c.9", "x" * 249])
-def test_a_name_that_kafka_takes_is_taken(name):
+def test_valid_topic_name_is_accepted(name):
     check_name(name)
 
 
-def test_asking_for_a_missing_topic_makes_it_once_for_all_who_ask(env):
+def test_concurrent_find_or_create_creates_topic_once(env):
     env.store.hold()
     asked = [Started(env.broker.topics.find_or_create("orders")) for _ in range(3)]
     env.store.release()
@@ -109,12 +109,12 @@ def test_asking_for_a_missing_topic_makes_it_once_for_all_who_ask(env):
     assert ended(env.broker.topics.find_or_create("orders")) is asked[0].result
 
 
-def test_a_made_topic_has_the_settings_number_of_partitions():
+def test_auto_created_topic_has_default_partition_count():
     env = open_environment(num_partitions=7)
     assert ended(env.broker.topics.find_or_create("orders")).topic.partitions == 7
 
 
-def test_a_client_that_goes_away_while_it_makes_a_topic_leaves_it_made(env):
+def test_cancelled_create_still_creates_topic(env):
     env.store.hold()
     gone = Started(env.broker.topics.find_or_create("orders"))
     other = Started(env.broker.topics.find_or_create("orders"))
@@ -123,7 +123,7 @@ def test_a_client_that_goes_away_while_it_makes_a_topic_leaves_it_made(env):
     assert other.result is env.broker.topics.require("orders")
 
 
-def test_a_topic_that_cannot_be_made_is_told_to_all_who_wait_and_may_be_tried_again(env):
+def test_failed_create_fails_all_waiters_and_can_be_retried(env):
     env.store.hold()
     asked = [Started(env.broker.topics.find_or_create("orders")) for _ in range(2)]
     env.store.refuse_writes = True
@@ -133,7 +133,7 @@ def test_a_topic_that_cannot_be_made_is_told_to_all_who_wait_and_may_be_tried_ag
     assert ended(env.broker.topics.find_or_create("orders")).name == "orders"
 
 
-def test_a_partition_is_opened_once_for_all_who_ask(env):
+def test_concurrent_requests_open_partition_once(env):
     env.topic("orders", 2)
     first = env.partition("orders", 1)
     assert env.partition("orders", 1) is first
@@ -142,7 +142,7 @@ def test_a_partition_is_opened_once_for_all_who_ask(env):
 
 
 @pytest.mark.parametrize("index", [-1, 2, 1 << 31])
-def test_a_partition_that_is_not_there_is_unknown(env, index):
+def test_partition_index_out_of_range_is_unknown(env, index):
     env.topic("orders", 2)
     assert (
         refusal(env.broker.topics.partition("orders", index))
@@ -152,7 +152,7 @@ def test_a_partition_that_is_not_there_is_unknown(env, index):
 
 
 class SlowLogs:
-    """Keeps openings waiting, as a disk does."""
+    """Delays openings, as a disk does."""
 
     def __init__(self, env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
         real, threads = env.store.log, env.threads
@@ -165,7 +165,7 @@ class SlowLogs:
         threads.hold()
 
 
-def test_those_who_wait_for_an_opening_get_the_same_partition_in_their_order(env, monkeypatch):
+def test_waiters_for_opening_get_same_partition_in_order(env, monkeypatch):
     env.topic("orders")
     SlowLogs(env, monkeypatch)
     order: list[int] = []
@@ -182,7 +182,7 @@ def test_those_who_wait_for_an_opening_get_the_same_partition_in_their_order(env
     assert len({id(one.result) for one in asked[1:]}) == 1
 
 
-def test_a_topic_deleted_while_a_partition_opens_is_unknown(env, monkeypatch):
+def test_topic_deleted_while_partition_opens_is_unknown(env, monkeypatch):
     live = env.topic("orders")
     SlowLogs(env, monkeypatch)
     asked = Started(env.broker.topics.partition("orders", 0))
@@ -191,9 +191,7 @@ def test_a_topic_deleted_while_a_partition_opens_is_unknown(env, monkeypatch):
     assert asked.failure.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_topic_made_anew_while_a_partition_of_the_old_one_opens_is_not_taken_for_it(
-    env, monkeypatch
-):
+def test_recreated_topic_does_not_get_partition_of_old_topic(env, monkeypatch):
     old = env.topic("orders")
     SlowLogs(env, monkeypatch)
     asked = Started(env.broker.topics.partition(old.topic.topic_id, 0))
@@ -205,7 +203,7 @@ def test_a_topic_made_anew_while_a_partition_of_the_old_one_opens_is_not_taken_f
     assert not env.bugs
 
 
-def test_an_opening_that_fails_is_told_and_may_be_tried_again(env, monkeypatch):
+def test_failed_open_is_reported_and_can_be_retried(env, monkeypatch):
     env.topic("orders")
     real = env.store.log
 
@@ -218,7 +216,7 @@ def test_an_opening_that_fails_is_told_and_may_be_tried_again(env, monkeypatch):
     assert env.partition().log.end_offset == 0
 
 
-def test_a_deleted_topic_is_gone_and_its_name_is_free(env):
+def test_name_of_deleted_topic_can_be_reused(env):
     old = env.topic("orders")
     send(env.partition(), batch(3))
     ended(env.broker.topics.delete(old))
@@ -228,7 +226,7 @@ def test_a_deleted_topic_is_gone_and_its_name_is_free(env):
     assert env.partition().log.end_offset == 0
 
 
-def test_a_client_that_goes_away_while_it_deletes_leaves_the_topic_deleted(env):
+def test_cancelled_delete_still_deletes_topic(env):
     live = env.topic("orders")
     env.store.hold()
     Started(env.broker.topics.delete(live)).cancel()
@@ -237,7 +235,7 @@ def test_a_client_that_goes_away_while_it_deletes_leaves_the_topic_deleted(env):
     assert env.topic("orders") is not live
 
 
-def test_of_two_who_delete_a_topic_one_finds_it_gone(env):
+def test_second_concurrent_delete_gets_unknown_topic(env):
     live = env.topic("orders")
     env.store.hold()
     both = [Started(env.broker.topics.delete(live)) for _ in range(2)]
@@ -246,7 +244,7 @@ def test_of_two_who_delete_a_topic_one_finds_it_gone(env):
     assert both[1].failure.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_deleting_what_was_deleted_does_not_touch_the_topic_made_since(env):
+def test_delete_of_old_topic_leaves_recreated_topic(env):
     old = env.topic("orders")
     ended(env.broker.topics.delete(old))
     new = env.topic("orders")
@@ -254,14 +252,14 @@ def test_deleting_what_was_deleted_does_not_touch_the_topic_made_since(env):
     assert env.broker.topics.get("orders") is new
 
 
-def test_a_topic_that_cannot_be_deleted_stays(env):
+def test_topic_stays_if_delete_fails(env):
     live = env.topic("orders")
     env.store.refuse_writes = True
     assert refusal(env.broker.topics.delete(live)) is ErrorCode.KAFKA_STORAGE_ERROR
     assert env.broker.topics.get("orders") is live
 
 
-def test_configs_reach_open_partitions_at_once(env):
+def test_altered_configs_apply_to_open_partitions(env):
     live = env.topic("orders")
     partition = env.partition()
     ended(env.broker.topics.alter(live, configured("max.message.bytes", "77")))
@@ -269,14 +267,14 @@ def test_configs_reach_open_partitions_at_once(env):
     assert reopened(env).broker.topics.require("orders").config.max_message_bytes == 77
 
 
-def test_more_partitions_can_be_opened_and_the_configs_stay(env):
+def test_added_partitions_open_and_configs_stay(env):
     live = env.topic("orders", 1, retention_ms="5")
     ended(env.broker.topics.alter(live, widened(3)))
     assert env.partition("orders", 2).index == 2
     assert dict(live.topic.configs) == {"retention.ms": "5"}
 
 
-def test_changes_at_the_same_time_do_not_undo_each_other(env):
+def test_concurrent_alters_do_not_overwrite_each_other(env):
     live = env.topic("orders")
     env.store.hold()
     both = [
@@ -288,7 +286,7 @@ def test_changes_at_the_same_time_do_not_undo_each_other(env):
     assert (live.topic.partitions, dict(live.topic.configs)) == (3, {"retention.ms": "5"})
 
 
-def test_a_client_that_goes_away_while_it_changes_a_topic_leaves_it_changed(env):
+def test_cancelled_alter_still_alters_topic(env):
     live = env.topic("orders")
     env.store.hold()
     Started(env.broker.topics.alter(live, widened(3))).cancel()
@@ -296,7 +294,7 @@ def test_a_client_that_goes_away_while_it_changes_a_topic_leaves_it_changed(env)
     assert live.topic.partitions == 3
 
 
-def test_what_a_change_refuses_is_told_and_changes_nothing(env):
+def test_alter_that_raises_changes_nothing(env):
     live = env.topic("orders", 3)
 
     def refuse(topic: Topic) -> Topic:
@@ -307,7 +305,7 @@ def test_what_a_change_refuses_is_told_and_changes_nothing(env):
     assert live.topic.partitions == 4
 
 
-def test_a_change_sees_what_the_one_before_it_left(env):
+def test_alter_sees_result_of_previous_alter(env):
     live = env.topic("orders")
     env.store.hold()
     both = [
@@ -323,7 +321,7 @@ def test_a_change_sees_what_the_one_before_it_left(env):
     assert live.topic.partitions == 3
 
 
-def test_changing_a_topic_that_was_deleted_is_refused(env):
+def test_alter_of_deleted_topic_is_refused(env):
     live = env.topic("orders")
     ended(env.broker.topics.delete(live))
     assert (
@@ -331,7 +329,7 @@ def test_changing_a_topic_that_was_deleted_is_refused(env):
     )
 
 
-def test_a_change_that_cannot_be_stored_does_not_stand_in_the_way_of_the_next(env):
+def test_failed_alter_does_not_block_next_alter(env):
     live = env.topic("orders")
     env.store.refuse_writes = True
     assert refusal(env.broker.topics.alter(live, widened(2))) is ErrorCode.KAFKA_STORAGE_ERROR
@@ -340,7 +338,7 @@ def test_a_change_that_cannot_be_stored_does_not_stand_in_the_way_of_the_next(en
     assert live.topic.partitions == 4
 
 
-def test_every_change_moves_the_version(env):
+def test_every_change_increases_version(env):
     topics = env.broker.topics
     versions = [topics.version]
     live = env.topic("orders")

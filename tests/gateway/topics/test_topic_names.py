@@ -1,4 +1,4 @@
-"""What topics may be called: Kafka's rules for the last part of a name, the store's for what stands before it."""
+"""Topic names: Kafka's rules for the last part, the store's rules for the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refusal(name: str, *, has_namespaces: bool = True) -> str:
     return refused.value.message
 
 
-def test_a_topic_of_the_default_namespace_goes_by_its_last_part():
+def test_topic_of_default_namespace_has_short_name():
     assert [
         names().canonical(name) for name in ("orders", "public/default/orders", "sales/eu/orders")
     ] == [
@@ -32,29 +32,29 @@ def test_a_topic_of_the_default_namespace_goes_by_its_last_part():
     ]
 
 
-def test_a_slash_is_no_part_of_a_name_where_the_store_knows_no_namespaces():
+def test_slash_is_refused_by_store_without_namespaces():
     assert refusal("sales/eu/orders", has_namespaces=False).endswith(
         "contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
     )
 
 
-def test_what_the_store_refuses_is_refused():
+def test_name_refused_by_store_is_refused():
     assert "contains one or more characters" in refusal("eu/orders")
 
 
 @pytest.mark.parametrize("last", ["", ".", "..", "ä", "a b", "x" * 250])
-def test_the_last_part_follows_kafkas_rules(last):
+def test_last_part_follows_kafka_rules(last):
     refusal(f"sales/eu/{last}")
     refusal(last)
 
 
-def test_the_length_counts_for_the_last_part_alone():
+def test_length_limit_applies_to_last_part():
     name = "tenant/namespace/" + "x" * 249
     assert names().canonical(name) == name
     check_name("x" * 249)
 
 
-def test_names_that_would_collide_in_metrics_have_something_in_common():
+def test_colliding_names_have_equal_unified_form():
     assert (
         unify_collision_chars("a.b_c")
         == unify_collision_chars("a_b.c")

@@ -1,4 +1,4 @@
-"""A compacted topic as its producers, its cleaner and its consumers of every generation see it."""
+"""Helpers for compacted topics: produce, compact, and consume with every record format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.gateway.sets import TIME, Pair, batch, old_set
 #: One Fetch version for each format that a consumer can read.
 FETCH_VERSIONS = (1, 3, 12)
 
-#: (format, codec) that kafka-python writes: none, gzip, snappy, lz4 (format 0 has its own), zstd.
+#: (format, codec) that kafka-python can write: none, gzip, snappy, lz4 (format 0 has its own
+#: variant), zstd.
 FORMATS = (
     (0, 0),
     (0, 1),
@@ -35,7 +36,7 @@ Seen = list[tuple[int, bytes | None, bytes | None]]
 
 
 def table(env: BrokerEnvironment, name: str = "orders", partitions: int = 1, **configs: str) -> Any:
-    """A topic of which all but the last entry may be compacted at once, unless `configs` say otherwise."""
+    """Create a topic in which all but the last entry is cleanable, unless `configs` differ."""
     return env.topic(
         name,
         partitions,
@@ -56,7 +57,7 @@ def put(
     timestamp: int | None = TIME,
     topic: str = "orders",
 ) -> int:
-    """Store these in one request; the offset of the first."""
+    """Store these in one request; return the offset of the first."""
     magic, codec = written
     partition = env.partition(topic)
     if magic == 2:
@@ -70,12 +71,12 @@ def put(
 
 
 def close(env: BrokerEnvironment, topic: str = "orders") -> None:
-    """One more record, of a key of its own: what was the last entry is not any more."""
+    """Append a record with a separate key, so that the previous last entry becomes cleanable."""
     put(env, (b"the last", b"entry"), topic=topic)
 
 
 def compact(env: BrokerEnvironment, **limits: int) -> None:
-    """One round of a cleaner that has just started."""
+    """Run a newly started cleaner once."""
     ended(LogCleaner(env.broker, **limits).run_once())
     assert not env.bugs
 
@@ -86,7 +87,7 @@ def consume(
     offset: int = 0,
     max_bytes: int = fetch_requests.LARGE,
 ) -> Seen:
-    """Everything from `offset` on, as a consumer of that Fetch version gets it, request after request."""
+    """Return all records from `offset` on, as a consumer of this Fetch version reads them."""
     found: Seen = []
     end = env.partition().log.end_offset
     offset = max(offset, env.partition().log.start_offset)
@@ -98,7 +99,7 @@ def consume(
         (row,) = fetch_requests.rows(fetch_requests.start_fetch(env, asked).result).values()
         assert row.error_code == 0
         got = fetch_requests.consume(fetch_requests.payload(row), offset)
-        # Where much has nothing for it, the gateway goes over that in several requests.
+        # Long ranges without records take several requests.
         fetches_without_records = 0 if got.next_offset > offset else fetches_without_records + 1
         assert fetches_without_records < 5, f"stuck at {offset}"
         found += got.records
@@ -107,7 +108,7 @@ def consume(
 
 
 def values(seen: Seen) -> list[tuple[int, bytes | None]]:
-    """Offset and value, without the record that `close` adds."""
+    """Return offsets and values, without the record of `close`."""
     return [(offset, value) for offset, key, value in seen if key != b"the last"]
 
 

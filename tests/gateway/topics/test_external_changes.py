@@ -1,4 +1,4 @@
-"""Topics that somebody else makes, alters and deletes on the same medium."""
+"""Topics created, altered and deleted externally in the same store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refusal(work: Any) -> ErrorCode:
     return failure.code
 
 
-def test_a_topic_that_others_made_is_there(env):
+def test_externally_created_topic_is_found(env):
     version = env.broker.topics.version
     env.store.outside([Topic("orders", ID, 2)])
     assert env.broker.topics.get("orders") is env.broker.topics.get(ID)
@@ -37,7 +37,7 @@ def test_a_topic_that_others_made_is_there(env):
     assert env.broker.topics.version > version
 
 
-def test_a_topic_that_others_deleted_is_gone_and_its_consumers_are_told(env):
+def test_externally_deleted_topic_is_unknown_and_closed(env):
     live = env.topic("orders")
     waiting = start_fetch(env, request(12, [from_offset(0)], max_wait_ms=500))
     env.store.outside([])
@@ -47,7 +47,7 @@ def test_a_topic_that_others_deleted_is_gone_and_its_consumers_are_told(env):
     assert refusal(env.broker.topics.delete(live)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_topic_that_others_deleted_and_made_again_is_another_one(env):
+def test_externally_recreated_topic_replaces_old_one(env):
     env.store.outside([Topic("orders", ID, 1)])
     before, partition = env.broker.topics.get("orders"), env.partition()
     env.store.outside([Topic("orders", OTHER, 1)])
@@ -60,7 +60,7 @@ def test_a_topic_that_others_deleted_and_made_again_is_another_one(env):
     )
 
 
-def test_what_others_altered_counts_at_once(env):
+def test_external_alter_applies_immediately(env):
     env.store.outside([Topic("orders", ID, 1)])
     partition, version = env.partition(), env.broker.topics.version
     env.store.outside([Topic("orders", ID, 3, {"retention.ms": "5"})])
@@ -69,14 +69,14 @@ def test_what_others_altered_counts_at_once(env):
     assert env.broker.topics.version > version
 
 
-def test_nothing_that_others_did_changes_nothing(env):
+def test_notification_without_change_keeps_version(env):
     env.topic("orders")
     version = env.broker.topics.version
     env.store.tell_topics()
     assert env.broker.topics.version == version
 
 
-def test_what_others_change_while_a_change_of_our_own_is_under_way_is_seen_after_it(env):
+def test_external_change_during_local_alter_is_applied_after_it(env):
     live = env.topic("orders")
     env.store.hold()
     altering = Started(env.broker.topics.alter(live, lambda topic: replace(topic, partitions=2)))
@@ -88,7 +88,7 @@ def test_what_others_change_while_a_change_of_our_own_is_under_way_is_seen_after
     assert live.config.retention_ms == 5
 
 
-def test_a_topic_that_others_were_faster_to_make_is_there_for_the_next_who_asks(env):
+def test_topic_created_externally_first_is_found_afterwards(env):
     env.store.hold()
     creating = Started(env.broker.topics.create("orders", 1, {}))
     env.store.outside([Topic("orders", ID, 4)])
@@ -99,7 +99,7 @@ def test_a_topic_that_others_were_faster_to_make_is_there_for_the_next_who_asks(
     assert refusal(env.broker.topics.create("orders", 1, {})) is ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-def test_a_topic_that_goes_while_it_is_being_deleted_is_gone_once(env):
+def test_topic_deleted_externally_during_delete_is_dropped_once(env):
     live = env.topic("orders")
     env.store.hold()
     deleting = Started(env.broker.topics.delete(live))
@@ -120,7 +120,7 @@ def passed(env: BrokerEnvironment, rounds: int) -> None:
         env.clock.advance(300)
 
 
-def test_what_is_left_of_a_topic_that_others_deleted_goes_after_a_while(env):
+def test_state_of_externally_deleted_topic_expires(env):
     env.store.outside([Topic("orders", ID, 1)])
     env.partition()
     ended(env.broker.topics.save(env.partition()))
@@ -137,7 +137,7 @@ def test_what_is_left_of_a_topic_that_others_deleted_goes_after_a_while(env):
     assert not env.broker.offsets.has("g")
 
 
-def test_a_topic_that_was_missed_for_a_moment_loses_nothing(env):
+def test_topic_missing_briefly_keeps_offsets(env):
     env.store.outside([Topic("orders", ID, 1)])
     commit(env)
     Housekeeping(env.broker, env.background).start()
@@ -147,9 +147,7 @@ def test_a_topic_that_was_missed_for_a_moment_loses_nothing(env):
     assert env.broker.offsets.get("g", "orders", 0).offset == 5
 
 
-def test_what_is_acknowledged_while_its_topic_is_missed_for_a_moment_is_there_afterwards(
-    env, shared
-):
+def test_commit_while_topic_is_missing_briefly_is_kept(env, shared):
     env.store.outside([Topic("orders", ID, 1)])
     commit(env)
     env.store.hold()
@@ -164,7 +162,7 @@ def test_what_is_acknowledged_while_its_topic_is_missed_for_a_moment_is_there_af
     assert restarted(env).broker.offsets.get("g", "orders", 0).offset == 9
 
 
-def test_what_is_acknowledged_while_its_topic_is_missed_goes_with_it(env):
+def test_commit_while_topic_is_missing_expires_with_topic(env):
     env.store.outside([Topic("orders", ID, 1)])
     Housekeeping(env.broker, env.background).start()
     env.store.hold()
@@ -185,7 +183,7 @@ def test_what_is_acknowledged_while_its_topic_is_missed_goes_with_it(env):
     )
 
 
-def test_topics_that_come_back_while_they_are_being_forgotten_keep_their_offsets(env):
+def test_topics_that_reappear_during_cleanup_keep_offsets(env):
     both = [Topic("orders", ID, 1), Topic("bills", OTHER, 1)]
     env.store.outside(both)
     for topic in both:
@@ -210,7 +208,7 @@ def test_topics_that_come_back_while_they_are_being_forgotten_keep_their_offsets
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store is one that goes on without the gateway."""
+    """Make the store one that applies retention without the gateway."""
     monkeypatch.setattr(MemoryStore, "retains_by_itself", True)
 
 
@@ -219,9 +217,7 @@ def restarted(env: BrokerEnvironment) -> BrokerEnvironment:
     return open_environment(env.store.medium)
 
 
-def test_what_was_committed_for_a_topic_that_is_missing_at_the_start_is_there_when_it_comes_back(
-    env, shared
-):
+def test_offsets_of_topic_missing_at_start_return_with_topic(env, shared):
     env.store.outside([Topic("orders", ID, 1)])
     commit(env)
     env.store.outside([])
@@ -231,7 +227,7 @@ def test_what_was_committed_for_a_topic_that_is_missing_at_the_start_is_there_wh
     assert again.broker.offsets.get("g", "orders", 0).offset == 5
 
 
-def test_what_was_committed_for_a_topic_that_does_not_come_back_expires(env, shared):
+def test_offsets_of_topic_missing_at_start_expire(env, shared):
     env.store.outside([Topic("orders", ID, 1), Topic("bills", OTHER, 1)])
     commit(env)
     ended(env.broker.offsets.commit("h", {("bills", 0): CommittedOffset(1, -1, "", NOW + 300_000)}))
@@ -242,7 +238,7 @@ def test_what_was_committed_for_a_topic_that_does_not_come_back_expires(env, sha
     assert len(again.store.medium.tables["offsets"]) == 1
 
 
-def test_where_nobody_else_makes_topics_nothing_is_kept_for_one_that_is_gone(env):
+def test_exclusive_store_drops_offsets_of_missing_topic(env):
     env.store.outside([Topic("orders", ID, 1)])
     commit(env)
     env.store.outside([])
