@@ -457,7 +457,7 @@ CODECS = st.sampled_from([NONE, GZIP, SNAPPY, LZ4])
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[tuple[Entry, list[Sample]]]:
-    """Generate entries of all formats, with gaps and empty or control batches, and their records."""
+    """Generate entries of all formats, with gaps and empty or control batches, and records."""
     made: list[tuple[Entry, list[Sample]]] = []
     base = 0
     for _ in range(draw(st.integers(0, 8))):
