@@ -259,7 +259,7 @@ def make_mechanisms(
     users = UsersFile(
         settings.users_file,
         time.monotonic,
-        lambda problem: _log.warning("users file", problem=problem),
+        lambda problem: _log.warning("users file problem", problem=problem),
     )
     plain = PlainMechanism(users, run)
     return {plain.name: plain}
@@ -281,5 +281,5 @@ def make_tls(settings: Settings) -> TlsContextFactory:
         settings.ssl_min_version,
     )
     return TlsContextFactory(
-        files, time.monotonic, lambda problem: _log.warning("certificates", problem=problem)
+        files, time.monotonic, lambda problem: _log.warning("certificate problem", problem=problem)
     )

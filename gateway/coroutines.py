@@ -70,8 +70,8 @@ def start(
 class _Running(Generic[T]):
     """A running coroutine.
 
-    Deferred.fromCoroutine does the same at six times the cost for coroutines that do not wait, as
-    most requests.
+    Deferred.fromCoroutine costs six times as much for a coroutine that does not wait, as in most
+    requests.
     """
 
     __slots__ = ("awaited", "done", "failed", "work")
@@ -90,10 +90,9 @@ class _Running(Generic[T]):
     def step(self, result: object) -> None:
         """Run to the next wait.
 
-        As a callback it leaves a result for the awaiting expression, which reads it from the
-        Deferred. A failure is thrown into the coroutine instead: while a Deferred runs its
-        callbacks it cannot raise its own failure, because the record that marks it as handled is
-        not yet made.
+        A result stays in the Deferred, from which the awaiting expression reads it. A failure is
+        thrown into the coroutine: a Deferred cannot raise its failure while its callbacks run,
+        because it has not yet recorded that the failure may be unhandled.
         """
         self.awaited = None
         ended: Callable[[], None]

@@ -1,9 +1,9 @@
-"""Allocator settings for a process that allocates and frees blocks of 1 MiB thousands of times a
-second.
+"""Allocator settings.
 
-By default glibc returns such blocks to the kernel at once and requests them again, and each of
-their pages is zeroed again. Keeping some of them costs a bounded amount of memory and saves a third
-of the CPU time of large fetches. Other allocators (musl, macOS) are left unchanged. See mallopt(3).
+The gateway allocates and frees blocks of about 1 MiB thousands of times a second. By default glibc
+returns such blocks to the kernel at once and requests them again, and each of their pages is zeroed
+again. Keeping some of them costs a bounded amount of memory and saves a third of the CPU time of
+large fetches. Other allocators (musl, macOS) are left unchanged. See mallopt(3).
 
 Free memory below a used block stays in the heap. `HeapTrimmer` returns it when the load ends
 (decision 029).

@@ -42,8 +42,8 @@ _log = logs.get_logger(__name__)
 #: limits.
 SWEEP_SECONDS = 1.0
 
-#: Steps of such a round. Checking ten thousand connections takes about 20 ms, and much longer on a
-#: busy machine.
+#: Steps of one round of checks. Checking ten thousand connections takes about 20 ms, and much
+#: longer on a busy machine.
 SWEEP_STEPS = 20
 
 #: Connections that the kernel queues until they are accepted: many clients reconnect at once after
@@ -54,8 +54,8 @@ BACKLOG = 4096
 #: Together they fit in the 10 s that container runtimes allow.
 CLOSE_SECONDS = 1.5
 
-#: Seconds between two attempts to open a store that is not ready: the first, doubling up to the
-#: second.
+#: Seconds between two attempts to open a store that is not ready. The pause doubles from the first
+#: value to the second.
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 8.0
 
 #: Bytes of incomplete frames on all connections before the login: 256 of the largest tokens.
@@ -378,7 +378,7 @@ def run(settings: Settings, reactor: Any) -> int:
             return
         outcome = 1
         if isinstance(failure, StartupError):
-            # Problems of a Pulsar cluster may be several, one per line, each with its remedy.
+            # A Pulsar cluster may have several problems: one line each, with its remedy.
             for reason in str(failure).splitlines() or [""]:
                 _log.error("cannot start", reason=reason)
         else:
@@ -389,7 +389,7 @@ def run(settings: Settings, reactor: Any) -> int:
         nonlocal is_ending
         is_ending = True
         began = reactor.seconds()
-        # A second signal would make the reactor stop twice, which it logs as an error.
+        # A second signal would stop the reactor twice, which it logs as an error.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         done: Deferred[None] = Deferred()

@@ -38,7 +38,6 @@ UNCHECKED = (
     "tests/auth",
     "tests/compat",
     "tests/contract",
-    "tests/fakes",
     "tests/fuzz",
     "tests/gateway",
     "tests/legacy_clients",

@@ -366,7 +366,7 @@ class Dispatch:
         else:
             try:
                 body = route.encode(reply, request.version)
-            except Exception as failure:  # noqa: BLE001 - a reply that cannot be written is a bug of its handler
+            except Exception as failure:  # noqa: BLE001 - a reply that cannot be encoded is a bug
                 self._failed(request, failure)
                 return False
             request.reply = _reply(body, request.correlation_id, route.has_tagged_header)
