@@ -69,7 +69,7 @@ chaos: $(VENV)/.test ## kill, pause and restart gateway and Pulsar under load (5
 
 fuzz: $(VENV)/.test ## fuzz the record functions with atheris (ARGS: --seconds N for each of three targets, --seed N)
 	$(PIP) install -q --only-binary :all: atheris
-	@for target in agreement entrances whole; do $(PY) -m tests.fuzz.records --target $$target $(ARGS) || exit 1; done
+	@for target in agreement entry_points whole; do $(PY) -m tests.fuzz.records --target $$target $(ARGS) || exit 1; done
 
 bench: $(VENV)/.test ## benchmark beside Apache Kafka, results in docs/benchmarks.md (20 minutes; ARGS: --help)
 	$(PY) -m bench $(ARGS)

@@ -1,5 +1,6 @@
-"""Fuzz the record functions: `python -m tests.fuzz.records [--target NAME] [--seconds N] [--seed
-N]`.
+"""Fuzz the record functions for a limited time.
+
+    python -m tests.fuzz.records [--target NAME] [--seconds N] [--seed N]
 
 With atheris (pip install atheris), coverage of the plain-Python loops guides the fuzzer, and the
 compiled kernel gets every input too. Without it, or with `--plain`, valid record sets are mutated:
@@ -26,7 +27,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--target", default="agreement", choices=("agreement", "entrances", "whole")
+        "--target", default="agreement", choices=("agreement", "entry_points", "whole")
     )
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)

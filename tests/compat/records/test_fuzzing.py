@@ -5,6 +5,6 @@ from tests.fuzz.records import main
 
 def test_mutated_sets_raise_only_records_errors_for_two_seconds(monkeypatch):
     monkeypatch.setattr(
-        "sys.argv", ["records", "--plain", "--seconds", "2", "--target", "entrances"]
+        "sys.argv", ["records", "--plain", "--seconds", "2", "--target", "entry_points"]
     )
     assert main() == 0

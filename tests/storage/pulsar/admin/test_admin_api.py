@@ -1,4 +1,4 @@
-"""The admin API of a real broker, as the gateway calls it."""
+"""The admin API of a real broker, through PulsarAdmin."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def admin(settings: PulsarSettings) -> Iterator[PulsarAdmin]:
 
 
 @ensureDeferred
-async def test_what_was_put_is_got_until_it_is_deleted(admin: PulsarAdmin, topic: str) -> None:
+async def test_put_value_is_returned_until_deleted(admin: PulsarAdmin, topic: str) -> None:
     path = f"{path_of(topic)}/partitions"
     await admin.put(path, {"partitions": 2, "properties": {"a": "b"}}, PARTITIONED)
     assert await admin.properties(topic) == {"a": "b"}
@@ -55,16 +55,14 @@ async def test_what_was_put_is_got_until_it_is_deleted(admin: PulsarAdmin, topic
 
 
 @ensureDeferred
-async def test_what_is_there_already_is_a_conflict(admin: PulsarAdmin, topic: str) -> None:
+async def test_creating_existing_topic_is_a_conflict(admin: PulsarAdmin, topic: str) -> None:
     await admin.put(path_of(topic))
     with pytest.raises(Conflict):
         await admin.put(path_of(topic))
 
 
 @ensureDeferred
-async def test_what_pulsars_rules_forbid_is_said_with_its_reason(
-    admin: PulsarAdmin, topic: str
-) -> None:
+async def test_precondition_failure_includes_pulsars_reason(admin: PulsarAdmin, topic: str) -> None:
     with pytest.raises(
         PreconditionFailed, match=re.escape(f"PUT {path_of(topic)}-partition-3 at ")
     ) as caught:
@@ -74,7 +72,7 @@ async def test_what_pulsars_rules_forbid_is_said_with_its_reason(
 
 
 @ensureDeferred
-async def test_an_empty_topic_has_no_last_message(admin: PulsarAdmin, topic: str) -> None:
+async def test_empty_topic_has_no_last_message(admin: PulsarAdmin, topic: str) -> None:
     await admin.put(path_of(topic))
     stats = await admin.internal_stats(topic)
     assert await admin.last_message_id(topic) == LastMessageId(stats.ledgers[-1].ledger_id, -1)
@@ -82,7 +80,7 @@ async def test_an_empty_topic_has_no_last_message(admin: PulsarAdmin, topic: str
 
 
 @ensureDeferred
-async def test_brokers_list_the_hosts_that_calls_may_be_redirected_to(
+async def test_brokers_list_the_allowed_redirect_hosts(
     admin: PulsarAdmin, settings: PulsarSettings
 ) -> None:
     listed = await admin.get("/brokers", list[str])

@@ -1,4 +1,4 @@
-"""TLS towards the admin API, against a real TLS server."""
+"""TLS to the admin API, with a real TLS server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.certificates import Authority
 from tests.contract.waiting import settle
 
 
-class Who(Resource):
+class ClientName(Resource):
     """Answers with the name in the client's certificate."""
 
     isLeaf = True
@@ -50,7 +50,7 @@ def url(authority: Authority, tmp_path: Path) -> Iterator[str]:
     trusted = ssl.Certificate.loadPEM(authority.write(tmp_path, "clients").read_bytes())
     options = own.options(trusted)
     options.requireCertificate = False
-    port: Any = reactor.listenSSL(0, Site(Who()), options, interface="127.0.0.1")
+    port: Any = reactor.listenSSL(0, Site(ClientName()), options, interface="127.0.0.1")
     yield f"https://localhost:{port.getHost().port}"
     settle(port.stopListening())
 
@@ -69,14 +69,14 @@ def admins(url: str) -> Iterator[Callable[..., PulsarAdmin]]:
 
 
 @ensureDeferred
-async def test_a_broker_whose_authority_is_trusted_is_asked(
+async def test_broker_with_trusted_authority_is_accepted(
     admins: Callable[..., PulsarAdmin], authority: Authority, tmp_path: Path
 ) -> None:
     assert await admins(tls_trust_file=authority.write(tmp_path)).get("/who") == ""
 
 
 @ensureDeferred
-async def test_a_broker_of_another_authority_is_not_trusted(
+async def test_broker_with_untrusted_authority_is_refused(
     admins: Callable[..., PulsarAdmin], tmp_path: Path
 ) -> None:
     with pytest.raises(StorageFailed, match=r"cannot be reached: .*certificate verify failed"):
@@ -84,7 +84,7 @@ async def test_a_broker_of_another_authority_is_not_trusted(
 
 
 def names_in(*names: x509.GeneralName) -> x509.Certificate:
-    """A certificate with these; without any it has no such extension."""
+    """A certificate with these names; without names it lacks the extension."""
     own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pulsar.example.com")])
     day = datetime.timedelta(days=1)
     key = rsa.generate_private_key(65537, 2048)
@@ -127,7 +127,7 @@ def names_in(*names: x509.GeneralName) -> x509.Certificate:
         ),
     ],
 )
-def test_a_certificate_is_for_the_hosts_that_it_names_and_no_others(
+def test_certificate_matches_only_its_names(
     names: list[x509.GeneralName], hosts: list[str]
 ) -> None:
     certificate = names_in(*names)
@@ -145,13 +145,13 @@ def test_a_certificate_is_for_the_hosts_that_it_names_and_no_others(
 
 @pytest.mark.parametrize("named", [["other.example.com"], ["127.0.0.1"], []])
 @ensureDeferred
-async def test_a_trusted_certificate_that_is_not_for_the_host_is_refused_before_anything_is_sent(
+async def test_trusted_certificate_of_another_host_is_refused_before_sending(
     authority: Authority, tmp_path: Path, named: list[str]
 ) -> None:
     certificate, key = authority.sign(
         "localhost", names=[x509.DNSName(name) for name in named]
     ).write(tmp_path, "server")
-    seen = Who()
+    seen = ClientName()
     own = ssl.PrivateCertificate.loadPEM(key.read_bytes() + certificate.read_bytes())
     port: Any = reactor.listenSSL(0, Site(seen), own.options(), interface="127.0.0.1")
     url = f"https://localhost:{port.getHost().port}"
@@ -171,7 +171,7 @@ async def test_a_trusted_certificate_that_is_not_for_the_host_is_refused_before_
 
 
 @ensureDeferred
-async def test_without_a_trust_file_the_systems_authorities_count(
+async def test_system_authorities_are_used_without_trust_file(
     admins: Callable[..., PulsarAdmin],
 ) -> None:
     with pytest.raises(StorageFailed, match="certificate verify failed"):
@@ -179,7 +179,7 @@ async def test_without_a_trust_file_the_systems_authorities_count(
 
 
 @ensureDeferred
-async def test_the_gateway_shows_its_certificate_and_the_one_that_took_its_place(
+async def test_client_certificate_is_sent_and_reloaded(
     admins: Callable[..., PulsarAdmin], authority: Authority, tmp_path: Path
 ) -> None:
     certificate, key = authority.sign("first").write(tmp_path, "own")
@@ -196,7 +196,7 @@ async def test_the_gateway_shows_its_certificate_and_the_one_that_took_its_place
 
 
 @ensureDeferred
-async def test_a_key_that_does_not_fit_is_said_without_anything_of_it(
+async def test_wrong_key_error_does_not_reveal_the_key(
     admins: Callable[..., PulsarAdmin], authority: Authority, tmp_path: Path
 ) -> None:
     certificate, _ = authority.sign("own").write(tmp_path, "own")
@@ -215,7 +215,7 @@ async def test_a_key_that_does_not_fit_is_said_without_anything_of_it(
     "written", [None, b"", b"-----BEGIN CERTIFICATE-----\nbm8=\n-----END CERTIFICATE-----\n"]
 )
 @ensureDeferred
-async def test_a_trust_file_that_is_none_is_named(
+async def test_invalid_trust_file_is_named_in_error(
     admins: Callable[..., PulsarAdmin], tmp_path: Path, written: bytes | None
 ) -> None:
     file = tmp_path / "trust.pem"

@@ -1,4 +1,7 @@
-"""What is missing in a Pulsar cluster is said with how to set it: on one that has all, and on one as it comes, with TLS, tokens and roles."""
+"""Cluster checks report missing prerequisites with remedies.
+
+On a fully prepared cluster, and on one with Pulsar's defaults plus TLS, tokens and roles.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ Checking = Callable[[PulsarSettings], Awaitable[list[ClusterProblem]]]
 
 @pytest.fixture
 def checking() -> Iterator[Checking]:
-    """Checks as a store does that starts."""
+    """Runs the checks as a starting store does."""
     used: list[tuple[PulsarAdmin, PulsarClient]] = []
 
     async def checked(settings: PulsarSettings) -> list[ClusterProblem]:
@@ -64,7 +67,7 @@ def only(problems: list[ClusterProblem]) -> ClusterProblem:
 
 
 @ensureDeferred
-async def test_a_cluster_that_has_all_has_no_problem_and_is_left_as_it_was(
+async def test_prepared_cluster_has_no_problems_and_is_not_changed(
     pulsar: Tenant, checking: Checking
 ) -> None:
     settings = pulsar.settings()
@@ -75,7 +78,7 @@ async def test_a_cluster_that_has_all_has_no_problem_and_is_left_as_it_was(
 
 
 @ensureDeferred
-async def test_what_a_gateway_left_that_could_not_clean_up_goes_an_hour_later(
+async def test_leftover_probe_topics_are_deleted_after_an_hour(
     pulsar: Tenant, checking: Checking
 ) -> None:
     settings = pulsar.settings()
@@ -90,7 +93,7 @@ async def test_what_a_gateway_left_that_could_not_clean_up_goes_an_hour_later(
 
 
 @ensureDeferred
-async def test_a_setup_of_brokers_in_trouble_may_be_tried_again(
+async def test_setup_failure_of_unready_brokers_is_retryable(
     pulsar: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fails(
@@ -104,7 +107,7 @@ async def test_a_setup_of_brokers_in_trouble_may_be_tried_again(
 
 
 @ensureDeferred
-async def test_an_admin_address_without_anybody_is_said_apart_from_the_brokers(
+async def test_unreachable_admin_api_is_reported_separately(
     pulsar: Tenant, checking: Checking
 ) -> None:
     (port,) = free_ports(1)
@@ -115,7 +118,7 @@ async def test_an_admin_address_without_anybody_is_said_apart_from_the_brokers(
 
 
 @ensureDeferred
-async def test_brokers_that_are_not_there_are_said_apart_from_the_admin_address(
+async def test_unreachable_brokers_are_reported_separately(
     pulsar: Tenant, checking: Checking
 ) -> None:
     one, two = free_ports(2)
@@ -130,21 +133,22 @@ async def test_brokers_that_are_not_there_are_said_apart_from_the_admin_address(
 
 
 @ensureDeferred
-async def test_a_tenant_and_a_namespace_that_are_missing_are_named_with_the_commands(
+async def test_missing_tenant_and_namespace_are_reported_with_commands(
     pulsar: Tenant, checking: Checking
 ) -> None:
     settings = pulsar.settings(
-        namespace="none", metadata_tenant="nobody", allowed_namespaces=(f"{pulsar.name}/neither",)
+        namespace="none", metadata_tenant="stranger", allowed_namespaces=(f"{pulsar.name}/neither",)
     )
     own, metadata, allowed = await checking(settings)
     assert own == ClusterProblem(
         True,
         f"there is no namespace {pulsar.name}/none",
-        f"`pulsar-admin namespaces create {pulsar.name}/none`, or start the gateway with --pulsar-setup",
+        f"`pulsar-admin namespaces create {pulsar.name}/none`, "
+        "or start the gateway with --pulsar-setup",
     )
-    assert metadata.text == "there is no tenant nobody"
+    assert metadata.text == "there is no tenant stranger"
     assert (
-        "`pulsar-admin tenants create nobody && pulsar-admin namespaces create nobody/"
+        "`pulsar-admin tenants create stranger && pulsar-admin namespaces create stranger/"
         in metadata.remedy
     )
     assert allowed.remedy == f"`pulsar-admin namespaces create {pulsar.name}/neither`"
@@ -154,7 +158,7 @@ async def test_a_tenant_and_a_namespace_that_are_missing_are_named_with_the_comm
 
 
 @ensureDeferred
-async def test_policies_of_a_namespace_that_lose_data_or_topics_are_said(
+async def test_policies_that_lose_data_or_topics_are_reported(
     pulsar: Tenant, checking: Checking
 ) -> None:
     settings = pulsar.settings()
@@ -185,9 +189,7 @@ async def test_policies_of_a_namespace_that_lose_data_or_topics_are_said(
 
 
 @ensureDeferred
-async def test_a_namespace_that_keeps_less_than_the_gateways_topics_is_a_pity(
-    pulsar: Tenant, checking: Checking
-) -> None:
+async def test_short_namespace_retention_is_a_warning(pulsar: Tenant, checking: Checking) -> None:
     settings = pulsar.settings(retention_ms=2 * 3_600_000)
     name = f"{settings.tenant}/{settings.namespace}"
     pulsar.admin(
@@ -203,10 +205,10 @@ async def test_a_namespace_that_keeps_less_than_the_gateways_topics_is_a_pity(
 
 
 @ensureDeferred
-async def test_batches_that_no_broker_would_take_are_a_pity(
+async def test_message_max_bytes_above_broker_limit_is_a_warning(
     pulsar: Tenant, checking: Checking
 ) -> None:
-    # maxMessageSize is 5 MiB where nobody sets it.
+    # The default maxMessageSize is 5 MiB.
     assert await checking(pulsar.settings(message_max_bytes=(5 << 20) - 1024)) == []
     problem = only(await checking(pulsar.settings(message_max_bytes=5 << 20)))
     assert not problem.is_fatal
@@ -215,9 +217,7 @@ async def test_batches_that_no_broker_would_take_are_a_pity(
 
 
 @ensureDeferred
-async def test_rows_of_tables_that_no_broker_would_take_stop_the_start(
-    pulsar: Tenant, checking: Checking
-) -> None:
+async def test_table_rows_above_broker_limit_are_fatal(pulsar: Tenant, checking: Checking) -> None:
     assert await checking(pulsar.settings(table_burst_bytes=(5 << 20) - 1024)) == []
     problem = only(await checking(pulsar.settings(table_burst_bytes=5 << 20)))
     assert problem.is_fatal
@@ -227,17 +227,17 @@ async def test_rows_of_tables_that_no_broker_would_take_stop_the_start(
 @pytest.mark.parametrize(
     ("batch", "assumed", "least", "most"),
     [
-        # What went is known to go: four MiB of rows, or the larger batch.
+        # The accepted sizes are known: four MiB of rows, or the larger batch.
         (1 << 20, 1 << 20, 4 << 20, 4 << 20),
         ((4 << 20) + 1000, 1 << 20, (4 << 20) + 1000, (4 << 20) + 1000),
         (1 << 20, 5 << 20, (5 << 20) - 1024, (5 << 20) - 1024),
-        # A refused one shows where the limit is, which is 5 MiB with what stands beside the payload.
+        # A refused size shows the limit: 5 MiB including the metadata besides the payload.
         (9 << 20, 1 << 20, (5 << 20) - 2048, (5 << 20) - 100),
         (9 << 20, 9 << 20, (5 << 20) - 2048, (5 << 20) - 100),
     ],
 )
 @ensureDeferred
-async def test_how_large_a_message_may_be_is_learned_by_trying(
+async def test_message_size_limit_is_probed(
     pulsar: Tenant, batch: int, assumed: int, least: int, most: int
 ) -> None:
     settings = pulsar.settings(message_max_bytes=batch, message_bytes=assumed)
@@ -253,7 +253,10 @@ async def test_how_large_a_message_may_be_is_learned_by_trying(
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredPulsar]:
-    """As Pulsar comes, but for who may use it: it keeps nothing, makes topics unasked, deletes idle ones, numbers no entries."""
+    """Pulsar's defaults plus authentication: no retention, automatic topic creation and deletion.
+
+    Entries are not numbered.
+    """
     try:
         distribution()
     except CannotInstall as missing:
@@ -282,7 +285,7 @@ Roles = Callable[..., PulsarSettings]
 
 @pytest.fixture
 def roles(guarded: SecuredPulsar, tmp_path: Path) -> Roles:
-    """Settings of a gateway that comes with this token."""
+    """Settings of a gateway with this token."""
 
     def come(with_token: str | None, **others: Any) -> PulsarSettings:
         file = tmp_path / "token"
@@ -316,7 +319,7 @@ def roles(guarded: SecuredPulsar, tmp_path: Path) -> Roles:
     "with_token", [None, "x.y.z", token("super", secret=bytes(32)), expired("super")]
 )
 @ensureDeferred
-async def test_who_is_not_known_is_told_to_look_at_the_token(
+async def test_rejected_credentials_are_reported_with_token_remedy(
     roles: Roles, checking: Checking, with_token: str | None
 ) -> None:
     problem = only(await checking(roles(with_token)))
@@ -327,21 +330,19 @@ async def test_who_is_not_known_is_told_to_look_at_the_token(
 
 
 @ensureDeferred
-async def test_a_role_without_rights_is_told_which_it_lacks(
-    roles: Roles, checking: Checking
-) -> None:
-    own, metadata = await checking(roles(token("nobody")))
+async def test_missing_permissions_are_reported(roles: Roles, checking: Checking) -> None:
+    own, metadata = await checking(roles(token("stranger")))
     assert own.is_fatal
     assert "the topics of acme/shop may not be listed" in own.text
     assert (
-        own.remedy
-        == "`pulsar-admin namespaces grant-permission acme/shop --role nobody --actions produce,consume`"
+        own.remedy == "`pulsar-admin namespaces grant-permission acme/shop --role stranger "
+        "--actions produce,consume`"
     )
     assert "acme/meta" in metadata.text
 
 
 @ensureDeferred
-async def test_a_role_that_may_only_produce_and_consume_serves_no_tables_and_is_told_so(
+async def test_role_without_admin_rights_cannot_create_tables(
     roles: Roles, checking: Checking
 ) -> None:
     own, metadata, unknown = await checking(roles(token("worker")))
@@ -356,7 +357,7 @@ async def test_a_role_that_may_only_produce_and_consume_serves_no_tables_and_is_
 
 
 @ensureDeferred
-async def test_pulsar_as_it_comes_lacks_much_and_the_administrator_of_a_tenant_is_told_all_but_one_thing(
+async def test_tenant_admin_gets_problems_of_default_pulsar(
     roles: Roles, checking: Checking
 ) -> None:
     problems = await checking(roles(token("boss")))
@@ -375,7 +376,7 @@ async def test_pulsar_as_it_comes_lacks_much_and_the_administrator_of_a_tenant_i
 
 
 @ensureDeferred
-async def test_without_numbered_entries_a_gateway_whose_topics_need_them_does_not_start(
+async def test_unnumbered_entries_are_fatal_for_entry_format_pulsar(
     roles: Roles, checking: Checking
 ) -> None:
     problems = await checking(roles(token("boss"), entry_format="pulsar"))
@@ -385,16 +386,14 @@ async def test_without_numbered_entries_a_gateway_whose_topics_need_them_does_no
 
 
 @ensureDeferred
-async def test_a_superuser_is_told_what_the_brokers_do_by_default(
-    roles: Roles, checking: Checking
-) -> None:
+async def test_superuser_gets_problems_of_broker_defaults(roles: Roles, checking: Checking) -> None:
     texts = [problem.text for problem in await checking(roles(token("super")))]
     assert any(text.startswith("topics are created automatically in acme/shop") for text in texts)
     assert not any("could not be checked" in text for text in texts)
 
 
 @ensureDeferred
-async def test_the_setup_of_a_tenants_administrator_leaves_only_what_is_the_brokers(
+async def test_setup_by_tenant_admin_leaves_only_broker_problems(
     guarded: SecuredPulsar, roles: Roles, checking: Checking, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = roles(token("boss"), namespace="fresh", metadata_namespace="tables", setup=True)
@@ -419,16 +418,14 @@ async def test_the_setup_of_a_tenants_administrator_leaves_only_what_is_the_brok
 
 
 @ensureDeferred
-async def test_the_setup_of_a_superuser_makes_the_tenant_too(
-    guarded: SecuredPulsar, roles: Roles
-) -> None:
+async def test_setup_by_superuser_creates_the_tenant(guarded: SecuredPulsar, roles: Roles) -> None:
     await preparing(roles(token("super"), tenant="newco", metadata_tenant="newco", setup=True))
     assert guarded.broker.call("GET", "tenants/newco")["allowedClusters"] == ["standalone"]
     assert guarded.broker.call("GET", "namespaces/newco") == ["newco/meta", "newco/shop"]
 
 
 @ensureDeferred
-async def test_a_setup_that_may_not_says_so_and_what_is_missing(
+async def test_setup_without_permission_is_reported(
     roles: Roles, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(StorageFailed, match="there is no tenant elsewhere"):
@@ -437,19 +434,17 @@ async def test_a_setup_that_may_not_says_so_and_what_is_missing(
 
 
 @ensureDeferred
-async def test_a_broker_whose_authority_is_not_trusted_is_not_talked_to(
-    roles: Roles, checking: Checking
-) -> None:
+async def test_broker_with_untrusted_authority_is_refused(roles: Roles, checking: Checking) -> None:
     problem = only(await checking(roles(token("boss"), tls_trust_file=None)))
     assert problem.is_fatal
     assert "certificate verify failed" in problem.text
 
 
 @ensureDeferred
-async def test_a_token_that_only_the_binary_address_refuses_is_found_out(
+async def test_token_rejected_only_by_binary_protocol_is_reported(
     guarded: SecuredPulsar, roles: Roles, checking: Checking
 ) -> None:
-    # There TLS is spoken by one side alone, which looks the same: nobody answers.
+    # Here only one side uses TLS, with the same symptom: no answer.
     _, port = guarded.tls_service_url.rsplit(":", 1)
     problems = await checking(
         roles(token("boss"), service_url=f"pulsar://localhost:{port}", operation_timeout_seconds=2)

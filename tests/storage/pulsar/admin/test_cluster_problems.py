@@ -1,4 +1,4 @@
-"""What is said of a problem, and whom a token is for."""
+"""Texts of cluster problems, and the role of a token."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def settings(file: Path | None = None) -> PulsarSettings:
     return PulsarSettings("pulsar://h:1", "http://h:1", token_file=file)
 
 
-def test_a_problem_is_said_with_what_to_do() -> None:
+def test_problem_text_includes_remedy() -> None:
     assert str(ClusterProblem(True, "it is broken", "mend it")) == "it is broken. To do: mend it"
 
 
-def test_a_problem_is_one_line_whatever_a_broker_has_said() -> None:
+def test_problem_text_is_one_line() -> None:
     assert (
         str(ClusterProblem(True, "refused: an error\n\tat some.place", "mend it"))
         == "refused: an error at some.place. To do: mend it"
@@ -27,7 +27,7 @@ def test_a_problem_is_one_line_whatever_a_broker_has_said() -> None:
 
 
 @pytest.mark.parametrize("role", ["gateway", "an odd one/ü?"])
-def test_the_role_of_a_token_is_seen(tmp_path: Path, role: str) -> None:
+def test_role_is_read_from_token(tmp_path: Path, role: str) -> None:
     (tmp_path / "token").write_text(token(role))
     assert role_of(settings(tmp_path / "token")) == role
 
@@ -35,16 +35,16 @@ def test_the_role_of_a_token_is_seen(tmp_path: Path, role: str) -> None:
 @pytest.mark.parametrize(
     "written", ["", "opaque", "a.b.c", "a.e30.c", "a.W10.c", "a.eyJzdWIiOjF9.c"]
 )
-def test_a_token_that_tells_no_role_is_no_problem_here(tmp_path: Path, written: str) -> None:
+def test_token_without_role_gives_placeholder(tmp_path: Path, written: str) -> None:
     (tmp_path / "token").write_text(written)
     assert role_of(settings(tmp_path / "token")) == "ROLE"
 
 
-def test_without_a_token_there_is_no_role_to_see(tmp_path: Path) -> None:
+def test_no_token_gives_placeholder(tmp_path: Path) -> None:
     assert role_of(settings()) == role_of(settings(tmp_path / "none")) == "ROLE"
 
 
-def test_the_gateway_offers_to_set_up_its_own_namespaces_and_no_others() -> None:
+def test_setup_is_offered_for_own_namespaces_only() -> None:
     remedies = Remedies(settings())
     assert "--pulsar-setup" in remedies.retain("public/__kafka")
     assert "--pulsar-setup" not in remedies.retain("other/one")

@@ -1,4 +1,4 @@
-"""HTTP towards brokers that are lost, slow, talkative, or not brokers at all."""
+"""HTTP to brokers that are unreachable, slow, verbose, or not brokers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Answer = Callable[[Any], Any]
 
 
 class Server(Resource):
-    """Answers every request with `answer` and remembers them: method, target, token, body."""
+    """Answers every request with `answer` and records method, target, token and body."""
 
     isLeaf = True
 
@@ -82,12 +82,12 @@ def admins() -> Iterator[Callable[..., PulsarAdmin]]:
         settle(admin.close())
 
 
-def in_haste(admin: PulsarAdmin, seconds: float) -> None:
-    """Requests time out after this long; the connect timeout is unchanged."""
+def with_timeout(admin: PulsarAdmin, seconds: float) -> None:
+    """Requests time out after `seconds`; the connect timeout is unchanged."""
     admin._settings = replace(admin._settings, admin_timeout_seconds=seconds)
 
 
-def sends_to(location: str) -> Answer:
+def redirects_to(location: str) -> Answer:
     def answer(request: Request) -> bytes:
         request.setResponseCode(307)
         request.setHeader("location", location)
@@ -97,7 +97,7 @@ def sends_to(location: str) -> Answer:
 
 
 @ensureDeferred
-async def test_nobody_at_the_address_is_said_with_the_address(
+async def test_connection_refused_names_the_address(
     admins: Callable[..., PulsarAdmin],
 ) -> None:
     with pytest.raises(
@@ -108,12 +108,14 @@ async def test_nobody_at_the_address_is_said_with_the_address(
 
 
 @ensureDeferred
-async def test_a_call_about_a_topic_goes_on_to_its_owner_with_method_body_and_token(
+async def test_redirect_keeps_method_body_and_token(
     servers: Callable[[], Server], admins: Callable[..., PulsarAdmin], tmp_path: Path
 ) -> None:
     first, owner = servers(), servers()
     (tmp_path / "token").write_text("secret\n")
-    first.answer = sends_to(f"{owner.url}/admin/v2/persistent/a/b/c/retention?authoritative=true")
+    first.answer = redirects_to(
+        f"{owner.url}/admin/v2/persistent/a/b/c/retention?authoritative=true"
+    )
     owner.answer = lambda _: b'{"done":true}'
     admin = admins(first.url, token_file=tmp_path / "token")
     assert await admin.post("/persistent/a/b/c/retention", {"x": 1}) == {"done": True}
@@ -128,7 +130,7 @@ async def test_a_call_about_a_topic_goes_on_to_its_owner_with_method_body_and_to
 
 
 class Cluster:
-    """A broker that redirects every call to `owner`, under a name that is not configured, and lists `brokers`."""
+    """A broker that redirects every call to `owner`, an unconfigured host, and lists `brokers`."""
 
     def __init__(self, first: Server, owner: Server, brokers: bytes, status: int = 200) -> None:
         self.url = owner.url.replace("127.0.0.1", "localhost")
@@ -137,13 +139,13 @@ class Cluster:
             if request.path == b"/admin/v2/brokers":
                 request.setResponseCode(status)
                 return brokers
-            return sends_to(self.url + request.uri.decode())(request)
+            return redirects_to(self.url + request.uri.decode())(request)
 
         first.answer = answers
 
 
 @ensureDeferred
-async def test_a_call_follows_to_a_broker_that_the_cluster_lists(
+async def test_redirect_to_listed_broker_is_followed(
     servers: Callable[[], Server], admins: Callable[..., PulsarAdmin], tmp_path: Path
 ) -> None:
     first, owner = servers(), servers()
@@ -153,7 +155,7 @@ async def test_a_call_follows_to_a_broker_that_the_cluster_lists(
     for _ in range(2):
         assert await admin.get("/persistent/a/b/c/retention") == {}
     assert [token for _, _, token, _ in owner.requests] == ["Bearer secret"] * 2
-    # The list is asked for once.
+    # The list is requested once.
     assert [target for _, target, _, _ in first.requests].count("/admin/v2/brokers") == 1
 
 
@@ -168,7 +170,7 @@ async def test_a_call_follows_to_a_broker_that_the_cluster_lists(
     ],
 )
 @ensureDeferred
-async def test_a_token_goes_to_no_host_outside_the_cluster(
+async def test_token_is_not_sent_outside_the_cluster(
     servers: Callable[[], Server],
     admins: Callable[..., PulsarAdmin],
     tmp_path: Path,
@@ -186,7 +188,7 @@ async def test_a_token_goes_to_no_host_outside_the_cluster(
 
 
 @ensureDeferred
-async def test_a_host_of_the_service_url_is_one_of_the_cluster(
+async def test_host_of_service_url_is_trusted(
     servers: Callable[[], Server],
 ) -> None:
     first, owner = servers(), servers()
@@ -206,10 +208,10 @@ async def test_a_host_of_the_service_url_is_one_of_the_cluster(
     ],
 )
 @ensureDeferred
-async def test_a_token_goes_nowhere_but_to_the_same_call_of_a_broker(
+async def test_redirect_to_another_call_is_refused(
     server: Server, admins: Callable[..., PulsarAdmin], elsewhere: str
 ) -> None:
-    server.answer = sends_to(elsewhere)
+    server.answer = redirects_to(elsewhere)
     with pytest.raises(
         StorageFailed, match="which is not followed" if elsewhere else "redirected it more than"
     ):
@@ -217,22 +219,18 @@ async def test_a_token_goes_nowhere_but_to_the_same_call_of_a_broker(
 
 
 @ensureDeferred
-async def test_brokers_that_send_a_call_round_and_round_are_not_followed_for_ever(
-    server: Server, admins: Callable[..., PulsarAdmin]
-) -> None:
-    server.answer = sends_to("/admin/v2/clusters")
+async def test_redirects_are_limited(server: Server, admins: Callable[..., PulsarAdmin]) -> None:
+    server.answer = redirects_to("/admin/v2/clusters")
     with pytest.raises(StorageFailed, match="disagree on its owner"):
         await admins(server.url).get("/clusters")
     assert len(server.requests) == REDIRECTS + 1
 
 
 @ensureDeferred
-async def test_an_answer_that_never_comes_is_given_up_at_the_deadline(
-    server: Server, admins: Callable[..., PulsarAdmin]
-) -> None:
+async def test_missing_answer_times_out(server: Server, admins: Callable[..., PulsarAdmin]) -> None:
     server.answer = lambda _: NOT_DONE_YET
     admin = admins(server.url)
-    in_haste(admin, 0.05)
+    with_timeout(admin, 0.05)
     with pytest.raises(
         StorageFailed, match=r"GET /clusters: no answer .* within 0\.05 s \(admin_timeout_seconds\)"
     ):
@@ -240,7 +238,7 @@ async def test_an_answer_that_never_comes_is_given_up_at_the_deadline(
 
 
 @ensureDeferred
-async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(
+async def test_unfinished_answer_times_out(
     server: Server, admins: Callable[..., PulsarAdmin]
 ) -> None:
     def begins(request: Request) -> int:
@@ -249,14 +247,15 @@ async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(
 
     server.answer = begins
     admin = admins(server.url, admin_connections=1)
-    in_haste(admin, 0.1)
-    for _ in range(2):  # the first has given back its turn
+    with_timeout(admin, 0.1)
+    # The first has released its slot.
+    for _ in range(2):
         with pytest.raises(StorageFailed, match="no answer"):
             await admin.get("/clusters")
 
 
 @ensureDeferred
-async def test_an_answer_is_read_up_to_its_limit(
+async def test_answer_above_size_limit_is_refused(
     server: Server, admins: Callable[..., PulsarAdmin]
 ) -> None:
     admin = admins(server.url, admin_answer_bytes=100)
@@ -268,9 +267,7 @@ async def test_an_answer_is_read_up_to_its_limit(
 
 
 @ensureDeferred
-async def test_an_answer_that_breaks_off_is_none(
-    server: Server, admins: Callable[..., PulsarAdmin]
-) -> None:
+async def test_truncated_answer_fails(server: Server, admins: Callable[..., PulsarAdmin]) -> None:
     def breaks_off(request: Request) -> int:
         request.setHeader("content-length", "100")
         request.write(b"[]")
@@ -284,7 +281,7 @@ async def test_an_answer_that_breaks_off_is_none(
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"a":1}', b"\xff", b"["])
 @ensureDeferred
-async def test_what_is_not_the_admin_api_is_said_to_be_none(
+async def test_answer_of_another_server_is_reported(
     server: Server, admins: Callable[..., PulsarAdmin], body: bytes
 ) -> None:
     server.answer = lambda _: body
@@ -296,7 +293,7 @@ async def test_what_is_not_the_admin_api_is_said_to_be_none(
 
 
 @ensureDeferred
-async def test_a_token_is_read_again_when_its_file_changes_and_is_in_no_error(
+async def test_token_is_reloaded_and_never_in_errors(
     server: Server, admins: Callable[..., PulsarAdmin], tmp_path: Path
 ) -> None:
     def refuses(request: Request) -> bytes:
@@ -309,7 +306,7 @@ async def test_a_token_is_read_again_when_its_file_changes_and_is_in_no_error(
     admin = admins(server.url, token_file=file)
     with pytest.raises(Unauthorized) as old:
         await admin.get("/clusters")
-    # Of another length: there are kernels on which a file that is written twice in 4 ms keeps its time.
+    # A different length: on some kernels a file written twice within 4 ms keeps its timestamp.
     file.write_text("newer-secret")
     with pytest.raises(Unauthorized) as new:
         await admin.get("/clusters")
@@ -324,12 +321,15 @@ async def test_a_token_is_read_again_when_its_file_changes_and_is_in_no_error(
 
 @pytest.mark.parametrize("status", [401, 403])
 @ensureDeferred
-async def test_a_role_that_may_not_is_told_from_one_that_is_not_known(
+async def test_forbidden_differs_from_unauthorized(
     server: Server, admins: Callable[..., PulsarAdmin], status: int
 ) -> None:
     def refuses(request: Request) -> bytes:
         request.setResponseCode(status)
-        return b'{"reason":"Unauthorized to validateTopicOperation for operation [LOOKUP] on topic [t]"}'
+        on topic [t]"}'] return (
+            b'{"reason":"Unauthorized to validateTopicOperation for operation [LOOKUP] '
+            b'on topic [t]"}'
+        )] on topic [t]"}'
 
     server.answer = refuses
     with pytest.raises(
@@ -344,7 +344,7 @@ async def test_a_role_that_may_not_is_told_from_one_that_is_not_known(
     [(400, False), (405, False), (409, False), (412, False), (500, True), (503, True), (599, True)],
 )
 @ensureDeferred
-async def test_a_broker_in_trouble_may_be_asked_again_and_one_that_refuses_may_not(
+async def test_server_errors_are_retryable_and_refusals_are_not(
     server: Server, admins: Callable[..., PulsarAdmin], status: int, is_transient: bool
 ) -> None:
     def answers(request: Request) -> bytes:
@@ -359,7 +359,7 @@ async def test_a_broker_in_trouble_may_be_asked_again_and_one_that_refuses_may_n
 
 @pytest.mark.parametrize("written", [None, "", "two words", "\xe4"])
 @ensureDeferred
-async def test_a_file_without_a_token_is_said_before_anything_is_sent(
+async def test_missing_token_is_reported_before_sending(
     server: Server, admins: Callable[..., PulsarAdmin], tmp_path: Path, written: str | None
 ) -> None:
     file = tmp_path / "token"
@@ -373,7 +373,7 @@ async def test_a_file_without_a_token_is_said_before_anything_is_sent(
 
 
 @ensureDeferred
-async def test_no_more_calls_are_under_way_than_connections_are_allowed(
+async def test_concurrent_calls_are_limited_to_connections(
     server: Server, admins: Callable[..., PulsarAdmin]
 ) -> None:
     held: list[Any] = []

@@ -1,4 +1,4 @@
-"""Whether brokers can be connected to."""
+"""Connection checks of brokers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ from storage.pulsar.admin.reachability import addresses, connect_error
         ("pulsar://[::1]:7,127.0.0.1:8", [("::1", 7), ("127.0.0.1", 8)]),
     ],
 )
-def test_each_broker_of_a_service_url_has_an_address(
-    url: str, expected: list[tuple[str, int]]
-) -> None:
+def test_addresses_of_service_url(url: str, expected: list[tuple[str, int]]) -> None:
     assert addresses(url) == expected
 
 
-def test_one_broker_that_takes_connections_is_enough() -> None:
+def test_one_reachable_broker_is_enough() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         assert (
             connect_error(f"pulsar://127.0.0.1:1,127.0.0.1:{listening.getsockname()[1]}", 5) is None
         )
 
 
-def test_every_broker_that_takes_none_is_named_with_the_reason() -> None:
+def test_error_names_every_unreachable_broker() -> None:
     reason = connect_error("pulsar://127.0.0.1:1,nowhere.invalid:2", 5)
     assert reason is not None
     first, second = reason.split(", ", 1)

@@ -1,4 +1,4 @@
-"""The file with the token: read when it changes, never told of, and never the cause of an exception in the client library's thread."""
+"""The token file: reloaded on change, never logged, no exceptions in the library's thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "token"
 
 
-def test_a_token_is_read_again_when_its_file_has_changed(file: Path) -> None:
+def test_token_is_reloaded_when_file_changes(file: Path) -> None:
     file.write_text("first\n")
     token = TokenFile(file)
     assert token() == token.read() == "first"
@@ -23,7 +23,7 @@ def test_a_token_is_read_again_when_its_file_has_changed(file: Path) -> None:
     assert token() == token.read() == "the-second"
 
 
-def test_where_there_is_none_now_the_client_library_gets_the_one_before(
+def test_library_gets_previous_token_if_file_is_missing(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.write_text("secret\n")
@@ -38,9 +38,7 @@ def test_where_there_is_none_now_the_client_library_gets_the_one_before(
 @pytest.mark.parametrize(
     "written", [b"", b"\n", b"secret and more\n", b"secret\nlines\n", b"secret\xff\n"]
 )
-def test_a_file_without_a_token_is_no_token_and_the_client_library_gets_the_one_before(
-    file: Path, written: bytes
-) -> None:
+def test_library_gets_previous_token_if_file_is_invalid(file: Path, written: bytes) -> None:
     file.write_text("good\n")
     token = TokenFile(file)
     assert token.read() == "good"
@@ -51,11 +49,11 @@ def test_a_file_without_a_token_is_no_token_and_the_client_library_gets_the_one_
     assert token() == "good"
 
 
-def test_a_library_that_asks_before_there_was_one_gets_none(file: Path) -> None:
+def test_library_gets_empty_token_if_none_was_read(file: Path) -> None:
     assert TokenFile(file)() == ""
 
 
-def test_a_token_is_not_shown(file: Path) -> None:
+def test_repr_omits_token(file: Path) -> None:
     file.write_text("secret\n")
     token = TokenFile(file)
     token.read()

@@ -1,4 +1,4 @@
-"""The right to write to one partition: what is in flight, and how it ends."""
+"""The exclusive producer: messages in flight, and how it closes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Scene:
         self.session.reactor_calls.run()
 
 
-def test_answers_that_pile_up_are_one_wake_up_and_one_burst():
+def test_queued_responses_share_one_wake_up_and_one_burst():
     scene = Scene()
     scene.send(0, 1, 2)
     scene.producer.answer(Ok, Ok)
@@ -66,7 +66,7 @@ def test_answers_that_pile_up_are_one_wake_up_and_one_burst():
     assert (scene.room.reserved_bytes, scene.room.reserved_operations) == (0, 0)
 
 
-def test_one_failed_send_ends_it_and_all_behind_it_are_unknown():
+def test_failed_send_closes_producer_and_leaves_rest_unknown():
     scene = Scene()
     scene.send(0, 1, 2, 3)
     scene.answer(Ok, Timeout, Ok)
@@ -79,7 +79,7 @@ def test_one_failed_send_ends_it_and_all_behind_it_are_unknown():
     assert (scene.room.reserved_bytes, scene.room.reserved_operations) == (0, 0)
 
 
-def test_what_the_library_refuses_at_once_ends_it():
+def test_send_refused_by_library_closes_producer():
     scene = Scene()
     scene.send(0)
     scene.producer.refuses = pulsar.AlreadyClosed()
@@ -90,8 +90,10 @@ def test_what_the_library_refuses_at_once_ends_it():
     assert scene.room.reserved_operations == 0
 
 
-def test_an_answer_within_the_call_itself_is_taken_in_its_turn():
-    """A producer that was fenced calls back in the caller's own thread, before those that were sent earlier have their answers."""
+def test_response_within_send_is_handled_in_order():
+    """A fenced producer calls back in the caller's thread, before the responses to earlier
+    messages.
+    """
     scene = Scene()
     scene.send(0)
     callback = scene.producer.waiting[0]
@@ -106,14 +108,14 @@ def test_an_answer_within_the_call_itself_is_taken_in_its_turn():
     assert scene.room.reserved_operations == 0
 
 
-def test_a_topic_that_was_terminated_is_closed_not_fenced():
+def test_terminated_topic_is_closed_not_fenced():
     scene = Scene()
     scene.send(0)
     scene.answer(pulsar.Result.TopicTerminated)
     assert isinstance(scene.ends[0][0], LogClosed)
 
 
-def test_it_ends_once():
+def test_close_is_idempotent():
     scene = Scene()
     scene.send(0)
     scene.exclusive.close(LogClosed("deleted"))
@@ -123,7 +125,7 @@ def test_it_ends_once():
     assert scene.producer.closed == 1
 
 
-def test_it_is_idle_when_nothing_is_in_flight():
+def test_producer_is_idle_with_nothing_in_flight():
     scene = Scene()
     assert scene.exclusive.wait_idle().called
     scene.send(0, 1)
@@ -134,7 +136,7 @@ def test_it_is_idle_when_nothing_is_in_flight():
     assert idle.called
 
 
-def test_what_fails_makes_it_idle_too():
+def test_producer_is_idle_after_failure():
     scene = Scene()
     scene.send(0)
     idle = scene.exclusive.wait_idle()
@@ -145,7 +147,7 @@ def test_what_fails_makes_it_idle_too():
 @pytest.mark.parametrize(
     ("limit_bytes", "limit_operations"), [(2 * (IN_FLIGHT_OVERHEAD + 1), 100), (1 << 20, 2)]
 )
-def test_what_is_in_flight_is_bounded(limit_bytes, limit_operations):
+def test_messages_in_flight_are_limited(limit_bytes, limit_operations):
     scene = Scene(limit_bytes, limit_operations)
     scene.send(0, 1)
     with pytest.raises(StorageFailed, match="queue_bytes"):
@@ -154,7 +156,7 @@ def test_what_is_in_flight_is_bounded(limit_bytes, limit_operations):
     scene.send(2)
 
 
-def test_one_message_always_fits_where_nothing_else_is():
+def test_single_message_is_always_accepted():
     room = InFlightLimit(10, 1)
     room.reserve(1000)
     with pytest.raises(StorageFailed):

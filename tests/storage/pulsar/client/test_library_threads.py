@@ -1,4 +1,4 @@
-"""What the client library's threads keep between two callbacks."""
+"""Python thread states of the client library's threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ pytestmark = pytest.mark.peer
 
 
 def seen_by(producer: library.Producer, first: Callable[[], object]) -> list[tuple[int, int]]:
-    """Of three callbacks, in which thread each ran and how many had run there before, as far as that thread's state remembers."""
+    """For each of three callbacks: its thread, and how many callbacks ran there before.
+
+    The count is kept in the thread state.
+    """
     local = threading.local()
     seen: SimpleQueue[tuple[int, int]] = SimpleQueue()
 
@@ -33,7 +36,7 @@ def seen_by(producer: library.Producer, first: Callable[[], object]) -> list[tup
     return found
 
 
-def test_the_state_of_a_thread_of_the_librarys_stays_once_it_is_asked_to(pulsar):
+def test_kept_thread_state_survives_callbacks(pulsar):
     settings = pulsar.settings()
     client = library.Client(
         settings.service_url, io_threads=1, logger=library.ConsoleLogger(library.LoggerLevel.Error)
@@ -41,7 +44,7 @@ def test_the_state_of_a_thread_of_the_librarys_stays_once_it_is_asked_to(pulsar)
     topic = f"{settings.tenant}/{settings.namespace}/callbacks"
     pulsar.admin("PUT", f"persistent/{topic}")
     producer = client.create_producer(f"persistent://{topic}")
-    # What the library does by itself, and the reason for all this: each callback is the first.
+    # The default behavior of the library: each callback has a new thread state.
     assert [before for _, before in seen_by(producer, lambda: None)] == [0, 0, 0]
     kept = seen_by(producer, keep_thread_state)
     assert [before for _, before in kept] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""How often a process stood still, by a clock by hand."""
+"""Counting process stalls, with a fake clock."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ def begun() -> tuple[Clock, ProcessStalls]:
     return clock, standstills
 
 
-def test_who_is_served_in_time_never_stood_still():
+def test_timely_timers_count_no_stall():
     clock, standstills = begun()
     clock.pump([1.0] * 100)
     assert standstills.count() == 0
 
 
-def test_each_standstill_counts_once_whoever_sees_it_first():
+def test_each_stall_counts_once():
     clock, standstills = begun()
-    # A timer.
+    # Noticed by a timer.
     clock.advance(11.0)
     assert (standstills.count(), standstills.count()) == (1, 1)
     clock.pump([1.0] * 20)
-    # Somebody who asks before any timer.
+    # Noticed by `count` before any timer runs.
     clock.rightNow += 11.0
     assert standstills.count() == 2
     clock.pump([1.0] * 20)
     assert standstills.count() == 2
 
 
-def test_one_that_was_stopped_looks_no_more():
+def test_no_checks_after_stop():
     clock, standstills = begun()
     standstills.stop()
     assert clock.getDelayedCalls() == []

@@ -1,4 +1,4 @@
-"""The connection to the cluster: it never holds up the reactor, and its errors are the store's."""
+"""The client never blocks the reactor, and its errors are StorageErrors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from storage.pulsar.settings import PulsarSettings
 
 @pytest.fixture
 def silent_address() -> Iterator[str]:
-    """Where connections are taken and nothing is ever said."""
+    """An address that accepts connections and never sends anything."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(16)
@@ -45,7 +45,7 @@ def impatient(address: str) -> PulsarSettings:
 
 
 def patient(address: str) -> PulsarSettings:
-    """Every wait for a broker takes an hour."""
+    """Every timeout is an hour."""
     return replace(
         impatient(address), operation_timeout_seconds=3600, connection_timeout_seconds=3600
     )
@@ -70,20 +70,20 @@ def soon(coroutine: Coroutine[Any, Any, None]) -> Deferred[None]:
         (Fenced("as it was"), Fenced),
     ],
 )
-def test_an_error_of_the_library_is_one_of_the_store(error, meaning):
+def test_library_errors_become_storage_errors(error, meaning):
     assert type(to_storage_error(error)) is meaning
     assert str(to_storage_error(error))
 
 
 @ensureDeferred
-async def test_opening_waits_for_no_broker(silent_address):
+async def test_open_does_not_wait_for_a_broker(silent_address):
     session = PulsarClient(patient(silent_address), reactor)
     await soon(session.open())
     await soon(session.close())
 
 
 @ensureDeferred
-async def test_what_a_silent_broker_is_asked_for_fails_in_time(silent_address):
+async def test_request_to_silent_broker_times_out(silent_address):
     session = PulsarClient(impatient(silent_address), reactor)
     await session.open()
     with pytest.raises(StorageFailed):
@@ -96,7 +96,7 @@ async def test_what_a_silent_broker_is_asked_for_fails_in_time(silent_address):
 
 
 @ensureDeferred
-async def test_closing_waits_for_nothing_that_is_under_way(silent_address):
+async def test_close_does_not_wait_for_running_calls(silent_address):
     session = PulsarClient(patient(silent_address), reactor)
     await session.open()
     begun: Deferred[None] = Deferred()
@@ -113,7 +113,7 @@ async def test_closing_waits_for_nothing_that_is_under_way(silent_address):
 
 
 @ensureDeferred
-async def test_a_closed_session_runs_nothing(silent_address):
+async def test_closed_client_refuses_calls(silent_address):
     session = PulsarClient(impatient(silent_address), reactor)
     await session.open()
     await session.close()
@@ -123,7 +123,7 @@ async def test_a_closed_session_runs_nothing(silent_address):
 
 
 @ensureDeferred
-async def test_an_address_that_is_none_is_said_at_once():
+async def test_invalid_address_fails_at_open():
     session = PulsarClient(PulsarSettings("nonsense://", "http://127.0.0.1:1"), reactor)
     with pytest.raises(StorageFailed, match="nonsense"):
         await session.open()

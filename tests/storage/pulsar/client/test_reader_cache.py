@@ -1,4 +1,4 @@
-"""Readers that are kept open: few, for whoever reads on, and closed in the end."""
+"""The reader cache: reuse, limit, and closing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = 1 << 30
 
 
 @ensureDeferred
-async def test_two_that_read_on_at_different_places_have_a_reader_each(partition, side):
+async def test_consumers_at_different_offsets_use_separate_readers(partition, side):
     partition.write(numbered(0, 20))
     reader = side.reader(partition)
     await reader.read(0, 20, 0)
@@ -31,18 +31,18 @@ async def test_two_that_read_on_at_different_places_have_a_reader_each(partition
 
 
 @ensureDeferred
-async def test_two_that_read_on_at_the_same_place_have_a_reader_each(partition, side):
+async def test_consumers_at_the_same_offset_use_separate_readers(partition, side):
     partition.write(numbered(0, 20))
     reader = side.reader(partition)
     for step in range(20):
         both = [Deferred.fromCoroutine(reader.read(step, 20, 0)) for _ in range(2)]
         assert [offsets(await one) for one in both] == [[step], [step]]
-    # For the first message and for the last one by either, and one to read with for each.
+    # One each for the first and the last message, and one for reading.
     assert side.session.readers <= 2 * 3
 
 
 @ensureDeferred
-async def test_the_reader_longest_unused_is_closed_for_a_new_one(partition, open_side):
+async def test_least_recently_used_reader_is_closed(partition, open_side):
     partition.write(numbered(0, 100))
     side = await open_side(readers=3, reader_queue_messages=64)
     reader = side.reader(partition)
@@ -61,7 +61,7 @@ async def test_the_reader_longest_unused_is_closed_for_a_new_one(partition, open
 
 
 @ensureDeferred
-async def test_a_reader_comes_back_from_a_read_that_nobody_waits_for_any_more(partition, side):
+async def test_reader_of_cancelled_read_returns_to_cache(partition, side):
     partition.write(numbered(0, 100, size=1000))
     reader = side.reader(partition)
     await reader.read(0, 100, 0)
@@ -69,7 +69,7 @@ async def test_a_reader_comes_back_from_a_read_that_nobody_waits_for_any_more(pa
     given_up.cancel()
     with pytest.raises(CancelledError):
         await given_up
-    # In the same threads, behind the one that is still at work.
+    # Queued in the same threads behind the running read.
     while not len(side.cache):
         await side.session.run(lambda: None)
     assert offsets(await reader.read(2, 100, 0)) == [2]
@@ -77,7 +77,7 @@ async def test_a_reader_comes_back_from_a_read_that_nobody_waits_for_any_more(pa
 
 
 @ensureDeferred
-async def test_a_read_that_is_given_up_before_it_begins_does_not_begin(partition, open_side):
+async def test_cancelled_queued_read_is_not_started(partition, open_side):
     side = await open_side(threads=1)
     may_go_on = threading.Event()
     begun = []
@@ -95,7 +95,7 @@ async def test_a_read_that_is_given_up_before_it_begins_does_not_begin(partition
 
 
 @ensureDeferred
-async def test_a_partition_that_is_closed_has_no_readers_and_others_keep_theirs(
+async def test_closed_partition_loses_its_readers_only(
     pulsar, reading_settings, writer, partition, side
 ):
     other = type(partition)(pulsar, reading_settings, writer)
@@ -112,20 +112,20 @@ async def test_a_partition_that_is_closed_has_no_readers_and_others_keep_theirs(
 
 
 @ensureDeferred
-async def test_all_are_closed_at_the_end(pulsar, partition, side):
+async def test_close_closes_all_readers(pulsar, partition, side):
     partition.write(numbered(0, 9))
     await side.reader(partition).read(0, 9, 0)
     path = partition.topic.replace("://", "/")
     assert len(pulsar.admin("GET", f"{path}/stats")["subscriptions"]) == 1
     await side.cache.close()
     assert len(side.cache) == 0
-    # The broker takes a moment to forget it.
+    # The broker needs a moment to remove it.
     while pulsar.admin("GET", f"{path}/stats")["subscriptions"]:
         pass
 
 
 @ensureDeferred
-async def test_nothing_is_read_once_the_session_is_closed(partition, side):
+async def test_read_after_client_is_closed_fails(partition, side):
     partition.write(numbered(0, 9))
     reader = side.reader(partition)
     await reader.read(0, 9, 0)

@@ -25,7 +25,7 @@ MESSAGES = 10
 
 
 class Scene:
-    """A topic with ten messages and a mirror that finds every offset at the entry of that number; `topic` `gone` is nowhere."""
+    """A topic with ten messages and a mirror; offset n is entry n. Topic `gone` does not exist."""
 
     def __init__(self, tenant: Tenant, settings: PulsarSettings) -> None:
         self.tenant = tenant
@@ -84,26 +84,26 @@ def scene(pulsar: Tenant) -> Iterator[Scene]:
 
 
 @ensureDeferred
-async def test_a_committed_offset_becomes_a_subscription_with_that_backlog(scene: Scene) -> None:
+async def test_committed_offset_becomes_subscription_with_its_backlog(scene: Scene) -> None:
     scene.mirror.note("billing", "orders", 0, 4)
     await scene.until("billing", MESSAGES - 4)
 
 
 @ensureDeferred
-async def test_the_cursor_follows_forwards_to_the_end_and_backwards(scene: Scene) -> None:
+async def test_cursor_follows_commits_in_both_directions(scene: Scene) -> None:
     for offset in (4, MESSAGES, 2):
         scene.mirror.note("billing", "orders", 0, offset)
         await scene.until("billing", MESSAGES - offset)
 
 
 @ensureDeferred
-async def test_a_group_may_have_any_name(scene: Scene) -> None:
+async def test_group_name_may_contain_any_characters(scene: Scene) -> None:
     scene.mirror.note("a group/of: ünusual name?", "orders", 0, 1)
     await scene.until("a group/of: ünusual name?", MESSAGES - 1)
 
 
 @ensureDeferred
-async def test_a_subscription_that_somebody_else_made_is_left_alone(scene: Scene) -> None:
+async def test_foreign_subscription_is_not_moved(scene: Scene) -> None:
     scene.client.subscribe(
         scene.name, "theirs", initial_position=client_library.InitialPosition.Earliest
     ).close()
@@ -114,7 +114,7 @@ async def test_a_subscription_that_somebody_else_made_is_left_alone(scene: Scene
 
 
 @ensureDeferred
-async def test_one_that_was_deleted_comes_again_with_a_later_commit(scene: Scene) -> None:
+async def test_deleted_subscription_is_recreated_by_next_commit(scene: Scene) -> None:
     scene.mirror.note("billing", "orders", 0, 1)
     await scene.until("billing", MESSAGES - 1)
     scene.tenant.admin("DELETE", f"{scene.path}/subscription/billing")
@@ -125,14 +125,14 @@ async def test_one_that_was_deleted_comes_again_with_a_later_commit(scene: Scene
 
 
 @ensureDeferred
-async def test_what_cannot_be_placed_keeps_nobody_else_waiting(scene: Scene) -> None:
+async def test_unknown_position_does_not_delay_other_groups(scene: Scene) -> None:
     scene.mirror.note("billing", "gone", 0, 1)
     scene.mirror.note("billing", "orders", 0, 3)
     await scene.until("billing", MESSAGES - 3)
 
 
 @ensureDeferred
-async def test_no_more_wait_than_the_limit_and_a_newer_offset_takes_the_place_of_an_older(
+async def test_recorded_offsets_are_limited_and_replaced_by_newer(
     scene: Scene,
 ) -> None:
     scene.mirror.note("a", "orders", 0, 1)
@@ -145,14 +145,14 @@ async def test_no_more_wait_than_the_limit_and_a_newer_offset_takes_the_place_of
 
 
 @ensureDeferred
-async def test_a_group_with_a_name_of_the_gateways_own_moves_no_subscription(scene: Scene) -> None:
+async def test_internal_group_names_are_ignored(scene: Scene) -> None:
     scene.mirror.note("__kopgate_compaction", "orders", 0, 4)
     scene.mirror.note("billing", "orders", 0, 4)
     await scene.until("billing", MESSAGES - 4)
     assert scene.backlog("__kopgate_compaction") is None
 
 
-def test_a_group_whose_name_is_another_path_moves_no_subscription() -> None:
+def test_dot_group_names_are_ignored() -> None:
     asked: list[str] = []
 
     async def place(topic: str, partition: int, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""What holds in a namespace."""
+"""Namespace policies."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from storage.pulsar.topics.retention_policies import Retention
         ((0, 0), (1, 1), False),
     ],
 )
-def test_a_retention_keeps_enough_if_neither_limit_is_below(
+def test_retention_suffices_if_neither_limit_is_lower(
     has: tuple[int, int], wanted: tuple[int, int], enough: bool
 ) -> None:
     assert retains_at_least(Retention(*has), Retention(*wanted)) is enough
 
 
-def test_topics_and_tables_may_live_in_one_namespace() -> None:
+def test_topics_and_tables_may_share_a_namespace() -> None:
     one = PulsarSettings("pulsar://h:1", "http://h:1", metadata_namespace="default")
     assert own_namespaces(one) == ("public/default",)
     assert own_namespaces(PulsarSettings("pulsar://h:1", "http://h:1")) == (

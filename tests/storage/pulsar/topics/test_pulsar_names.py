@@ -1,4 +1,4 @@
-"""Names of topics, in KoP's rules."""
+"""Topic names, by KoP's rules."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ NAMES = PulsarNames(
         (TRAFFIC_TOPIC, f"persistent://acme/shop/{TRAFFIC_TOPIC}", TRAFFIC_TOPIC),
     ],
 )
-def test_a_topic_has_one_canonical_name_however_it_is_called(
-    name: str, full: str, canonical: str
-) -> None:
+def test_all_forms_of_a_name_have_one_canonical_name(name: str, full: str, canonical: str) -> None:
     assert (NAMES.full_name(name), NAMES.canonical(name)) == (full, canonical)
 
 
@@ -73,12 +71,12 @@ def test_a_topic_has_one_canonical_name_however_it_is_called(
         ("orders-sub__transaction_pending_ack", "internal topics"),
     ],
 )
-def test_what_can_be_no_topic_is_refused_with_the_reason(name: str, reason: str) -> None:
+def test_invalid_name_is_refused_with_reason(name: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         NAMES.canonical(name)
 
 
-def test_the_default_namespace_is_served_first_and_each_once() -> None:
+def test_namespaces_are_unique_with_default_first() -> None:
     assert NAMES.namespaces == ("acme/shop", "acme/stock", "other/shop")
 
 
@@ -88,7 +86,7 @@ def test_the_default_namespace_is_served_first_and_each_once() -> None:
         "/".join
     )
 )
-def test_any_text_is_a_topic_or_no_topic(name: str) -> None:
+def test_any_text_is_a_valid_name_or_refused(name: str) -> None:
     try:
         canonical = NAMES.canonical(name)
     except ValueError:
@@ -100,7 +98,7 @@ def test_any_text_is_a_topic_or_no_topic(name: str) -> None:
 
 
 @given(st.text(min_size=1, max_size=40))
-def test_the_path_of_a_topic_has_four_parts_whatever_its_name_is(local: str) -> None:
+def test_path_has_four_parts_for_any_name(local: str) -> None:
     path = path_of(f"persistent://a/b/{local}")
     assert path.isascii()
     assert not set(path) & set("?# ")
@@ -108,7 +106,7 @@ def test_the_path_of_a_topic_has_four_parts_whatever_its_name_is(local: str) -> 
 
 
 @given(st.text(min_size=1, max_size=20), st.integers(0, 10_000))
-def test_a_partition_tells_its_topic(full_name: str, partition: int) -> None:
+def test_partition_of_inverts_partition_name(full_name: str, partition: int) -> None:
     assert partition_of(partition_name(full_name, partition)) == (full_name, partition)
 
 
@@ -123,9 +121,9 @@ def test_a_partition_tells_its_topic(full_name: str, partition: int) -> None:
         "a-partition--1",
     ],
 )
-def test_what_is_named_otherwise_is_no_partition(name: str) -> None:
+def test_other_names_are_not_partitions(name: str) -> None:
     assert partition_of(name) is None
 
 
-def test_a_partition_of_a_topic_that_is_named_like_a_partition_is_that_topics() -> None:
+def test_partition_of_topic_named_like_a_partition() -> None:
     assert partition_of("a-partition-3-partition-1") == ("a-partition-3", 1)

@@ -1,4 +1,4 @@
-"""Looking again and again: one look at a time, failures said once."""
+"""Periodic refresh: one run at a time, failures logged once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from storage.log import StorageFailed
 from storage.pulsar.topics.refresh import Refresher
 
 
-class Looks:
-    """Counts the looks that were begun; each ends as the test says."""
+class ControlledRuns:
+    """Counts started runs; the test completes them."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -29,19 +29,19 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def looks() -> Looks:
-    return Looks()
+def looks() -> ControlledRuns:
+    return ControlledRuns()
 
 
 @pytest.fixture
-def refresher(looks: Looks, clock: Clock) -> Refresher:
+def refresher(looks: ControlledRuns, clock: Clock) -> Refresher:
     made = Refresher(looks.look, "the list", 30, clock)
     made.start()
     return made
 
 
-def test_the_next_look_begins_a_while_after_the_end_of_the_last(
-    refresher: Refresher, looks: Looks, clock: Clock
+def test_interval_counts_from_end_of_previous_run(
+    refresher: Refresher, looks: ControlledRuns, clock: Clock
 ) -> None:
     clock.advance(29)
     assert looks.begun == 0
@@ -55,8 +55,8 @@ def test_the_next_look_begins_a_while_after_the_end_of_the_last(
     assert looks.begun == 2
 
 
-def test_a_failure_is_said_once_and_again_when_it_works(
-    refresher: Refresher, looks: Looks, clock: Clock, caplog: pytest.LogCaptureFixture
+def test_failure_and_recovery_are_logged_once(
+    refresher: Refresher, looks: ControlledRuns, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for n, outcome in enumerate([None, "first", "second", None, None, "third"]):
         clock.advance(30)
@@ -73,8 +73,8 @@ def test_a_failure_is_said_once_and_again_when_it_works(
     assert "third" in said[2]
 
 
-def test_what_nobody_foresaw_is_logged_and_the_next_look_comes(
-    refresher: Refresher, looks: Looks, clock: Clock, caplog: pytest.LogCaptureFixture
+def test_unexpected_exception_is_logged_and_refresh_continues(
+    refresher: Refresher, looks: ControlledRuns, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock.advance(30)
     looks.ends[0].errback(ZeroDivisionError("a bug"))
@@ -83,15 +83,13 @@ def test_what_nobody_foresaw_is_logged_and_the_next_look_comes(
     assert looks.begun == 2
 
 
-def test_nothing_is_looked_at_after_the_stop(
-    refresher: Refresher, looks: Looks, clock: Clock
-) -> None:
+def test_no_run_after_stop(refresher: Refresher, looks: ControlledRuns, clock: Clock) -> None:
     refresher.stop()
     assert clock.getDelayedCalls() == []
 
 
-def test_a_look_under_way_is_broken_off_by_the_stop(
-    refresher: Refresher, looks: Looks, clock: Clock, caplog: pytest.LogCaptureFixture
+def test_stop_cancels_running_refresh(
+    refresher: Refresher, looks: ControlledRuns, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock.advance(30)
     refresher.stop()

@@ -1,4 +1,4 @@
-"""Kafka's retention in Pulsar's words. The figures are worked out by hand."""
+"""Kafka's retention as Pulsar policies. Expected values are calculated manually."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ WEEK = PulsarSettings("pulsar://h:1", "http://h:1", retention_ms=604_800_000, re
         ({"cleanup.policy": "compact, delete", "retention.ms": "60000"}, 1, -1),
     ],
 )
-def test_pulsar_keeps_what_the_configs_say(
-    configs: dict[str, str], minutes: int, megabytes: int
-) -> None:
+def test_policy_of_configs(configs: dict[str, str], minutes: int, megabytes: int) -> None:
     assert retention_of(configs, WEEK) == Retention(minutes, megabytes)
 
 
-def test_a_gateway_whose_topics_are_compacted_by_default_keeps_all() -> None:
+def test_default_compaction_keeps_everything() -> None:
     assert (
         retention_of({}, PulsarSettings("pulsar://h:1", "http://h:1", cleanup_policy="compact"))
         == KEEP_ALL
@@ -47,13 +45,13 @@ def test_a_gateway_whose_topics_are_compacted_by_default_keeps_all() -> None:
 
 
 @given(st.integers(-1, 1 << 63), st.integers(-1, 1 << 63))
-def test_pulsar_never_keeps_less_than_the_configs_say(milliseconds: int, size: int) -> None:
+def test_policy_never_keeps_less_than_configs(milliseconds: int, size: int) -> None:
     kept = retention_of({"retention.ms": str(milliseconds), "retention.bytes": str(size)}, WEEK)
     assert kept.retentionTimeInMinutes == -1 or (
         0 <= milliseconds <= kept.retentionTimeInMinutes * 60_000
     )
     assert kept.retentionSizeInMB == -1 or (0 <= size <= kept.retentionSizeInMB << 20)
-    # Zero, or more than Java's int, is something else to Pulsar.
+    # Zero and values above Java's int have another meaning in Pulsar.
     assert all(
         amount == -1 or 1 <= amount < 1 << 31
         for amount in (kept.retentionTimeInMinutes, kept.retentionSizeInMB)

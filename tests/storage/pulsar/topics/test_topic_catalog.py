@@ -1,4 +1,4 @@
-"""The catalogue of topics on a real broker, with others who change topics beside it."""
+"""The topic catalog on a real broker, with concurrent changes by other clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def admin(settings: PulsarSettings) -> Iterator[PulsarAdmin]:
 
 @pytest.fixture
 def clock() -> task.Clock:
-    """Refreshes come when a test lets time go by."""
+    """Refreshes run when a test advances the clock."""
     return task.Clock()
 
 
@@ -49,7 +49,7 @@ def clock() -> task.Clock:
 def catalogues(
     settings: PulsarSettings, admin: PulsarAdmin, clock: task.Clock
 ) -> Iterator[Catalogues]:
-    """Opens catalogues: the second sees what others than the first see."""
+    """Opens catalogs; a second one sees the changes of the first as another process would."""
     opened: list[TopicCatalog] = []
 
     async def open_one(own: PulsarSettings = settings) -> TopicCatalog:
@@ -68,7 +68,7 @@ def catalogue(catalogues: Catalogues) -> TopicCatalog:
 
 
 class Native:
-    """Somebody else, at work in the default namespace through the admin API."""
+    """Another client that changes the default namespace through the admin API."""
 
     def __init__(self, pulsar: Tenant, settings: PulsarSettings) -> None:
         self._pulsar = pulsar
@@ -90,7 +90,7 @@ def native(pulsar: Tenant, settings: PulsarSettings) -> Native:
 
 
 @ensureDeferred
-async def test_a_topic_is_listed_as_it_was_made_here_and_by_the_next_process(
+async def test_created_topic_is_listed_here_and_by_next_process(
     catalogue: TopicCatalog, catalogues: Catalogues
 ) -> None:
     made = topic("orders", 3, {"retention.ms": "1000", "x": "", "odd key &=%/?é": " a\nb "})
@@ -102,9 +102,7 @@ async def test_a_topic_is_listed_as_it_was_made_here_and_by_the_next_process(
 
 
 @ensureDeferred
-async def test_partitions_are_topics_of_their_own_to_pulsar_and_to_nobody_else(
-    catalogue: TopicCatalog, native: Native
-) -> None:
+async def test_partitions_are_not_listed_as_topics(catalogue: TopicCatalog, native: Native) -> None:
     await catalogue.create(topic("orders", 2))
     assert native.names() == ["orders-partition-0", "orders-partition-1"]
     await catalogue.refresh()
@@ -118,7 +116,7 @@ async def test_partitions_are_topics_of_their_own_to_pulsar_and_to_nobody_else(
 
 
 @ensureDeferred
-async def test_a_native_topic_without_partitions_has_one_which_is_the_topic(
+async def test_non_partitioned_topic_has_one_partition(
     catalogue: TopicCatalog, catalogues: Catalogues, native: Native
 ) -> None:
     native.call("PUT", "plain")
@@ -136,7 +134,7 @@ async def test_a_native_topic_without_partitions_has_one_which_is_the_topic(
 
 
 @ensureDeferred
-async def test_a_native_topic_takes_configs_and_is_deleted_but_does_not_grow(
+async def test_non_partitioned_topic_cannot_get_more_partitions(
     catalogue: TopicCatalog, catalogues: Catalogues, native: Native
 ) -> None:
     native.call("PUT", "plain")
@@ -156,7 +154,7 @@ async def test_a_native_topic_takes_configs_and_is_deleted_but_does_not_grow(
 
 
 @ensureDeferred
-async def test_topics_of_others_are_seen_at_the_next_refresh_and_the_watchers_told(
+async def test_foreign_changes_appear_with_refresh_and_call_watchers(
     catalogue: TopicCatalog, catalogues: Catalogues
 ) -> None:
     told: list[list[str]] = []
@@ -176,7 +174,7 @@ async def test_topics_of_others_are_seen_at_the_next_refresh_and_the_watchers_to
 
 
 @ensureDeferred
-async def test_own_changes_are_nothing_to_tell_of(catalogue: TopicCatalog) -> None:
+async def test_own_changes_do_not_call_watchers(catalogue: TopicCatalog) -> None:
     told: list[int] = []
     catalogue.watch(lambda: told.append(1))
     await catalogue.create(topic("orders"))
@@ -188,9 +186,7 @@ async def test_own_changes_are_nothing_to_tell_of(catalogue: TopicCatalog) -> No
 
 
 @ensureDeferred
-async def test_a_change_during_a_refresh_is_not_undone_by_it(
-    catalogue: TopicCatalog, native: Native
-) -> None:
+async def test_change_during_refresh_is_not_undone(catalogue: TopicCatalog, native: Native) -> None:
     for name in ("deleted", "altered"):
         await catalogue.create(topic(name))
     refreshing = Deferred.fromCoroutine(catalogue.refresh())
@@ -204,7 +200,7 @@ async def test_a_change_during_a_refresh_is_not_undone_by_it(
 
 
 @ensureDeferred
-async def test_configs_are_replaced_and_what_others_wrote_beside_them_stays(
+async def test_alter_replaces_configs_and_keeps_other_properties(
     catalogue: TopicCatalog, catalogues: Catalogues, native: Native
 ) -> None:
     await catalogue.create(topic("orders", 1, {"a": "1", "b": "2", "c&d": "3"}))
@@ -220,7 +216,7 @@ async def test_configs_are_replaced_and_what_others_wrote_beside_them_stays(
 
 
 @ensureDeferred
-async def test_a_topic_has_the_entry_format_of_its_config_else_the_one_it_was_made_with(
+async def test_entry_format_is_from_config_or_creation(
     catalogue: TopicCatalog, catalogues: Catalogues, settings: PulsarSettings
 ) -> None:
     await catalogue.create(topic("default"))
@@ -235,7 +231,7 @@ async def test_a_topic_has_the_entry_format_of_its_config_else_the_one_it_was_ma
 
 
 @ensureDeferred
-async def test_what_is_refused_is_refused_as_by_every_store(catalogue: TopicCatalog) -> None:
+async def test_refusals_match_other_stores(catalogue: TopicCatalog) -> None:
     await catalogue.create(topic("orders", 2))
     with pytest.raises(TopicExists):
         await catalogue.create(topic("orders", 5))
@@ -260,10 +256,10 @@ async def test_what_is_refused_is_refused_as_by_every_store(catalogue: TopicCata
 
 
 @ensureDeferred
-async def test_a_name_that_somebody_else_has_taken_meanwhile_is_refused_and_theirs_shown(
+async def test_concurrently_created_name_is_refused_and_listed(
     catalogue: TopicCatalog, catalogues: Catalogues, native: Native
 ) -> None:
-    theirs = Topic("orders", b"somebody else's!", 4)
+    theirs = Topic("orders", b"another creator.", 4)
     await (await catalogues()).create(theirs)
     native.call("PUT", "plain")
     for name in ("orders", "plain"):
@@ -274,7 +270,7 @@ async def test_a_name_that_somebody_else_has_taken_meanwhile_is_refused_and_thei
 
 
 @ensureDeferred
-async def test_what_somebody_else_deleted_meanwhile_is_unknown_to_alter_and_gone_for_delete(
+async def test_concurrently_deleted_topic_is_unknown_to_alter(
     catalogue: TopicCatalog, catalogues: Catalogues
 ) -> None:
     told: list[list[str]] = []
@@ -294,7 +290,7 @@ async def test_what_somebody_else_deleted_meanwhile_is_unknown_to_alter_and_gone
 
 
 @ensureDeferred
-async def test_a_topic_that_is_doubted_is_looked_at(
+async def test_reload_reads_one_topic_again(
     catalogue: TopicCatalog, catalogues: Catalogues
 ) -> None:
     await catalogue.create(topic("orders"))
@@ -307,7 +303,7 @@ async def test_a_topic_that_is_doubted_is_looked_at(
 
 
 @ensureDeferred
-async def test_missing_partitions_are_made(catalogue: TopicCatalog, native: Native) -> None:
+async def test_missing_partitions_are_created(catalogue: TopicCatalog, native: Native) -> None:
     await catalogue.create(topic("orders", 3))
     native.call("DELETE", "orders-partition-1?force=true")
     await catalogue.create_missing_partitions("orders")
@@ -315,7 +311,7 @@ async def test_missing_partitions_are_made(catalogue: TopicCatalog, native: Nati
 
 
 @ensureDeferred
-async def test_a_deleted_topic_leaves_nothing_to_the_next_of_its_name(
+async def test_recreated_topic_has_nothing_of_deleted_one(
     catalogue: TopicCatalog, native: Native
 ) -> None:
     await catalogue.create(topic("orders", 2, {"retention.ms": "-1", "a": "b"}))
@@ -337,7 +333,7 @@ async def test_a_deleted_topic_leaves_nothing_to_the_next_of_its_name(
     ],
 )
 @ensureDeferred
-async def test_pulsar_is_told_how_long_to_keep_a_topic(
+async def test_retention_policy_is_set_in_pulsar(
     catalogue: TopicCatalog, native: Native, configs: dict[str, str], minutes: int, megabytes: int
 ) -> None:
     wanted = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}
@@ -351,7 +347,7 @@ async def test_pulsar_is_told_how_long_to_keep_a_topic(
 
 
 @ensureDeferred
-async def test_pulsar_compacts_what_native_clients_share_and_nothing_else(
+async def test_pulsar_compaction_is_enabled_for_native_topics_only(
     catalogue: TopicCatalog, native: Native, settings: PulsarSettings
 ) -> None:
     compact = {"cleanup.policy": "compact"}
@@ -376,7 +372,7 @@ async def test_pulsar_compacts_what_native_clients_share_and_nothing_else(
 
 
 @ensureDeferred
-async def test_another_default_reaches_the_topics_that_are_there(
+async def test_changed_default_retention_applies_to_existing_topics(
     catalogue: TopicCatalog, catalogues: Catalogues, settings: PulsarSettings, native: Native
 ) -> None:
     await catalogue.create(topic("default"))
@@ -389,7 +385,7 @@ async def test_another_default_reaches_the_topics_that_are_there(
 
 
 @ensureDeferred
-async def test_a_retention_below_the_backlog_quota_is_said_once_and_the_topic_made(
+async def test_retention_below_backlog_quota_is_logged_once(
     catalogue: TopicCatalog, native: Native, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("orders", "bills"):
@@ -405,7 +401,7 @@ async def test_a_retention_below_the_backlog_quota_is_said_once_and_the_topic_ma
 
 
 @ensureDeferred
-async def test_topics_of_other_namespaces_are_served_where_they_are_allowed(
+async def test_topics_of_allowed_namespaces_are_served(
     pulsar: Tenant, settings: PulsarSettings, native: Native, catalogues: Catalogues
 ) -> None:
     beside = f"{pulsar.name}/{pulsar.namespace()}"
@@ -422,20 +418,21 @@ async def test_topics_of_other_namespaces_are_served_where_they_are_allowed(
 
 
 @ensureDeferred
-async def test_pulsars_and_the_gateways_own_topics_are_hidden(
-    catalogue: TopicCatalog, native: Native
-) -> None:
+async def test_internal_topics_are_hidden(catalogue: TopicCatalog, native: Native) -> None:
     native.call("PUT", "__kopgate-lock")
     native.call("PUT", "shown")
     native.call(
-        "POST", "shown/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-    )  # makes __change_events
+        "POST",
+        "shown/retention",
+        {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
+        # Creates `__change_events`.
+    )
     await catalogue.refresh()
     assert list(catalogue.topics) == ["shown"]
 
 
 @ensureDeferred
-async def test_a_namespace_that_went_takes_its_topics_along_and_keeps_no_other_from_being_listed(
+async def test_deleted_namespace_does_not_prevent_listing_others(
     pulsar: Tenant, settings: PulsarSettings, catalogues: Catalogues, native: Native
 ) -> None:
     going = f"{pulsar.name}/{pulsar.namespace()}"
@@ -449,7 +446,7 @@ async def test_a_namespace_that_went_takes_its_topics_along_and_keeps_no_other_f
 
 
 @ensureDeferred
-async def test_a_namespace_that_is_missing_is_said_with_how_to_make_it(
+async def test_missing_namespace_is_reported_with_command(
     settings: PulsarSettings, admin: PulsarAdmin, clock: task.Clock
 ) -> None:
     catalogue = TopicCatalog(replace(settings, namespace="none"), admin, clock)
@@ -464,7 +461,7 @@ async def test_a_namespace_that_is_missing_is_said_with_how_to_make_it(
 
 
 @ensureDeferred
-async def test_names_of_any_kind_find_their_topic(catalogue: TopicCatalog, native: Native) -> None:
+async def test_topics_with_unusual_names_are_found(catalogue: TopicCatalog, native: Native) -> None:
     native.call("PUT", quote("täst %2F?#&", safe=""))
     await catalogue.refresh()
     assert list(catalogue.topics) == ["täst %2F?#&"]
@@ -476,7 +473,7 @@ async def test_names_of_any_kind_find_their_topic(catalogue: TopicCatalog, nativ
 async def test_hundreds_of_topics_are_listed_within_three_seconds(
     catalogues: Catalogues, native: Native
 ) -> None:
-    """Of the gateway's own time; a broker on a busy machine may take longer, and is asked by several calls at once."""
+    """Own CPU time; a broker on a busy machine may take longer, and gets several calls at once."""
     for n in range(300):
         native.call("PUT", f"t{n}/partitions", 1)
     began = time.process_time()

@@ -1,4 +1,4 @@
-"""Changes of topics whose answers are lost on the way: the broker did them all the same."""
+"""Topic changes whose answers are lost although the broker made them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ pytestmark = pytest.mark.peer
 
 
 class Forgetful(Resource):
-    """Hands every call on to the real admin API; for the methods in `forgets` it hangs up instead of telling what came of it."""
+    """Proxies the admin API; for the methods in `forgets` it closes the connection instead of
+    answering.
+    """
 
     isLeaf = True
 
@@ -41,7 +43,7 @@ class Forgetful(Resource):
         method, body = request.method.decode(), request.content.read()
         headers = {"Content-Type": request.getHeader("content-type") or "application/json"}
         handed_on = deferToThread(
-            rest_as_it_is, method, self._admin_url + request.uri.decode(), body, headers
+            forward, method, self._admin_url + request.uri.decode(), body, headers
         )
 
         def answer(result: tuple[int, bytes]) -> None:
@@ -59,7 +61,7 @@ class Forgetful(Resource):
         await self._port.stopListening()
 
 
-def rest_as_it_is(method: str, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+def forward(method: str, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
     sent = urllib.request.Request(url, body or None, headers, method=method)
     try:
         with urllib.request.urlopen(sent, timeout=30) as answer:
@@ -88,7 +90,7 @@ def catalogue(pulsar: Tenant, between: Forgetful) -> Iterator[TopicCatalog]:
 
 
 @ensureDeferred
-async def test_a_topic_that_was_made_is_there_although_nobody_said_so(
+async def test_create_succeeds_despite_lost_answer(
     catalogue: TopicCatalog, between: Forgetful
 ) -> None:
     between.forgets = {"PUT"}
@@ -100,7 +102,7 @@ async def test_a_topic_that_was_made_is_there_although_nobody_said_so(
 
 
 @ensureDeferred
-async def test_a_topic_that_nobody_can_vouch_for_was_not_made_until_it_is_seen(
+async def test_create_with_unknown_outcome_fails_until_refresh(
     catalogue: TopicCatalog, between: Forgetful
 ) -> None:
     between.forgets = {"PUT", "GET"}
@@ -113,7 +115,7 @@ async def test_a_topic_that_nobody_can_vouch_for_was_not_made_until_it_is_seen(
 
 
 @ensureDeferred
-async def test_a_topic_that_was_deleted_is_gone_although_nobody_said_so(
+async def test_delete_succeeds_despite_lost_answer(
     catalogue: TopicCatalog, between: Forgetful
 ) -> None:
     await catalogue.create(topic("orders", 2))
@@ -126,7 +128,7 @@ async def test_a_topic_that_was_deleted_is_gone_although_nobody_said_so(
 
 
 @ensureDeferred
-async def test_what_was_half_altered_shows_as_it_is_and_can_be_altered_again(
+async def test_partly_altered_topic_is_shown_and_can_be_altered_again(
     catalogue: TopicCatalog, between: Forgetful
 ) -> None:
     told: list[int] = []
