@@ -154,8 +154,7 @@ class PulsarSettings:
     """
 
     native_compaction_bytes: int = 100 * MIB
-    """New data after which Pulsar compacts a topic in the format `pulsar` with cleanup policy
-    `compact`.
+    """New data after which Pulsar compacts a topic in the format `pulsar` with policy `compact`.
 
     Each compaction reads the whole topic.
     """
@@ -195,9 +194,7 @@ class PulsarSettings:
     """
 
     reader_queue_bytes: int = MIB
-    """Prefetch of a reader, by the average size of messages read so far: one fetch of usual
-    size.
-    """
+    """Prefetch of a reader, by the average size of messages read so far: one usual fetch."""
 
     reader_queue_messages: int = 8
     """Prefetch of a reader that has not read a message yet.

@@ -125,9 +125,7 @@ class ReplacedRanges:
         return [*dropped, following_range], [structs.replace(following_range, bytes_before=before)]
 
     def small_neighbors(self, size: int) -> list[ReplacedRange]:
-        """The first adjoining ranges, two or more, that show at most `size` bytes together, or
-        [].
-        """
+        """The first two or more adjoining ranges that show at most `size` bytes together, or []."""
         for region in self.contiguous_groups():
             small: list[ReplacedRange] = []
             shown = 0

@@ -114,9 +114,7 @@ class EntryReplacer:
     async def _readable(
         self, offset: int, first: int, last: int, end: int
     ) -> list[tuple[int, int, int]]:
-        """Base offset, last offset and size of entries within `first` to `last`, from `offset`
-        on.
-        """
+        """Base offset, last offset and size of the entries within the range, from `offset` on."""
         found: list[tuple[int, int, int]] = []
         while offset < min(last + 1, end) and (
             entries := await self._overlay.read(offset, end, SCAN_BYTES)

@@ -115,9 +115,11 @@ class PartitionReader:
             if passed > reached:
                 reached = min(passed, end_offset)
                 continue
-            found, is_dry = await self._read(reached, end_offset, SCAN_BYTES, SCAN_MESSAGES)
+            found, has_reached_end = await self._read(
+                reached, end_offset, SCAN_BYTES, SCAN_MESSAGES
+            )
             if not found:
-                return end_offset if is_dry else reached
+                return end_offset if has_reached_end else reached
             begin = min(reached, found[0].header.base_offset)
             visited = []
             for stored in found:

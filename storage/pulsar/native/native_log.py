@@ -352,17 +352,17 @@ class NativeLog:
 
     def _notify_idle(self) -> None:
         idle, self._idle = self._idle, []
-        for told in idle:
-            told.callback(None)
+        for waiter in idle:
+            waiter.callback(None)
 
 
-def _uncancelled(told: Deferred[int]) -> Deferred[int]:
-    """A copy of `told` for the caller, who may cancel it without affecting the append."""
+def _uncancelled(original: Deferred[int]) -> Deferred[int]:
+    """A copy of `original` for the caller, who may cancel it without affecting the append."""
     mine: Deferred[int] = Deferred()
 
     def tell(result: Any) -> None:
         if not mine.called:
             mine.callback(result)
 
-    told.addBoth(tell)
+    original.addBoth(tell)
     return mine

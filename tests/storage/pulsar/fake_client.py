@@ -89,13 +89,13 @@ class FakeTable:
         return []
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Deferred[None]:
-        told: Deferred[None] = Deferred()
-        self.puts.append((rows, told))
-        return told
+        result: Deferred[None] = Deferred()
+        self.puts.append((rows, result))
+        return result
 
     def land(self, error: Exception | None = None) -> None:
-        _, told = self.puts.pop(0)
+        _, result = self.puts.pop(0)
         if error:
-            told.errback(error)
+            result.errback(error)
         else:
-            told.callback(None)
+            result.callback(None)
