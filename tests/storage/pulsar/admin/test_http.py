@@ -326,10 +326,10 @@ async def test_forbidden_differs_from_unauthorized(
 ) -> None:
     def refuses(request: Request) -> bytes:
         request.setResponseCode(status)
-        on topic [t]"}'] return (
+        return (
             b'{"reason":"Unauthorized to validateTopicOperation for operation [LOOKUP] '
             b'on topic [t]"}'
-        )] on topic [t]"}'
+        )
 
     server.answer = refuses
     with pytest.raises(

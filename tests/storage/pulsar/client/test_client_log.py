@@ -12,10 +12,10 @@ from storage.pulsar.client.client_log import LineRateLimiter, client_logger, for
 
 #: Clients of other tests in this process may still write lines.
 THREAD_OF_THE_PROCESS = "pulsar-log"
-ClientConnection:190 | [<none> -> pulsar://127.0.0.1:1] Failed: refused | again"] LINE = (
+LINE = (
     "2026-01-31 12:00:00.000 {:5} [140000000000000] ClientConnection:190 | "
     "[<none> -> pulsar://127.0.0.1:1] Failed: refused | again"
-)] ClientConnection:190 | [<none> -> pulsar://127.0.0.1:1] Failed: refused | again"
+)
 
 
 def forwarded(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int, str]]:
