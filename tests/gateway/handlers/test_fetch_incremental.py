@@ -1,4 +1,4 @@
-"""A consumer that keeps one session through whatever happens misses nothing and sticks nowhere."""
+"""A consumer with one session reads every record and never stops making progress."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ WAIT_MS = 500
 
 
 class Session(RuleBasedStateMachine):
-    """Java's FetchSessionHandler against the gateway: only what has changed is sent, and only what has changed is answered.
+    """The client of a session (Java's FetchSessionHandler).
 
-    `positions` are where the consumer stands in the partitions that it wants, `sent` what the gateway was told of that.
+    Requests and responses contain only changes. `positions` are the offsets of the consumer by
+    partition, `sent` those that the gateway received.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class Session(RuleBasedStateMachine):
         self._collect()
 
     @rule()
-    def make_the_topic_anew(self) -> None:
+    def recreate_topic(self) -> None:
         topics = self.env.broker.topics
         ended(topics.delete(topics.require("orders")))
         self.env.topic("orders", PARTITIONS)
@@ -119,7 +120,7 @@ class Session(RuleBasedStateMachine):
     @precondition(lambda self: self.polling is not None)
     @rule()
     def reconnect(self) -> None:
-        """The answer is lost, and with it the session's epoch."""
+        """The response is lost, and with it the session epoch."""
         assert self.polling
         self.polling.cancel()
         self.polling = None
@@ -148,7 +149,7 @@ class Session(RuleBasedStateMachine):
             assert index in self.asked
             if row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 self.positions[index] = self.log(index).start_offset
-                # Also where that is where it stood: the gateway must be told again.
+                # Sent even if the position is unchanged: the gateway must receive it again.
                 self.sent.pop(index, None)
             elif not row.error_code and self.positions.get(index) == self.asked[index]:
                 got = consume(payload(row), self.asked[index])
@@ -160,7 +161,7 @@ class Session(RuleBasedStateMachine):
     @precondition(lambda self: self.polling is None)
     @rule(limit=LIMIT)
     def catch_up(self, limit: int) -> None:
-        """However small the answers, the end is reached, and then all is still."""
+        """The consumer reaches the end in responses of any size; then nothing is returned."""
         for _ in range(400):
             if (
                 all(
@@ -190,7 +191,7 @@ class Session(RuleBasedStateMachine):
             assert self.polling is None
 
     @invariant()
-    def nobody_watches_but_sessions(self) -> None:
+    def only_sessions_watch_partitions(self) -> None:
         kept = self.env.broker.fetch_sessions
         for index in range(PARTITIONS):
             assert len(self.log(index)._watchers) <= len(kept)

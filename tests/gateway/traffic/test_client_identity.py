@@ -1,5 +1,3 @@
-"""What is known of a client by what it says and does."""
-
 from __future__ import annotations
 
 import pytest
@@ -110,8 +108,8 @@ def test_sasl_path_tells_bare_tokens_from_requests():
         )
         client.send(handshake("PLAIN", version), *tokens)
         told = scene.event("authenticated")
-        road = ["handshake-v0-bare", "handshake-v1"][version]
-        assert (told["road"], told["mechanism"], told["principal"]) == (road, "PLAIN", "User:alice")
+        path = ["handshake-v0-bare", "handshake-v1"][version]
+        assert (told["road"], told["mechanism"], told["principal"]) == (path, "PLAIN", "User:alice")
         assert "principal" not in scene.event("opened")
         scene.disconnect(client)
         assert scene.event("closed")["principal"] == "User:alice"
@@ -121,7 +119,7 @@ def test_sasl_path_tells_bare_tokens_from_requests():
     ("version", "tokens"), [(0, [b"token"]), (1, [authenticate(b"token")])], ids=["bare", "wrapped"]
 )
 def test_interval_during_authentication_defers_rows(version, tokens):
-    """Else its rows would belong to nobody. They are told as soon as it is over: no crash loses more of them than of others."""
+    """The rows would have no principal. They are written when authentication ends."""
     scene = TrafficScenario()
     scene.log.start()
     client = scene.connect(

@@ -1,4 +1,4 @@
-"""What a connection's requests come to in rows: the whole of a request and what is of a topic or a group, counted by hand here."""
+"""Rows of a connection's requests; expected values are calculated manually."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scene():
 
 
 def producing(version, topics, acks=-1, timeout_ms=1234):
-    """`topics` by name: record sets of the partitions 0, 1 ..."""
+    """Return a Produce request: by topic name, the record sets of partitions 0, 1 and so on."""
     data = ProduceRequest.TopicProduceData
     rows = [
         data(
@@ -144,7 +144,7 @@ def test_fetch_by_old_consumer_counts_conversion(scene):
         2 * len(stored),
     )
     assert told["magic_out"] == {"0": 2}
-    # How many messages are in a set of an old format is not known without reading all of it.
+    # The number of messages in a set of an old format is unknown without reading all of it.
     assert "records" not in told
 
 
@@ -166,7 +166,7 @@ def test_conversion_on_append_is_counted_for_producer():
 
 @pytest.fixture
 def conversions_of_7_us(monkeypatch):
-    """What each conversion takes, by a clock by hand."""
+    """Use a manual clock that advances 7 us per conversion."""
     clock = count(0, 7_000)
     for module in (conversion, message_sets):
         monkeypatch.setattr(module, "thread_time_ns", lambda: next(clock))
@@ -284,7 +284,7 @@ def test_member_rows_have_habits(scene):
     client.send(request(frame))
     scene.disconnect(client)
     told = scene.usage(api_key=11)
-    # MEMBER_ID_REQUIRED: it comes back with the id that it is told.
+    # MEMBER_ID_REQUIRED: the member joins again with the id it received.
     assert (told["group"], told["errors"]) == ("g", {"79": 1})
     assert scene.event("closed")["habits"] == {
         "session_timeout_ms": 10_000,
@@ -312,14 +312,14 @@ def test_habits_are_those_of_first_request(scene):
     }
 
 
-@pytest.mark.parametrize(("epoch", "wants_one"), [(-1, False), (0, True), (3, True)])
-def test_fetch_session_is_a_habit(scene, epoch, wants_one):
+@pytest.mark.parametrize(("epoch", "has_session"), [(-1, False), (0, True), (3, True)])
+def test_fetch_session_is_a_habit(scene, epoch, has_session):
     frame = fetching(7)
     frame.session_epoch = epoch
     client = scene.connect()
     client.send(request(frame))
     scene.disconnect(client)
-    assert scene.event("closed")["habits"]["fetch_session"] is wants_one
+    assert scene.event("closed")["habits"]["fetch_session"] is has_session
 
 
 def test_nested_errors_are_counted_for_request(scene):
