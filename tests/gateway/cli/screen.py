@@ -1,4 +1,4 @@
-"""A terminal as tests need one: what a program wrote to it, as a person sees it in the end."""
+"""A pseudo-terminal, and how output looks on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from collections.abc import Iterator
 
 
 def terminal(columns: int) -> tuple[int, int]:
-    """Both ends of one: ours, and that of the program. It neither echoes what is typed nor throws away at Ctrl-C what is written just then."""
+    """Return both ends of a pseudo-terminal: the test's and the program's.
+
+    It does not echo input and does not discard output at Ctrl-C.
+    """
     ours, theirs = os.openpty()
     modes = termios.tcgetattr(theirs)
     modes[3] = modes[3] & ~termios.ECHO | termios.NOFLSH
@@ -20,11 +23,11 @@ def terminal(columns: int) -> tuple[int, int]:
 
 
 def pieces_of(ours: int) -> Iterator[bytes]:
-    """What is written, until the program's end was closed by the last who had it."""
+    """Yield output until the last process closes the program's end."""
     try:
         while piece := os.read(ours, 1 << 16):
             yield piece
-    except OSError:  # Linux says so that nobody has the other end any more
+    except OSError:  # Linux raises this once no process has the other end open
         pass
 
 
@@ -33,7 +36,7 @@ def drained(ours: int) -> str:
 
 
 def lines_of(written: str, columns: int) -> list[str]:
-    """What stands there: `\\r` goes back, `\\n` down, and what is longer than the terminal is wide goes on in the next line."""
+    """Return the lines on the screen after `\\r`, `\\n` and wrapping at the terminal width."""
     rows, row, column = [""], 0, 0
     for letter in written:
         if letter == "\r":
@@ -41,7 +44,7 @@ def lines_of(written: str, columns: int) -> list[str]:
         elif letter == "\n":
             row += 1  # the terminal sends \r\n
         else:
-            assert letter.isprintable(), f"{letter!r} is nothing that every terminal knows"
+            assert letter.isprintable(), f"{letter!r} is not printable on every terminal"
             if column == columns:
                 row, column = row + 1, 0
             rows += [""] * (row + 1 - len(rows))

@@ -1,5 +1,3 @@
-"""Reaching a server: what is tried, and what is said when it does not work."""
-
 from __future__ import annotations
 
 import contextlib
@@ -30,7 +28,7 @@ from gateway.cli.connect import (
 from gateway.cli.main import main
 from tests.certificates import Authority
 
-#: Seconds: far more than it takes to say what is wrong, on the slowest machine.
+#: Seconds; far more than an error message takes on the slowest machine.
 TIMEOUT = "600"
 LONG_BEFORE = 60.0
 
@@ -72,7 +70,7 @@ def test_tls_ca_enables_tls(tmp_path):
 
 @pytest.fixture
 def closed_port():
-    """A port that is bound, so that no other process gets it, and does not listen."""
+    """Return a port that is bound, so that no other process takes it, but does not listen."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]
@@ -87,7 +85,7 @@ def test_closed_port_fails_immediately(closed_port):
 
 
 def answering(answer):
-    """A port where each connection is given `answer` for its first words and is then closed."""
+    """Yield a port whose connections receive `answer` to their first bytes and are then closed."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve():
@@ -100,7 +98,7 @@ def answering(answer):
                 connection.recv(1 << 16)
                 connection.sendall(answer)
                 if answer:
-                    connection.recv(1 << 16)  # until the client has read it and goes
+                    connection.recv(1 << 16)  # wait until the client has read the answer
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -117,7 +115,7 @@ def answering(answer):
         (b"\x15\x03\x03\x00\x02\x02\x50", [], "if the port uses TLS, add --tls or --tls-ca"),
         (b"", ["--tls"], "TLS handshake failed; check that this port uses TLS"),
     ],
-    ids=["hang-up", "TLS alert", "no TLS"],
+    ids=["closed", "TLS alert", "no TLS"],
 )
 def test_non_kafka_server_fails_before_timeout(command, answer, arguments, complaint):
     with answering(answer) as server:

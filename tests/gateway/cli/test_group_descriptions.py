@@ -1,5 +1,3 @@
-"""What is asked about groups, and what the answers come to."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""A description as people and as programs read it; those of classic groups are in `test_groups.py`, as the command prints them."""
+"""Descriptions of consumer groups; those of classic groups are tested in `test_groups.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kopgate groups`: what it says and when it refuses. The server here is a fake; tests/peers holds the same commands to Kafka."""
+"""`kopgate groups` with a fake server; tests/peers runs the same commands against Kafka."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def offsets(server, name):
 def test_groups_are_listed_in_order(server):
     server.group("a", member("x"))
     server.group("b", protocol_type="")
-    assert (
-        kopgate("list").stdout
-        == "GROUP  STATE   TYPE     PROTOCOL\na      Stable  classic  consumer\nb      Empty   classic  -\n"
+    assert kopgate("list").stdout == (
+        "GROUP  STATE   TYPE     PROTOCOL\na      Stable  classic  consumer\nb      "
+        "Empty   classic  -\n"
     )
     assert json.loads(kopgate("list", "--json").stdout) == [
         {"group": "a", "state": "Stable", "type": "classic", "protocol_type": "consumer"},
@@ -204,7 +204,10 @@ def test_unknown_error_code_is_an_error(server, monkeypatch):
 def test_reset_without_execute_only_prints(server):
     server.group("a", commits={("t", 0): 7})
     shown = kopgate("reset-offsets", "a", "--to-offset", "8", "--topic", "t")
-    rows = "  TOPIC  PARTITION  OLD  NEW  DIFFERENCE  NOTE\n  t      0          7    8    +1\n  t      1          -    8    -\n"
+    rows = (
+        "  TOPIC  PARTITION  OLD  NEW  DIFFERENCE  NOTE\n  t      0          7    8  "
+        "  +1\n  t      1          -    8    -\n"
+    )
     assert shown.stdout == f"a: would commit these offsets; add --execute to commit them\n{rows}"
     assert offsets(server, "a") == {("t", 0): 7}
     done = kopgate("reset-offsets", "a", "--to-offset", "8", "--topic", "t", "--execute")
@@ -214,7 +217,7 @@ def test_reset_without_execute_only_prints(server):
 
 def test_reset_drops_epoch_and_metadata_of_old_commit(server):
     server.group("a")
-    server.commits["a"] = {TopicPartition("t", 0): OffsetAndMetadata(7, "by hand", 3)}
+    server.commits["a"] = {TopicPartition("t", 0): OffsetAndMetadata(7, "manual", 3)}
     kopgate("reset-offsets", "a", "--to-earliest", "--all-topics", "--execute")
     assert server.commits["a"] == {TopicPartition("t", 0): OffsetAndMetadata(0, "", None)}
 
@@ -245,7 +248,8 @@ def test_reset_of_group_with_members_fails_with_remedy(server, state):
     result = kopgate("reset-offsets", "a", "--to-earliest", "--all-topics", "--execute")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(
-        f"Error: a: the group is {state} with 1 member; offsets can only be reset without members: stop the consumers"
+        f"Error: a: the group is {state} with 1 member; offsets can only be reset "
+        "without members: stop the consumers"
     )
     assert offsets(server, "a") == {("t", 0): 7}
 

@@ -1,5 +1,3 @@
-"""Patience: what is tried again, and for how long."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -24,7 +22,7 @@ class Clock:
 
 
 def calling(*outcomes):
-    """A call that comes out so and then so, and what it was asked."""
+    """Return a call with these results and exceptions, and the list of its calls."""
     left = list(outcomes)
 
     def call():

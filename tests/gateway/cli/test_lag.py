@@ -1,5 +1,3 @@
-"""Where groups are, from what they have committed and where partitions end."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""The command line: what `serve` makes of its flags, and what a wrong one says."""
+"""The command line: flags of `serve` and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _no_settings_around(monkeypatch):
 
 @pytest.fixture
 def served(monkeypatch):
-    """The settings of each start; nothing is really started."""
+    """Record the settings of each start without starting anything."""
     found = []
     monkeypatch.setattr(main, "_run", lambda settings: found.append(settings) or 0)
     return found
@@ -220,7 +220,8 @@ def test_gateway_prints_ready_and_exits_0_on_sigterm(tmp_path):
     try:
         line = process.stdout.readline()
         assert re.fullmatch(
-            rf"ready listeners=PLAINTEXT://127\.0\.0\.1:\d+ store=lmdb:{re.escape(str(tmp_path / 'data'))} node=3\n",
+            r"ready listeners=PLAINTEXT://127\.0\.0\.1:\d+ "
+            rf"store=lmdb:{re.escape(str(tmp_path / 'data'))} node=3\n",
             line,
         )
         process.send_signal(signal.SIGTERM)
@@ -232,7 +233,10 @@ def test_gateway_prints_ready_and_exits_0_on_sigterm(tmp_path):
 
 @pytest.mark.parametrize(("hard", "warns"), [(2000, False), (600, True)])
 def test_gateway_raises_open_file_limit_for_its_connections(tmp_path, hard, warns):
-    serve = f"{sys.executable} -m gateway serve --listener PLAINTEXT://127.0.0.1:0 --store lmdb:{tmp_path / 'data'} --set max_connections=700"
+    serve = (
+        f"{sys.executable} -m gateway serve --listener PLAINTEXT://127.0.0.1:0 "
+        f"--store lmdb:{tmp_path / 'data'} --set max_connections=700"
+    )
     limited = ["bash", "-c", f"ulimit -Sn 128 && ulimit -Hn {hard} && exec {serve}"]
     process = subprocess.Popen(
         limited, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True

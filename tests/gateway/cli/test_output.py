@@ -1,5 +1,3 @@
-"""What a command says and how it ends."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Where a password comes from."""
-
 from __future__ import annotations
 
 import io

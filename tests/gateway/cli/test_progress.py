@@ -1,5 +1,3 @@
-"""The progress bar on terminals of any width, and in a log."""
-
 from __future__ import annotations
 
 import io
@@ -20,7 +18,7 @@ STEPS = (
 
 
 def shown(columns, *said):
-    """What stands on a terminal of that width after all steps, with what was said in between."""
+    """Return the screen after all steps, with the printed lines."""
     ours, theirs = terminal(columns)
     with os.fdopen(theirs, "w") as file, ProgressBar(file) as progress:
         for number, (step, part) in enumerate(STEPS):

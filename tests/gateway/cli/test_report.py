@@ -1,4 +1,4 @@
-"""`kopgate report`: what it takes, and what it says where it cannot work."""
+"""`kopgate report` without Spark."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ from reports.interrupts import Interrupted
 SUMMARY = {
     "target": "kafka-4.0", "ready": False, "from": "2026-11-01", "until": "2026-11-20",
     "applications": {"total": 1, "refused": 1, "below": 0, "unknown": 0, "fine": 0},
-    "blockers": [], "bindings": {"topics": 0, "groups": 0, "first": None}, "conversions": {"conversions": 0},
+    "blockers": [], "bindings": {"topics": 0, "groups": 0, "first": None},
+    "conversions": {"conversions": 0},
     "trend": {"days": 0, "first": None, "last": None, "reaches_zero": None, "why": "too few"},
-    "log": {"damaged": [{"file": "a.jsonl", "reason": "it is cut off"}], "quarantined": {"half line": 2}, "lines_missing": 3, "library_not_looked_for": 4},
+    "log": {
+        "damaged": [{"file": "a.jsonl", "reason": "it is cut off"}],
+        "quarantined": {"half line": 2}, "lines_missing": 3, "library_not_looked_for": 4,
+    },
 }  # fmt: skip
 
 
 @pytest.fixture
 def jobs(monkeypatch):
-    """The jobs without Spark: what they were told, and what they answer or raise."""
+    """Replace the Spark jobs: record their arguments, return or raise a result."""
     seen = SimpleNamespace(summary=SUMMARY, error=None, orders=[])
 
     def run(order, master, memory, progress, signals):
@@ -64,8 +68,14 @@ def test_warnings_go_to_stderr(jobs, tmp_path):
     assert warnings == [
         "Warning: nothing of a.jsonl is in the report: it is cut off",
         "Warning: 2 new lines were put into quarantine: half line",
-        "Warning: of 4 applications the library was not looked for: there are too many kinds of clients",
-        "Warning: 3 lines are missing that gateways counted: dropped, in quarantine, or in files that are gone",
+        (
+            "Warning: of 4 applications the library was not looked for: there are too "
+            "many kinds of clients"
+        ),
+        (
+            "Warning: 3 lines are missing that gateways counted: dropped, in quarantine, "
+            "or in files that are gone"
+        ),
     ]
 
 
@@ -79,7 +89,7 @@ def test_failure_is_one_line_and_exit_code_1(jobs, tmp_path):
     )
 
 
-#: The command in a process of its own, with jobs that answer at once.
+#: The command in a separate process, with jobs that return immediately.
 WITHOUT_SPARK = """
 import sys
 from gateway.cli.main import main

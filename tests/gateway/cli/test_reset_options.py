@@ -1,5 +1,3 @@
-"""How `reset-offsets` is told where to and for which partitions."""
-
 from __future__ import annotations
 
 import click
@@ -11,7 +9,7 @@ from gateway.cli.reset_plan import ResetScope, ResetTarget, TargetKind
 
 
 def read(*arguments):
-    """What the options say, and the exit code with the complaint."""
+    """Return the parsed options, and the exit code with the error."""
     said = []
 
     @click.command()

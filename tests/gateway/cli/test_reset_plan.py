@@ -1,4 +1,6 @@
-"""What each target comes to. The rules are those of kafka-consumer-groups: an offset stays within its partition, a time that nobody wrote at is the end."""
+"""Rules of kafka-consumer-groups: offsets stay within the partition, a time without records is the
+end.
+"""
 
 from __future__ import annotations
 

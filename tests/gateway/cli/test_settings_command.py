@@ -1,5 +1,3 @@
-"""`kopgate settings`: the model, written out."""
-
 from __future__ import annotations
 
 from click.testing import CliRunner

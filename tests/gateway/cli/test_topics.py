@@ -1,4 +1,4 @@
-"""`kopgate topics`: what it asks of a server and how it shows the answer. The server here is a fake; tests/peers holds the same commands to Kafka."""
+"""`kopgate topics` with a fake server; tests/peers runs the same commands against Kafka."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ UNKNOWN, INVALID, EXISTS, INVALID_PARTITIONS = 3, 17, 36, 37
 
 
 class Server:
-    """As much of KafkaAdminClient as the commands use, answering in the shapes that Kafka 3.9.2's answers have there."""
+    """The used part of KafkaAdminClient, with results shaped like those of Kafka 3.9.2."""
 
     def __init__(self):
         self.topics = {}
 
     def describe_topics(self, names=None):
-        # Kafka answers in no order.
+        # Kafka returns topics unordered.
         return [
             self._described(name)
             for name in reversed(list(self.topics) if names is None else names)
@@ -97,7 +97,8 @@ class Server:
             if key == "nope":
                 return {
                     "topic": {
-                        resource.name: "[Error 40] InvalidConfigurationError: Unknown topic config name: nope"
+                        resource.name: "[Error 40] InvalidConfigurationError: "
+                        "Unknown topic config name: nope"
                     }
                 }
             if op.name == "DELETE":

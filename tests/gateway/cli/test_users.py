@@ -1,5 +1,3 @@
-"""`kopgate users`: who may log in, without a password in any argument."""
-
 from __future__ import annotations
 
 import json

@@ -1,11 +1,11 @@
-"""Asks a handler as a client would: the request goes through its decoder, the reply through its encoder, and both through the codec."""
+"""Calls handlers like a client: requests are decoded and responses encoded by the codec."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-from gateway import handlers as handlers  # importing them routes them
+from gateway import handlers as handlers  # importing registers the routes
 from gateway.partitions.partition import Partition
 from gateway.protocol.routes import ROUTES, DelayedReply
 from storage.log import Entry
@@ -13,7 +13,7 @@ from tests.fakes.broker import BrokerEnvironment, Started, ended
 
 
 def start_call(env: BrokerEnvironment, request: Any, version: int) -> Started:
-    """The request under way; its result is the reply's body in bytes, none where no reply is wanted."""
+    """Start a request. The result is the encoded response, empty if there is none."""
     route = ROUTES[request.API_KEY, version]
     body = route.decode(bytearray(request.encode(version=version)), 0, version)
 
@@ -27,7 +27,7 @@ def start_call(env: BrokerEnvironment, request: Any, version: int) -> Started:
 
 
 def response_class(request: Any) -> Any:
-    """The codec's class of the reply to such a request."""
+    """Return the codec's response class of a request."""
     kind = type(request)
     return getattr(
         importlib.import_module(kind.__module__), kind.__name__.removesuffix("Request") + "Response"
@@ -35,17 +35,17 @@ def response_class(request: Any) -> Any:
 
 
 def decode_response(request: Any, body: bytes, version: int) -> Any:
-    """What a reply's body says."""
+    """Decode a response."""
     return response_class(request).decode(body, version=version)
 
 
 def call(env: BrokerEnvironment, request: Any, version: int) -> Any:
-    """The reply, decoded."""
+    """Return the decoded response."""
     return decode_response(request, start_call(env, request, version).result, version)
 
 
 def append_entries(partition: Partition, *entries: Entry) -> None:
-    """Put entries into a partition's log as they are."""
+    """Append entries to a partition's log unchanged."""
 
     async def append() -> None:
         await partition.log.append(entries)

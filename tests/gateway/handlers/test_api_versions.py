@@ -29,7 +29,7 @@ def test_every_version_returns_served_ranges(version):
 
 
 def test_produce_and_fetch_ranges_start_at_0():
-    """librdkafka stops compressing where Produce does not begin at 0."""
+    """librdkafka disables compression if Produce does not start at 0."""
     assert supported_versions()[ApiKey.PRODUCE][0] == supported_versions()[ApiKey.FETCH][0] == 0
 
 

@@ -70,7 +70,7 @@ def test_page_is_limited_to_max_partitions(env: BrokerEnvironment) -> None:
     assert cursor == ("many", 2000)
 
 
-# As Kafka 3.9.2 answered.
+# Responses of Kafka 3.9.2.
 def test_missing_topics_have_errors(env: BrokerEnvironment) -> None:
     reply = describe(env, "never", "a", "x y", "a")
     assert [(topic.name, topic.error_code) for topic in reply.topics] == [
@@ -108,5 +108,6 @@ def test_gateway_is_leader_and_only_replica() -> None:
         [4],
     )
     assert topic.topic_id.bytes == env.broker.topics.require("a").topic.topic_id
-    # 0b110111111000: read, write, create, delete, alter, describe, describe and alter configs, as Kafka 3.9.2 without an authorizer.
+    # 0b110111111000: read, write, create, delete, alter, describe, describe and alter configs, as
+    # in Kafka 3.9.2 without an authorizer.
     assert topic.topic_authorized_operations == 3576

@@ -1,4 +1,4 @@
-"""Fetch as a conversation: long polls, sessions, and what is left behind by those that go."""
+"""Long polls, fetch sessions and cleanup."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def env() -> BrokerEnvironment:
 
 
 def put(env: BrokerEnvironment, index: int = 0, size: int = 20, count: int = 1) -> int:
-    """Store a batch of `count` records; its bytes."""
+    """Store a batch of `count` records; return its bytes."""
     log = env.partition("orders", index).log
     added = batch_entry(log.next_offset, count, size)
 
@@ -124,7 +124,7 @@ def test_existing_bytes_count_towards_min_bytes(env):
 
 
 def test_min_bytes_above_max_bytes_is_capped(env):
-    """fetch.min.bytes above fetch.max.bytes: the consumer would wait its whole time for every reply."""
+    """With fetch.min.bytes above fetch.max.bytes every fetch would wait for max_wait_ms."""
     size = put(env)
     put(env)
     assert poll(env, from_offset(0), min_bytes=100 * size, max_bytes=2 * size).is_done
@@ -138,7 +138,7 @@ def test_fewer_than_min_bytes_are_returned_at_max_wait(env):
 
 
 def test_full_response_after_wait_has_every_partition(env):
-    """Java checks that, and Sarama fails where one is missing."""
+    """The Java client checks this, and Sarama fails if a partition is missing."""
     woken, waited = (
         poll(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2)),
         poll(env, from_offset(0, 0), from_offset(0, 2)),
@@ -150,7 +150,9 @@ def test_full_response_after_wait_has_every_partition(env):
 
 
 def test_append_during_read_of_other_partition_is_noticed(env, monkeypatch):
-    """Partition 0 is read and found empty, 1 then waits for the disk: what comes to 0 meanwhile wakes nobody, for nobody waits yet."""
+    """Partition 0 is read and empty; while partition 1 is read from disk, records are appended to
+    0.
+    """
     put(env, 1)
     log = env.partition("orders", 1).log
     real = log.read
@@ -235,7 +237,7 @@ def test_old_consumer_waits_at_unreadable_batch(env, version):
 
 
 def test_longest_wait_costs_one_timer(env):
-    """Kafka has no bound for it either; idle time does not count meanwhile."""
+    """Kafka has no limit either. Idle time does not count during the wait."""
     polling = start_fetch(env, request(NEW, [from_offset(0)], max_wait_ms=2**31 - 1))
     assert len(env.clock.getDelayedCalls()) == 1
     env.clock.advance(3_600)
@@ -296,15 +298,15 @@ def test_every_version_is_encodable_without_negative_record_size(env, version):
     raw = encoded(response, version)
     assert payload(rows(response)[topic, 0]) in raw
     if version < 12:
-        # Of the empty ones: a size of 0, never -1, at the end of the row.
+        # Empty partitions end with a record size of 0, never -1.
         assert raw.endswith(b"\0\0\0\0")
 
 
-# Sessions
+# Fetch sessions
 
 
 class Consumer:
-    """A client in a session: it names its partitions once, then only what changes (Java's FetchSessionHandler)."""
+    """A client with a session; after the first fetch it sends only changes (FetchSessionHandler)."""
 
     def __init__(
         self,
@@ -329,7 +331,7 @@ class Consumer:
 
     def fetch(self, *changed: Any, **more: Any) -> Any:
         started = self.start(*changed, **more)
-        # Many partitions take more than one turn of the reactor.
+        # Many partitions need more than one reactor turn.
         self.env.clock.advance(0)
         return started.result
 
@@ -364,7 +366,7 @@ def test_unfetched_records_are_returned_again(env):
 
 
 def test_new_high_watermark_is_returned_without_records(env):
-    """There is no room for records of partition 2, but the consumer may want to know how far it is behind."""
+    """The response has no space for records of partition 2, but the consumer may need its lag."""
     consumer = Consumer(env, from_offset(0, 0), from_offset(0, 1), from_offset(0, 2))
     put(env, 1)
     put(env, 2)
@@ -548,7 +550,7 @@ def test_session_closed_while_waiting_is_cleaned_up(env):
 
 
 def test_session_closed_while_reading_is_cleaned_up(env):
-    """It would follow the next partition when the first has been read."""
+    """Otherwise it would watch the next partition after the first one is read."""
     for index in range(2):
 
         async def append(index: int = index) -> None:
@@ -568,7 +570,7 @@ def test_session_closed_while_reading_is_cleaned_up(env):
 
 
 def test_busy_partition_does_not_starve_others(env):
-    """There is room for one batch a round, and each partition has one at any time."""
+    """A response has space for one batch, and each partition always has one."""
     for index in range(3):
         for _ in range(4):
             put(env, index)
@@ -616,7 +618,7 @@ def test_only_changed_partition_of_many_is_read(env):
     ("version", "told"), [(5, ErrorCode.NOT_LEADER_OR_FOLLOWER), (6, ErrorCode.KAFKA_STORAGE_ERROR)]
 )
 def test_store_failure_is_retriable_for_every_version(env, version, told):
-    """By FetchResponse of Kafka 1.0 to 3.9: with version 5 and older KafkaStorageException is not sure to be known."""
+    """FetchResponse of Kafka 1.0 to 3.9: clients up to v5 may not know KafkaStorageException."""
     env.store.refuse_logs = StorageFailed("unreachable")
     assert rows(poll(env, from_offset(0), version=version).result)["orders", 0].error_code == told
 

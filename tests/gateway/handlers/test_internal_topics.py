@@ -1,4 +1,4 @@
-"""Kafka's internal topics: listed once they are in use, as in Kafka, and neither read nor altered."""
+"""Kafka's internal topics are listed after first use and cannot be read or altered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def env() -> BrokerEnvironment:
 def metadata(
     env: BrokerEnvironment, *names: str, version: int = 12, may_create: bool = False
 ) -> dict[str, Any]:
-    """All topics where none is named."""
+    """Return metadata of the topics, of all by default."""
     topics = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in names] or (
         None if version else []
     )
@@ -52,7 +52,7 @@ def metadata(
 
 
 def use(env: BrokerEnvironment) -> None:
-    """As the first consumer of a group does."""
+    """Look up the coordinator like the first consumer of a group."""
     assert call(env, FindCoordinatorRequest(key="g", key_type=0), 2).error_code == 0
 
 
@@ -131,7 +131,9 @@ def test_internal_topic_cannot_be_fetched(env: BrokerEnvironment, version: int) 
 def test_internal_topic_offsets_are_those_of_empty_log(
     env: BrokerEnvironment, version: int
 ) -> None:
-    """As for a client that may describe a topic and not read it: aiokafka repeats ListOffsets for ever after this error, but not Fetch."""
+    """Like a client that may describe but not read a topic: aiokafka repeats ListOffsets forever
+    after the error, but not Fetch.
+    """
     use(env)
     wanted = [
         (CONSUMER_OFFSETS, 0, LATEST),
@@ -177,7 +179,7 @@ def test_internal_topic_cannot_be_created_altered_or_deleted(env: BrokerEnvironm
 
 
 def test_stored_topic_of_that_name_is_regular() -> None:
-    """Made by an earlier version, or by somebody else in the same namespace of Pulsar."""
+    """Created by an earlier version, or by another client of the Pulsar namespace."""
     medium = Medium()
     env = open_environment(medium)
     ended(env.store.create_topic(Topic(CONSUMER_OFFSETS, b"i" * 16, 2)))

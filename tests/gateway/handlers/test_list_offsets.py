@@ -27,7 +27,7 @@ Topic = ListOffsetsRequest.ListOffsetsTopic
 
 
 def append(env: BrokerEnvironment, *timestamps: int, index: int = 0) -> None:
-    """One batch with a record at each of these times."""
+    """Append one batch with a record at each of these times."""
     builder = kafka.record.default_records.DefaultRecordBatchBuilder(
         2, 0, False, -1, -1, -1, 1 << 20
     )
@@ -75,7 +75,7 @@ def list_offsets(
 def found(
     env: BrokerEnvironment, timestamp: int, index: int = 0, version: int = 11
 ) -> tuple[int, int]:
-    """(offset, timestamp)"""
+    """Return (offset, timestamp)."""
     (row,) = list_offsets(env, ("orders", index, timestamp), version=version)
     assert row.error_code == 0
     return row.offset, row.timestamp
@@ -123,7 +123,7 @@ def test_earliest_local_is_earliest_without_tiered_storage(env: BrokerEnvironmen
     assert found(env, EARLIEST_PENDING_UPLOAD) == (-1, -1)
 
 
-# Versions as in Kafka's KafkaApis.handleListOffsetRequestV1AndAbove.
+# Versions of Kafka's KafkaApis.handleListOffsetRequestV1AndAbove.
 @pytest.mark.parametrize(
     ("timestamp", "version"),
     [
@@ -167,7 +167,7 @@ def test_record_below_log_start_is_not_found(env: BrokerEnvironment) -> None:
     ended(env.partition().log.delete_before(1))
     assert found(env, 0) == (1, 300)
     ended(env.partition().log.delete_before(2))
-    # What is left of its entry, offset 2, is older: the next entry has it.
+    # The remaining record of its entry, offset 2, is older; the next entry has it.
     assert found(env, 250) == (3, 400)
     assert found(env, 200) == (2, 200)
 
@@ -192,13 +192,13 @@ def test_format_0_records_count_as_written_when_received(env: BrokerEnvironment)
     assert found(env, NOW, index=1) == (1, NOW)
 
 
-# Batches whose header and checksum hold and whose records nobody can read (decision 009).
+# Batches with valid header and checksum but unreadable records (decision 009).
 
 
 def append_unreadable(
     env: BrokerEnvironment, *timestamps: int, codec: int = 0, content: bytes = b"nonsense"
 ) -> None:
-    """A batch in partition 0 whose header speaks of a record at each of these times."""
+    """Append an unreadable batch to partition 0 whose header covers these times."""
     samples = [Sample(offset, timestamp, b"k", b"v") for offset, timestamp in enumerate(timestamps)]
     records = memoryview(bytearray(building.batch(samples, codec=codec, content=content)))
     ended(env.partition().append_batch(records, check_batch(records, 11), NOW))
@@ -289,7 +289,7 @@ def test_v0_returns_array(env: BrokerEnvironment) -> None:
 def epochs(
     env: BrokerEnvironment, *wanted: tuple[str, int, int], version: int = 4, current: int = -1
 ) -> list[tuple[int, int, int]]:
-    """(error code, epoch, end offset)"""
+    """Return (error code, epoch, end offset)."""
     topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
     topics = [
         topic(

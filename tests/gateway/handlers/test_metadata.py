@@ -23,7 +23,7 @@ def env() -> BrokerEnvironment:
 
 
 def request(*wanted: str | uuid.UUID | Any, **flags: bool) -> Any:
-    """Topics by name, by id, or as they are given."""
+    """Request topics by name, by id, or as given."""
     topics = [
         Named(name=one, topic_id=None)
         if isinstance(one, str)
@@ -101,7 +101,7 @@ def test_auto_creation_needs_setting_and_client_consent(env: BrokerEnvironment) 
     assert names(env) == set()
 
 
-# As Kafka 3.9.2 answered, whether it may create or not.
+# Errors of Kafka 3.9.2, with and without auto-creation.
 @pytest.mark.parametrize("may_create", [True, False])
 @pytest.mark.parametrize("name", ["", "x y", ".", "..", "q" * 250])
 def test_invalid_topic_name_is_rejected(
@@ -202,7 +202,7 @@ def test_metadata_returns_authorized_operations_on_request(env: BrokerEnvironmen
         ),
         9,
     )
-    # As Kafka 3.9.2 without an authorizer.
+    # Values of Kafka 3.9.2 without an authorizer.
     assert set(reply.topics[0].authorized_operations) == {3, 4, 5, 6, 7, 8, 10, 11}
     assert set(reply.authorized_operations) == {5, 7, 8, 9, 10, 11, 12}
     reply = call(env, request("orders"), 9)
@@ -210,7 +210,7 @@ def test_metadata_returns_authorized_operations_on_request(env: BrokerEnvironmen
 
 
 def served(env: BrokerEnvironment, wanted: Any, version: int = 9) -> Any:
-    """What the handler hands to its encoder."""
+    """Return what the handler passes to its encoder."""
     route = ROUTES[ApiKey.METADATA, version]
     body = route.decode(bytearray(wanted.encode(version=version)), 0, version)
     return ended(route.handler(body, env.caller(version)))

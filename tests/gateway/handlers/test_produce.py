@@ -1,4 +1,4 @@
-"""Produce at the handler: what each version may send, what it is told, and that order survives whatever has to be waited for."""
+"""Produce: formats by version, errors, order and timeouts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def request(
 
 
 def start(env: BrokerEnvironment, asked: ProduceRequest) -> Started:
-    """The whole of a produce: the handler, and what it leaves for later."""
+    """Start a Produce request, including its delayed response."""
 
     async def serve() -> Any:
         reply = await ROUTES[ApiKey.PRODUCE, asked.version].handler(
@@ -93,7 +93,7 @@ def stored(env: BrokerEnvironment, index: int = 0) -> list[Any]:
 
 
 def set_for(version: int) -> memoryview:
-    """Two records in the format that goes with the version."""
+    """Return two records in the format of the version."""
     return batch(2) if version >= 3 else old_set(2, magic=1 if version == 2 else 0)
 
 
@@ -119,7 +119,7 @@ def test_every_version_stores_and_returns_offset(env, version):
             0,
         )
         if version < 13:
-            # The codec of this library ends below 13's topic ids in the reply.
+            # kafka-python's codec has no topic ids in the response of v13.
             decoded = CodecResponse.decode(
                 write_produce_response(response, version), version=version
             )
@@ -130,7 +130,8 @@ def test_every_version_stores_and_returns_offset(env, version):
 def test_partitions_keep_request_order_and_fail_alone(env):
     rows = produce(env, NEW, (2, batch(2)), (9, batch(1)), (0, raw(b"nonsense")), (1, batch(3)))
     assert [(row.index, row.error_code, row.base_offset) for row in rows] == [
-        (2, 0, 0), (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1), (0, ErrorCode.CORRUPT_MESSAGE, -1), (1, 0, 0),
+        (2, 0, 0), (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
+        (0, ErrorCode.CORRUPT_MESSAGE, -1), (1, 0, 0),
     ]  # fmt: skip
 
 
@@ -215,11 +216,12 @@ def test_invalid_acks_are_rejected(env, acks):
     assert stored(env) == []
 
 
-# What is refused
+# Rejected records
 
 
 @pytest.mark.parametrize(("version", "topic", "expected"), [
-    (0, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (NEW, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    (0, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    (NEW, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     (13, b"x" * 16, ErrorCode.UNKNOWN_TOPIC_ID),
 ])  # fmt: skip
 def test_unknown_topic_is_not_created(env, version, topic, expected):
@@ -255,7 +257,8 @@ def test_empty_message_set_is_accepted_as_in_kafka(env, version):
 
 
 @pytest.mark.parametrize(("version", "records", "expected"), [
-    (2, None, ErrorCode.CORRUPT_MESSAGE), (3, None, ErrorCode.INVALID_RECORD), (NEW, raw(b""), ErrorCode.INVALID_RECORD),
+    (2, None, ErrorCode.CORRUPT_MESSAGE), (3, None, ErrorCode.INVALID_RECORD),
+    (NEW, raw(b""), ErrorCode.INVALID_RECORD),
 ])  # fmt: skip
 def test_missing_records_are_rejected(env, version, records, expected):
     assert code(env, version, records) == expected
@@ -289,7 +292,7 @@ def test_message_set_with_wrong_crc_is_corrupt(env, magic):
 
 
 def test_old_producers_receive_only_known_errors(env):
-    """A set of both formats: INVALID_RECORD to today's producers, unknown to those."""
+    """A set with two formats: INVALID_RECORD for current producers, unknown to old ones."""
     mixed = raw(building.message(0, b"k", b"v", magic=0) + building.message(1, b"k", b"v", magic=1))
     assert code(env, 2, mixed) == ErrorCode.CORRUPT_MESSAGE
 
@@ -317,7 +320,8 @@ def test_transactional_records_are_rejected(env):
 
 
 @pytest.mark.parametrize(("producer", "expected"), [
-    ((7, 0, 5), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), ((7, 1, 5), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    ((7, 0, 5), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    ((7, 1, 5), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
 ])  # fmt: skip
 def test_sequence_gap_is_rejected(env, producer, expected):
     assert code(env, NEW, batch(2, producer=(7, 0, 0))) == 0
@@ -347,7 +351,7 @@ def test_topic_being_deleted_is_not_leader(env):
     assert code(env, NEW, batch(1)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-# Old sets
+# Message sets
 
 
 def test_zero_inner_offsets_of_sarama_are_assigned(env):
@@ -388,7 +392,7 @@ def test_decompression_bomb_is_too_large():
 
 
 class Connection(Client):
-    """A client's connection to a whole broker."""
+    """A client's connection to a complete broker."""
 
     def __init__(self, env: BrokerEnvironment) -> None:
         super().__init__()
@@ -414,7 +418,9 @@ class Connection(Client):
 
 
 def test_connection_keeps_produce_order_while_partition_opens(env, monkeypatch):
-    """The first waits for the opening, the second for a check on a thread, the third for nothing: they are stored one, two, three."""
+    """The first waits for the opening, the second for a check on a thread, the third for nothing;
+    they are stored in order.
+    """
     real = env.store.log
 
     async def slow(topic: str, partition: int) -> Any:
@@ -475,7 +481,7 @@ def test_each_producer_gets_own_id_at_epoch_0(env):
 
 
 def test_idempotent_producer_always_gets_new_id(env):
-    """TransactionCoordinator.handleInitProducerId: without a transactional id, always a new one."""
+    """TransactionCoordinator.handleInitProducerId without a transactional id."""
     answer = call(
         env,
         InitProducerIdRequest(
@@ -516,13 +522,13 @@ def test_unreservable_producer_id_is_storage_error(env):
     assert (answer.error_code, answer.producer_id) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
 
 
-# What takes too long, and what fails
+# Timeouts and failures
 
 
 def waiting(
     env: BrokerEnvironment, *sent: tuple[int, memoryview | None], **more: Any
 ) -> tuple[Started, DelayedReply[Any]]:
-    """A produce that waits for the store, and what it leaves for later."""
+    """Start a Produce request that waits for the store."""
     reply = Started(
         ROUTES[ApiKey.PRODUCE, NEW].handler(request(NEW, *sent, **more), env.caller(NEW))
     ).result
@@ -578,7 +584,7 @@ def test_timeout_needs_acks_and_positive_timeout_ms(
 def test_produce_store_failure_is_retriable_for_every_version(
     env: BrokerEnvironment, version: int, told: ErrorCode
 ) -> None:
-    """By ProduceResponse of Kafka 1.0 to 3.9: with version 3 and older KafkaStorageException is not sure to be known."""
+    """ProduceResponse of Kafka 1.0 to 3.9: clients up to v3 may not know KafkaStorageException."""
     env.store.refuse_writes = True
     assert code(env, version, batch()) == told
 

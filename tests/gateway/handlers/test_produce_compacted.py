@@ -1,4 +1,4 @@
-"""What a compacted topic takes: records with keys, since it could not tell what to keep of others."""
+"""Compacted topics require keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from gateway import handlers as handlers  # importing them routes them
+from gateway import handlers as handlers  # importing registers the routes
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.routes import ROUTES, DelayedReply
 from gateway.protocol.wire.api_keys import ApiKey
@@ -57,7 +57,8 @@ def test_batch_with_record_without_key_is_rejected(env, codec):
     row = produced(env, 11, batch(WITHOUT_KEY, codec=codec))
     assert (row.error_code, row.base_offset) == (ErrorCode.INVALID_RECORD, -1)
     assert row.error_message == (
-        "One or more records have been rejected due to 1 record errors in total, and only showing the first three errors "
+        "One or more records have been rejected due to 1 record errors in total, and "
+        "only showing the first three errors "
         f"at most: [RecordError(batchIndex=1, message='{message()}')]"
     )
     assert list(row.record_errors) == [RecordError(1, message())]
@@ -91,7 +92,9 @@ def test_listed_record_errors_are_limited(env, monkeypatch):
 
 @pytest.mark.parametrize("written", [one for one in FORMATS if one[0] < 2], ids=str)
 def test_message_set_with_message_without_key_is_rejected(env, written):
-    """In the words of the brokers of its time: InvalidRecordException was a CorruptRecordException until Kafka 2.4."""
+    """CORRUPT_MESSAGE, as in Kafka until 2.4, where InvalidRecordException extended
+    CorruptRecordException.
+    """
     magic, codec = written
     row = produced(env, 2, old_set(WITHOUT_KEY, magic=magic, codec=codec))
     assert (row.error_code, env.partition().log.end_offset) == (ErrorCode.CORRUPT_MESSAGE, 0)

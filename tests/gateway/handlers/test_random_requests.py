@@ -1,4 +1,4 @@
-"""Whatever a request says that its decoder takes, it is answered: never another exception, never a bug in the background."""
+"""Any decodable request gets a response, without other exceptions or background failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.gateway.sets import batch, old_set
 
 ASKED = sorted(ROUTES)
 
-#: Words that mean something, among any others, so that requests get past the first check.
+#: Meaningful words among random ones, so that requests pass the first check.
 WORDS = st.sampled_from(
     [
         "orders",
@@ -40,7 +40,7 @@ SMALL = st.integers(-7, 12)
 
 
 def values(field: Any, version: int) -> st.SearchStrategy[Any]:
-    """What a field of a message may hold; null, too, where it may be null."""
+    """Generate values of a message field, null if it is nullable."""
     versions = field._nullable_versions
     strategy = _values(field, version)
     return (
@@ -109,13 +109,13 @@ def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject)
         try:
             waiting = start_call(env, body, version)
         except ValueError:
-            # A topic without a name; the codec's own decoders let it through.
+            # A topic without a name, which the library's decoders accept.
             assert key in (ApiKey.PRODUCE, ApiKey.FETCH)
             continue
-        # Past every wait for records and for other members of a group.
+        # Longer than every wait for records and for other group members.
         env.clock.advance(LONGEST_WAIT)
         if key == ApiKey.PRODUCE and body.acks == 0:
-            # Nothing is answered, and a failure hangs up.
+            # There is no response, and a failure closes the connection.
             assert isinstance(waiting.failure, Refused) or waiting.result == b""
         else:
             assert decode_response(body, waiting.result, version) is not None
@@ -141,7 +141,7 @@ def test_any_config_value_is_accepted_or_rejected(text: str) -> None:
             validate_only=False,
         )
         assert call(env, request, 1).responses[0].error_code in (0, 40)
-        # What was taken can be shown, and the topic works on.
+        # Accepted configs can be described, and the topic still works.
         assert len(_configs(env)) == 37
 
 

@@ -1,4 +1,4 @@
-"""A topic that has more than one name: requests may use any, replies use the one that was asked for, and behind them is one topic."""
+"""Topics with several names: requests may use any, responses use the requested one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def env() -> BrokerEnvironment:
 
 
 def metadata(env: BrokerEnvironment, *names: str, version: int = 12) -> list[tuple[str, int, int]]:
-    """Name, error code and partitions."""
+    """Return name, error code and partitions."""
     topics = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in names]
     request = MetadataRequest(
         topics=topics, allow_auto_topic_creation=True, include_topic_authorized_operations=False
@@ -264,14 +264,14 @@ def test_alias_of_deleted_topic_is_unknown(env):
 def test_idempotent_producer_using_two_aliases_gets_an_error(
     env,
 ):
-    """A client counts sequences by name: the first batch by another name looks like a retry of the first by this one."""
+    """Clients count sequences by name: the first batch under a second name looks like a retry."""
     env.topic("orders")
     first, again = (batch(producer=(7, 0, 0)) for _ in range(2))
     assert produce(env, 11, (0, first), topic=LONG)[0].error_code == 0
     (row,) = produce(env, 11, (0, again), topic="orders")
     assert row.error_code == ErrorCode.INVALID_REQUEST
     assert "one name" in row.error_message
-    # A retry by the same name is one, and another producer may use another name.
+    # A retry under the same name is recognized, and another producer may use another name.
     assert produce(env, 11, (0, batch(producer=(7, 0, 0))), topic=LONG)[0].base_offset == 0
     assert produce(env, 11, (0, batch(producer=(8, 0, 0))), topic="orders")[0].base_offset == 1
     topic_id = env.broker.topics.get("orders").topic.topic_id

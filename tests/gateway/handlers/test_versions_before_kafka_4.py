@@ -1,6 +1,7 @@
-"""The versions that the codec does not announce, byte by byte, written by hand from the message definitions of Kafka 3.9.
+"""Versions that Kafka 4 removed but old clients send.
 
-Kafka 4 dropped them, and kafka-python's schemas with it, but old clients send them.
+kafka-python has no schemas for them either. The bytes are hand-written from the message definitions
+of Kafka 3.9.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def test_describe_configs_v0_has_is_default(env: BrokerEnvironment) -> None:
         + text("")
         + pack(">b", 2)
         + text("orders")
-        # Name, value, read-only, is it the default, sensitive.
+        # Name, value, read-only, is default, sensitive.
         + array(
             text("preallocate") + text("false") + b"\0\1\0",
             text("retention.ms") + text("5") + b"\0\0\0",
@@ -132,7 +133,7 @@ def test_describe_log_dirs_v0(env: BrokerEnvironment) -> None:
 
 
 def test_list_offsets_v0_returns_arrays(env: BrokerEnvironment) -> None:
-    # Replica; topic, partition, time, how many.
+    # Replica; topic, partition, time, maximum number of offsets.
     request = pack(">i", -1) + array(text("orders") + array(pack(">iqi", 0, -1, 2)))
     expected = array(
         text("orders") + array(pack(">ih", 0, 0) + array(pack(">q", 2), pack(">q", 0)))

@@ -1,5 +1,3 @@
-"""Counters of one connection: found by what they are of, and bounded for each connection and for all of them."""
-
 from __future__ import annotations
 
 import pytest
@@ -49,7 +47,7 @@ def test_counters_of_one_connection_are_limited():
 
 
 def test_versions_are_limited_and_merged_into_used_ones():
-    """ApiVersions is answered in any version that is asked for, and before any log-in."""
+    """ApiVersions is answered in any version, also before authentication."""
     highest = {}
     room = RowLimits(10, 100)
     found = Counters(room, highest)

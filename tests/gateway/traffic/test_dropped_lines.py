@@ -1,5 +1,3 @@
-"""What is said of lines that were dropped."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""The file that is being written: whole lines or none, an end in time, and a disk that fails."""
-
 from __future__ import annotations
 
 import errno
@@ -17,7 +15,7 @@ LINE = b'{"v":1}\n'
 
 
 class Disk:
-    """Files on a disk that has room for so many bytes more, None for all; they are real ones."""
+    """Real files on a disk with space for `room` more bytes; None is unlimited."""
 
     def __init__(self):
         self.room = None

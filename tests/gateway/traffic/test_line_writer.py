@@ -1,5 +1,3 @@
-"""Lines on their way to disk: never in anybody's way, bounded, and all there after a clean stop."""
-
 from __future__ import annotations
 
 import gzip
@@ -18,9 +16,9 @@ from tests.fakes.broker import ended
 from tests.fakes.traffic import NINE_OCLOCK_MS, ManualClock
 
 LINE = b'{"v":1}\n'
-#: Seconds that writing to a working disk may take on a busy machine.
+#: Seconds that a write to a working disk may take on a busy machine.
 STOP_SECONDS = 60.0
-#: How long the disk hangs, and the limit of a stop that may wait 0.2 seconds, in seconds.
+#: Seconds that the disk hangs, and limit for a stop with a timeout of 0.2 seconds.
 HANG_SECONDS, SOON = 300.0, 30.0
 
 
@@ -214,7 +212,8 @@ def test_disk_hanging_during_write_blocks_neither_put_nor_stop(tmp_path, call):
 def test_files_left_by_other_gateways_are_compressed(tmp_path):
     one = writer(tmp_path)
     one.start()
-    # The first names may be taken for leftovers before they are locked; the writer goes on to the next one, too.
+    # The first files may be compressed as leftovers before they are locked; the writer then uses
+    # the next name, too.
     other = next(
         file
         for number in range(100)

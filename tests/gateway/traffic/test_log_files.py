@@ -1,5 +1,3 @@
-"""The folder of the traffic log: names, compression, and what is kept for how long."""
-
 from __future__ import annotations
 
 import errno
@@ -42,7 +40,7 @@ def written(path, content=b'{"v":1}\n'):
 
 
 def left_behind(root):
-    """What another process finds there."""
+    """Return what a later process finds there."""
     return set(TrafficFolder(root, 3, 36**4).unfinished_files())
 
 
@@ -138,7 +136,7 @@ def test_expired_files_are_deleted_with_their_folders(folder, tmp_path):
 
 
 def test_age_counts_from_end_of_hour(folder):
-    """It was begun at 9:59:59 or before, and its lines may be of 10 o'clock."""
+    """The file was opened by 9:59:59, and its lines may be from 10 o'clock."""
     kept = packed(folder.path_of(NINE, 0))
     assert folder.delete_old(NINE + 2 * HOUR_MS, RetentionLimits(2 * HOUR_MS, None, 1)) == 0
     assert folder.delete_old(NINE + 4 * HOUR_MS, RetentionLimits(2 * HOUR_MS, None, 1)) == 1
@@ -160,7 +158,7 @@ def test_oldest_files_are_deleted_beyond_max_bytes(folder, tmp_path):
 
 
 def test_new_file_is_compressed_before_size_limit_applies(folder):
-    """It was finished after this round's files were compressed; compressed there is room for it."""
+    """It was finished after the files of this pass were compressed; compressed it fits."""
     path = written(folder.path_of(NINE, 0), b'{"v":1}\n' * 1000)
     limits = RetentionLimits(None, 1000, 1)
     compress_and_expire(folder, set(), limits, lambda: NINE)
@@ -300,7 +298,7 @@ def test_files_are_readable_by_user_and_group_only(
 
 
 def _watched(path, modes):
-    """What compresses, and looks at the mode of what it compresses to."""
+    """Return a compressor that records the mode of the compressed file."""
     real = log_files.igzip.IGzipFile
 
     def open_gzip(**options):
@@ -371,12 +369,16 @@ def test_open_reader_survives_deletion(folder):
         assert file.read() == lines[8:]
 
 
-#: Compresses a file, and is killed at the first call of this function.
+#: Compresses a file and is killed at the first call of the given function.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from gateway.traffic import log_files
-owner, name = {"pack": (os, "fsync"), "rename": (log_files.Path, "replace"), "unlink": (log_files.Path, "unlink")}[sys.argv[2]]
+owner, name = {
+    "pack": (os, "fsync"),
+    "rename": (log_files.Path, "replace"),
+    "unlink": (log_files.Path, "unlink"),
+}[sys.argv[2]]
 setattr(owner, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 log_files.compress(Path(sys.argv[1]), 1)
 """

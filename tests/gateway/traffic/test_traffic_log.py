@@ -1,5 +1,3 @@
-"""The traffic log of a process: numbers without gaps, addresses that can be hidden, turns, and its end."""
-
 from __future__ import annotations
 
 import pytest
@@ -87,7 +85,7 @@ def test_connections_are_written_in_slots():
 
 
 def crowded(log, rows):
-    """Connections of one step with `rows` of them each, and the others gone."""
+    """Open connections of one slot with `rows` rows each; close those of other slots."""
     connections = [connect(log) for _ in range(6 * SLOTS)]
     for number, connection in enumerate(connections):
         if number % SLOTS:
@@ -118,7 +116,7 @@ def test_closing_before_slot_writes_rows_once():
     log.start()
     first, *_, last = crowded(log, 200)
     kept.blocks.clear()
-    # What comes after the first go waits for the next turn of the reactor.
+    # The rest waits for the next reactor turn.
     clock.rightNow += 60 / SLOTS
     clock.calls.pop(0).func()
     assert len(clock.getDelayedCalls()) == 2
@@ -145,7 +143,7 @@ def test_due_slot_waits_for_slot_being_written():
     clock.calls.pop(0).func()
     first = sum(kept.blocks)
     assert MAX_ROWS_PER_TURN <= first < 6 * 200
-    # The next step, before the rest of this one.
+    # The next slot is due before the rest of this one is written.
     _, step = clock.calls
     clock.calls.remove(step)
     clock.rightNow += 60 / SLOTS

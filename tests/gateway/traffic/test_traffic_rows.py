@@ -1,5 +1,3 @@
-"""Rows as lines: what is left out, what no client can put in, and what is said of them where they are described."""
-
 from __future__ import annotations
 
 import ast
@@ -63,7 +61,7 @@ def test_text_is_bounded_and_encodable():
 
 @pytest.fixture(scope="module")
 def described():
-    """The description of rows."""
+    """Return the documentation of the rows, docs/traffic-log.md."""
     return (ROOT / "docs/traffic-log.md").read_text("utf-8").split("\n## Rows, version 1\n")[1]
 
 
@@ -72,7 +70,7 @@ def names(words):
 
 
 def row_of(described, field):
-    """What the tables say of it."""
+    """Return the fields in the tables of a section."""
     (found,) = re.findall(
         rf"^\| (?:`\w+`, )*`{field}`(?:, `\w+`)* \| (.*) \|$", described, re.MULTILINE
     )
@@ -90,7 +88,7 @@ def test_every_field_is_documented(described):
     }
     prose = names(re.sub(r"^\|.*", "", described, flags=re.MULTILINE))
     assert tables <= written
-    # What each row has is said before the tables.
+    # Common fields are documented before the tables.
     assert written - tables == {
         "v",
         "at",
@@ -114,7 +112,10 @@ def test_every_close_reason_is_documented(described):
 
 
 def throttles(source):
-    """Where a reply is given a throttle time, but for a constant 0: by its name, by its place, or later."""
+    """Return where a response has a throttle time other than the constant 0.
+
+    It can be set by keyword, by position, or as an attribute.
+    """
     places = {"ProduceResponse": 2, "FetchResponse": 4}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
@@ -155,7 +156,7 @@ def test_throttling_response_is_detected(source):
 
 
 def test_throttle_ms_is_absent_while_no_response_throttles(described):
-    """Whoever lets a reply throttle counts it in `throttle_ms`, and says so there."""
+    """A change that throttles responses must count them in `throttle_ms` and document it."""
     assert "always absent" in row_of(described, "throttle_ms")
     modules = (ROOT / "gateway").rglob("*.py")
     assert [

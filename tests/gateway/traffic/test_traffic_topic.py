@@ -1,5 +1,3 @@
-"""The same rows in a topic: whole, in order, and dropped where the store does not take them."""
-
 from __future__ import annotations
 
 import os
@@ -38,7 +36,7 @@ def sink(env, losses):
 
 
 def stored(env):
-    """The values of all records of the topic."""
+    """Return the values of all records of the topic."""
     entries = ended(env.partition(TRAFFIC_TOPIC).read(0, 64 << 20))
     return [
         (one.key, bytes(one.value), one.timestamp)
@@ -84,7 +82,7 @@ def test_queue_to_store_is_bounded(env, sink, losses):
     assert losses.total == 2
     env.threads.release()
     assert len(stored(env)) == 2
-    # What is stored waits no more.
+    # Stored rows no longer count as waiting.
     for _ in range(4):
         sink.put(line, 1)
     assert (losses.total, len(stored(env))) == (2, 6)

@@ -1,5 +1,3 @@
-"""What is counted of one kind of request, and how that looks in a row."""
-
 from __future__ import annotations
 
 import pytest

@@ -125,7 +125,7 @@ def test_validate_only_reports_errors_and_changes_nothing(env: BrokerEnvironment
     assert overrides(env) == {}
 
 
-# Codes and messages as Kafka 3.9.2 gave them.
+# Codes and messages of Kafka 3.9.2.
 @pytest.mark.parametrize(
     ("changes", "code", "message"),
     [
@@ -148,7 +148,10 @@ def test_validate_only_reports_errors_and_changes_nothing(env: BrokerEnvironment
         (
             [("cleanup.policy", APPEND, "zzz")],
             40,
-            "Invalid value zzz for configuration cleanup.policy: String must be one of: compact, delete",
+            (
+                "Invalid value zzz for configuration cleanup.policy: String must be one of: "
+                "compact, delete"
+            ),
         ),
         (
             [("retention.ms", SET, None), ("segment.ms", SET, None)],
@@ -167,7 +170,7 @@ def test_rejected_change_is_rejected_as_a_whole(
     env: BrokerEnvironment, changes: Any, code: int, message: str
 ) -> None:
     env.topic(flush_ms="3")
-    # Something right beside what is wrong.
+    # A valid config beside the invalid one.
     assert incremental(env, (TOPIC, "orders", [("preallocate", SET, "true"), *changes])) == [
         (code, message)
     ]
@@ -181,7 +184,8 @@ def test_duplicate_resource_is_rejected_twice(env: BrokerEnvironment) -> None:
     assert overrides(env) == {}
 
 
-# Kafka can alter its brokers; this one says where to do it. The other codes and messages are those of Kafka 3.9.2.
+# Codes and messages of Kafka 3.9.2, except for loggers, which Kafka can alter: here the error names
+# the settings.
 @pytest.mark.parametrize(
     ("kind", "name", "code", "message"),
     [
@@ -191,7 +195,10 @@ def test_duplicate_resource_is_rejected_twice(env: BrokerEnvironment) -> None:
             TOPIC,
             "x y",
             17,
-            "Topic name is invalid: 'x y' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'",
+            (
+                "Topic name is invalid: 'x y' contains one or more characters other than "
+                "ASCII alphanumerics, '.', '_' and '-'"
+            ),
         ),
         (BROKER, "9", 42, "Unexpected broker id, expected 0, but received 9"),
         (BROKER, "x", 42, "Node id must be an integer, but it is: x"),
@@ -201,7 +208,8 @@ def test_duplicate_resource_is_rejected_twice(env: BrokerEnvironment) -> None:
             LOGGER,
             "0",
             42,
-            "The log levels of this broker (log_level, log_levels) cannot be altered while it runs: set them in its file, environment or "
+            "The log levels of this broker (log_level, log_levels) cannot be altered "
+            "while it runs: set them in its file, environment or "
             "flags, and restart it.",
         ),
         (99, "x", 42, "Unknown resource type 99"),
@@ -222,7 +230,7 @@ def test_alter_configs_replaces_all_overrides(env: BrokerEnvironment, version: i
     assert overrides(env) == {"retention.ms": "5"}
 
 
-# Codes and messages as Kafka 3.9.2 gave them.
+# Codes and messages of Kafka 3.9.2.
 @pytest.mark.parametrize(
     ("configs", "code", "message"),
     [

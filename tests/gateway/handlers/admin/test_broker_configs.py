@@ -71,7 +71,7 @@ def test_broker_value_precedes_cluster_value(env: BrokerEnvironment) -> None:
     assert env.broker.settings.log_retention_ms == 1000
 
 
-# As Kafka 3.9.2 lists them.
+# Order and names of Kafka 3.9.2.
 def test_sources_and_synonyms_show_where_value_is_set() -> None:
     env = open_environment(node_id=1, message_max_bytes=3000)
     env.topic("orders")
@@ -126,7 +126,7 @@ def test_broker_configs_survive_restart() -> None:
     ) == (5000, ("compact",))
     assert again.topic("plain").config.compacts
     ended(again.store.close())
-    # Another broker of the cluster has only what is for all.
+    # Another broker of the cluster has only the cluster-wide value.
     other = open_environment(medium, node_id=2)
     assert (
         other.broker.settings.log_retention_bytes,
@@ -160,7 +160,7 @@ def test_validate_only_changes_no_broker_config(env: BrokerEnvironment) -> None:
     assert env.broker.settings.message_max_bytes == 1048588
 
 
-# As Kafka 3.9.2 refuses them; tests/peers/test_kafka_tools.py compares them.
+# Errors of Kafka 3.9.2; tests/peers/test_kafka_tools.py compares them.
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -194,7 +194,7 @@ def test_one_invalid_config_rejects_whole_request(env: BrokerEnvironment) -> Non
 
 
 def test_deleting_unset_config_succeeds(env: BrokerEnvironment) -> None:
-    """kafka-reassign-partitions.sh deletes throttles that nobody has set."""
+    """kafka-reassign-partitions.sh deletes throttles that are not set."""
     assert put(env, "leader.replication.throttled.rate", None, how=DELETE) == (0, None)
 
 

@@ -99,7 +99,7 @@ def test_configs_are_returned_from_v5_with_sources(env: BrokerEnvironment) -> No
         config.name: (config.value, config.config_source, config.read_only, config.is_sensitive)
         for config in row.configs
     }
-    # 36 configs in Kafka 3.9.2's answer, and one of our own; 1 is TOPIC_CONFIG, 5 is DEFAULT_CONFIG.
+    # 36 configs of Kafka 3.9.2 and one of the gateway; 1 is TOPIC_CONFIG, 5 is DEFAULT_CONFIG.
     assert len(rows) == 37
     assert rows["retention.ms"] == ("5", 1, False, False)
     assert rows["segment.bytes"] == ("1073741824", 5, False, False)
@@ -111,7 +111,7 @@ def test_validate_only_creates_nothing_and_returns_result(env: BrokerEnvironment
     assert names(env) == set()
 
 
-# Codes and messages as Kafka 3.9.2 gave them.
+# Codes and messages of Kafka 3.9.2.
 @pytest.mark.parametrize(
     ("topic", "code", "message"),
     [
@@ -121,7 +121,10 @@ def test_validate_only_creates_nothing_and_returns_result(env: BrokerEnvironment
         (
             new("x y"),
             17,
-            "Topic name is invalid: 'x y' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'",
+            (
+                "Topic name is invalid: 'x y' contains one or more characters other than "
+                "ASCII alphanumerics, '.', '_' and '-'"
+            ),
         ),
         (new("t", 0), 37, "Number of partitions was set to an invalid non-positive value."),
         (new("t", -2), 37, "Number of partitions was set to an invalid non-positive value."),
@@ -154,7 +157,10 @@ def test_validate_only_creates_nothing_and_returns_result(env: BrokerEnvironment
         (
             new("t", -1, 1, [(0, [1])]),
             42,
-            "A manual partition assignment was specified, but replication factor was not set to -1.",
+            (
+                "A manual partition assignment was specified, but replication factor was not "
+                "set to -1."
+            ),
         ),
         (
             new("t", -1, -1, [(0, [1]), (2, [1])]),
@@ -251,7 +257,8 @@ def test_assigned_partitions_need_equal_replica_counts(
         (
             "t",
             39,
-            "The manual partition assignment includes a partition with 2 replica(s), but this is not consistent with previous "
+            "The manual partition assignment includes a partition with 2 replica(s), but "
+            "this is not consistent with previous "
             "partitions, which have 1 replica(s).",
         )
     ]
@@ -360,7 +367,7 @@ def test_deleting_duplicate_name_is_rejected(env: BrokerEnvironment) -> None:
     assert names(env) == {"orders"}
 
 
-# Codes and messages as Kafka 3.9.2 gave them.
+# Codes and messages of Kafka 3.9.2.
 def test_invalid_deletion_is_rejected_with_kafka_message(env: BrokerEnvironment) -> None:
     one = uuid.uuid4()
     assert delete_by(env, (None, None)) == [(None, 42, "Neither topic name nor id were specified.")]
@@ -422,7 +429,7 @@ def test_validate_only_adds_no_partitions(env: BrokerEnvironment) -> None:
     assert env.broker.topics.require("orders").topic.partitions == 2
 
 
-# Codes and messages as Kafka 3.9.2 gave them.
+# Codes and messages of Kafka 3.9.2.
 @pytest.mark.parametrize(
     ("count", "brokers", "code", "message"),
     [

@@ -23,7 +23,7 @@ def env() -> BrokerEnvironment:
 def delete(
     env: BrokerEnvironment, *wanted: tuple[str, dict[int, int]], version: int = 2
 ) -> dict[tuple[str, int], tuple[int, int]]:
-    """By topic and partition: the low watermark and the error code."""
+    """Return low watermark and error code by topic and partition."""
     topics = [
         Topic(
             name=name,
@@ -63,7 +63,7 @@ def test_log_start_never_decreases(env: BrokerEnvironment) -> None:
     assert env.partition().log.start_offset == 7
 
 
-# As Kafka 3.9.2 answered.
+# Responses of Kafka 3.9.2.
 @pytest.mark.parametrize("offset", [11, -2, 1 << 62])
 def test_offset_outside_log_is_out_of_range(env: BrokerEnvironment, offset: int) -> None:
     assert delete(env, ("orders", {0: offset})) == {
@@ -92,7 +92,7 @@ def test_internal_topic_keeps_records(env: BrokerEnvironment) -> None:
 
 
 def test_last_offset_of_duplicate_partition_applies(env: BrokerEnvironment) -> None:
-    # Kafka 3.9.2: a request for 0 and then 7 of the same partition answered for 7.
+    # Kafka 3.9.2 answers a request for offsets 0 and 7 of one partition with 7.
     assert delete(env, ("orders", {0: 8}), ("orders", {0: 4})) == {("orders", 0): (4, 0)}
 
 

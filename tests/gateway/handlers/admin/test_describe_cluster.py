@@ -38,18 +38,22 @@ def test_cluster_consists_of_live_gateways(version: int) -> None:
 
 def test_authorized_operations_are_returned_on_request(env: BrokerEnvironment) -> None:
     reply = call(env, DescribeClusterRequest(include_cluster_authorized_operations=True), 1)
-    # As Kafka 3.9.2 without an authorizer: create, alter, describe, cluster action, describe and alter configs, idempotent write.
+    # As in Kafka 3.9.2 without an authorizer: create, alter, describe, cluster action, describe and
+    # alter configs, idempotent write.
     assert set(reply.authorized_operations) == {5, 7, 8, 9, 10, 11, 12}
 
 
-# Codes and messages as Kafka 3.9.2 gave them.
+# Codes and messages of Kafka 3.9.2.
 @pytest.mark.parametrize(
     ("endpoint", "code", "message"),
     [
         (
             2,
             114,
-            "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
+            (
+                "The request was sent to an endpoint of type BROKER, but we wanted an "
+                "endpoint of type CONTROLLER"
+            ),
         ),
         (7, 115, "Unsupported endpoint type 7"),
     ],

@@ -11,7 +11,7 @@ from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.handler_calls import call
 
 TOPIC, BROKER, LOGGER = 2, 4, 8
-# DescribeConfigsResponse's config sources.
+# Config sources of DescribeConfigsResponse.
 OF_TOPIC, STATIC, DEFAULT, OF_LOGGER = 1, 4, 5, 6
 
 Wanted = tuple[int, str, list[str] | None]
@@ -51,7 +51,7 @@ def test_every_version_returns_requested_configs(env: BrokerEnvironment, version
 @pytest.mark.parametrize("keys", [None, []])
 def test_null_keys_mean_all_configs(env: BrokerEnvironment, keys: list[str] | None) -> None:
     env.topic()
-    # As many as Kafka 3.9.2 has for a topic.
+    # Number of topic configs in Kafka 3.9.2.
     assert len(describe(env, (TOPIC, "orders", keys))[0].configs) == 37
 
 
@@ -85,7 +85,7 @@ def test_synonyms_start_with_effective_one() -> None:
     assert [(one.name, one.value, one.source) for one in result.configs[0].synonyms] == [
         ("retention.ms", "5", OF_TOPIC),
         ("log.retention.ms", "70", STATIC),
-        # A week, by the name that has the default in Kafka.
+        # A week, under the name that has the default in Kafka.
         ("log.retention.hours", "168", DEFAULT),
     ]
     (result,) = describe(env, wanted)
@@ -109,7 +109,7 @@ def test_broker_returns_advertised_listeners(env: BrokerEnvironment) -> None:
 
 
 def test_default_retention_has_no_synonyms(env: BrokerEnvironment) -> None:
-    """In Kafka log.retention.ms has no default, and what it is a synonym of is not told of it."""
+    """In Kafka log.retention.ms has no default, and its fallbacks are not listed."""
     env.topic()
     for wanted in ((TOPIC, "orders", ["retention.ms"]), (BROKER, "0", ["log.retention.ms"])):
         (result,) = describe(env, wanted, include_synonyms=True)
@@ -153,7 +153,7 @@ def test_documentation_names_configs_without_effect(env: BrokerEnvironment) -> N
     }
 
 
-# Codes and messages as Kafka 3.9.2 gave them, for a broker of id 0.
+# Codes and messages of Kafka 3.9.2 for broker id 0.
 @pytest.mark.parametrize(
     ("kind", "name", "code", "message"),
     [
@@ -163,7 +163,10 @@ def test_documentation_names_configs_without_effect(env: BrokerEnvironment) -> N
             TOPIC,
             "x y",
             17,
-            "Topic name is invalid: 'x y' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'",
+            (
+                "Topic name is invalid: 'x y' contains one or more characters other than "
+                "ASCII alphanumerics, '.', '_' and '-'"
+            ),
         ),
         (BROKER, "7", 42, "Unexpected broker id, expected 0 or empty string, but received 7"),
         (BROKER, "x", 42, "Broker id must be an integer, but it is: x"),
@@ -205,7 +208,7 @@ def test_broker_configs_are_the_settings() -> None:
         rows["auto.create.topics.enable"].config_source,
     ) == ("true", DEFAULT)
     assert rows["node.id"].value == rows["broker.id"].value == "3"
-    # What Kafka 3.9.2 can change while it runs, and has a meaning here.
+    # Configs that Kafka 3.9.2 can change at runtime and that have a meaning here.
     assert {name for name, row in rows.items() if not row.read_only} == {
         "log.cleaner.backoff.ms",
         "log.cleanup.policy",

@@ -38,7 +38,7 @@ def update(env: BrokerEnvironment, version: int, *names: str) -> Any:
     return call(env, UpdateFeaturesRequest(timeout_ms=1000, feature_updates=updates), version)
 
 
-# As Kafka 3.9.2 (v1) and 4.3.1 (v2) answer it.
+# Responses of Kafka 3.9.2 (v1) and 4.3.1 (v2).
 UNKNOWN_FEATURE = (
     "Invalid update version 1 for feature a. Local controller 1 does not support this feature."
 )
@@ -57,7 +57,10 @@ def test_unknown_feature_is_rejected_by_name(env: BrokerEnvironment, version: in
 
 def test_unknown_feature_rejects_whole_v2_request(env: BrokerEnvironment) -> None:
     reply = update(env, 2, "a", "b")
-    message = f"The update failed for all features since the following feature had an error: {UNKNOWN_FEATURE}"
+    message = (
+        "The update failed for all features since the following feature had an "
+        f"error: {UNKNOWN_FEATURE}"
+    )
     assert (reply.error_code, reply.error_message) == (INVALID_UPDATE, message)
     assert update(env, 2).error_code == 0
 

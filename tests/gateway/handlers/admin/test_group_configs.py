@@ -83,7 +83,7 @@ def test_alter_configs_replaces_group_configs(env: BrokerEnvironment) -> None:
     assert env.broker.group_configs.overrides("g") == {HEARTBEAT: "7000"}
 
 
-# As kafka-group_configs.sh shows it of Kafka 4.3.1.
+# Output of kafka-configs.sh for a group of Kafka 4.3.1.
 def test_group_configs_are_returned_with_defaults(
     env: BrokerEnvironment,
 ) -> None:
@@ -104,7 +104,7 @@ def test_group_configs_are_returned_with_defaults(
     assert describe(env, (GROUP, "", None))[0].error_code == 42
 
 
-# As Kafka 4.3.1 refuses them.
+# Errors of Kafka 4.3.1.
 @pytest.mark.parametrize(
     ("name", "value", "code", "message"),
     [
@@ -124,7 +124,10 @@ def test_group_configs_are_returned_with_defaults(
             HEARTBEAT,
             "4999",
             40,
-            f"{HEARTBEAT} must be greater than or equal to group.consumer.min.heartbeat.interval.ms",
+            (
+                f"{HEARTBEAT} must be greater than or equal to "
+                "group.consumer.min.heartbeat.interval.ms"
+            ),
         ),
         (
             HEARTBEAT,

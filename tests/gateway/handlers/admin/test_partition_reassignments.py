@@ -97,7 +97,10 @@ def reassign(
             [9],
             (
                 INVALID_ASSIGNMENT,
-                "The manual partition assignment includes broker 9, but no such broker is registered.",
+                (
+                    "The manual partition assignment includes broker 9, but no such broker is "
+                    "registered."
+                ),
             ),
         ),
         (
