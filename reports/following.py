@@ -1,7 +1,7 @@
 """Ingests the traffic log's topic continuously, with Spark's Kafka source and through the gateway.
 
-    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1 "$(python -m reports.places following)" \\
-        --bootstrap-servers gateway:9092 --out DIR
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1 \\
+        "$(python -m reports.places following)" --bootstrap-servers gateway:9092 --out DIR
 
 The tables are those of `kopgate report --out DIR`. Each row is in them once, whether it comes from
 files, from the topic or from both.
@@ -98,7 +98,7 @@ def _options(file: Path | None) -> dict[str, str]:
         name, sign, value = line.partition("=")
         if line.strip() and not line.startswith("#"):
             if not sign:
-                raise ValueError(f"{file}: a line is no `name=value`")
+                raise ValueError(f"{file}: a line is not `name=value`")
             options[f"kafka.{name.strip()}"] = value.strip()
     return options
 
@@ -108,7 +108,10 @@ def _missing_package_hint(error: BaseException) -> str | None:
         return None
     scala = "2.12" if pyspark.__version__.startswith("3.") else "2.13"
     package = f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{pyspark.__version__}"
-    return f"Spark's Kafka source is missing: spark-submit --packages {package} (or the newest before it, where there is none yet)"
+    return (
+        f"Spark's Kafka source is missing: spark-submit --packages {package} (or the latest "
+        "earlier version, if it does not exist yet)"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -126,24 +129,24 @@ def main(arguments: list[str] | None = None) -> int:
         type=argument,
         required=True,
         metavar="DIR",
-        help="the same as that of `kopgate report`",
+        help="same as for `kopgate report`",
     )
     parser.add_argument(
         "--consumer-config",
         type=Path,
         metavar="FILE",
-        help="what Kafka's consumer is to be told, a name=value a line",
+        help="properties of the Kafka consumer, one name=value per line",
     )
     parser.add_argument(
         "--every",
         type=float,
         default=INTERVAL_SECONDS,
         metavar="SECONDS",
-        help="from batch to batch (%(default)s)",
+        help="time between batches (%(default)s)",
     )
-    parser.add_argument("--once", action="store_true", help="take what there is, and end")
+    parser.add_argument("--once", action="store_true", help="read what is available and exit")
     parser.add_argument(
-        "--master", help="where spark-submit does not say it: local[N] or spark://HOST:PORT"
+        "--master", help="if spark-submit does not set it: local[N] or spark://HOST:PORT"
     )
     given = parser.parse_args(arguments)
     try:

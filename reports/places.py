@@ -19,8 +19,9 @@ def folder(text: str) -> Path:
     """
     if ADDRESS.match(text):
         raise ValueError(
-            f"{text} is no folder of this machine: logs and reports lie on a file system that the driver and the workers see in the same place (NFS, CephFS, "
-            "a mounted disk); what is in an object store is to be mounted or copied first"
+            f"{text} is not a local folder: logs and reports must be on a file system that the "
+            "driver and the workers see under the same path (NFS, CephFS, a mounted disk); "
+            "data in an object store must be mounted or copied first"
         )
     return Path(text)
 

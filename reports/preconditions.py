@@ -8,14 +8,17 @@ from pathlib import Path
 from reports.ingest import log_files
 from reports.ingest.taken_files import Tables, TablesError
 
-NOTHING = "there is nothing of a traffic log in {place}: --logs is the folder that `kopgate serve --traffic-log` writes to, a minute after clients came"
+NOTHING = (
+    "no traffic log data in {place}: --logs must be the folder that `kopgate serve "
+    "--traffic-log` writes to; files appear a minute after clients connect"
+)
 
 
 def check_folders_apart(logs: Path, out: Path) -> None:
     """Raise TablesError if the report would be written into the log folder."""
     if out.resolve() == logs.resolve() or logs.resolve() in out.resolve().parents:
         raise TablesError(
-            f"{out} is in {logs}; reports go to a folder of their own: name another one with --out"
+            f"{out} is inside {logs}: choose another folder for the report with --out"
         )
 
 
@@ -28,7 +31,7 @@ def check_preconditions(logs: Path | None, out: Path) -> None:
             raise TablesError(NOTHING.format(place=logs or out / "tables"))
     except OSError as error:
         raise TablesError(
-            f"{error.filename or logs}: {error.strerror}; a report needs to read all of the log"
+            f"{error.filename or logs}: {error.strerror}; a report reads the whole log"
         ) from error
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -36,5 +39,6 @@ def check_preconditions(logs: Path | None, out: Path) -> None:
             pass
     except OSError as error:
         raise TablesError(
-            f"nothing can be written to {out}: {error.strerror}; make it writable, or name another folder with --out"
+            f"{out} is not writable: {error.strerror}; make it writable, or choose "
+            "another folder with --out"
         ) from error

@@ -94,7 +94,8 @@ def _report(
     place = order.logs or order.tables.folder
     if usage.isEmpty() and connections.isEmpty():
         raise TablesError(
-            f"there is nothing of a traffic log in {place}{f' since {since}; {SINCE_HINT}' if everything.head(1) else _why_nothing(taken)}"
+            f"no traffic log data in {place}"
+            f"{f' since {since}; {SINCE_HINT}' if everything.head(1) else _why_nothing(taken)}"
         )
     outputs = Outputs(order.out, spark)
     who = of_activity.latest_connection_rows(everything).persist()
@@ -104,7 +105,8 @@ def _report(
     try:
         if did.isEmpty():
             raise TablesError(
-                f"there is no application in {place} since {since}: whoever connected asked for nothing, or never logged in; {SINCE_HINT}"
+                f"no applications in {place} since {since}: clients sent no requests or "
+                f"never authenticated; {SINCE_HINT}"
             )
         tables = _tables(outputs, did, identify(connected), bare, order.target, progress)
         summary = _summary(tables, order.target, now, taken)
@@ -136,7 +138,10 @@ def _why_nothing(taken: IngestResult) -> str:
         return f": {count_of(len(taken.damaged), 'file')} cannot be used, first {name}: {reason}"
     if taken.quarantined:
         reason = next(iter(taken.quarantined))
-        return f": {count_of(sum(taken.quarantined.values()), 'line')} went into quarantine, first for this: {reason}"
+        return (
+            f": {count_of(sum(taken.quarantined.values()), 'line')} quarantined, first "
+            f"reason: {reason}"
+        )
     return ": its files have no lines yet"
 
 

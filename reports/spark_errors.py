@@ -11,10 +11,18 @@ from pyspark.errors import PySparkException
 
 from reports.ingest.taken_files import TablesError
 
-NO_SPACE = "there is no room left in {folder}; what was taken until now stays taken: make room and run it again"
-JAVA_NOT_STARTED = "Java did not start; above is what it says: it must be 17 or newer (`java -version`, JAVA_HOME), and --memory be as in 2g"
-JAVA_ENDED = "Java has ended, or was killed; what was taken until now stays taken: if this machine had no memory left, name a smaller --memory; run it again"
-NO_MEMORY = "Java has too little memory; what was taken until now stays taken: give it more (--memory) and run it again"
+NO_SPACE = "no space left in {folder}: free some space and run it again; completed batches are kept"
+JAVA_NOT_STARTED = (
+    "Java did not start, see its output above: it must be version 17 or newer (`java "
+    "-version`, JAVA_HOME), and --memory must look like 2g"
+)
+JAVA_ENDED = (
+    "Java ended or was killed: if this machine ran out of memory, use a smaller --memory; run "
+    "it again; completed batches are kept"
+)
+NO_MEMORY = (
+    "Java has too little memory: increase --memory and run it again; completed batches are kept"
+)
 MAX_ERROR_CHARS = 500
 """Length limit of quoted Spark messages."""
 
@@ -46,14 +54,17 @@ def is_spark_error(error: Exception) -> bool:
 def _os_error_text(error: OSError, folder: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NO_SPACE.format(folder=folder)
-    return f"{error.filename or folder}: {error.strerror or error}; what was taken until now stays taken: put that right and run it again"
+    return (
+        f"{error.filename or folder}: {error.strerror or error}: fix this and run it again; "
+        "completed batches are kept"
+    )
 
 
 def _spark_error_text(error: Exception, folder: Path) -> str:
     text = str(error)
     if any(
         words in text
-        for words in ("No space left on device", "Disk quota exceeded", "there is no room left")
+        for words in ("No space left on device", "Disk quota exceeded", "no space left in")
     ):
         return NO_SPACE.format(folder=folder)
     if "JAVA_GATEWAY_EXITED" in text or "Java gateway process exited" in text:

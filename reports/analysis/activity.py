@@ -95,7 +95,8 @@ def latest_connection_rows(connections: DataFrame) -> DataFrame:
 def never_logged_in(who: DataFrame) -> DataFrame:
     """Connections to a SASL listener that never authenticated, except bare GSSAPI tokens."""
     return who.filter(
-        f"its_protocol like 'SASL%' and its_principal is null and not coalesce(its_{BARE} and its_{ROADLESS}, false)"
+        f"its_protocol like 'SASL%' and its_principal is null and not coalesce(its_{BARE} "
+        f"and its_{ROADLESS}, false)"
     )
 
 
@@ -170,10 +171,12 @@ def _by_connection(usage: DataFrame, keys: Sequence[str] = CONNECTION_COLUMNS) -
     of_topic = F.coalesce("bytes_in", F.lit(0)) + F.coalesce("bytes_out", F.lit(0))
     rows = usage.select(
         *CONNECTION_COLUMNS,
-        *[name for name in SUMS if "bytes" not in name or name == "converted_bytes"], *bytes_, *counts,
+        *[name for name in SUMS if "bytes" not in name or name == "converted_bytes"],
+        *bytes_,
+        *counts,
         F.when(F.col("topic").isNotNull(), of_topic).alias("topic_bytes"),
         *_times("began"),
-    )  # fmt: skip
+    )
     return rows.groupBy(*keys).agg(*_sums(), *_seen())
 
 
@@ -184,12 +187,20 @@ def _from_connection_rows(connections: DataFrame) -> DataFrame:
     """
     ended = connections.filter("event in ('closed', 'settled') and highest is not null")
     by_id = ended.select(
-        "date", "connection", F.explode_outer("client_ids").alias("client_id"), "listener", "principal", "peer", *SOFTWARE, "highest",
+        "date",
+        "connection",
+        F.explode_outer("client_ids").alias("client_id"),
+        "listener",
+        "principal",
+        "peer",
+        *SOFTWARE,
+        "highest",
         *_times("opened_at"),
-    )  # fmt: skip
+    )
     rows = by_id.select(
-        *[name for name in by_id.columns if name != "highest"], F.explode("highest").alias("key", "api_version"),
-    )  # fmt: skip
+        *[name for name in by_id.columns if name != "highest"],
+        F.explode("highest").alias("key", "api_version"),
+    )
     zeros = [F.lit(0).cast("long").alias(name) for name in (*SUMS, *FORMATS)]
     rows = (
         rows.withColumn("api_key", F.col("key").cast("int"))
@@ -207,7 +218,8 @@ def _with_connection(rows: DataFrame, who: DataFrame, more: Sequence[str] = ()) 
     """
     joined = rows.join(who, "connection", "left")
     joined = joined.filter(
-        "its_protocol is null or its_protocol not like 'SASL%' or its_principal is not null or principal is not null"
+        "its_protocol is null or its_protocol not like 'SASL%' or its_principal is not "
+        "null or principal is not null"
     )
     for name in ("principal", "listener", *SOFTWARE):
         joined = joined.withColumn(name, F.coalesce(f"its_{name}", name))

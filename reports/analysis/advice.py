@@ -93,9 +93,9 @@ def _upgrade_or_setting(version: Column) -> Column:
     is_new_enough = F.coalesce(version_key("version_low") >= version_key("lowest"), F.lit(False))
     setting = F.concat(F.lit("its protocol setting ("), F.col("setting"), F.lit(") left out"))
     tried = F.concat(
-        F.lit("a look at what it does: "),
+        F.lit("an investigation: "),
         version,
-        F.lit(" and later were not refused where they were tried"),
+        F.lit(" and later were not refused in tests"),
     )
     at_least = F.concat(version, F.col("least"))
     return (

@@ -88,7 +88,7 @@ def load_target(name: str) -> MigrationTarget:
     path = Path(name) if name.endswith(".toml") else TARGETS / f"{name}.toml"
     if ("/" in name.removesuffix(".toml") and not name.endswith(".toml")) or not path.is_file():
         raise ValueError(
-            f"there is no target {name!r}; there are {', '.join(target_names())}, or give a file of your own (.toml)"
+            f"unknown target {name!r}: use {', '.join(target_names())}, or the path of a .toml file"
         )
     try:
         file = msgspec.convert(
@@ -96,7 +96,7 @@ def load_target(name: str) -> MigrationTarget:
         )
         return _merge(path.stem, file, _base_target(file))
     except (OSError, msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"{path} is no target: {error}") from error
+        raise ValueError(f"invalid target {path}: {error}") from error
 
 
 def _base_target(file: _TargetFile) -> MigrationTarget:
@@ -104,7 +104,7 @@ def _base_target(file: _TargetFile) -> MigrationTarget:
         return MigrationTarget("", "", (), {}, {}, True, {})
     # Only built-in targets, so that files cannot refer to each other in a loop.
     if file.like not in target_names():
-        raise ValueError(f"`like` is one of {', '.join(target_names())}, and not {file.like!r}")
+        raise ValueError(f"`like` must be one of {', '.join(target_names())}, not {file.like!r}")
     return load_target(file.like)
 
 

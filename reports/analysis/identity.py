@@ -36,12 +36,13 @@ MAX_NAMES = 50
 """Libraries with version per application, those with the most traffic first; clients can send any
 name.
 """
-LEFT_OUT = "one of too many kinds of clients to tell its library"
+LEFT_OUT = "library not determined: too many kinds of clients"
 PART = "part"
 """Identifies a part of an application, in addition to APPLICATION."""
 
 _VERDICT = (
-    "key string, kind string, its_part string, its_library string, its_version_low string, its_version_high string, its_confidence double, "
+    "key string, kind string, its_part string, its_library string, its_version_low "
+    "string, its_version_high string, its_confidence double, "
     "its_evidence string, its_difference string"
 )
 
@@ -68,7 +69,7 @@ def _named(kinds: DataFrame) -> DataFrame:
     # Struct order makes the choice deterministic for names last used in the same minute.
     sent = F.concat_ws(" ", *SOFTWARE).alias("name")
     own = said.groupBy(*APPLICATION, "library", "version").agg(
-        F.concat(F.lit("calls itself "), F.max(F.struct("last_seen", sent))["name"]).alias(
+        F.concat(F.lit("software name "), F.max(F.struct("last_seen", sent))["name"]).alias(
             "evidence"
         ),
         *_sums(),
@@ -272,11 +273,12 @@ def _difference(behaviour: Behaviour, others: Sequence[Behaviour]) -> str | None
         sent = {other.highest[key] for other in others if other.requests.get(key)}
         if key not in NOT_COMPARED and sent - {version}:
             found.append(
-                f"{names.get(key, f'key {key}')} {version} (others: {', '.join(map(str, sorted(sent - {version})))})"
+                f"{names.get(key, f'key {key}')} {version} (others: "
+                f"{', '.join(map(str, sorted(sent - {version})))})"
             )
     if found:
         return f"sends {', '.join(found)}"
-    return "does not send its name, and sends what no version of the others does"
+    return "does not send its name; no version of the others sends the same requests"
 
 
 def _client_id_library(table: LibraryTable) -> Column:

@@ -21,9 +21,22 @@ MAX_NAMES = 100
 """Topics, groups and listeners listed per application; the counts are complete."""
 NOT_SERVED = "api_version < minimum or api_version > maximum"
 LIBRARY_FIELDS = (
-    "library", "version_low", "version_high", "confidence", "share", "state", "reasons", "needs", "evidence", "difference", "generation",
-    "connections", "requests", "bytes", "last_seen",
-)  # fmt: skip
+    "library",
+    "version_low",
+    "version_high",
+    "confidence",
+    "share",
+    "state",
+    "reasons",
+    "needs",
+    "evidence",
+    "difference",
+    "generation",
+    "connections",
+    "requests",
+    "bytes",
+    "last_seen",
+)
 """Fields of each library of an application.
 
 `share` is its share of the application's bytes, null if there are none.
@@ -51,9 +64,15 @@ def findings(activity: DataFrame, bare: DataFrame, target: MigrationTarget) -> D
     if target.serves_bare_gssapi:
         return requests
     tokens = bare.select(
-        "date", *APPLICATION, F.lit("GSSAPI without a handshake").alias("what"), F.lit("served after SaslHandshake only").alias("why"),
-        F.lit(0).cast("long").alias("requests"), F.lit(0).cast("long").alias("bytes"), "first_seen", "last_seen",
-    )  # fmt: skip
+        "date",
+        *APPLICATION,
+        F.lit("GSSAPI without a handshake").alias("what"),
+        F.lit("served after SaslHandshake only").alias("why"),
+        F.lit(0).cast("long").alias("requests"),
+        F.lit(0).cast("long").alias("bytes"),
+        "first_seen",
+        "last_seen",
+    )
     return requests.unionByName(tokens)
 
 
@@ -83,7 +102,7 @@ def _request_text() -> Column:
 
 def _reason_text() -> Column:
     return (
-        F.when(F.col("minimum") == NO_VERSION, F.lit("not served any more"))
+        F.when(F.col("minimum") == NO_VERSION, F.lit("no longer served"))
         .when(
             F.col("api_version") < F.col("minimum"),
             F.concat(F.lit("served from version "), F.col("minimum").cast("string")),
@@ -141,11 +160,29 @@ def applications(
             f"{name}_count", F.size(f"all_{name}")
         )
     return rows.select(
-        *APPLICATION, "topics", "groups", "listeners", "topic_count", "group_count",
-        "library", low.alias("version_low"), high.alias("version_high"), F.coalesce("confidence", F.lit(0.0)).alias("confidence"), "evidence", "generation",
-        "state", _reasons().alias("reasons"), "needs", F.coalesce("refused_requests", F.lit(0)).alias("refused_requests"), "last_refused",
-        *SUMS, *FORMATS, "first_seen", "last_seen", "libraries",
-    )  # fmt: skip
+        *APPLICATION,
+        "topics",
+        "groups",
+        "listeners",
+        "topic_count",
+        "group_count",
+        "library",
+        low.alias("version_low"),
+        high.alias("version_high"),
+        F.coalesce("confidence", F.lit(0.0)).alias("confidence"),
+        "evidence",
+        "generation",
+        "state",
+        _reasons().alias("reasons"),
+        "needs",
+        F.coalesce("refused_requests", F.lit(0)).alias("refused_requests"),
+        "last_refused",
+        *SUMS,
+        *FORMATS,
+        "first_seen",
+        "last_seen",
+        "libraries",
+    )
 
 
 def _by_application(
@@ -206,7 +243,7 @@ def _describe_part(part: Column) -> Column:
     )
     unknown = F.concat_ws(
         "",
-        F.lit("a client whose library is not known, which "),
+        F.lit("a client of unknown library, which "),
         F.coalesce(part["difference"], part["evidence"]),
     )
     return F.when(part["library"].isNull(), unknown).otherwise(

@@ -15,7 +15,7 @@ MIN_DAYS = 7
 """Fewer days would show weekly variation rather than a trend."""
 MAX_DAYS_AHEAD = 3650
 """A line that reaches zero later than this counts as flat."""
-PACE = "at the pace of these days"
+PACE = "at the current rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,9 @@ def forecast(days: DataFrame, today: date) -> Forecast:
         F.count("*"), *line, F.max_by("refused_applications", "date")
     ).collect()[0]
     if known < MIN_DAYS or per_day is None:
-        return Forecast(
-            known, per_day, None, f"it takes {MIN_DAYS} full days, and there are {known}"
-        )
+        return Forecast(known, per_day, None, f"needs {MIN_DAYS} full days of data, has {known}")
     if at_today <= 0:
-        return Forecast(known, per_day, today, PACE if last else "nobody is left")
+        return Forecast(known, per_day, today, PACE if last else "none left")
     if per_day >= 0 or at_today / -per_day > MAX_DAYS_AHEAD:
-        return Forecast(known, per_day, None, "it does not get less")
+        return Forecast(known, per_day, None, "not decreasing")
     return Forecast(known, per_day, today + timedelta(days=math.ceil(at_today / -per_day)), PACE)

@@ -25,7 +25,7 @@ MAX_PROCESSES = 10_000
 
 A gateway that restarts every ten seconds reaches this in a day.
 """
-TOO_MANY_PROCESSES = f"of more than {MAX_PROCESSES} processes at once"
+TOO_MANY_PROCESSES = f"from more than {MAX_PROCESSES} processes at once"
 
 
 @dataclass(slots=True)

@@ -55,17 +55,17 @@ def examine(path: Path) -> ExaminedFile:
             seen.add(piece)
             if seen.size > most or seen.line_bytes > MAX_LINE_BYTES:
                 damage = (
-                    f"it unpacks to more than {most} bytes"
+                    f"unpacks to more than {most} bytes"
                     if seen.size > most
-                    else f"it has a line of more than {MAX_LINE_BYTES} bytes"
+                    else f"contains a line of more than {MAX_LINE_BYTES} bytes"
                 )
                 break
     except EOFError:
-        damage = "the compressed file is cut off"
+        damage = "truncated gzip file"
     except zlib.error as error:
-        damage = f"the compressed file is damaged: {error}"
+        damage = f"corrupt gzip file: {error}"
     except OSError as error:
-        damage = f"it cannot be read: {error.strerror}"
+        damage = f"cannot be read: {error.strerror}"
     return seen.result(damage)
 
 

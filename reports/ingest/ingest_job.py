@@ -102,7 +102,7 @@ def ingest_new(
     today = now.astimezone(UTC).date()
     if today < EARLIEST:
         raise TablesError(
-            f"the clock of this machine says that it is {today}; set it, or every row would be of a day that has not come"
+            f"the clock of this machine says {today}: set it, or every row is dated in the future"
         )
     ingester = Ingester(spark, tables, now)
     total = IngestResult(
@@ -124,7 +124,7 @@ def ingest_new(
             continue
         if not finished:
             return total + IngestResult(damaged=[*strange, *unreadable])
-    raise TablesError(f"files below {logs} come and go faster than they can be read")
+    raise TablesError(f"files in {logs} keep disappearing while they are read")
 
 
 def stored(
@@ -282,7 +282,7 @@ class Ingester:
 def _check_line_count(lines: int, wanted: int) -> None:
     if lines != wanted:
         raise TablesError(
-            f"of {wanted} lines {lines} came out: a file changed while it was read; run it again"
+            f"read {lines} of {wanted} lines: a file changed while it was read; run it again"
         )
 
 

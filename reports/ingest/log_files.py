@@ -86,14 +86,14 @@ def _name_problem(file: LogFile, until: date) -> str | None:
     try:
         file.name.encode("utf-8")
     except UnicodeEncodeError:
-        return "Spark reads no file whose name is no UTF-8; rename it"
+        return "Spark cannot read a file whose name is not UTF-8: rename it"
     if ":" in file.path.name:
-        return "Spark reads no file with a colon in its name; rename it"
+        return "Spark cannot read a file with a colon in its name: rename it"
     day = DAY.search(file.name)
     # Dates in this form sort as text. The file is not quarantined, which is permanent: the clock
     # here may be the wrong one.
     return (
-        "it is of a day that has not come: a clock is wrong, there or here"
+        "dated in the future: the clock of the gateway or of this machine is wrong"
         if day and day[1] > f"{until}"
         else None
     )
@@ -113,7 +113,7 @@ def copy_complete_lines(file: LogFile, folder: Path) -> LogFile:
             copy.write(piece)
             if copy.tell() > MAX_COPIED_BYTES:
                 path.unlink()
-                raise UnreadableError(f"it has more than {MAX_COPIED_BYTES} bytes")
+                raise UnreadableError(f"larger than {MAX_COPIED_BYTES} bytes")
     if path.stat().st_size:
         with path.open("r+b") as copy:
             with mmap.mmap(copy.fileno(), 0) as content:
@@ -130,7 +130,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UnreadableError(f"it cannot be read: {error.strerror}") from error
+        raise UnreadableError(f"cannot be read: {error.strerror}") from error
 
 
 def _process_and_number(name: str) -> tuple[str, int] | None:

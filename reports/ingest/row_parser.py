@@ -184,13 +184,13 @@ def _problem(now: datetime) -> Column:
         F.col("row.kind").isNotNull() | F.col("row.v").isNotNull() | F.col(f"row.{BROKEN}").isNull()
     )
     reasons = [
-        (F.octet_length("value") > MAX_ROW_BYTES, F.lit("a line that is longer than any row")),
+        (F.octet_length("value") > MAX_ROW_BYTES, F.lit("line too long")),
         (text == "", F.lit("empty line")),
-        (~is_object & text.startswith("{") & ~text.endswith("}"), F.lit("half line")),
+        (~is_object & text.startswith("{") & ~text.endswith("}"), F.lit("incomplete line")),
         (~is_object, F.lit("not a JSON object")),
         (F.col("row.v").isNotNull() & ~F.col("row.v").isin(*VERSIONS), _unknown_version()),
-        (F.col(f"row.{BROKEN}").isNotNull() & ~text.endswith("}"), F.lit("half line")),
-        (F.col(f"row.{BROKEN}").isNotNull(), F.lit("a field of the wrong type")),
+        (F.col(f"row.{BROKEN}").isNotNull() & ~text.endswith("}"), F.lit("incomplete line")),
+        (F.col(f"row.{BROKEN}").isNotNull(), F.lit("field of wrong type")),
         (F.col("row.v").isNull(), F.lit("no schema version")),
         (
             F.col("row.kind").isNull() | ~F.col("row.kind").isin(*REQUIRED_FIELDS),
@@ -201,17 +201,17 @@ def _problem(now: datetime) -> Column:
             for kind, names in REQUIRED_FIELDS.items()
             for name in names
         ],
-        (~F.col("row.connection").contains("-"), F.lit("a connection that names no process")),
+        (~F.col("row.connection").contains("-"), F.lit("connection without process")),
         (
             F.length("row.connection") > MAX_CONNECTION_CHARS,
-            F.lit("a connection with too long a name"),
+            F.lit("connection name too long"),
         ),
-        (_has_bad_number(), F.lit("a number that cannot be")),
+        (_has_bad_number(), F.lit("number out of range")),
         (
             ~F.col("date").between(
                 F.lit(EARLIEST), F.lit(now.astimezone(UTC).date() + timedelta(days=1))
             ),
-            F.lit("a time that cannot be"),
+            F.lit("time out of range"),
         ),
     ]
     column = F.when(*reasons[0])

@@ -92,7 +92,7 @@ class Tables:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError:
                 raise TablesError(
-                    f"another process is at work on {self.folder}; wait for it"
+                    f"another process is using {self.folder}: wait until it has finished"
                 ) from None
             self._remove_temporary()
             self._remove_unfinished()
@@ -144,8 +144,9 @@ class Tables:
             wanted = _content(path).get("lies")
             if wanted is not None and wanted != (found := _file_totals(folder)):
                 raise TablesError(
-                    f"{folder} has {found['files']} files of {found['bytes']} bytes, and had {wanted['files']} of {wanted['bytes']}: put it back, "
-                    f"or remove {path}, and what it has is taken anew from the logs that are left"
+                    f"{folder} has {found['files']} files of {found['bytes']} bytes instead of "
+                    f"{wanted['files']} of {wanted['bytes']}: restore it, or remove {path} "
+                    "to read its rows again from the remaining logs"
                 )
 
     def commit(self, batch: IngestedBatch) -> None:
@@ -214,13 +215,15 @@ def _content(path: Path) -> dict[str, Any]:
         note: dict[str, Any] = json.loads(path.read_text("utf-8"))
         if note["format"] != FORMAT:
             raise TablesError(
-                f"{path} was written by another version of kopgate (format {note['format']}, this one has {FORMAT}): report with that version, "
-                "or to another folder, whose tables are made anew from the logs that are left"
+                f"{path} was written by another version of kopgate (format "
+                f"{note['format']}, this one has {FORMAT}): use that version, "
+                "or another folder, whose tables are created from the remaining logs"
             )
         del note["format"]
         if note["name"] != path.stem or not NAME.fullmatch(path.stem):
             raise TablesError(
-                f"{path} is no note of a batch of that name: if it is a copy or nobody's, remove it"
+                f"{path} does not describe a batch of that name: if it is a copy or a "
+                "stray file, remove it"
             )
         return note
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -229,5 +232,6 @@ def _content(path: Path) -> dict[str, Any]:
 
 def _unreadable(path: Path, error: Exception) -> TablesError:
     return TablesError(
-        f"{path} cannot be read ({error}); without its folder the tables are made anew from the logs that are left"
+        f"{path} cannot be read ({error}): delete its folder to create the tables again "
+        "from the remaining logs"
     )

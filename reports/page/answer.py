@@ -29,20 +29,19 @@ def five_lines(summary: Mapping[str, Any]) -> list[str]:
 
 def warnings(log: Mapping[str, Any]) -> list[str]:
     """One line per problem with the log. `log` is the "log" part of the summary."""
-    lines = [
-        f"nothing of {file['file']} is in the report: {file['reason']}" for file in log["damaged"]
-    ]
+    lines = [f"file skipped: {file['file']}: {file['reason']}" for file in log["damaged"]]
     lines += [
-        f"{count} new lines were put into quarantine: {reason}"
-        for reason, count in log["quarantined"].items()
+        f"{count} new lines quarantined: {reason}" for reason, count in log["quarantined"].items()
     ]
     if log["library_not_looked_for"]:
         lines.append(
-            f"of {log['library_not_looked_for']} applications the library was not looked for: there are too many kinds of clients"
+            f"library not determined for {log['library_not_looked_for']} applications: "
+            "too many kinds of clients"
         )
     if log["lines_missing"]:
         lines.append(
-            f"{log['lines_missing']} lines are missing that gateways counted: dropped, in quarantine, or in files that are gone"
+            f"{log['lines_missing']} lines are missing: dropped by gateways, in "
+            "quarantine, or in deleted files"
         )
     return [printable(f"Warning: {line}") for line in lines]
 
@@ -65,48 +64,61 @@ def _readiness(summary: Mapping[str, Any]) -> str:
         f"{count['unknown']} of unknown library or version",
         f"{count['fine']} fine",
     ]
-    return f"{summary['target']}: {verdict}. {count_of(count['total'], 'application')} {period(summary)}: {', '.join(parts)}"
+    return (
+        f"{summary['target']}: {verdict}. {count_of(count['total'], 'application')} "
+        f"{period(summary)}: {', '.join(parts)}"
+    )
 
 
 def _first_to_move(summary: Mapping[str, Any]) -> str:
     if not summary["blockers"]:
-        return "to move first: nobody"
+        return "migrate first: none"
     first = summary["blockers"][0]
-    needs = f"; it needs {first['needs']}" if first["needs"] else ""
-    return f"to move first: {describe(first)}, {format_bytes(first['bytes'])} in all, sends {first['reasons']}{needs}"
+    needs = f"; needs {first['needs']}" if first["needs"] else ""
+    return (
+        f"migrate first: {describe(first)}, {format_bytes(first['bytes'])} in total, "
+        f"sends {first['reasons']}{needs}"
+    )
 
 
 def _bound(summary: Mapping[str, Any]) -> str:
     bound = summary["bindings"]
     if not bound["topics"] and not bound["groups"]:
-        return "bound together: no topic and no group has both old and new applications"
-    return f"bound together: {count_of(bound['topics'], 'topic')} and {count_of(bound['groups'], 'group')} with old and new applications, first {shorten(bound['first'])}"
+        return "shared: no topic or group has both old and new applications"
+    return (
+        f"shared: {count_of(bound['topics'], 'topic')} and {count_of(bound['groups'], 'group')} "
+        f"with old and new applications, first {shorten(bound['first'])}"
+    )
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
     if not cost["conversions"]:
         return "conversions: none"
     first = cost["most"][0]
-    return f"conversions: {format_seconds(cost['cpu_seconds'])} of CPU for {format_bytes(cost['bytes'])}, most of it ({format_seconds(first['cpu_seconds'])}) for {describe(first)}"
+    return (
+        f"conversions: {format_seconds(cost['cpu_seconds'])} of CPU for "
+        f"{format_bytes(cost['bytes'])}, most of it ({format_seconds(first['cpu_seconds'])}) "
+        f"for {describe(first)}"
+    )
 
 
 def _trend(trend: Mapping[str, Any]) -> str:
     moved = (
-        f"from {trend['first']} to {trend['last']} refused applications a day"
+        f"from {trend['first']} to {trend['last']} refused applications a day; "
         if trend["days"]
-        else "no full day yet"
+        else ""
     )
     if trend["reaches_zero"]:
-        return f"trend: {moved}; none from {trend['reaches_zero']} ({trend['why']})"
-    return f"trend: {moved}; from which day on there are none cannot be told: {trend['why']}"
+        return f"trend: {moved}none from {trend['reaches_zero']} ({trend['why']})"
+    return f"trend: {moved}{trend['why']}"
 
 
 def describe(application: Mapping[str, Any]) -> str:
     """Describe an application by client id, principal and address."""
     names = (
         application["client_id"] or "no client id",
-        application["principal"] or "nobody",
-        application["address"] or "somewhere",
+        application["principal"] or "no principal",
+        application["address"] or "unknown address",
     )
     return "{} ({} at {})".format(*map(shorten, names))
 

@@ -40,9 +40,15 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], kin
         f"<tr>{''.join(_cell(cell, name) for cell, name in zip(row, head, strict=True))}</tr>\n"
         for row in rows
     )
-    made = f"<table><caption>{escape(caption)}</caption><thead><tr>{names}</tr></thead>\n<tbody>{body}</tbody></table>"
+    made = (
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{names}</tr></thead>\n"
+        f"<tbody>{body}</tbody></table>"
+    )
     # tabindex makes the scrollable region reachable by keyboard.
-    return f'<div class="{kind}" role="region" aria-label="{escape(caption)}" tabindex="0">{made}</div>'
+    return (
+        f'<div class="{kind}" role="region" aria-label="{escape(caption)}" '
+        f'tabindex="0">{made}</div>'
+    )
 
 
 def _cell(cell: Cell, name: str) -> str:

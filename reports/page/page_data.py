@@ -61,10 +61,10 @@ def kind_of(version: str) -> Column:
     short = F.nullif(F.regexp_extract(version, r"^(\d+(?:\.\d+)?)", 1), F.lit(""))
     # The name alone would look like all versions of the library.
     named = F.concat_ws(
-        "", "library", F.coalesce(F.concat(F.lit(" "), short), F.lit(", version open"))
+        "", "library", F.coalesce(F.concat(F.lit(" "), short), F.lit(", no upper version"))
     )
     return F.when(F.col("library").isNotNull(), named).otherwise(
-        F.concat(F.lit("nameless, as Kafka "), F.coalesce("generation", F.lit("?")))
+        F.concat(F.lit("unknown, like Kafka "), F.coalesce("generation", F.lit("?")))
     )
 
 

@@ -82,7 +82,10 @@ def columns(
                 )
                 floors[day] += value
         drawn += f'<path class="c{number % COLOURS}" d="{path}"/>'
-    inner = f'<svg y="{TOP}" width="100%" height="{HEIGHT}" viewBox="0 0 {places} {HEIGHT}" preserveAspectRatio="none" overflow="visible">{drawn}</svg>'
+    inner = (
+        f'<svg y="{TOP}" width="100%" height="{HEIGHT}" viewBox="0 0 {places} {HEIGHT}" '
+        f'preserveAspectRatio="none" overflow="visible">{drawn}</svg>'
+    )
     legend = [
         f"<li>{_swatch(number)}{text(name)} <b>{_span(values)}</b></li>"
         for number, (name, values) in enumerate(series)
@@ -109,7 +112,10 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _swatch(number: int) -> str:
-    return f'<svg aria-hidden="true" width="14" height="14"><rect class="c{number % COLOURS}" width="14" height="14"/></svg> '
+    return (
+        f'<svg aria-hidden="true" width="14" height="14"><rect class="c{number % COLOURS}" '
+        'width="14" height="14"/></svg> '
+    )
 
 
 def line(
@@ -142,7 +148,10 @@ def line(
     if zero and zero > days[-1]:
         left = 1 - (ahead - known) / (zero - days[-1]).days
         drawn += _polyline("ahead", [points[-1], at(ahead, values[-1] * left)])
-    inner = f'<svg y="{TOP}" width="100%" height="{HEIGHT}" viewBox="0 0 100 {HEIGHT}" preserveAspectRatio="none" overflow="visible">{drawn}</svg>'
+    inner = (
+        f'<svg y="{TOP}" width="100%" height="{HEIGHT}" viewBox="0 0 100 {HEIGHT}" '
+        f'preserveAspectRatio="none" overflow="visible">{drawn}</svg>'
+    )
     if len(points) <= MAX_DOTS:
         inner += "".join(
             f'<circle class="dot" cx="{x:.2f}%" cy="{TOP + y:.1f}" r="3.5"/>' for x, y in points
@@ -164,7 +173,10 @@ def _polyline(kind: str, points: Sequence[tuple[float, float]]) -> str:
 def _mark(x: float) -> str:
     anchor = "end" if x > 50 else "start"
     rule = f'<line class="today" x1="{x:.2f}%" x2="{x:.2f}%" y1="{TOP}" y2="{TOP + HEIGHT}"/>'
-    return f'{rule}<text x="{x:.2f}%" dx="{-5 if x > 50 else 5}" y="{TOP + 10}" text-anchor="{anchor}">today</text>'
+    return (
+        f'{rule}<text x="{x:.2f}%" dx="{-5 if x > 50 else 5}" y="{TOP + 10}" '
+        f'text-anchor="{anchor}">today</text>'
+    )
 
 
 def _calendar(days: Sequence[date]) -> tuple[dict[date, int], int]:
@@ -192,11 +204,20 @@ def _plot(title: str, words: str, unit: str, ticks: Sequence[float], inner: str)
     for tick in ticks:
         y = TOP + HEIGHT * (1 - tick / ticks[-1])
         axis += f'<text x="100%" y="{y + 4:.1f}" text-anchor="end">{tick:,g}</text>'
-        rules += f'<line class="{"rule" if tick else "axis"}" x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>'
+        rules += (
+            f'<line class="{"rule" if tick else "axis"}" x1="0" x2="100%" y1="{y:.1f}" '
+            f'y2="{y:.1f}"/>'
+        )
     height = TOP + HEIGHT + BELOW
-    left = f'<svg class="ticks" aria-hidden="true" width="{max(len(f"{tick:,g}") for tick in ticks) * 9}" height="{height}">{axis}</svg>'
+    left = (
+        '<svg class="ticks" aria-hidden="true" '
+        f'width="{max(len(f"{tick:,g}") for tick in ticks) * 9}" height="{height}">{axis}</svg>'
+    )
     named = f"<title>{escape(title)}</title><desc>{escape(words)}</desc>"
-    right = f'<svg role="img" xmlns="http://www.w3.org/2000/svg" width="100%" height="{height}" overflow="visible">{named}{rules}{inner}</svg>'
+    right = (
+        f'<svg role="img" xmlns="http://www.w3.org/2000/svg" width="100%" height="{height}" '
+        f'overflow="visible">{named}{rules}{inner}</svg>'
+    )
     return f'<p class="unit">{escape(unit)}</p><div class="plot">{left}<div>{right}</div></div>'
 
 

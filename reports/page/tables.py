@@ -16,7 +16,7 @@ from reports.page.page_model import PageModel, Row
 WORDS = {
     REFUSED: "would be refused",
     BELOW: "too old to be supported",
-    UNKNOWN: "support not known",
+    UNKNOWN: "support unknown",
     FINE: "fine",
 }
 SIGNS = {REFUSED: "✕", BELOW: "▼", UNKNOWN: "?", FINE: "✓"}
@@ -36,13 +36,15 @@ def applications(shown: PageModel, total: int, refused: int) -> str:
         [
             _name(row),
             Cell(
-                f'<span class="state {row["state"]}">{SIGNS[row["state"]]} {WORDS[row["state"]]}</span>'
+                f'<span class="state {row["state"]}">{SIGNS[row["state"]]} '
+                f"{WORDS[row['state']]}</span>"
             ),
             Cell(_libraries(row)),
             Cell(_why(row)),
             Cell(_used(row)),
             Cell(
-                f"{format_bytes(row['bytes_in'] + row['bytes_out'])}<small>{text(row['last_seen'])}</small>",
+                f"{format_bytes(row['bytes_in'] + row['bytes_out'])}"
+                f"<small>{text(row['last_seen'])}</small>",
                 "number",
             ),
         ]
@@ -52,12 +54,12 @@ def applications(shown: PageModel, total: int, refused: int) -> str:
         "Application",
         "State",
         "Library",
-        "What is wrong, and what it needs",
+        "Problems and advice",
         "Topics and groups",
         "Traffic, last seen",
     )
     return _left_out(shown, total, refused) + table(
-        "Applications, those first that would be refused", head, rows, "cards applications"
+        "Applications, refused ones first", head, rows, "cards applications"
     )
 
 
@@ -67,8 +69,11 @@ def _left_out(shown: PageModel, total: int, refused: int) -> str:
     if listed >= total:
         return ""
     more = refused - sum(row["state"] == REFUSED for row in shown.applications)
-    among = f", {more:,} that would be refused among them" if more > 0 else ""
-    return f'<p class="left-out">Here are the first {listed:,} of {total:,} applications. The other {total - listed:,} are in clients.csv{among}.</p>'
+    among = f", including {more:,} that would be refused" if more > 0 else ""
+    return (
+        f'<p class="left-out">The first {listed:,} of {total:,} applications. The other '
+        f"{total - listed:,} are in clients.csv{among}.</p>"
+    )
 
 
 def _libraries(row: Row) -> str:
@@ -93,7 +98,7 @@ def _percent(share: float) -> str:
 
 def _library(row: Row) -> str:
     if not row["library"]:
-        return "not known"
+        return "unknown"
     low, high = row["version_low"], row["version_high"]
     versions = (
         (low or "")
@@ -130,7 +135,7 @@ def _used(row: Row) -> str:
 
 def bindings(shown: PageModel) -> str:
     if not shown.bindings:
-        return "<p>Nothing: no topic and no group has both.</p>"
+        return "<p>None: no topic or group is used by both.</p>"
     rows = [
         [
             Cell(f"{text(row['name'])}<small>{row['kind']}</small>", "name", is_heading=True),
@@ -140,8 +145,8 @@ def bindings(shown: PageModel) -> str:
         ]
         for row in shown.bindings
     ]
-    head = ("Topic or group", "Who would be refused", "Others that use it", "Traffic")
-    return table("Topics and groups that both use, by traffic", head, rows, "cards bindings")
+    head = ("Topic or group", "Refused applications", "Other applications", "Traffic")
+    return table("Topics and groups used by both, by traffic", head, rows, "cards bindings")
 
 
 def matrix(shown: PageModel, target: MigrationTarget, names: Mapping[int, str]) -> str:
@@ -152,7 +157,10 @@ def matrix(shown: PageModel, target: MigrationTarget, names: Mapping[int, str]) 
     for row in shown.applications:
         versions = shown.versions.get(tuple(row[name] for name in APPLICATION), {})
         rows.append([_name(row), *[_version(versions.get(key), target, key) for key in keys]])
-    told = f'<p>The versions that each sent, lowest to highest. <b class="refused">Bold on red with ✕</b>: refused.{more}</p>'
+    told = (
+        '<p>Versions sent by each application, lowest to highest. <b class="refused">Bold on '
+        f"red with ✕</b>: refused.{more}</p>"
+    )
     head = ["Application", *[names.get(key, f"key {key}") for key in keys]]
     return told + table("Versions of requests by application", head, rows, "wide")
 
@@ -189,7 +197,8 @@ def _is_refused(versions: tuple[int, int], target: MigrationTarget, key: int) ->
 def _name(row: Row) -> Cell:
     named = text(row["client_id"] or "no client id")
     return Cell(
-        f"{named}<small>{text(row['principal'] or 'nobody')} at {text(row['address'] or 'somewhere')}</small>",
+        f"{named}<small>{text(row['principal'] or 'no principal')} at "
+        f"{text(row['address'] or 'unknown address')}</small>",
         "name",
         is_heading=True,
     )

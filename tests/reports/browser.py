@@ -1,6 +1,7 @@
-"""Headless Chromium (Debian's package `chromium`), told what to do over a pair of pipes: a page from disk, as a telephone, a screen and a printer have it.
+"""Headless Chromium (Debian's package `chromium`), controlled over a pair of pipes.
 
-No host name resolves in it, and whatever a page asks for is noted. The protocol is Chromium's DevTools protocol: JSON messages that end with a zero byte.
+Opens a page from disk as on a phone, a screen or a printer. It resolves no host names and records
+all requests. The protocol is Chromium's DevTools protocol: JSON messages that end with a zero byte.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ FLAGS = (
     "--disable-component-update",
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
-    # Nothing is found on a network, whatever asks.
+    # No network access.
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )
 TELEPHONE, SCREEN = 390, 1200
-#: What the margins of the style leave of A4, at 96 pixels an inch.
+#: Width of A4 without the style's margins, at 96 pixels per inch.
 PAPER = 703
 MEDIA = {"telephone": TELEPHONE, "screen": SCREEN, "print": PAPER}
-#: Elements that reach over the right edge; what is in a table that is moved sideways may, on a screen.
+#: Elements beyond the right edge, except inside horizontally scrollable tables on a screen.
 CUT = """[...document.querySelectorAll('body *')].filter(one => one.getBoundingClientRect().right > innerWidth + 1
     && (matchMedia('print').matches || !one.closest('.wide'))).map(one => one.outerHTML.slice(0, 200))"""
 PIECE = 1 << 16
 TALLEST = 8000
-"""Pixels of a picture, whatever the page has."""
+"""Maximum height of a screenshot in pixels."""
 PLACED = """
 import fcntl, os, sys
 read, write = (fcntl.fcntl(int(number), fcntl.F_DUPFD_CLOEXEC, 10) for number in sys.argv[1:3])
@@ -49,7 +50,7 @@ os.dup2(read, 3)
 os.dup2(write, 4)
 os.execvp(sys.argv[3], sys.argv[3:])
 """
-"""It reads from descriptor 3 and writes to 4, whatever numbers the pipes have here."""
+"""Chromium reads from descriptor 3 and writes to 4."""
 A4_INCHES = (8.27, 11.69)
 
 
@@ -58,7 +59,7 @@ def find() -> str | None:
 
 
 class Browser:
-    """`requested` are the addresses that pages asked for, `said` what they put on the console."""
+    """`requested` are the addresses that pages requested, `said` their console output."""
 
     def __init__(self, into: int, out: int) -> None:
         self._into, self._out = into, out
@@ -71,7 +72,9 @@ class Browser:
         self.said: list[str] = []
 
     def open(self, page: Path, width: int, height: int = 800, medium: str = "screen") -> None:
-        """In a tab of its own. `width` and `height` are CSS pixels; `medium` is screen, telephone or print."""
+        """Open a page in a new tab. `width` and `height` are CSS pixels; `medium` is screen,
+        telephone or print.
+        """
         if self._tab:
             self._ask("Target.closeTarget", targetId=self._tab)
         self._tab = self._ask("Target.createTarget", url="about:blank")["targetId"]
@@ -89,22 +92,22 @@ class Browser:
             deviceScaleFactor=1,
             mobile=medium == "telephone",
         )
-        # Emulated, the screen would be that of what is printed, too.
+        # Emulating the print medium would also change the screen size.
         self._ask("Emulation.setEmulatedMedia", media="print" if medium == "print" else "")
         navigated = self._ask("Page.navigate", url=page.resolve().as_uri())
-        # The empty page's load event can arrive as late as here, and this page's before the answer.
+        # The empty page's load event can arrive late, and this page's before the reply.
         while navigated["loaderId"] not in self._loaded:
             self._next()
 
     def evaluate(self, expression: str) -> Any:
-        """What a script says of the page; the page's own policy does not hold for it."""
+        """Return the result of a script, which the page's policy does not restrict."""
         answer = self._ask("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in answer:
             raise BrowserFailed(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
     def picture(self, file: Path) -> None:
-        """The page as a PNG, as far as a picture may go."""
+        """A screenshot as PNG, up to TALLEST."""
         size = self._ask("Page.getLayoutMetrics")["cssContentSize"]
         clip = {**size, "height": min(size["height"], TALLEST), "scale": 1}
         file.write_bytes(
@@ -114,7 +117,7 @@ class Browser:
         )
 
     def printed(self) -> bytes:
-        """A PDF, as its style for paper has it."""
+        """The page as PDF, with its print style."""
         width, height = A4_INCHES
         return base64.b64decode(
             self._ask("Page.printToPDF", paperWidth=width, paperHeight=height)["data"]
@@ -141,7 +144,7 @@ class Browser:
             self._read += piece
         line, _, self._read = self._read.partition(b"\0")
         message = json.loads(line)
-        # A closed tab can still have events.
+        # Events of a closed tab may still arrive.
         if message.get("sessionId") == self._session:
             self._note(message.get("method", ""), message.get("params", {}))
         return {"method": "", **message}
@@ -158,12 +161,12 @@ class Browser:
 
 
 class BrowserFailed(Exception):
-    """It ended, or would not do as it was told."""
+    """The browser ended or returned an error."""
 
 
 @contextmanager
 def browser(binary: str, folder: Path) -> Iterator[Browser]:
-    """`folder` is for what it writes. It is killed and reaped at the end."""
+    """`folder` is for its files. The browser is killed and reaped at the end."""
     ours, theirs = os.pipe(), os.pipe()
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
     argv = [

@@ -1,4 +1,7 @@
-"""One small Spark session and one browser for all of these tests. Where there is no PySpark, Java or Chromium they say so; in CI that is a failure."""
+"""One small Spark session and one browser for these tests.
+
+Tests are skipped with a reason if PySpark, Java or Chromium is missing; in CI that is a failure.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from tests.legacy_clients.brokers import are_required
 from tests.peers import jvm
 from tests.reports.browser import browser, find
 
-#: A Java that lives for minutes has no use for its second compiler, nor for threads that collect garbage.
+#: A short-lived Java needs neither its second compiler nor garbage collection threads.
 FOR_SHORT_LIVES = " ".join((*jvm.QUIET, *jvm.CLIENT))
 
-#: Tables of some rows: what takes time is to plan a query and to compile it, not to run it. The tests of the command have none of these settings.
+#: For small tables, planning and compiling queries takes most of the time. Tests of the command do
+#: not use these settings.
 FOR_SMALL_TABLES = {
     "spark_sql_shuffle_partitions": "1",
     "spark_sql_codegen_wholeStage": "false",
@@ -25,7 +29,7 @@ FOR_SMALL_TABLES = {
 
 @pytest.fixture(scope="session")
 def pyspark():
-    """Says why, where Spark cannot run; else readies Java for it."""
+    """Skip if Spark cannot run; otherwise set Java's options."""
     missing = [
         name
         for name, is_there in (

@@ -1,4 +1,6 @@
-"""Spark's Kafka source, from Maven: the newest release for each Spark that has one there, and only what PySpark does not bring itself."""
+"""Spark's Kafka source from Maven: the newest release for each Spark version, without what PySpark
+includes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from pathlib import Path
 
 from tests.peers.cache import cached, command, fingerprint
 
-#: By the first number of PySpark's version. A release of Spark may be on PyPI before its connector is on Maven; the one before it works.
+#: By PySpark's major version. Spark may be on PyPI before its connector is on Maven; the previous
+#: connector works.
 JARS = {
     "4": (
         "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
@@ -22,13 +25,13 @@ JARS = {
     ),
 }
 
-#: Without what they depend on: that is in PySpark, and their poms name repositories of their own.
+#: Without dependencies: PySpark includes them, and their POMs name other repositories.
 DEPENDENCY = """<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>
 <exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions></dependency>"""
 
 
 def connector(version: str) -> list[Path]:
-    """The jars for a version of PySpark. Raises CannotInstall."""
+    """Return the jars for a version of PySpark. Raises CannotInstall."""
     wanted = JARS[version.partition(".")[0]]
 
     def build(folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""A log in which every application is known, and what the targets would do to it, by hand from Kafka's schemas and KIP-896."""
+"""A log with known applications, and their states for the targets, derived by hand from Kafka's
+schemas and KIP-896.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ KIB = 1024
 ANONYMOUS = "User:ANONYMOUS"
 OF_TOPIC = {"bytes_in": 90 * KIB, "records": 100}
 
-#: By client id: its state for kafka-4.0, and what that would refuse.
+#: By client id: its state for kafka-4.0 and the refused requests.
 STATES = {
     "billing": ("refused", {"Fetch 1", "JoinGroup 0", "Produce 1"}),
     "nightly": ("refused", {"Produce 2"}),
@@ -37,9 +39,10 @@ STATES = {
     "confluent": ("fine", set()),
     "franz": ("fine", set()),
 }
-#: These are no applications: a probe that asks nothing, and one that never got through the log-in.
+#: No applications: a probe without requests, and a client that never authenticated.
 NONE = {"wrong-password"}
-#: What other targets make of them. KoP knows every old version, but neither GSSAPI nor a greeting that is newer than it.
+#: States for other targets. KoP supports every old version, but neither GSSAPI nor newer
+#: ApiVersions requests.
 STATES_FOR = {
     "kafka-4.x": {name: state for name, (state, _) in STATES.items()} | {"joins-0": "unknown"},
     "kop": dict.fromkeys(STATES, "fine") | {"": "refused", "franz": "refused"},
@@ -51,7 +54,9 @@ def requests(*pairs):
 
 
 def write(logs):
-    """Ten days; `billing` is there on all of them, `nightly` on the first five."""
+    """Write ten days of traffic; `billing` is active on all of them, `nightly` on the first
+    five.
+    """
     process = Process(logs)
     for place, day in enumerate(DAYS):
         rows = []
@@ -103,7 +108,7 @@ def _old(process, begin, end, place):
     rows += old("acl-tool", (CREATE_ACLS, 0), (METADATA, 4), (API_VERSIONS, 1))
     rows += old("commits-1", (PRODUCE, 3), (FETCH, 4), (OFFSET_COMMIT, 1), (API_VERSIONS, 0))
     rows += old("joins-0", (FETCH, 4), (JOIN_GROUP, 0), (API_VERSIONS, 0))
-    # Kerberos of 0.9, which kopgate refuses: such a connection says hardly anything.
+    # Kerberos of Kafka 0.9, which kopgate refuses: the connection row has almost no fields.
     gssapi = {
         "protocol": "SASL_PLAINTEXT",
         "mechanism": "GSSAPI",
@@ -111,7 +116,7 @@ def _old(process, begin, end, place):
         "principal": None,
     }
     rows += process.connection(begin, end, peer="10.0.1.3", **gssapi)
-    # Its usage rows were lost; the row of its end has what it sent.
+    # Its usage rows were lost; the row of its end has the versions it sent.
     rows += [
         row for row in old("lost-rows", (FETCH, 3), (METADATA, 2)) if row["kind"] == "connection"
     ]
@@ -168,7 +173,7 @@ def _served(process, begin, end):
         version="2.16.1-librdkafka-2.16.1",
     )
     rows += served("java-1.0", (PRODUCE, 5), (FETCH, 6), (JOIN_GROUP, 2))
-    # It speaks to brokers of two ages.
+    # It uses versions for two different brokers.
     both = ((METADATA, 9), (METADATA, 12))
     return rows + served(
         "franz",

@@ -1,4 +1,6 @@
-"""Traffic by chance, thousands of rows of it from a seed, with what a report must find in it by plain counting."""
+"""Random traffic from a seed, thousands of rows, with the expected findings counted in plain
+Python.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from dataclasses import dataclass, field
 from tests.reports.traffic_logs import Process, ms
 
 FETCH = 1
-#: The lowest versions that Kafka 4.0.0 serves, by hand from KIP-896; of the keys that are not here it serves all.
+#: The lowest versions that Kafka 4.0.0 serves, from KIP-896; of keys not listed it serves all.
 MINIMUMS = {0: 3, 1: 4, 2: 1, 8: 2, 9: 1, 11: 2, 19: 2, 20: 1, 32: 1}
 KEYS = (*MINIMUMS, 3, 10, 12, 18)
 OF_TOPICS = (0, 1, 2, 8, 9)
 OF_GROUPS = range(8, 15)
-#: Clients may call themselves anything; a report's tables are CSV and its page is HTML.
+#: Names that need escaping: a report's tables are CSV and its page is HTML.
 ODD_NAMES = (
     "",
     "a,b",
@@ -34,8 +36,11 @@ Who = tuple[str, str, str]
 
 @dataclass
 class Found:
-    """By plain counting: by (application, key, version) requests and bytes of what would be refused; users and bytes by (kind, name); by
-    (application, topic) what was converted; applications, and those that would be refused, by day."""
+    """Expected findings.
+
+    By (application, key, version) refused requests and bytes; users and bytes by (kind, name);
+    conversions by (application, topic); applications and refused applications by day.
+    """
 
     refused: dict[tuple[Who, int, int], list[int]] = field(
         default_factory=lambda: defaultdict(lambda: [0, 0])
@@ -68,7 +73,9 @@ class Found:
 
 
 def write(logs, seed, days, applications=250, lowest=None, nodes=(7, 8)):
-    """Some ten rows a connection, one to six connections an application. With `lowest` nobody sends less than that says."""
+    """About ten rows per connection and one to six connections per application. `lowest` limits the
+    versions sent.
+    """
     chance = random.Random(seed)
     found = Found()
     planned = [
@@ -78,7 +85,7 @@ def write(logs, seed, days, applications=250, lowest=None, nodes=(7, 8)):
     ]
     for node in nodes:
         process = Process(logs, node, f"noise{node}")
-        # A process fills one file after the other.
+        # A process writes its files one after the other.
         its = sorted((day, hour, who) for one, day, hour, who in planned if one == node)
         for (day, hour), connections in itertools.groupby(its, key=lambda one: one[:2]):
             rows = []
@@ -123,8 +130,16 @@ def _connection(chance, process, at, day, who, found, lowest):
     _count(found, day, who, requests, topics, group)
     principal, client_id, address = who
     return process.connection(
-        at, at + chance.randint(1, 500_000), [client_id], requests, topics, group, principal=principal, peer=address, api_versions=0
-    )  # fmt: skip
+        at,
+        at + chance.randint(1, 500_000),
+        [client_id],
+        requests,
+        topics,
+        group,
+        principal=principal,
+        peer=address,
+        api_versions=0,
+    )
 
 
 def _topic(chance, key, version):

@@ -1,4 +1,4 @@
-"""What a page is made of, without Spark: as many applications and days as are asked for, called as badly as clients may call themselves."""
+"""Page data without Spark, for any number of applications and days, with hostile names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from reports.analysis.facts import MigrationTarget
 from reports.page.page_model import PageModel
 
 FIRST = date(2026, 1, 1)
-#: That the page is given at most.
+#: Maximum number of applications on the page.
 LISTED = 200
 LIBRARIES = (
     "java 0.10.2",
     "librdkafka 0.11",
-    "nameless, as Kafka 0.9",
+    "unknown, like Kafka 0.9",
     "java 2.8",
     "kafka-python 2.0",
     "franz-go 1.22",
@@ -51,14 +51,32 @@ TARGET = MigrationTarget("kafka-4.0", "Apache Kafka 4.0.0", (), {0: 3, 1: 4, 11:
 
 def application(client_id, state="refused", **more):
     return {
-        "principal": "User:a", "client_id": client_id, "address": "10.0.0.1", "state": state, "library": None, "version_low": None,
-        "version_high": None, "confidence": 0.0, "reasons": "", "needs": "", "evidence": "sends Produce 1", "topics": ["orders"], "groups": [],
-        "topic_count": 1, "group_count": 0, "bytes_in": 1, "bytes_out": 2, "last_seen": "2026-11-08", **more,
-    }  # fmt: skip
+        "principal": "User:a",
+        "client_id": client_id,
+        "address": "10.0.0.1",
+        "state": state,
+        "library": None,
+        "version_low": None,
+        "version_high": None,
+        "confidence": 0.0,
+        "reasons": "",
+        "needs": "",
+        "evidence": "sends Produce 1",
+        "topics": ["orders"],
+        "groups": [],
+        "topic_count": 1,
+        "group_count": 0,
+        "bytes_in": 1,
+        "bytes_out": 2,
+        "last_seen": "2026-11-08",
+        **more,
+    }
 
 
 def figures(applications=16, days=10, refused=None, name="application-{}"):
-    """Of `applications` the first `refused` (a quarter, unless told) would be; the page is shown as many as it lists."""
+    """The first `refused` of the `applications` (default: a quarter) are refused; the page gets as
+    many as it lists.
+    """
     refused = applications // 4 if refused is None else refused
     calendar = [FIRST + timedelta(days=place) for place in range(days)]
     listed = [_application(number, refused, name) for number in range(min(applications, LISTED))]
@@ -94,7 +112,10 @@ def figures(applications=16, days=10, refused=None, name="application-{}"):
 
 def _application(number, refused, name):
     state = "refused" if number < refused else STATES[1 + number % 3]
-    reasons = "Fetch 1 (served from version 4), JoinGroup 0 (served from version 2), Produce 1 (served from version 3)"
+    reasons = (
+        "Fetch 1 (served from version 4), JoinGroup 0 (served from version 2), Produce 1 "
+        "(served from version 3)"
+    )
     library = (
         {}
         if number % 2
@@ -107,10 +128,18 @@ def _application(number, refused, name):
     )
     topics = [name.format(f"topic-{place}") for place in range(12)]
     return application(
-        name.format(number), state, reasons=reasons if state == "refused" else "", topics=topics, topic_count=40, groups=[name.format("group")], group_count=1,
-        needs="java 2.1.0 or librdkafka 1.8.2 or kafkajs 1.15.0" if state == "refused" else "", bytes_in=(1000 - number) << 20, **library,
+        name.format(number),
+        state,
+        reasons=reasons if state == "refused" else "",
+        topics=topics,
+        topic_count=40,
+        groups=[name.format("group")],
+        group_count=1,
+        needs=("java 2.1.0 or librdkafka 1.8.2 or kafkajs 1.15.0") if state == "refused" else "",
+        bytes_in=(1000 - number) << 20,
+        **library,
         evidence=", ".join(f"{api} {key % 5}" for key, api in NAMES.items()),
-    )  # fmt: skip
+    )
 
 
 def _versions(row, number):
@@ -123,7 +152,7 @@ def _versions(row, number):
 
 
 def summary(shown, applications=16, refused=None, zero=None):
-    """The answer that goes with `figures` of the same arguments."""
+    """The summary that matches `figures` with the same arguments."""
     refused = applications // 4 if refused is None else refused
     costs = [
         {
@@ -139,13 +168,50 @@ def summary(shown, applications=16, refused=None, zero=None):
     first, last = shown.days[0], shown.days[-1]
     fine = applications - refused
     return {
-        "target": "kafka-4.0", "title": "Apache Kafka 4.0.0", "sources": ["KIP-896"], "made_at": f"{last['date'] + timedelta(days=1)}T08:00:00+00:00",
-        "from": str(first["date"]), "until": str(last["date"]), "ready": not refused, "blockers": blockers,
-        "applications": {"total": applications, "refused": refused, "below": fine // 3, "unknown": fine // 3, "fine": fine - 2 * (fine // 3)},
-        "bindings": {"topics": len(shown.bindings), "groups": 0, "first": f"the topic {shown.bindings[0]['name']}" if shown.bindings else None},
-        "conversions": {"conversions": len(costs), "bytes": 5 << 20, "cpu_seconds": 20.0, "most": costs} if costs else {"conversions": 0},
-        "trend": {"days": len(shown.days), "first": first["refused_applications"], "last": last["refused_applications"], "reaches_zero": zero,
-                  "why": "at the pace of these days" if zero else "it does not get less"},
-        "log": {"files": 1200, "known": 0, "repeated": 0, "repeated_rows": 0, "damaged": [], "quarantined": {}, "lines_missing": 0,
-                "never_logged_in": 0, "library_not_looked_for": 0},
-    }  # fmt: skip
+        "target": "kafka-4.0",
+        "title": "Apache Kafka 4.0.0",
+        "sources": ["KIP-896"],
+        "made_at": f"{last['date'] + timedelta(days=1)}T08:00:00+00:00",
+        "from": str(first["date"]),
+        "until": str(last["date"]),
+        "ready": not refused,
+        "blockers": blockers,
+        "applications": {
+            "total": applications,
+            "refused": refused,
+            "below": fine // 3,
+            "unknown": fine // 3,
+            "fine": fine - 2 * (fine // 3),
+        },
+        "bindings": {
+            "topics": len(shown.bindings),
+            "groups": 0,
+            "first": (f"the topic {shown.bindings[0]['name']}") if shown.bindings else None,
+        },
+        "conversions": {
+            "conversions": len(costs),
+            "bytes": 5 << 20,
+            "cpu_seconds": 20.0,
+            "most": costs,
+        }
+        if costs
+        else {"conversions": 0},
+        "trend": {
+            "days": len(shown.days),
+            "first": first["refused_applications"],
+            "last": last["refused_applications"],
+            "reaches_zero": zero,
+            "why": "at the current rate" if zero else "not decreasing",
+        },
+        "log": {
+            "files": 1200,
+            "known": 0,
+            "repeated": 0,
+            "repeated_rows": 0,
+            "damaged": [],
+            "quarantined": {},
+            "lines_missing": 0,
+            "never_logged_in": 0,
+            "library_not_looked_for": 0,
+        },
+    }

@@ -1,6 +1,8 @@
-"""The planted log, and in it one connection with most rows of use, and one application with most connections; what follows from that is counted by hand.
+"""The known traffic plus one connection with most usage rows and one application with most
+connections.
 
-Neither has a principal or a client id, and what has a topic or a group has nearly always the same one.
+Expected results are counted by hand. The two have no principal and no client id, and nearly always
+the same topic or group.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from tests.reports.traffic_logs import Process, ms
 DAY = known_traffic.DAYS[-1]
 FETCH, HEARTBEAT = 1, 12
 MINUTES, CONNECTIONS = 1300, 600
-#: A connection that reads `orders` all day, in the group of `billing`; and a machine whose connections send a request each, as Kafka 4 does not serve it.
+#: A connection that reads `orders` all day in the group of `billing`, and a machine whose
+#: connections send one request each that Kafka 4 does not serve.
 MIRROR, MACHINE = ("", "", "10.9.0.2"), ("", "", "10.9.0.1")
 
 
@@ -71,22 +74,39 @@ def _mirror(process, begin):
             yield process.row("usage", until, began=until - 60_000, **named, **one)
 
 
-#: Of the rows of the two in clients.csv what follows from the above.
+#: Expected fields of these two in clients.csv.
 HOT = {
     MIRROR: {
-        "state": "fine", "library": "java", "version_low": "3.9.1", "topics": '["orders"]', "groups": '["billers"]', "refused_requests": "0",
-        "requests": str(1 + 8 * MINUTES), "bytes_in": str(1 + 150 * MINUTES), "bytes_out": str(1 + 9010 * MINUTES),
-        "topic_bytes": str(8000 * MINUTES), "records": str(70 * MINUTES), "magic_out_2": str(3 * MINUTES), "magic_in_2": "0",
+        "state": "fine",
+        "library": "java",
+        "version_low": "3.9.1",
+        "topics": '["orders"]',
+        "groups": '["billers"]',
+        "refused_requests": "0",
+        "requests": str(1 + 8 * MINUTES),
+        "bytes_in": str(1 + 150 * MINUTES),
+        "bytes_out": str(1 + 9010 * MINUTES),
+        "topic_bytes": str(8000 * MINUTES),
+        "records": str(70 * MINUTES),
+        "magic_out_2": str(3 * MINUTES),
+        "magic_in_2": "0",
     },
     MACHINE: {
-        "state": "refused", "reasons": "Fetch 3 (served from version 4)", "topics": "[]", "groups": "[]", "refused_requests": str(10 * CONNECTIONS),
-        "requests": str(10 * CONNECTIONS), "bytes_in": str(100 * CONNECTIONS), "bytes_out": str(50 * CONNECTIONS), "topic_bytes": "0",
+        "state": "refused",
+        "reasons": ("Fetch 3 (served from version 4)"),
+        "topics": "[]",
+        "groups": "[]",
+        "refused_requests": str(10 * CONNECTIONS),
+        "requests": str(10 * CONNECTIONS),
+        "bytes_in": str(100 * CONNECTIONS),
+        "bytes_out": str(50 * CONNECTIONS),
+        "topic_bytes": "0",
     },
-}  # fmt: skip
-#: Kind, name, old and new applications, bytes: `billing` is old, `shop` and the mirror are not.
+}
+#: Kind, name, old and new applications, bytes: `billing` is old; `shop` and the mirror are not.
 BOUND = {
     ("topic", "orders", 1, 2, (390 + 90) * known_traffic.KIB * 10 + 8000 * MINUTES),
     ("group", "billers", 1, 2, 2 * 11 * known_traffic.KIB * 10 + 60 * MINUTES),
 }
-#: Applications, and those that are refused, by day.
+#: Applications and refused applications by day.
 DAYS = [(12, 7)] * 5 + [(11, 6)] * 4 + [(13, 7)]

@@ -1,10 +1,10 @@
-"""`kopgate report`, suspended at a point, so that a test can act on it there."""
+"""Runs `kopgate report` until a given point and suspends it there."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: Spark's tasks sleep once a file matches the pattern, so that nothing further is finished.
+#: Spark's tasks sleep once a file matches the pattern, so that nothing further is completed.
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -28,6 +28,8 @@ main(words, prog_name="kopgate")
 
 
 def suspend_at(command: list[str], out: Path, there: str) -> list[str]:
-    """A command (`python -m gateway report ...`) that is suspended once a file below `out` matches `there`."""
+    """Return a command (`python -m gateway report ...`) that suspends once a file in `out` matches
+    `there`.
+    """
     python, _, _, *words = command
     return [python, "-c", SCRIPT, str(out), there, *words]

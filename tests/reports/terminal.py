@@ -1,4 +1,4 @@
-"""Commands as a person starts them: on a terminal, where Ctrl-C comes to all of their processes."""
+"""Runs commands on a pseudo-terminal, where Ctrl-C reaches all of their processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.gateway.cli.screen import pieces_of, terminal
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 60
-#: The terminal is closed when the last process that has it ends.
+#: The terminal is closed when its last process ends.
 LAST_WORDS_SECONDS = 30.0
 #: A report took five minutes on a busy machine.
 END_SECONDS = 1500.0
-#: Runs what it is told with the terminal on stderr as its session's, and with signals as a shell at a terminal leaves them: whoever runs the tests may
-#: ignore some.
+#: Runs a command with stderr as its controlling terminal and default signal handlers, as a shell
+#: does; the test runner may ignore some signals.
 TAKES_TERMINAL = """
 import fcntl, os, signal, sys, termios
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -30,7 +30,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 class Terminal:
-    """A command whose stderr is a terminal that is its own: what is typed there comes to all processes of it."""
+    """A command with a terminal of its own as stderr; input reaches all of its processes."""
 
     def __init__(self, words: list[str]) -> None:
         self._ours, theirs = terminal(COLUMNS)
@@ -45,13 +45,13 @@ class Terminal:
         )
         os.close(theirs)
         self._read = b""
-        # Else the command would wait for somebody to read.
+        # Otherwise the command would block on a full buffer.
         self._reader = threading.Thread(target=self._look)
         self._reader.start()
 
     @property
     def written(self) -> str:
-        """So far."""
+        """The output so far."""
         return self._read.decode(errors="replace")
 
     def _look(self) -> None:
@@ -62,7 +62,7 @@ class Terminal:
         os.write(self._ours, b"\x03")
 
     def end(self) -> tuple[int, str, str, list[str]]:
-        """The exit code, what came on stdout, what stands on the terminal, and what of the command still runs."""
+        """Return exit code, stdout, terminal output, and the processes that still run."""
         with self.process:
             answer, _ = self.process.communicate(timeout=END_SECONDS)
         left = running_in(self.process.pid)
@@ -86,6 +86,6 @@ def running_in(session: int) -> list[str]:
 
 
 def when(process: subprocess.Popen[str], is_there: Callable[[], object]) -> None:
-    """Returns as soon as it is, or the process has ended."""
+    """Return when `is_there` is true or the process has ended."""
     while process.poll() is None and not is_there():
         time.sleep(0.005)

@@ -1,4 +1,6 @@
-"""The page in Chromium: from disk, without a network, as wide as a telephone, a screen and a sheet of paper."""
+"""The page in Chromium, from disk and without a network, at the widths of a phone, a screen and
+paper.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ REPORTS = {
 }
 SMALLEST = """Math.min(...[...document.querySelectorAll('body *')].filter(one => [...one.childNodes].some(node => node.nodeType == 3 && node.data.trim()))
     .map(one => parseFloat(getComputedStyle(one).fontSize)))"""
-#: Words of one plot that stand on each other.
+#: Overlapping texts of one plot.
 COVERED = """[...document.querySelectorAll('svg')].flatMap(plot => {
     const words = [...plot.querySelectorAll('text')], boxes = words.map(one => one.getBoundingClientRect());
     return words.filter((_, here) => boxes.some((box, there) => there > here && box.left < boxes[here].right && boxes[here].left < box.right
@@ -42,13 +44,13 @@ def made(request, tmp_path):
     return file
 
 
-def test_a_page_asks_for_nothing_and_complains_of_nothing(chromium, made):
+def test_page_requests_nothing_and_logs_no_errors(chromium, made):
     chromium.open(made, SCREEN)
     assert (chromium.requested, chromium.said) == ([made.as_uri()], [])
 
 
 @pytest.mark.parametrize("medium", MEDIA)
-def test_nothing_is_cut_off_at_the_right(chromium, made, medium):
+def test_nothing_is_cut_off_on_the_right(chromium, made, medium):
     chromium.open(made, MEDIA[medium], medium=medium)
     assert (
         chromium.evaluate("document.scrollingElement.scrollWidth <= innerWidth && innerWidth")
@@ -58,31 +60,32 @@ def test_nothing_is_cut_off_at_the_right(chromium, made, medium):
 
 
 @pytest.mark.parametrize("medium", ["telephone", "screen"])
-def test_every_word_can_be_read(chromium, made, medium):
+def test_all_text_is_readable(chromium, made, medium):
     chromium.open(made, MEDIA[medium], medium=medium)
     assert chromium.evaluate(SMALLEST) >= 12
     assert chromium.evaluate(COVERED) == []
 
 
-def test_a_picture_of_it_is_as_wide_as_the_window(chromium, made, tmp_path):
+def test_screenshot_is_as_wide_as_the_window(chromium, made, tmp_path):
     chromium.open(made, TELEPHONE, medium="telephone")
     chromium.picture(tmp_path / "telephone.png")
     head = (tmp_path / "telephone.png").read_bytes()[:24]
     assert (head[:8], struct.unpack(">I", head[16:20])) == (b"\x89PNG\r\n\x1a\n", (TELEPHONE,))
 
 
-def test_it_can_be_printed(chromium, made):
+def test_page_can_be_printed(chromium, made):
     chromium.open(made, SCREEN)
     sheets = chromium.printed()
     assert sheets.startswith(b"%PDF")
     assert len(re.findall(rb"/Type\s*/Page\b", sheets)) >= 2
 
 
-def test_what_a_page_would_ask_for_is_seen_and_does_not_come(chromium, tmp_path):
-    """That the tests above can fail: of this page they would say so."""
+def test_browser_fixture_detects_and_blocks_requests(chromium, tmp_path):
+    """Shows that the tests above can fail."""
     file = tmp_path / "bad.html"
     file.write_text(
-        "<img src='http://example.com/x.png'><script>nothing()</script><p style='width: 2000px'>wide</p>"
+        "<img src='http://example.com/x.png'><script>nothing()</script><p style='width: "
+        "2000px'>wide</p>"
     )
     chromium.open(file, TELEPHONE, medium="telephone")
     assert "http://example.com/x.png" in chromium.requested

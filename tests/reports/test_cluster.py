@@ -1,4 +1,6 @@
-"""The same code by `spark-submit` on a cluster: a standalone master and a worker, whose executor is a process of its own, on this machine's loopback."""
+"""Reports with `spark-submit` on a standalone master and a worker with a separate executor process,
+on loopback.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtu
 
 ROOT = Path(__file__).parents[2]
 DAYS = ("2026-11-19", "2026-11-20")
-#: Else the executor takes what Spark takes by default, and the driver opens a page.
+#: Otherwise the executor uses Spark's default memory and the driver opens a web UI.
 SMALL = {
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
@@ -35,7 +37,7 @@ SMALL |= {name.replace("_", "."): text for name, text in FOR_SMALL_TABLES.items(
 def running(
     *words: str, environment: dict[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A part of the cluster, until the end. It says in `log` what it does."""
+    """A process of the cluster, stopped at the end. Its output is in `log`."""
     with (
         log.open("wb") as errors,
         subprocess.Popen(
@@ -54,7 +56,7 @@ def running(
 
 @pytest.fixture
 def of_cluster() -> dict[str, str]:
-    """The environment of a machine that has Spark, and of kopgate nothing, nor any Python."""
+    """Environment of a machine with Spark but without kopgate and without Python."""
     import pyspark
 
     mine = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
@@ -69,7 +71,7 @@ def of_cluster() -> dict[str, str]:
 
 @pytest.fixture
 def environment(of_cluster, tmp_path) -> dict[str, str]:
-    """Of the driver."""
+    """The driver's environment."""
     settings = tmp_path / "conf" / "spark-defaults.conf"
     settings.parent.mkdir()
     settings.write_text("".join(f"{name} {value}\n" for name, value in SMALL.items()))
@@ -79,7 +81,9 @@ def environment(of_cluster, tmp_path) -> dict[str, str]:
 
 @pytest.fixture
 def master(of_cluster, tmp_path) -> Iterator[str]:
-    """Its address, on a port that it finds itself: one that was free before might not be when it begins."""
+    """The master's address, on a port that it chooses; a port found free before might be in use by
+    then.
+    """
     of, log = f"{of_cluster['SPARK_HOME']}/bin/spark-class", tmp_path / "master.log"
     place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with running(
@@ -143,14 +147,14 @@ def submitted(environment, master, *words):
 
 
 def said(out):
-    """What a report says of the log, whenever it was made."""
+    """The content of a report that does not depend on its time."""
     summary = json.loads((out / "summary.json").read_text())
     del summary["made_at"]
     return summary, (out / "clients.csv").read_text(), (out / "blockers.csv").read_text()
 
 
-def test_a_report_on_a_cluster_is_that_of_one_machine(spark, environment, master, logs, tmp_path):
-    """By spark-submit, and by the command."""
+def test_cluster_report_equals_local_report(spark, environment, master, logs, tmp_path):
+    """With spark-submit and with the command."""
     from reports.analysis import facts
     from reports.page import answer
     from reports.run import ReportRequest, run
@@ -158,10 +162,10 @@ def test_a_report_on_a_cluster_is_that_of_one_machine(spark, environment, master
     there, here = tmp_path / "there", tmp_path / "here"
     first = submitted(environment, master, "--logs", logs, "--out", there, "--since", DAYS[0])
     assert first.returncode == 3, first.stderr[-3000:]
-    # Spark hands on both of Python's outputs as one.
+    # Spark forwards stdout and stderr of Python as one stream.
     *before, warning = first.stdout.splitlines()[:-5]
     lines = first.stdout.splitlines()[-5:]
-    assert warning == "Warning: 1 new lines were put into quarantine: half line", before
+    assert warning == "Warning: 1 new lines quarantined: incomplete line", before
     assert list((tmp_path / "work").glob("app-*/0")), (
         "no executor of the cluster had any part in it"
     )
@@ -190,7 +194,7 @@ def test_a_report_on_a_cluster_is_that_of_one_machine(spark, environment, master
     assert len(list((tmp_path / "work").glob("app-*/0"))) == 2
 
 
-def test_the_address_of_an_object_store_is_refused_with_what_to_do(environment, tmp_path):
+def test_object_store_url_is_rejected_with_advice(environment, tmp_path):
     refused = submitted(
         environment, "local[1]", "--logs", "s3a://bucket/logs", "--out", tmp_path / "out"
     )

@@ -1,4 +1,4 @@
-"""The command as a process of its own: its answer, its exit code, and a disk that is full."""
+"""The command as a process: answer, exit code, and a full disk."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from tests.reports.suspended import suspend_at
 from tests.reports.terminal import running_in, when
 from tests.reports.traffic_logs import Process, ms
 
-# A report as a process of its own took five minutes on a machine with much else to do.
+# A report in a separate process took five minutes on a busy machine.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
 
 ROOT = Path(__file__).parents[2]
 DAY = "2026-11-20"
-#: A command on a small volume of its own, which goes with it: as root, or as anybody who may.
+#: Runs a command on a small volume that is unmounted with it, as root or in a user namespace.
 NAMESPACES = [["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]]
-#: Of a size, a folder, a folder to keep things in and a command: runs it on a small volume and again when that has room, and keeps what was there each
-#: time. All in one, since the volume goes with whoever mounted it.
+#: Arguments: size, folder, folder for copies, command. Runs the command on a small volume and again
+#: after making room, and copies the content each time. All in one script, since the volume exists
+#: only in its process.
 TWICE = """
 mount -t tmpfs -o size="$0" none "$1" || exit 99
 out="$1" kept="$2"; shift 2
@@ -46,7 +47,7 @@ def logs(tmp_path):
     process = Process(tmp_path / "logs")
     begin = ms(DAY)
     rows = process.connection(begin, begin + 60_000, ["billing"], [(0, 1, 10, 100, 100)])
-    # Names that do not compress, so that a small disk is full.
+    # Incompressible names, to fill a small disk.
     rows += [
         process.row(
             "usage",
@@ -87,13 +88,14 @@ def report(logs, out, *before):
 
 
 def killed_when(pattern, there, logs, out):
-    """Kill a report as soon as a file below `out` matches `made`; whether it was killed before its end.
+    """Kill a report as soon as a file in `out` matches `made`; return whether it was killed before
+    its end.
 
     The report is suspended once a file matches `there`. Its Java has ended when this returns.
     """
 
     def made():
-        # Unlike pathlib's, this bears folders that go away meanwhile.
+        # Unlike pathlib's, this ignores folders that disappear in the meantime.
         return set(glob.glob(f"{out}/**/{pattern}", recursive=True))
 
     before = made()
@@ -112,10 +114,10 @@ def killed_when(pattern, there, logs, out):
     return process.returncode == -signal.SIGKILL
 
 
-def test_the_answer_is_five_lines_and_the_exit_code_says_not_ready(logs, tmp_path):
+def test_answer_has_five_lines_and_exit_code_says_not_ready(logs, tmp_path):
     done = report(logs, tmp_path / "out")
     assert (done.returncode, len(done.stdout.splitlines())) == (3, 5), done.stderr
-    # And nothing of what Java and Spark write at each start.
+    # And none of the output of Java and Spark at each start.
     assert done.stderr.splitlines() == [
         "starting Spark",
         "files",
@@ -138,7 +140,7 @@ def test_the_answer_is_five_lines_and_the_exit_code_says_not_ready(logs, tmp_pat
     [("200k", 0), ("800k", 1)],
     ids=["while rows are written", "while the report is"],
 )
-def test_on_a_full_disk_it_says_so_and_counts_everything_once_when_there_is_room(
+def test_full_disk_is_reported_and_next_run_counts_everything_once(
     spark, logs, tmp_path, size, batches
 ):
     from reports.ingest.ingest_job import stored
@@ -161,7 +163,7 @@ def test_on_a_full_disk_it_says_so_and_counts_everything_once_when_there_is_room
     done = report(logs, out, *within, "sh", "-c", TWICE, size, str(out), str(kept))
     assert ((kept / "code").read_text(), (kept / "stdout").read_text()) == ("1", "")
     told = (kept / "stderr").read_text()
-    assert "there is no room left in" in told.splitlines()[-1]
+    assert "no space left in" in told.splitlines()[-1]
     assert "Traceback" not in told
     assert (
         len(Tables(kept / "full" / "tables").batches()),
@@ -178,8 +180,10 @@ def test_on_a_full_disk_it_says_so_and_counts_everything_once_when_there_is_room
     assert json.loads((kept / "roomy" / "summary.json").read_text())["log"]["files"] == 1 - batches
 
 
-def test_killed_at_any_point_it_counts_everything_once_the_next_time(spark, logs, tmp_path):
-    """While rows are written, when they count (and those of a file that is still written to do not yet), and while the report is made."""
+def test_killed_report_counts_everything_once_next_time(spark, logs, tmp_path):
+    """While rows are written, after the commit (rows of open files not yet), and while the report
+    is made.
+    """
     from reports.ingest.ingest_job import ingest, stored
     from reports.ingest.taken_files import Tables
 

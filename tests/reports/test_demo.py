@@ -1,4 +1,4 @@
-"""`make demo`, stopped half-way."""
+"""`make demo`, interrupted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytestmark = [
 ]
 
 
-def test_ctrl_c_while_clients_run_is_exit_code_130_and_the_same_command_may_begin_anew(tmp_path):
+def test_ctrl_c_during_clients_exits_130_and_command_can_be_repeated(tmp_path):
     out = tmp_path / "out"
     here = Terminal([sys.executable, "-m", "tests.legacy_clients.demo", "--out", str(out)])
     when(here.process, lambda: "[ 1/" in here.written)
     here.ctrl_c()
     code, answer, written, _ = here.end()
     assert (code, answer, (out / "log").exists()) == (130, "", False), written
-    # A client's own processes get Ctrl-C as well, and can outlive the command for a moment.
+    # Client processes get Ctrl-C as well and can outlive the command for a moment.
     deadline = time.monotonic() + 60
     while left := running_in(here.process.pid):
         assert time.monotonic() < deadline, left

@@ -1,4 +1,4 @@
-"""What a pipeline and a person at a terminal see of `kopgate report`: exit codes, both outputs, and what is left behind. Most of it ends before Spark starts."""
+"""Exit codes, output and leftover files of `kopgate report`. Most cases end before Spark starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAY = "2026-11-20"
 
 @pytest.fixture
 def logs(tmp_path):
-    """Of one application that speaks as today's do."""
+    """A log of one application with current versions."""
     process, begin = Process(tmp_path / "logs"), ms(DAY)
     process.file(
         DAY, 12, process.connection(begin, begin + 60_000, ["shop"], [(0, 9, 10, 100, 100)])
@@ -76,17 +76,17 @@ def files_below(folder):
         (["--logs", "{tmp}/absent"], "is not a folder"),
         (
             ["--logs", "{tmp}/logs", "--target", "kafka-5"],
-            "there are kafka-4.0, kafka-4.x, kop, or give a file of your own (.toml)",
+            "use kafka-4.0, kafka-4.x, kop, or the path of a .toml file",
         ),
         (
             ["--logs", "{tmp}/logs", "--since", "soon"],
             "neither a day (2026-11-01) nor a number of days (30d)",
         ),
-        (["--logs", "s3a://bucket/logs"], "is to be mounted or copied first"),
+        (["--logs", "s3a://bucket/logs"], "must be mounted or copied first"),
     ],
     ids=["no such folder", "an unknown target", "no day", "an address"],
 )
-def test_a_wrong_command_is_exit_code_2_and_says_what_is_right(logs, tmp_path, words, remedy):
+def test_wrong_usage_exits_2_and_names_valid_values(logs, tmp_path, words, remedy):
     code, answer, told = report(
         "--out", tmp_path / "out", *[word.format(tmp=tmp_path) for word in words]
     )
@@ -97,13 +97,13 @@ def test_a_wrong_command_is_exit_code_2_and_says_what_is_right(logs, tmp_path, w
 @pytest.mark.parametrize(
     ("logs_in", "out", "remedy"),
     [
-        ("empty", "out", "--logs is the folder that `kopgate serve --traffic-log` writes to"),
-        ("logs", "logs/out", "name another one with --out"),
-        ("logs", "file/out", "make it writable, or name another folder with --out"),
+        ("empty", "out", "--logs must be the folder that `kopgate serve --traffic-log` writes to"),
+        ("logs", "logs/out", "choose another folder for the report with --out"),
+        ("logs", "file/out", "make it writable, or choose another folder with --out"),
     ],
     ids=["an empty folder", "a report among the logs", "a place where nothing can be written"],
 )
-def test_what_cannot_work_is_exit_code_1_and_one_line_before_spark_starts(
+def test_impossible_report_exits_1_with_one_line_before_spark_starts(
     logs, tmp_path, logs_in, out, remedy
 ):
     (tmp_path / "empty").mkdir()
@@ -115,7 +115,7 @@ def test_what_cannot_work_is_exit_code_1_and_one_line_before_spark_starts(
     assert remedy in told
 
 
-def test_where_no_java_starts_it_says_what_is_needed(logs, tmp_path):
+def test_missing_java_is_reported_with_requirements(logs, tmp_path):
     (tmp_path / "bin").mkdir()
     broken = tmp_path / "bin" / "java"
     broken.write_text("#!/bin/sh\necho 'this Java is broken' >&2\nexit 1\n")
@@ -129,7 +129,7 @@ def test_where_no_java_starts_it_says_what_is_needed(logs, tmp_path):
     assert "Traceback" not in told
 
 
-def test_ready_is_exit_code_0_and_the_terminal_has_one_bar_that_is_complete(logs, tmp_path):
+def test_ready_report_exits_0_with_one_complete_progress_bar(logs, tmp_path):
     code, answer, written, left = Terminal(command("--logs", logs, "--out", tmp_path / "out")).end()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (code, summary["ready"], summary["applications"]["refused"], left) == (0, True, 0, []), (
@@ -149,9 +149,7 @@ def test_ready_is_exit_code_0_and_the_terminal_has_one_bar_that_is_complete(logs
 @pytest.mark.parametrize(
     "point", ["while Java starts", "while rows are written", "while the report is made"]
 )
-def test_ctrl_c_is_exit_code_130_with_one_line_and_nothing_goes_on_or_is_left_half(
-    logs, tmp_path, point
-):
+def test_ctrl_c_exits_130_with_one_line_and_leaves_nothing_incomplete(logs, tmp_path, point):
     out = tmp_path / "out"
     there, seen = {
         "while Java starts": ("nothing", lambda: "java" in running_in(here.process.pid)),
@@ -176,7 +174,7 @@ def test_ctrl_c_is_exit_code_130_with_one_line_and_nothing_goes_on_or_is_left_ha
     ] == []
 
 
-def test_java_that_is_killed_is_exit_code_1_and_said_so(logs, tmp_path):
+def test_killed_java_exits_1_and_is_reported(logs, tmp_path):
     out = tmp_path / "out"
     here = Terminal(suspend_at(command("--logs", logs, "--out", out), out, "tables"))
     when(here.process, lambda: glob.glob(f"{out}/tables/batch=*"))
@@ -184,7 +182,7 @@ def test_java_that_is_killed_is_exit_code_1_and_said_so(logs, tmp_path):
         kill_if_java_of(here.process.pid, int(Path(place).name))
     code, answer, written, left = here.end()
     assert (code, answer, left) == (1, "", []), written
-    assert lines_of(written, COLUMNS * 10)[-1].startswith("Error: Java has ended, or was killed")
+    assert lines_of(written, COLUMNS * 10)[-1].startswith("Error: Java ended or was killed")
     assert "Traceback" not in written
     assert list((out / "tables").glob("batch=*")) == []
 

@@ -1,4 +1,6 @@
-"""The report on what real clients were recorded to do: libraries that it concludes are the true ones, and nobody is called fine whom Kafka 4 fails."""
+"""The report on recorded clients: concluded libraries are correct, and no client that fails with
+Kafka 4 is "fine".
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 JUDGEMENT = UNSEEN.parent / "kafka-4.jsonl"
 DAY = known_traffic.DAYS[-1]
 SETTING = "its protocol setting"
-#: A library and a version in what an application needs; what is not refused, but below the baseline, stands apart.
+#: A library and a version in `needs`; what is below the baseline but not refused is separate.
 ADVISED = re.compile(r"([a-z][a-z-]+) (?:\(not refused from )?(\d[\d.]*\d)")
 
 
@@ -37,8 +39,9 @@ def name_of(row):
 
 
 def write(logs, rows):
-    """Each run is an application with a principal of its own, one connection for each beginning, the first of which does everything; others what they
-    begin with.
+    """Each run is an application with its own principal and one connection per opening.
+
+    The first connection sends all requests; the others only their opening.
     """
     process = Process(logs)
     begin, end = ms(DAY, 12, 1), ms(DAY, 12, 59)
@@ -74,7 +77,7 @@ def write(logs, rows):
 
 @pytest.fixture(scope="module")
 def clients(spark, tmp_path_factory):
-    """What the report says of each run: of the versions that the table has, and of those that it has not."""
+    """The report on each run: versions in the table and versions that are not."""
     folder = tmp_path_factory.mktemp("fingerprints")
     write(folder / "logs", RUNS)
     reported(spark, folder / "logs", folder / "out", target="kafka-4.x")
@@ -86,7 +89,7 @@ def test_each_run_is_an_application(clients):
     assert set(clients) == {name_of(row) for row in RUNS}
 
 
-def test_libraries_that_are_named_are_the_true_ones_with_their_version(clients):
+def test_named_libraries_and_versions_are_correct(clients):
     named, wrong = 0, set()
     for row in lines(UNSEEN):
         told = clients[name_of(row)]
@@ -100,11 +103,11 @@ def test_libraries_that_are_named_are_the_true_ones_with_their_version(clients):
         assert version_numbers(low) <= version_numbers(row["version"]), told
         assert not high or version_numbers(row["version"]) <= version_numbers(high), told
     assert named >= 0.9 * len(lines(UNSEEN))
-    # It goes by librdkafka's own client id.
+    # It uses librdkafka's default client id.
     assert wrong <= {"java-2.0.1"}
 
 
-def test_what_is_concluded_says_by_what_and_how_surely(clients):
+def test_conclusion_has_evidence_and_confidence(clients):
     concluded = [
         clients[name_of(row)]
         for row in lines(UNSEEN)
@@ -119,7 +122,7 @@ def test_what_is_concluded_says_by_what_and_how_surely(clients):
     }
 
 
-def test_those_are_refused_whom_a_real_kafka_4_fails_and_no_others(clients):
+def test_refused_clients_are_those_that_fail_with_kafka_4(clients):
     works = {name_of(row): row["works"] for row in lines(JUDGEMENT)}
     assert works.keys() <= clients.keys()
     states = {name: clients[name]["state"] for name in works}
@@ -128,7 +131,7 @@ def test_those_are_refused_whom_a_real_kafka_4_fails_and_no_others(clients):
     }
 
 
-def test_no_version_is_advised_that_a_real_kafka_4_failed_nor_any_above_it(clients):
+def test_advised_versions_and_later_ones_do_not_fail_with_kafka_4(clients):
     works = {name_of(row): row["works"] for row in lines(JUDGEMENT)}
     failed = [row for row in RUNS if "pinned" not in row and not works.get(name_of(row), True)]
     refused = [told for told in clients.values() if told["state"] == "refused"]
@@ -150,7 +153,7 @@ def is_from(row, name, version):
     return row["library"] == name and version_numbers(row["version"]) >= version_numbers(version)
 
 
-def test_who_is_told_to_speak_an_older_protocol_needs_another_setting(clients):
+def test_client_with_older_protocol_setting_is_advised_to_remove_it(clients):
     pinned = [
         clients[name_of(row)]
         for row in RUNS
@@ -160,7 +163,7 @@ def test_who_is_told_to_speak_an_older_protocol_needs_another_setting(clients):
     assert [told for told in pinned if SETTING not in told["needs"]] == []
 
 
-def test_who_asks_or_has_no_such_setting_needs_another_version_or_library(clients):
+def test_client_without_protocol_setting_is_advised_another_version_or_library(clients):
     unset = (
         "java-0.9.0.1/produce",
         "java-0.10.2.2/group",
@@ -173,13 +176,16 @@ def test_who_asks_or_has_no_such_setting_needs_another_version_or_library(client
         "java-0.10.2.2/group": "java 2.1.0 (not refused from 0.11.0)",
         "kafkajs-1.0.1/group": "kafkajs 1.15.0 (not refused from 1.12.0)",
         "confluent-1.4.2/group": "librdkafka 1.8.2",
-        "kafka-node-5.0.0/group": "another library, such as kafkajs 1.15.0: no version of kafka-node is served",
+        "kafka-node-5.0.0/group": (
+            "another library, such as kafkajs 1.15.0: no version of kafka-node is served"
+        ),
     }
 
 
-def test_of_a_library_that_may_or_may_not_be_told_the_version_is_said_and_the_setting(clients):
+def test_advice_has_version_and_setting_if_setting_is_uncertain(clients):
     assert clients["kafka-python-1.0.2/produce"]["needs"] == (
-        "kafka-python 2.0.2 (not refused from 1.4.7), with its protocol setting (api_version) left out"
+        "kafka-python 2.0.2 (not refused from 1.4.7), with its protocol setting "
+        "(api_version) left out"
     )
     assert (
         clients["sarama-1.29.1/group"]["needs"]

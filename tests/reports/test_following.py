@@ -1,4 +1,4 @@
-"""The tables from the topic, read by Spark's own Kafka source through a real gateway."""
+"""Ingestion from the topic with Spark's Kafka source through a real gateway."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPIC = "orders"
 
 @pytest.fixture
 def environment(pyspark):
-    """In which Spark finds its Kafka source, and is told that tables are small."""
+    """Environment with Spark's Kafka source and settings for small tables."""
     import pyspark
 
     from tests.reports.connector import connector
@@ -47,7 +47,7 @@ def environment(pyspark):
 
 @pytest.fixture
 def following(environment, tmp_path):
-    """The command that follows the topic of a gateway, as a process."""
+    """The ingesting command as a process."""
 
     def start(server, *more):
         address = "{}:{}".format(*server.address)
@@ -87,9 +87,7 @@ def produces(server, times=3):
             assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
 
 
-def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_killed(
-    spark, following, tmp_path
-):
+def test_rows_of_topic_and_files_count_once_despite_killed_process(spark, following, tmp_path):
     from reports.ingest.ingest_job import ingest, stored
     from reports.ingest.taken_files import Tables
 
@@ -117,7 +115,7 @@ def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_k
                 assert process.poll() is None, process.stderr.read()[-3000:]
                 time.sleep(0.01)
             process.kill()
-        # Its Java would still read the topic beside the next run's.
+        # Its Java would continue to read the topic during the next run.
         while running_in(process.pid):
             time.sleep(0.05)
         produces(server)
@@ -136,7 +134,7 @@ def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_k
     assert there() == everything
 
 
-def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_record(spark, tmp_path):
+def test_row_counts_on_day_of_its_record_if_clock_jumped(spark, tmp_path):
     from pyspark.sql import functions as F
 
     from reports.analysis.small_tables import small_table
@@ -169,7 +167,7 @@ def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_record(spark, tmp
     )
 
 
-def test_of_too_many_processes_in_a_batch_those_with_the_most_rows_count_and_the_following_goes_on(
+def test_batch_with_too_many_processes_keeps_the_largest_and_continues(
     spark, tmp_path, monkeypatch
 ):
     from pyspark.sql import functions as F

@@ -13,7 +13,7 @@ from reports.interrupts import NUMBERS, Interrupted, SignalHandler
 
 @pytest.fixture
 def done():
-    """What was done, in order."""
+    """Actions in their order."""
     return []
 
 
@@ -21,7 +21,7 @@ def done():
 def signals(done):
     signals = SignalHandler()
     signals.before_interrupt = lambda: done.append("first")
-    # Shells let what they start in the background ignore Ctrl-C, the tests, too.
+    # Shells start background processes with Ctrl-C ignored, the tests included.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with signals.installed():
         yield signals
@@ -33,7 +33,7 @@ def send(number=signal.SIGINT):
 
 
 def held(signals, done, times):
-    """A step that is told so often to stop."""
+    """A deferred step during which `times` signals arrive."""
     with signals.deferred():
         for _ in range(times):
             send()
@@ -41,7 +41,7 @@ def held(signals, done, times):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_with_the_exit_code_of_shells(signals, done, number, code):
+def test_signal_interrupts_with_exit_code_of_shells(signals, done, number, code):
     with pytest.raises(Interrupted) as stopped:
         send(number)
     assert (stopped.value.exit_code, done, signals.received) == (code, ["first"], number)
@@ -57,9 +57,7 @@ class Finalized:
         send()
 
 
-def test_one_that_comes_while_an_object_is_finalized_is_noted_and_not_printed(
-    signals, done, monkeypatch
-):
+def test_signal_during_finalizer_is_recorded_and_not_printed(signals, done, monkeypatch):
     printed = []
     monkeypatch.setattr(
         sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_type)
@@ -70,7 +68,7 @@ def test_one_that_comes_while_an_object_is_finalized_is_noted_and_not_printed(
     assert (printed, done, signals.received) == ([ValueError], ["first"], signal.SIGINT)
 
 
-def test_a_second_one_does_not_disturb_who_cleans_up(signals, done):
+def test_second_signal_does_not_interrupt_cleanup(signals, done):
     with pytest.raises(Interrupted):
         send()
     send()
@@ -78,27 +76,27 @@ def test_a_second_one_does_not_disturb_who_cleans_up(signals, done):
     assert done == ["first"]
 
 
-def test_a_step_that_is_held_is_done_whole(signals, done):
+def test_deferred_step_is_completed(signals, done):
     with pytest.raises(Interrupted):
         held(signals, done, times=1)
     assert done == ["whole", "first"]
 
 
-def test_a_second_one_does_not_wait_for_a_held_step(signals, done):
+def test_second_signal_interrupts_deferred_step(signals, done):
     with pytest.raises(Interrupted):
         held(signals, done, times=2)
     assert done == ["first"]
 
 
-def test_it_is_heeded_again_where_somebody_else_put_a_handler_in_between(signals):
+def test_reinstall_restores_replaced_handlers(signals):
     signal.signal(signal.SIGINT, lambda *_: pytest.fail("asked the other"))
     signals.reinstall()
     with pytest.raises(Interrupted):
         send()
 
 
-def test_what_was_ignored_stays_ignored():
-    """As of a command that a shell has put into the background."""
+def test_ignored_signal_stays_ignored():
+    """As for a command that a shell started in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         signals = SignalHandler()
@@ -111,7 +109,7 @@ def test_what_was_ignored_stays_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-def test_afterwards_handlers_are_those_of_before():
+def test_previous_handlers_are_restored():
     before = [signal.getsignal(number) for number in NUMBERS]
     with SignalHandler().installed():
         pass

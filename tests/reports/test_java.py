@@ -1,4 +1,4 @@
-"""The Java of a command: what is said of it."""
+"""Suppression of py4j's log messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quiet():
 
 
 def asks_one_that_hangs_up():
-    """What py4j's thread that lets go of objects does while Java ends."""
+    """What py4j's finalizer thread does while Java ends."""
     from py4j.java_gateway import GatewayClient, GatewayParameters
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -40,11 +40,11 @@ def asks_one_that_hangs_up():
         java.join()
 
 
-def test_what_py4j_raises_is_not_written_as_well(quiet, caplog):
+def test_errors_raised_by_py4j_are_not_logged_too(quiet, caplog):
     asks_one_that_hangs_up()
     assert caplog.records == []
 
 
-def test_left_to_itself_it_writes_that_to_the_log(caplog):
+def test_py4j_logs_errors_by_default(caplog):
     asks_one_that_hangs_up()
     assert "Exception while sending command." in caplog.messages

@@ -1,6 +1,8 @@
-"""How Spark joins: what is small is copied to where the log is, and the log is summed up before it meets its connections.
+"""Spark's join strategies: small tables are broadcast, and the log is aggregated before it is
+joined.
 
-Of plans as they are made, with Spark's own guesses of sizes turned off: what is broadcast there is so because the code says it, whatever the sizes are.
+Tests query plans with Spark's size estimates disabled: a broadcast in them is requested by the
+code.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ NAMED = ("library", "version_high", "generation")
 
 @pytest.fixture(scope="module")
 def plans(spark, tmp_path_factory):
-    """By name, the lines of the plan of what is computed from a log."""
+    """Query plans by name, as lines."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     from reports.analysis import activity, client_history, costs, facts, identity, readiness, trend
@@ -30,7 +32,7 @@ def plans(spark, tmp_path_factory):
     spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
     try:
         summed = activity.activity(log, log, activity.latest_connection_rows(log))
-        # The rest is of tables with these columns, so that each plan has its own joins alone.
+        # The other plans start from tables with these columns, so that each has only its own joins.
         did = spark.read.schema(summed.schema).parquet(str(tmp_path_factory.mktemp("did")))
         whose = StructType([did.schema[name] for name in ("principal", "client_id", "address")])
         named = spark.read.schema(
@@ -63,18 +65,20 @@ def joins(plan):
     ("name", "number"),
     [("limits", 1), ("libraries", 1), ("states", 1), ("verdicts", 1), ("days", 2)],
 )
-def test_what_is_small_is_broadcast_whatever_its_size_is_thought_to_be(plans, name, number):
-    """The days are joined with what the limits have found."""
+def test_small_tables_are_broadcast_regardless_of_estimated_size(plans, name, number):
+    """The days are joined with the result of the limits."""
     assert joins(plans[name]) == ["BroadcastHashJoin"] * number
 
 
-def test_the_log_is_never_broadcast_and_neither_are_its_connections(plans):
-    """Rows of usage, and rows of the ends of connections; there may be millions of connections."""
+def test_log_and_connections_are_never_broadcast(plans):
+    """Usage rows and connection rows; there may be millions of connections."""
     assert joins(plans["activity"]) == ["SortMergeJoin"] * 2
 
 
-def test_the_log_is_summed_up_by_connection_before_it_meets_its_connections(plans):
-    """So a connection with most of the log has a row for each topic and request of a day there, not for each minute."""
+def test_log_is_aggregated_by_connection_before_the_join(plans):
+    """So a connection with most of the log has one row per topic, request and day in the join, not
+    one per minute.
+    """
     join = next(place for place, line in enumerate(plans["activity"]) if "SortMergeJoin" in line)
     below = plans["activity"][join + 1 :]
     first = next(line for line in below if re.search(r"(Aggregate|FileScan|SortMergeJoin)\b", line))

@@ -1,4 +1,6 @@
-"""The report on thousands of rows by chance: what is planted among them is found, and of the rest what plain counting finds."""
+"""The report on random traffic, compared with plain counting; known applications among it are
+found.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def who(row):
 
 @pytest.fixture(scope="module")
 def among_noise(spark, tmp_path_factory):
-    """The planted log with traffic around it that Kafka 4 serves, and the report on both."""
+    """The known traffic among random traffic that Kafka 4 serves, and the report on both."""
     folder = tmp_path_factory.mktemp("among-noise")
     known_traffic.write(folder / "logs")
     found = random_traffic.write(
@@ -54,7 +56,7 @@ def among_noise(spark, tmp_path_factory):
     return found, *reported(spark, folder / "logs", folder / "out")
 
 
-def test_each_planted_blocker_is_found_among_noise_and_nothing_else(among_noise):
+def test_known_blockers_are_found_among_random_traffic(among_noise):
     found, summary, tables = among_noise
     blockers = defaultdict(set)
     for row in tables["blockers"]:
@@ -64,7 +66,7 @@ def test_each_planted_blocker_is_found_among_noise_and_nothing_else(among_noise)
     assert summary["applications"]["refused"] == len(blockers)
 
 
-def test_what_binds_and_what_is_converted_among_noise_is_what_was_planted(among_noise):
+def test_bindings_and_conversions_are_found_among_random_traffic(among_noise):
     found, _, tables = among_noise
     assert {(row["kind"], row["name"]) for row in tables["bindings"]} == {
         ("topic", "orders"),
@@ -77,7 +79,7 @@ def test_what_binds_and_what_is_converted_among_noise_is_what_was_planted(among_
     assert set(found.converted) - converted == set()
 
 
-def test_noise_does_not_move_the_trend(among_noise):
+def test_random_traffic_does_not_change_the_trend(among_noise):
     assert [int(row["refused_applications"]) for row in among_noise[2]["trend"]] == [7] * 5 + [
         6
     ] * 5
@@ -85,13 +87,13 @@ def test_noise_does_not_move_the_trend(among_noise):
 
 @pytest.fixture(scope="module")
 def by_chance(spark, tmp_path_factory):
-    """Traffic of every kind by chance alone, as plain counting finds it, and the report on it."""
+    """Random traffic of all kinds, its plain counts, and the report on it."""
     folder = tmp_path_factory.mktemp("by-chance")
     found = random_traffic.write(folder / "logs", 896, known_traffic.DAYS)
     return found, *reported(spark, folder / "logs", folder / "out")
 
 
-def test_blockers_by_chance_are_those_of_plain_counting(by_chance):
+def test_random_blockers_equal_plain_counts(by_chance):
     found, summary, tables = by_chance
     blockers = {}
     for row in tables["blockers"]:
@@ -102,12 +104,12 @@ def test_blockers_by_chance_are_those_of_plain_counting(by_chance):
     assert (counted["total"], counted["refused"]) == (len(found.applications), len(found.old))
 
 
-def test_applications_by_chance_have_their_names_and_requests(by_chance):
+def test_random_applications_keep_names_and_request_counts(by_chance):
     found, _, tables = by_chance
     assert {who(row): int(row["requests"]) for row in tables["clients"]} == found.requests
 
 
-def test_what_binds_by_chance_is_what_plain_counting_finds(by_chance):
+def test_random_bindings_equal_plain_counts(by_chance):
     found, _, tables = by_chance
     bound = {
         (row["kind"], row["name"]): (int(row["old"]), int(row["new"]), int(row["bytes"]))
@@ -117,7 +119,7 @@ def test_what_binds_by_chance_is_what_plain_counting_finds(by_chance):
     assert len(bound) > 50
 
 
-def test_what_conversions_cost_by_chance_is_what_plain_counting_finds(by_chance):
+def test_random_conversion_costs_equal_plain_counts(by_chance):
     found, _, tables = by_chance
     names = ("conversions", "converted_records", "converted_bytes")
     converted = {
@@ -128,7 +130,7 @@ def test_what_conversions_cost_by_chance_is_what_plain_counting_finds(by_chance)
     assert converted == {place: dict(counted) for place, counted in found.converted.items()}
 
 
-def test_days_by_chance_have_their_applications(by_chance):
+def test_random_days_equal_plain_counts(by_chance):
     found, _, tables = by_chance
     days = {
         row["date"]: (int(row["applications"]), int(row["refused_applications"]))

@@ -1,4 +1,4 @@
-"""`make demo`: its report on real clients of many ages equals what they were told to do, application by application."""
+"""The report of `make demo` on real clients of many ages equals what they were configured to do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.peer, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1"
 LEFT_OUT = re.compile(r"^left out: (\S+) \((.+)$", re.MULTILINE)
-#: The highest versions of clients that the other table lacks: of the newest, what Apache Kafka 4.3 serves, which they ask for first.
+#: The highest versions of clients missing in the other table: for the newest, what Apache Kafka 4.3
+#: serves, since they send ApiVersions first.
 SPEAKS = KNOWN | {
     "java-4.4.0": Speaks(13, 18, 13, 5),
     "kafka-python-2.0.2": Speaks(7, 4, 1, 0),
@@ -42,7 +43,7 @@ SPEAKS = KNOWN | {
     "aiokafka-0.14.0": Speaks(7, 11, 5, 0),
     "confluent-1.0.0": Speaks(7, 4, 2, 0),
 }
-#: What Kafka 4 would refuse of what they do, from KIP-896 and each library's own code; the second is refused by 4.0.0 alone.
+#: What Kafka 4 refuses, from KIP-896 and each library's code; the second is refused by 4.0.0 only.
 REFUSED = {
     "ledger-import": ({"Produce 0"}, set()),
     "server-metrics": ({"Produce 0"}, set()),
@@ -52,12 +53,13 @@ REFUSED = {
     "accounts": ({"Fetch 3", "Produce 2"}, {"JoinGroup 1"}),
     "stock": ({"ListOffsets 0", "OffsetCommit 1"}, set()),
 }
-#: Who says its name in the protocol (KIP-511), and with it its version.
+#: Clients that send their name (KIP-511) and version.
 NAMED = {"java-4.4.0", "java-2.8.2", "franz-go-1.22.2", "kcat-1.7.1"}
-#: Libraries that the table of clients calls otherwise.
+#: Libraries with another name in the table of clients.
 LIBRARIES = {"kafka-clients": "java", "confluent-kafka": "librdkafka", "kcat": "librdkafka"}
-#: The library that is told of each (none where two do the same under an application's client id), and its states for Kafka 4: by KIP-896 those below their
-#: baseline are Java before 2.1, librdkafka before 1.8.2, and they are known to be only where the range of versions does not reach it.
+#: Expected library of each (none if two behave the same under an application's client id) and
+#: states for Kafka 4. By KIP-896, Java before 2.1, librdkafka before 1.8.2 and so on are below
+#: their baseline; they are known to be only if the version range does not reach it.
 TOLD = {
     "shop": ("java", {"fine"}),
     "mobile-app": ("kafkajs", {"unknown"}),
@@ -72,7 +74,7 @@ TOLD = {
     "invoice-mail": ("kafka-python", {"unknown"}),
     "fraud-check": ("java", {"unknown"}),
     "dashboards": ("franz-go", {"fine"}),
-    # Its library is told hardly surely enough for a state.
+    # The confidence of its library is close to the minimum for a state.
     "search": ("aiokafka", {"unknown", "fine"}),
     "stock": ("librdkafka", {"refused"}),
     "archive": ("librdkafka", {"fine"}),
@@ -82,7 +84,7 @@ TARGETS = ("kafka-4.0", "kafka-4.x")
 
 @pytest.fixture(scope="module")
 def demo(pyspark, tmp_path_factory):
-    """`make demo` as it ended, and the folder that it was given."""
+    """The finished `make demo`, and its folder."""
     folder = tmp_path_factory.mktemp("company")
     command = [sys.executable, "-m", "tests.legacy_clients.demo", "--out", str(folder)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False), folder
@@ -90,7 +92,9 @@ def demo(pyspark, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ran(demo):
-    """The applications that ran, and the folder with the log of it and the report for the first target."""
+    """The applications that ran, and the folder with their log and the report for the first
+    target.
+    """
     done, folder = demo
     left_out = dict(LEFT_OUT.findall(done.stderr))
     if left_out and are_required():
@@ -103,7 +107,9 @@ def ran(demo):
 
 @pytest.fixture(scope="module", params=TARGETS)
 def report(request, ran):
-    """The target, and the report's tables by name: that of the demo, and one for the other target."""
+    """The target and the report's tables by name: the demo's report, and one for the other
+    target.
+    """
     out = ran[1] / "report"
     if request.param != DEFAULT_TARGET:
         from reports.run import ReportRequest
@@ -125,7 +131,7 @@ def report(request, ran):
 
 @pytest.fixture(params=("telephone", "print"))
 def medium(request, report, ran, chromium):
-    """What the page is opened as, and the page."""
+    """The medium that the page is opened for, and the page."""
     page = ran[1] / "report" / "report.html"
     chromium.open(page, MEDIA[request.param], medium=request.param)
     return request.param, page
@@ -137,7 +143,7 @@ def company(ran):
 
 
 def refused(target, company):
-    """By application, what the target refuses of it."""
+    """By application, what the target refuses."""
     each = {
         name: always | (only_first if target == "kafka-4.0" else set())
         for name, (always, only_first) in REFUSED.items()
@@ -146,13 +152,13 @@ def refused(target, company):
 
 
 def by_application(rows):
-    """By client id, which is an application's alone here."""
+    """By client id, which is unique per application here."""
     found = {row["client_id"]: row for row in rows}
     assert len(found) == len(rows)
     return found
 
 
-def test_the_demo_says_whose_turn_it_is_and_ends_with_the_answer_and_where_the_page_is(demo, ran):
+def test_demo_prints_progress_then_answer_and_path_of_page(demo, ran):
     done, folder = demo
     told = done.stderr.splitlines()
     turns = [
@@ -166,18 +172,19 @@ def test_the_demo_says_whose_turn_it_is_and_ends_with_the_answer_and_where_the_p
     *answer, page = done.stdout.splitlines()
     assert (len(answer), page) == (5, f"the report: {(folder / 'report' / 'report.html').as_uri()}")
     assert answer[0].startswith(
-        f"{DEFAULT_TARGET}: {'NOT READY' if refused(DEFAULT_TARGET, {who.client_id for who in ran[0]}) else 'ready'}. "
+        f"{DEFAULT_TARGET}: "
+        f"{'NOT READY' if refused(DEFAULT_TARGET, {who.client_id for who in ran[0]}) else 'ready'}. "
     )
 
 
-def test_the_applications_are_those_that_ran(report, company):
+def test_reported_applications_are_those_that_ran(report, company):
     _, tables, summary = report
     found = {(row["principal"], row["client_id"], row["address"]) for row in tables["clients"]}
     assert found == {(who.principal, who.client_id, ADDRESS) for who in company.values()}
     assert len(tables["clients"]) == summary["applications"]["total"] == len(company)
 
 
-def test_each_has_the_topics_and_groups_that_it_used(report, company):
+def test_each_application_has_its_topics_and_groups(report, company):
     rows = by_application(report[1]["clients"])
     found = {
         name: (set(json.loads(row["topics"])), set(json.loads(row["groups"])))
@@ -186,7 +193,7 @@ def test_each_has_the_topics_and_groups_that_it_used(report, company):
     assert found == {name: (who.topics, who.groups) for name, who in company.items()}
 
 
-def test_each_sent_the_versions_that_its_library_speaks(report, company):
+def test_each_application_sent_the_versions_of_its_library(report, company):
     found = defaultdict(dict)
     for row in report[1]["matrix"]:
         found[row["client_id"]][row["api_key"]] = int(row["highest"])
@@ -205,7 +212,7 @@ def test_each_sent_the_versions_that_its_library_speaks(report, company):
     }
 
 
-def test_those_are_refused_that_kafka_4_would_refuse_and_for_that(report, company):
+def test_refused_applications_and_reasons_are_those_of_kafka_4(report, company):
     target, tables, summary = report
     found = defaultdict(set)
     for row in tables["blockers"]:
@@ -218,7 +225,7 @@ def test_those_are_refused_that_kafka_4_would_refuse_and_for_that(report, compan
     assert (summary["ready"], summary["applications"]["refused"]) == (not wanted, len(wanted))
 
 
-def test_bound_are_the_topics_and_groups_that_old_and_new_share(report, company):
+def test_bindings_are_topics_and_groups_shared_by_old_and_new(report, company):
     target, tables, _ = report
     old = refused(target, company)
     users = defaultdict(set)
@@ -237,7 +244,7 @@ def test_bound_are_the_topics_and_groups_that_old_and_new_share(report, company)
 
 
 def test_conversions_are_those_of_readers_of_another_format(report, company):
-    """Whoever knows format 2 gets nothing else; others get nothing that is newer than they are."""
+    """Readers of magic 2 get only magic 2; others get nothing newer than they support."""
     formats = defaultdict(set)
     for who in company.values():
         for deed in who.deeds:
@@ -253,7 +260,7 @@ def test_conversions_are_those_of_readers_of_another_format(report, company):
                 wanted[who.client_id, deed.topic] = deed.records
     found = {(row["client_id"], row["topic"]): row for row in report[1]["conversions"]}
     assert set(found) == set(wanted)
-    # A fetch converts what it gets, which may be more than is then read.
+    # A fetch converts all of its result, which may be more than is then consumed.
     assert [
         place
         for place, records in wanted.items()
@@ -263,7 +270,7 @@ def test_conversions_are_those_of_readers_of_another_format(report, company):
     assert report[2]["conversions"]["cpu_seconds"] > 0
 
 
-def test_a_library_that_is_told_is_the_true_one_and_its_range_has_its_version(report, company):
+def test_named_library_is_correct_and_range_contains_version(report, company):
     rows = by_application(report[1]["clients"])
     wrong = {}
     for name, who in company.items():
@@ -282,7 +289,7 @@ def test_a_library_that_is_told_is_the_true_one_and_its_range_has_its_version(re
     }
 
 
-def test_each_is_told_as_the_library_and_in_the_state_that_it_is(report, company):
+def test_each_application_has_expected_library_and_state(report, company):
     rows = by_application(report[1]["clients"])
     found = {name: (row["library"], row["state"]) for name, row in rows.items()}
     assert {
@@ -293,20 +300,22 @@ def test_each_is_told_as_the_library_and_in_the_state_that_it_is(report, company
     assert set(TOLD) >= set(company)
 
 
-def test_what_is_not_told_apart_is_told_what_of_each_library_it_needs(report, company):
-    """The client is kafka-node, which is no way out."""
+def test_undetermined_application_is_advised_for_each_candidate(report, company):
+    """The client is kafka-node, of which no version is served."""
     if "door-sensors" in company:
         needs = by_application(report[1]["clients"])["door-sensors"]["needs"]
         assert needs.startswith(
-            "java 2.1.0 or librdkafka 1.8.2 or kafkajs 1.15.0 or sarama 1.41.0 or kafka-python 2.0.2 or "
+            "java 2.1.0 or librdkafka 1.8.2 or kafkajs 1.15.0 or sarama 1.41.0 or "
+            "kafka-python 2.0.2 or "
         )
         assert needs.endswith(
-            "with its protocol setting left out, where it has one; no version of kafka-node is served"
+            "with its protocol setting left out, where it has one; no version of "
+            "kafka-node is served"
         )
 
 
 def is_within(client, low, high):
-    """kcat's own version is not that of the library in it, which differs with the system."""
+    """kcat's version is not that of its librdkafka, which depends on the system."""
     return client.library == "kcat" or numbers(low) <= numbers(client.version) <= numbers(
         high or "9999"
     )
@@ -316,7 +325,7 @@ def numbers(version):
     return [int(part) for part in version.split(".")] if version else []
 
 
-def test_nothing_of_the_log_is_missing(report):
+def test_no_part_of_the_log_is_missing(report):
     log = report[2]["log"]
     assert (log["damaged"], log["quarantined"], log["lines_missing"], log["never_logged_in"]) == (
         [],
@@ -326,7 +335,7 @@ def test_nothing_of_the_log_is_missing(report):
     )
 
 
-def test_the_page_asks_for_nothing_and_nothing_of_it_is_cut_off(medium, chromium):
+def test_page_requests_nothing_and_nothing_is_cut_off(medium, chromium):
     kind, page = medium
     assert (chromium.requested, chromium.said) == ([page.as_uri()], [])
     assert (
@@ -336,9 +345,7 @@ def test_the_page_asks_for_nothing_and_nothing_of_it_is_cut_off(medium, chromium
     assert chromium.evaluate(CUT) == []
 
 
-def test_the_page_names_each_application_that_it_would_refuse_and_why(
-    report, company, ran, chromium
-):
+def test_page_names_each_refused_application_and_reason(report, company, ran, chromium):
     chromium.open(ran[1] / "report" / "report.html", SCREEN)
     shown = chromium.evaluate("document.body.textContent")
     missing = [

@@ -1,4 +1,4 @@
-"""The report on logs in which everything is known: each planted fact is found, and nothing else."""
+"""The report on known traffic: each known fact is found, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reported(spark, logs, out, target="kafka-4.0", since=None):
 
 @pytest.fixture(scope="module")
 def report(spark, tmp_path_factory):
-    """Where the planted log is, where its report is, and the summary."""
+    """The folders of the known traffic and of its report, and the summary."""
     folder = tmp_path_factory.mktemp("planted")
     known_traffic.write(folder / "logs")
     return folder / "logs", folder / "out", reported(spark, folder / "logs", folder / "out")
@@ -37,7 +37,7 @@ def table(out, name):
         return list(csv.DictReader(file))
 
 
-def test_each_application_is_in_the_state_that_it_was_planted_in(report):
+def test_each_application_has_its_expected_state(report):
     rows = table(report[1], "clients")
     assert {row["client_id"]: row["state"] for row in rows} == {
         name: state for name, (state, _) in known_traffic.STATES.items()
@@ -45,7 +45,7 @@ def test_each_application_is_in_the_state_that_it_was_planted_in(report):
     assert len(rows) == len(known_traffic.STATES)
 
 
-def test_each_planted_blocker_is_found_and_nothing_else(report):
+def test_blockers_are_exactly_the_expected_ones(report):
     found = defaultdict(set)
     for row in table(report[1], "blockers"):
         found[row["client_id"]].add(row["what"])
@@ -54,7 +54,7 @@ def test_each_planted_blocker_is_found_and_nothing_else(report):
     }
 
 
-def test_blockers_are_in_the_order_of_their_traffic(report):
+def test_blockers_are_ordered_by_traffic(report):
     sizes = [row["bytes"] for row in report[2]["blockers"]]
     assert sizes == sorted(sizes, reverse=True)
     assert (report[2]["blockers"][0]["client_id"], report[2]["blockers"][-1]["client_id"]) == (
@@ -63,7 +63,7 @@ def test_blockers_are_in_the_order_of_their_traffic(report):
     )
 
 
-def test_bytes_are_counted_once_in_requests_and_topics(report):
+def test_bytes_count_once_in_requests_and_topics(report):
     (billing,) = [row for row in table(report[1], "clients") if row["client_id"] == "billing"]
     days = len(known_traffic.DAYS)
     assert int(billing["bytes_in"]) == 4 * 10 * 1024 * days
@@ -75,7 +75,7 @@ def test_bytes_are_counted_once_in_requests_and_topics(report):
     )
 
 
-def test_a_library_is_what_the_client_calls_itself(report):
+def test_library_is_the_name_that_the_client_sends(report):
     named = {
         row["client_id"]: (row["library"], row["version_low"], row["version_high"])
         for row in table(report[1], "clients")
@@ -86,7 +86,7 @@ def test_a_library_is_what_the_client_calls_itself(report):
     assert named["billing"] == ("", "", "")
 
 
-def test_of_a_nameless_client_the_evidence_is_what_it_sends(report):
+def test_evidence_of_unnamed_client_is_its_requests(report):
     (row,) = [row for row in table(report[1], "clients") if row["client_id"] == "billing"]
     may_be, sends = row["evidence"].split("; ")
     assert may_be.startswith("may be ")
@@ -96,24 +96,25 @@ def test_of_a_nameless_client_the_evidence_is_what_it_sends(report):
     )
 
 
-def test_what_an_application_needs_is_the_lowest_supported_version(report):
+def test_advice_is_the_lowest_supported_version(report):
     needs = {row["client_id"]: row["needs"] for row in table(report[1], "clients")}
     assert needs["librdkafka-old"] == "librdkafka 1.8.2"
     assert needs["billing"] == (
-        "java 2.1.0 or librdkafka 1.8.2 or kafkajs 1.15.0 or sarama 1.41.0 or kafka-python 2.0.2 or aiokafka 0.7.2 or franz-go 1.15.4, "
+        "java 2.1.0 or librdkafka 1.8.2 or kafkajs 1.15.0 or sarama 1.41.0 or "
+        "kafka-python 2.0.2 or aiokafka 0.7.2 or franz-go 1.15.4, "
         "with its protocol setting left out, where it has one; no version of kafka-node is served"
     )
     assert (needs["shop"], needs["java-1.0"]) == ("", "")
 
 
-def test_topics_and_groups_that_bind_old_and_new_are_named(report):
+def test_shared_topics_and_groups_are_listed(report):
     assert {(row["kind"], row["name"]) for row in table(report[1], "bindings")} == {
         ("topic", "orders"),
         ("group", "billers"),
     }
 
 
-def test_conversions_are_charged_to_who_caused_them(report):
+def test_conversions_are_charged_to_the_consumer(report):
     (row,) = table(report[1], "conversions")
     assert (row["client_id"], row["topic"], row["cpu_seconds"], row["converted_bytes"]) == (
         "billing",
@@ -124,8 +125,10 @@ def test_conversions_are_charged_to_who_caused_them(report):
     assert report[2]["conversions"]["cpu_seconds"] == 5.0
 
 
-def test_the_trend_meets_zero_where_the_line_through_the_days_does(report):
-    """By hand: days -10 to -1 of 7,7,7,7,7,6,6,6,6,6: slope -12.5/82.5, mean 6.5 at -5.5, so 5.667 today, and zero after 37.4 days."""
+def test_trend_reaches_zero_where_the_regression_line_does(report):
+    """By hand: days -10 to -1 with 7,7,7,7,7,6,6,6,6,6: slope -12.5/82.5, mean 6.5 at -5.5, so
+    5.667 today, and zero after 37.4 days.
+    """
     assert [int(row["refused_applications"]) for row in table(report[1], "trend")] == [7] * 5 + [
         6
     ] * 5
@@ -137,7 +140,8 @@ def numbers(row, *names):
     return tuple(int(row[name]) for name in names)
 
 
-#: Of `billing` and `shop` on any day: 40 requests, of which 10 are of a group, each of 1 KiB with a reply of a tenth; topics have the bytes of their batches alone.
+#: `billing` and `shop` on any day: 40 requests, 10 of them of a group, each 1 KiB with a response
+#: of a tenth; topics have the bytes of their batches only.
 KIB = known_traffic.KIB
 ALL, OF_GROUP = (40, 40 * KIB + 4 * KIB), (10, 10 * KIB + KIB)
 OF_BILLING = {
@@ -161,8 +165,8 @@ OF_SHOP = {
 @pytest.mark.parametrize(
     ("kind", "wanted"), [(("", "", "0.9"), OF_BILLING), (("java", "2.8.2", "2.8"), OF_SHOP)]
 )
-def test_libraries_are_spread_over_days_and_each_dimension_as_planted(report, day, kind, wanted):
-    """Of the kinds of `billing` and `shop` there is nobody else."""
+def test_distribution_by_day_and_dimension_is_as_expected(report, day, kind, wanted):
+    """No other applications are of the kinds of `billing` and `shop`."""
     rows = [
         row
         for row in table(report[1], "distribution")
@@ -179,8 +183,8 @@ def test_libraries_are_spread_over_days_and_each_dimension_as_planted(report, da
 @pytest.mark.parametrize(
     ("day", "count"), [(known_traffic.DAYS[0], 11), (known_traffic.DAYS[-1], 10)]
 )
-def test_each_application_of_a_day_is_in_each_dimension_once(report, day, count):
-    """Who is known by an address alone has neither principal nor client id."""
+def test_application_counts_once_per_day_and_dimension(report, day, count):
+    """An application known only by its address has no principal and no client id."""
     applications = defaultdict(int)
     for row in table(report[1], "distribution"):
         if row["date"] == day:
@@ -204,7 +208,7 @@ def test_batches_are_counted_by_topic_and_record_format(report):
     assert found == wanted | {(day, "events"): (0, 4, 0, 0, 0, 0) for day in known_traffic.DAYS[:5]}
 
 
-def test_of_each_request_the_lowest_and_the_highest_version_are_told(report):
+def test_matrix_has_lowest_and_highest_version_of_each_request(report):
     found = {
         (row["client_id"], row["api_key"]): numbers(row, "lowest", "highest", "requests")
         for row in table(report[1], "matrix")
@@ -222,18 +226,18 @@ def test_of_each_request_the_lowest_and_the_highest_version_are_told(report):
     }
 
 
-def test_what_is_no_application_is_in_none_of_the_tables(report):
+def test_non_applications_are_in_no_table(report):
     for name in ("clients", "blockers", "matrix"):
         assert {row["client_id"] for row in table(report[1], name)} & known_traffic.NONE == set()
     assert report[2]["log"]["never_logged_in"] == len(known_traffic.DAYS)
 
 
-def test_lines_that_were_lost_are_counted(report):
-    """Two usage rows a day of the application whose rows were lost."""
+def test_lost_lines_are_counted(report):
+    """Two usage rows per day of the application whose rows were lost."""
     assert report[2]["log"]["lines_missing"] == 2 * len(known_traffic.DAYS)
 
 
-def test_the_summary_is_on_disk_and_the_answer_is_not_ready(report):
+def test_summary_is_written_and_answer_is_not_ready(report):
     from reports.page import answer
 
     assert json.loads((report[1] / "summary.json").read_text()) == report[2]
@@ -242,16 +246,16 @@ def test_the_summary_is_on_disk_and_the_answer_is_not_ready(report):
     assert not (report[1] / ".new").exists()
 
 
-def test_the_page_names_every_application(report):
+def test_page_names_every_application(report):
     made = (report[1] / "report.html").read_text()
     assert [
         name for name in known_traffic.STATES if name and f">{name}<small>User:" not in made
     ] == []
-    # Of a bare token nothing is known but where it comes from.
-    assert ">no client id<small>nobody at 10.0.1.3<" in made
+    # Only the address of a bare token is known.
+    assert ">no client id<small>no principal at 10.0.1.3<" in made
 
 
-def test_every_table_is_there_as_parquet_with_as_many_rows(spark, report):
+def test_every_table_is_also_parquet_with_same_row_count(spark, report):
     names = {path.stem for path in report[1].glob("*.csv")}
     assert names == {
         "clients",
@@ -269,8 +273,8 @@ def test_every_table_is_there_as_parquet_with_as_many_rows(spark, report):
 
 
 @pytest.mark.parametrize("target", known_traffic.STATES_FOR)
-def test_another_target_makes_something_else_of_the_same_log(spark, report, target):
-    """The tables of that log, without all that is written of them."""
+def test_other_target_gives_other_report_on_same_log(spark, report, target):
+    """Uses the tables of that log, without its other output files."""
     from reports.analysis import activity, facts, readiness
     from reports.analysis.behaviour import connection_kinds
     from reports.analysis.identity import identify
@@ -293,7 +297,7 @@ def test_another_target_makes_something_else_of_the_same_log(spark, report, targ
     assert {row["client_id"]: row["state"] for row in states} == known_traffic.STATES_FOR[target]
 
 
-def test_days_before_since_are_not_in_the_report_and_the_tables_are_enough(spark, report):
+def test_since_excludes_earlier_days_and_needs_only_the_tables(spark, report):
     summary = reported(spark, None, report[1], since=date(2026, 11, 16))
     assert (summary["from"], summary["log"]["files"], summary["trend"]["days"]) == (
         "2026-11-16",
@@ -306,7 +310,7 @@ def test_days_before_since_are_not_in_the_report_and_the_tables_are_enough(spark
     assert "nightly" not in {row["client_id"] for row in table(report[1], "clients")}
 
 
-#: What a client may call itself, and a topic be called.
+#: Names that clients and topics may have.
 EVIL = [
     "=cmd|' /C calc'!A1",
     "<script>alert(1)</script>",
@@ -323,7 +327,7 @@ EVIL = [
 ]
 
 
-def test_whatever_clients_call_themselves_the_outputs_are_only_outputs(spark, tmp_path):
+def test_hostile_names_do_not_break_outputs(spark, tmp_path):
     process = Process(tmp_path / "logs")
     begin, rows = ms("2026-11-18"), []
     for name in EVIL:
@@ -341,7 +345,7 @@ def test_whatever_clients_call_themselves_the_outputs_are_only_outputs(spark, tm
             [(name, 0, 1, {"bytes_in": 5})],
             **said,
         )
-    # Requests that only brokers send are refused in each version.
+    # Requests that only brokers send are refused in every version.
     rows += process.connection(
         begin, begin + 60_000, ["loud"], [(4, version, 1, 10, 10) for version in range(300)]
     )
@@ -387,7 +391,7 @@ def test_whatever_clients_call_themselves_the_outputs_are_only_outputs(spark, tm
     assert (len(blockers["loud"]), blockers["loud"][-1]) == (51, "and 250 more")
 
 
-def test_a_clock_that_says_any_year_leaves_times_that_can_be(spark, tmp_path):
+def test_any_clock_year_gives_valid_times(spark, tmp_path):
     process, begin, rows = Process(tmp_path / "logs"), ms("2026-11-18"), []
     for name, far in (("ahead", ms("2262-01-01")), ("beyond", 1 << 50), ("behind", 0)):
         opened, used, closed = process.connection(
@@ -422,9 +426,7 @@ def test_a_clock_that_says_any_year_leaves_times_that_can_be(spark, tmp_path):
         } == {"2026-11-18"}, name
 
 
-def test_of_as_many_libraries_as_clients_make_up_the_page_gets_the_most_numerous_and_the_others_together(
-    spark, monkeypatch
-):
+def test_page_shows_most_frequent_libraries_and_combines_others(spark, monkeypatch):
     from reports.analysis.small_tables import small_table
     from reports.page import page_data
 
@@ -451,7 +453,8 @@ def test_of_as_many_libraries_as_clients_make_up_the_page_gets_the_most_numerous
     spread = small_table(
         spark,
         days,
-        "date date, dimension string, library string, version string, generation string, applications int",
+        "date date, dimension string, library string, version string, generation string, "
+        "applications int",
     )
     one, other = date(2026, 11, 18), date(2026, 11, 19)
     assert page_data._kinds_by_day(spread) == [
@@ -468,9 +471,7 @@ def test_of_as_many_libraries_as_clients_make_up_the_page_gets_the_most_numerous
     )
 
 
-def test_where_there_are_too_many_kinds_of_clients_it_says_of_how_many_the_library_was_not_looked_for(
-    spark, tmp_path, monkeypatch
-):
+def test_too_many_kinds_of_clients_are_counted_in_summary(spark, tmp_path, monkeypatch):
     from reports.analysis import identity
 
     monkeypatch.setattr(identity, "MAX_BEHAVIOURS", 1)
@@ -492,27 +493,27 @@ def test_where_there_are_too_many_kinds_of_clients_it_says_of_how_many_the_libra
     assert {name for name, told in evidence.items() if told.startswith(identity.LEFT_OUT)} == {
         "other"
     }
-    assert evidence["named"].startswith("calls itself apache-kafka-java 3.9.1")
+    assert evidence["named"].startswith("software name apache-kafka-java 3.9.1")
 
 
-def test_a_log_with_nothing_in_it_is_no_report(spark, tmp_path):
+def test_empty_log_gives_no_report(spark, tmp_path):
     from reports.ingest.taken_files import TablesError
 
     (tmp_path / "logs").mkdir()
-    with pytest.raises(TablesError, match="there is nothing of a traffic log in"):
+    with pytest.raises(TablesError, match="no traffic log data in"):
         reported(spark, tmp_path / "logs", tmp_path / "out")
-    with pytest.raises(TablesError, match="reports go to a folder of their own"):
+    with pytest.raises(TablesError, match="choose another folder for the report"):
         reported(spark, tmp_path / "logs", tmp_path / "logs" / "out")
 
 
-def test_a_log_that_cannot_be_used_is_no_report_and_it_says_why(spark, tmp_path):
+def test_unusable_log_gives_no_report_but_a_reason(spark, tmp_path):
     from reports.ingest.taken_files import TablesError
 
     process = Process(tmp_path / "logs")
     process.file("2026-11-18", 12, [b"no row", b"nor this"])
     with pytest.raises(
         TablesError,
-        match=r"there is nothing of a traffic log in \S+: 2 lines went into quarantine, first for this: \w+",
+        match=r"no traffic log data in \S+: 2 lines quarantined, first reason: \w+",
     ):
         reported(spark, process.logs, tmp_path / "out")
     path = process.file(
@@ -523,12 +524,12 @@ def test_a_log_that_cannot_be_used_is_no_report_and_it_says_why(spark, tmp_path)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(
         TablesError,
-        match=r"there is nothing of a traffic log in \S+: 1 file cannot be used, first date=\S+: \w+",
+        match=r"no traffic log data in \S+: 1 file cannot be used, first date=\S+: \w+",
     ):
         reported(spark, process.logs, tmp_path / "out")
 
 
-def test_a_log_of_probes_and_of_log_ins_that_failed_is_no_report(spark, tmp_path):
+def test_log_of_probes_and_failed_logins_gives_no_report(spark, tmp_path):
     from reports.ingest.taken_files import TablesError
 
     process, begin = Process(tmp_path / "logs"), ms("2026-11-18")
@@ -541,12 +542,12 @@ def test_a_log_of_probes_and_of_log_ins_that_failed_is_no_report(spark, tmp_path
         known_traffic.requests((known_traffic.HANDSHAKE, 1)),
         **failed,
     )
-    # Idle: it logged in, and that was all.
+    # Idle: it authenticated and did nothing else.
     rows += process.connection(begin, begin + 1000, protocol="SASL_PLAINTEXT", mechanism="PLAIN")
     process.file("2026-11-18", 12, rows)
     with pytest.raises(
         TablesError,
-        match=r"there is no application in \S+ since 2026-10-21: whoever connected asked for nothing",
+        match=r"no applications in \S+ since 2026-10-21: clients sent no requests",
     ):
         reported(spark, process.logs, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"tables"}

@@ -1,4 +1,6 @@
-"""Applications behind one address that use a library's own client id: one row, in which each library and range of versions is named."""
+"""Applications behind one address with a library's default client id: one row that names each
+library and range.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 DAY = known_traffic.DAYS[-1]
 KIB = 1024
-#: By client id, who hides behind it: a recorded client and what its traffic is, in KiB.
+#: By client id, the recorded clients that share it, and their traffic in KiB.
 BEHIND = {
     "rdkafka": {
         "confluent-0.11.6": 100,
@@ -40,8 +42,10 @@ def recorded():
 
 
 def write(logs):
-    """A connection for each way in which a recorded client's connections began. The traffic, and what was sent later, is of the one that joins a group, or
-    of the longest: which client the others are of may not be told.
+    """One connection per recorded opening of a client.
+
+    The traffic and the later requests are on the connection that joins a group, or on the longest
+    one; the client of the other connections may be ambiguous.
     """
     process, rows, clients = Process(logs), [], recorded()
     begin, end = ms(DAY, 12, 1), ms(DAY, 12, 59)
@@ -113,9 +117,7 @@ def versions(one):
 
 
 @pytest.mark.parametrize("client_id", BEHIND)
-def test_a_row_names_each_library_and_range_behind_it_with_its_share_of_the_traffic(
-    report, client_id
-):
+def test_row_lists_each_library_and_range_with_share_of_traffic(report, client_id):
     clients = recorded()
     left = libraries(report[0][client_id])
     total = sum(BEHIND[client_id].values())
@@ -132,7 +134,7 @@ def test_a_row_names_each_library_and_range_behind_it_with_its_share_of_the_traf
     assert left == []
 
 
-def test_the_lowest_version_is_that_of_the_row_and_the_worst_state_too(report):
+def test_row_has_lowest_version_and_worst_state(report):
     row = report[0]["rdkafka"]
     lows = [one["version_low"] for one in libraries(row)]
     assert row["version_low"] == min(lows, key=version_numbers)
@@ -142,7 +144,7 @@ def test_the_lowest_version_is_that_of_the_row_and_the_worst_state_too(report):
     assert row["state"] == "refused"
 
 
-def test_each_is_told_by_what_distinguishes_it(report):
+def test_each_client_has_its_difference(report):
     *nameless, older, newer = sorted(
         libraries(report[0]["rdkafka"]),
         key=lambda one: (one["confidence"], version_numbers(one["version_low"])),
@@ -152,12 +154,12 @@ def test_each_is_told_by_what_distinguishes_it(report):
         for one in nameless
     ] == [True, True]
     assert [one["evidence"].split("; ")[0] for one in (older, newer)] == [
-        f"calls itself {software(name)}" for name in ("confluent-1.7.0", "confluent-2.16.1")
+        f"software name {software(name)}" for name in ("confluent-1.7.0", "confluent-2.16.1")
     ]
     assert "difference" not in libraries(report[0]["alone"])[0]
 
 
-def test_the_advice_names_each_that_needs_something(report):
+def test_advice_names_each_client_that_needs_something(report):
     row = report[0]["rdkafka"]
     needy = [one for one in libraries(row) if one["needs"]]
     assert [one["state"] for one in needy] == ["refused", "refused", "refused"]
@@ -165,7 +167,7 @@ def test_the_advice_names_each_that_needs_something(report):
     assert report[0]["alone"]["needs"] == libraries(report[0]["alone"])[0]["needs"]
 
 
-def test_the_summary_lists_the_libraries_of_each_that_is_refused(report):
+def test_summary_lists_libraries_of_refused_applications(report):
     rows, summary, _ = report
     blockers = {row["client_id"]: row for row in summary["blockers"]}
     assert blockers.keys() >= {"rdkafka"}
@@ -176,14 +178,15 @@ def test_the_summary_lists_the_libraries_of_each_that_is_refused(report):
         ]
 
 
-def test_the_page_lists_them_in_the_row_of_the_application(report):
+def test_page_lists_libraries_in_application_row(report):
     (cell,) = re.findall(r">rdkafka<small>.*?</tr>", report[2], re.DOTALL)[:1]
     assert cell.count("of the traffic, last seen") == 4
     assert [share for share in ("10% of", "20% of", "30% of", "40% of") if share not in cell] == []
-    assert "librdkafka 2.16.0, 40% of the traffic, last seen 2026-11-19<small>calls itself" in cell
+    assert "librdkafka 2.16.0, 40% of the traffic, last seen 2026-11-19<small>software name" in cell
 
 
-#: Real clients that run one after the other under a library's own client id, without a log-in.
+#: Real clients that run one after the other with a library's default client id, without
+#: authentication.
 REAL = {
     "rdkafka": ("confluent-0.11.6", "confluent-1.0.0", "confluent-2.8.0", "confluent-2.16.1"),
     "sarama": ("sarama-1.19.0", "sarama-1.19.0-as-2.0.0", "sarama-1.61.1"),
@@ -226,7 +229,7 @@ def real(spark, tmp_path_factory):
 @pytest.mark.peer
 @pytest.mark.parametrize("client_id", REAL)
 def test_each_real_client_behind_one_address_is_named_and_no_other(real, client_id):
-    """A binding's version is not that of the librdkafka in it."""
+    """A binding's version is not that of its librdkafka."""
     names, application = real[client_id]
     if not names:
         pytest.skip(f"no client of {client_id} runs here")

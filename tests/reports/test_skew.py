@@ -1,4 +1,6 @@
-"""A log of which one connection, one application, one topic and nulls are nearly the whole: the same report, whatever Spark makes of such a log."""
+"""A log dominated by one connection, application, topic or null: the report is the same however
+Spark splits it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 NOW = datetime.fromisoformat(f"{known_traffic.NOW}T09:00:00+00:00").astimezone(UTC)
 ALL_IN_ONE = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.skewJoin.enabled": "false"}
-#: As where all is too large: nothing is copied because it is small, no parts are put together, and parts of a few KiB are split.
+#: As for large tables: nothing is broadcast for being small, partitions are not merged, and
+#: partitions of a few KiB are split.
 IN_MANY = {
     "spark.sql.shuffle.partitions": "7",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
@@ -46,7 +49,7 @@ def set_to(spark, settings):
 
 @dataclass(frozen=True)
 class Reported:
-    """By settings, all tables as their CSV has them, and the summary."""
+    """By settings, all tables as in their CSV, and the summary."""
 
     usage: Any
     connections: Any
@@ -63,7 +66,7 @@ class Reported:
 
 @pytest.fixture(scope="module")
 def reported(spark, tmp_path_factory):
-    """The log, taken into tables once, and two reports on it."""
+    """The log, ingested once, and two reports on it."""
     from reports.analysis import facts
     from reports.ingest.ingest_job import ingest, stored
     from reports.run import ReportRequest, run
@@ -91,8 +94,8 @@ def who(row):
     return row["principal"], row["client_id"], row["address"]
 
 
-def test_nearly_all_of_the_log_is_what_it_is_skewed_by(reported):
-    """Else the rest of this says nothing."""
+def test_log_is_dominated_by_its_skewed_values(reported):
+    """Precondition of the other tests."""
     usage, connections = (
         rows.select("connection", "principal", "client_id", "topic", "group", "peer").collect()
         for rows in (reported.usage, reported.connections)
@@ -112,13 +115,13 @@ def test_nearly_all_of_the_log_is_what_it_is_skewed_by(reported):
 
 
 def most(rows, name):
-    """The value that is there most often, and its share."""
+    """The most frequent value and its share."""
     ((value, count),) = Counter(row[name] for row in rows).most_common(1)
     return value, count / len(rows)
 
 
-def test_a_skewed_log_gives_the_same_report_however_it_is_split(reported):
-    """All tables with their order, and the summary."""
+def test_skewed_log_gives_same_report_however_it_is_split(reported):
+    """All tables in their order, and the summary."""
     (tables, summary), (others, other) = reported.ways
     assert tables.keys() == others.keys() >= {"clients", "blockers", "trend"}
     for name in tables:
@@ -127,13 +130,13 @@ def test_a_skewed_log_gives_the_same_report_however_it_is_split(reported):
 
 
 def as_told(summary):
-    """Without its time; sums of fractions may differ in the last of their sixteen digits by the order in which they are made."""
+    """Without its time; float sums may differ in the last digit with the order of addition."""
     return json.loads(
         json.dumps(summary | {"made_at": None}), parse_float=lambda text: round(float(text), 9)
     )
 
 
-def test_in_a_skewed_log_each_application_has_its_state_and_the_hot_ones_all_that_is_theirs(
+def test_dominant_applications_have_their_states_and_totals(
     reported,
 ):
     states = {name or "10.0.1.3": state for name, (state, _) in known_traffic.STATES.items()}
@@ -149,7 +152,7 @@ def test_in_a_skewed_log_each_application_has_its_state_and_the_hot_ones_all_tha
     assert reported.summary["log"]["lines_missing"] == 2 * len(known_traffic.DAYS)
 
 
-def test_in_a_skewed_log_the_others_have_the_blockers_and_costs_that_they_were_planted_with(
+def test_other_applications_keep_their_blockers_and_costs(
     reported,
 ):
     blockers = defaultdict(set)
@@ -166,7 +169,7 @@ def test_in_a_skewed_log_the_others_have_the_blockers_and_costs_that_they_were_p
     assert bound == skewed_traffic.BOUND
 
 
-def test_in_a_skewed_log_the_trend_moves_by_one_application_for_each_that_is_hot(reported):
+def test_trend_changes_by_one_per_dominant_application(reported):
     assert [
         (int(row["applications"]), int(row["refused_applications"]))
         for row in reported.tables["trend"]
@@ -174,7 +177,7 @@ def test_in_a_skewed_log_the_trend_moves_by_one_application_for_each_that_is_hot
 
 
 def below(node):
-    """The nodes right below one of an executed plan."""
+    """The direct children of a node of an executed plan."""
     if kind(node) == "AdaptiveSparkPlanExec":
         return [node.executedPlan()]
     if kind(node).endswith("QueryStageExec"):
@@ -198,7 +201,7 @@ def of_kind(plan, *kinds):
 
 
 def executed(spark, usage, connections, settings):
-    """The plan of who did what, as it was in the end, and the rows of that."""
+    """The final plan of the activity query, and its rows."""
     from reports.analysis import activity
 
     with set_to(spark, settings):
@@ -220,15 +223,15 @@ def parted_by(shuffle):
 
 
 def written_to(plan):
-    """By what they are parted by, how many rows shuffles have written."""
+    """By partitioning, the number of rows written by shuffles."""
     found = defaultdict(list)
     for node in of_kind(plan, "ShuffleExchangeExec"):
         found[parted_by(node)].append(node.metrics().apply("shuffleRecordsWritten").value())
     return found
 
 
-def test_of_a_connection_with_nearly_all_of_the_log_only_its_sums_are_shuffled(in_many, reported):
-    """In the first shuffle at most once from each task that has read of it; to the connections once."""
+def test_only_sums_of_a_dominant_connection_are_shuffled(in_many, reported):
+    """In the first shuffle at most once per task that read it; once in the join."""
     from reports.analysis.activity import REQUEST, SOFTWARE
 
     usage = reported.usage
@@ -242,9 +245,7 @@ def test_of_a_connection_with_nearly_all_of_the_log_only_its_sums_are_shuffled(i
     assert len(rows) not in [count for counts in shuffled.values() for count in counts]
 
 
-def test_what_is_left_of_a_connection_with_thousands_of_topics_is_split_where_it_is_joined(
-    spark, reported
-):
+def test_connection_with_thousands_of_topics_is_split_in_the_join(spark, reported):
     from pyspark.sql import functions as F
 
     topics = spark.range(3000).select(
@@ -270,7 +271,7 @@ def test_what_is_left_of_a_connection_with_thousands_of_topics_is_split_where_it
     assert len(rows) > 3000
 
 
-def test_connections_that_are_few_are_broadcast(spark, in_many, reported):
+def test_few_connections_are_broadcast(spark, in_many, reported):
     plan, rows = executed(spark, reported.usage, reported.connections, ALL_IN_ONE)
     assert [kind(join) for join in nodes(plan) if kind(join).endswith("JoinExec")] == [
         "BroadcastHashJoinExec"
@@ -279,15 +280,17 @@ def test_connections_that_are_few_are_broadcast(spark, in_many, reported):
 
 
 def is_summed_up(node):
-    """Whether there is a sum on each way from here to what is read, but for what is small and copied."""
+    """Whether every path from here to the scan has an aggregation, except small broadcast
+    tables.
+    """
     if "AggregateExec" in kind(node) or kind(node) == "BroadcastExchangeExec":
         return True
     return bool(below(node)) and all(map(is_summed_up, below(node)))
 
 
-def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path):
-    """So an application, a topic or a null that has nearly everything is a row from each task. What connections say of themselves is a few rows each, which
-    go to where the connection is. Of plans as they begin, where nothing is known to be small.
+def test_each_table_aggregates_before_it_shuffles(spark, tmp_path):
+    """So a dominant application, topic or null is one row per task. Rows of connections are few per
+    connection and go to their connection. Uses initial plans, where no sizes are known.
     """
     from reports.analysis import (
         activity,
@@ -312,10 +315,16 @@ def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path)
             did, named, readiness.blockers(found), facts.load_target("kafka-4.0")
         )
         tables = {
-            "activity": summed, "applications": applications, "distribution": client_history.distribution(did, applications), "matrix": client_history.matrix(did),
-            "blockers": readiness.blockers(found), "bindings": costs.bindings(did, applications), "conversions": costs.conversions(did),
-            "formats": costs.formats(did), "trend": trend.trend(did, found),
-        }  # fmt: skip
+            "activity": summed,
+            "applications": applications,
+            "distribution": client_history.distribution(did, applications),
+            "matrix": client_history.matrix(did),
+            "blockers": readiness.blockers(found),
+            "bindings": costs.bindings(did, applications),
+            "conversions": costs.conversions(did),
+            "formats": costs.formats(did),
+            "trend": trend.trend(did, found),
+        }
         for name, rows in tables.items():
             shuffles = of_kind(rows._jdf.queryExecution().executedPlan(), "ShuffleExchangeExec")
             assert shuffles, name
@@ -326,7 +335,7 @@ def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path)
             ] == [], name
 
 
-def test_of_two_names_of_a_library_that_were_last_used_in_the_same_minute_it_is_one_whichever_row_comes_first(
+def test_library_name_used_last_is_deterministic(
     spark,
 ):
     from reports.analysis import identity
@@ -335,7 +344,8 @@ def test_of_two_names_of_a_library_that_were_last_used_in_the_same_minute_it_is_
     found = []
     for order in (rows, rows[::-1]):
         kinds = spark.sql(
-            "SELECT '' principal, 'both' client_id, '' address, 60000L last_seen, 1L bytes, 1L requests, 1L connections, "
+            "SELECT '' principal, 'both' client_id, '' address, 60000L last_seen, 1L "
+            "bytes, 1L requests, 1L connections, "
             "array(named_struct('api_key', 0, 'api_version', 9)) sent, * "
             f"FROM VALUES {', '.join(order)} AS t(software, software_version)"
         )
@@ -348,4 +358,4 @@ def test_of_two_names_of_a_library_that_were_last_used_in_the_same_minute_it_is_
             }
         )
     assert found[0] == found[1]
-    assert ("sarama", "1.29.1", "calls itself sarama 1.29.1") in found[0]
+    assert ("sarama", "1.29.1", "software name sarama 1.29.1") in found[0]

@@ -1,4 +1,4 @@
-"""Traffic logs as a gateway writes them, with whatever is to be found in them."""
+"""Writes traffic logs as a gateway does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def ms(day, hour=12, minute=0, second=0):
 
 
 class Process:
-    """A gateway's process: its rows are numbered without a gap, its files lie in the folder of the hour in which they are begun."""
+    """A gateway process: its rows are numbered without gaps, and its files are in the folder of the
+    hour in which they were started.
+    """
 
     def __init__(self, logs, node=1, start="mh8z3k00"):
         self.logs, self.node, self.start = Path(logs), node, start
@@ -43,7 +45,9 @@ class Process:
         return {**row, **fields}
 
     def connection(self, at, until, client_ids=(), requests=(), topics=(), group=None, **said):
-        """All rows of one connection: opened, what it used (api key, version, requests, bytes in, bytes out), topics with what is of them, closed."""
+        """All rows of one connection: opened, usage (api key, version, requests, bytes in, bytes
+        out), topics with their fields, closed.
+        """
         name = f"{self.node}-{self.start}-{next(self._connections)}"
         said = {
             "listener": "PLAINTEXT",
@@ -116,7 +120,7 @@ class Process:
         return [*rows, self.row("connection", until, name, event="closed", **known, **closing)]
 
     def file(self, day, hour, rows, packed=True):
-        """Writes rows (or lines) to the next file; gives its path."""
+        """Write rows (or lines) to the next file and return its path."""
         folder = self.logs / f"date={day}" / f"hour={hour:02}"
         folder.mkdir(parents=True, exist_ok=True)
         path = (

@@ -25,7 +25,7 @@ SUMMARY = {
     "trend": {"days": 0, "first": None, "last": None, "reaches_zero": None, "why": "too few"},
     "log": {
         "damaged": [{"file": "a.jsonl", "reason": "it is cut off"}],
-        "quarantined": {"half line": 2}, "lines_missing": 3, "library_not_looked_for": 4,
+        "quarantined": {"incomplete line": 2}, "lines_missing": 3, "library_not_looked_for": 4,
     },
 }  # fmt: skip
 
@@ -66,16 +66,10 @@ def test_report_prints_five_lines_and_sets_exit_code(jobs, tmp_path):
 def test_warnings_go_to_stderr(jobs, tmp_path):
     warnings = [line for line in report(tmp_path).stderr.splitlines() if line.startswith("Warning")]
     assert warnings == [
-        "Warning: nothing of a.jsonl is in the report: it is cut off",
-        "Warning: 2 new lines were put into quarantine: half line",
-        (
-            "Warning: of 4 applications the library was not looked for: there are too "
-            "many kinds of clients"
-        ),
-        (
-            "Warning: 3 lines are missing that gateways counted: dropped, in quarantine, "
-            "or in files that are gone"
-        ),
+        "Warning: file skipped: a.jsonl: it is cut off",
+        "Warning: 2 new lines quarantined: incomplete line",
+        "Warning: library not determined for 4 applications: too many kinds of clients",
+        "Warning: 3 lines are missing: dropped by gateways, in quarantine, or in deleted files",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Who did what, where only what connections say of themselves is left of it."""
+"""Activity derived from connection rows alone, after the usage rows were lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def process(tmp_path):
 
 
 def said_of(process, client_ids, api_key, version, event="closed"):
-    """The rows of a connection; those of use were lost."""
+    """The rows of a connection whose usage rows were lost."""
     begin = ms(DAY, 12, 1)
     rows = process.connection(begin, begin + 60_000, client_ids, [(api_key, version, 1, 10, 10)])
     opened, ended = (row for row in rows if row["kind"] == "connection")
@@ -27,7 +27,7 @@ def said_of(process, client_ids, api_key, version, event="closed"):
 
 
 def refused(spark, rows):
-    """Client ids, and what Kafka 4 refuses of them."""
+    """By client id, what Kafka 4 refuses."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType
 
@@ -43,10 +43,10 @@ def refused(spark, rows):
     return {(row["client_id"], row["what"]) for row in found.select("client_id", "what").collect()}
 
 
-def test_what_connections_say_of_themselves_counts_where_their_rows_of_use_were_lost(
-    spark, process
-):
-    """Of two applications behind one connection either may have sent it; one has no client id; one is still there."""
+def test_versions_in_connection_rows_count_if_usage_rows_were_lost(spark, process):
+    """Covers two client ids on one connection (either may have sent the request), a missing client
+    id, and an open connection.
+    """
     rows = [
         *said_of(process, ["reader", "writer"], 0, 2),
         *said_of(process, [], 1, 3),

@@ -1,4 +1,4 @@
-"""The tables of facts: against Kafka's own schemas as they were in its releases, by hand."""
+"""The tables of facts, compared by hand with the schemas in Kafka's releases."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def refused(run, target):
     }
 
 
-def test_each_target_is_read_and_names_its_sources():
+def test_every_target_loads_and_names_its_sources():
     assert facts.target_names() == ["kafka-4.0", "kafka-4.x", "kop"]
     assert all(facts.load_target(name).sources for name in facts.target_names())
     assert facts.DEFAULT_TARGET in facts.target_names()
 
 
-def test_the_minimums_of_kafka_4_are_those_of_kip_896():
+def test_minimums_of_kafka_4_are_those_of_kip_896():
     minimums = facts.load_target("kafka-4.0").minimums
     assert {key: minimums[key] for key in (0, 1, 2, 8, 9, 11, 19, 20, 23, 32)} == {
         0: 3,
@@ -55,30 +55,34 @@ def test_the_minimums_of_kafka_4_are_those_of_kip_896():
     assert not {3, 10, 12, 13, 14, 17, 18, 42} & minimums.keys()
 
 
-def test_from_4_0_1_on_join_group_0_is_served_again():
+def test_kafka_4_0_1_serves_join_group_0_again():
     strict, later = (facts.load_target(name).minimums for name in ("kafka-4.0", "kafka-4.x"))
     assert strict.keys() - later.keys() == {11}
     assert later.items() <= strict.items()
 
 
-def test_kop_closes_on_a_greeting_that_is_newer_than_it():
+def test_kop_closes_on_newer_api_versions_request():
     assert (facts.load_target("kop").minimums, facts.load_target("kop").maximums) == ({}, {18: 3})
     assert facts.load_target("kafka-4.0").maximums == {}
 
 
-def test_what_only_brokers_sent_is_not_served_in_any_version():
+def test_broker_only_requests_are_not_served_in_any_version():
     assert facts.load_target("kafka-4.0").minimums[6] == facts.NO_VERSION
 
 
-def test_the_baseline_is_that_of_kip_896():
+def test_baseline_is_that_of_kip_896():
     libraries = facts.load_target("kafka-4.0").libraries
     assert {name: row.supported for name, row in libraries.items() if row.supported} == {
-        "java": "2.1.0", "librdkafka": "1.8.2", "kafkajs": "1.15.0", "sarama": "1.29.1", "kafka-python": "2.0.2",
-    }  # fmt: skip
+        "java": "2.1.0",
+        "librdkafka": "1.8.2",
+        "kafkajs": "1.15.0",
+        "sarama": "1.29.1",
+        "kafka-python": "2.0.2",
+    }
 
 
 @pytest.mark.parametrize("target", KAFKA_4)
-def test_every_library_that_is_told_has_an_advice(target):
+def test_every_recorded_library_has_advice(target):
     libraries = facts.load_target(target).libraries
     assert set(libraries) == {run.library for run in RUNS}
     assert [
@@ -87,10 +91,10 @@ def test_every_library_that_is_told_has_an_advice(target):
 
 
 @pytest.mark.parametrize("target", KAFKA_4)
-def test_from_the_lowest_version_on_that_is_named_each_one_works_in_a_real_kafka_4_and_sends_nothing_that_is_refused(
+def test_advised_versions_and_later_work_with_kafka_4_and_are_not_refused(
     target,
 ):
-    """Not each that was recorded was tried; what it sent is known of all."""
+    """Not all recorded versions were tried with Kafka 4, but the requests of all are known."""
     libraries, works = facts.load_target(target).libraries, verdicts()
     judged, wrong = set(), []
     for run in RUNS:
@@ -108,7 +112,7 @@ def test_from_the_lowest_version_on_that_is_named_each_one_works_in_a_real_kafka
     assert judged == {name for name, row in libraries.items() if row.lowest}
 
 
-def test_what_is_said_not_to_be_refused_is_the_lowest_that_was_tried_or_lies_between_that_and_what_failed():
+def test_wire_version_is_lowest_tried_or_follows_a_failed_one():
     works = verdicts()
     wrong = {}
     for name, row in facts.load_target("kafka-4.x").libraries.items():
@@ -127,7 +131,7 @@ def test_what_is_said_not_to_be_refused_is_the_lowest_that_was_tried_or_lies_bet
     assert wrong == {}
 
 
-def test_where_another_library_is_named_the_last_release_was_tried_and_none_worked_at_all():
+def test_replaced_library_failed_with_its_last_release():
     works = verdicts()
     for name, row in facts.load_target("kafka-4.x").libraries.items():
         if row.instead:
@@ -141,7 +145,7 @@ def test_where_another_library_is_named_the_last_release_was_tried_and_none_work
             ] == []
 
 
-def test_what_can_be_told_to_speak_an_older_protocol_has_a_name_for_that():
+def test_library_with_protocol_setting_names_it():
     assert protocol_settings().keys() == {
         library.name
         for library in build_table(RUNS).libraries
@@ -149,7 +153,7 @@ def test_what_can_be_told_to_speak_an_older_protocol_has_a_name_for_that():
     }
 
 
-def test_a_target_may_be_a_file_of_ones_own(tmp_path):
+def test_target_can_be_a_user_file(tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text('title = "Ours"\nsources = ["us"]\n[minimums]\n0 = 7\n')
     target = facts.load_target(str(path))
@@ -161,10 +165,11 @@ def test_a_target_may_be_a_file_of_ones_own(tmp_path):
     )
 
 
-def test_a_target_that_is_like_another_has_what_it_does_not_say_itself(tmp_path):
+def test_target_inherits_missing_values_from_like(tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text(
-        'title = "Ours"\nlike = "kafka-4.x"\nsources = ["us"]\n[minimums]\n3 = 1\n[libraries.java]\nsupported = "3.0.0"\n'
+        'title = "Ours"\nlike = "kafka-4.x"\nsources = ["us"]\n[minimums]\n3 = '
+        '1\n[libraries.java]\nsupported = "3.0.0"\n'
     )
     target, other = facts.load_target(str(path)), facts.load_target("kafka-4.x")
     assert (target.title, target.sources) == ("Ours", ("us", *other.sources))
@@ -174,8 +179,8 @@ def test_a_target_that_is_like_another_has_what_it_does_not_say_itself(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["kafka-5", "../targets/kafka-4.0", "", "/etc/passwd"])
-def test_a_target_that_is_not_there_is_said_with_those_that_are(name):
-    with pytest.raises(ValueError, match=r"there are kafka-4\.0, kafka-4\.x, kop"):
+def test_unknown_target_error_lists_targets(name):
+    with pytest.raises(ValueError, match=r"use kafka-4\.0, kafka-4\.x, kop"):
         facts.load_target(name)
 
 
@@ -194,10 +199,10 @@ def test_a_target_that_is_not_there_is_said_with_those_that_are(name):
         "[[[",
     ],
 )
-def test_a_file_that_is_no_target_is_said_to_be_none(tmp_path, text):
+def test_invalid_target_file_is_rejected(tmp_path, text):
     path = tmp_path / "bad.toml"
     path.write_text(text)
-    with pytest.raises(ValueError, match="is no target"):
+    with pytest.raises(ValueError, match="invalid target"):
         facts.load_target(str(path))
 
 
@@ -205,14 +210,16 @@ def test_a_file_that_is_no_target_is_said_to_be_none(tmp_path, text):
     "misspelt",
     ["minimum = 3", "[maximum]", "[library.java]", '[libraries.java]\nsupport = "2.1.0"'],
 )
-def test_a_key_that_a_target_does_not_have_is_named(tmp_path, misspelt):
+def test_unknown_key_in_target_is_named(tmp_path, misspelt):
     path = tmp_path / "bad.toml"
     path.write_text(f'title = "x"\nsources = []\nminimums = {{ 0 = 3 }}\n{misspelt}\n')
-    with pytest.raises(ValueError, match=r"is no target: .*(minimum|maximum|library|support)`"):
+    with pytest.raises(
+        ValueError, match=r"invalid target .*: .*(minimum|maximum|library|support)`"
+    ):
         facts.load_target(str(path))
 
 
-def test_a_generation_is_the_first_release_whose_client_sends_that_version():
+def test_generation_is_first_release_whose_client_sends_the_version():
     first = {(key, version): release for key, version, _, release in facts.generations()}
     assert (first[0, 2], first[0, 4], first[1, 17], first[8, 0], first[36, 0]) == (
         "0.10.0",
@@ -223,7 +230,7 @@ def test_a_generation_is_the_first_release_whose_client_sends_that_version():
     )
 
 
-def test_every_request_of_a_target_and_a_generation_has_a_name():
+def test_every_request_of_targets_and_generations_has_a_name():
     names = facts.api_names()
     assert (
         set(facts.load_target("kafka-4.0").minimums) | {key for key, *_ in facts.generations()}

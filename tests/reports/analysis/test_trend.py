@@ -1,4 +1,4 @@
-"""The day on which nobody would be refused, of lines that are calculated by hand."""
+"""Forecast of the day without refused applications, for lines calculated by hand."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pytest
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 TODAY = date(2026, 11, 20)
-DOES_NOT, NOBODY, PACE = "it does not get less", "nobody is left", "at the pace of these days"
+DOES_NOT, NOBODY, PACE = "not decreasing", "none left", "at the current rate"
 
 
 def before(*refused, last=1, apart=1):
-    """By day: the refused of days that end so many days before today, and lie so far `apart`."""
+    """Refused applications by day, for days that end so many days before today and are `apart` days
+    apart.
+    """
     return {
         TODAY - timedelta(days=last + apart * place): count
         for place, count in enumerate(reversed(refused))
@@ -41,18 +43,18 @@ def seen(spark, days):
         pytest.param(before(1, 2, 3, 4, 5, 6, 7), 1, None, DOES_NOT, id="more"),
         pytest.param(before(0, 0, 0, 0, 0, 0, 0), 0, 0, NOBODY, id="none"),
         pytest.param(before(6, 5, 4, 3, 2, 1, 0), -1, 0, NOBODY, id="none any more"),
-        # At today 7, less 2 a day: after 3.5 days.
+        # 7 today, 2 fewer per day: zero after 3.5 days.
         pytest.param(before(21, 19, 17, 15, 13, 11, 9), -2, 4, PACE, id="less"),
-        # The same in two weeks: the line is one through dates, not through rows.
+        # The same over two weeks: the line is fitted to dates, not to rows.
         pytest.param(
             before(21, 19, 17, 15, 13, 11, 9, apart=2), -1, 8, PACE, id="less, of every other day"
         ),
-        # The line is at zero today, or was; but somebody was refused on the last day.
+        # The line is at or below zero today, but the last day had a refused application.
         pytest.param(before(7, 6, 5, 4, 3, 2, 1), -1, 0, PACE, id="one yesterday"),
         pytest.param(
             before(21, 19, 17, 15, 13, 11, 9, last=11), -2, 0, PACE, id="less, and silent since"
         ),
-        # At today 7299, less 2 a day: after 3649.5 days; with two more after 3650.5.
+        # 7299 today, 2 fewer per day: zero after 3649.5 days; with two more after 3650.5.
         pytest.param(
             before(7313, 7311, 7309, 7307, 7305, 7303, 7301), -2, 3650, PACE, id="in ten years"
         ),
@@ -65,7 +67,7 @@ def seen(spark, days):
         ),
     ],
 )
-def test_the_day_is_where_the_line_through_the_days_meets_zero(spark, days, per_day, after, why):
+def test_day_is_where_regression_line_reaches_zero(spark, days, per_day, after, why):
     found = seen(spark, days)
     assert (found.days, found.why) == (7, why)
     assert found.per_day == pytest.approx(per_day)
@@ -75,13 +77,13 @@ def test_the_day_is_where_the_line_through_the_days_meets_zero(spark, days, per_
 @pytest.mark.parametrize(
     ("refused", "per_day"), [((6, 5, 4, 3, 2, 1), pytest.approx(-1)), ((6,), None), ((), None)]
 )
-def test_of_fewer_than_seven_days_nothing_is_concluded(spark, refused, per_day):
+def test_fewer_than_seven_days_give_no_forecast(spark, refused, per_day):
     days = before(*refused)
     found = seen(spark, days | {TODAY: 0})
     assert (found.days, found.per_day, found.reaches_zero) == (len(days), per_day, None)
-    assert found.why == f"it takes 7 full days, and there are {len(days)}"
+    assert found.why == f"needs 7 full days of data, has {len(days)}"
 
 
-def test_today_is_not_over_and_counts_for_nothing(spark):
+def test_current_day_is_incomplete_and_ignored(spark):
     days = before(21, 19, 17, 15, 13, 11, 9)
     assert seen(spark, days | {TODAY: 1000}) == seen(spark, days)

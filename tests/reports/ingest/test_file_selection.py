@@ -1,4 +1,4 @@
-"""Each content is taken once, whatever it is called, and nothing of a damaged file."""
+"""Each content is taken once, whatever its file name, and damaged files are not taken."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def batch(*files, spans=()):
     return IngestedBatch("1-x", tuple(files), spans=spans)
 
 
-def test_the_same_content_under_another_name_repeats_the_first():
+def test_same_content_under_other_name_is_a_repeat():
     assert chosen({"b": examined("x", 0, 9), "a": examined("x", 0, 9), "c": examined("y", 10, 19)})[
         :3
     ] == (["a", "c"], [], {"b": "a"})
 
 
-def test_of_files_that_have_rows_in_common_the_largest_is_taken_and_the_others_are_compared():
+def test_largest_of_overlapping_files_is_taken_and_others_compared():
     files = {
         "part": examined("x", 0, 50),
         "all": examined("y", 0, 99),
@@ -56,18 +56,18 @@ def test_of_files_that_have_rows_in_common_the_largest_is_taken_and_the_others_a
     assert chosen(files)[:3] == (["all", "next"], ["over", "part"], {})
 
 
-def test_rows_of_another_process_have_nothing_in_common():
+def test_rows_of_other_processes_do_not_overlap():
     assert chosen({"a": examined("x", 0, 50), "b": examined("y", 0, 99, process="1-b")})[:2] == (
         ["a", "b"],
         [],
     )
 
 
-def test_a_file_whose_lines_do_not_say_which_rows_it_has_is_compared():
+def test_file_without_known_span_is_compared():
     assert chosen({"a": examined("x"), "b": examined("y", 0, 9)})[:2] == (["b"], ["a"])
 
 
-def test_a_file_whose_rows_are_all_in_the_tables_repeats_them():
+def test_file_with_only_known_rows_is_a_repeat():
     known = batch(spans=(RowSpan("1-a", 0, 9), RowSpan("1-a", 10, 99)))
     assert chosen({"a": examined("x", 5, 60), "b": examined("y", 90, 100)}, known)[1:3] == (
         ["b"],
@@ -75,13 +75,13 @@ def test_a_file_whose_rows_are_all_in_the_tables_repeats_them():
     )
 
 
-def test_where_rows_are_missing_in_the_tables_a_file_is_compared():
+def test_file_is_compared_if_tables_lack_some_of_its_rows():
     assert chosen(
         {"a": examined("x", 5, 60)}, batch(spans=(RowSpan("1-a", 0, 99, is_whole=False),))
     )[1:3] == (["a"], {})
 
 
-def test_a_file_with_more_lines_than_its_ends_leave_room_for_is_compared():
+def test_file_with_more_lines_than_its_span_is_compared():
     known = batch(spans=(RowSpan("1-a", 0, 99),))
     assert chosen({"a": examined("x", 5, 9, lines=6), "b": examined("y", 5, 9, lines=7)}, known)[
         1:3
@@ -91,7 +91,7 @@ def test_a_file_with_more_lines_than_its_ends_leave_room_for_is_compared():
     )
 
 
-def test_what_an_earlier_run_took_is_repeated_by_what_comes_later():
+def test_content_of_earlier_run_is_a_repeat():
     known = batch(TakenFile("a", "x", 100, 1), TakenFile("b", "x", 100, 1, repeats="a"))
     assert chosen({"c": examined("x", 0, 99), "d": examined("y", 0, 99)}, known)[:3] == (
         ["d"],
@@ -100,13 +100,13 @@ def test_what_an_earlier_run_took_is_repeated_by_what_comes_later():
     )
 
 
-def test_empty_files_repeat_nothing():
+def test_empty_files_are_no_repeats():
     assert chosen({"a": examined("e", size=0, lines=0), "b": examined("e", size=0, lines=0)})[
         :3
     ] == (["a", "b"], [], {})
 
 
-def test_a_damaged_file_is_not_taken():
+def test_damaged_file_is_not_taken():
     take, compare, repeats, choice = chosen(
         {"a": examined("x", 0, 99, damage="cut off"), "b": examined("y", 0, 50)}
     )
@@ -114,7 +114,7 @@ def test_a_damaged_file_is_not_taken():
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), min_size=1, max_size=12))
-def test_no_row_is_in_two_files_that_are_taken_without_a_look(spans):
+def test_taken_files_never_share_rows(spans):
     files = {
         f"f{place}": examined(f"{span}", span[0], span[0] + span[1])
         for place, span in enumerate(spans)

@@ -1,4 +1,4 @@
-"""Files into tables: each exactly once, whatever becomes of the run, the file or the disk."""
+"""Ingestion of files, exactly once despite failures of the run, the file or the disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def process(tmp_path):
 
 @pytest.fixture
 def ingest_files(spark, tmp_path):
-    """Takes the logs into the tables; `into` names other tables."""
+    """Ingest the logs; `into` names other tables."""
     from reports.ingest.ingest_job import ingest
     from reports.ingest.taken_files import Tables
 
@@ -61,7 +61,7 @@ def sequences(rows):
     return sorted(row["sequence"] for row in rows.select("sequence").collect())
 
 
-def test_however_files_come_each_row_is_there_once(process, take, stored, tmp_path):
+def test_each_row_is_ingested_once_in_any_file_order(process, take, stored, tmp_path):
     chance = random.Random(7)
     for stage in range(3):
         for _ in range(3):
@@ -78,13 +78,20 @@ def test_however_files_come_each_row_is_there_once(process, take, stored, tmp_pa
     assert sequences(stored(into="tables of one run")) == everything
 
 
-def test_rows_that_are_in_several_files_count_once(process, take, stored, tmp_path):
-    """Overlaps of every kind: in part, within, joined, in another order, the same line twice, beside a row that is nowhere else; in one run or several."""
+def test_rows_in_several_files_count_once(process, take, stored, tmp_path):
+    """All kinds of overlap: partial, contained, joined, reordered, repeated line, next to a unique
+    row; in one run or several.
+    """
     rows = some(process, 40)
     parts = {
-        "a": rows[:20], "b": rows[15:30], "c": rows[5:10], "d": rows[25:35] + rows[:3], "e": rows[38:] + rows[33:38],
-        "f": [*rows[30:33], rows[31], rows[33]], "g": [*rows[8:10], "no row", *rows[10:12]],
-    }  # fmt: skip
+        "a": rows[:20],
+        "b": rows[15:30],
+        "c": rows[5:10],
+        "d": rows[25:35] + rows[:3],
+        "e": rows[38:] + rows[33:38],
+        "f": [*rows[30:33], rows[31], rows[33]],
+        "g": [*rows[8:10], "no row", *rows[10:12]],
+    }
     for place, (name, part) in enumerate(parts.items()):
         folder = process.logs / f"date={DAY}" / f"hour={12 + place}"
         folder.mkdir(parents=True)
@@ -100,7 +107,7 @@ def test_rows_that_are_in_several_files_count_once(process, take, stored, tmp_pa
     assert take("tables of each day").rows == {}
 
 
-def test_files_of_the_same_name_in_two_folders_count_once(process, take, stored):
+def test_files_with_same_name_in_two_folders_are_both_ingested(process, take, stored):
     rows = some(process, 10)
     for hour, part in ((12, rows[:6]), (13, rows[4:])):
         process.file(DAY, hour, part).rename(
@@ -110,7 +117,7 @@ def test_files_of_the_same_name_in_two_folders_count_once(process, take, stored)
     assert sequences(stored()) == list(range(10))
 
 
-def test_a_name_that_spark_writes_in_another_way_counts_once(process, take, stored):
+def test_file_name_escaped_by_spark_counts_once(process, take, stored):
     rows = some(process, 10)
     for name, part in (("a b=%41 ü.jsonl.gz", rows[:6]), ("c d=+.jsonl.gz", [*rows[6:], rows[2]])):
         process.file(DAY, 12, part).rename(process.logs / f"date={DAY}" / "hour=12" / name)
@@ -118,7 +125,7 @@ def test_a_name_that_spark_writes_in_another_way_counts_once(process, take, stor
     assert sequences(stored()) == list(range(10))
 
 
-def test_where_lines_were_dropped_the_rest_is_no_repeat(process, take, stored):
+def test_other_rows_of_a_file_with_dropped_lines_are_ingested(process, take, stored):
     rows = [
         row
         for _ in range(10)
@@ -138,8 +145,8 @@ def test_where_lines_were_dropped_the_rest_is_no_repeat(process, take, stored):
 
 
 @pytest.mark.parametrize("start", ["mh8z3k00", "other"])
-def test_a_row_that_the_ends_of_its_file_do_not_tell_of_counts_once(process, take, stored, start):
-    """It is beyond them, or of another process."""
+def test_row_outside_the_span_of_its_file_counts_once(process, take, stored, start):
+    """It is beyond the first or last line's number, or of another process."""
     other = Process(process.logs, start=start) if start == "other" else process
     rows, others = some(process, 10), some(other, 30)
     at = 5 if start == "other" else 20
@@ -151,9 +158,7 @@ def test_a_row_that_the_ends_of_its_file_do_not_tell_of_counts_once(process, tak
 
 
 @pytest.mark.parametrize("last", [3, 5])
-def test_a_line_that_is_there_twice_in_the_place_of_another_counts_once(
-    process, take, stored, last
-):
+def test_line_repeated_in_place_of_another_counts_once(process, take, stored, last):
     rows = some(process, 6)
     process.file(DAY, 12, [rows[0], rows[1], rows[1], rows[last]])
     take()
@@ -163,7 +168,7 @@ def test_a_line_that_is_there_twice_in_the_place_of_another_counts_once(
 @pytest.mark.parametrize(
     "step", ["reports.ingest.file_check.examine", "reports.ingest.batch_writer.write"]
 )
-def test_a_file_that_goes_away_while_the_run_looks_at_it_is_not_missed(
+def test_file_that_disappears_during_the_run_is_not_missed(
     process, take, stored, monkeypatch, step
 ):
     kept, old = process.file(DAY, 13, some(process, 2)), process.file(DAY, 12, some(process, 2))
@@ -178,9 +183,7 @@ def test_a_file_that_goes_away_while_the_run_looks_at_it_is_not_missed(
     assert (taken.files, taken.damaged, sequences(stored())) == (1, [], [0, 1]), kept
 
 
-def test_a_file_that_changes_while_it_is_read_counts_for_nothing_until_the_next_run(
-    process, take, stored, monkeypatch
-):
+def test_file_changed_while_read_is_ingested_by_next_run(process, take, stored, monkeypatch):
     from reports.ingest import batch_writer
     from reports.ingest.taken_files import TablesError
 
@@ -195,7 +198,7 @@ def test_a_file_that_changes_while_it_is_read_counts_for_nothing_until_the_next_
     with monkeypatch.context() as patched:
         patched.setattr(batch_writer, "write", late)
         with pytest.raises(
-            TablesError, match="of 9 lines 5 came out: a file changed while it was read"
+            TablesError, match="read 5 of 9 lines: a file changed while it was read"
         ):
             take()
     assert sequences(stored()) == []
@@ -203,7 +206,7 @@ def test_a_file_that_changes_while_it_is_read_counts_for_nothing_until_the_next_
     assert sequences(stored()) == [0, 1, 2, 3, 4]
 
 
-def test_a_file_that_cannot_be_read_is_named_and_the_others_count(process, take, stored):
+def test_unreadable_file_is_reported_and_others_are_ingested(process, take, stored):
     process.file(DAY, 12, some(process, 2))
     unreadable = [
         process.logs / f"date={DAY}" / "hour=12" / name
@@ -212,12 +215,12 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_count(process, take,
     for path in unreadable:
         path.symlink_to("/proc/self/mem")
     assert {name.rsplit("/", 1)[-1]: reason for name, reason in take().damaged} == dict.fromkeys(
-        ["9-a-0.jsonl", "8-a-1.jsonl"], "it cannot be read: Input/output error"
+        ["9-a-0.jsonl", "8-a-1.jsonl"], "cannot be read: Input/output error"
     )
     assert sequences(stored()) == [0, 1]
 
 
-def test_a_link_to_a_file_is_one_more_name_of_it_and_one_to_a_folder_is_not_followed(
+def test_symlinked_file_is_a_repeat_and_symlinked_folder_is_not_followed(
     process, take, stored, tmp_path
 ):
     path = process.file(DAY, 12, some(process, 2))
@@ -226,7 +229,7 @@ def test_a_link_to_a_file_is_one_more_name_of_it_and_one_to_a_folder_is_not_foll
     assert (take().repeated, sequences(stored())) == (1, [0, 1])
 
 
-def test_a_file_that_unpacks_to_very_much_is_named_and_the_others_count(process, take, stored):
+def test_extremely_compressed_file_is_reported_and_others_are_ingested(process, take, stored):
     process.file(DAY, 12, some(process, 2))
     (process.logs / f"date={DAY}" / "hour=12" / "bomb.jsonl.gz").write_bytes(
         gzip.compress(bytes(256 << 20), 1)
@@ -236,7 +239,7 @@ def test_a_file_that_unpacks_to_very_much_is_named_and_the_others_count(process,
     assert sequences(stored()) == [0, 1]
 
 
-def test_a_second_run_takes_nothing_and_changes_nothing(process, take, stored, tmp_path):
+def test_second_run_ingests_nothing_and_changes_nothing(process, take, stored, tmp_path):
     process.file(DAY, 12, some(process, 5))
     first, before = take(), sorted((tmp_path / "tables").rglob("*"))
     second = take()
@@ -250,9 +253,7 @@ def test_a_second_run_takes_nothing_and_changes_nothing(process, take, stored, t
     assert sorted((tmp_path / "tables").rglob("*")) == before
 
 
-def test_a_run_that_ends_before_its_batch_is_noted_counts_for_nothing(
-    process, take, stored, monkeypatch
-):
+def test_run_interrupted_before_commit_counts_nothing(process, take, stored, monkeypatch):
     from reports.ingest.taken_files import Tables, TablesError
 
     def full(*_):
@@ -261,20 +262,20 @@ def test_a_run_that_ends_before_its_batch_is_noted_counts_for_nothing(
     process.file(DAY, 12, some(process, 5))
     with monkeypatch.context() as patched:
         patched.setattr(Tables, "commit", full)
-        with pytest.raises(TablesError, match="there is no room left"):
+        with pytest.raises(TablesError, match="no space left in"):
             take()
     assert sequences(stored()) == []
     take()
     assert sequences(stored()) == [0, 1, 2, 3, 4]
 
 
-def test_a_file_that_is_cut_off_is_left_until_it_is_whole(process, take, stored):
+def test_truncated_file_is_ingested_once_complete(process, take, stored):
     whole = process.file(DAY, 12, some(process, 50))
     content = whole.read_bytes()
     whole.write_bytes(content[: len(content) // 2])
     process.file(DAY, 12, some(process, 2))
     assert take().damaged == [
-        (f"date={DAY}/hour=12/{whole.name.removesuffix('.gz')}", "the compressed file is cut off")
+        (f"date={DAY}/hour=12/{whole.name.removesuffix('.gz')}", "truncated gzip file")
     ]
     assert sequences(stored()) == [50, 51]
     whole.write_bytes(content)
@@ -282,7 +283,7 @@ def test_a_file_that_is_cut_off_is_left_until_it_is_whole(process, take, stored)
     assert sequences(stored()) == list(range(52))
 
 
-def test_a_file_that_is_written_to_counts_as_far_as_it_is(process, take, stored):
+def test_open_file_is_ingested_up_to_its_last_line(process, take, stored):
     begin, rest = some(process, 2), some(process, 2)
     path = process.file(DAY, 12, begin, packed=False)
     path.write_bytes(lines(begin) + lines(rest)[:20])
@@ -293,9 +294,7 @@ def test_a_file_that_is_written_to_counts_as_far_as_it_is(process, take, stored)
     assert (sequences(stored()), stored("quarantine").count()) == ([0, 1, 2, 3], 0)
 
 
-def test_a_file_that_is_finished_while_the_run_looks_at_it_counts_in_that_run(
-    process, take, stored, monkeypatch
-):
+def test_file_finished_during_the_run_is_ingested_in_that_run(process, take, stored, monkeypatch):
     from reports.ingest import log_files
 
     path = process.file(DAY, 12, some(process, 2), packed=False)
@@ -314,18 +313,18 @@ def test_a_file_that_is_finished_while_the_run_looks_at_it_counts_in_that_run(
     assert sequences(stored()) == [0, 1, 2]
 
 
-def test_a_half_line_that_a_crash_left_is_put_aside_and_the_rest_counts(process, take, stored):
+def test_incomplete_line_after_crash_is_quarantined_and_others_ingested(process, take, stored):
     path = process.file(DAY, 12, some(process, 2), packed=False)
     path.write_bytes(path.read_bytes() + b'{"v":1,"kind":"us')
     process.file(DAY, 13, some(process, 1), packed=False)
     take()
     assert sequences(stored()) == [0, 1, 2]
     assert [(row["problem"], row["line"]) for row in stored("quarantine").collect()] == [
-        ("half line", '{"v":1,"kind":"us')
+        ("incomplete line", '{"v":1,"kind":"us')
     ]
 
 
-#: Lines that are no rows, and why.
+#: Invalid lines and their reasons.
 LONG = "x" * (1 << 20)
 DEEP = "[" * 100_000 + "]" * 100_000
 GOOD = '"v":1,"kind":"usage","node":1,"at":1763640000000,"connection":"1-a-1","sequence":1,"api_key":0,"api_version":9'
@@ -336,40 +335,40 @@ BAD = [
     ("null", "not a JSON object"),
     (b"\x00\x00\x00", "not a JSON object"),
     (b'\xff\xfe{"v":1}', "not a JSON object"),
-    ('{"v":1,"kind":"usage","at":17', "half line"),
-    (b'{"v":1,"kind":"usage","principal":"\xff', "half line"),
+    ('{"v":1,"kind":"usage","at":17', "incomplete line"),
+    (b'{"v":1,"kind":"usage","principal":"\xff', "incomplete line"),
     ("{}", "no schema version"),
     ('{"kind":"usage"}', "no schema version"),
     ('{"v":2,"kind":"usage","at":"noon"}', "unknown schema version 2"),
     ('{"v":1,"kind":"payload"}', "unknown kind"),
     ('{"v":1,"kind":"usage","at":1}', "no node"),
     ('{"v":1,"kind":"connection","at":1,"node":1,"connection":"c","sequence":1}', "no event"),
-    ('{"v":1,"kind":"usage","at":1.5}', "a field of the wrong type"),
-    ('{"v":1,"kind":"usage","requests":"many"}', "a field of the wrong type"),
-    ('{"v":1,"kind":"usage","errors":[1]}', "a field of the wrong type"),
-    ('{"v":1,"kind":"usage","at":99999999999999999999}', "a field of the wrong type"),
-    ('{"v":1,"kind":"usage","at":NaN}', "a field of the wrong type"),
+    ('{"v":1,"kind":"usage","at":1.5}', "field of wrong type"),
+    ('{"v":1,"kind":"usage","requests":"many"}', "field of wrong type"),
+    ('{"v":1,"kind":"usage","errors":[1]}', "field of wrong type"),
+    ('{"v":1,"kind":"usage","at":99999999999999999999}', "field of wrong type"),
+    ('{"v":1,"kind":"usage","at":NaN}', "field of wrong type"),
     ('{"v":1,"kind":"usage","at":1' + "0" * 2000 + "}", "not a JSON object"),
-    ('{"v":1,"kind":"usage","sequence":"7"}', "a field of the wrong type"),
+    ('{"v":1,"kind":"usage","sequence":"7"}', "field of wrong type"),
     ('{"v":99,"kind":"usage"}', "unknown schema version 99"),
     ('{"v":4711,"kind":"usage"}', "unknown schema version"),
     ('{"v":-5,"kind":"usage"}', "unknown schema version"),
-    (f'{{"v":1,"kind":"usage","client_id":"{LONG}"}}', "a line that is longer than any row"),
+    (f'{{"v":1,"kind":"usage","client_id":"{LONG}"}}', "line too long"),
     (f'{{"v":1,"kind":"usage","deep":{DEEP}}}', "not a JSON object"),
-    (f'{{{GOOD},"requests":-1}}', "a number that cannot be"),
-    (f'{{{GOOD},"bytes_in":{1 << 60}}}', "a number that cannot be"),
-    (f'{{{GOOD},"sequence":-1}}', "a number that cannot be"),
-    (f'{{{GOOD},"sequence":{(1 << 50) + 1}}}', "a number that cannot be"),
-    (f'{{{GOOD},"api_key":-1}}', "a number that cannot be"),
-    (f'{{{GOOD},"throttle_ms":-1}}', "a number that cannot be"),
-    (f'{{{GOOD},"latency_us_sum":-1}}', "a number that cannot be"),
-    (f'{{{GOOD},"magic_in":{{"1":-1}}}}', "a number that cannot be"),
-    (f'{{{GOOD},"magic_out":{{"2":{1 << 62}}}}}', "a number that cannot be"),
-    (f'{{{GOOD},"connection":"somewhere"}}', "a connection that names no process"),
+    (f'{{{GOOD},"requests":-1}}', "number out of range"),
+    (f'{{{GOOD},"bytes_in":{1 << 60}}}', "number out of range"),
+    (f'{{{GOOD},"sequence":-1}}', "number out of range"),
+    (f'{{{GOOD},"sequence":{(1 << 50) + 1}}}', "number out of range"),
+    (f'{{{GOOD},"api_key":-1}}', "number out of range"),
+    (f'{{{GOOD},"throttle_ms":-1}}', "number out of range"),
+    (f'{{{GOOD},"latency_us_sum":-1}}', "number out of range"),
+    (f'{{{GOOD},"magic_in":{{"1":-1}}}}', "number out of range"),
+    (f'{{{GOOD},"magic_out":{{"2":{1 << 62}}}}}', "number out of range"),
+    (f'{{{GOOD},"connection":"somewhere"}}', "connection without process"),
 ]
 
 
-def test_each_bad_line_is_in_quarantine_with_its_reason_and_counted(process, take, stored):
+def test_each_invalid_line_is_quarantined_with_reason_and_counted(process, take, stored):
     from pyspark.sql import functions as F
 
     process.file(DAY, 12, [usage(process), *[line for line, _ in BAD], usage(process)])
@@ -384,14 +383,14 @@ def test_each_bad_line_is_in_quarantine_with_its_reason_and_counted(process, tak
     assert {line.replace("\0", ""): reason for line, reason in found.items()} == {
         line.replace("\0", ""): reason for line, reason in wanted.items()
     }
-    # Other readers of Parquet bear with no text that is no UTF-8.
+    # Other Parquet readers fail on invalid UTF-8.
     assert {
         bytes.fromhex(row[0]).decode()
         for row in stored("quarantine").select(F.hex("line")).collect()
     } == found.keys()
 
 
-def test_of_a_field_that_is_there_twice_the_last_counts(process, take, stored):
+def test_last_of_repeated_fields_counts(process, take, stored):
     process.file(
         DAY,
         12,
@@ -401,7 +400,7 @@ def test_of_a_field_that_is_there_twice_the_last_counts(process, take, stored):
     assert [(row["sequence"], row["topic"]) for row in stored().collect()] == [(2, "b")]
 
 
-def test_names_lead_nowhere(process, take, stored, tmp_path):
+def test_file_names_cannot_escape_the_folder(process, take, stored, tmp_path):
     names = [
         "../../../etc/passwd",
         "/etc/passwd",
@@ -417,9 +416,7 @@ def test_names_lead_nowhere(process, take, stored, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"logs", "tables"}
 
 
-def test_fields_that_nobody_knows_are_ignored_and_those_that_are_missing_are_null(
-    process, take, stored
-):
+def test_unknown_fields_are_ignored_and_missing_fields_are_null(process, take, stored):
     process.file(
         DAY, 12, [usage(process, colour="red", errors={"35": 2}, magic_in={"1": 3}), usage(process)]
     )
@@ -431,9 +428,7 @@ def test_fields_that_nobody_knows_are_ignored_and_those_that_are_missing_are_nul
     ]
 
 
-def test_tables_of_an_older_version_lack_columns_and_are_read_all_the_same(
-    process, take, stored, tmp_path
-):
+def test_tables_of_older_version_without_new_columns_are_readable(process, take, stored, tmp_path):
     process.file(DAY, 12, some(process, 2, topic="old"))
     take()
     (part,) = (tmp_path / "tables").rglob("*.parquet")
@@ -443,7 +438,7 @@ def test_tables_of_an_older_version_lack_columns_and_are_read_all_the_same(
     (older,) = (tmp_path / "older").glob("*.parquet")
     part.with_name(f".{part.name}.crc").unlink()
     shutil.copy(older, part)
-    # Nor does its note say how much it was.
+    # Its JSON file does not contain the file totals either.
     (note,) = (tmp_path / "tables" / "taken").glob("*.json")
     note.write_text(
         json.dumps(
@@ -460,7 +455,7 @@ def test_tables_of_an_older_version_lack_columns_and_are_read_all_the_same(
     assert found == [("new", 7), ("old", None), ("old", None)]
 
 
-def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_file(process, take, stored):
+def test_row_counts_on_day_of_its_file_if_clock_jumped(process, take, stored):
     times = [
         AT,
         AT - ms(DAY),
@@ -485,20 +480,20 @@ def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_file(process, tak
     ]
 
 
-def test_a_file_from_a_clock_that_was_never_set_is_put_aside(process, take, stored):
+def test_file_from_unset_clock_is_quarantined(process, take, stored):
     process.file("1970-01-01", 0, some(process, 2, at=ms("1970-01-01")))
-    # Where no folder says when it was written.
+    # Without a folder that tells when it was written.
     process.file(DAY, 0, some(process, 3, at=ms("2262-01-01"))).rename(
         process.logs / "copy.jsonl.gz"
     )
-    assert take().quarantined == {"a time that cannot be": 5}
+    assert take().quarantined == {"time out of range": 5}
     assert sequences(stored()) == []
 
 
-def test_a_file_of_a_day_that_has_not_come_is_named_and_taken_when_it_has(
+def test_file_dated_in_the_future_is_reported_and_ingested_on_its_day(
     process, take, stored, spark, tmp_path
 ):
-    """It may be the clock of the machine that makes the report."""
+    """The clock of the reporting machine may be the wrong one."""
     from reports.ingest.ingest_job import ingest
     from reports.ingest.taken_files import Tables, TablesError
 
@@ -509,7 +504,7 @@ def test_a_file_of_a_day_that_has_not_come_is_named_and_taken_when_it_has(
         ingest(spark, process.logs, Tables(tmp_path / "tables"), datetime(1970, 1, 1, tzinfo=UTC))
     taken = take()
     assert ({reason for _, reason in taken.damaged}, len(taken.damaged)) == (
-        {"it is of a day that has not come: a clock is wrong, there or here"},
+        {"dated in the future: the clock of the gateway or of this machine is wrong"},
         2,
     )
     assert (taken.quarantined, sequences(stored())) == ({}, [2])
@@ -519,7 +514,7 @@ def test_a_file_of_a_day_that_has_not_come_is_named_and_taken_when_it_has(
     assert (taken.quarantined, taken.damaged, sequences(stored())) == ({}, [], [0, 1, 2])
 
 
-def test_a_file_whose_name_is_no_text_keeps_no_other_and_is_named(process, take, stored):
+def test_file_with_non_utf8_name_is_reported_and_others_are_ingested(process, take, stored):
     good = process.file(DAY, 12, some(process, 1))
     for name in (b"1-a-\xff.jsonl.gz", b"1-a-\xfe.jsonl", b"1:2.jsonl.gz"):
         with open(os.path.join(os.fsencode(good.parent), name), "wb") as file:
@@ -532,7 +527,7 @@ def test_a_file_whose_name_is_no_text_keeps_no_other_and_is_named(process, take,
     assert sequences(stored()) == [0]
 
 
-def test_an_empty_folder_and_empty_files_are_nothing(process, take, stored):
+def test_empty_folder_and_empty_files_ingest_nothing(process, take, stored):
     process.logs.mkdir()
     assert take().files == 0
     process.file(DAY, 12, [])
@@ -540,7 +535,7 @@ def test_an_empty_folder_and_empty_files_are_nothing(process, take, stored):
     assert (take().rows, stored().count()) == ({}, 0)
 
 
-def test_a_folder_whose_name_looks_like_a_pattern_is_taken_by_its_name(spark, tmp_path):
+def test_glob_characters_in_folder_name_are_literal(spark, tmp_path):
     from reports.ingest.ingest_job import ingest, stored
     from reports.ingest.taken_files import Tables
 
@@ -551,7 +546,7 @@ def test_a_folder_whose_name_looks_like_a_pattern_is_taken_by_its_name(spark, tm
     assert sequences(stored(spark, tables, "usage")) == [0, 1]
 
 
-def test_the_notes_say_what_was_taken(process, take, tmp_path):
+def test_batch_file_records_what_was_ingested(process, take, tmp_path):
     path = process.file(DAY, 12, some(process, 3))
     shutil.copy(path, path.with_name("copy.jsonl.gz"))
     take()

@@ -1,4 +1,4 @@
-"""Which files are of a log, and which of them are finished."""
+"""Finding the files of a log, and which of them are finished."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def found(logs):
     return {file.name: file.is_finished for file in find(logs)}
 
 
-def test_a_compressed_file_is_finished_and_the_last_of_its_node_is_not(tmp_path):
+def test_compressed_file_is_finished_and_last_file_of_node_is_not(tmp_path):
     put(tmp_path, "date=2026-11-20/hour=09/1-a0-0.jsonl.gz", "date=2026-11-20/hour=10/1-a0-1.jsonl")
     assert found(tmp_path) == {
         "date=2026-11-20/hour=09/1-a0-0.jsonl": True,
@@ -36,10 +36,10 @@ def test_a_compressed_file_is_finished_and_the_last_of_its_node_is_not(tmp_path)
     }
 
 
-def test_a_file_is_finished_once_its_process_writes_another_and_not_because_another_process_does(
+def test_file_is_finished_once_its_own_process_starts_another(
     tmp_path,
 ):
-    """A clock that was set back makes a process that began later one of before."""
+    """After a clock was set back, a newer process can have an earlier start time."""
     put(
         tmp_path,
         "1-zz-7.jsonl",
@@ -54,18 +54,18 @@ def test_a_file_is_finished_once_its_process_writes_another_and_not_because_anot
     ]
 
 
-def test_numbers_of_files_are_numbers(tmp_path):
+def test_file_numbers_compare_as_numbers(tmp_path):
     put(tmp_path, "1-a-9.jsonl", "1-a-10.jsonl")
     assert found(tmp_path) == {"1-a-9.jsonl": True, "1-a-10.jsonl": False}
 
 
-def test_a_file_that_is_there_twice_counts_once_and_compressed(tmp_path):
+def test_compressed_copy_wins_over_plain_file(tmp_path):
     put(tmp_path, "1-a-0.jsonl", "1-a-0.jsonl.gz")
     (file,) = find(tmp_path)
     assert (file.name, file.path.name, file.is_finished) == ("1-a-0.jsonl", "1-a-0.jsonl.gz", True)
 
 
-def test_what_spark_does_not_see_is_no_file_of_the_log(tmp_path):
+def test_files_hidden_from_spark_are_ignored(tmp_path):
     put(
         tmp_path,
         "_1-a-0.jsonl",
@@ -77,7 +77,7 @@ def test_what_spark_does_not_see_is_no_file_of_the_log(tmp_path):
     assert found(tmp_path) == {}
 
 
-def test_what_leads_nowhere_and_a_pipe_that_nobody_writes_is_no_file(tmp_path):
+def test_broken_symlink_and_pipe_are_ignored(tmp_path):
     (tmp_path / "1-a-0.jsonl").symlink_to("nowhere")
     (tmp_path / "1-a-1.jsonl.gz").mkdir()
     (tmp_path / "1-a-2.jsonl").symlink_to("1-a-1.jsonl.gz")
@@ -86,9 +86,7 @@ def test_what_leads_nowhere_and_a_pipe_that_nobody_writes_is_no_file(tmp_path):
     assert found(tmp_path) == {}
 
 
-def test_a_folder_that_a_gateway_deletes_while_it_is_looked_for_hides_no_other(
-    tmp_path, monkeypatch
-):
+def test_folder_deleted_during_search_hides_no_others(tmp_path, monkeypatch):
     put(tmp_path, "date=2026-11-20/hour=10/1-a-1.jsonl.gz")
     old = tmp_path / "date=2026-11-20" / "hour=09"
     old.mkdir()
@@ -104,7 +102,7 @@ def test_a_folder_that_a_gateway_deletes_while_it_is_looked_for_hides_no_other(
     assert not old.exists()
 
 
-def test_a_folder_that_cannot_be_listed_is_said(tmp_path, monkeypatch):
+def test_unlistable_folder_is_an_error(tmp_path, monkeypatch):
     put(tmp_path, "a/1-a-0.jsonl", "b/1-a-1.jsonl")
     real = os.scandir
 
@@ -118,12 +116,12 @@ def test_a_folder_that_cannot_be_listed_is_said(tmp_path, monkeypatch):
         find(tmp_path)
 
 
-def test_a_folder_of_logs_that_is_none_is_said(tmp_path):
+def test_missing_log_folder_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         find(tmp_path / "nowhere")
 
 
-def test_a_file_of_another_name_is_of_the_log_and_not_finished_before_it_is_compressed(tmp_path):
+def test_file_with_other_name_is_finished_only_when_compressed(tmp_path):
     put(tmp_path, "copy.jsonl", "copy of 1-a-0.jsonl.gz")
     assert found(tmp_path) == {"copy of 1-a-0.jsonl": True, "copy.jsonl": False}
 
@@ -131,7 +129,7 @@ def test_a_file_of_another_name_is_of_the_log_and_not_finished_before_it_is_comp
 @pytest.mark.parametrize(
     ("content", "kept"), [(b"a\nb\nha", b"a\nb\n"), (b"a\n", b"a\n"), (b"half", b""), (b"", b"")]
 )
-def test_a_copy_has_whole_lines_only_and_lies_at_the_same_place(tmp_path, content, kept):
+def test_copy_contains_complete_lines_at_same_relative_path(tmp_path, content, kept):
     put(tmp_path, "logs/date=2026-11-20/hour=09/1-a-0.jsonl")
     (file,) = find(tmp_path / "logs")
     file.path.write_bytes(content)
@@ -144,32 +142,32 @@ def test_a_copy_has_whole_lines_only_and_lies_at_the_same_place(tmp_path, conten
     assert file.path.read_bytes() == content
 
 
-def test_a_file_that_is_gone_cannot_be_copy_complete_lines(tmp_path):
+def test_missing_file_cannot_be_copied(tmp_path):
     with pytest.raises(FileNotFoundError):
         copy_complete_lines(
             LogFile(tmp_path / "1-a-0.jsonl", "1-a-0.jsonl", False), tmp_path / "copies"
         )
 
 
-def test_a_file_that_cannot_be_read_cannot_be_copied_and_it_is_said_why(tmp_path):
+def test_unreadable_file_cannot_be_copied_and_reason_is_given(tmp_path):
     (tmp_path / "1-a-0.jsonl").symlink_to("/proc/self/mem")
-    with pytest.raises(UnreadableError, match="it cannot be read: Input/output error"):
+    with pytest.raises(UnreadableError, match="cannot be read: Input/output error"):
         copy_complete_lines(
             LogFile(tmp_path / "1-a-0.jsonl", "1-a-0.jsonl", False), tmp_path / "copies"
         )
 
 
-def test_a_copy_of_a_file_that_is_too_large_is_not_made_to_its_end(tmp_path, monkeypatch):
+def test_copy_stops_at_size_limit(tmp_path, monkeypatch):
     put(tmp_path, "logs/1-a-0.jsonl")
     os.truncate(tmp_path / "logs" / "1-a-0.jsonl", 64 << 20)
     monkeypatch.setattr(log_files, "MAX_COPIED_BYTES", 8 << 20)
     (file,) = find(tmp_path / "logs")
-    with pytest.raises(UnreadableError, match="it has more than 8388608 bytes"):
+    with pytest.raises(UnreadableError, match="larger than 8388608 bytes"):
         copy_complete_lines(file, tmp_path / "copies")
     assert list((tmp_path / "copies").iterdir()) == []
 
 
-def test_a_name_that_spark_reads_no_file_of_and_a_day_that_has_not_come_keep_no_other_file(
+def test_file_names_unreadable_for_spark_and_future_days_are_skipped(
     tmp_path,
 ):
     names = [
@@ -190,6 +188,6 @@ def test_a_name_that_spark_reads_no_file_of_and_a_day_that_has_not_come_keep_no_
     assert [(name, reason.split()[-1]) for name, reason in strange] == [
         ("1-a-\\xff.jsonl", "it"),
         ("a:b.jsonl", "it"),
-        ("date=2026-11-23/1-a-1.jsonl", "here"),
-        ("date=9999-99-99/1-a-2.jsonl", "here"),
+        ("date=2026-11-23/1-a-1.jsonl", "wrong"),
+        ("date=9999-99-99/1-a-2.jsonl", "wrong"),
     ]

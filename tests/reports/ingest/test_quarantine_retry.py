@@ -1,4 +1,6 @@
-"""Lines of a version that nobody knew come out of the quarantine when it is known: each once, whenever a run ends."""
+"""Quarantined lines of a schema version that has become known are ingested, each once despite
+interruptions.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ REASON = "unknown schema version 2"
 
 
 class KilledError(Exception):
-    """The run ends here."""
+    """Simulates the end of the process."""
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def tables(pyspark, tmp_path):
 
 @pytest.fixture
 def knows(pyspark, monkeypatch):
-    """As of a release that knows these versions."""
+    """Simulate a release that knows these versions."""
     from reports.ingest import row_parser
 
     return lambda *versions: monkeypatch.setattr(row_parser, "VERSIONS", versions)
@@ -51,7 +53,7 @@ def knows(pyspark, monkeypatch):
 
 @pytest.fixture
 def take(spark, process, tables):
-    """Takes what is new, and before that what is in the quarantine and known by now: gives what came of that."""
+    """Retry the quarantine, then ingest new files; return the result."""
     from reports.ingest.ingest_job import ingest_new
     from reports.ingest.quarantine_retry import retry_quarantined
 
@@ -81,7 +83,7 @@ def some(process, count, version=1, **fields):
     ]
 
 
-def test_lines_of_a_version_count_once_it_is_known_though_their_files_are_gone(
+def test_lines_of_now_known_version_count_once_without_their_files(
     spark, process, take, knows, numbers, tables
 ):
     from reports.ingest.ingest_job import stored
@@ -94,7 +96,7 @@ def test_lines_of_a_version_count_once_it_is_known_though_their_files_are_gone(
     ]
     first = process.file(DAY, 12, rows)
     take()
-    # Some of them lie in the quarantine twice.
+    # Some of them are in quarantine twice.
     again = first.with_name("other.jsonl.gz")
     again.write_bytes(gzip.compress(lines(rows[5:8])))
     assert (take().rows, numbers()) == ({}, [0, 1, 2, 9])
@@ -124,9 +126,7 @@ def test_lines_of_a_version_count_once_it_is_known_though_their_files_are_gone(
     assert stored(spark, tables, "quarantine").count() == 4 + 2 + 2 + 1
 
 
-def test_a_line_that_is_none_of_its_version_goes_to_quarantine_for_that(
-    process, take, knows, numbers
-):
+def test_line_invalid_for_its_version_is_quarantined_again(process, take, knows, numbers):
     process.file(
         DAY,
         12,
@@ -141,12 +141,12 @@ def test_a_line_that_is_none_of_its_version_goes_to_quarantine_for_that(
     taken = take()
     assert (taken.rows, taken.quarantined, numbers()) == (
         {"usage": 1},
-        {"a number that cannot be": 1},
+        {"number out of range": 1},
         [0, 2],
     )
 
 
-#: By the step, the function that is the last to run, and how often it has run by then.
+#: By step, the last function that runs, and how often it has run by then.
 STEPS = {
     "all lines are written": ("reports.ingest.batch_writer.write", 1),
     "new rows are written": ("reports.ingest.batch_writer.write", 2),
@@ -156,7 +156,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_killed_when_a_step_is_done_each_counts_once_the_next_time(
+def test_lines_count_once_after_interruption_at_each_step(
     process, take, knows, numbers, monkeypatch, step
 ):
     process.file(DAY, 12, [*some(process, 2), *some(process, 3, version=2)])
@@ -185,7 +185,7 @@ def _kill_after(patched, name, times):
 
 
 ROOT = Path(__file__).parents[3]
-#: Takes what is in the tables again, as of a release that knows version 2, and stands still before that is noted.
+#: Retries the quarantine as a release that knows version 2, and hangs before the commit.
 TAKES = """
 import sys, time
 from datetime import datetime
@@ -205,7 +205,7 @@ with tables.locked():
 
 @contextmanager
 def taking(tables):
-    """The process; at the end neither it nor its Java is there."""
+    """The process; at the end both it and its Java are gone."""
     words = [sys.executable, "-c", TAKES, str(tables.folder), NOW.isoformat()]
     with subprocess.Popen(
         words, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -218,15 +218,13 @@ def taking(tables):
 
 
 @pytest.mark.parametrize("point", ["while new rows are written", "before they are noted"])
-def test_a_process_that_is_killed_leaves_each_to_count_once(
-    process, take, knows, numbers, tables, point
-):
+def test_lines_count_once_after_process_is_killed(process, take, knows, numbers, tables, point):
     process.file(DAY, 12, [*some(process, 2), *some(process, 3, version=2)])
     take()
     process.file(DAY, 13, some(process, 2))
     (there,) = tables.batches()
     written = "kind=usage/date=*/*.parquet"
-    # If the first file exists too briefly to be seen, the written ones follow, and stay.
+    # If the first file exists too briefly to be seen, the written ones follow and stay.
     seen = {
         "while new rows are written": ["_temporary", written],
         "before they are noted": [written],
@@ -238,7 +236,7 @@ def test_a_process_that_is_killed_leaves_each_to_count_once(
             for one in seen
             for path in tables.folder.glob(f"batch=*/{one}")
         }
-        # All lines, new or not, are written to a folder of their own before that.
+        # All lines, new or not, are first written to a separate folder.
         return [
             name for name in found if name != f"batch={there.name}" and not name.endswith("-all")
         ]
@@ -247,7 +245,7 @@ def test_a_process_that_is_killed_leaves_each_to_count_once(
         when(running, is_there)
         assert running.poll() is None, running.stderr.read()[-3000:]
         running.kill()
-        # The lock is free once the process has ended. Its Java may write on.
+        # The lock is released when the process ends. Its Java may still write.
         running.wait()
         assert numbers() == [0, 1]
         knows(1, 2)

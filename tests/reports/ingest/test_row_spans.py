@@ -1,4 +1,4 @@
-"""Which rows are there, against a set that has each of them."""
+"""Row spans, compared with a set of single rows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def each(span):
 
 
 @given(st.lists(SPANS, max_size=12), SPANS)
-def test_what_is_there_is_what_was_added(added, asked):
+def test_spans_contain_exactly_the_added_rows(added, asked):
     rows, wanted = RowSpans(added), set().union(*map(each, added))
     assert rows.covers(asked) == (each(asked) <= wanted)
     assert rows.overlaps(asked) == bool(each(asked) & wanted)
 
 
 @given(st.lists(SPANS, max_size=12))
-def test_spans_that_meet_are_one(added):
+def test_adjacent_spans_are_merged(added):
     spans = RowSpans(added).spans()
     assert set().union(*map(each, spans)) == set().union(*map(each, added))
     assert [
@@ -39,7 +39,7 @@ def test_spans_that_meet_are_one(added):
     ] == []
 
 
-def test_of_a_span_with_gaps_no_row_is_certain_and_each_may_be_there():
+def test_span_with_gaps_overlaps_but_covers_nothing():
     rows = RowSpans([RowSpan("a", 10, 20, is_whole=False)])
     assert (
         rows.covers(RowSpan("a", 12, 12)),

@@ -1,4 +1,4 @@
-"""What the gateway writes and what a report reads are one: field by field, and of one type."""
+"""The gateway's rows and the report's schema have the same fields and types."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WRITTEN = {
 WRITTEN |= {dict[str, int]: {"map<string,bigint>", "map<string,int>"}}
 
 UNREAD = {"merged"}
-"""Whether a row is of a whole request or of topics is told by its `requests`, also where topics are merged."""
+"""`requests` tells whether a row is of a whole request or of topics, also for merged topics."""
 
 
 def plain(hint):
-    """A field's type where it applies."""
+    """The type of a field without its optional part."""
     if isinstance(hint, UnionType) or type(None) in get_args(hint):
         (hint,) = (one for one in get_args(hint) if one is not type(None))
     return str if get_origin(hint) is Literal else hint
@@ -39,7 +39,7 @@ def schema(pyspark):
     return schema
 
 
-def test_every_field_that_is_written_is_read_and_no_other(schema):
+def test_every_written_field_is_read_and_no_other(schema):
     hints = {
         name: plain(hint)
         for kind in (ConnectionRow, UsageRow)
@@ -53,9 +53,9 @@ def test_every_field_that_is_written_is_read_and_no_other(schema):
     } == {}
 
 
-def test_every_habit_that_is_written_is_read_and_no_other(schema):
+def test_every_written_habit_is_read_and_no_other(schema):
     assert set(schema.HABITS.fieldNames()) == set(get_args(HabitName))
 
 
-def test_the_version_that_is_written_is_read(schema):
+def test_written_version_is_read(schema):
     assert traffic_rows.VERSION in schema.VERSIONS

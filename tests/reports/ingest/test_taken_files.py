@@ -1,4 +1,4 @@
-"""What counts is what was noted, whole and once."""
+"""Only committed batches count, completely and once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH = IngestedBatch(
     "00000001-x",
     (FILE, REPEATS),
     {"usage": 1},
-    {"half line": 1},
+    {"incomplete line": 1},
     spans=(RowSpan("1-a", 0, 1), RowSpan("1-b", 7, 9, is_whole=False)),
     source="q/1",
 )
@@ -35,12 +35,12 @@ def noted(tables, batch=BATCH):
         tables.commit(batch)
 
 
-def test_what_was_noted_is_read_back(tables):
+def test_committed_batch_is_read_back(tables):
     noted(tables)
     assert tables.batches() == [BATCH]
 
 
-def test_rows_that_were_not_noted_are_removed_by_the_next_run(tables):
+def test_uncommitted_rows_are_removed_by_next_run(tables):
     noted(tables)
     tables.rows_of("00000002-y").mkdir()
     with tables.locked():
@@ -50,7 +50,7 @@ def test_rows_that_were_not_noted_are_removed_by_the_next_run(tables):
         )
 
 
-def test_rows_that_were_not_noted_are_removed_where_a_run_fails(tables):
+def test_uncommitted_rows_are_removed_if_run_fails(tables):
     with pytest.raises(TablesError, match="no room"), tables.locked():
         fail_with(tables)
     assert sorted(path.name for path in tables.folder.iterdir()) == ["taken"]
@@ -62,7 +62,7 @@ def fail_with(tables):
     raise TablesError("no room")
 
 
-def test_a_passing_batch_counts_until_the_next_run(tables):
+def test_temporary_batch_counts_until_next_run(tables):
     passing = IngestedBatch("00000001-x", (FILE,), {"usage": 2}, is_passing=True)
     noted(tables, passing)
     assert tables.batches() == [passing]
@@ -70,17 +70,17 @@ def test_a_passing_batch_counts_until_the_next_run(tables):
         assert (tables.batches(), tables.rows_of("00000001-x").exists()) == ([], False)
 
 
-def test_a_batch_cannot_be_noted_twice(tables):
+def test_batch_cannot_be_committed_twice(tables):
     noted(tables)
     with pytest.raises(TablesError, match="has a batch 00000001-x already"):
         noted(tables, IngestedBatch("00000001-x", ()))
     assert tables.batches() == [BATCH]
 
 
-def test_two_cannot_take_at_the_same_time(tables):
+def test_tables_are_locked_against_a_second_writer(tables):
     with (
         tables.locked(),
-        pytest.raises(TablesError, match="another process is at work"),
+        pytest.raises(TablesError, match="another process is using"),
         Tables(tables.folder).locked(),
     ):
         pass
@@ -91,7 +91,7 @@ def test_two_cannot_take_at_the_same_time(tables):
 @pytest.mark.parametrize(
     "content", ["", "{}", "[]", '{"format": 2}', json.dumps({"format": 1}), "[" * 100_000]
 )
-def test_a_note_that_makes_no_sense_is_said_to(tables, content):
+def test_invalid_batch_file_is_an_error(tables, content):
     noted(tables)
     note = tables.folder / "taken" / "00000001-x.json"
     note.write_text(content)
@@ -99,7 +99,7 @@ def test_a_note_that_makes_no_sense_is_said_to(tables, content):
         tables.batches()
 
 
-def test_no_two_batches_have_the_same_name_though_neither_was_noted(tables):
+def test_batch_names_are_unique_without_commit(tables):
     first, second = tables.new_batch_name(), tables.new_batch_name()
     assert first != second
     assert (first[:8], second[:8]) == ("00000001", "00000001")
@@ -108,7 +108,7 @@ def test_no_two_batches_have_the_same_name_though_neither_was_noted(tables):
 
 
 @pytest.mark.parametrize("name", ["00000001-x (copy)", "00000002-x", "mine"])
-def test_a_note_under_another_name_counts_for_nothing_and_is_said(tables, name):
+def test_batch_file_under_other_name_is_an_error(tables, name):
     noted(tables)
     note = tables.folder / "taken" / "00000001-x.json"
     copy = note.with_name(f"{name}.json")
@@ -133,9 +133,7 @@ def strange(folder):
 @pytest.mark.parametrize(
     "damage", [shutil.rmtree, cut, strange, lambda folder: (folder / "part").unlink()]
 )
-def test_rows_that_are_not_as_they_were_noted_are_said_and_nothing_is_made_of_the_others(
-    tables, damage
-):
+def test_missing_or_changed_rows_of_a_batch_are_an_error(tables, damage):
     noted(tables)
     (tables.rows_of(BATCH.name) / ".part.crc").write_text("hidden")
     (tables.rows_of(BATCH.name) / "_temporary").mkdir()
@@ -146,7 +144,10 @@ def test_rows_that_are_not_as_they_were_noted_are_said_and_nothing_is_made_of_th
     with (
         pytest.raises(
             TablesError,
-            match=r"batch=00000001-x has \d files of \d+ bytes, and had 1 of 4: put it back, or remove \S+00000001-x.json",
+            match=(
+                r"batch=00000001-x has \d files of \d+ bytes instead of 1 of 4: restore it, "
+                r"or remove \S+00000001-x.json"
+            ),
         ),
         tables.locked(),
     ):
@@ -156,7 +157,7 @@ def test_rows_that_are_not_as_they_were_noted_are_said_and_nothing_is_made_of_th
         assert (tables.batches(), tables.rows_of(BATCH.name).exists()) == ([], False)
 
 
-def test_a_note_that_does_not_say_how_much_it_noted_counts(tables):
+def test_batch_file_without_totals_is_accepted(tables):
     noted(tables)
     note = tables.folder / "taken" / "00000001-x.json"
     note.write_text(

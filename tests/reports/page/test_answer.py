@@ -1,4 +1,4 @@
-"""The five lines, and the exit code."""
+"""The five-line answer and the exit code."""
 
 from __future__ import annotations
 
@@ -12,32 +12,43 @@ APPLICATION = {"principal": "User:a", "client_id": "billing", "address": "10.0.0
 @pytest.fixture
 def summary():
     return {
-        "target": "kafka-4.0", "ready": True, "from": "2026-11-01", "until": "2026-11-20",
+        "target": "kafka-4.0",
+        "ready": True,
+        "from": "2026-11-01",
+        "until": "2026-11-20",
         "applications": {"total": 1, "refused": 0, "below": 0, "unknown": 0, "fine": 1},
-        "blockers": [], "bindings": {"topics": 0, "groups": 0, "first": None}, "conversions": {"conversions": 0},
-        "trend": {"days": 0, "first": None, "last": None, "reaches_zero": None, "why": "it takes 7 full days, and there are 0"},
-    }  # fmt: skip
+        "blockers": [],
+        "bindings": {"topics": 0, "groups": 0, "first": None},
+        "conversions": {"conversions": 0},
+        "trend": {
+            "days": 0,
+            "first": None,
+            "last": None,
+            "reaches_zero": None,
+            "why": ("needs 7 full days of data, has 0"),
+        },
+    }
 
 
-def test_where_nothing_is_refused_the_answer_is_ready(summary):
+def test_answer_is_ready_if_nothing_is_refused(summary):
     lines = answer.five_lines(summary)
     assert len(lines) == 5
     assert lines[0].startswith(
         "kafka-4.0: ready. 1 application from 2026-11-01 to 2026-11-20: 0 refused"
     )
     assert lines[1:4] == [
-        "to move first: nobody",
-        "bound together: no topic and no group has both old and new applications",
+        "migrate first: none",
+        "shared: no topic or group has both old and new applications",
         "conversions: none",
     ]
     assert answer.exit_code(summary) == 0
 
 
-def test_one_day_is_told_as_one(summary):
+def test_period_of_one_day_is_one_date(summary):
     assert "1 application on 2026-11-20: " in answer.five_lines(summary | {"from": "2026-11-20"})[0]
 
 
-def test_who_is_refused_is_named_with_what_it_needs(summary):
+def test_refused_application_is_named_with_its_advice(summary):
     blocker = {
         **APPLICATION,
         "bytes": 5 << 30,
@@ -48,44 +59,41 @@ def test_who_is_refused_is_named_with_what_it_needs(summary):
     lines = answer.five_lines(summary)
     assert "NOT READY" in lines[0]
     assert lines[1] == (
-        "to move first: billing (User:a at 10.0.0.1), 5.0 GiB in all, sends Produce 1 (served from version 3); it needs java 2.1.0"
+        "migrate first: billing (User:a at 10.0.0.1), 5.0 GiB in total, "
+        "sends Produce 1 (served from version 3); needs java 2.1.0"
     )
     assert answer.exit_code(summary) == 3
 
 
-def test_the_trend_says_the_day_or_why_there_is_none(summary):
-    assert (
-        answer.five_lines(summary)[4]
-        == "trend: no full day yet; from which day on there are none cannot be told: it takes 7 full days, and there are 0"
-    )
+def test_trend_gives_day_or_reason_for_none(summary):
+    assert answer.five_lines(summary)[4] == "trend: needs 7 full days of data, has 0"
     summary["trend"] = {
         "days": 9,
         "first": 7,
         "last": 2,
         "reaches_zero": "2026-12-24",
-        "why": "at the pace of these days",
+        "why": "at the current rate",
     }
-    assert (
-        answer.five_lines(summary)[4]
-        == "trend: from 7 to 2 refused applications a day; none from 2026-12-24 (at the pace of these days)"
+    assert answer.five_lines(summary)[4] == (
+        "trend: from 7 to 2 refused applications a day; none from 2026-12-24 (at the current rate)"
     )
 
 
-def test_an_application_without_names_is_called_something():
+def test_application_without_names_gets_placeholders():
     assert (
         answer.describe({"principal": "", "client_id": "", "address": ""})
-        == "no client id (nobody at somewhere)"
+        == "no client id (no principal at unknown address)"
     )
 
 
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 60, "1024.0 PiB")]
 )
-def test_a_size_is_told_in_the_unit_that_fits(number, text):
+def test_size_uses_fitting_unit(number, text):
     assert answer.format_bytes(number) == text
 
 
-def test_a_long_name_is_cut_and_keeps_its_end():
+def test_long_name_is_shortened_in_the_middle():
     assert answer.shorten("a" * 100 + "-east", 11) == "aaaaaaa…ast"
     assert answer.shorten("a" * 80) == "a" * 80
     assert len(answer.shorten("a" * 81)) == 80
@@ -102,11 +110,11 @@ def test_a_long_name_is_cut_and_keeps_its_end():
         (12345.6, "12,345.6 s"),
     ],
 )
-def test_seconds_are_told_so_that_few_are_not_none(number, text):
+def test_short_times_are_not_shown_as_zero(number, text):
     assert answer.format_seconds(number) == text
 
 
-def test_what_a_client_calls_itself_does_nothing_to_a_terminal(summary):
+def test_control_characters_in_names_are_replaced(summary):
     evil = {
         **APPLICATION,
         "client_id": "a\nb\x1b[31m\u202ec",
@@ -116,5 +124,6 @@ def test_what_a_client_calls_itself_does_nothing_to_a_terminal(summary):
     }
     lines = answer.five_lines(summary | {"blockers": [evil]})
     assert lines[1].startswith(
-        "to move first: a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}c ("
+        "migrate first: a\N{REPLACEMENT CHARACTER}b"
+        "\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}c ("
     )

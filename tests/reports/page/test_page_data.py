@@ -1,4 +1,4 @@
-"""What libraries with versions are called in the plots."""
+"""Names of libraries with versions in the plots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLIENTS = [
 ]
 
 
-def test_a_library_without_a_highest_version_is_not_called_as_all_of_it(spark):
+def test_library_without_upper_version_is_distinguished_from_whole_library(spark):
     from reports.analysis.small_tables import small_table
     from reports.page.page_data import kind_of
 
@@ -24,8 +24,8 @@ def test_a_library_without_a_highest_version_is_not_called_as_all_of_it(spark):
     assert [row[0] for row in rows.select(kind_of("version")).build_page_model()] == [
         "java 2.8",
         "kafka-python 1.4",
-        "kafka-python, version open",
-        "ours, version open",
-        "nameless, as Kafka 0.9",
-        "nameless, as Kafka ?",
+        "kafka-python, no upper version",
+        "ours, no upper version",
+        "unknown, like Kafka 0.9",
+        "unknown, like Kafka ?",
     ]

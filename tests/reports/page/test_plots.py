@@ -1,4 +1,4 @@
-"""Plots hold what they are told, are well-formed, and let nothing through that a client called itself."""
+"""Plots show their data, are well-formed, and escape names from clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = '<script>alert(1)</script> & "co"'
 
 
 def drawn(figure, kind):
-    """Of the picture's elements, whatever their namespace."""
+    """Elements of the picture, without namespace."""
     return [
         one for one in ElementTree.fromstring(figure).iter() if one.tag.removeprefix(SVG) == kind
     ]
@@ -43,21 +43,25 @@ def line(values, days=DAYS, today=date(2026, 11, 11), zero=None):
     return plots.line("t", "unit", days, values, today, zero)
 
 
-def test_the_longest_bar_is_as_wide_as_the_plot_and_the_others_in_proportion():
+def test_longest_bar_fills_the_plot_and_others_are_proportional():
     figure = plots.bars(
         "t", [Bar("a", [(3, "refused"), (1, "fine")], "4"), Bar("b", [(2, "fine")], "2")]
     )
-    assert [(bar.get("x"), bar.get("width"), bar.get("class")) for bar in drawn(figure, "rect")] == [
-        ("0.00%", "75.00%", "refused"), ("75.00%", "25.00%", "fine"), ("0.00%", "50.00%", "fine"),
-    ]  # fmt: skip
+    assert [
+        (bar.get("x"), bar.get("width"), bar.get("class")) for bar in drawn(figure, "rect")
+    ] == [
+        ("0.00%", "75.00%", "refused"),
+        ("75.00%", "25.00%", "fine"),
+        ("0.00%", "50.00%", "fine"),
+    ]
 
 
 @pytest.mark.parametrize("rows", [[], [Bar("a", [(0, "fine")], "0")]])
-def test_nothing_is_a_plot_with_nothing_in_it(rows):
+def test_plot_without_data_is_empty(rows):
     assert drawn(plots.bars("t", rows), "rect") == []
 
 
-def test_columns_stand_on_each_other_and_their_legend_is_in_the_same_order():
+def test_columns_are_stacked_in_legend_order():
     figure = plots.columns("t", "unit", DAYS[:1], [("a", [1]), ("b", [3])])
     ((_, low, _, size_low),), ((_, high, _, size_high),) = map(boxes, drawn(figure, "path"))
     assert (low + size_low, high + size_high) == (HEIGHT, low)
@@ -65,12 +69,12 @@ def test_columns_stand_on_each_other_and_their_legend_is_in_the_same_order():
     assert re.findall(r"</svg> (\w) <b>(\d)</b>", figure) == [("b", "3"), ("a", "1")]
 
 
-def test_a_day_without_traffic_is_a_gap():
+def test_day_without_traffic_is_a_gap():
     figure = plots.columns("t", "unit", [DAYS[0], DAYS[9]], [("a", [2, 2])])
     assert [int(x) for x, *_ in boxes(*drawn(figure, "path"))] == [0, 9]
 
 
-def test_one_day_is_a_column_and_no_wall():
+def test_single_day_does_not_fill_the_plot():
     (column,) = boxes(*drawn(plots.columns("t", "unit", DAYS[:1], [("a", [5])]), "path"))
     assert column[2] < 1
     assert 'viewBox="0 0 7 150"' in plots.columns("t", "unit", DAYS[:1], [("a", [5])])
@@ -86,11 +90,11 @@ def test_one_day_is_a_column_and_no_wall():
         (1300, ["0", "500", "1,000", "1,500"]),
     ],
 )
-def test_an_axis_begins_at_zero_and_has_round_whole_numbers_up_to_the_most(most, ticks):
+def test_axis_starts_at_zero_with_round_integer_ticks(most, ticks):
     assert words(line([most] * 10))[: len(ticks)] == ticks
 
 
-def test_the_way_ahead_meets_zero_on_its_day():
+def test_forecast_line_reaches_zero_on_its_day():
     figure = line(list(range(20, 0, -2)), zero=date(2026, 11, 12))
     known, ahead = (numbers(one.get("points")) for one in drawn(figure, "polyline"))
     assert known[-1] == ahead[0]
@@ -98,7 +102,7 @@ def test_the_way_ahead_meets_zero_on_its_day():
     assert {"today", "2026-11-01", "2026-11-12"} <= set(words(figure))
 
 
-def test_a_day_that_is_far_ahead_does_not_press_what_is_known_into_a_corner():
+def test_distant_forecast_does_not_squeeze_known_days():
     known, ahead = (
         numbers(one.get("points"))
         for one in drawn(line([5] * 10, zero=date(2030, 1, 1)), "polyline")
@@ -109,23 +113,23 @@ def test_a_day_that_is_far_ahead_does_not_press_what_is_known_into_a_corner():
 
 
 @pytest.mark.parametrize("days", [DAYS[:1], DAYS])
-def test_a_line_that_is_at_zero_is_a_line(days):
+def test_line_at_zero_is_drawn(days):
     (known,) = drawn(line([0] * len(days), days), "polyline")
     assert {y for _, y in numbers(known.get("points"))} == {HEIGHT}
 
 
-def test_of_one_day_no_other_is_named():
+def test_single_day_has_one_date_label():
     assert [word for word in words(line([3], DAYS[:1])) if word.startswith("2026")] == [
         "2026-11-01"
     ]
 
 
-def test_a_plot_says_in_words_what_it_shows():
+def test_plot_has_a_text_description():
     (said,) = drawn(line(list(range(20, 0, -2))), "desc")
     assert said.text == "t: from 20 on 2026-11-01 to 2 on 2026-11-10."
 
 
-def test_names_are_text():
+def test_names_are_escaped():
     for figure in (
         plots.bars(NAME, [Bar(NAME, [(1, "fine")], NAME)]),
         plots.columns(NAME, NAME, DAYS, [(NAME, [1] * 10)]),

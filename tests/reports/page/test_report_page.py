@@ -1,4 +1,4 @@
-"""The page: all of the answer in one file, and nothing in it that runs or comes from elsewhere."""
+"""The page: the complete answer in one file, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def summary(shown):
     told = sample_report.summary(shown, 300, refused=1)
     told["log"] |= {
         "damaged": [{"file": EVIL, "reason": "cut off"}],
-        "quarantined": {"half line": 2},
+        "quarantined": {"incomplete line": 2},
         "lines_missing": 3,
         "never_logged_in": 4,
         "library_not_looked_for": 5,
@@ -62,7 +62,7 @@ def summary(shown):
 
 
 class Tags(HTMLParser):
-    """Every tag with its attributes, whether each was closed in its order, and the words of each kind."""
+    """Every tag with its attributes, whether tags are closed in order, and the text by element."""
 
     EMPTY = frozenset({"meta"})
 
@@ -87,7 +87,7 @@ class Tags(HTMLParser):
         self.words.append((self._open[-1] if self._open else "", words))
 
 
-def test_the_page_is_well_formed_and_nothing_in_it_runs_or_loads(shown, summary):
+def test_page_is_well_formed_without_scripts_or_external_resources(shown, summary):
     text = made(shown, summary)
     tags = Tags(text)
     assert tags.is_nested
@@ -102,8 +102,8 @@ def test_the_page_is_well_formed_and_nothing_in_it_runs_or_loads(shown, summary)
     assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text)
 
 
-def test_no_letter_of_a_name_does_anything_to_the_page(shown, summary):
-    """Such as \\u202e, after which a browser writes from right to left."""
+def test_special_characters_in_names_have_no_effect(shown, summary):
+    """For example U+202E, which reverses the direction of the following text."""
     odd = "a\0b\x1b[31m\u202egro.live\u2066\x85\ud800\u2028"
     shown.applications[0] |= dict.fromkeys(
         ["client_id", "principal", "address", "reasons", "needs", "library", "evidence"], odd
@@ -117,14 +117,14 @@ def test_no_letter_of_a_name_does_anything_to_the_page(shown, summary):
     text.encode("utf-8")
 
 
-def test_a_browser_is_told_to_load_nothing_and_how_wide_it_is(shown, summary):
+def test_page_sets_content_policy_and_viewport(shown, summary):
     text = made(shown, summary)
     assert "default-src 'none'" in text
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
     assert "@media print" in text
 
 
-def test_whoever_cannot_see_is_told_the_same(shown, summary):
+def test_plots_and_tables_are_accessible(shown, summary):
     tags = Tags(made(shown, summary))
     count = Counter(tag for tag, _ in tags.found)
     assert ("html", {"lang": "en"}) in tags.found
@@ -146,30 +146,30 @@ def test_whoever_cannot_see_is_told_the_same(shown, summary):
     } == places
 
 
-def test_the_answer_comes_first_and_then_what_would_be_refused(shown, summary):
+def test_answer_comes_first_then_refused_applications(shown, summary):
     text = made(shown, summary)
     assert (
-        "<strong>Not ready.</strong> 1 would be refused of 300 applications seen from 2026-01-01 to 2026-01-08."
-        in text
+        "<strong>Not ready.</strong> 1 would be refused of 300 applications seen from "
+        "2026-01-01 to 2026-01-08." in text
     )
     assert (
         text.index("Not ready")
-        < text.index("To move first")
+        < text.index("Migrate first")
         < text.index('id="applications"')
         < text.index("clients.csv")
     )
     assert "sends Produce 1; needs java 2.1.0" in text
 
 
-def test_where_nobody_is_refused_the_page_says_ready():
+def test_page_says_ready_if_nothing_is_refused():
     shown = sample_report.figures(12, refused=0)
     text = made(shown, sample_report.summary(shown, 12, refused=0))
-    assert "<strong>Ready.</strong> Nobody would be refused of 12 applications seen" in text
-    assert "There were none." in text
-    assert "no topic and no group has both" in text
+    assert "<strong>Ready.</strong> None would be refused of 12 applications seen" in text
+    assert "<p>None.</p>" in text
+    assert "no topic or group is used by both" in text
 
 
-def test_a_version_that_is_refused_stands_out_by_more_than_colour(shown, summary):
+def test_refused_version_is_marked_by_more_than_colour(shown, summary):
     text = made(shown, summary, MigrationTarget("t", "T", (), {0: 3}, {18: 3}, True, {}))
     assert '<td class="version refused" data-label="Produce">1–2 ✕</td>' in text
     assert '<td class="version refused" data-label="ApiVersions">0–4 ✕</td>' in text
@@ -177,39 +177,39 @@ def test_a_version_that_is_refused_stands_out_by_more_than_colour(shown, summary
     assert '<td class="version" data-label="Metadata">0</td>' in text
 
 
-def test_a_state_is_told_in_words_and_by_a_sign(shown, summary):
+def test_state_has_words_and_a_sign(shown, summary):
     words = [text for tag, text in Tags(made(shown, summary)).words if tag == "span"]
     assert {
         "✕ would be refused",
         "✓ fine",
         "▼ too old to be supported",
-        "? support not known",
+        "? support unknown",
     } <= set(words)
 
 
-def test_what_is_left_out_is_said(shown, summary):
+def test_omitted_applications_are_counted(shown, summary):
     text = made(shown, summary)
-    assert "Here are the first 2 of 300 applications. The other 298 are in clients.csv." in text
+    assert "The first 2 of 300 applications. The other 298 are in clients.csv." in text
     for words in (
-        "Missing, though gateways counted them: 3 lines",
-        "Of too many kinds to tell their library: 5 applications",
-        "In quarantine: 2 new lines: half line",
+        "Missing: 3 lines written by gateways",
+        "Library not determined, too many kinds of clients: 5 applications",
+        "Quarantined: 2 new lines: incomplete line",
         "cut off",
-        "never got through the log-in: 4 connections",
+        "never authenticated: 4 connections",
     ):
         assert words in text
 
 
-def test_of_many_that_would_be_refused_those_are_counted_that_are_not_on_the_page():
+def test_omitted_refused_applications_are_counted():
     shown = sample_report.figures(1000, refused=300)
     text = made(shown, sample_report.summary(shown, 1000, refused=300))
     assert (
-        "first 200 of 1,000 applications. The other 800 are in clients.csv, 100 that would be refused among them."
-        in text
+        "first 200 of 1,000 applications. The other 800 are in clients.csv, including 100 "
+        "that would be refused." in text
     )
 
 
-def test_requests_that_have_no_column_are_counted_and_refused_ones_have_one(shown, summary):
+def test_omitted_requests_are_counted_and_refused_ones_shown(shown, summary):
     count_of = dict.fromkeys(range(40), (0, 5))
     wide = replace(shown, versions={("User:a", "shop", "10.0.0.1"): count_of})
     text = made(wide, summary, MigrationTarget("t", "T", (), {39: 1}, {}, True, {}))
@@ -217,7 +217,7 @@ def test_requests_that_have_no_column_are_counted_and_refused_ones_have_one(show
     assert '<td class="version refused" data-label="key 39">0–5 ✕</td>' in text
 
 
-def test_a_page_of_long_names_and_many_days_can_still_be_sent_by_mail():
+def test_page_with_long_names_and_many_days_stays_small():
     shown = sample_report.figures(1000, days=400, refused=300, name="a-very-long-name-" * 30 + "{}")
     text = made(shown, sample_report.summary(shown, 1000, refused=300))
     assert len(text.encode()) < 2_000_000
@@ -227,11 +227,11 @@ def test_a_page_of_long_names_and_many_days_can_still_be_sent_by_mail():
     } == set()
 
 
-def test_a_range_of_versions_is_told_as_one(shown, summary):
+def test_version_range_is_shown_as_one(shown, summary):
     assert '<td data-label="Library">java 2.8.2 to 3.9.0<small>' in made(shown, summary)
 
 
-def test_a_library_that_was_concluded_is_told_as_probable(summary, shown):
+def test_concluded_library_is_shown_as_probable(summary, shown):
     shown.applications[1]["confidence"] = 0.8
     assert "probably java 2.8.2 to 3.9.0 (80%)" in made(shown, summary)
 
@@ -246,12 +246,12 @@ def test_a_library_that_was_concluded_is_told_as_probable(summary, shown):
         ("1.0", "2.1", "java 1.0 to 2.1"),
     ],
 )
-def test_an_end_of_a_range_that_is_not_known_is_told_in_words(summary, shown, low, high, told):
+def test_open_range_is_shown_in_words(summary, shown, low, high, told):
     shown.applications[1] |= {"version_low": low, "version_high": high}
     assert f'<td data-label="Library">{told}<small>' in made(shown, summary)
 
 
-def test_of_several_libraries_each_is_told_with_its_share_and_what_distinguishes_it(summary, shown):
+def test_several_libraries_are_listed_with_share_and_difference(summary, shown):
     old = {
         "library": "librdkafka",
         "version_low": "0.11.0",
@@ -273,24 +273,24 @@ def test_of_several_libraries_each_is_told_with_its_share_and_what_distinguishes
         "state": "fine",
         "difference": None,
     }
-    new |= {"evidence": "calls itself librdkafka 2.16.0; sends Fetch 16"}
+    new |= {"evidence": "software name librdkafka 2.16.0; sends Fetch 16"}
     idle = new | {"library": None, "share": None, "state": "unknown"}
     shown.applications[1] |= {"libraries": [old, new, idle]}
     text = made(shown, summary)
     assert (
-        "<li>✕ probably librdkafka 0.11.0 to 0.11.6 (99%), under 1% of the traffic, last seen 2026-11-08<small>sends Fetch 4 (others: 16)"
-        in text
+        "<li>✕ probably librdkafka 0.11.0 to 0.11.6 (99%), under 1% of the traffic, last "
+        "seen 2026-11-08<small>sends Fetch 4 (others: 16)" in text
     )
     assert (
-        "<li>✓ librdkafka 2.16.0, 100% of the traffic, last seen 2026-11-08<small>calls itself librdkafka 2.16.0</small>"
-        in text
+        "<li>✓ librdkafka 2.16.0, 100% of the traffic, last seen "
+        "2026-11-08<small>software name librdkafka 2.16.0</small>" in text
     )
-    assert "<li>? not known, last seen" in text
+    assert "<li>? unknown, last seen" in text
     assert EVIL not in text
     assert Tags(text).is_nested
 
 
-def test_libraries_of_one_application_that_its_cell_does_not_name_are_counted(summary, shown):
+def test_omitted_libraries_of_an_application_are_counted(summary, shown):
     one = {
         "library": "java",
         "version_low": "2.1",
@@ -305,7 +305,7 @@ def test_libraries_of_one_application_that_its_cell_does_not_name_are_counted(su
     assert "</ul>and 4 more" in made(shown, summary)
 
 
-def test_what_is_in_the_matrix_is_not_evidence_as_long_as_there_is_other(summary, shown):
+def test_requests_are_evidence_only_without_other_evidence(summary, shown):
     shown.applications[1]["evidence"] = "requests as java 1.1; sends Fetch 7, Metadata 5"
     text = made(shown, summary)
     assert "<small>requests as java 1.1</small>" in text
