@@ -31,7 +31,7 @@ topic's batches, in both directions.
 """
 FORMATS = tuple(f"magic_{way}_{magic}" for way in ("in", "out") for magic in MAGICS)
 """Batches by record format, in and out."""
-BARE, ROADLESS = "mechanism = 'GSSAPI'", "road = 'none'"
+GSSAPI_MECHANISM, NO_HANDSHAKE = "mechanism = 'GSSAPI'", "road = 'none'"
 """A GSSAPI token without a SaslHandshake."""
 REQUEST = ("api_key", "api_version", "topic", "group")
 SOFTWARE = ("software", "software_version")
@@ -59,7 +59,7 @@ def activity(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFr
     Rows of closed or settled connections that contain the highest versions sent are added with zero
     requests, so that the versions are known even if usage rows were lost. Connections that never
     authenticated although they had to are no applications. Exception: bare GSSAPI tokens give rows
-    without api key, of which only the address is known.
+    without api key; only their address is known.
     """
     dated = _with_connection(_by_connection(usage), who)
     dated = dated.unionByName(_with_connection(_from_connection_rows(connections), who))
@@ -95,8 +95,8 @@ def latest_connection_rows(connections: DataFrame) -> DataFrame:
 def never_logged_in(who: DataFrame) -> DataFrame:
     """Connections to a SASL listener that never authenticated, except bare GSSAPI tokens."""
     return who.filter(
-        f"its_protocol like 'SASL%' and its_principal is null and not coalesce(its_{BARE} "
-        f"and its_{ROADLESS}, false)"
+        f"its_protocol like 'SASL%' and its_principal is null and not coalesce(its_{GSSAPI_MECHANISM} "
+        f"and its_{NO_HANDSHAKE}, false)"
     )
 
 
@@ -111,7 +111,7 @@ def bare_tokens(activity: DataFrame) -> DataFrame:
 
 def _bare_token_rows(connections: DataFrame) -> DataFrame:
     """The gateway rejects bare tokens, so that little more than the address is known."""
-    bare = connections.filter(f"{BARE} and {ROADLESS}")
+    bare = connections.filter(f"{GSSAPI_MECHANISM} and {NO_HANDSHAKE}")
     who = {
         "principal": F.col("principal"),
         "client_id": F.col("client_ids")[0],

@@ -1,6 +1,6 @@
 """Ingests new log files into the tables, each row exactly once.
 
-A file is ingested completely or not at all. Spark writes a batch's rows to a folder of its own;
+A file is ingested completely or not at all. Spark writes a batch's rows to a separate folder;
 they count once the batch is committed (`reports.ingest.taken_files`). Before that, the written rows
 are counted and compared with the files and with the known rows (`reports.ingest.batch_writer`).
 """

@@ -187,7 +187,7 @@ def test_password_cache_is_limited(path, clock, problems, monkeypatch):
 
 
 def test_empty_file_rejects_every_user(path, clock, problems):
-    write(path, "# nobody yet\n\n")
+    write(path, "# no users yet\n\n")
     assert not UsersFile(path, clock, problems.append).check("alice", "s3cret")
 
 

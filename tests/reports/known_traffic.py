@@ -1,4 +1,4 @@
-"""A log with known applications, and their states for the targets, derived by hand from Kafka's
+"""A log with known applications, and their states for the targets, derived manually from Kafka's
 schemas and KIP-896.
 """
 

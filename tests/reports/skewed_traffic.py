@@ -1,7 +1,7 @@
 """The known traffic plus one connection with most usage rows and one application with most
 connections.
 
-Expected results are counted by hand. The two have no principal and no client id, and nearly always
+Expected results are calculated manually. The two have no principal and no client id, and nearly always
 the same topic or group.
 """
 

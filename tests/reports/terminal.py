@@ -30,7 +30,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 class Terminal:
-    """A command with a terminal of its own as stderr; input reaches all of its processes."""
+    """A command with its own terminal as stderr; input reaches all of its processes."""
 
     def __init__(self, words: list[str]) -> None:
         self._ours, theirs = terminal(COLUMNS)

@@ -301,7 +301,7 @@ def test_each_application_has_expected_library_and_state(report, company):
 
 
 def test_undetermined_application_is_advised_for_each_candidate(report, company):
-    """The client is kafka-node, of which no version is served."""
+    """The client is kafka-node, which is not served in any version."""
     if "door-sensors" in company:
         needs = by_application(report[1]["clients"])["door-sensors"]["needs"]
         assert needs.startswith(

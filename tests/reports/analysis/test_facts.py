@@ -1,4 +1,4 @@
-"""The tables of facts, compared by hand with the schemas in Kafka's releases."""
+"""The tables of facts, compared manually with the schemas in Kafka's releases."""
 
 from __future__ import annotations
 

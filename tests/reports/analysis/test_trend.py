@@ -1,4 +1,4 @@
-"""Forecast of the day without refused applications, for lines calculated by hand."""
+"""Forecast of the day without refused applications, for manually calculated lines."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 TODAY = date(2026, 11, 20)
-DOES_NOT, NOBODY, PACE = "not decreasing", "none left", "at the current rate"
+DOES_NOT, NONE_LEFT, PACE = "not decreasing", "none left", "at the current rate"
 
 
 def before(*refused, last=1, apart=1):
-    """Refused applications by day, for days that end so many days before today and are `apart` days
+    """Refused applications by day, for days that end some days before today and are `apart` days
     apart.
     """
     return {
@@ -41,8 +41,8 @@ def seen(spark, days):
     [
         pytest.param(before(3, 3, 3, 3, 3, 3, 3), 0, None, DOES_NOT, id="level"),
         pytest.param(before(1, 2, 3, 4, 5, 6, 7), 1, None, DOES_NOT, id="more"),
-        pytest.param(before(0, 0, 0, 0, 0, 0, 0), 0, 0, NOBODY, id="none"),
-        pytest.param(before(6, 5, 4, 3, 2, 1, 0), -1, 0, NOBODY, id="none any more"),
+        pytest.param(before(0, 0, 0, 0, 0, 0, 0), 0, 0, NONE_LEFT, id="none"),
+        pytest.param(before(6, 5, 4, 3, 2, 1, 0), -1, 0, NONE_LEFT, id="none any more"),
         # 7 today, 2 fewer per day: zero after 3.5 days.
         pytest.param(before(21, 19, 17, 15, 13, 11, 9), -2, 4, PACE, id="less"),
         # The same over two weeks: the line is fitted to dates, not to rows.
