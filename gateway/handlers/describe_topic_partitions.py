@@ -39,17 +39,17 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
 
     `next_cursor` is where the next page begins, None after the last page.
     """
-    asked = {topic.name for topic in request.topics}
+    requested = {topic.name for topic in request.topics}
     cursor = request.cursor
     if cursor is not None and (
-        cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)
+        cursor.partition_index < 0 or (requested and cursor.topic_name not in requested)
     ):
-        return await _invalid_cursor_response(asked or {cursor.topic_name}, caller)
+        return await _invalid_cursor_response(requested or {cursor.topic_name}, caller)
     begin = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
     left = max(min(request.response_partition_limit, MAX_PARTITIONS), 1)
     rows: list[Any] = []
     slices = TimeSlices(caller.broker.clock)
-    for name, live in _requested_topics(begin[0], asked, caller):
+    for name, live in _requested_topics(begin[0], requested, caller):
         await slices.take()
         if left == 0:
             return await encode_if_large(_page(rows, name, 0), slices, caller)
@@ -67,10 +67,10 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
 
 
 def _requested_topics(
-    begin: str, asked: set[str], caller: Caller
+    begin: str, requested: set[str], caller: Caller
 ) -> Iterator[tuple[str, TopicState | None]]:
     topics = caller.broker.topics
-    names = asked or {live.name for live in topics.listed()}
+    names = requested or {live.name for live in topics.listed()}
     for name in sorted(name for name in names if name >= begin):
         yield name, topics.find_listed(name)
 

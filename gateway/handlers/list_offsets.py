@@ -70,9 +70,9 @@ _Partition = _Topic.ListOffsetsPartitionResponse
 async def list_offsets(request: Any, caller: Caller) -> Any:
     """Return one offset per partition."""
     counts = Counter(
-        (topic.name, asked.partition_index)
+        (topic.name, requested.partition_index)
         for topic in request.topics
-        for asked in topic.partitions
+        for requested in topic.partitions
     )
     slices = TimeSlices(caller.broker.clock)
     for name, index in counts:
@@ -81,10 +81,10 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
     topics = []
     for topic in request.topics:
         rows = []
-        for asked in topic.partitions:
+        for requested in topic.partitions:
             rows.append(
                 await _partition_row(
-                    topic.name, asked, counts[topic.name, asked.partition_index], caller
+                    topic.name, requested, counts[topic.name, requested.partition_index], caller
                 )
             )
             await slices.take()
@@ -96,31 +96,31 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
     return await encode_if_large(ListOffsetsResponse(topics=topics), slices, caller)
 
 
-async def _partition_row(topic: str, asked: Any, count: int, caller: Caller) -> Any:
+async def _partition_row(topic: str, requested: Any, count: int, caller: Caller) -> Any:
     try:
         if count > 1:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, "the partition occurs more than once in the request"
             )
-        if asked.timestamp < 0 and caller.api_version < SPECIAL_TIMESTAMPS.get(
-            asked.timestamp, caller.api_version + 1
+        if requested.timestamp < 0 and caller.api_version < SPECIAL_TIMESTAMPS.get(
+            requested.timestamp, caller.api_version + 1
         ):
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_VERSION,
-                f"special timestamp {asked.timestamp} is not supported in this version",
+                f"special timestamp {requested.timestamp} is not supported in this version",
             )
-        if caller.broker.topics.has_internal_partition(topic, asked.partition_index):
-            offset = 0 if asked.timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL) else -1
+        if caller.broker.topics.has_internal_partition(topic, requested.partition_index):
+            offset = 0 if requested.timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL) else -1
             return _Partition(
-                partition_index=asked.partition_index,
+                partition_index=requested.partition_index,
                 error_code=0,
                 timestamp=-1,
                 offset=offset,
                 leader_epoch=-1,
             )
-        partition = await caller.broker.topics.partition(topic, asked.partition_index)
-        check_epoch(asked.current_leader_epoch, partition.log.leader_epoch)
-        offset, timestamp = await find_offset(partition, asked.timestamp, caller)
+        partition = await caller.broker.topics.partition(topic, requested.partition_index)
+        check_epoch(requested.current_leader_epoch, partition.log.leader_epoch)
+        offset, timestamp = await find_offset(partition, requested.timestamp, caller)
     except KafkaError as failure:
         code = failure.code
         if (
@@ -128,10 +128,10 @@ async def _partition_row(topic: str, asked: Any, count: int, caller: Caller) -> 
             and caller.api_version < FIRST_VERSION_WITH_STORAGE_ERROR
         ):
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        return _Partition(partition_index=asked.partition_index, error_code=code)
+        return _Partition(partition_index=requested.partition_index, error_code=code)
     epoch = partition.log.leader_epoch if offset >= 0 else -1
     return _Partition(
-        partition_index=asked.partition_index,
+        partition_index=requested.partition_index,
         error_code=0,
         timestamp=timestamp,
         offset=offset,
@@ -246,19 +246,19 @@ async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
     slices = TimeSlices(caller.broker.clock)
     for topic in request.topics:
         rows = []
-        for asked in topic.partitions:
+        for requested in topic.partitions:
             await slices.take(PARTITION_OPEN_ROWS)
             code, epoch, end_offset = ErrorCode.NONE, -1, -1
             try:
-                partition = await caller.broker.topics.partition(topic.topic, asked.partition)
-                check_epoch(asked.current_leader_epoch, partition.log.leader_epoch)
-                epoch, end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+                partition = await caller.broker.topics.partition(topic.topic, requested.partition)
+                check_epoch(requested.current_leader_epoch, partition.log.leader_epoch)
+                epoch, end_offset = partition.log.end_offset_for_epoch(requested.leader_epoch)
             except KafkaError as failure:
                 code = failure.code
             rows.append(
                 results.EpochEndOffset(
                     error_code=code,
-                    partition=asked.partition,
+                    partition=requested.partition,
                     leader_epoch=epoch,
                     end_offset=end_offset,
                 )

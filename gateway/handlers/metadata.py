@@ -58,22 +58,22 @@ async def metadata(request: Any, caller: Caller) -> Any:
 
 
 async def metadata_response(
-    request: Any, caller: Caller, asked: list[Any] | None, *, may_create: bool
+    request: Any, caller: Caller, requested: list[Any] | None, *, may_create: bool
 ) -> Any:
-    """Return metadata of the requested topics, of all if `asked` is None.
+    """Return metadata of the requested topics, of all if `requested` is None.
 
     With `may_create`, missing topics are created before the reply, because old clients treat
     UNKNOWN_TOPIC_OR_PARTITION as fatal. Duplicate topics are returned once, as in Kafka. A response
     without errors is cached until metadata changes.
     """
     broker = caller.broker
-    caller.traffic.habit_seen("metadata_all", asked is None)
+    caller.traffic.habit_seen("metadata_all", requested is None)
     topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
     # A dictionary keeps the order and removes duplicates.
     wanted = (
         None
-        if asked is None
-        else tuple(dict.fromkeys(_requested_topics(asked, caller.api_version)))
+        if requested is None
+        else tuple(dict.fromkeys(_requested_topics(requested, caller.api_version)))
     )
     flags = (
         request.include_cluster_authorized_operations,
@@ -129,10 +129,10 @@ async def metadata_response(
     return EncodedReply([body])
 
 
-def _requested_topics(asked: list[Any], version: int) -> list[_RequestedTopic]:
+def _requested_topics(requested: list[Any], version: int) -> list[_RequestedTopic]:
     if version < FIRST_VERSION_WITH_IDS:
-        return [(topic.name, _NO_ID) for topic in asked]
-    return [(topic.name, topic_id_of(topic.topic_id)) for topic in asked]
+        return [(topic.name, _NO_ID) for topic in requested]
+    return [(topic.name, topic_id_of(topic.topic_id)) for topic in requested]
 
 
 async def _create_missing(

@@ -83,10 +83,10 @@ async def create_topics(request: Any, caller: Caller) -> Any:
     """
     topics, settings = caller.broker.topics, caller.broker.settings
     counts = Counter(topic.name for topic in request.topics)
-    asked = [topic for topic in request.topics if counts[topic.name] == 1]
+    requested = [topic for topic in request.topics if counts[topic.name] == 1]
     slices = TimeSlices(caller.broker.clock)
     plans: list[_TopicPlan | KafkaError] = []
-    for topic in asked:
+    for topic in requested:
         plans.append(_plan(topic, caller, len(counts)))
         await slices.take(CALL_ROWS)
     _limit_partitions(plans, settings.max_partitions_per_topic)
@@ -96,7 +96,7 @@ async def create_topics(request: Any, caller: Caller) -> Any:
         else await slices.gather(_create(plan, topics) for plan in plans)
     )
     rows = []
-    for topic, outcome in zip(asked, outcomes, strict=True):
+    for topic, outcome in zip(requested, outcomes, strict=True):
         rows.append(_created_row(topic.name, outcome, caller))
         await slices.take(CALL_ROWS)
     for name, count in counts.items():
@@ -110,7 +110,7 @@ async def create_topics(request: Any, caller: Caller) -> Any:
     return await encode_if_large(CreateTopicsResponse(topics=rows), slices, caller)
 
 
-def _plan(asked: Any, caller: Caller, count: int) -> _TopicPlan | KafkaError:
+def _plan(requested: Any, caller: Caller, count: int) -> _TopicPlan | KafkaError:
     """Validate one requested topic in Kafka's order: name, configs, partitions.
 
     `count` is the number of topics in the request.
@@ -118,21 +118,21 @@ def _plan(asked: Any, caller: Caller, count: int) -> _TopicPlan | KafkaError:
     settings = caller.broker.settings
     try:
         check_changes(count)
-        check_configs(len(asked.configs))
-        _check_assignment_size(asked.assignments, settings)
-        caller.broker.topics.check_new_name(asked.name)
-        nulls = [config.name for config in asked.configs if config.value is None]
+        check_configs(len(requested.configs))
+        _check_assignment_size(requested.assignments, settings)
+        caller.broker.topics.check_new_name(requested.name)
+        nulls = [config.name for config in requested.configs if config.value is None]
         if nulls:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
                 f"Null value not supported for topic configs: {','.join(nulls)}",
             )
-        configs = {config.name: config.value for config in asked.configs}
+        configs = {config.name: config.value for config in requested.configs}
         check(configs, settings)
         partitions = (
-            _partitions_of_assignment(asked, caller)
-            if asked.assignments
-            else _partition_count(asked, settings)
+            _partitions_of_assignment(requested, caller)
+            if requested.assignments
+            else _partition_count(requested, settings)
         )
         if partitions > settings.max_partitions_per_topic:
             raise KafkaError(
@@ -140,7 +140,7 @@ def _plan(asked: Any, caller: Caller, count: int) -> _TopicPlan | KafkaError:
                 f"{partitions} partitions are more than "
                 f"max_partitions_per_topic={settings.max_partitions_per_topic}",
             )
-        return _TopicPlan(asked.name, partitions, configs)
+        return _TopicPlan(requested.name, partitions, configs)
     except KafkaError as failure:
         return failure
 
@@ -158,25 +158,27 @@ def _check_assignment_size(assignments: Sequence[Any], settings: Settings) -> No
         )
 
 
-def _partition_count(asked: Any, settings: Settings) -> int:
-    if asked.replication_factor < -1 or asked.replication_factor == 0:
+def _partition_count(requested: Any, settings: Settings) -> int:
+    if requested.replication_factor < -1 or requested.replication_factor == 0:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
-    if asked.num_partitions < -1 or asked.num_partitions == 0:
+    if requested.num_partitions < -1 or requested.num_partitions == 0:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
             "Number of partitions was set to an invalid non-positive value.",
         )
-    return settings.num_partitions if asked.num_partitions == -1 else int(asked.num_partitions)
+    return (
+        settings.num_partitions if requested.num_partitions == -1 else int(requested.num_partitions)
+    )
 
 
-def _partitions_of_assignment(asked: Any, caller: Caller) -> int:
+def _partitions_of_assignment(requested: Any, caller: Caller) -> int:
     """Return the number of partitions in a manual assignment."""
     for value, what in (
-        (asked.replication_factor, "replication factor"),
-        (asked.num_partitions, "numPartitions"),
+        (requested.replication_factor, "replication factor"),
+        (requested.num_partitions, "numPartitions"),
     ):
         if value != -1:
             raise KafkaError(
@@ -184,7 +186,7 @@ def _partitions_of_assignment(asked: Any, caller: Caller) -> int:
                 f"A manual partition assignment was specified, but {what} was not set to -1.",
             )
     seen: set[int] = set()
-    for assignment in asked.assignments:
+    for assignment in requested.assignments:
         if assignment.partition_index in seen:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -192,7 +194,7 @@ def _partitions_of_assignment(asked: Any, caller: Caller) -> int:
                 f"for partition {assignment.partition_index}",
             )
         seen.add(assignment.partition_index)
-    check_replicas([assignment.broker_ids for assignment in asked.assignments], caller)
+    check_replicas([assignment.broker_ids for assignment in requested.assignments], caller)
     if seen != set(range(len(seen))):
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -268,14 +270,14 @@ def _config_rows(overrides: Mapping[str, str], configs: BrokerConfigs) -> list[A
 async def delete_topics(request: Any, caller: Caller) -> Any:
     """Delete topics with all their records (ControllerApis.deleteTopics)."""
     topics = caller.broker.topics
-    asked = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [
+    requested = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [
         (name, _NO_ID) for name in request.topic_names
     ]
     found: dict[str, tuple[str, TopicState]] = {}
     rows = []
     slices = TimeSlices(caller.broker.clock)
     # Ids are processed first: if a topic is given by id and by name, the name is rejected.
-    counts = Counter(asked).items()
+    counts = Counter(requested).items()
     by_id, by_name = (
         [one for one in counts if one[0][0] is None],
         [one for one in counts if one[0][0] is not None],
@@ -283,7 +285,7 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
     for (name, topic_id), count in (*by_id, *by_name):
         await slices.take()
         try:
-            check_changes(len(asked))
+            check_changes(len(requested))
             live = _find(name, topic_id, count, topics)
             if live.name in found:
                 # The request is ambiguous, so neither topic is deleted.
@@ -338,13 +340,14 @@ def _deleted_row(name: str | None, topic_id: bytes, outcome: BaseException | Non
 async def create_partitions(request: Any, caller: Caller) -> Any:
     """Add partitions to topics. Brokers of an assignment must exist, as for CreateTopics."""
     counts = Counter(topic.name for topic in request.topics)
-    asked = [topic for topic in request.topics if counts[topic.name] == 1]
+    requested = [topic for topic in request.topics if counts[topic.name] == 1]
     slices = TimeSlices(caller.broker.clock)
     outcomes = await slices.gather(
-        _extend(topic, caller, len(counts), validate_only=request.validate_only) for topic in asked
+        _extend(topic, caller, len(counts), validate_only=request.validate_only)
+        for topic in requested
     )
     rows = []
-    for topic, outcome in zip(asked, outcomes, strict=True):
+    for topic, outcome in zip(requested, outcomes, strict=True):
         rows.append(_extended_row(topic.name, outcome))
         await slices.take()
     for name, count in counts.items():
@@ -356,14 +359,14 @@ async def create_partitions(request: Any, caller: Caller) -> Any:
     return await encode_if_large(CreatePartitionsResponse(results=rows), slices, caller)
 
 
-async def _extend(asked: Any, caller: Caller, changes: int, *, validate_only: bool) -> None:
+async def _extend(requested: Any, caller: Caller, changes: int, *, validate_only: bool) -> None:
     check_changes(changes)
     topics, most = caller.broker.topics, caller.broker.settings.max_partitions_per_topic
-    live = topics.require(asked.name)
+    live = topics.require(requested.name)
 
     def change(topic: Topic) -> Topic:
-        _check_increase(asked, topic, most, caller)
-        return replace(topic, partitions=asked.count)
+        _check_increase(requested, topic, most, caller)
+        return replace(topic, partitions=requested.count)
 
     if validate_only:
         change(live.topic)
@@ -371,32 +374,32 @@ async def _extend(asked: Any, caller: Caller, changes: int, *, validate_only: bo
         await topics.alter(live, change)
 
 
-def _check_increase(asked: Any, topic: Topic, most: int, caller: Caller) -> None:
-    if asked.count == topic.partitions:
+def _check_increase(requested: Any, topic: Topic, most: int, caller: Caller) -> None:
+    if requested.count == topic.partitions:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS, f"Topic already has {topic.partitions} partition(s)."
         )
-    if asked.count < topic.partitions:
+    if requested.count < topic.partitions:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
             f"The topic {topic.name} currently has {topic.partitions} partition(s); "
-            f"{asked.count} would not be an increase.",
+            f"{requested.count} would not be an increase.",
         )
-    if asked.count > most:
+    if requested.count > most:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
-            f"{asked.count} partitions are more than max_partitions_per_topic={most}",
+            f"{requested.count} partitions are more than max_partitions_per_topic={most}",
         )
-    if asked.assignments is None:
+    if requested.assignments is None:
         return
-    additional = asked.count - topic.partitions
-    if len(asked.assignments) != additional:
+    additional = requested.count - topic.partitions
+    if len(requested.assignments) != additional:
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"Attempted to add {additional} additional partition(s), but only "
-            f"{len(asked.assignments)} assignment(s) were specified.",
+            f"{len(requested.assignments)} assignment(s) were specified.",
         )
-    check_replicas([assignment.broker_ids for assignment in asked.assignments], caller)
+    check_replicas([assignment.broker_ids for assignment in requested.assignments], caller)
 
 
 def _extended_row(name: str, outcome: BaseException | None) -> Any:

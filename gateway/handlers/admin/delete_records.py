@@ -27,14 +27,14 @@ _Partition = _Topic.DeleteRecordsPartitionResult
 @serves(ApiKey.DELETE_RECORDS, 0, 2)
 async def delete_records(request: Any, caller: Caller) -> Any:
     """Delete the records below each offset; the last offset of a duplicate partition applies."""
-    asked: dict[str, dict[int, int]] = {}
+    requested: dict[str, dict[int, int]] = {}
     for topic in request.topics:
-        asked.setdefault(topic.name, {}).update(
+        requested.setdefault(topic.name, {}).update(
             {row.partition_index: row.offset for row in topic.partitions}
         )
     topics = []
     slices = TimeSlices(caller.broker.clock)
-    for name, offsets in asked.items():
+    for name, offsets in requested.items():
         rows = []
         for index, offset in offsets.items():
             try:

@@ -58,15 +58,18 @@ async def describe_cluster(request: Any, caller: Caller) -> Any:
     )
 
 
-def _endpoint_error(asked: int) -> Any:
-    if asked == CONTROLLERS:
+def _endpoint_error(requested: int) -> Any:
+    if requested == CONTROLLERS:
         code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
         message = (
             "The request was sent to an endpoint of type BROKER, "
             "but we wanted an endpoint of type CONTROLLER"
         )
     else:
-        code, message = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {asked}"
+        code, message = (
+            ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+            f"Unsupported endpoint type {requested}",
+        )
     return DescribeClusterResponse(
         error_code=code,
         error_message=message,
@@ -113,13 +116,13 @@ async def describe_log_dirs(request: Any, caller: Caller) -> Any:
     )
 
 
-async def _sizes(asked: list[Any] | None, caller: Caller, slices: TimeSlices) -> list[Any]:
+async def _sizes(requested: list[Any] | None, caller: Caller, slices: TimeSlices) -> list[Any]:
     broker = caller.broker
     wanted: dict[str, set[int]] = {}
-    if asked is None:
+    if requested is None:
         wanted = {live.name: set(range(live.topic.partitions)) for live in broker.topics}
     else:
-        for topic in asked:
+        for topic in requested:
             wanted.setdefault(topic.topic, set()).update(topic.partitions)
     topics = []
     for name, indexes in wanted.items():

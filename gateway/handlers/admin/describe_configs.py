@@ -92,16 +92,16 @@ async def _merge_resources(
 
     An empty list also means all.
     """
-    asked: dict[tuple[int, str], set[str] | None] = {}
+    requested: dict[tuple[int, str], set[str] | None] = {}
     for resource in resources:
         key = resource.resource_type, resource.resource_name
-        keys = asked.setdefault(key, set())
+        keys = requested.setdefault(key, set())
         if not resource.configuration_keys:
-            asked[key] = None
+            requested[key] = None
         elif keys is not None:
             keys.update(resource.configuration_keys)
         await slices.take()
-    return asked
+    return requested
 
 
 def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
@@ -197,18 +197,18 @@ FIRST_VERSION_WITH_TYPES = 1
 @serves(ApiKey.LIST_CONFIG_RESOURCES, 0, 1)
 async def list_config_resources(request: Any, caller: Caller) -> Any:
     """Return the names of resources that have configs; all types by default."""
-    asked = (
+    requested = (
         set(request.resource_types) or set(_LISTED_TYPES)
         if caller.api_version >= FIRST_VERSION_WITH_TYPES
         else {ResourceType.CLIENT_METRICS}
     )
-    if not asked <= set(_LISTED_TYPES):
+    if not requested <= set(_LISTED_TYPES):
         return ListConfigResourcesResponse(
             error_code=ErrorCode.UNSUPPORTED_VERSION, config_resources=[]
         )
     slices = TimeSlices(caller.broker.clock)
     rows = []
-    for kind in sorted(asked):
+    for kind in sorted(requested):
         for name in list(_resource_names(ResourceType(kind), caller)):
             rows.append(
                 ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind)
