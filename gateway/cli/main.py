@@ -173,7 +173,7 @@ def _raise_file_limit(connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < wanted:
         _log.warning(
-            "too few open files",
+            "open file limit too low",
             allowed=allowed,
             wanted=wanted,
             remedy="raise the limit (ulimit -Hn) or lower max_connections",

@@ -249,7 +249,7 @@ def test_gateway_raises_open_file_limit_for_its_connections(tmp_path, hard, warn
         process.terminate()
         _, log = process.communicate()
     assert soft == min(hard, 700 + main.RESERVED_FILES)
-    assert ("too few open files" in log) is warns
+    assert ("open file limit too low" in log) is warns
 
 
 def test_invalid_setting_exits_2_without_traceback():

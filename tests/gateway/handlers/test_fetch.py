@@ -306,7 +306,7 @@ def test_every_version_is_encodable_without_negative_record_size(env, version):
 
 
 class Consumer:
-    """A client with a session; after the first fetch it sends only changes (FetchSessionHandler)."""
+    """A client with a session; after its first fetch it sends only changes."""
 
     def __init__(
         self,
