@@ -95,8 +95,8 @@ def latest_connection_rows(connections: DataFrame) -> DataFrame:
 def never_logged_in(who: DataFrame) -> DataFrame:
     """Connections to a SASL listener that never authenticated, except bare GSSAPI tokens."""
     return who.filter(
-        f"its_protocol like 'SASL%' and its_principal is null and not coalesce(its_{GSSAPI_MECHANISM} "
-        f"and its_{NO_HANDSHAKE}, false)"
+        "its_protocol like 'SASL%' and its_principal is null "
+        f"and not coalesce(its_{GSSAPI_MECHANISM} and its_{NO_HANDSHAKE}, false)"
     )
 
 

@@ -38,8 +38,10 @@ TELEPHONE, SCREEN = 390, 1200
 PAPER = 703
 MEDIA = {"telephone": TELEPHONE, "screen": SCREEN, "print": PAPER}
 #: Elements beyond the right edge, except inside horizontally scrollable tables on a screen.
-CUT = """[...document.querySelectorAll('body *')].filter(one => one.getBoundingClientRect().right > innerWidth + 1
-    && (matchMedia('print').matches || !one.closest('.wide'))).map(one => one.outerHTML.slice(0, 200))"""
+CUT = """[...document.querySelectorAll('body *')]
+    .filter(one => one.getBoundingClientRect().right > innerWidth + 1
+        && (matchMedia('print').matches || !one.closest('.wide')))
+    .map(one => one.outerHTML.slice(0, 200))"""
 PIECE = 1 << 16
 TALLEST = 8000
 """Maximum height of a screenshot in pixels."""

@@ -39,7 +39,9 @@ def connector(version: str) -> list[Path]:
         pom.write_text(
             '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
             "<groupId>kopgate.peers</groupId><artifactId>jars</artifactId><version>1</version>"
-            f"<dependencies>{''.join(DEPENDENCY.format(*coordinate.split(':')) for coordinate in wanted)}</dependencies></project>\n"
+            "<dependencies>"
+            f"{''.join(DEPENDENCY.format(*coordinate.split(':')) for coordinate in wanted)}"
+            "</dependencies></project>\n"
         )
         command(
             [

@@ -1,8 +1,8 @@
 """The known traffic plus one connection with most usage rows and one application with most
 connections.
 
-Expected results are calculated manually. The two have no principal and no client id, and nearly always
-the same topic or group.
+Expected results are calculated manually. The two have no principal and no client id, and nearly
+always the same topic or group.
 """
 
 from __future__ import annotations

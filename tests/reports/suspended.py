@@ -20,7 +20,8 @@ write = DataFrame.write.fget
 
 def suspended(rows):
     is_there = any(Path(out).glob(there))
-    return write(rows.filter("java_method('java.lang.Thread', 'sleep', 86400000L) is null") if is_there else rows)
+    sleep = "java_method('java.lang.Thread', 'sleep', 86400000L) is null"
+    return write(rows.filter(sleep) if is_there else rows)
 
 DataFrame.write = property(suspended)
 main(words, prog_name="kopgate")

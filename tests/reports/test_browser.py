@@ -22,13 +22,17 @@ REPORTS = {
     "ready": {"applications": 12, "days": 9, "refused": 0},
     "large": {"applications": 1000, "days": 400, "refused": 300, "name": LONG},
 }
-SMALLEST = """Math.min(...[...document.querySelectorAll('body *')].filter(one => [...one.childNodes].some(node => node.nodeType == 3 && node.data.trim()))
+SMALLEST = """Math.min(...[...document.querySelectorAll('body *')]
+    .filter(one => [...one.childNodes].some(node => node.nodeType == 3 && node.data.trim()))
     .map(one => parseFloat(getComputedStyle(one).fontSize)))"""
 #: Overlapping texts of one plot.
 COVERED = """[...document.querySelectorAll('svg')].flatMap(plot => {
-    const words = [...plot.querySelectorAll('text')], boxes = words.map(one => one.getBoundingClientRect());
-    return words.filter((_, here) => boxes.some((box, there) => there > here && box.left < boxes[here].right && boxes[here].left < box.right
-        && box.top < boxes[here].bottom && boxes[here].top < box.bottom)).map(one => one.textContent)
+    const words = [...plot.querySelectorAll('text')];
+    const boxes = words.map(one => one.getBoundingClientRect());
+    return words.filter((_, here) => boxes.some((box, there) => there > here
+        && box.left < boxes[here].right && boxes[here].left < box.right
+        && box.top < boxes[here].bottom && boxes[here].top < box.bottom))
+        .map(one => one.textContent)
 })"""
 
 

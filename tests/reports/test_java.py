@@ -22,7 +22,7 @@ def quiet():
     logging.getLogger().removeFilter(_is_not_echo)
 
 
-def asks_one_that_hangs_up():
+def calls_ended_java():
     """What py4j's finalizer thread does while Java ends."""
     from py4j.java_gateway import GatewayClient, GatewayParameters
 
@@ -41,10 +41,10 @@ def asks_one_that_hangs_up():
 
 
 def test_errors_raised_by_py4j_are_not_logged_too(quiet, caplog):
-    asks_one_that_hangs_up()
+    calls_ended_java()
     assert caplog.records == []
 
 
 def test_py4j_logs_errors_by_default(caplog):
-    asks_one_that_hangs_up()
+    calls_ended_java()
     assert "Exception while sending command." in caplog.messages

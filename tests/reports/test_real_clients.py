@@ -171,10 +171,8 @@ def test_demo_prints_progress_then_answer_and_path_of_page(demo, ran):
     assert [line for line in told if "WARN" in line or "Traceback" in line] == []
     *answer, page = done.stdout.splitlines()
     assert (len(answer), page) == (5, f"the report: {(folder / 'report' / 'report.html').as_uri()}")
-    assert answer[0].startswith(
-        f"{DEFAULT_TARGET}: "
-        f"{'NOT READY' if refused(DEFAULT_TARGET, {who.client_id for who in ran[0]}) else 'ready'}. "
-    )
+    is_ready = not refused(DEFAULT_TARGET, {who.client_id for who in ran[0]})
+    assert answer[0].startswith(f"{DEFAULT_TARGET}: {'ready' if is_ready else 'NOT READY'}. ")
 
 
 def test_reported_applications_are_those_that_ran(report, company):

@@ -126,8 +126,10 @@ def test_conversions_are_charged_to_the_consumer(report):
 
 
 def test_trend_reaches_zero_where_the_regression_line_does(report):
-    """Calculated manually: days -10 to -1 with 7,7,7,7,7,6,6,6,6,6: slope -12.5/82.5, mean 6.5 at -5.5, so
-    5.667 today, and zero after 37.4 days.
+    """Calculated manually.
+
+    Days -10 to -1 with 7,7,7,7,7,6,6,6,6,6: slope -12.5/82.5, mean 6.5 at -5.5, so 5.667 today, and
+    zero after 37.4 days.
     """
     assert [int(row["refused_applications"]) for row in table(report[1], "trend")] == [7] * 5 + [
         6

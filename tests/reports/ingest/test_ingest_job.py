@@ -327,7 +327,10 @@ def test_incomplete_line_after_crash_is_quarantined_and_others_ingested(process,
 #: Invalid lines and their reasons.
 LONG = "x" * (1 << 20)
 DEEP = "[" * 100_000 + "]" * 100_000
-GOOD = '"v":1,"kind":"usage","node":1,"at":1763640000000,"connection":"1-a-1","sequence":1,"api_key":0,"api_version":9'
+GOOD = (
+    '"v":1,"kind":"usage","node":1,"at":1763640000000,"connection":"1-a-1","sequence":1,'
+    '"api_key":0,"api_version":9'
+)
 BAD = [
     ("", "empty line"),
     ("[1]", "not a JSON object"),

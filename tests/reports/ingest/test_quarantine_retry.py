@@ -199,7 +199,8 @@ from tests.reports.conftest import FOR_SMALL_TABLES
 row_parser.VERSIONS, Tables.commit = (1, 2), lambda *_: time.sleep(3600)
 tables = Tables(Path(sys.argv[1]))
 with tables.locked():
-    retry_quarantined(open_session("local[1]", "512m", **FOR_SMALL_TABLES), tables, datetime.fromisoformat(sys.argv[2]))
+    spark = open_session("local[1]", "512m", **FOR_SMALL_TABLES)
+    retry_quarantined(spark, tables, datetime.fromisoformat(sys.argv[2]))
 """
 
 
