@@ -160,7 +160,7 @@ def broken(base_offset: int = 3) -> Entry:
     return Entry(base_offset, base_offset + 2, TIME, bytes(payload))
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
@@ -176,7 +176,7 @@ def test_unreadable_entry_is_logged_once(threads, caplog, cache_bytes):
         for magic in (0, 1, 0):
             ended(one.convert(SOURCE, [broken()], magic))
     (record,) = caplog.records
-    assert told(caplog) == ["unreadable records skipped for old consumers"]
+    assert logged_messages(caplog) == ["unreadable records skipped for old consumers"]
     assert record.fields == {
         "topic": "t",
         "partition": 0,
@@ -192,7 +192,7 @@ def test_memory_of_logged_entries_is_bounded(threads, caplog, monkeypatch):
     with caplog.at_level(logging.WARNING):
         for base_offset in (0, 10, 20, 20, 0):
             ended(one.convert(SOURCE, [broken(base_offset)], 1))
-    assert len(told(caplog)) == 4
+    assert len(logged_messages(caplog)) == 4
 
 
 @pytest.mark.parametrize("codec", [building.GZIP, building.LZ4])
@@ -200,7 +200,7 @@ def test_decompression_bomb_is_empty_and_log_names_setting(threads, caplog, code
     bomb = building.batch([Sample(0, TIME, None, bytes(2 << 20))], codec=codec)
     with caplog.at_level(logging.WARNING):
         assert ended(converter(threads).convert(SOURCE, [as_stored(bomb)], 1)) == [b""]
-    (event,) = told(caplog)
+    (event,) = logged_messages(caplog)
     assert "max_decompressed_bytes" in event
 
 
@@ -224,7 +224,7 @@ def test_out_of_memory_is_a_retriable_error(threads, caplog):
     with caplog.at_level(logging.WARNING):
         (refused,) = ended(one.convert(SOURCE, [stored()], 1))
     assert refused.code is ErrorCode.UNKNOWN_SERVER_ERROR
-    assert told(caplog) == []
+    assert logged_messages(caplog) == []
     assert ended(one.convert(SOURCE, [stored()], 1))[0][16] == 1
 
 

@@ -168,7 +168,7 @@ def test_open_timeout_fails_request_but_opening_continues(env):
     assert opening(env).result.index == 0
 
 
-def tries(env: BrokerEnvironment, seconds: float) -> int:
+def opening_attempts(env: BrokerEnvironment, seconds: float) -> int:
     """Count the openings of a log in this time, for a client that retries every 10 ms."""
     before = env.store.logs_asked
     for _ in range(round(seconds * 100)):
@@ -181,15 +181,15 @@ def test_failed_opens_back_off_and_return_their_error(env):
     env.store.refuse_logs = StorageFailed("the broker is gone")
     assert code(opening(env)) is ErrorCode.KAFKA_STORAGE_ERROR
     # Immediately, after 0.1, 0.2, 0.4, 0.8, 1.6, 3.2 s, and then every five seconds.
-    assert tries(env, 10) == 7
-    assert tries(env, 10) == 2
+    assert opening_attempts(env, 10) == 7
+    assert opening_attempts(env, 10) == 2
     assert code(opening(env)) is ErrorCode.KAFKA_STORAGE_ERROR
     env.store.refuse_logs = None
     env.clock.advance(5)
     assert opening(env).result.index == 0
 
 
-def lose_again_and_again(env: BrokerEnvironment, seconds: float) -> None:
+def fence_repeatedly(env: BrokerEnvironment, seconds: float) -> None:
     """A client writes every 10 ms, and another gateway fences the partition each time."""
     for _ in range(round(seconds * 100)):
         started = opening(env)
@@ -200,12 +200,12 @@ def lose_again_and_again(env: BrokerEnvironment, seconds: float) -> None:
 
 
 def test_gateways_fencing_each_other_back_off(env):
-    lose_again_and_again(env, 20)
+    fence_repeatedly(env, 20)
     assert env.store.logs_asked < 15
 
 
 def test_partition_open_for_a_while_is_reopened_immediately(env):
-    lose_again_and_again(env, 5)
+    fence_repeatedly(env, 5)
     env.clock.advance(5)
     env.partition()
     env.clock.advance(5)
@@ -239,6 +239,6 @@ def test_closed_log_is_discarded(env):
 def test_unexpected_store_error_backs_off(env):
     env.store.refuse_logs = TypeError("a bug")
     assert isinstance(opening(env).failure, TypeError)
-    assert tries(env, 10) == 7
+    assert opening_attempts(env, 10) == 7
     assert len(env.bugs) == 8
     assert code(opening(env)) is ErrorCode.KAFKA_STORAGE_ERROR
