@@ -100,9 +100,7 @@ class GroupDriver:
         return int(time) - self._now() + self._wall_ms()
 
     def close(self) -> None:
-        """Answer all waiting requests with NOT_COORDINATOR and stop all timers, as Kafka does at
-        shutdown.
-        """
+        """Answer waiting requests with NOT_COORDINATOR and stop all timers, as Kafka does."""
         self._is_closed = True
         for group in list(self._groups.values()):
             group.refuse_waiting(ErrorCode.NOT_COORDINATOR)

@@ -25,10 +25,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class StoreClassicGroup:
-    """Store a classic group's row and delete `deleted_keys`, atomically; then call `on_stored` or
-    `on_store_failed`.
+    """Store a classic group's row and delete `deleted_keys`, atomically.
 
-    `reply` is sent after the row is stored.
+    The driver then calls `on_stored` or `on_store_failed`. `reply` is sent after the row is stored.
     """
 
     row: GroupRow
@@ -38,10 +37,10 @@ class StoreClassicGroup:
 
 @dataclass(frozen=True, slots=True)
 class StoreRows:
-    """Write rows of a consumer group atomically (None deletes a row); then call `on_stored` or
-    `on_store_failed`.
+    """Write rows of a consumer group atomically; None deletes a row.
 
-    `replies` are sent after the rows are stored.
+    The driver then calls `on_stored` or `on_store_failed`. `replies` are sent after the rows are
+    stored.
     """
 
     rows: Mapping[bytes, ConsumerGroupMember | ConsumerGroupRow | None]
@@ -85,8 +84,9 @@ class WaitingRequests:
         return {*self._joins.values(), *self._syncs.values()}
 
     def add_join(self, member_id: str, handle: RequestHandle) -> None:
-        """Add a JoinGroup. An earlier one of the same member is answered with
-        REBALANCE_IN_PROGRESS.
+        """Add a JoinGroup.
+
+        An earlier one of the same member is answered with REBALANCE_IN_PROGRESS.
         """
         self.answer_join(member_id, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member_id))
         self._joins[member_id] = handle

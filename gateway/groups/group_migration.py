@@ -172,8 +172,7 @@ def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partition
 def _owned_partitions(
     subscriptions: Mapping[str, Subscription], topology: Topology
 ) -> dict[str, Partitions]:
-    """Partitions that members reported when they joined and that they read until the next
-    assignment.
+    """Partitions that members reported when they joined, which they still read.
 
     If two members report the same partition, the first one keeps it.
     """

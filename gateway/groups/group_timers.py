@@ -42,10 +42,10 @@ class GroupTimers:
         return len(self._calls)
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Cancel:
-        """Call `function` after `seconds`, or slightly later. Returns a function that cancels the
-        call.
+        """Call `function` after `seconds`, or slightly later.
 
-        Cancelling a call that has already run does nothing.
+        Returns a function that cancels the call. Cancelling a call that has already run does
+        nothing.
         """
         call = _Call(self._clock.seconds() + seconds, function)
         heappush(self._calls, (call.at, next(self._numbers), call))

@@ -31,9 +31,7 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 
 
 class ClassicGroup(RebalancingGroup):
-    """Answers each JoinGroup and SyncGroup exactly once through `take_effects`, unless it is
-    cancelled.
-    """
+    """A classic group. Each JoinGroup and SyncGroup is answered exactly once unless cancelled."""
 
     kind = "classic"
 
@@ -163,9 +161,7 @@ class ClassicGroup(RebalancingGroup):
         self._waiting_requests.refuse_all(code)
 
     def delete_on_store(self, stale: Iterable[bytes]) -> None:
-        """Delete the rows of the consumer group that this group replaces, together with its first
-        write.
-        """
+        """Delete the rows of the replaced consumer group with this group's first write."""
         self._stale_keys = frozenset(stale)
 
     def store(self, reply: Reply | None) -> None:
@@ -181,8 +177,9 @@ class ClassicGroup(RebalancingGroup):
         self._maybe_prepare_rebalance(reason, now, "")
 
     def close(self, code: ErrorCode, now: float) -> None:
-        """Close a group that has become a consumer group. Waiting requests are answered with
-        `code`.
+        """Close a group that has become a consumer group.
+
+        Waiting requests are answered with `code`.
         """
         self.refuse_waiting(code)
         self._transition(GroupState.DEAD, now)
@@ -285,8 +282,9 @@ class ClassicGroup(RebalancingGroup):
             self._add_member(request, new_id, handle, now)
 
     def _check_group_limits(self, request: MemberJoin, now: float) -> None:
-        """Raises KafkaError(GROUP_MAX_SIZE_REACHED). When a group is over the limit, the members
-        that rejoin last are removed.
+        """Raises KafkaError(GROUP_MAX_SIZE_REACHED).
+
+        When a group is over the limit, the members that rejoin last are removed.
         """
         member_id, max_size = request.member_id, self._settings.group_max_size
         existing = self.roster.get(
@@ -367,8 +365,9 @@ class ClassicGroup(RebalancingGroup):
     def _rejoin(
         self, member: ClassicGroupMember, request: MemberJoin, handle: RequestHandle, now: float
     ) -> None:
-        """Repeat the current generation to an unchanged follower; otherwise start a rebalance
-        (GroupCoordinator.doCurrentMemberJoinGroup).
+        """Handle a JoinGroup of a known member (GroupCoordinator.doCurrentMemberJoinGroup).
+
+        An unchanged follower receives the current generation again; otherwise a rebalance starts.
         """
         is_unchanged = member.protocols == request.protocols
         leads = self.roster.leader == member.member_id
@@ -391,8 +390,9 @@ class ClassicGroup(RebalancingGroup):
         handle: RequestHandle,
         now: float,
     ) -> None:
-        """Give a static member a new member id and fence the old one
-        (GroupCoordinator.updateStaticMemberAndRebalance).
+        """Give a static member a new member id and fence the old one.
+
+        See GroupCoordinator.updateStaticMemberAndRebalance.
         """
         old_id, old_leader = member.member_id, self.roster.leader
         self._waiting_requests.answer_join(old_id, JoinResult(ErrorCode.FENCED_INSTANCE_ID, old_id))
@@ -455,7 +455,9 @@ class ClassicGroup(RebalancingGroup):
         self._try_complete_join(now)
 
     def _require_member(self, member_id: str, instance_id: str | None) -> ClassicGroupMember:
-        """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if the instance id belongs to
+        """The member with these ids.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if the instance id belongs to
         another member.
         """
         if (

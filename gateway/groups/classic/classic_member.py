@@ -98,8 +98,9 @@ class SyncResult:
 
 @dataclass(slots=True)
 class ClassicGroupMember:
-    """A member of a classic group. `deadline` is the end of its session; it does not apply while
-    the member waits for a rebalance.
+    """A member of a classic group.
+
+    `deadline` is the end of its session; it does not apply while the member waits for a rebalance.
     """
 
     member_id: str
@@ -124,8 +125,9 @@ class ClassicGroupMember:
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
     def vote(self, candidates: Set[str]) -> str:
-        """The candidate that the member prefers. Raises StopIteration if it supports none, which
-        the group rules out.
+        """The candidate that the member prefers.
+
+        Raises StopIteration if it supports none, which the group rules out.
         """
         return next(name for name, _ in self.protocols if name in candidates)
 

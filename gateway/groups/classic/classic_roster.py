@@ -1,5 +1,6 @@
-"""Members of a classic group by member id and instance id (KIP-345), the leader, and the protocols
-that all members support.
+"""Members of a classic group, its leader, and the protocols that all members support.
+
+Members are found by member id and by instance id (KIP-345).
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class ClassicRoster:
         return self._static.get(instance_id)
 
     def add(self, member: ClassicGroupMember) -> None:
-        """Add a member; the first one becomes the leader. Raises ValueError if its member id or
-        instance id is in use.
+        """Add a member; the first one becomes the leader.
+
+        Raises ValueError if its member id or instance id is in use.
         """
         if member.member_id in self._members or member.instance_id in self._static:
             raise ValueError("the member id or instance id is already in use")
@@ -96,14 +98,16 @@ class ClassicRoster:
                 del self._protocol_counts[name]
 
     def supports_protocols(self, protocols: Protocols) -> bool:
-        """Whether all members support at least one of these protocols. True if there are no
-        members.
+        """Whether all members support at least one of these protocols.
+
+        True if there are no members.
         """
         return any(self._protocol_counts[name] == len(self._members) for name, _ in protocols)
 
     def select_protocol(self) -> str:
-        """The protocol that most members prefer among those that all support. Raises ValueError
-        without members.
+        """The protocol that most members prefer among those that all support.
+
+        Raises ValueError without members.
         """
         candidates = {
             name for name, count in self._protocol_counts.items() if count == len(self._members)

@@ -155,8 +155,9 @@ class RebalancingGroup:
             self._complete_join(now)
 
     def _end_rebalance_wait(self, now: float) -> None:
-        """Complete a rebalance that timed out. The first rebalance is extended if members joined
-        meanwhile (InitialDelayedJoin).
+        """Complete a rebalance that timed out.
+
+        The first rebalance is extended if members joined meanwhile (InitialDelayedJoin).
         """
         if self._initial_delay_left and self._has_new_member:
             self._has_new_member = False
@@ -169,8 +170,7 @@ class RebalancingGroup:
     # Start of a generation
 
     def _complete_join(self, now: float) -> None:
-        """Start the next generation with the members that have joined
-        (GroupCoordinator.onCompleteJoin).
+        """Start the next generation with the joined members (GroupCoordinator.onCompleteJoin).
 
         A static member that has not rejoined stays until its session ends, because it may be
         restarting.
@@ -207,8 +207,9 @@ class RebalancingGroup:
         return self._waiting_requests.has_join(member.member_id)
 
     def _elect_leader(self) -> bool:
-        """Keep the leader if it has joined, or choose a joined member. Returns False if none has
-        joined.
+        """Keep the leader if it has joined, or choose a joined member.
+
+        Returns False if none has joined.
         """
         if self.roster.leader is None or not self._waiting_requests.has_join(self.roster.leader):
             joined = next(
@@ -257,8 +258,9 @@ class RebalancingGroup:
     # Assignments
 
     def _store_assignments(self, assignments: dict[str, bytes]) -> None:
-        """Store the leader's assignments before sending them. A repeated request during the write
-        is ignored.
+        """Store the leader's assignments before sending them.
+
+        A repeated request during the write is ignored.
         """
         if self._unstored_assignments is None:
             self._unstored_assignments = assignments

@@ -58,8 +58,7 @@ def assign_range(
 def assign_uniform(
     members: Mapping[str, Subscriber], partitions: Mapping[TopicId, int]
 ) -> dict[str, AssignedPartitions]:
-    """Balance the number of partitions per member and keep owned ones if possible (Kafka's
-    UniformAssignor).
+    """Balance partitions per member and keep owned ones if possible (Kafka's UniformAssignor).
 
     No subscriber has two partitions fewer than another member that owns a partition of the same
     topic. If all members subscribe to the same topics, counts differ by at most one and a minimum
@@ -108,9 +107,7 @@ ASSIGNORS: Mapping[
 
 
 def _assignment_order(members: Mapping[str, Subscriber]) -> list[str]:
-    """Static members first, ordered by instance id, which survives restarts unlike the member
-    id.
-    """
+    """Static members first, ordered by instance id, which survives restarts."""
     return sorted(
         members,
         key=lambda member_id: (
@@ -124,9 +121,7 @@ def _assignment_order(members: Mapping[str, Subscriber]) -> list[str]:
 def _subscribers(
     members: Mapping[str, Subscriber], order: Sequence[str], partitions: Mapping[TopicId, int]
 ) -> dict[TopicId, Sequence[int]]:
-    """For each existing topic, ordered by id: positions of its subscribers in `order`,
-    ascending.
-    """
+    """Positions in `order` of each existing topic's subscribers, ascending."""
     if len({member.topics for member in members.values()}) == 1:
         all_members = range(len(order))
         return {
@@ -185,8 +180,7 @@ class _Topic:
             heapreplace(takers, (least + 1, taken + 1, member))
 
     def balance(self) -> bool:
-        """Move partitions from the most to the least loaded subscribers while this reduces
-        imbalance.
+        """Move partitions from the most to the least loaded subscribers.
 
         Returns whether any partition moved.
         """
@@ -224,8 +218,9 @@ class _Topic:
         return found
 
     def _least_loaded(self, count: int) -> list[tuple[int, int, int]]:
-        """Heap of (load, partitions of this topic received, member) for the `count` least loaded
-        members. No others can receive one of `count` partitions.
+        """Heap of (load, partitions of this topic received, member) of the least loaded members.
+
+        `count` members suffice: no others can receive one of `count` partitions.
         """
         return [
             (self.load[member], 0, member)

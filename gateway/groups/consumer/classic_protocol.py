@@ -46,8 +46,9 @@ class ClassicProtocolMembers(GroupMembership):
         self._unstored.flush()
 
     def sync(self, request: MemberSync, handle: RequestHandle, now: float) -> None:
-        """`handle` receives a `SyncResult`. Assignments in the request are ignored: the group has
-        no leader.
+        """`handle` receives a `SyncResult`.
+
+        Assignments in the request are ignored: the group has no leader.
         """
         try:
             self._unstored.reply(handle, self._sync(request, now))
@@ -58,7 +59,9 @@ class ClassicProtocolMembers(GroupMembership):
     def heartbeat(
         self, member_id: str, generation: int, instance_id: str | None, now: float
     ) -> None:
-        """Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION,
+        """Restart the member's session.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION,
         REBALANCE_IN_PROGRESS.
         """
         member = self._require_classic_member(member_id, instance_id, generation)
@@ -193,7 +196,9 @@ class ClassicProtocolMembers(GroupMembership):
     def _require_classic_member(
         self, member_id: str, instance_id: str | None, generation: int
     ) -> ConsumerGroupMember:
-        """Raises KafkaError: UNKNOWN_MEMBER_ID (also if the member uses the consumer protocol),
+        """The member with these ids and this generation.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID (also if the member uses the consumer protocol),
         FENCED_INSTANCE_ID, ILLEGAL_GENERATION.
         """
         member = self._require_member(member_id, instance_id)
@@ -219,8 +224,9 @@ class ClassicProtocolMembers(GroupMembership):
 
 
 def _subscription(request: MemberJoin) -> Subscription:
-    """The subscription, which is the same in all protocols of a member. Raises
-    KafkaError(INCONSISTENT_GROUP_PROTOCOL) if it is malformed.
+    """The subscription, which is the same in all protocols of a member.
+
+    Raises KafkaError(INCONSISTENT_GROUP_PROTOCOL) if it is malformed.
     """
     try:
         return parse_subscription(request.protocols[0][1])

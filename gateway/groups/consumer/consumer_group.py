@@ -159,8 +159,9 @@ class ConsumerGroup(ClassicProtocolMembers):
     def _heartbeating_member(
         self, request: MemberHeartbeat
     ) -> tuple[ConsumerGroupMember, ConsumerGroupMember | None]:
-        """The member before this request, and the static member that it replaces. Raises
-        KafkaError.
+        """The member before this request, and the static member that it replaces.
+
+        Raises KafkaError.
         """
         joins = request.epoch == JOIN_EPOCH
         if request.instance_id is None:
@@ -231,8 +232,7 @@ class ConsumerGroup(ClassicProtocolMembers):
             raise KafkaError(_stale_epoch_error(member))
 
     def check_empty(self) -> None:
-        """Raises KafkaError: NON_EMPTY_GROUP, or COORDINATOR_NOT_AVAILABLE while changes are being
-        stored.
+        """Raises KafkaError: NON_EMPTY_GROUP, or COORDINATOR_NOT_AVAILABLE during a write.
 
         Such a write could otherwise follow the deletion of the rows.
         """

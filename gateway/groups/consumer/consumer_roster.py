@@ -46,8 +46,9 @@ class ConsumerRoster:
         return self._members.get(self._static.get(instance_id, ""))
 
     def put(self, member: ConsumerGroupMember) -> None:
-        """Add a member, or replace the one with the same id. Raises ValueError if another member
-        has its instance id or one of its partitions.
+        """Add a member, or replace the one with the same id.
+
+        Raises ValueError if another member has its instance id or one of its partitions.
         """
         before = self._members.get(member.member_id)
         if self._static.get(member.instance_id or "", member.member_id) != member.member_id:
@@ -132,8 +133,9 @@ class ConsumerRoster:
         return max(self._assignors, key=self._assignors.__getitem__, default=None)
 
     def supports_classic_protocols(self, names: Iterable[str]) -> bool:
-        """Whether all members with the classic protocol support one of these. True if there are
-        none.
+        """Whether all members with the classic protocol support one of these.
+
+        True if there are none.
         """
         return any(self._protocol_counts[name] == self.classic for name in names)
 

@@ -23,8 +23,9 @@ class MemberState(Enum):
     STABLE = 1
     """Has its whole target in the target's epoch, or has not received a newer target yet."""
     UNREVOKED = 2
-    """Must release partitions and stays in its epoch until it has. The rebalance timeout is
-    running.
+    """Must release partitions and stays in its epoch until it has.
+
+    The rebalance timeout is running.
     """
     UNRELEASED = 3
     """In the target's epoch, waiting for partitions that other members still own."""

@@ -48,8 +48,10 @@ TARGET_INTERVAL_FACTOR = 20
 
 @dataclass(slots=True)
 class MemberDeadlines:
-    """Times by which a member must send a heartbeat, release partitions, and (classic protocol)
-    join and sync.
+    """Times by which a member must act or is removed.
+
+    `session` is for heartbeats, `revoke` for releasing partitions, `join` and `sync` for the
+    classic protocol.
     """
 
     session: float = NEVER
@@ -160,9 +162,7 @@ class GroupEpochs:
         self._effects.append(LogEvent("group epoch bumped", reason, member_id))
 
     def _have_topics_changed(self, regex: str, now: float) -> bool:
-        """Whether the topics of this expression or of the group differ from those of the current
-        epoch.
-        """
+        """Whether topics of this expression or of the group have changed since the epoch began."""
         topics_changed = bool(regex) and self._refresh_regex(regex, now)
         if self._topics_version == self._topology.version and not topics_changed:
             return False

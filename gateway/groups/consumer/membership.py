@@ -35,9 +35,7 @@ class GroupMembership(GroupEpochs):
     def _check_group_bytes(
         self, before: ConsumerGroupMember | None, after: ConsumerGroupMember
     ) -> None:
-        """Raises KafkaError(GROUP_MAX_SIZE_REACHED) if the group would exceed
-        max_bytes_per_group.
-        """
+        """Raises KafkaError(GROUP_MAX_SIZE_REACHED) beyond max_bytes_per_group."""
         if before is not None and (after.topics, after.regex, after.classic) == (
             before.topics,
             before.regex,
@@ -53,7 +51,9 @@ class GroupMembership(GroupEpochs):
             )
 
     def _require_member(self, member_id: str, instance_id: str | None) -> ConsumerGroupMember:
-        """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if the instance id belongs to
+        """The member with these ids.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if the instance id belongs to
         another member.
         """
         if instance_id is None:
@@ -73,8 +73,9 @@ class GroupMembership(GroupEpochs):
         return member
 
     def _replacement_for(self, static: ConsumerGroupMember, member_id: str) -> ConsumerGroupMember:
-        """A static member under its new member id. It keeps its assignment; revocations are
-        dropped, because the client has restarted.
+        """A static member under its new member id.
+
+        It keeps its assignment; revocations are dropped, because the client has restarted.
         """
         return replace(
             static,
@@ -93,9 +94,7 @@ class GroupMembership(GroupEpochs):
         owned: Partitions | None,
         now: float,
     ) -> ConsumerGroupMember:
-        """Apply a member's request: store its fields, update epoch and target, and reconcile the
-        member.
-        """
+        """Store a member's fields, update epoch and target, and reconcile the member."""
         self._check_group_bytes(
             self.roster.get(after.member_id) if replaced is None else replaced, after
         )
@@ -168,9 +167,7 @@ class GroupMembership(GroupEpochs):
     # Downgrade to a classic group
 
     def _can_convert_to_classic(self, leaving: Sequence[ConsumerGroupMember]) -> bool:
-        """Whether a downgrade is allowed and all members except `leaving` use the classic protocol
-        (KIP-848).
-        """
+        """Whether a downgrade is allowed (KIP-848): all members except `leaving` are classic."""
         is_allowed = self._settings.group_consumer_migration_policy in (
             "bidirectional",
             "downgrade",
@@ -184,8 +181,9 @@ class GroupMembership(GroupEpochs):
         handle: RequestHandle | None,
         now: float,
     ) -> None:
-        """Replace the group by a classic group. `joining` takes the place of the leaving member,
-        and the classic group answers `handle`.
+        """Replace the group by a classic group.
+
+        `joining` takes the place of the leaving member, and the classic group answers `handle`.
         """
         leaving_ids = {member.member_id for member in leaving}
         remaining = [member for member in self.roster if member.member_id not in leaving_ids]

@@ -41,8 +41,9 @@ _MAX_MEMORY = 1 << 19
 
 
 class TopicRegexes:
-    """Compiled expressions and their matches. Each name is matched once per expression, so a new
-    topic costs one match per expression.
+    """Compiled expressions and their matches.
+
+    Each name is matched once per expression, so a new topic costs one match per expression.
     """
 
     __slots__ = ("_cache", "_cpu_seconds_left", "_cpu_time", "_max_bytes", "_now", "_refilled_at")
@@ -53,8 +54,9 @@ class TopicRegexes:
         cpu_time: Callable[[], float] = time.thread_time,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_bytes` limits an expression's length. `cpu_time` returns the thread's CPU time and
-        `now` a monotonic time, both in seconds.
+        """`max_bytes` limits an expression's length.
+
+        `cpu_time` returns the thread's CPU time and `now` a monotonic time, both in seconds.
         """
         self._max_bytes = max_bytes
         self._cpu_time = cpu_time

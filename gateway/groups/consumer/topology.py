@@ -29,8 +29,9 @@ class Topology(Protocol):
         ...
 
     def matching(self, regex: str) -> frozenset[str]:
-        """Names of all topics that the expression matches completely. Raises
-        KafkaError(INVALID_REGULAR_EXPRESSION).
+        """Names of all topics that the expression matches completely.
+
+        Raises KafkaError(INVALID_REGULAR_EXPRESSION).
         """
         ...
 
@@ -91,8 +92,9 @@ def canonical_name(name: str, topology: Topology) -> str:
 def named_topics(
     topics: Iterable[TopicId], asked: Iterable[str], topology: Topology
 ) -> Iterator[tuple[TopicId, str]]:
-    """Existing topics with the names under which they were requested, if any: a client does not
-    recognize other aliases.
+    """Existing topics with the names under which they were requested, if any.
+
+    Clients do not recognize other aliases of a topic.
     """
     names = {topology.id_of(name): name for name in asked}
     for topic in topics:

@@ -49,8 +49,9 @@ def no_listener(group_id: str, topic: str, partition: int, offset: int) -> None:
 
 
 class CommittedOffsets:
-    """Call `open` before use. Readers see durable offsets only. `note` is called for each of
-    them.
+    """Call `open` before use.
+
+    Readers see durable offsets only. `note` is called for each of them.
     """
 
     def __init__(
@@ -81,8 +82,9 @@ class CommittedOffsets:
         self._committing: dict[str, int] = {}
 
     async def open(self) -> None:
-        """Load all offsets, and delete those of deleted topics. Raises StorageError if reading
-        fails.
+        """Load all offsets, and delete those of deleted topics.
+
+        Raises StorageError if reading fails.
         """
         orphans: list[bytes] = []
         for key, value in await self._table.items():
@@ -104,8 +106,9 @@ class CommittedOffsets:
         await self._delete_orphans(orphans)
 
     async def delete_orphans(self, before: int) -> None:
-        """Delete offsets committed before `before` (ms since 1970) for topics that were missing at
-        startup and have not returned.
+        """Delete offsets of missing topics that were committed before `before` (ms since 1970).
+
+        These are topics that did not exist at startup and have not returned.
         """
         self._missing_topics = {
             topic_id for topic_id in self._missing_topics if self._topics.get(topic_id) is None
@@ -382,8 +385,9 @@ def _size(committed: CommittedOffset) -> int:
 
 
 def _growth(before: CommittedOffset | None, committed: CommittedOffset) -> int:
-    """Change in memory size if `committed` replaces `before`, in bytes. Usually the metadata is
-    equal.
+    """Change in memory size if `committed` replaces `before`, in bytes.
+
+    Usually the metadata is equal.
     """
     if before is None:
         return _size(committed)

@@ -28,10 +28,10 @@ _CLASSIC, _CONSUMER = 0, 1
 
 @serves(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, 1)
 async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
-    """Return epochs, members and assignments of consumer groups. v1 adds the member type
-    (KIP-1099).
+    """Return epochs, members and assignments of consumer groups.
 
-    Other groups are an error. A group that is listed twice is described once.
+    v1 adds the member type (KIP-1099). Other groups are an error. A group that is listed twice is
+    described once.
     """
     operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_OMITTED
     rows = []
@@ -90,8 +90,10 @@ def _described(group: ConsumerGroup, caller: Caller) -> Any:
 
 
 def _described_member(member: ConsumerGroupMember, caller: Caller) -> Any:
-    """As in Kafka 4.3, partitions being revoked count as assigned, and a member without a regular
-    expression has an empty one.
+    """Follows Kafka 4.3.
+
+    Partitions being revoked count as assigned, and a member without a regular expression has an
+    empty one.
     """
     held = {
         topic: {*member.assigned.get(topic, ()), *member.revoking.get(topic, ())}

@@ -65,8 +65,9 @@ async def heartbeat_reply(request: Any, caller: Caller, *, requires_member_id: b
 
 
 def _check(request: Any, *, requires_member_id: bool) -> None:
-    """Raises KafkaError: INVALID_REQUEST if fields contradict each other, UNSUPPORTED_ASSIGNOR
-    (GroupCoordinatorService, Kafka 4.3).
+    """Validate the fields (GroupCoordinatorService, Kafka 4.3).
+
+    Raises KafkaError: INVALID_REQUEST if fields contradict each other, UNSUPPORTED_ASSIGNOR.
     """
     epoch = request.member_epoch
     names = {

@@ -71,8 +71,9 @@ def _all_groups(caller: Caller) -> Iterable[tuple[str, str, str, str]]:
 
 @serves(ApiKey.DESCRIBE_GROUPS, 6, 6)
 async def describe_groups(request: Any, caller: Caller) -> Any:
-    """Return state and members of classic groups. Missing groups (KIP-1043) and consumer groups are
-    errors.
+    """Return state and members of classic groups.
+
+    Missing groups (KIP-1043) and consumer groups are errors.
     """
 
     def missing(group_id: str) -> Any:

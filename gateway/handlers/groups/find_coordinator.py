@@ -25,8 +25,9 @@ _NO_COORDINATOR = "unsupported key type: only groups and transactional ids have 
 
 @serves(ApiKey.FIND_COORDINATOR, 0, 6)
 async def find_coordinator(request: Any, caller: Caller) -> Any:
-    """Return the coordinator of each key. v1 adds transactional ids, v4 batches keys, v6 adds share
-    groups.
+    """Return the coordinator of each key.
+
+    v1 adds transactional ids, v4 batches keys, v6 adds share groups.
     """
     keys = [request.key] if caller.api_version < FIRST_WITH_MANY_KEYS else request.coordinator_keys
     if request.key_type == GROUP and len(keys) == 1:

@@ -49,8 +49,9 @@ async def join_group_reply(
     requires_member_id: bool,
     supports_skipping_assignment: bool,
 ) -> Any:
-    """Handle any version. `requires_member_id` and `supports_skipping_assignment` as in
-    `MemberJoin`.
+    """Handle any version.
+
+    `requires_member_id` and `supports_skipping_assignment` as in `MemberJoin`.
     """
     if len(request.protocols) > MAX_PROTOCOLS:
         return JoinGroupResponse(
@@ -116,8 +117,9 @@ def java_host(caller: Caller) -> str:
 
 @serves(ApiKey.SYNC_GROUP, 5, 5)
 async def sync_group(request: Any, caller: Caller) -> Any:
-    """Return the member's assignment; the leader's request carries all assignments. The protocol
-    must match the generation (KIP-559).
+    """Return the member's assignment; the leader's request carries all assignments.
+
+    The protocol must match the generation (KIP-559).
     """
     if request.protocol_type is None or request.protocol_name is None:
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, assignment=b"")
@@ -167,8 +169,9 @@ async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatRespo
 
 @serves(ApiKey.LEAVE_GROUP, 3, 5)
 async def leave_group(request: Any, caller: Caller) -> Any:
-    """Remove members, at their own or an admin's request; static ones by instance id alone. v5 adds
-    reasons (KIP-800).
+    """Remove members, at their own or an admin's request; static ones by instance id alone.
+
+    v5 adds reasons (KIP-800).
     """
     caller.traffic.group_named(request.group_id)
     try:

@@ -50,8 +50,9 @@ NO_OFFSET = CommittedOffset(-1, -1, "", -1)
 
 @serves(ApiKey.OFFSET_COMMIT, 5, 10)
 async def offset_commit(request: OffsetCommitRequest, caller: Caller) -> OffsetCommitResponse:
-    """Commit offsets. v6 adds leader epochs, v7 static members (KIP-345), v9 member epochs, v10
-    topic ids.
+    """Commit offsets.
+
+    v6 adds leader epochs, v7 static members (KIP-345), v9 member epochs, v10 topic ids.
     """
     now = caller.broker.now()
     return await commit_offsets(request, caller, lambda _: (now, None))
@@ -232,8 +233,9 @@ async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
 
 
 class TopicOffsets(NamedTuple):
-    """A group's offsets in a topic. `get` returns a partition's offset or None, which is reported
-    with the error code `missing`.
+    """A group's offsets in a topic.
+
+    `get` returns a partition's offset or None, which is reported with the error code `missing`.
     """
 
     name: str
@@ -292,8 +294,9 @@ async def single_group_reply(found: Iterable[TopicOffsets], caller: Caller) -> A
 
 
 async def single_group_refusal(request: Any, caller: Caller, refusal: KafkaError) -> Any:
-    """The error reply in versions with a single group. Up to v1 each partition has the error
-    code.
+    """The error reply in versions with a single group.
+
+    Up to v1 each partition has the error code.
     """
     if caller.api_version >= _FIRST_WITH_GROUP_ERROR:
         return OffsetFetchResponse(topics=[], error_code=refusal.code)
@@ -387,8 +390,9 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
 
 
 def _subscribed_topics(group_id: str, caller: Caller) -> frozenset[str]:
-    """Topics that members subscribe to. Raises KafkaError if the group does not exist or its
-    subscriptions are unknown.
+    """Topics that members subscribe to.
+
+    Raises KafkaError if the group does not exist or its subscriptions are unknown.
     """
     broker = caller.broker
     if not group_id:

@@ -1,3 +1,4 @@
-"""Old request versions with different behaviour. May import other handlers and
-`compat.handlers`.
+"""Old request versions with different behaviour.
+
+May import other handlers and `compat.handlers`.
 """

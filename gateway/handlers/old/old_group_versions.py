@@ -17,8 +17,9 @@ from gateway.protocol.wire.api_keys import ApiKey
 
 @serves(ApiKey.JOIN_GROUP, 0, 0)
 async def join_group_v0(request: Any, caller: Caller) -> Any:
-    """Kafka 0.9 and 0.10.0, kafka-python 1, Sarama, kafka-node: the session timeout is also the
-    rebalance timeout.
+    """Kafka 0.9 and 0.10.0, kafka-python 1, Sarama, kafka-node.
+
+    The session timeout is also the rebalance timeout.
     """
     return await join_group_reply(
         request,
@@ -73,8 +74,9 @@ async def leave_group_one_member(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.DESCRIBE_GROUPS, 0, 5)
 async def describe_groups_missing_as_dead(request: Any, caller: Caller) -> Any:
-    """Up to Kafka 3.9: a missing group is reported as dead. v3 adds authorized operations, v4
-    static members.
+    """Up to Kafka 3.9: a missing group is reported as dead.
+
+    v3 adds authorized operations, v4 static members.
     """
     return await describe_classic_groups(
         request, caller, lambda group_id: not_found(group_id, ErrorCode.NONE, None)

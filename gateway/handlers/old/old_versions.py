@@ -36,8 +36,9 @@ async def fetch_format_0(request: FetchRequest, caller: Caller) -> FetchResponse
 
 @serves(ApiKey.FETCH, 2, 3)
 async def fetch_format_1(request: FetchRequest, caller: Caller) -> FetchResponse:
-    """Consumers of Kafka 0.10, kafka-python 1.3, KafkaJS 1.0: message sets up to format 1. v3 adds
-    max_bytes (KIP-74).
+    """Consumers of Kafka 0.10, kafka-python 1.3, KafkaJS 1.0: message sets up to format 1.
+
+    v3 adds max_bytes (KIP-74).
     """
     return await fetch_records(request, caller, magic=1)
 
@@ -99,8 +100,9 @@ async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.OFFSET_COMMIT, 0, 0)
 async def offset_commit_v0(request: Any, caller: Caller) -> Any:
-    """Kafka 0.8.0 to 0.8.1, kafka-node, Sarama below 0.8.2: no members. Kafka stored these in
-    ZooKeeper; the gateway stores all commits alike.
+    """Kafka 0.8.0 to 0.8.1, kafka-node, Sarama below 0.8.2: no members.
+
+    Kafka stored these in ZooKeeper; the gateway stores all commits alike.
     """
     now = caller.broker.now()
     return await commit_offsets(request, caller, lambda _: (now, None))
@@ -125,8 +127,9 @@ async def offset_commit_v2_v4(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.OFFSET_FETCH, 0, 0)
 async def offset_fetch_v0(request: Any, caller: Caller) -> Any:
-    """Counterpart of OffsetCommit v0. A partition without an offset is an error, as for a missing
-    ZooKeeper node.
+    """Counterpart of OffsetCommit v0.
+
+    A partition without an offset is an error, as for a missing ZooKeeper node.
     """
     caller.traffic.group_named(request.group_id)
     try:

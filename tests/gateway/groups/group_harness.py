@@ -23,8 +23,9 @@ TOPIC = "orders"
 
 
 class ConsumerGroupHarness:
-    """A consumer group whose writes complete at once unless `holds_writes` is set. Times are in
-    milliseconds.
+    """A consumer group whose writes complete at once unless `holds_writes` is set.
+
+    Times are in milliseconds.
     """
 
     def __init__(self, partitions: int = 4, **settings: Any) -> None:
@@ -49,8 +50,9 @@ class ConsumerGroupHarness:
                         self.group.on_stored(effect)
 
     def heartbeat(self, member_id: str, epoch: int = 0, **words: Any) -> HeartbeatResult | None:
-        """Send a heartbeat; at epoch 0 with all fields, otherwise only the given ones. Returns None
-        while the reply is waiting.
+        """Send a heartbeat; at epoch 0 with all fields, otherwise only the given ones.
+
+        Returns None while the reply is waiting.
         """
         if epoch == 0:
             words = {
@@ -106,9 +108,7 @@ def of(*indexes: int) -> dict[bytes, frozenset[int]]:
 
 
 def metadata_of(owned: set[int]) -> bytes:
-    """A v1 subscription to TOPIC with these owned partitions, which are encoded like an
-    assignment.
-    """
+    """A v1 subscription to TOPIC with owned partitions, encoded like an assignment."""
     head = (
         b"\0\1" + b"\0\0\0\1" + len(TOPIC).to_bytes(2, "big") + TOPIC.encode() + b"\xff\xff\xff\xff"
     )

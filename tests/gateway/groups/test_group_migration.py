@@ -27,8 +27,9 @@ def topology() -> FakeTopology:
 
 
 def joined(*owned: set[int]) -> ClassicGroup:
-    """A group with members m0, m1, ... that reported owned partitions and wait for assignments of
-    generation 1.
+    """A group in generation 1 that waits for assignments.
+
+    Its members m0, m1, ... have reported owned partitions.
     """
     group = ClassicGroup("g", Settings(group_initial_rebalance_delay_ms=0), START)
     for number, indexes in enumerate(owned):

@@ -165,8 +165,9 @@ class Client:
             self.epoch = 0
 
     def _assign(self, members: Any) -> dict[str, bytes]:
-        """Assign as a leader. A cooperative leader does not assign partitions that another member
-        still owns.
+        """Assign as a leader.
+
+        A cooperative leader does not assign partitions that another member still owns.
         """
         owned = {
             one.member_id: parse_subscription(one.metadata).owned.get(TOPIC, frozenset())

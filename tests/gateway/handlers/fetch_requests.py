@@ -77,8 +77,10 @@ class Consumed:
 
 
 def consume(records: bytes, offset: int) -> Consumed:
-    """Read like a client: skip records below the offset and control batches, and continue after
-    each batch's last offset.
+    """Read records like a client.
+
+    Records below the offset and control batches are skipped. The next offset follows the last
+    batch.
     """
     found = []
     position = offset

@@ -94,8 +94,9 @@ def leave(env: BrokerEnvironment, *members: tuple[str, str | None], version: int
 
 
 def joined(env: BrokerEnvironment, version: int = 9, **fields: Any) -> Any:
-    """A new member after both joins and the initial delay. No other member may delay its
-    rebalance.
+    """A new member after both joins and the initial delay.
+
+    No other member may delay its rebalance.
     """
     request = join_request(**fields)
     waiting = start_call(env, request, version)

@@ -1,5 +1,6 @@
-"""Invariants of a classic group under any sequence of requests, disconnects, store failures and
-timeouts:
+"""Invariants of a classic group under any sequence of events.
+
+Events are requests, disconnects, store results, crashes and timeouts.
 
 1. A request is answered exactly once, and not at all after its connection has closed.
 2. Nothing waits forever: as time passes, each request is answered and each silent member removed.
@@ -116,8 +117,9 @@ class GroupModel(RuleBasedStateMachine):
             )
 
     def _stored_for(self, member_id, row):
-        """The stored assignment of a member. The row may have a static member under its previous id
-        until the new id is stored.
+        """The stored assignment of a member.
+
+        The row may have a static member under its previous id until the new id is stored.
         """
         instance_id = self.group.roster.get(member_id).instance_id
         is_it = [

@@ -1,6 +1,4 @@
-"""Parsing of ConsumerProtocolSubscription and ConsumerProtocolAssignment, including malformed
-bytes.
-"""
+"""Parsing of consumer protocol subscriptions and assignments, including malformed bytes."""
 
 from __future__ import annotations
 

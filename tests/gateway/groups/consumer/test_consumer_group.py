@@ -383,7 +383,7 @@ def test_offset_fetch_requires_epoch_or_no_member(harness):
 
 def test_expensive_target_delays_next_target():
     """Fifty thousand partitions cost a tenth of a second; the minimum interval is twenty times
-    that.
+    it.
     """
     harness = ConsumerGroupHarness(50_000, group_consumer_assignment_interval_ms=1)
     harness.heartbeat("m1")

@@ -1,5 +1,6 @@
-"""Invariants of a consumer group under any sequence of requests, topic changes, store failures and
-timeouts:
+"""Invariants of a consumer group under any sequence of events.
+
+Events are requests, topic changes, store results, crashes and timeouts.
 
 1. A partition never has two owners: no two clients read it, unless the group has removed the first.
 2. Epochs only rise: the group's, its target's, and a member's while it is a member.

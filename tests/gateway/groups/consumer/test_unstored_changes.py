@@ -1,6 +1,4 @@
-"""Replies wait for unstored changes; one write is in flight at a time, and failed rows are
-retried.
-"""
+"""Replies wait for unstored changes. One write is in flight at a time; failed rows are retried."""
 
 from __future__ import annotations
 

@@ -46,8 +46,9 @@ steps = st.lists(
 
 
 class GatewayModel:
-    """A gateway and its model: the acknowledged offsets, and the effect of each request in progress
-    once it is answered.
+    """A gateway and its model.
+
+    The model has the acknowledged offsets, and the effect of each request once it is answered.
     """
 
     def __init__(self) -> None:

@@ -29,8 +29,9 @@ def env() -> BrokerEnvironment:
 
 
 def member_heartbeat(env: BrokerEnvironment, member_id: str, epoch: int = 0, **fields: Any) -> Any:
-    """A heartbeat to `g`. At epoch 0 the member joins and subscribes to orders unless `fields`
-    differ.
+    """A heartbeat to `g`.
+
+    At epoch 0 the member joins and subscribes to orders unless `fields` differ.
     """
     joining = (
         {

@@ -55,8 +55,9 @@ def commit_request(
     epoch: int = -1,
     **more: Any,
 ) -> Any:
-    """A request. Rows are topic, partition and offset; `member` is member id, generation and
-    instance id.
+    """A request.
+
+    Rows are topic, partition and offset; `member` is member id, generation and instance id.
     """
     topics = [
         CommitTopic(
