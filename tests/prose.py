@@ -29,11 +29,9 @@ CHECKED = (
 #: An entry that ends with `/*` stands for the files directly in that folder.
 UNCHECKED = (
     "reports",
-    "storage/*",
     "tests/*",
     "tests/auth",
     "tests/compat",
-    "tests/contract",
     "tests/gateway",
     "tests/legacy_clients",
     "tests/peers",

@@ -243,7 +243,7 @@ class PulsarAdmin:
             if reason.startswith(_MAY_NOT)
             else _ERRORS.get(status, BrokerError if status >= SERVER_ERROR else AdminFailed)
         )
-        remedy = next((f" ({told})" for one, told in _REMEDIES if issubclass(failure, one)), "")
+        remedy = next((f" ({text})" for one, text in _REMEDIES if issubclass(failure, one)), "")
         raise failure(f"{method} {path} at {self._url}: {status} {reason}{remedy}", status, reason)
 
 
@@ -261,9 +261,9 @@ _TITLE = re.compile("<title>(.*?)</title>", re.DOTALL)
 def _reason(answer: bytes) -> str:
     """Pulsar's reason, or the title of its web server's error page, on one line."""
     try:
-        told = msgspec.json.decode(answer)["reason"]
+        text = msgspec.json.decode(answer)["reason"]
     except (msgspec.DecodeError, LookupError, TypeError):
         page = answer.decode("utf-8", "replace")
         title = _TITLE.search(page)
-        told = title[1] if title else page
-    return " ".join(str(told).split())[:REASON_CHARACTERS] or "without a reason"
+        text = title[1] if title else page
+    return " ".join(str(text).split())[:REASON_CHARACTERS] or "without a reason"

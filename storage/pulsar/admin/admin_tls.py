@@ -146,7 +146,7 @@ def _is_name_of(name: str, host: str) -> bool:
 
 
 def certificates(path: Path) -> list[Certificate]:
-    """Those of a PEM file, in its order; at least one. Raises OSError, StorageFailed."""
+    """The certificates of a PEM file in order, at least one. Raises OSError, StorageFailed."""
     try:
         found = [Certificate.loadPEM(block) for block in _PEM.findall(path.read_bytes())]
     except OSError:

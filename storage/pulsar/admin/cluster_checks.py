@@ -210,25 +210,25 @@ class ClusterChecks:
         )
         if namespace == metadata:
             sizes[SEND_TABLE_ROWS] = self._settings.table_burst_bytes
-        findings = await probe(self._admin, self._session, namespace, sizes)
-        self._note_message_size(findings)
-        for what, failure in findings.refused.items():
+        result = await probe(self._admin, self._session, namespace, sizes)
+        self._note_message_size(result)
+        for what, failure in result.refused.items():
             self._add_refusal(namespace, what, failure, is_needed=namespace == metadata)
-        if findings.has_entry_index is False and namespace != metadata:
+        if result.has_entry_index is False and namespace != metadata:
             self._add_unnumbered_entries()
         deletes = (
-            findings.deletes_inactive_topics
+            result.deletes_inactive_topics
             if rules.deletes_inactive_topics is None
             else rules.deletes_inactive_topics
         )
         return NamespacePolicies(
-            rules.retention or findings.retention, rules.auto_creates_topics, deletes
+            rules.retention or result.retention, rules.auto_creates_topics, deletes
         )
 
-    def _note_message_size(self, findings: ProbeResult) -> None:
+    def _note_message_size(self, result: ProbeResult) -> None:
         """Set the message size limit from the probe; only a superuser can read it."""
-        largest = findings.accepted_bytes + MAX_MESSAGE_OVERHEAD
-        is_all = not findings.refused.keys() & {SEND_LARGE_MESSAGES, SEND_TABLE_ROWS}
+        largest = result.accepted_bytes + MAX_MESSAGE_OVERHEAD
+        is_all = not result.refused.keys() & {SEND_LARGE_MESSAGES, SEND_TABLE_ROWS}
         self._session.message_bytes = (
             max(largest, self._session.message_bytes) if is_all else largest
         )

@@ -57,7 +57,7 @@ async def probe(
 
     `sizes` are the payload sizes to send, by their names in `refused`.
     """
-    findings = ProbeResult()
+    result = ProbeResult()
     topic = f"{PREFIX}{namespace}/{PROBE_TOPIC_PREFIX}{_STARTED}-{_PROCESS}"
     try:
         await admin.put(f"{path_of(topic)}/partitions", 1)
@@ -65,27 +65,27 @@ async def probe(
         # Left by an earlier attempt that could not delete it.
         pass
     except AdminFailed as failure:
-        findings.refused["create topics"] = failure
-        return findings
+        result.refused["create topics"] = failure
+        return result
     try:
-        await _read_policies(admin, topic, findings)
-        await _produce_and_read(session, partition_name(topic, 0), sizes, findings)
+        await _read_policies(admin, topic, result)
+        await _produce_and_read(session, partition_name(topic, 0), sizes, result)
     except NotReady:
         # Deleting would fail too; the next attempt uses the same topic.
         raise
     except BaseException:
-        await _delete(admin, topic, findings)
+        await _delete(admin, topic, result)
         raise
-    await _delete(admin, topic, findings)
+    await _delete(admin, topic, result)
     await _delete_leftovers(admin, namespace)
-    return findings
+    return result
 
 
-async def _delete(admin: PulsarAdmin, topic: str, findings: ProbeResult) -> None:
+async def _delete(admin: PulsarAdmin, topic: str, result: ProbeResult) -> None:
     try:
         await admin.delete(f"{path_of(topic)}/partitions?force=true")
     except StorageFailed as failure:
-        findings.refused["delete topics"] = failure
+        result.refused["delete topics"] = failure
 
 
 async def _delete_leftovers(admin: PulsarAdmin, namespace: str) -> None:
@@ -103,32 +103,30 @@ async def _delete_leftovers(admin: PulsarAdmin, namespace: str) -> None:
                 await admin.delete(f"{path_of(topic)}/partitions?force=true")
 
 
-async def _read_policies(admin: PulsarAdmin, topic: str, findings: ProbeResult) -> None:
+async def _read_policies(admin: PulsarAdmin, topic: str, result: ProbeResult) -> None:
     path = path_of(topic)
     try:
-        findings.retention = await admin.get(f"{path}/retention?applied=true", Retention | None)
+        result.retention = await admin.get(f"{path}/retention?applied=true", Retention | None)
         inactive: InactiveTopics | None = await admin.get(
             f"{path}/inactiveTopicPolicies?applied=true", InactiveTopics | None
         )
-        findings.deletes_inactive_topics = inactive.deleteWhileInactive if inactive else None
+        result.deletes_inactive_topics = inactive.deleteWhileInactive if inactive else None
     except AdminFailed:
         # Without topic-level policies the brokers do not report them this way.
         pass
     try:
-        findings.has_entry_index = INDEX_PROPERTY in await admin.properties(
-            partition_name(topic, 0)
-        )
+        result.has_entry_index = INDEX_PROPERTY in await admin.properties(partition_name(topic, 0))
         await admin.put(f"{path}/properties", {"checked": "1"})
     except Forbidden as failure:
-        findings.refused["set properties of topics"] = failure
+        result.refused["set properties of topics"] = failure
     try:
         await admin.post(f"{path}/retention", KEEP_ALL)
     except AdminFailed as failure:
-        findings.refused["set policies of topics"] = failure
+        result.refused["set policies of topics"] = failure
 
 
 async def _produce_and_read(
-    session: PulsarClient, topic: str, sizes: Mapping[str, int], findings: ProbeResult
+    session: PulsarClient, topic: str, sizes: Mapping[str, int], result: ProbeResult
 ) -> None:
     def write() -> None:
         producer = session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
@@ -137,10 +135,10 @@ async def _produce_and_read(
                 try:
                     _send(producer, size)
                 except pulsar.MessageTooBig as failure:
-                    findings.refused[what] = to_storage_error(failure)
-                    findings.accepted_bytes = _largest(producer, findings.accepted_bytes, size)
+                    result.refused[what] = to_storage_error(failure)
+                    result.accepted_bytes = _largest(producer, result.accepted_bytes, size)
                 else:
-                    findings.accepted_bytes = size
+                    result.accepted_bytes = size
         finally:
             producer.close()
 
@@ -152,7 +150,7 @@ async def _produce_and_read(
         try:
             await session.run(call)
         except StorageFailed as failure:
-            findings.refused[what] = failure
+            result.refused[what] = failure
             if isinstance(failure.__cause__, pulsar.Timeout):
                 # The next operation would time out too.
                 return

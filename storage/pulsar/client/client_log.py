@@ -70,10 +70,10 @@ class LineRateLimiter:
 
 def forward_lines(descriptor: int, clock: Callable[[], float]) -> None:
     """Forward lines from the pipe until its last writer closes it."""
-    sieve = LineRateLimiter(LINES_PER_MINUTE)
+    limiter = LineRateLimiter(LINES_PER_MINUTE)
     with open(descriptor, encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            sieve.log_line(line.rstrip("\n"), clock())
+            limiter.log_line(line.rstrip("\n"), clock())
 
 
 @cache

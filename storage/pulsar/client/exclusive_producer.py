@@ -210,7 +210,8 @@ class ExclusiveProducer:
         def close() -> None:
             try:
                 self._producer.close()
-            except pulsar.PulsarException as failure:  # it was fenced, or the cluster is gone
+            except pulsar.PulsarException as failure:
+                # The producer was fenced, or the cluster is gone.
                 log.debug("closing a producer failed: %s", type(failure).__name__)
 
         def settle(result: Any) -> None:

@@ -192,9 +192,9 @@ class TopicChanges:
         if found.is_retention_lowered and not await self._lowering.end(found, wanted):
             return found
         await self._compact(found)
-        told = self._policy_property(found)
-        await self._admin.put(f"{found.path}/properties", {RETENTION: told})
-        return replace(found, retention=told)
+        value = self._policy_property(found)
+        await self._admin.put(f"{found.path}/properties", {RETENTION: value})
+        return replace(found, retention=value)
 
     def _policy_property(self, found: PulsarTopic) -> str:
         """The value of the topic's property once Pulsar has the policies of its configs."""

@@ -25,19 +25,19 @@ class Bursts:
     def __init__(self, **settings: int) -> None:
         self.clock = Reactor()
         self.handed: list[list[Operation]] = []
-        self.gathering = WriteQueue(
+        self.queue = WriteQueue(
             self.clock, LmdbSettings(gathering_seconds=SECONDS, **settings), self.handed.append
         )
 
     def add(self, count: int, size: int = 1) -> None:
         for _ in range(count):
-            self.gathering.add(Task(lambda _: None, size=size))
+            self.queue.add(Task(lambda _: None, size=size))
 
     def burst_written(self, again: int = 0) -> None:
         """Complete the current burst; `again` of its callers write again immediately."""
-        self.gathering.burst_written(len(self.handed[-1]))
+        self.queue.burst_written(len(self.handed[-1]))
         self.add(again)
-        self.gathering.outcomes_delivered()
+        self.queue.outcomes_delivered()
 
     @property
     def sizes(self) -> list[int]:
@@ -130,7 +130,7 @@ def test_finish_writes_everything_without_delay(bursts: Bursts) -> None:
     bursts.burst_written()
     bursts.clock.advance(SECONDS)
     bursts.add(1)
-    bursts.gathering.finish(lambda: ends.append(True))
+    bursts.queue.finish(lambda: ends.append(True))
     assert not ends
     bursts.burst_written()
     assert bursts.sizes == [1, 3, 1]
@@ -141,6 +141,6 @@ def test_finish_writes_everything_without_delay(bursts: Bursts) -> None:
 
 def test_finish_of_empty_queue_is_immediate(bursts: Bursts) -> None:
     ends: list[bool] = []
-    bursts.gathering.finish(lambda: ends.append(True))
+    bursts.queue.finish(lambda: ends.append(True))
     assert ends == [True]
     assert bursts.sizes == []
