@@ -323,9 +323,9 @@ class Dispatch:
         request.cancel = None
         request.is_appending = not self._is_closed
         start(reply.reply, partial(self._answered_later, request), partial(self._failed, request))
-        if reply.seconds is not None and request.reply is None:
+        if reply.timeout_seconds is not None and request.reply is None:
             request.deadline = self._broker.deadlines.callLater(
-                reply.seconds, self._timed_out, request, reply.late
+                reply.timeout_seconds, self._timed_out, request, reply.on_timeout
             )
         self._advance()
 
@@ -342,9 +342,9 @@ class Dispatch:
         if self._complete(request, reply) and not self._is_advancing:
             self._continue_later()
 
-    def _timed_out(self, request: _InFlightRequest, late: Callable[[], Any]) -> None:
+    def _timed_out(self, request: _InFlightRequest, on_timeout: Callable[[], Any]) -> None:
         if not self._is_closed:
-            self._answered_later(request, late())
+            self._answered_later(request, on_timeout())
 
     def _complete(self, request: _InFlightRequest, reply: Any) -> bool:
         """Record the reply. Returns whether it is to be sent."""

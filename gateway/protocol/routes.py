@@ -30,15 +30,16 @@ T = TypeVar("T")
 class DelayedReply(msgspec.Struct, Generic[T], frozen=True):
     """A reply that is sent later. The next Produce of the connection may start meanwhile.
 
-    After `seconds` (None: no limit) the reply is the result of `late`, while the work continues.
+    After `timeout_seconds` (None: no limit) the reply is the result of `on_timeout`, while the work
+    continues.
 
     The garbage collector must track this class: the coroutine refers to its variables, and an
     exception among them may refer back to this object.
     """
 
     reply: Coroutine[Any, Any, T]
-    seconds: float | None = None
-    late: Callable[[], T] | None = None
+    timeout_seconds: float | None = None
+    on_timeout: Callable[[], T] | None = None
 
 
 class EncodedReply(msgspec.Struct, frozen=True, gc=False):

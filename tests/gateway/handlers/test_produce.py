@@ -409,12 +409,12 @@ class Connection(Client):
         asked = CodecRequest(
             version=version, transactional_id=None, acks=-1, timeout_ms=1000, topic_data=[data]
         )
-        self.says(
+        self.send(
             pack(">hhih", 0, version, correlation_id, -1) + bytes(asked.encode(version=version))
         )
 
     def answered(self) -> list[int]:
-        return [int.from_bytes(reply[:4], "big") for reply in self.hears()]
+        return [int.from_bytes(reply[:4], "big") for reply in self.receive()]
 
 
 def test_connection_keeps_produce_order_while_partition_opens(env, monkeypatch):
@@ -541,9 +541,9 @@ def test_records_not_stored_in_time_are_reported_and_stored_later(
 ) -> None:
     env.store.hold()
     under_way, reply = waiting(env, (0, batch()), acks=acks)
-    assert (reply.seconds, reply.late is not None) == (1.0, True)
-    assert reply.late is not None
-    ((_, (row,)),) = reply.late().topics
+    assert (reply.timeout_seconds, reply.on_timeout is not None) == (1.0, True)
+    assert reply.on_timeout is not None
+    ((_, (row,)),) = reply.on_timeout().topics
     assert (row.error_code, row.base_offset) == (ErrorCode.REQUEST_TIMED_OUT, -1)
     env.store.release()
     assert under_way.is_done
@@ -557,8 +557,8 @@ def test_partitions_stored_in_time_are_reported_as_stored(
     env.store.hold()
     _, reply = waiting(env, (0, batch()), (1, None), (2, batch()))
     env.store._queue.popleft().told.callback(None)
-    assert reply.late is not None
-    ((_, told),) = reply.late().topics
+    assert reply.on_timeout is not None
+    ((_, told),) = reply.on_timeout().topics
     assert [row.error_code for row in told] == [
         0,
         ErrorCode.INVALID_RECORD,
@@ -574,7 +574,7 @@ def test_timeout_needs_acks_and_positive_timeout_ms(
         NEW, None, -1, 0, [TopicRecords("orders", [PartitionRecords(0, batch())])]
     )
     patient = Started(ROUTES[ApiKey.PRODUCE, NEW].handler(asked, env.caller(NEW))).result
-    assert (quiet.seconds, patient.seconds) == (None, None)
+    assert (quiet.timeout_seconds, patient.timeout_seconds) == (None, None)
     assert Started(patient.reply).result.topics
 
 
