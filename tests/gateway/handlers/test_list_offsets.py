@@ -255,7 +255,7 @@ def test_unreadable_batch_is_logged_once(
     for timestamp in (450, 450, MAX_TIMESTAMP):
         found(env, timestamp)
     ((event, fields),) = events(caplog)
-    assert event.startswith("records cannot be read")
+    assert event.startswith("unreadable records")
     assert (
         fields["topic"],
         fields["partition"],
