@@ -178,7 +178,7 @@ def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
             server, "reset-offsets", "busy-app", "--to-earliest", "--all-topics", "--execute"
         )
         assert (reset.stdout, reset.exit_code) == ("", 1)
-        assert "busy-app: it is Stable with 1 member" in reset.stderr
+        assert "busy-app: the group is Stable with 1 member" in reset.stderr
         deleted = groups(server, "delete", "busy-app", "--yes")
         assert (deleted.stderr, deleted.exit_code) == (
             "Error: busy-app: The group is not empty.\n",
@@ -214,8 +214,8 @@ def test_a_new_group_is_given_a_place_to_begin(server: str) -> None:
             ["--to-earliest", "--topic", "refused:0,7"],
             "refused: partition 7 does not exist; the topic has 0 to 0",
         ),
-        (["--shift-by", "1", "--topic", "refused"], "refused-0: nothing is committed there"),
-        (["--to-earliest", "--all-topics"], "refused-app: it has committed nothing"),
+        (["--shift-by", "1", "--topic", "refused"], "refused-0: no committed offset to shift"),
+        (["--to-earliest", "--all-topics"], "refused-app: no committed offsets"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -126,7 +126,7 @@ def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
             server, "reset-offsets", "busy-app", "--to-earliest", "--topic", "busy", "--execute"
         )
         assert (reset.stdout, reset.exit_code) == ("", 1)
-        assert "busy-app: it is Stable with 1 member" in reset.stderr
+        assert "busy-app: the group is Stable with 1 member" in reset.stderr
         deleted = groups(server, "delete", "busy-app", "--yes")
         assert (deleted.stderr, deleted.exit_code) == (
             "Error: busy-app: The group is not empty.\n",

@@ -104,7 +104,7 @@ def test_who_takes_the_topics_over_is_the_only_one_that_writes_from_then_on(
     second.wait_for_answers()
     second.stop()
     taken_in_turn(whole(other.bootstrap, 1), first, second)
-    assert not other.says("given up"), "who lost the topics took one back"
+    assert not other.says("partition fenced"), "who lost the topics took one back"
     assert other.bugs() == []
 
 

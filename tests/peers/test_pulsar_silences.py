@@ -130,7 +130,7 @@ def test_who_stood_still_until_the_broker_dropped_it_ends_without_harm_where_ano
     taken_in_turn(whole(other.bootstrap, 1), first, second)
     with other.peer() as peer:
         assert stands(peer, GROUP, 1) == {0: 9}
-    assert not other.says("given up"), "who lost the topics took one back"
+    assert not other.says("partition fenced"), "who lost the topics took one back"
     assert gateway.bugs() == other.bugs() == []
 
 
@@ -191,7 +191,7 @@ def test_a_network_that_swallows_everything_is_seen_and_answered_and_recovered_f
         print(f"committed again {time.monotonic() - began:.1f} s after bytes flow")
         assert writers.codes, "whoever writes is told that it is not stored"
         assert not [code for code in writers.codes if not for_code(code).retriable], writers.codes
-        assert gateway.says("given up")
+        assert gateway.says("partition fenced")
         nothing_is_lost(gateway, writers, application)
 
 
