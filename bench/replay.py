@@ -52,7 +52,7 @@ def produce(peer: Peer, frame: bytes, requests: int) -> None:
             if codes != {0}:
                 raise ClientFailed(f"records were refused: {codes}")
         if number < requests:
-            peer.sends(frame)
+            peer.send(frame)
 
 
 def fetch_frames(topic: str, records: bytes, batches: int) -> Iterator[bytes]:
@@ -69,13 +69,13 @@ def fetch(peer: Peer, frames: Sequence[bytes]) -> int:
     """Send the requests one after the other. Returns the number of bytes received."""
     size = 0
     for frame in frames:
-        peer.sends(frame)
+        peer.send(frame)
         size += len(_read_reply(peer))
     return size
 
 
 def _read_reply(peer: Peer) -> bytes:
-    frame = peer.hears()
+    frame = peer.receive()
     if frame is None:
         raise ClientFailed("the server closed the connection")
     return frame

@@ -32,13 +32,13 @@ PATIENT = {"shutdown_timeout_ms": 90_000}
 
 def stop(server):
     """Send SIGTERM and return (exit code, seconds by the stopwatch)."""
-    return server.stop_by(Stopwatch(server))
+    return server.stop_measured(Stopwatch(server))
 
 
 def start_long_poll(peer):
     """Start a long poll. It is sent with a request whose reply shows that both arrived."""
-    peer.sends(framed(fetching("t", 0), 4), framed(fetching("t", 0, max_wait_ms=60_000), 4))
-    assert peer.hears() is not None
+    peer.send(framed(fetching("t", 0), 4), framed(fetching("t", 0, max_wait_ms=60_000), 4))
+    assert peer.receive() is not None
     time.sleep(0.3)
 
 
@@ -49,26 +49,26 @@ def has_unread_reply(peer):
 
 def test_idle_gateway_stops_soon_and_logs_it(tmp_path):
     with gateway(tmp_path, **PATIENT) as server, Peer(server.address) as idle:
-        idle.makes("t")
+        idle.create_topic("t")
         begun = len(server.lines())
         code, seconds = stop(server)
         (line,) = server.lines()[begun:]
         assert (code, " stopped seconds=" in line) == (0, True)
         assert seconds < SOON
-        assert idle.hears() is None
+        assert idle.receive() is None
 
 
 def test_shutdown_ends_and_answers_long_poll(tmp_path):
     with gateway(tmp_path, **PATIENT) as server, Peer(server.address) as consumer:
-        consumer.makes("t")
+        consumer.create_topic("t")
         start_long_poll(consumer)
         watch = Stopwatch(server)
         server.process.send_signal(signal.SIGTERM)
-        frame = consumer.hears()
+        frame = consumer.receive()
         reply = FetchResponse.decode(frame[4:], version=4)
         assert reply.responses[0].partitions[0].error_code == 0
-        assert consumer.hears() is None
-        code, seconds = server.stop_by(watch)
+        assert consumer.receive() is None
+        code, seconds = server.stop_measured(watch)
         assert code == 0
         assert seconds < SOON
 
@@ -80,22 +80,25 @@ def test_large_request_behind_waiting_fetch_ends_wait(tmp_path, names):
     A Fetch of many partitions is large as well.
     """
     with gateway(tmp_path) as server, Peer(server.address) as peer:
-        peer.makes("t")
+        peer.create_topic("t")
         asked = fetching("t", 0, max_wait_ms=600_000)
         asked.topics[0].partitions *= names
-        peer.sends(framed(asked, 4))
+        peer.send(framed(asked, 4))
         time.sleep(0.3)
-        peer.sends(
+        peer.send(
             framed(
                 producing("t", batch([Sample(0, 1_700_000_000_000, b"k", b"v" * (MIB - 1000))])), 7
             )
         )
         assert (
-            FetchResponse.decode(peer.hears()[4:], version=4).responses[0].partitions[0].error_code
+            FetchResponse.decode(peer.receive()[4:], version=4)
+            .responses[0]
+            .partitions[0]
+            .error_code
             == 0
         )
         assert (
-            ProduceResponse.decode(peer.hears()[4:], version=7)
+            ProduceResponse.decode(peer.receive()[4:], version=7)
             .responses[0]
             .partition_responses[0]
             .error_code
@@ -106,12 +109,12 @@ def test_large_request_behind_waiting_fetch_ends_wait(tmp_path, names):
 def test_acknowledged_records_survive_and_sent_requests_are_answered(tmp_path):
     count = 50
     with gateway(tmp_path) as server, Peer(server.address) as producer:
-        producer.makes("t")
-        producer.sends(*[framed(producing("t", RECORDS), 7, index) for index in range(count)])
-        first = producer.hears()
+        producer.create_topic("t")
+        producer.send(*[framed(producing("t", RECORDS), 7, index) for index in range(count)])
+        first = producer.receive()
         server.process.send_signal(signal.SIGTERM)
         answered = [first]
-        while (frame := producer.hears()) is not None:
+        while (frame := producer.receive()) is not None:
             answered.append(frame)
         assert server.process.wait(60) == 0
     offsets = [
@@ -121,24 +124,24 @@ def test_acknowledged_records_survive_and_sent_requests_are_answered(tmp_path):
     assert offsets == list(range(len(answered)))
     assert [int.from_bytes(frame[:4], "big") for frame in answered] == list(range(len(answered)))
     with gateway(tmp_path) as server, Peer(server.address) as consumer:
-        assert consumer.fetches("t", 0).high_watermark >= len(answered)
+        assert consumer.fetch("t", 0).high_watermark >= len(answered)
 
 
 def test_shutdown_under_load_does_not_reset_connections(tmp_path):
     """A reset would discard replies that the client has not read yet."""
     asked = framed(producing("t", RECORDS), 7)
     with gateway(tmp_path) as server, Peer(server.address) as busy:
-        busy.makes("t")
+        busy.create_topic("t")
         is_over = threading.Event()
 
         def send_requests():
             while not is_over.is_set():
-                busy.raw((struct.pack(">i", len(asked)) + asked) * 100)
+                busy.send_bytes((struct.pack(">i", len(asked)) + asked) * 100)
 
         asking = threading.Thread(target=send_requests, daemon=True)
         asking.start()
         try:
-            assert busy.hears() is not None
+            assert busy.receive() is not None
             server.process.send_signal(signal.SIGTERM)
             # A reset raises here.
             while busy.socket.recv(MIB):
@@ -156,11 +159,11 @@ def test_connection_with_unread_reply_is_aborted_at_drain_timeout(tmp_path):
         gateway(tmp_path, shutdown_timeout_ms=1000) as server,
         Peer(server.address, receive_buffer=4096) as slow,
     ):
-        slow.makes("t")
+        slow.create_topic("t")
         large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
         for _ in range(16):
-            slow.produces("t", large)
-        slow.sends(framed(fetching("t", 0), 4))
+            slow.produce("t", large)
+        slow.send(framed(fetching("t", 0), 4))
         assert has_unread_reply(slow)
         began = time.monotonic()
         code, seconds = stop(server)
@@ -181,15 +184,15 @@ def test_connection_with_unread_reply_is_aborted_at_drain_timeout(tmp_path):
 
 def test_slow_reader_receives_whole_reply_during_shutdown(tmp_path):
     with gateway(tmp_path, **PATIENT) as server, Peer(server.address, receive_buffer=4096) as slow:
-        slow.makes("t")
+        slow.create_topic("t")
         large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
         for _ in range(8):
-            slow.produces("t", large)
-        slow.sends(framed(fetching("t", 0), 4))
+            slow.produce("t", large)
+        slow.send(framed(fetching("t", 0), 4))
         assert has_unread_reply(slow)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
-        assert len(slow.hears()) > 8 * (MIB - 200)
+        assert len(slow.receive()) > 8 * (MIB - 200)
         assert server.process.wait(60) == 0
 
 
@@ -202,27 +205,27 @@ def connect_repeatedly(seconds, server):
 
 def test_no_connection_is_accepted_after_shutdown_begins(tmp_path):
     with gateway(tmp_path, **PATIENT) as server, Peer(server.address, receive_buffer=4096) as slow:
-        slow.makes("t")
+        slow.create_topic("t")
         large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
         for _ in range(16):
-            slow.produces("t", large)
-        slow.sends(framed(fetching("t", 0), 4))
+            slow.produce("t", large)
+        slow.send(framed(fetching("t", 0), 4))
         assert has_unread_reply(slow)
         server.process.send_signal(signal.SIGTERM)
         with pytest.raises(ConnectionRefusedError):
             connect_repeatedly(SOON, server)
         assert server.process.poll() is None
-        slow.vanishes()
+        slow.reset()
         assert server.process.wait(60) == 0
 
 
 def test_second_sigterm_is_ignored(tmp_path):
     with gateway(tmp_path) as server, Peer(server.address) as consumer:
-        consumer.makes("t")
+        consumer.create_topic("t")
         start_long_poll(consumer)
         begun = len(server.lines())
         server.process.send_signal(signal.SIGTERM)
-        assert consumer.hears() is not None
+        assert consumer.receive() is not None
         server.process.send_signal(signal.SIGINT)
         assert server.stop() == 0
         assert all(" stopped " in line for line in server.lines()[begun:])
@@ -231,16 +234,16 @@ def test_second_sigterm_is_ignored(tmp_path):
 
 def test_client_that_keeps_sending_does_not_delay_shutdown(tmp_path):
     with gateway(tmp_path, **PATIENT) as server, Peer(server.address) as busy:
-        busy.makes("t")
+        busy.create_topic("t")
         is_over = threading.Event()
 
         def send_requests():
             request = framed(fetching("t", 0), 4)
             while not is_over.is_set():
-                busy.raw(struct.pack(">i", len(request)) + request)
+                busy.send_bytes(struct.pack(">i", len(request)) + request)
 
         def read():
-            while busy.hears() is not None:
+            while busy.receive() is not None:
                 pass
 
         threads = [threading.Thread(target=work, daemon=True) for work in (send_requests, read)]
@@ -295,7 +298,7 @@ def test_shutdown_does_not_wait_for_tls_handshake(tmp_path, files):
         gateway(tmp_path, listeners=("SSL",), **PATIENT, **files) as server,
         Peer(server.address) as silent,
     ):
-        silent.raw(b"\x16\x03\x01")
+        silent.send_bytes(b"\x16\x03\x01")
         time.sleep(0.3)
         code, seconds = stop(server)
         assert code == 0
@@ -313,7 +316,7 @@ def test_shutdown_does_not_wait_for_tls_client_that_closes(tmp_path, files, trus
             server.process.send_signal(signal.SIGTERM)
             assert polite.recv(1) == b""
             polite.unwrap()
-        code, seconds = server.stop_by(watch)
+        code, seconds = server.stop_measured(watch)
         assert code == 0
         assert seconds < SOON
         assert all(" stopped " in line for line in server.lines())
@@ -321,9 +324,9 @@ def test_shutdown_does_not_wait_for_tls_client_that_closes(tmp_path, files, trus
 
 def test_plain_text_on_tls_listener_is_logged_in_one_line(tmp_path, files):
     with gateway(tmp_path, listeners=("SSL",), **files) as server, Peer(server.address) as peer:
-        peer.sends(struct.pack(">hhih", 18, 0, 1, -1))
-        assert peer.is_hung_up_on()
-        (line,) = server.waits_for_lines(1, f"peer={peer.name} ")
+        peer.send(struct.pack(">hhih", 18, 0, 1, -1))
+        assert peer.is_closed()
+        (line,) = server.wait_for_lines(1, f"peer={peer.name} ")
         assert "TLS" in line
 
 
@@ -332,7 +335,7 @@ def test_untrusted_certificate_is_logged_in_one_line(tmp_path, files):
         name = peer.name
         with pytest.raises(ssl.SSLCertVerificationError):
             ssl.create_default_context().wrap_socket(peer.socket, server_hostname="localhost")
-        (line,) = server.waits_for_lines(1, f"peer={name} ")
+        (line,) = server.wait_for_lines(1, f"peer={name} ")
         assert "TLS" in line
 
 
@@ -345,8 +348,8 @@ def test_tls_handshake_has_login_timeout(tmp_path, files, trust):
     ):
         peer = Peer(server.address)
         with trust.wrap_socket(peer.socket, server_hostname="localhost") as quick:
-            assert silent.is_hung_up_on()
-            assert "in time" in server.waits_for_lines(1, f"peer={silent.name} ")[0]
+            assert silent.is_closed()
+            assert "in time" in server.wait_for_lines(1, f"peer={silent.name} ")[0]
             quick.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
             assert quick.recv(8)[4:] == b"\0\0\0\x07"
 
@@ -356,7 +359,7 @@ def test_port_scan_is_not_logged(tmp_path, files):
         begun = len(server.lines())
         for address in server.addresses.values():
             Peer(address).socket.close()
-            Peer(address).vanishes()
+            Peer(address).reset()
         time.sleep(0.3)
         assert server.lines()[begun:] == []
 
@@ -384,16 +387,16 @@ def test_missing_compiled_module_is_logged_at_start(tmp_path, missing, words):
         gateway(tmp_path, environment={"PYTHONPATH": str(tmp_path)}) as server,
         Peer(server.address) as peer,
     ):
-        peer.makes("t")
-        assert peer.produces("t", RECORDS).error_code == 0
-        assert peer.fetches("t", 0, version=2).error_code == 0
-        (line,) = server.waits_for_lines(1, "")
+        peer.create_topic("t")
+        assert peer.produce("t", RECORDS).error_code == 0
+        assert peer.fetch("t", 0, version=2).error_code == 0
+        (line,) = server.wait_for_lines(1, "")
         assert words in line
 
 
 def test_pure_python_can_be_selected(tmp_path):
     with gateway(tmp_path, environment={"KOPGATE_PURE_PYTHON": "1"}) as server:
-        (line,) = server.waits_for_lines(1, "")
+        (line,) = server.wait_for_lines(1, "")
         assert "KOPGATE_PURE_PYTHON is set" in line
 
 
@@ -406,13 +409,13 @@ def test_connections_over_limit_are_refused_until_others_close(
     with gateway(tmp_path, max_connections=2) as server:
         inside = [Peer(server.address) for _ in range(2)]
         for peer in inside:
-            peer.makes("t")
+            peer.create_topic("t")
         with Peer(server.address) as third:
-            assert third.is_hung_up_on()
-            (line,) = server.waits_for_lines(1, f"peer={third.name} ")
+            assert third.is_closed()
+            (line,) = server.wait_for_lines(1, f"peer={third.name} ")
             assert "max_connections=2" in line
-        inside[0].makes("u")
-        inside.pop().vanishes()
+        inside[0].create_topic("u")
+        inside.pop().reset()
         connect_when_possible(server)
 
 
@@ -421,8 +424,8 @@ def connect_when_possible(server):
     end = time.monotonic() + 60
     while True:
         with Peer(server.address) as late:
-            late.raw(struct.pack(">ihhih", 10, 18, 0, 7, -1))
-            if late.hears() is not None:
+            late.send_bytes(struct.pack(">ihhih", 10, 18, 0, 7, -1))
+            if late.receive() is not None:
                 return
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -430,18 +433,16 @@ def connect_when_possible(server):
 
 def test_connections_per_address_are_limited(tmp_path):
     with gateway(tmp_path, max_connections_per_ip=1) as server, Peer(server.address) as first:
-        first.makes("t")
+        first.create_topic("t")
         with Peer(server.address) as second:
-            assert second.is_hung_up_on()
-            assert (
-                "max_connections_per_ip=1" in server.waits_for_lines(1, f"peer={second.name} ")[0]
-            )
+            assert second.is_closed()
+            assert "max_connections_per_ip=1" in server.wait_for_lines(1, f"peer={second.name} ")[0]
 
 
 def test_idle_connection_is_closed(tmp_path):
     # Long enough for a request on a machine that stalls for a second or two.
     with gateway(tmp_path, connections_max_idle_ms=5000) as server, Peer(server.address) as peer:
-        peer.makes("t")
+        peer.create_topic("t")
         begun = len(server.lines())
-        assert peer.is_hung_up_on()
+        assert peer.is_closed()
         assert server.lines()[begun:] == []

@@ -60,12 +60,14 @@ class Prepared:
             topics=[MetadataRequest.MetadataRequestTopic(name=self.topic)],
             allow_auto_topic_creation=True,
         )
-        _until_done(lambda: int(self._peer.asks(asked, MetadataResponse, 4).topics[0].error_code))
+        _until_done(
+            lambda: int(self._peer.request(asked, MetadataResponse, 4).topics[0].error_code)
+        )
 
     def _fills(self, count: int) -> None:
         now = int(time.time() * 1000)
         records = batch([Sample(index, now, b"key", b"value") for index in range(count)])
-        _until_done(lambda: int(self._peer.produces(self.topic, records).error_code))
+        _until_done(lambda: int(self._peer.produce(self.topic, records).error_code))
 
     def adds_later(self, is_over: threading.Event) -> None:
         """More records, some time after the group has committed the first ones."""
@@ -79,7 +81,7 @@ class Prepared:
         topics = [
             OffsetFetchRequest.OffsetFetchRequestTopic(name=self.topic, partition_indexes=[0])
         ]
-        reply = self._peer.asks(
+        reply = self._peer.request(
             OffsetFetchRequest(version=1, group_id=self.group, topics=topics),
             OffsetFetchResponse,
             1,

@@ -54,11 +54,11 @@ def test_a_transactional_producer_is_refused_once_and_does_not_ask_again(
     assert float(seconds) < TIMEOUT_SECONDS / 4
     # The log has its lines in order, so that after this one all of the client's are there.
     with server.peer() as peer:
-        peer.asks(
+        peer.request(
             InitProducerIdRequest(transactional_id=f"after-{name}", transaction_timeout_ms=1000),
             InitProducerIdResponse,
             1,
         )
-    assert server.waits_for_lines(1, f"transactional_id=after-{name}")
+    assert server.wait_for_lines(1, f"transactional_id=after-{name}")
     (line,) = [line for line in server.lines() if f"transactional_id={name}" in line]
     assert "transactional producer refused" in line

@@ -100,15 +100,15 @@ class Side:
         self._names: dict[str, str] = {}
         self._numbers: dict[str, str] = {}
 
-    def asks(self, request: Any, response: Any, version: int, *, is_noted: bool = True) -> Any:
-        reply = self.peer.asks(request, response, version)
+    def request(self, request: Any, response: Any, version: int, *, is_noted: bool = True) -> Any:
+        reply = self.peer.request(request, response, version)
         if is_noted:
             self.answers.append(
-                (f"{type(request).__name__} v{version}", self.plain(reply.to_dict()))
+                (f"{type(request).__name__} v{version}", self.normalize(reply.to_dict()))
             )
         return reply
 
-    def until(self, is_so: Callable[[], bool], what: str) -> None:
+    def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
         """Nothing that is asked meanwhile counts: how long it takes is each one's own business."""
         end = time.monotonic() + SECONDS
         noted = len(self.answers)
@@ -118,11 +118,11 @@ class Side:
             time.sleep(0.05)
         del self.answers[noted:]
 
-    def plain(self, value: Any, key: str = "") -> Any:
+    def normalize(self, value: Any, key: str = "") -> Any:
         match value:
             case dict():
                 return {
-                    name: self.plain(one, name)
+                    name: self.normalize(one, name)
                     for name, one in value.items()
                     if name != "error_message"
                 }
@@ -132,7 +132,7 @@ class Side:
                 return sorted({*value} - _NEW_OPERATIONS)
             case list():
                 # Kafka keeps members and topics in no order.
-                return sorted((self.plain(one) for one in value), key=repr)
+                return sorted((self.normalize(one) for one in value), key=repr)
             case str() if value in self._names:
                 return self._names[value]
             case str():
@@ -142,46 +142,46 @@ class Side:
                 )
         return value
 
-    def begins(self, *, classic: bool) -> None:
+    def start_group(self, *, classic: bool) -> None:
         """The group of this scene is a new one of this protocol: one that was a classic one goes on from its generation."""
         self._ahead = 0 if classic else self._began_ahead
 
     # Topics
 
-    def makes_topic(self, name: str, partitions: int) -> None:
+    def create_topic(self, name: str, partitions: int) -> None:
         row = CreateTopicsRequest.CreatableTopic(
             name=name, num_partitions=partitions, replication_factor=1, assignments=[], configs=[]
         )
         request = CreateTopicsRequest(topics=[row], timeout_ms=10_000, validate_only=False)
-        (made,) = self.asks(request, CreateTopicsResponse, 7, is_noted=False).topics
+        (made,) = self.request(request, CreateTopicsResponse, 7, is_noted=False).topics
         assert made.error_code == 0, made
         self.topics[name] = made.topic_id
         self._names[str(made.topic_id)] = name
-        self.knows_topic(name, partitions)
+        self.wait_for_topic(name, partitions)
 
-    def knows_topic(self, name: str, partitions: int) -> None:
+    def wait_for_topic(self, name: str, partitions: int) -> None:
         """Kafka's groups hear of a topic after those who made it do."""
         scout = Member(self, f"scout-{name}-{partitions}", "scout")
-        self.until(
-            lambda: bool(scout.joins(name)) and scout.given == {name: list(range(partitions))},
+        self.wait_until(
+            lambda: bool(scout.join(name)) and scout.assigned == {name: list(range(partitions))},
             f"{name} is known",
         )
         noted = len(self.answers)
-        scout.leaves()
-        self.deletes(scout.group)
+        scout.leave()
+        self.delete_groups(scout.group)
         del self.answers[noted:]
 
-    def grows_topic(self, name: str, partitions: int) -> None:
+    def add_partitions(self, name: str, partitions: int) -> None:
         row = CreatePartitionsRequest.CreatePartitionsTopic(
             name=name, count=partitions, assignments=None
         )
         request = CreatePartitionsRequest(topics=[row], timeout_ms=10_000, validate_only=False)
-        (grown,) = self.asks(request, CreatePartitionsResponse, 3, is_noted=False).results
+        (grown,) = self.request(request, CreatePartitionsResponse, 3, is_noted=False).results
         assert grown.error_code == 0, grown
 
-    def deletes_topic(self, name: str) -> None:
+    def delete_topic(self, name: str) -> None:
         row = DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=uuid.UUID(int=0))
-        (gone,) = self.asks(
+        (gone,) = self.request(
             DeleteTopicsRequest(topics=[row], timeout_ms=10_000),
             DeleteTopicsResponse,
             6,
@@ -191,46 +191,46 @@ class Side:
 
     # Groups
 
-    def looks(self, group: str) -> Any:
+    def describe(self, group: str) -> Any:
         """What those see who look after the group."""
         request = ConsumerGroupDescribeRequest(
             group_ids=[group], include_authorized_operations=True
         )
-        (described,) = self.asks(request, ConsumerGroupDescribeResponse, self.version).groups
+        (described,) = self.request(request, ConsumerGroupDescribeResponse, self.version).groups
         classic = DescribeGroupsRequest(groups=[group], include_authorized_operations=False)
-        reply = self.asks(classic, DescribeGroupsResponse, 5, is_noted=False)
+        reply = self.request(classic, DescribeGroupsResponse, 5, is_noted=False)
         for one in reply.groups:
             if one.group_state != "Stable":
                 # Of old; the coordinator of 4 keeps it until there is a new one.
                 for member in one.members:
                     member.member_assignment = b""
-        self.answers.append(("DescribeGroupsRequest", self.plain(reply.to_dict())))
-        self.lists(group)
+        self.answers.append(("DescribeGroupsRequest", self.normalize(reply.to_dict())))
+        self.list_group(group)
         return described
 
-    def lists(self, group: str, states: Iterable[str] = (), types: Iterable[str] = ()) -> None:
-        reply = self.peer.asks(
+    def list_group(self, group: str, states: Iterable[str] = (), types: Iterable[str] = ()) -> None:
+        reply = self.peer.request(
             ListGroupsRequest(states_filter=list(states), types_filter=list(types)),
             ListGroupsResponse,
             5,
         )
         rows = [one for one in reply.to_dict()["groups"] if one["group_id"] == group]
-        self.answers.append((f"list of {states} {types}", (reply.error_code, self.plain(rows))))
+        self.answers.append((f"list of {states} {types}", (reply.error_code, self.normalize(rows))))
 
     def state(self, group: str) -> tuple[str, int]:
         """In words, and how many members."""
         request = ConsumerGroupDescribeRequest(
             group_ids=[group], include_authorized_operations=False
         )
-        (described,) = self.asks(
+        (described,) = self.request(
             request, ConsumerGroupDescribeResponse, self.version, is_noted=False
         ).groups
         return described.group_state, len(described.members)
 
-    def deletes(self, *groups: str) -> None:
-        self.asks(DeleteGroupsRequest(groups_names=list(groups)), DeleteGroupsResponse, 2)
+    def delete_groups(self, *groups: str) -> None:
+        self.request(DeleteGroupsRequest(groups_names=list(groups)), DeleteGroupsResponse, 2)
 
-    def commits(
+    def commit(
         self,
         group: str,
         offsets: Owned,
@@ -260,17 +260,17 @@ class Side:
             group_instance_id=instance,
             topics=topics,
         )
-        self.asks(request, OffsetCommitResponse, version)
+        self.request(request, OffsetCommitResponse, version)
 
-    def deletes_offsets(self, group: str, *topics: str) -> None:
+    def delete_offsets(self, group: str, *topics: str) -> None:
         kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
         rows = [
             kind(name=name, partitions=[kind.OffsetDeleteRequestPartition(partition_index=0)])
             for name in topics
         ]
-        self.asks(OffsetDeleteRequest(group_id=group, topics=rows), OffsetDeleteResponse, 0)
+        self.request(OffsetDeleteRequest(group_id=group, topics=rows), OffsetDeleteResponse, 0)
 
-    def removes(self, group: str, *members: tuple[str, str | None]) -> None:
+    def remove_members(self, group: str, *members: tuple[str, str | None]) -> None:
         """Members, by id and instance id, leave or are put out, as the classic protocol has it."""
         rows = [
             LeaveGroupRequest.MemberIdentity(
@@ -278,9 +278,9 @@ class Side:
             )
             for name, instance in members
         ]
-        self.asks(LeaveGroupRequest(group_id=group, members=rows), LeaveGroupResponse, 5)
+        self.request(LeaveGroupRequest(group_id=group, members=rows), LeaveGroupResponse, 5)
 
-    def fetches(
+    def fetch_offsets(
         self, group: str, topic: str, partitions: int, member: str | None = None, epoch: int = -1
     ) -> None:
         kind = OffsetFetchRequest.OffsetFetchRequestGroup
@@ -288,7 +288,9 @@ class Side:
             kind.OffsetFetchRequestTopics(name=topic, partition_indexes=list(range(partitions)))
         ]
         asked = kind(group_id=group, member_id=member, member_epoch=epoch, topics=topics)
-        self.asks(OffsetFetchRequest(groups=[asked], require_stable=True), OffsetFetchResponse, 9)
+        self.request(
+            OffsetFetchRequest(groups=[asked], require_stable=True), OffsetFetchResponse, 9
+        )
 
 
 class Member:
@@ -302,9 +304,9 @@ class Member:
         self.id = member_id
         self.instance = instance
         self.epoch = 0
-        self.given: dict[str, list[int]] | None = None
+        self.assigned: dict[str, list[int]] | None = None
 
-    def joins(self, *topics: str, assignor: str | None = "range", **fields: Any) -> Any:
+    def join(self, *topics: str, assignor: str | None = "range", **fields: Any) -> Any:
         subscribed = {"subscribed_topic_names": list(topics)} if topics else {}
         values = {
             "member_epoch": 0,
@@ -312,11 +314,11 @@ class Member:
             "server_assignor": assignor,
             "topic_partitions": [],
         }
-        return self.says(**values | subscribed | fields)
+        return self.heartbeat(**values | subscribed | fields)
 
-    def has(self, **owned: Iterable[int]) -> Any:
+    def report_owned(self, **owned: Iterable[int]) -> Any:
         """It says what it has now."""
-        return self.says(topic_partitions=self.rows(owned))
+        return self.heartbeat(topic_partitions=self.rows(owned))
 
     def rows(self, owned: Owned) -> list[Any]:
         kind = ConsumerGroupHeartbeatRequest.TopicPartitions
@@ -325,7 +327,7 @@ class Member:
             for name, indexes in owned.items()
         ]
 
-    def says(self, **fields: Any) -> Any:
+    def heartbeat(self, **fields: Any) -> Any:
         """A heartbeat, with nothing in it but `fields`."""
         values = {
             "group_id": self.group,
@@ -333,7 +335,7 @@ class Member:
             "member_epoch": self.epoch,
             "instance_id": self.instance,
         } | fields
-        reply = self._side.asks(
+        reply = self._side.request(
             ConsumerGroupHeartbeatRequest(**values),
             ConsumerGroupHeartbeatResponse,
             self._side.version,
@@ -341,36 +343,36 @@ class Member:
         if not reply.error_code:
             self.id, self.epoch = reply.member_id, reply.member_epoch
             if reply.assignment is not None:
-                rows = self._side.plain(reply.assignment.to_dict())["topic_partitions"]
-                self.given = {row["topic_id"]: row["partitions"] for row in rows}
+                rows = self._side.normalize(reply.assignment.to_dict())["topic_partitions"]
+                self.assigned = {row["topic_id"]: row["partitions"] for row in rows}
         return reply
 
-    def says_all(self, *topics: str, owned: Owned, **fields: Any) -> Any:
+    def full_heartbeat(self, *topics: str, owned: Owned, **fields: Any) -> Any:
         """As a member does that has lost an answer."""
         told = {
             "rebalance_timeout_ms": 60_000,
             "subscribed_topic_names": list(topics),
             "server_assignor": "range",
         }
-        return self.says(**told | {"topic_partitions": self.rows(owned)} | fields)
+        return self.heartbeat(**told | {"topic_partitions": self.rows(owned)} | fields)
 
-    def leaves(self, epoch: int = -1) -> Any:
-        return self.says(member_epoch=epoch)
+    def leave(self, epoch: int = -1) -> Any:
+        return self.heartbeat(member_epoch=epoch)
 
-    def commits(self, epoch: int | None = None, version: int = 9, **offsets: Iterable[int]) -> None:
-        self._side.commits(
+    def commit(self, epoch: int | None = None, version: int = 9, **offsets: Iterable[int]) -> None:
+        self._side.commit(
             self.group, offsets, self.id, self.epoch if epoch is None else epoch, version=version
         )
 
-    def until_given(self, expected: Owned) -> None:
+    def wait_for_assignment(self, expected: Owned) -> None:
         """Where the broker does something beside the request, such as look for topics."""
-        self._side.until(
-            lambda: self.says() and self.given == expected, f"{self.id} has {expected}"
+        self._side.wait_until(
+            lambda: self.heartbeat() and self.assigned == expected, f"{self.id} has {expected}"
         )
         self._side.answers.append(
             (
                 f"{self.id} is given",
-                self._side.plain({"member_epoch": self.epoch, "given": self.given}),
+                self._side.normalize({"member_epoch": self.epoch, "given": self.assigned}),
             )
         )
 
@@ -431,7 +433,7 @@ class ClassicMember:
         self.instance = instance
         self.protocols = protocols or {"range": subscription(*topics)}
 
-    def joins(self, version: int = 9, **fields: Any) -> Any:
+    def join(self, version: int = 9, **fields: Any) -> Any:
         kind = JoinGroupRequest.JoinGroupRequestProtocol
         rows = [
             kind(name=name.replace("_", "-"), metadata=metadata)
@@ -450,15 +452,15 @@ class ClassicMember:
             protocols=rows,
             **values,
         )
-        reply = self._side.asks(request, JoinGroupResponse, version)
+        reply = self._side.request(request, JoinGroupResponse, version)
         if reply.error_code == MEMBER_ID_REQUIRED:
             self.id = reply.member_id
-            return self.joins(version, **fields)
+            return self.join(version, **fields)
         if not reply.error_code:
             self.id, self.generation = reply.member_id, reply.generation_id
         return reply
 
-    def syncs(self, assignments: Mapping[str, bytes] | None = None, **fields: Any) -> Any:
+    def sync(self, assignments: Mapping[str, bytes] | None = None, **fields: Any) -> Any:
         kind = SyncGroupRequest.SyncGroupRequestAssignment
         rows = [
             kind(member_id=name, assignment=words) for name, words in (assignments or {}).items()
@@ -475,25 +477,25 @@ class ClassicMember:
             assignments=rows,
             **values,
         )
-        return self._side.asks(request, SyncGroupResponse, 5)
+        return self._side.request(request, SyncGroupResponse, 5)
 
-    def beats(self, generation: int | None = None) -> Any:
+    def heartbeat(self, generation: int | None = None) -> Any:
         request = HeartbeatRequest(
             group_id=self.group,
             member_id=self.id,
             generation_id=self.generation if generation is None else generation,
             group_instance_id=self.instance,
         )
-        return self._side.asks(request, HeartbeatResponse, 4)
+        return self._side.request(request, HeartbeatResponse, 4)
 
-    def leaves(self) -> None:
-        self._side.removes(self.group, (self.id, self.instance))
+    def leave(self) -> None:
+        self._side.remove_members(self.group, (self.id, self.instance))
 
-    def commits(
+    def commit(
         self, generation: int | None = None, version: int = 8, **offsets: Iterable[int]
     ) -> None:
         epoch = self.generation if generation is None else generation
-        self._side.commits(
+        self._side.commit(
             self.group, offsets, self.id, epoch, version=version, instance=self.instance
         )
 
@@ -542,12 +544,14 @@ def wait_for_coordinator(peer: Peer) -> None:
     """Kafka creates `__consumer_offsets` at the first FindCoordinator and then loads its partitions one by one."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
-        found = peer.asks(FindCoordinatorRequest(key="g", key_type=0), FindCoordinatorResponse, 1)
+        found = peer.request(
+            FindCoordinatorRequest(key="g", key_type=0), FindCoordinatorResponse, 1
+        )
         asked = DescribeGroupsRequest(
             groups=list(IN_EACH_PARTITION), include_authorized_operations=False
         )
         if not found.error_code and not any(
-            one.error_code for one in peer.asks(asked, DescribeGroupsResponse, 5).groups
+            one.error_code for one in peer.request(asked, DescribeGroupsResponse, 5).groups
         ):
             return
         time.sleep(0.2)

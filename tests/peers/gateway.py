@@ -56,7 +56,7 @@ class Gateway:
         """Whole ones: the last may be under way."""
         return self.log.read_text().rpartition("\n")[0].splitlines()
 
-    def waits_for_lines(
+    def wait_for_lines(
         self, count: int, words: str, after: int = 0, seconds: float = 60.0
     ) -> list[str]:
         """The lines with `words` from line `after` on, once there are `count` of them; what there is after `seconds`."""
@@ -76,7 +76,7 @@ class Gateway:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_SECONDS)
 
-    def stop_by(self, watch: Stopwatch) -> tuple[int, float]:
+    def stop_measured(self, watch: Stopwatch) -> tuple[int, float]:
         """Its exit code after SIGTERM, which it may have had already, and what the stopwatch says of it then."""
         self.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
@@ -170,22 +170,22 @@ class Peer:
         host, port = self.socket.getsockname()
         return f"{host}:{port}"
 
-    def sends(self, *frames: bytes) -> None:
+    def send(self, *frames: bytes) -> None:
         self.socket.sendall(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
 
-    def raw(self, stream: bytes) -> None:
+    def send_bytes(self, stream: bytes) -> None:
         """Bytes as they are; that the gateway has hung up meanwhile is no error of the peer's."""
         try:
             self.socket.sendall(stream)
         except (ConnectionResetError, BrokenPipeError):
             return
 
-    def hears(self) -> bytes | None:
+    def receive(self) -> bytes | None:
         """The next frame, None for a connection that has ended."""
         head = self._exactly(4)
         return None if head is None else self._exactly(struct.unpack(">i", head)[0])
 
-    def is_hung_up_on(self, seconds: float = 60.0) -> bool:
+    def is_closed(self, seconds: float = 60.0) -> bool:
         """Whether the gateway ends the connection in this time. What it says before is thrown away."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -198,40 +198,40 @@ class Peer:
                 return True
         return False
 
-    def vanishes(self) -> None:
+    def reset(self) -> None:
         """Close with a reset, as a machine that is switched off and on again."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
-    def asks(self, request: Any, response: Any, version: int) -> Any:
+    def request(self, request: Any, response: Any, version: int) -> Any:
         """One request and its reply."""
-        self.sends(framed(request, version))
-        frame = self.hears()
+        self.send(framed(request, version))
+        frame = self.receive()
         assert frame is not None, "the gateway hung up"
         is_flexible = request.flexible_version_q(version)
         return response.decode(frame[5 if is_flexible else 4 :], version=version)
 
-    def produces(self, topic: str, records: bytes, version: int = 7, acks: int = -1) -> Any:
+    def produce(self, topic: str, records: bytes, version: int = 7, acks: int = -1) -> Any:
         """The reply's only partition."""
-        reply = self.asks(producing(topic, records, version, acks), ProduceResponse, version)
+        reply = self.request(producing(topic, records, version, acks), ProduceResponse, version)
         return reply.responses[0].partition_responses[0]
 
-    def fetches(self, topic: str, offset: int, version: int = 4, **more: Any) -> Any:
+    def fetch(self, topic: str, offset: int, version: int = 4, **more: Any) -> Any:
         """The reply's only partition."""
         return (
-            self.asks(fetching(topic, offset, version, **more), FetchResponse, version)
+            self.request(fetching(topic, offset, version, **more), FetchResponse, version)
             .responses[0]
             .partitions[0]
         )
 
-    def makes(self, topic: str) -> None:
+    def create_topic(self, topic: str) -> None:
         """The topic, made by asking for it."""
         asked = MetadataRequest(
             version=4,
             topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
             allow_auto_topic_creation=True,
         )
-        assert self.asks(asked, MetadataResponse, 4).topics[0].error_code == 0
+        assert self.request(asked, MetadataResponse, 4).topics[0].error_code == 0
 
     def _exactly(self, size: int) -> bytes | None:
         got = bytearray()
@@ -375,7 +375,7 @@ class Witness:
         self._is_over.set()
         self._thread.join(60)
 
-    def goes_on(self, rounds: int = 3) -> bool:
+    def makes_progress(self, rounds: int = 3) -> bool:
         """Whether it gets through so many more."""
         wanted, end = self.rounds + rounds, time.monotonic() + WITNESS_SECONDS
         while self.rounds < wanted and self.failure is None and time.monotonic() < end:
@@ -385,7 +385,7 @@ class Witness:
     def _run(self) -> None:
         try:
             with Peer(self._server.address, seconds=WITNESS_SECONDS) as peer:
-                peer.makes(self._topic)
+                peer.create_topic(self._topic)
                 while not self._is_over.is_set():
                     self._round(peer)
                     self._has_begun.set()
@@ -395,9 +395,9 @@ class Witness:
 
     def _round(self, peer: Peer) -> None:
         watch = Stopwatch(self._server)
-        stored = peer.produces(self._topic, batch([Sample(0, 1_700_000_000_000, b"k", b"v" * 100)]))
+        stored = peer.produce(self._topic, batch([Sample(0, 1_700_000_000_000, b"k", b"v" * 100)]))
         assert stored.error_code == 0
-        read = peer.fetches(self._topic, stored.base_offset)
+        read = peer.fetch(self._topic, stored.base_offset)
         assert read.error_code == 0
         assert read.records
         self.slowest = max(self.slowest, watch.seconds())

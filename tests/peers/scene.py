@@ -93,7 +93,7 @@ class Member:
             )
         self.read: list[tuple[int, int, str]] = []
         self.assigned: list[int] | None = None
-        self.had: list[tuple[int, frozenset[int]]] = []
+        self.assignments: list[tuple[int, frozenset[int]]] = []
         """What it had from when on, in ns of the machine's clock: what it gives up it has no more when it has said so."""
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -103,7 +103,7 @@ class Member:
         for line in self.process.stdout:
             self._said.put(json.loads(line))
 
-    def hears(self) -> None:
+    def receive(self) -> None:
         """Take what it has said up to now."""
         while not self._said.empty():
             event = self._said.get()
@@ -112,20 +112,20 @@ class Member:
                 self.read.append((partition, offset, value))
             elif "assigned" in event:
                 self.assigned = event["assigned"]
-                self.had.append((event["at"], frozenset(event["assigned"])))
+                self.assignments.append((event["at"], frozenset(event["assigned"])))
 
     def __str__(self) -> str:
         code = self.process.poll()
         words = self._errors.read_text(errors="replace")[-2000:]
         return f"member of {self.group}: exit code {code}, has {self.assigned}, read {len(self.read)}, said {words!r}"
 
-    def leaves(self) -> None:
+    def leave(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.close()
         assert self.process.wait(EVENT_SECONDS) == 0
 
-    def is_killed(self) -> None:
+    def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(EVENT_SECONDS)
 
@@ -151,7 +151,7 @@ class Scene:
         self._gateway: Any = None
         self.gateway: Gateway | None = None
 
-    def starts(self) -> None:
+    def start(self) -> None:
         self._gateway = gateway(
             self._folder,
             "--listener",
@@ -165,18 +165,18 @@ class Scene:
         )
         self.gateway = self._gateway.__enter__()
 
-    def is_killed(self) -> None:
+    def kill(self) -> None:
         self._gateway.__exit__(None, None, None)
 
-    def stops(self) -> None:
+    def stop(self) -> None:
         """As at an upgrade: whoever waits in a group is answered, so that nobody holds it up."""
         assert self.gateway is not None
-        code, seconds = self.gateway.stop_by(Stopwatch(self.gateway))
+        code, seconds = self.gateway.stop_measured(Stopwatch(self.gateway))
         assert code == 0
         assert seconds < DRAIN_SECONDS
-        self.is_killed()
+        self.kill()
 
-    def joins(self, client: Client | None = None, group: str = GROUP, topic: str = TOPIC) -> Member:
+    def join(self, client: Client | None = None, group: str = GROUP, topic: str = TOPIC) -> Member:
         argv = (client or self._client).command(self.bootstrap, group, topic)
         member = self._stack.enter_context(
             Member(argv, group, self._folder / f"member-{len(self.members)}.log")
@@ -184,7 +184,7 @@ class Scene:
         self.members.append(member)
         return member
 
-    def sends(self, count: int) -> None:
+    def send(self, count: int) -> None:
         producer = kafka.KafkaProducer(bootstrap_servers=self.bootstrap, acks="all")
         for number in range(len(self.sent), len(self.sent) + count):
             producer.send(TOPIC, f"{number}".encode(), partition=number % len(PARTITIONS)).get(
@@ -193,11 +193,11 @@ class Scene:
             self.sent.append(f"{number}")
         producer.close()
 
-    def until(self, is_so: Callable[[], bool], what: str) -> None:
+    def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + EVENT_SECONDS
         while True:
             for member in self.members:
-                member.hears()
+                member.receive()
             if is_so():
                 return
             assert time.monotonic() < end, "\n".join(
@@ -208,21 +208,23 @@ class Scene:
     def _log(self) -> str:
         return "" if self.gateway is None else "\n".join(self.gateway.lines()[-40:])
 
-    def until_shared_by(self, *members: Member) -> None:
+    def wait_until_assigned_to(self, *members: Member) -> None:
         def is_shared() -> bool:
             return sorted(
                 part for one in members for part in one.assigned or []
             ) == PARTITIONS and all(one.assigned for one in members)
 
-        self.until(is_shared, "every partition has one of these members, and each of them has some")
+        self.wait_until(
+            is_shared, "every partition has one of these members, and each of them has some"
+        )
 
-    def told(self, group: str = GROUP) -> list[str]:
+    def values_read(self, group: str = GROUP) -> list[str]:
         """What members of the group have read and committed, as often as they have."""
         return [value for one in self.members if one.group == group for _, _, value in one.read]
 
-    def until_all_is_read(self, *groups: str) -> None:
-        self.until(
-            lambda: all({*self.told(group)} >= {*self.sent} for group in groups or [GROUP]),
+    def wait_until_all_read(self, *groups: str) -> None:
+        self.wait_until(
+            lambda: all({*self.values_read(group)} >= {*self.sent} for group in groups or [GROUP]),
             "everything is read",
         )
 
@@ -232,6 +234,6 @@ def scene(folder: Path, client: Client, **settings: object) -> Iterator[Scene]:
     """With the gateway running; `client` is what joins unless another one is named."""
     with ExitStack() as stack:
         made = Scene(folder, client, stack, **settings)
-        made.starts()
-        stack.callback(made.is_killed)
+        made.start()
+        stack.callback(made.kill)
         yield made

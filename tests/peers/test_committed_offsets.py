@@ -52,7 +52,7 @@ def committing(group: str, offset: int, retention_ms: int = -1) -> OffsetCommitR
 def commits(peer: Peer, group: str, offset: int, version: int, retention_ms: int = -1) -> int:
     """The error."""
     return (
-        peer.asks(committing(group, offset, retention_ms), OffsetCommitResponse, version)
+        peer.request(committing(group, offset, retention_ms), OffsetCommitResponse, version)
         .topics[0]
         .partitions[0]
         .error_code
@@ -63,7 +63,9 @@ def stands(peer: Peer, group: str, version: int = 1, topic: str = TOPIC) -> tupl
     """Offset and error of the partition."""
     asked = OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=[0])
     row = (
-        peer.asks(OffsetFetchRequest(group_id=group, topics=[asked]), OffsetFetchResponse, version)
+        peer.request(
+            OffsetFetchRequest(group_id=group, topics=[asked]), OffsetFetchResponse, version
+        )
         .topics[0]
         .partitions[0]
     )
@@ -85,7 +87,7 @@ def fill(address: tuple[str, int]) -> None:
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_commits_of_old_clients_survive_a_kill(tmp_path: Path, version: int) -> None:
     with gateway(tmp_path) as first, first.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         assert stands(peer, "g", 0) == (-1, 3)
         assert [commits(peer, "g", offset, version) for offset in (3, 7)] == [0, 0]
     with gateway(tmp_path) as second, second.peer() as peer:
@@ -95,14 +97,14 @@ def test_commits_of_old_clients_survive_a_kill(tmp_path: Path, version: int) -> 
 
 def test_a_deleted_topic_s_offsets_stay_away_through_a_kill(tmp_path: Path) -> None:
     with gateway(tmp_path) as first, first.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         assert commits(peer, "g", 7, 1) == 0
         admin = kafka.KafkaAdminClient(bootstrap_servers=bootstrap(first.address))
         admin.delete_topics([TOPIC])
         assert commits(peer, "g", 8, 1) == 3
         admin.close()
     with gateway(tmp_path) as second, second.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         assert stands(peer, "g") == (-1, 0)
 
 
@@ -110,10 +112,10 @@ def test_an_offset_expires_when_its_client_said_and_stays_away_through_a_kill(
     tmp_path: Path,
 ) -> None:
     with gateway(tmp_path, offsets_retention_check_interval_ms=50) as first, first.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         assert commits(peer, "kept", 7, 2, retention_ms=600_000) == 0
         assert commits(peer, "g", 7, 2, retention_ms=1) == 0
-        assert first.waits_for_lines(1, "offsets expired")
+        assert first.wait_for_lines(1, "offsets expired")
         assert [stands(peer, group) for group in ("g", "kept")] == [(-1, 0), (7, 0)]
     with gateway(tmp_path) as second, second.peer() as peer:
         assert [stands(peer, group) for group in ("g", "kept")] == [(-1, 0), (7, 0)]
@@ -138,9 +140,9 @@ class Committer(threading.Thread):
             while True:
                 for _ in range(4):
                     self.sent += 1
-                    self.peer.sends(framed(committing(self.group, self.sent), 2))
+                    self.peer.send(framed(committing(self.group, self.sent), 2))
                 for _ in range(4):
-                    frame = self.peer.hears()
+                    frame = self.peer.receive()
                     if frame is None:
                         return
                     # Correlation id; one topic, its name, one partition: index and error.
@@ -185,7 +187,7 @@ def waits_for_a_commit_of_each(committers: list[Committer], stood: dict[str, int
 def check(running: Gateway, committers: list[Committer], stood: dict[str, int]) -> None:
     """Each group stands at the last commit that was acknowledged, or at one that was on its way; `stood` is brought up to it."""
     with running.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         for one in committers:
             assert one.wrong == []
             offset, error = stands(peer, one.group)

@@ -54,7 +54,7 @@ class Both:
 
     def ask(self, request: Any, response: Any, version: int) -> dict[str, Any]:
         ours, theirs = (
-            in_order(peer.asks(request, response, version).to_dict()) for peer in self.peers
+            in_order(peer.request(request, response, version).to_dict()) for peer in self.peers
         )
         assert ours == theirs, f"{type(request).__name__} v{version}"
         return theirs
@@ -84,7 +84,7 @@ class Both:
             version,
         )
 
-    def fetches(
+    def fetch(
         self, wanted: list[tuple[str, list[int]]] | None, version: int = 7, group: str = "g"
     ) -> Any:
         if version < 8:
@@ -157,7 +157,7 @@ def test_every_version_of_a_commit_is_answered_alike(both: Both, version: int) -
     both.commits([], version, group="nobody's")
     both.commits([("nowhere", 0, 1)], version, group="nobody's")
     for fetching in FETCHES:
-        both.fetches(
+        both.fetch(
             [("orders", [0, 1]), ("bills", [0]), ("nowhere", [0])],
             fetching,
             group=f"commit-{version}",
@@ -167,17 +167,17 @@ def test_every_version_of_a_commit_is_answered_alike(both: Both, version: int) -
 @pytest.mark.parametrize("version", FETCHES)
 def test_every_version_of_a_fetch_is_answered_alike(both: Both, version: int) -> None:
     both.commits([("bills", 0, 7)], group=f"fetch-{version}", metadata="mine")
-    both.fetches(
+    both.fetch(
         [("bills", [0]), ("orders", [1, 0]), ("orders", [9]), ("nowhere", [0])],
         version,
         group=f"fetch-{version}",
     )
-    both.fetches([], version, group=f"fetch-{version}")
-    both.fetches([("orders", [0])], version, group="nobody's")
-    both.fetches([("orders", [0])], version, group="")
+    both.fetch([], version, group=f"fetch-{version}")
+    both.fetch([("orders", [0])], version, group="nobody's")
+    both.fetch([("orders", [0])], version, group="")
     if version >= 2:
-        both.fetches(None, version, group=f"fetch-{version}")
-        both.fetches(None, version, group="nobody's")
+        both.fetch(None, version, group=f"fetch-{version}")
+        both.fetch(None, version, group="nobody's")
 
 
 def test_leader_epochs_and_retention_times_are_taken_alike(both: Both) -> None:
@@ -193,7 +193,7 @@ def test_leader_epochs_and_retention_times_are_taken_alike(both: Both) -> None:
         )
     ]
     both.ask(OffsetCommitRequest(group_id="times", topics=topics), OffsetCommitResponse, 8)
-    both.fetches([("orders", [0, 1])], 6, group="times")
+    both.fetch([("orders", [0, 1])], 6, group="times")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_metadata_has_the_same_bounds(both: Both, metadata: str) -> None:
 
 def test_groups_that_are_not_there_or_have_no_name_are_answered_alike(both: Both) -> None:
     both.commits([("orders", 0, 1)], group="")
-    both.fetches([("orders", [0])], group="")
+    both.fetch([("orders", [0])], group="")
     # From version 9 on, Kafka 3.9 answers as 4 does only where it is set to have consumer groups.
     both.commits(
         [("orders", 0, 1)], 8, group="not there", generation_id_or_member_epoch=3, member_id="me"
@@ -224,7 +224,7 @@ def test_groups_that_are_not_there_or_have_no_name_are_answered_alike(both: Both
 def test_deletions_are_answered_alike(both: Both) -> None:
     both.commits([("orders", 0, 1), ("orders", 1, 2), ("bills", 0, 3)], group="deletes")
     both.deletes([("orders", 0), ("nowhere", 0), ("orders", 9), ("bills", 0)], group="deletes")
-    both.fetches(None, group="deletes")
+    both.fetch(None, group="deletes")
     both.deletes([("orders", 0)], group="deletes")
 
 
@@ -252,7 +252,7 @@ def test_members_are_answered_alike(both: Both) -> None:
         assert replies[0] == replies[1], (known, generation, instance)
     both.commits(rows, group="members")
     both.deletes([("orders", 0), ("bills", 0)], group="members")
-    both.fetches(None, group="members")
+    both.fetch(None, group="members")
 
 
 def _joins(peer: Peer) -> tuple[str, int]:
@@ -268,7 +268,7 @@ def _joins(peer: Peer) -> tuple[str, int]:
         protocol_type="consumer",
         protocols=[protocol],
     )
-    joined = peer.asks(asked, JoinGroupResponse, 3)
+    joined = peer.request(asked, JoinGroupResponse, 3)
     assert joined.error_code == 0
     kind = SyncGroupRequest.SyncGroupRequestAssignment
     brought = SyncGroupRequest(
@@ -277,5 +277,5 @@ def _joins(peer: Peer) -> tuple[str, int]:
         member_id=joined.member_id,
         assignments=[kind(member_id=joined.member_id, assignment=b"")],
     )
-    assert peer.asks(brought, SyncGroupResponse, 2).error_code == 0
+    assert peer.request(brought, SyncGroupResponse, 2).error_code == 0
     return joined.member_id, joined.generation_id

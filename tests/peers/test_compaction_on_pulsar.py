@@ -177,13 +177,13 @@ def test_what_was_compacted_is_read_as_it_was_when_native_clients_share_the_topi
             done.result(SECONDS)
         assert set(table.read(running)) <= set(before)
         # Until then, a round may compact records that were new when they were read.
-        assert len(running.waits_for_lines(1, "topic not compacted", seconds=SECONDS)) == 1
+        assert len(running.wait_for_lines(1, "topic not compacted", seconds=SECONDS)) == 1
         before = table.read(running)
         table.write(running)
         found = table.read(running)
         assert found[: len(before)] == before
         assert [offset for *_, offset in found[len(before) :]] == list(range(8 * KEYS, 12 * KEYS))
-        assert len(running.waits_for_lines(1, "topic not compacted")) == 1
+        assert len(running.wait_for_lines(1, "topic not compacted")) == 1
         assert running.stop() == 0
 
 

@@ -121,53 +121,53 @@ whichever_way = pytest.mark.parametrize(
 def test_a_member_alone_lives_and_leaves_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "alone"
-        side.makes_topic("alone", 2)
-        side.looks(group)
+        side.create_topic("alone", 2)
+        side.describe(group)
         one = Member(side, group, "m-1")
-        one.says(member_epoch=1)
-        one.joins("alone")
-        side.looks(group)
-        one.says()
-        one.has(alone=[0, 1])
-        one.says_all("alone", owned={"alone": [0, 1]})
-        one.says(server_assignor="uniform")
-        one.says(subscribed_topic_names=["alone"])
+        one.heartbeat(member_epoch=1)
+        one.join("alone")
+        side.describe(group)
+        one.heartbeat()
+        one.report_owned(alone=[0, 1])
+        one.full_heartbeat("alone", owned={"alone": [0, 1]})
+        one.heartbeat(server_assignor="uniform")
+        one.heartbeat(subscribed_topic_names=["alone"])
         for epoch in (0, one.epoch + 1, one.epoch + 7, -3):
-            one.says(member_epoch=epoch)
-        one.says()
-        Member(side, group, "m-2").says(member_epoch=1)
-        side.deletes(group)
+            one.heartbeat(member_epoch=epoch)
+        one.heartbeat()
+        Member(side, group, "m-2").heartbeat(member_epoch=1)
+        side.delete_groups(group)
         for state in ("stable", "Stable", "reconciling", "Empty", "nonsense"):
-            side.lists(group, states=[state])
+            side.list_group(group, states=[state])
         for kind in ("consumer", "Consumer", "classic", "nonsense"):
-            side.lists(group, types=[kind])
-        one.leaves()
-        side.looks(group)
-        one.says()
-        one.leaves()
-        one.joins("alone")
-        one.leaves()
-        side.deletes(group, "no-such")
-        side.looks(group)
-        one.says()
+            side.list_group(group, types=[kind])
+        one.leave()
+        side.describe(group)
+        one.heartbeat()
+        one.leave()
+        one.join("alone")
+        one.leave()
+        side.delete_groups(group, "no-such")
+        side.describe(group)
+        one.heartbeat()
 
     stage.play(scene)
 
 
 def test_a_newcomer_without_an_id_is_told_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
-        side.makes_topic("nameless", 1)
+        side.create_topic("nameless", 1)
         one = Member(side, "nameless")
-        one.joins("nameless")
-        one.says()
-        one.leaves()
+        one.join("nameless")
+        one.heartbeat()
+        one.leave()
 
     stage.play(scene)
 
 
 def test_what_contradicts_itself_is_refused_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
-        side.makes_topic("refused", 1)
+        side.create_topic("refused", 1)
         one = Member(side, "refused", "m-1")
         refused = [
             {"group_id": ""},
@@ -190,122 +190,122 @@ def test_what_contradicts_itself_is_refused_alike(stage: Stage) -> None:
             {"member_epoch": 1, "instance_id": "i"},
         ]
         for fields in refused:
-            one.joins("refused", **fields)
+            one.join("refused", **fields)
             one.epoch = 0
-        side.looks("refused")
+        side.describe("refused")
         for timeout in (0, 1, 2**31 - 1):
             member = Member(side, "refused", f"m-{timeout}")
-            member.joins("refused", rebalance_timeout_ms=timeout)
-            member.leaves()
+            member.join("refused", rebalance_timeout_ms=timeout)
+            member.leave()
         member = Member(side, "refused", "empty")
         if stage.is_modern:
-            member.joins(subscribed_topic_names=[])
-        member.joins("refused", "refused", "never-made", "no/topic", "")
-        side.looks("refused")
-        member.says(subscribed_topic_names=[])
-        member.has()
-        side.looks("refused")
-        member.leaves()
+            member.join(subscribed_topic_names=[])
+        member.join("refused", "refused", "never-made", "no/topic", "")
+        side.describe("refused")
+        member.heartbeat(subscribed_topic_names=[])
+        member.report_owned()
+        side.describe("refused")
+        member.leave()
 
     stage.play(scene)
 
 
 def test_partitions_change_hands_in_two_steps_alike(stage: Stage) -> None:
-    def looks(side: Side) -> None:
+    def describe_group(side: Side) -> None:
         # What somebody has to give back is not shown in 3.9.
         if stage.is_modern:
-            side.looks("steps")
+            side.describe("steps")
 
     def scene(side: Side) -> None:
-        side.makes_topic("steps", 4)
+        side.create_topic("steps", 4)
         first, second, third = (Member(side, "steps", f"m-{number}") for number in (1, 2, 3))
-        first.joins("steps")
-        first.has(steps=[0, 1, 2, 3])
-        second.joins("steps")
-        side.looks("steps")
-        second.says()
-        first.says()
-        looks(side)
+        first.join("steps")
+        first.report_owned(steps=[0, 1, 2, 3])
+        second.join("steps")
+        side.describe("steps")
+        second.heartbeat()
+        first.heartbeat()
+        describe_group(side)
         # It still has what it was told to give back, then a part of it, then nothing of it.
-        first.says()
-        first.has(steps=[0, 1, 2, 3])
-        first.commits(steps=[0, 3])
-        side.lists("steps", states=["reconciling"])
-        second.says()
-        first.has(steps=[0, 1, 3])
-        second.says()
-        first.has(steps=[0, 1])
-        side.looks("steps")
-        second.says()
-        second.has(steps=[2, 3])
-        side.looks("steps")
-        third.joins("steps")
-        third.says()
-        first.says()
-        second.says()
-        looks(side)
+        first.heartbeat()
+        first.report_owned(steps=[0, 1, 2, 3])
+        first.commit(steps=[0, 3])
+        side.list_group("steps", states=["reconciling"])
+        second.heartbeat()
+        first.report_owned(steps=[0, 1, 3])
+        second.heartbeat()
+        first.report_owned(steps=[0, 1])
+        side.describe("steps")
+        second.heartbeat()
+        second.report_owned(steps=[2, 3])
+        side.describe("steps")
+        third.join("steps")
+        third.heartbeat()
+        first.heartbeat()
+        second.heartbeat()
+        describe_group(side)
         # One goes before it has given anything back.
-        first.leaves()
-        third.says()
-        second.says()
-        looks(side)
+        first.leave()
+        third.heartbeat()
+        second.heartbeat()
+        describe_group(side)
         if stage.is_modern:
-            second.has(steps=[2])
-        second.has(steps=[])
-        third.says()
-        side.looks("steps")
-        second.leaves()
-        third.says()
-        third.leaves()
+            second.report_owned(steps=[2])
+        second.report_owned(steps=[])
+        third.heartbeat()
+        side.describe("steps")
+        second.leave()
+        third.heartbeat()
+        third.leave()
 
     stage.play(scene)
 
 
 def test_an_answer_that_was_lost_is_given_again_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
-        side.makes_topic("lost", 4)
+        side.create_topic("lost", 4)
         first, second = Member(side, "lost", "m-1"), Member(side, "lost", "m-2")
-        first.joins("lost")
-        second.joins("lost")
+        first.join("lost")
+        second.join("lost")
         before = first.epoch
-        first.says()
-        first.has(lost=[0, 1])
+        first.heartbeat()
+        first.report_owned(lost=[0, 1])
         # It has not heard of its new epoch.
-        first.says(member_epoch=before)
-        first.says_all("lost", owned={"lost": [0, 1]}, member_epoch=before)
-        first.says_all("lost", owned={"lost": [0, 1, 2]}, member_epoch=before)
-        first.says_all("lost", owned={}, member_epoch=before)
-        first.says_all("lost", owned={"lost": [0, 1]}, member_epoch=before + 2)
-        second.joins("lost")
-        second.joins("lost", topic_partitions=None)
-        side.looks("lost")
-        second.says()
+        first.heartbeat(member_epoch=before)
+        first.full_heartbeat("lost", owned={"lost": [0, 1]}, member_epoch=before)
+        first.full_heartbeat("lost", owned={"lost": [0, 1, 2]}, member_epoch=before)
+        first.full_heartbeat("lost", owned={}, member_epoch=before)
+        first.full_heartbeat("lost", owned={"lost": [0, 1]}, member_epoch=before + 2)
+        second.join("lost")
+        second.join("lost", topic_partitions=None)
+        side.describe("lost")
+        second.heartbeat()
         if stage.is_modern:
-            first.joins("lost")
-            side.looks("lost")
-        first.leaves()
-        second.leaves()
+            first.join("lost")
+            side.describe("lost")
+        first.leave()
+        second.leave()
 
     stage.play(scene)
 
 
 def test_uniform_shares_alike_as_far_as_numbers_go(stage: Stage) -> None:
     def scene(side: Side) -> None:
-        side.makes_topic("uniform", 5)
+        side.create_topic("uniform", 5)
         members = [Member(side, "uniform", f"m-{number}") for number in range(2)]
         first, second = members
-        first.joins("uniform", assignor=None)
-        assert first.given == {"uniform": [0, 1, 2, 3, 4]}
-        second.joins("uniform", assignor="uniform")
+        first.join("uniform", assignor=None)
+        assert first.assigned == {"uniform": [0, 1, 2, 3, 4]}
+        second.join("uniform", assignor="uniform")
         del side.answers[:]
-        first.says()
-        assert first.given is not None
-        first.has(**first.given)
-        second.says()
-        second.says()
-        assert second.given is not None
-        assert sorted(first.given["uniform"] + second.given["uniform"]) == [0, 1, 2, 3, 4]
-        described = side.looks("uniform")
+        first.heartbeat()
+        assert first.assigned is not None
+        first.report_owned(**first.assigned)
+        second.heartbeat()
+        second.heartbeat()
+        assert second.assigned is not None
+        assert sorted(first.assigned["uniform"] + second.assigned["uniform"]) == [0, 1, 2, 3, 4]
+        described = side.describe("uniform")
         del side.answers[:]
         counts = sorted(
             len(row.partitions)
@@ -314,9 +314,9 @@ def test_uniform_shares_alike_as_far_as_numbers_go(stage: Stage) -> None:
         )
         side.answers.append(("uniform", (described.assignor_name, counts)))
         # What most members want is what is done.
-        first.says(server_assignor="range")
-        second.says(server_assignor="range")
-        described = side.looks("uniform")
+        first.heartbeat(server_assignor="range")
+        second.heartbeat(server_assignor="range")
+        described = side.describe("uniform")
         del side.answers[-3:]
         side.answers.append(("range", described.assignor_name))
         assert described.group_epoch == described.assignment_epoch == first.epoch
@@ -326,124 +326,124 @@ def test_uniform_shares_alike_as_far_as_numbers_go(stage: Stage) -> None:
 
 def test_who_subscribes_to_something_else_gets_that_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
-        side.makes_topic("this", 2)
-        side.makes_topic("that", 2)
+        side.create_topic("this", 2)
+        side.create_topic("that", 2)
         first, second = Member(side, "changed", "m-1"), Member(side, "changed", "m-2")
-        first.joins("this")
-        second.joins("this", "that")
-        first.says()
-        first.has(this=[0])
-        second.says()
-        second.has(this=[1], that=[0, 1])
-        side.looks("changed")
-        first.says(subscribed_topic_names=["that", "this"])
-        side.looks("changed")
-        second.says()
-        second.has(this=[1], that=[1])
-        first.says()
-        first.has(this=[0], that=[0])
-        second.says(subscribed_topic_names=["this"])
+        first.join("this")
+        second.join("this", "that")
+        first.heartbeat()
+        first.report_owned(this=[0])
+        second.heartbeat()
+        second.report_owned(this=[1], that=[0, 1])
+        side.describe("changed")
+        first.heartbeat(subscribed_topic_names=["that", "this"])
+        side.describe("changed")
+        second.heartbeat()
+        second.report_owned(this=[1], that=[1])
+        first.heartbeat()
+        first.report_owned(this=[0], that=[0])
+        second.heartbeat(subscribed_topic_names=["this"])
         if stage.is_modern:
-            side.looks("changed")
-        second.has(this=[1])
-        first.says()
-        first.has(this=[0], that=[0, 1])
-        side.looks("changed")
-        first.says(subscribed_topic_names=["nowhere"])
-        first.has()
-        second.says()
-        second.has(this=[0, 1])
-        side.looks("changed")
+            side.describe("changed")
+        second.report_owned(this=[1])
+        first.heartbeat()
+        first.report_owned(this=[0], that=[0, 1])
+        side.describe("changed")
+        first.heartbeat(subscribed_topic_names=["nowhere"])
+        first.report_owned()
+        second.heartbeat()
+        second.report_owned(this=[0, 1])
+        side.describe("changed")
 
     stage.play(scene)
 
 
 def test_a_static_member_comes_back_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
-        side.makes_topic("static", 4)
+        side.create_topic("static", 4)
         first, second = Member(side, "static", "m-1", "one"), Member(side, "static", "m-2", "two")
-        first.joins("static")
-        second.joins("static")
-        first.says()
-        first.has(static=[0, 1])
-        second.says()
-        side.looks("static")
+        first.join("static")
+        second.join("static")
+        first.heartbeat()
+        first.report_owned(static=[0, 1])
+        second.heartbeat()
+        side.describe("static")
         # There is one of each, and it is not gone.
-        Member(side, "static", "m-3", "one").joins("static")
-        Member(side, "static", "m-3", "one").says(member_epoch=first.epoch)
-        Member(side, "static", "m-3", "three").says(member_epoch=1)
-        Member(side, "static", "m-1", "three").says(member_epoch=first.epoch)
-        Member(side, "static", "m-1", "two").says(member_epoch=first.epoch)
-        Member(side, "static", "m-1").says(member_epoch=first.epoch)
-        Member(side, "static", "m-3", "one").leaves(-2)
-        Member(side, "static", "m-3", "one").leaves(-1)
+        Member(side, "static", "m-3", "one").join("static")
+        Member(side, "static", "m-3", "one").heartbeat(member_epoch=first.epoch)
+        Member(side, "static", "m-3", "three").heartbeat(member_epoch=1)
+        Member(side, "static", "m-1", "three").heartbeat(member_epoch=first.epoch)
+        Member(side, "static", "m-1", "two").heartbeat(member_epoch=first.epoch)
+        Member(side, "static", "m-1").heartbeat(member_epoch=first.epoch)
+        Member(side, "static", "m-3", "one").leave(-2)
+        Member(side, "static", "m-3", "one").leave(-1)
         epoch = first.epoch
-        first.leaves(-2)
-        side.looks("static")
-        second.says()
-        first.says(member_epoch=epoch)
-        side.commits("static", {"static": [0]}, first.id, epoch)
-        side.commits("static", {"static": [0]}, first.id, -2)
-        side.fetches("static", "static", 1, first.id, -2)
+        first.leave(-2)
+        side.describe("static")
+        second.heartbeat()
+        first.heartbeat(member_epoch=epoch)
+        side.commit("static", {"static": [0]}, first.id, epoch)
+        side.commit("static", {"static": [0]}, first.id, -2)
+        side.fetch_offsets("static", "static", 1, first.id, -2)
         again = Member(side, "static", "m-4", "one")
-        again.joins("static")
-        side.looks("static")
-        first.says(member_epoch=epoch)
-        side.commits("static", {"static": [0]}, first.id, epoch)
-        side.commits("static", {"static": [0]}, again.id, again.epoch)
+        again.join("static")
+        side.describe("static")
+        first.heartbeat(member_epoch=epoch)
+        side.commit("static", {"static": [0]}, first.id, epoch)
+        side.commit("static", {"static": [0]}, again.id, again.epoch)
         # It comes back with another subscription, so the target is another.
-        again.leaves(-2)
+        again.leave(-2)
         third = Member(side, "static", "m-5", "one")
-        third.joins("nowhere")
-        side.looks("static")
-        second.says()
-        third.leaves(-2)
-        side.looks("static")
-        third.leaves()
-        second.leaves(-2)
-        side.looks("static")
-        side.deletes("static")
-        second.leaves(-1)
-        side.looks("static")
-        side.deletes("static")
+        third.join("nowhere")
+        side.describe("static")
+        second.heartbeat()
+        third.leave(-2)
+        side.describe("static")
+        third.leave()
+        second.leave(-2)
+        side.describe("static")
+        side.delete_groups("static")
+        second.leave(-1)
+        side.describe("static")
+        side.delete_groups("static")
 
     stage.play(scene)
 
 
 def test_commits_and_fetches_of_a_wrong_epoch_are_refused_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
-        side.makes_topic("commits", 4)
+        side.create_topic("commits", 4)
         group = "commits"
         # Before there is a group, and while it has members.
-        side.commits(group, {"commits": [0]}, "m-1", 1)
-        side.fetches(group, "commits", 4, "m-1", 1)
-        side.fetches(group, "commits", 4)
+        side.commit(group, {"commits": [0]}, "m-1", 1)
+        side.fetch_offsets(group, "commits", 4, "m-1", 1)
+        side.fetch_offsets(group, "commits", 4)
         first, second = Member(side, group, "m-1"), Member(side, group, "m-2")
-        first.joins("commits")
-        first.commits(commits=[0, 1])
-        side.fetches(group, "commits", 4, first.id, first.epoch)
+        first.join("commits")
+        first.commit(commits=[0, 1])
+        side.fetch_offsets(group, "commits", 4, first.id, first.epoch)
         for epoch in (0, first.epoch + 1, -1, -2):
-            first.commits(epoch, commits=[2])
-            side.fetches(group, "commits", 4, first.id, epoch)
+            first.commit(epoch, commits=[2])
+            side.fetch_offsets(group, "commits", 4, first.id, epoch)
         for version in range(2, 9):
-            first.commits(version=version, commits=[3])
-        side.commits(group, {"commits": [3]})
-        side.commits(group, {"commits": [3]}, "nobody", first.epoch)
-        side.commits(group, {"commits": [3]}, "", first.epoch)
-        side.commits(group, {"commits": [0, 9], "nowhere": [0]}, first.id, first.epoch)
-        side.fetches(group, "commits", 4)
-        side.fetches(group, "commits", 4, "nobody", first.epoch)
-        side.fetches(group, "commits", 4, "", first.epoch)
-        side.fetches(group, "commits", 4, "", -1)
-        side.fetches(group, "nowhere", 2, first.id, first.epoch)
-        first.leaves()
-        first.commits(1, commits=[0])
-        side.commits(group, {"commits": [3]})
-        side.fetches(group, "commits", 4, first.id, first.epoch)
-        side.fetches(group, "commits", 4)
-        side.looks(group)
-        second.joins("commits")
-        side.fetches(group, "commits", 4, second.id, second.epoch)
+            first.commit(version=version, commits=[3])
+        side.commit(group, {"commits": [3]})
+        side.commit(group, {"commits": [3]}, "nobody", first.epoch)
+        side.commit(group, {"commits": [3]}, "", first.epoch)
+        side.commit(group, {"commits": [0, 9], "nowhere": [0]}, first.id, first.epoch)
+        side.fetch_offsets(group, "commits", 4)
+        side.fetch_offsets(group, "commits", 4, "nobody", first.epoch)
+        side.fetch_offsets(group, "commits", 4, "", first.epoch)
+        side.fetch_offsets(group, "commits", 4, "", -1)
+        side.fetch_offsets(group, "nowhere", 2, first.id, first.epoch)
+        first.leave()
+        first.commit(1, commits=[0])
+        side.commit(group, {"commits": [3]})
+        side.fetch_offsets(group, "commits", 4, first.id, first.epoch)
+        side.fetch_offsets(group, "commits", 4)
+        side.describe(group)
+        second.join("commits")
+        side.fetch_offsets(group, "commits", 4, second.id, second.epoch)
 
     stage.play(scene)
 
@@ -452,25 +452,25 @@ def test_topics_that_come_grow_and_go_are_heeded_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "topics"
         one = Member(side, group, "m-1")
-        one.joins("later", "early")
-        side.looks(group)
-        side.makes_topic("later", 1)
-        one.until_given({"later": [0]})
-        side.looks(group)
-        side.grows_topic("later", 3)
-        one.until_given({"later": [0, 1, 2]})
-        side.makes_topic("early", 1)
-        one.until_given({"later": [0, 1, 2], "early": [0]})
-        one.has(later=[0, 1, 2], early=[0])
-        one.commits(later=[0, 1], early=[0])
-        side.looks(group)
-        side.deletes_topic("later")
-        one.until_given({"early": [0]})
-        side.looks(group)
-        one.has(early=[0])
-        side.looks(group)
-        side.fetches(group, "later", 3, one.id, one.epoch)
-        side.fetches(group, "early", 1, one.id, one.epoch)
+        one.join("later", "early")
+        side.describe(group)
+        side.create_topic("later", 1)
+        one.wait_for_assignment({"later": [0]})
+        side.describe(group)
+        side.add_partitions("later", 3)
+        one.wait_for_assignment({"later": [0, 1, 2]})
+        side.create_topic("early", 1)
+        one.wait_for_assignment({"later": [0, 1, 2], "early": [0]})
+        one.report_owned(later=[0, 1, 2], early=[0])
+        one.commit(later=[0, 1], early=[0])
+        side.describe(group)
+        side.delete_topic("later")
+        one.wait_for_assignment({"early": [0]})
+        side.describe(group)
+        one.report_owned(early=[0])
+        side.describe(group)
+        side.fetch_offsets(group, "later", 3, one.id, one.epoch)
+        side.fetch_offsets(group, "early", 1, one.id, one.epoch)
 
     stage.play(scene)
 
@@ -479,19 +479,21 @@ def test_whoever_is_not_heard_of_or_keeps_what_it_shall_give_back_is_gone_alike(
     stage: Stage,
 ) -> None:
     def scene(side: Side) -> None:
-        side.makes_topic("gone", 4)
+        side.create_topic("gone", 4)
         slow, eager = Member(side, "slow", "m-1"), Member(side, "slow", "m-2")
-        slow.joins("gone", rebalance_timeout_ms=1_000)
-        eager.joins("gone")
-        slow.says()
-        side.until(
-            lambda: bool(slow.has(gone=[0, 1, 2, 3]).error_code) and side.state("slow")[1] == 1,
+        slow.join("gone", rebalance_timeout_ms=1_000)
+        eager.join("gone")
+        slow.heartbeat()
+        side.wait_until(
+            lambda: (
+                bool(slow.report_owned(gone=[0, 1, 2, 3]).error_code) and side.state("slow")[1] == 1
+            ),
             "it is put out",
         )
-        slow.says()
-        side.looks("slow")
-        eager.says()
-        eager.leaves()
+        slow.heartbeat()
+        side.describe("slow")
+        eager.heartbeat()
+        eager.leave()
 
     stage.play(scene)
 
@@ -499,37 +501,39 @@ def test_whoever_is_not_heard_of_or_keeps_what_it_shall_give_back_is_gone_alike(
 @in_kafka_4
 def test_sessions_end_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
-        side.makes_topic("sessions", 4)
+        side.create_topic("sessions", 4)
         member, static = Member(side, "silent", "m-1"), Member(side, "silent", "m-2", "i")
         away = Member(side, "away", "m-1", "i")
-        away.joins("sessions")
-        away.leaves(-2)
-        static.joins("sessions")
-        member.joins("sessions")
+        away.join("sessions")
+        away.leave(-2)
+        static.join("sessions")
+        member.join("sessions")
         # One of the classic protocol in a consumer group has the session that it asked for, and is to fetch its assignment in time.
         lively = Member(side, "lively", "!")
-        lively.joins("sessions")
+        lively.join("sessions")
         classic, slow = (
             ClassicMember(side, "lively", "sessions"),
             ClassicMember(side, "lively", "sessions"),
         )
         # Neither timeout expires before the steps in between.
         for one, session_ms, rebalance_ms in ((classic, 10_000, 60_000), (slow, 60_000, 10_000)):
-            one.joins(session_timeout_ms=session_ms, rebalance_timeout_ms=rebalance_ms)
-            lively.says()
-            lively.has(sessions=[0, 1])
+            one.join(session_timeout_ms=session_ms, rebalance_timeout_ms=rebalance_ms)
+            lively.heartbeat()
+            lively.report_owned(sessions=[0, 1])
             if one is classic:
-                one.syncs()
-            lively.until_given({"sessions": [0, 1, 2, 3]})
-            lively.has(sessions=[0, 1, 2, 3])
+                one.sync()
+            lively.wait_for_assignment({"sessions": [0, 1, 2, 3]})
+            lively.report_owned(sessions=[0, 1, 2, 3])
         for one in (classic, slow):
-            one.beats()
-        side.looks("lively")
-        side.until(lambda: side.state("silent")[1] == side.state("away")[1] == 0, "they are gone")
-        side.looks("silent")
-        side.looks("away")
-        member.says()
-        away.joins("sessions")
+            one.heartbeat()
+        side.describe("lively")
+        side.wait_until(
+            lambda: side.state("silent")[1] == side.state("away")[1] == 0, "they are gone"
+        )
+        side.describe("silent")
+        side.describe("away")
+        member.heartbeat()
+        away.join("sessions")
 
     stage.play(scene)
 
@@ -539,36 +543,36 @@ def test_regular_expressions_are_heeded_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "regex"
         for name, partitions in {"re-orders": 2, "re-bills": 1, "xre-orders": 1}.items():
-            side.makes_topic(name, partitions)
+            side.create_topic(name, partitions)
         one, two = Member(side, group, "m-1"), Member(side, group, "m-2")
         for wrong in ("[", "(?=a)", "a**", "\\"):
-            one.joins(subscribed_topic_regex=wrong)
-        side.looks(group)
-        one.joins(subscribed_topic_regex="re-.*")
+            one.join(subscribed_topic_regex=wrong)
+        side.describe(group)
+        one.join(subscribed_topic_regex="re-.*")
         # Kafka looks for them beside the request.
         side.answers.pop()
-        one.until_given({"re-orders": [0, 1], "re-bills": [0]})
-        side.looks(group)
-        one.says(subscribed_topic_regex="[")
-        one.says()
+        one.wait_for_assignment({"re-orders": [0, 1], "re-bills": [0]})
+        side.describe(group)
+        one.heartbeat(subscribed_topic_regex="[")
+        one.heartbeat()
         # A regular expression and names are taken together.
-        one.says(subscribed_topic_names=["xre-orders"])
-        one.until_given({"re-orders": [0, 1], "re-bills": [0], "xre-orders": [0]})
-        one.says(subscribed_topic_regex="", subscribed_topic_names=["re-bills"])
-        one.has(**{"re-bills": [0]})
-        side.looks(group)
-        one.says(subscribed_topic_regex="re-(orders|bills)")
+        one.heartbeat(subscribed_topic_names=["xre-orders"])
+        one.wait_for_assignment({"re-orders": [0, 1], "re-bills": [0], "xre-orders": [0]})
+        one.heartbeat(subscribed_topic_regex="", subscribed_topic_names=["re-bills"])
+        one.report_owned(**{"re-bills": [0]})
+        side.describe(group)
+        one.heartbeat(subscribed_topic_regex="re-(orders|bills)")
         side.answers.pop()
-        one.until_given({"re-orders": [0, 1], "re-bills": [0]})
-        two.joins(subscribed_topic_regex="re-(orders|bills)")
-        side.looks(group)
-        one.leaves()
-        two.until_given({"re-orders": [0, 1], "re-bills": [0]})
-        two.leaves()
-        side.looks(group)
-        two.joins(subscribed_topic_regex="")
-        two.says()
-        side.looks(group)
+        one.wait_for_assignment({"re-orders": [0, 1], "re-bills": [0]})
+        two.join(subscribed_topic_regex="re-(orders|bills)")
+        side.describe(group)
+        one.leave()
+        two.wait_for_assignment({"re-orders": [0, 1], "re-bills": [0]})
+        two.leave()
+        side.describe(group)
+        two.join(subscribed_topic_regex="")
+        two.heartbeat()
+        side.describe(group)
 
     stage.play(scene)
 
@@ -578,11 +582,11 @@ def test_regular_expressions_are_heeded_alike(stage: Stage) -> None:
 
 def stands(side: Side, group: str, topic: str, partitions: int) -> ClassicMember:
     """A classic group of one, which has everything. It has a generation, which a consumer group goes on from."""
-    side.begins(classic=True)
+    side.start_group(classic=True)
     one = ClassicMember(side, group, topic)
-    one.joins()
-    one.syncs({one.id: assignment(**{topic: range(partitions)})})
-    one.beats()
+    one.join()
+    one.sync({one.id: assignment(**{topic: range(partitions)})})
+    one.heartbeat()
     return one
 
 
@@ -590,68 +594,68 @@ def stands(side: Side, group: str, topic: str, partitions: int) -> ClassicMember
 def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "upgraded"
-        side.makes_topic(group, 4)
+        side.create_topic(group, 4)
         old = stands(side, group, group, 4)
-        old.commits(upgraded=[0])
-        side.looks(group)
+        old.commit(upgraded=[0])
+        side.describe(group)
         new = Member(side, group, "!")
-        new.joins(group)
-        side.looks(group)
-        side.deletes(group)
+        new.join(group)
+        side.describe(group)
+        side.delete_groups(group)
         # The classic member is told by its heartbeat, and goes on as it does in any rebalance; a new one has yet to give anything back.
-        old.commits(upgraded=[1])
-        old.beats()
-        old.beats(99)
-        new.says()
+        old.commit(upgraded=[1])
+        old.heartbeat()
+        old.heartbeat(99)
+        new.heartbeat()
         old.protocols = {"range": subscription(group, owned={})}
-        old.joins()
-        side.looks(group)
-        old.commits(upgraded=[2])
-        old.syncs()
-        old.beats()
-        new.says()
-        new.has(upgraded=[0, 1])
-        side.looks(group)
-        old.commits(upgraded=[3])
-        old.commits(version=9, upgraded=[3])
-        old.commits(0, upgraded=[3])
-        side.commits(group, {"upgraded": [3]}, new.id, new.epoch, version=8)
-        new.commits(upgraded=[0])
-        old.syncs(generation_id=1)
-        old.syncs(protocol_name="sticky")
-        old.syncs(protocol_type="connect")
-        side.looks(group)
+        old.join()
+        side.describe(group)
+        old.commit(upgraded=[2])
+        old.sync()
+        old.heartbeat()
+        new.heartbeat()
+        new.report_owned(upgraded=[0, 1])
+        side.describe(group)
+        old.commit(upgraded=[3])
+        old.commit(version=9, upgraded=[3])
+        old.commit(0, upgraded=[3])
+        side.commit(group, {"upgraded": [3]}, new.id, new.epoch, version=8)
+        new.commit(upgraded=[0])
+        old.sync(generation_id=1)
+        old.sync(protocol_name="sticky")
+        old.sync(protocol_type="connect")
+        side.describe(group)
         # A stranger, and one of the new protocol that speaks as a classic one.
-        ClassicMember(side, group, sticky=b"").joins()
-        ClassicMember(side, group, sticky=subscription(group)).joins()
-        ClassicMember(side, group, group).joins(protocol_type="connect")
+        ClassicMember(side, group, sticky=b"").join()
+        ClassicMember(side, group, sticky=subscription(group)).join()
+        ClassicMember(side, group, group).join(protocol_type="connect")
         stranger = ClassicMember(side, group, group)
         stranger.id, stranger.generation = new.id, new.epoch
-        stranger.beats()
-        stranger.syncs()
+        stranger.heartbeat()
+        stranger.sync()
         # Without the last of the new protocol it is a classic group.
-        new.leaves()
-        side.looks(group)
-        new.says()
-        old.beats()
-        old.joins()
-        old.syncs({old.id: assignment(**{group: range(4)})})
-        old.beats()
-        old.commits(upgraded=[0])
-        side.fetches(group, group, 4)
-        side.looks(group)
-        old.leaves()
-        side.looks(group)
+        new.leave()
+        side.describe(group)
+        new.heartbeat()
+        old.heartbeat()
+        old.join()
+        old.sync({old.id: assignment(**{group: range(4)})})
+        old.heartbeat()
+        old.commit(upgraded=[0])
+        side.fetch_offsets(group, group, 4)
+        side.describe(group)
+        old.leave()
+        side.describe(group)
         # Empty, it becomes either; one that may not become a classic group has been a consumer group all the time.
-        side.begins(classic=stage.policy == "upgrade")
-        new.joins(group)
-        new.leaves()
-        side.begins(classic=True)
+        side.start_group(classic=stage.policy == "upgrade")
+        new.join(group)
+        new.leave()
+        side.start_group(classic=True)
         again = ClassicMember(side, group, group)
-        again.joins()
-        side.looks(group)
-        again.leaves()
-        side.deletes(group)
+        again.join()
+        side.describe(group)
+        again.leave()
+        side.delete_groups(group)
 
     stage.play(scene)
 
@@ -660,34 +664,34 @@ def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Sta
 def test_a_classic_member_joins_a_consumer_group_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "joined"
-        side.makes_topic(group, 4)
+        side.create_topic(group, 4)
         # An id before all that may be made up.
         new = Member(side, group, "!")
-        new.joins(group)
+        new.join(group)
         for version in (0, 3, 4, 9):
             old = ClassicMember(side, group, group)
-            old.joins(version)
-            old.syncs()
-            old.beats()
-            old.leaves()
-            old.beats()
-            new.says()
+            old.join(version)
+            old.sync()
+            old.heartbeat()
+            old.leave()
+            old.heartbeat()
+            new.heartbeat()
         old = ClassicMember(side, group, group)
-        old.joins()
-        old.syncs()
-        side.looks(group)
-        new.says()
-        new.has(joined=[0, 1])
-        side.looks(group)
+        old.join()
+        old.sync()
+        side.describe(group)
+        new.heartbeat()
+        new.report_owned(joined=[0, 1])
+        side.describe(group)
         for _ in range(2):
-            if old.beats().error_code == REBALANCE_IN_PROGRESS:
-                old.joins()
-                old.syncs()
-        side.looks(group)
-        new.leaves(-1)
-        side.looks(group)
-        old.beats()
-        old.leaves()
+            if old.heartbeat().error_code == REBALANCE_IN_PROGRESS:
+                old.join()
+                old.sync()
+        side.describe(group)
+        new.leave(-1)
+        side.describe(group)
+        old.heartbeat()
+        old.leave()
 
     stage.play(scene)
 
@@ -696,43 +700,43 @@ def test_a_classic_member_joins_a_consumer_group_alike(stage: Stage) -> None:
 def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "cooperative"
-        side.makes_topic(group, 4)
-        side.begins(classic=True)
+        side.create_topic(group, 4)
+        side.start_group(classic=True)
         old = ClassicMember(
             side, group, cooperative_sticky=subscription(group, version=3, owned={}, generation=-1)
         )
-        old.joins()
-        old.syncs({old.id: assignment(3, cooperative=range(4))})
+        old.join()
+        old.sync({old.id: assignment(3, cooperative=range(4))})
         # An id behind all that may be made up.
         new = Member(side, group, "~")
-        new.joins(group)
-        old.beats()
+        new.join(group)
+        old.heartbeat()
         # It has not given anything back, then says that it has.
         old.protocols = {
             "cooperative_sticky": subscription(
                 group, version=3, owned={group: range(4)}, generation=old.generation
             )
         }
-        old.joins()
-        old.syncs()
-        new.says()
-        side.looks(group)
+        old.join()
+        old.sync()
+        new.heartbeat()
+        side.describe(group)
         old.protocols = {
             "cooperative_sticky": subscription(
                 group, version=3, owned={group: [0, 1]}, generation=old.generation
             )
         }
-        old.beats()
-        old.joins()
-        old.syncs()
-        old.beats()
-        new.says()
-        side.looks(group)
+        old.heartbeat()
+        old.join()
+        old.sync()
+        old.heartbeat()
+        new.heartbeat()
+        side.describe(group)
         # The newcomer goes: what it had comes back to the classic one, in a classic group.
-        new.leaves()
-        old.beats()
-        side.looks(group)
-        old.joins()
+        new.leave()
+        old.heartbeat()
+        side.describe(group)
+        old.join()
 
     stage.play(scene)
 
@@ -740,8 +744,8 @@ def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> Non
 @in_kafka_4
 def test_classic_groups_that_are_none_of_topics_stay_what_they_are_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
-        side.makes_topic("strange", 2)
-        side.begins(classic=True)
+        side.create_topic("strange", 2)
+        side.start_group(classic=True)
         strange = {
             "connect": ({"protocol_type": "connect"}, {"range": subscription("strange")}, b""),
             "unreadable": ({}, {"range": b"\0"}, b""),
@@ -756,13 +760,13 @@ def test_classic_groups_that_are_none_of_topics_stay_what_they_are_alike(stage: 
         for name, (fields, protocols, words) in strange.items():
             group = f"strange-{name}"
             old = ClassicMember(side, group, **protocols)
-            old.joins(**fields)
-            old.syncs({old.id: words}, protocol_type=fields.get("protocol_type", "consumer"))
+            old.join(**fields)
+            old.sync({old.id: words}, protocol_type=fields.get("protocol_type", "consumer"))
             new = Member(side, group, "m-1")
-            new.says(member_epoch=1)
-            new.joins("strange")
-            old.beats()
-            side.looks(group)
+            new.heartbeat(member_epoch=1)
+            new.join("strange")
+            old.heartbeat()
+            side.describe(group)
 
     stage.play(scene)
 
@@ -771,33 +775,33 @@ def test_classic_groups_that_are_none_of_topics_stay_what_they_are_alike(stage: 
 def test_static_members_change_protocols_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "static-changes"
-        side.makes_topic(group, 2)
-        side.begins(classic=True)
+        side.create_topic(group, 2)
+        side.start_group(classic=True)
         old = ClassicMember(side, group, group, instance="one")
-        old.joins()
-        old.syncs({old.id: assignment(**{group: [0, 1]})})
+        old.join()
+        old.sync({old.id: assignment(**{group: [0, 1]})})
         # The same instance, now of the new protocol: nobody else is there, so it is a consumer group from now on.
         new = Member(side, group, "m-1", "one")
-        new.joins(group, "nowhere")
-        side.looks(group)
-        old.beats()
-        old.commits(**{group: [0]})
-        new.has(**{group: [0, 1]})
-        side.looks(group)
+        new.join(group, "nowhere")
+        side.describe(group)
+        old.heartbeat()
+        old.commit(**{group: [0]})
+        new.report_owned(**{group: [0, 1]})
+        side.describe(group)
         # And back: whoever comes in its place speaks the old one, and whether it said that it went makes no difference.
         for is_gone in (False, True):
             if is_gone:
-                new.leaves(-2)
+                new.leave(-2)
             back = ClassicMember(side, group, group, "nowhere", instance="one")
-            back.joins()
-            side.looks(group)
-            back.syncs()
-            back.beats()
+            back.join()
+            side.describe(group)
+            back.sync()
+            back.heartbeat()
             new = Member(side, group, f"m-2-{is_gone}", "one")
-            new.joins("nowhere")
-            new.says(subscribed_topic_names=[group, "nowhere"])
-            new.has(**{group: [0, 1]})
-            side.looks(group)
+            new.join("nowhere")
+            new.heartbeat(subscribed_topic_names=[group, "nowhere"])
+            new.report_owned(**{group: [0, 1]})
+            side.describe(group)
 
     stage.play(scene)
 
@@ -806,12 +810,12 @@ def test_static_members_change_protocols_alike(stage: Stage) -> None:
 def test_members_are_put_out_by_others_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "put-out"
-        side.makes_topic(group, 4)
+        side.create_topic(group, 4)
         new, static = Member(side, group, "!"), Member(side, group, "m-2", "two")
-        new.joins(group)
-        static.joins(group)
+        new.join(group)
+        static.join(group)
         old = ClassicMember(side, group, group, instance="three")
-        old.joins()
+        old.join()
         for names in (
             ("!", None),
             ("nobody", None),
@@ -821,11 +825,11 @@ def test_members_are_put_out_by_others_alike(stage: Stage) -> None:
             ("", "two"),
             ("", "three"),
         ):
-            side.removes(group, names)
-            side.looks(group)
-        side.removes(group, ("m-2", "two"), ("!", None))
-        side.looks(group)
-        new.says()
+            side.remove_members(group, names)
+            side.describe(group)
+        side.remove_members(group, ("m-2", "two"), ("!", None))
+        side.describe(group)
+        new.heartbeat()
 
     stage.play(scene)
 
@@ -835,19 +839,19 @@ def test_offsets_of_topics_that_members_read_are_kept_alike(stage: Stage) -> Non
     def scene(side: Side) -> None:
         group = "kept"
         for name in ("kept-a", "kept-b", "kept-c"):
-            side.makes_topic(name, 1)
-        side.commits(group, {"kept-a": [0], "kept-b": [0], "kept-c": [0]})
+            side.create_topic(name, 1)
+        side.commit(group, {"kept-a": [0], "kept-b": [0], "kept-c": [0]})
         one = Member(side, group, "m-1")
-        one.joins("kept-a", subscribed_topic_regex="kept-b")
+        one.join("kept-a", subscribed_topic_regex="kept-b")
         side.answers.pop()
-        one.until_given({"kept-a": [0], "kept-b": [0]})
+        one.wait_for_assignment({"kept-a": [0], "kept-b": [0]})
         # Kafka has got there in two steps.
         side.answers.pop()
-        side.deletes_offsets(group, "kept-a", "kept-b", "kept-c", "nowhere")
-        side.fetches(group, "kept-c", 1)
-        one.leaves()
-        side.deletes_offsets(group, "kept-a", "kept-b", "nowhere")
-        side.fetches(group, "kept-a", 1)
+        side.delete_offsets(group, "kept-a", "kept-b", "kept-c", "nowhere")
+        side.fetch_offsets(group, "kept-c", 1)
+        one.leave()
+        side.delete_offsets(group, "kept-a", "kept-b", "nowhere")
+        side.fetch_offsets(group, "kept-a", 1)
 
     stage.play(scene)
 
@@ -856,12 +860,12 @@ def test_offsets_of_topics_that_members_read_are_kept_alike(stage: Stage) -> Non
 def test_classic_members_speak_a_protocol_that_all_of_them_know_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "spoken"
-        side.makes_topic(group, 4)
-        Member(side, group, "!").joins(group)
+        side.create_topic(group, 4)
+        Member(side, group, "!").join(group)
         both = ClassicMember(side, group, roundrobin=subscription(group), range=subscription(group))
-        both.joins()
-        both.syncs()
-        both.syncs(protocol_name="range")
+        both.join()
+        both.sync()
+        both.sync(protocol_name="range")
         sticky, old, alike = (
             {"sticky": subscription(group)},
             {"range": subscription(version=0)},
@@ -870,14 +874,14 @@ def test_classic_members_speak_a_protocol_that_all_of_them_know_alike(stage: Sta
         for number, protocols in enumerate((sticky, {}, old, alike)):
             other = ClassicMember(side, group, instance=f"i{number}")
             other.protocols = protocols
-            other.joins()
+            other.join()
             if other.generation > 0:
-                other.syncs()
-                other.leaves()
-        both.joins(session_timeout_ms=1)
-        both.joins()
-        both.leaves()
-        side.looks(group)
+                other.sync()
+                other.leave()
+        both.join(session_timeout_ms=1)
+        both.join()
+        both.leave()
+        side.describe(group)
 
     stage.play(scene)
 
@@ -886,30 +890,30 @@ def test_classic_members_speak_a_protocol_that_all_of_them_know_alike(stage: Sta
 def test_a_static_member_changes_protocols_beside_another_member_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "static-beside"
-        side.makes_topic(group, 4)
+        side.create_topic(group, 4)
         stays, new = Member(side, group, "m-1", "one"), Member(side, group, "m-2", "two")
-        stays.joins(group)
-        new.joins(group)
-        stays.says()
-        stays.has(**{group: [0, 1]})
-        new.says()
+        stays.join(group)
+        new.join(group)
+        stays.heartbeat()
+        stays.report_owned(**{group: [0, 1]})
+        new.heartbeat()
         # Its place is taken though it has not gone.
         old = ClassicMember(side, group, group, instance="two")
-        old.joins()
-        new.says()
-        side.looks(group)
-        old.syncs()
+        old.join()
+        new.heartbeat()
+        side.describe(group)
+        old.sync()
         again = ClassicMember(side, group, group, instance="two")
-        again.joins()
-        old.beats()
-        again.syncs()
-        side.looks(group)
+        again.join()
+        old.heartbeat()
+        again.sync()
+        side.describe(group)
         new = Member(side, group, "m-3", "two")
-        new.joins(group)
-        again.beats()
-        again.commits(**{group: [2]})
-        side.looks(group)
-        new.has(**{group: [2, 3]})
-        side.looks(group)
+        new.join(group)
+        again.heartbeat()
+        again.commit(**{group: [2]})
+        side.describe(group)
+        new.report_owned(**{group: [2, 3]})
+        side.describe(group)
 
     stage.play(scene)

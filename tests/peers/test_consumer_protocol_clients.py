@@ -52,7 +52,7 @@ MOVES = [
 def kind_of(here: Scene) -> str:
     assert here.gateway is not None
     with here.gateway.peer() as peer:
-        rows = peer.asks(
+        rows = peer.request(
             ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse, 5
         ).groups
     return next(row.group_type for row in rows if row.group_id == GROUP)
@@ -63,7 +63,7 @@ def stands(here: Scene, group: str) -> dict[int, int]:
     assert here.gateway is not None
     topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=PARTITIONS)
     with here.gateway.peer() as peer:
-        reply = peer.asks(
+        reply = peer.request(
             OffsetFetchRequest(group_id=group, topics=[topic], require_stable=True),
             OffsetFetchResponse,
             7,
@@ -73,7 +73,10 @@ def stands(here: Scene, group: str) -> dict[int, int]:
 
 def held(member: Member) -> Iterable[tuple[int, int, int]]:
     """Each time that it had a partition: which, from when, and until when."""
-    moments = [*member.had, (1 << 63, member.had[-1][1] if member.had else frozenset())]
+    moments = [
+        *member.assignments,
+        (1 << 63, member.assignments[-1][1] if member.assignments else frozenset()),
+    ]
     for (begin, has), (end, _) in pairwise(moments):
         for partition in has:
             yield partition, begin, end
@@ -85,8 +88,8 @@ def assert_nothing_had_two_owners(members: Iterable[Member]) -> None:
             for same, other_begin, other_end in held(other):
                 assert partition != same or end <= other_begin or other_end <= begin, (
                     partition,
-                    one.had,
-                    other.had,
+                    one.assignments,
+                    other.assignments,
                 )
 
 
@@ -99,29 +102,31 @@ def test_members_of_two_libraries_share_a_topic_beside_a_group_of_kafka_09(
         python("confluent.py", group_protocol="consumer", group_remote_assignor=assignor),
     ]
     with scene(tmp_path, NEW_JAVA, **SETTINGS) as here:
-        here.sends(40)
-        first, second = (here.joins(client) for client in ours)
-        old = here.joins(java("0.9.0.1", session_timeout_ms="30000"), group="old")
-        here.until_shared_by(first, second)
-        here.until_shared_by(old)
-        here.until_all_is_read(GROUP, "old")
+        here.send(40)
+        first, second = (here.join(client) for client in ours)
+        old = here.join(java("0.9.0.1", session_timeout_ms="30000"), group="old")
+        here.wait_until_assigned_to(first, second)
+        here.wait_until_assigned_to(old)
+        here.wait_until_all_read(GROUP, "old")
         before = {group: stands(here, group) for group in (GROUP, "old")}
         assert before[GROUP] == before["old"] == dict.fromkeys(PARTITIONS, 10)
-        had = [len(member.had) for member in here.members]
+        had = [len(member.assignments) for member in here.members]
 
-        here.is_killed()
-        here.starts()
+        here.kill()
+        here.start()
         assert {group: stands(here, group) for group in before} == before
-        here.sends(40)
-        here.until_all_is_read(GROUP, "old")
-        assert [len(member.had) for member in here.members] == had, "somebody had to join again"
+        here.send(40)
+        here.wait_until_all_read(GROUP, "old")
+        assert [len(member.assignments) for member in here.members] == had, (
+            "somebody had to join again"
+        )
         assert first.read
         assert second.read
 
-        second.leaves()
-        here.until_shared_by(first)
+        second.leave()
+        here.wait_until_assigned_to(first)
         for group in before:
-            assert sorted(here.told(group), key=int) == here.sent
+            assert sorted(here.values_read(group), key=int) == here.sent
         assert_nothing_had_two_owners([first, second])
 
 
@@ -130,30 +135,30 @@ def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(
     old: Client, new: Client, tmp_path: Path
 ) -> None:
     with scene(tmp_path, new, **SETTINGS) as here:
-        here.sends(40)
-        present = [here.joins(old) for _ in range(2)]
-        here.until_shared_by(*present)
-        here.until_all_is_read()
+        here.send(40)
+        present = [here.join(old) for _ in range(2)]
+        here.wait_until_assigned_to(*present)
+        here.wait_until_all_read()
         assert kind_of(here) == "classic"
         for successor, kind in ((new, "consumer"), (old, "classic")):
             for _ in range(2):
-                present.append(here.joins(successor))
-                here.until_shared_by(*present)
-                here.sends(12)
-                here.until_all_is_read()
+                present.append(here.join(successor))
+                here.wait_until_assigned_to(*present)
+                here.send(12)
+                here.wait_until_all_read()
                 assert kind_of(here) == "consumer"
                 if len(here.members) == 3:
                     # Two members of the one protocol and one of the other.
-                    here.is_killed()
-                    here.starts()
-                    here.sends(12)
-                    here.until_all_is_read()
-                present.pop(0).leaves()
-                here.until_shared_by(*present)
-                here.sends(12)
-                here.until_all_is_read()
+                    here.kill()
+                    here.start()
+                    here.send(12)
+                    here.wait_until_all_read()
+                present.pop(0).leave()
+                here.wait_until_assigned_to(*present)
+                here.send(12)
+                here.wait_until_all_read()
             assert kind_of(here) == kind
-        assert sorted(here.told(), key=int) == here.sent
+        assert sorted(here.values_read(), key=int) == here.sent
         assert_nothing_had_two_owners(here.members)
         assert stands(here, GROUP) == {
             part: len([one for one in here.sent if int(one) % len(PARTITIONS) == part])
@@ -166,17 +171,17 @@ def test_members_that_subscribe_by_a_regular_expression_read_a_topic_that_comes_
 ) -> None:
     clients = {"java": NEW_JAVA, "confluent": NEW_CONFLUENT}
     with scene(tmp_path, NEW_JAVA, **SETTINGS) as here:
-        here.sends(4)
+        here.send(4)
         for group, client in clients.items():
-            here.joins(client, group, topic="^or[d]ers(-.*)?")
-        here.until_all_is_read(*clients)
+            here.join(client, group, topic="^or[d]ers(-.*)?")
+        here.wait_until_all_read(*clients)
         producer = kafka.KafkaProducer(bootstrap_servers=here.bootstrap)
         for topic in ("orders-eu", "bills"):
             producer.send(topic, topic.encode()).get(120)
         producer.close()
-        here.until(
-            lambda: all("orders-eu" in here.told(group) for group in clients),
+        here.wait_until(
+            lambda: all("orders-eu" in here.values_read(group) for group in clients),
             "the new topic is read",
         )
         for group in clients:
-            assert sorted(here.told(group)) == [*here.sent, "orders-eu"]
+            assert sorted(here.values_read(group)) == [*here.sent, "orders-eu"]

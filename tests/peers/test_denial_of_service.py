@@ -88,11 +88,11 @@ def bombed(tmp_path):
     """A gateway with a topic of small batches that unpack to much."""
     with gateway(tmp_path) as started:
         with started.peer() as peer:
-            peer.makes("bombs")
-            peer.makes("records")
+            peer.create_topic("bombs")
+            peer.create_topic("records")
             bomb = batch([Sample(0, TIME, None, bytes(BOMB_BYTES))], codec=ZSTD)
             for _ in range(BOMBS):
-                assert peer.produces("bombs", bomb).error_code == 0
+                assert peer.produce("bombs", bomb).error_code == 0
         yield started
 
 
@@ -102,9 +102,9 @@ def test_an_old_consumer_does_not_wait_for_the_conversions_of_others(bombed):
     with attackers(4, lambda: says_and_vanishes(bombed.address, fetch)), bombed.peer() as consumer:
         time.sleep(0.5)
         for _ in range(10):
-            offset = consumer.produces("records", SMALL).base_offset
+            offset = consumer.produce("records", SMALL).base_offset
             watch = Stopwatch(bombed)
-            assert consumer.fetches("records", offset, 2).records
+            assert consumer.fetch("records", offset, 2).records
             slowest = max(slowest, watch.seconds())
     assert slowest < CONSUMER_SECONDS
     assert bombed.stop() == 0
@@ -114,23 +114,23 @@ def test_a_shutdown_does_not_wait_for_conversions(bombed):
     fetch = framed(fetching("bombs", 0, 2), 2)
     peers = [bombed.peer() for _ in range(2)]
     for peer in peers:
-        peer.sends(fetch)
+        peer.send(fetch)
     # Both threads are at work.
     time.sleep(0.3)
     watch = Stopwatch(bombed)
-    code, seconds = bombed.stop_by(watch)
+    code, seconds = bombed.stop_measured(watch)
     assert code == 0
     # A minute and more without a limit on what one fetch converts.
     assert seconds < 5.0
     for peer in peers:
-        peer.vanishes()
+        peer.reset()
 
 
 def test_an_old_consumer_gets_past_records_that_unpack_to_much_in_the_end(bombed):
     with bombed.peer() as consumer:
         offset = fetches = 0
         while offset < 20:
-            records = consumer.fetches("bombs", offset, 2, max_bytes=4 * MIB).records
+            records = consumer.fetch("bombs", offset, 2, max_bytes=4 * MIB).records
             assert records
             offset += count_of(records)
             fetches += 1
@@ -165,10 +165,10 @@ def locked(folder, **settings):
 def logs_in(server, name):
     """A connection that is logged in, or None."""
     peer = server.peer()
-    peer.sends(HANDSHAKE)
-    if peer.hears() is not None:
-        peer.sends(b"\0%s\0secret" % name)
-        if peer.hears() == b"":
+    peer.send(HANDSHAKE)
+    if peer.receive() is not None:
+        peer.send(b"\0%s\0secret" % name)
+        if peer.receive() == b"":
             return peer
     peer.socket.close()
     return None
@@ -191,7 +191,7 @@ def test_wrong_passwords_of_one_host_keep_nobody_out(tmp_path, host):
                 peer = logs_in(server, (b"alice", b"bob")[n % 2])
                 assert peer is not None
                 slowest = max(slowest, watch.seconds())
-                peer.vanishes()
+                peer.reset()
         assert slowest < LOG_IN_SECONDS
         assert server.stop() == 0
 
@@ -202,31 +202,31 @@ def test_a_password_that_was_right_a_moment_ago_is_not_hashed_again(tmp_path):
         with attackers(
             20, lambda: says_and_vanishes(server.address, HANDSHAKE, b"\0alice\0guess", seconds=5.0)
         ):
-            server.waits_for_lines(1, "too many password checks are waiting")
+            server.wait_for_lines(1, "too many password checks are waiting")
             for _ in range(10):
                 peer = logs_in(server, b"alice")
                 assert peer is not None
-                peer.vanishes()
+                peer.reset()
 
 
 def test_unfinished_frames_before_the_log_in_hold_nobody_up(tmp_path):
     most = 32 * MIB
     with locked(tmp_path, max_in_flight_bytes=most, socket_request_max_bytes=16 * MIB) as server:
         producer = logs_in(server, b"alice")
-        producer.makes("records")
+        producer.create_topic("records")
         held = 60_000
         hoarders = [server.peer() for _ in range(most * 5 // 4 // held)]
         for hoarder in hoarders:
-            hoarder.raw(struct.pack(">i", held + 1) + bytes(held))
+            hoarder.send_bytes(struct.pack(">i", held + 1) + bytes(held))
         slowest = 0.0
         for _ in range(5):
             watch = Stopwatch(server)
-            assert producer.produces("records", SMALL).error_code == 0
+            assert producer.produce("records", SMALL).error_code == 0
             slowest = max(slowest, watch.seconds())
         assert slowest < PRODUCER_SECONDS
         assert logs_in(server, b"bob") is not None
         # What they hold has a limit of its own: those that began first had to go.
-        assert hoarders[0].is_hung_up_on()
+        assert hoarders[0].is_closed()
         assert server.stop() == 0
 
 
@@ -255,10 +255,12 @@ def test_a_string_that_old_versions_cannot_write_gets_into_no_group(open_to_all)
         request.API_VERSION = 3 if protocol_type == "consumer" else 6
         request.with_header(1, client_id)
         with open_to_all.peer() as member, open_to_all.peer() as admin:
-            member.sends(bytes(request.encode(version=request.API_VERSION, header=True)))
-            member.hears()
-            assert admin.asks(ListGroupsRequest(version=0), ListGroupsResponse, 0).error_code == 0
-            described = admin.asks(
+            member.send(bytes(request.encode(version=request.API_VERSION, header=True)))
+            member.receive()
+            assert (
+                admin.request(ListGroupsRequest(version=0), ListGroupsResponse, 0).error_code == 0
+            )
+            described = admin.request(
                 DescribeGroupsRequest(version=0, groups=["g"]), DescribeGroupsResponse, 0
             )
             assert described.groups[0].error_code == 0
@@ -267,7 +269,7 @@ def test_a_string_that_old_versions_cannot_write_gets_into_no_group(open_to_all)
 def test_a_config_that_grows_can_always_be_described(open_to_all):
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
     with open_to_all.peer() as peer:
-        peer.makes("t")
+        peer.create_topic("t")
         for first in range(10_000, 60_000, 5_000):
             items = ",".join(f"{n}:1" for n in range(first, first + 3_000))
             config = resource.AlterableConfig(
@@ -278,7 +280,7 @@ def test_a_config_that_grows_can_always_be_described(open_to_all):
                 resources=[resource(resource_type=2, resource_name="t", configs=[config])],
                 validate_only=False,
             )
-            peer.asks(request, IncrementalAlterConfigsResponse, 0)
+            peer.request(request, IncrementalAlterConfigsResponse, 0)
         asked = DescribeConfigsRequest(
             version=1,
             resources=[
@@ -287,4 +289,4 @@ def test_a_config_that_grows_can_always_be_described(open_to_all):
                 )
             ],
         )
-        assert peer.asks(asked, DescribeConfigsResponse, 1).results[0].error_code == 0
+        assert peer.request(asked, DescribeConfigsResponse, 1).results[0].error_code == 0

@@ -131,7 +131,7 @@ def env(standing, request):
     server, disk = standing
     topic = request.function.__name__
     with server.peer() as peer:
-        peer.makes(topic)
+        peer.create_topic(topic)
         assert produced(peer, topic, "first") == 0
     yield BrokerEnvironment(server, disk, topic)
     assert server.process.poll() is None
@@ -139,7 +139,7 @@ def env(standing, request):
 
 def produced(peer, topic, value, producer=(-1, -1, -1)):
     """The offset at which it was stored, None where it was refused."""
-    reply = peer.produces(topic, one_record(value.encode(), producer))
+    reply = peer.produce(topic, one_record(value.encode(), producer))
     assert reply.error_code in (0, KAFKA_STORAGE_ERROR)
     return None if reply.error_code else reply.base_offset
 
@@ -147,7 +147,7 @@ def produced(peer, topic, value, producer=(-1, -1, -1)):
 def producer_of(peer):
     """A new one's id and epoch."""
     asked = InitProducerIdRequest(version=0, transactional_id=None, transaction_timeout_ms=1000)
-    identity = peer.asks(asked, InitProducerIdResponse, 0)
+    identity = peer.request(asked, InitProducerIdResponse, 0)
     assert identity.error_code == 0
     return identity.producer_id, identity.producer_epoch
 
@@ -157,7 +157,7 @@ def visible(server, topic):
     found = []
     with server.peer() as peer:
         while True:
-            reply = peer.fetches(topic, len(found))
+            reply = peer.fetch(topic, len(found))
             assert reply.error_code == 0
             if len(found) == reply.high_watermark:
                 return found
@@ -230,7 +230,7 @@ class Reader:
     def _run(self):
         with self._server.peer() as peer:
             while not self._is_over.is_set():
-                reply = peer.fetches(self._topic, 0)
+                reply = peer.fetch(self._topic, 0)
                 with self._change:
                     self.answers += 1
                     if not reply.records:
@@ -241,12 +241,12 @@ class Reader:
 @pytest.mark.parametrize("disk", FAILURES, indirect=True)
 def test_a_bad_hour_is_one_line_of_log_when_it_begins_and_one_when_it_ends(disk, tmp_path):
     with starting(tmp_path, disk) as server, server.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         with disk.failing():
             for _ in range(20):
                 assert produced(peer, TOPIC, "lost") is None
         assert produced(peer, TOPIC, "first") == 0
-        began, ended = server.waits_for_lines(2, " storage.lmdb")
+        began, ended = server.wait_for_lines(2, " storage.lmdb")
         assert complaints(server) == [began, ended]
     reason = os.strerror(errno.ENOSPC if "full" in disk.failure else errno.EIO)
     assert (
@@ -262,16 +262,16 @@ def test_a_bad_hour_is_one_line_of_log_when_it_begins_and_one_when_it_ends(disk,
 @pytest.mark.parametrize("disk", ["sync"], indirect=True)
 def test_appends_that_only_follow_a_refused_one_do_not_end_a_bad_hour(disk, tmp_path):
     with starting(tmp_path, disk) as server, server.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         frames = [framed(producing(TOPIC, one_record(b"lost")), 7)] * 50
         with disk.failing():
             for _ in range(20):
-                peer.sends(*frames)
-                assert [answer_in(peer.hears()).error_code for _ in frames] == [
+                peer.send(*frames)
+                assert [answer_in(peer.receive()).error_code for _ in frames] == [
                     KAFKA_STORAGE_ERROR
                 ] * 50
         assert produced(peer, TOPIC, "first") == 0
-        began, ended = server.waits_for_lines(2, " storage.lmdb")
+        began, ended = server.wait_for_lines(2, " storage.lmdb")
         assert complaints(server) == [began, ended]
 
 
@@ -292,8 +292,8 @@ def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_whe
         ]
         with env.disk.failing():
             for _ in range(3):
-                peer.sends(*frames)
-                codes = [answer_in(peer.hears()).error_code for _ in frames]
+                peer.send(*frames)
+                codes = [answer_in(peer.receive()).error_code for _ in frames]
                 # From one on that comes to its turn only when the first has failed they follow nothing.
                 late = codes.count(OUT_OF_ORDER_SEQUENCE_NUMBER)
                 assert late < len(codes)
@@ -303,8 +303,8 @@ def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_whe
                     + [OUT_OF_ORDER_SEQUENCE_NUMBER] * late
                 )
         for _ in range(2):
-            peer.sends(*frames)
-            assert [answer_in(peer.hears()).base_offset for _ in frames] == [2, 3, 4, 5]
+            peer.send(*frames)
+            assert [answer_in(peer.receive()).base_offset for _ in frames] == [2, 3, 4, 5]
     assert visible(server, topic) == ["first", *(f"number {n}" for n in range(5))]
 
 
@@ -335,7 +335,7 @@ def told_until_it_was_killed(disk, folder):
     """An idempotent producer through bad hours of the disk: who it is, what was acknowledged, and whether the last was."""
     told = []
     with starting(folder, disk) as server, server.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         who = producer_of(peer)
         for _ in range(5):
             assert tell(told, peer, who)
@@ -364,7 +364,7 @@ def tell(told, peer, who):
 @pytest.mark.parametrize("disk", ["meta-kept"], indirect=True)
 def test_a_commit_that_stands_although_its_write_failed_is_acknowledged(disk, tmp_path):
     with starting(tmp_path, disk) as server, server.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         with disk.failing():
             assert produced(peer, TOPIC, "first") == 0
         assert visible(server, TOPIC) == ["first"]
@@ -373,13 +373,13 @@ def test_a_commit_that_stands_although_its_write_failed_is_acknowledged(disk, tm
 @pytest.mark.parametrize("disk", ["meta-kept unsynced"], indirect=True)
 def test_nobody_is_told_of_a_commit_that_stands_before_it_is_synced(disk, tmp_path):
     with starting(tmp_path, disk) as server, server.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         with disk.failing():
-            peer.sends(framed(producing(TOPIC, one_record(b"first")), 7))
-            assert server.waits_for_lines(1, " error storage.lmdb")
+            peer.send(framed(producing(TOPIC, one_record(b"first")), 7))
+            assert server.wait_for_lines(1, " error storage.lmdb")
             assert visible(server, TOPIC) == []
             assert not select.select([peer.socket], [], [], 0)[0]
-        answer = answer_in(peer.hears())
+        answer = answer_in(peer.receive())
         assert (answer.error_code, answer.base_offset) == (0, 0)
         assert visible(server, TOPIC) == ["first"]
 
@@ -390,20 +390,20 @@ def test_a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged(disk, tmp
     told = []
     for _ in range(4):
         with starting(tmp_path, disk) as server, server.peer() as peer:
-            peer.makes(TOPIC)
+            peer.create_topic(TOPIC)
             found = visible(server, TOPIC)
             assert found[: len(told)] == told
             told = found
-            peer.sends(
+            peer.send(
                 *(
                     framed(producing(TOPIC, one_record(str(number).encode())), 7)
                     for number in range(len(told), len(told) + 300)
                 )
             )
             for _ in range(moments.randint(1, 250)):
-                told.append(str(answer_in(peer.hears()).base_offset))
+                told.append(str(answer_in(peer.receive()).base_offset))
             server.process.kill()
-            while (frame := peer.hears()) is not None:
+            while (frame := peer.receive()) is not None:
                 told.append(str(answer_in(frame).base_offset))
         disk.loses_power(tmp_path)
     with gateway(tmp_path) as again:
@@ -415,7 +415,7 @@ def test_a_power_cut_after_a_commit_that_stands_although_its_write_failed_loses_
     disk, tmp_path
 ):
     with starting(tmp_path, disk) as server, server.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         with disk.failing():
             assert produced(peer, TOPIC, "first") == 0
     disk.loses_power(tmp_path)
@@ -432,8 +432,8 @@ def test_an_idempotent_client_gets_each_record_stored_once_and_in_order_whatever
             for count, disk.failure in enumerate(FAILURES * 2, start=1):
                 load.waits_for_answers(50)
                 with disk.failing():
-                    assert len(server.waits_for_lines(count, " error storage.lmdb")) == count
-                assert len(server.waits_for_lines(count, " warning storage.lmdb")) == count
+                    assert len(server.wait_for_lines(count, " error storage.lmdb")) == count
+                assert len(server.wait_for_lines(count, " warning storage.lmdb")) == count
         assert load.failures == []
         assert visible(server, TOPIC) == [str(number) for number in range(load.sent)]
 

@@ -102,8 +102,8 @@ def server(volume, tmp_path):
     with gateway(tmp_path, within=volume.within, lmdb_resident_bytes=0) as started:
         volume.holds(started)
         with started.peer() as peer:
-            peer.makes(TOPIC)
-            peer.makes(OTHERS)
+            peer.create_topic(TOPIC)
+            peer.create_topic(OTHERS)
         yield started
         assert started.process.poll() is None
 
@@ -111,7 +111,7 @@ def server(volume, tmp_path):
 def fill(peer, topic, at_most=1000):
     """Produce until it is refused; how many records were stored."""
     for number in range(at_most):
-        stored = peer.produces(topic, one_record(os.urandom(VALUE)))
+        stored = peer.produce(topic, one_record(os.urandom(VALUE)))
         if stored.error_code:
             assert stored.error_code == KAFKA_STORAGE_ERROR
             return number
@@ -121,11 +121,11 @@ def fill(peer, topic, at_most=1000):
 def deletes_records(peer):
     """The first half of them."""
     topic = DeleteRecordsRequest.DeleteRecordsTopic
-    half = peer.fetches(TOPIC, 0).high_watermark // 2
+    half = peer.fetch(TOPIC, 0).high_watermark // 2
     rows = [
         topic(name=TOPIC, partitions=[topic.DeleteRecordsPartition(partition_index=0, offset=half)])
     ]
-    reply = peer.asks(
+    reply = peer.request(
         DeleteRecordsRequest(version=1, topics=rows, timeout_ms=10_000), DeleteRecordsResponse, 1
     )
     assert reply.topics[0].partitions[0].error_code == 0
@@ -133,7 +133,7 @@ def deletes_records(peer):
 
 def deletes_the_other_topic(peer):
     asked = DeleteTopicsRequest(version=3, topic_names=[OTHERS], timeout_ms=10_000)
-    assert peer.asks(asked, DeleteTopicsResponse, 3).responses[0].error_code == 0
+    assert peer.request(asked, DeleteTopicsResponse, 3).responses[0].error_code == 0
 
 
 def goes_on(peer, seconds=240.0):
@@ -146,12 +146,12 @@ def goes_on(peer, seconds=240.0):
 
 
 def is_read(peer, offsets):
-    return all(len(peer.fetches(TOPIC, offset, max_bytes=1).records) > VALUE for offset in offsets)
+    return all(len(peer.fetch(TOPIC, offset, max_bytes=1).records) > VALUE for offset in offsets)
 
 
 def one_line_each(server):
     """The line with which the store said that writing fails, and the one that it succeeds again; there are no others."""
-    began, ended = server.waits_for_lines(2, "storage.lmdb")
+    began, ended = server.wait_for_lines(2, "storage.lmdb")
     assert [line for line in server.lines() if " warning " in line or " error " in line] == [
         began,
         ended,

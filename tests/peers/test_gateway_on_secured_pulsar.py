@@ -70,9 +70,9 @@ class Operator:
 def writes_and_reads_as_old_ones(running, value, offset):
     """Produce and Fetch as of Kafka 0.8: no version is negotiated, message format 0."""
     with running.peer() as peer:
-        stored = peer.produces(TOPIC, message_set([Sample(0, -1, None, value)], magic=0), version=0)
+        stored = peer.produce(TOPIC, message_set([Sample(0, -1, None, value)], magic=0), version=0)
         assert (stored.error_code, stored.base_offset) == (0, offset)
-        read = peer.fetches(TOPIC, 0, version=0)
+        read = peer.fetch(TOPIC, 0, version=0)
         assert read.error_code == 0
         return bytes(read.records)
 

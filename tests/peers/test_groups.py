@@ -32,38 +32,38 @@ def test_members_share_a_topic_whoever_leaves_or_is_killed_and_whatever_becomes_
     client: str, tmp_path: Path
 ) -> None:
     with scene(tmp_path, CLIENTS[client], **SESSIONS) as here:
-        here.sends(40)
-        first = here.joins()
-        here.until_shared_by(first)
-        here.until_all_is_read()
+        here.send(40)
+        first = here.join()
+        here.wait_until_assigned_to(first)
+        here.wait_until_all_read()
 
-        second = here.joins()
-        here.until_shared_by(first, second)
-        here.sends(40)
-        here.until_all_is_read()
+        second = here.join()
+        here.wait_until_assigned_to(first, second)
+        here.send(40)
+        here.wait_until_all_read()
         assert second.read, "the newcomer reads what is its own"
 
-        second.leaves()
-        here.until_shared_by(first)
+        second.leave()
+        here.wait_until_assigned_to(first)
 
-        third = here.joins()
-        here.until_shared_by(first, third)
-        third.is_killed()
-        here.until_shared_by(first)
-        here.sends(40)
-        here.until_all_is_read()
+        third = here.join()
+        here.wait_until_assigned_to(first, third)
+        third.kill()
+        here.wait_until_assigned_to(first)
+        here.send(40)
+        here.wait_until_all_read()
 
-        here.is_killed()
-        here.starts()
-        here.sends(40)
-        here.until_all_is_read()
+        here.kill()
+        here.start()
+        here.send(40)
+        here.wait_until_all_read()
 
-        fourth = here.joins()
-        here.until_shared_by(first, fourth)
-        here.stops()
-        here.starts()
-        here.sends(40)
-        here.until_all_is_read()
+        fourth = here.join()
+        here.wait_until_assigned_to(first, fourth)
+        here.stop()
+        here.start()
+        here.send(40)
+        here.wait_until_all_read()
 
         # Every record was committed when it was told, and nobody was told one twice.
-        assert sorted(here.told(), key=int) == here.sent
+        assert sorted(here.values_read(), key=int) == here.sent

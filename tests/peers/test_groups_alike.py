@@ -55,14 +55,14 @@ class Side:
         host, _, port = self._address.partition(":")
         return self._stack.enter_context(Peer((host, int(port)), seconds=SECONDS))
 
-    def asks(self, request: Any, response: Any, version: int, peer: Peer | None = None) -> Any:
-        reply = (peer or self.peer).asks(request, response, version)
+    def request(self, request: Any, response: Any, version: int, peer: Peer | None = None) -> Any:
+        reply = (peer or self.peer).request(request, response, version)
         self.notes(f"{type(request).__name__} v{version}", reply)
         return reply
 
-    def hears(self, peer: Peer, request: Any, response: Any, version: int) -> Any:
+    def receive(self, peer: Peer, request: Any, response: Any, version: int) -> Any:
         """The reply to what was sent on this connection before."""
-        frame = peer.hears()
+        frame = peer.receive()
         assert frame is not None, "the other side hung up"
         reply = response.decode(
             frame[5 if request.flexible_version_q(version) else 4 :], version=version
@@ -144,16 +144,18 @@ def leave(*members: tuple[str, str | None], group: str) -> Any:
 
 def joins(side: Side, version: int, group: str, **fields: Any) -> Any:
     """A newcomer's generation, after one step or two."""
-    reply = side.asks(join(group=group, **fields), JoinGroupResponse, version)
+    reply = side.request(join(group=group, **fields), JoinGroupResponse, version)
     if reply.error_code == MEMBER_ID_REQUIRED:
-        reply = side.asks(join(reply.member_id, group=group, **fields), JoinGroupResponse, version)
+        reply = side.request(
+            join(reply.member_id, group=group, **fields), JoinGroupResponse, version
+        )
     return reply
 
 
 def looks(side: Side, *groups: str) -> None:
     """What those see who look after these groups."""
     for version in range(6):
-        side.asks(
+        side.request(
             DescribeGroupsRequest(
                 groups=list(groups), include_authorized_operations=version % 2 == 1
             ),
@@ -183,14 +185,16 @@ def test_who_is_unknown_is_told_so_alike(addresses: tuple[str, str]) -> None:
     def scene(side: Side) -> None:
         for group in ("nobody's", ""):
             for version in range(10):
-                side.asks(join("m", group=group), JoinGroupResponse, version)
+                side.request(join("m", group=group), JoinGroupResponse, version)
             for version in range(6):
-                side.asks(sync("m", 1, group=group), SyncGroupResponse, version)
-                side.asks(leave(("m", None), group=group), LeaveGroupResponse, version)
+                side.request(sync("m", 1, group=group), SyncGroupResponse, version)
+                side.request(leave(("m", None), group=group), LeaveGroupResponse, version)
             for version in range(5):
-                side.asks(beat("m", 1, group=group), HeartbeatResponse, version)
+                side.request(beat("m", 1, group=group), HeartbeatResponse, version)
             for version in range(3):
-                side.asks(DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, version)
+                side.request(
+                    DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, version
+                )
             looks(side, group)
 
     play(addresses, scene)
@@ -206,7 +210,7 @@ def test_what_nobody_may_ask_for_is_refused_alike(addresses: tuple[str, str]) ->
                 {"protocol_type": ""},
                 {"group": ""},
             ):
-                side.asks(join(**{"group": "refused"} | fields), JoinGroupResponse, version)
+                side.request(join(**{"group": "refused"} | fields), JoinGroupResponse, version)
 
     play(addresses, scene)
 
@@ -219,33 +223,35 @@ def test_a_group_of_one_lives_and_ends_alike(addresses: tuple[str, str], version
         name = member.member_id
         looks(side, group)
         for generation in (member.generation_id, 0, -1):
-            side.asks(beat(name, generation, group=group), HeartbeatResponse, min(version, 4))
-        side.asks(sync(name, 7, group=group), SyncGroupResponse, min(version, 5))
-        side.asks(
+            side.request(beat(name, generation, group=group), HeartbeatResponse, min(version, 4))
+        side.request(sync(name, 7, group=group), SyncGroupResponse, min(version, 5))
+        side.request(
             sync(name, 1, group=group, protocol_name="sticky"), SyncGroupResponse, min(version, 5)
         )
         for fields in ({"protocol_type": None}, {"protocol_name": None}):
-            side.asks(sync(name, 1, group=group, **fields), SyncGroupResponse, 5)
-        side.asks(
+            side.request(sync(name, 1, group=group, **fields), SyncGroupResponse, 5)
+        side.request(
             sync(name, 1, group=group, words={name: b"mine", "nobody": b"lost"}),
             SyncGroupResponse,
             min(version, 5),
         )
         looks(side, group)
-        side.asks(
+        side.request(
             sync(name, 1, group=group, words={name: b"another"}), SyncGroupResponse, min(version, 5)
         )
-        side.asks(join(group=group, protocol_type="connect"), JoinGroupResponse, version)
-        side.asks(DeleteGroupsRequest(groups_names=[group, "nobody's"]), DeleteGroupsResponse, 2)
-        side.asks(join(name, group=group), JoinGroupResponse, version)
-        side.asks(sync(name, 2, group=group, words={}), SyncGroupResponse, min(version, 5))
-        side.asks(
+        side.request(join(group=group, protocol_type="connect"), JoinGroupResponse, version)
+        side.request(DeleteGroupsRequest(groups_names=[group, "nobody's"]), DeleteGroupsResponse, 2)
+        side.request(join(name, group=group), JoinGroupResponse, version)
+        side.request(sync(name, 2, group=group, words={}), SyncGroupResponse, min(version, 5))
+        side.request(
             leave((name, None), ("nobody", None), group=group), LeaveGroupResponse, min(version, 5)
         )
-        side.asks(leave((name, None), group=group), LeaveGroupResponse, min(version, 5))
-        side.asks(beat(name, 2, group=group), HeartbeatResponse, min(version, 4))
+        side.request(leave((name, None), group=group), LeaveGroupResponse, min(version, 5))
+        side.request(beat(name, 2, group=group), HeartbeatResponse, min(version, 4))
         looks(side, group)
-        side.asks(DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, min(version, 2))
+        side.request(
+            DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, min(version, 2)
+        )
         looks(side, group)
 
     play(addresses, scene)
@@ -256,50 +262,52 @@ def test_two_members_rebalance_alike(addresses: tuple[str, str], version: int) -
     def scene(side: Side) -> None:
         group, syncs, beats = f"two-{version}", min(version, 5), min(version, 4)
         first = joins(side, version, group).member_id
-        side.asks(sync(first, 1, group=group, words={first: b"all"}), SyncGroupResponse, syncs)
+        side.request(sync(first, 1, group=group, words={first: b"all"}), SyncGroupResponse, syncs)
         other = side.connects()
         coming = join(group=group)
         if version >= 4:
-            coming = join(side.asks(coming, JoinGroupResponse, version).member_id, group=group)
-        other.sends(framed(coming, version))
+            coming = join(side.request(coming, JoinGroupResponse, version).member_id, group=group)
+        other.send(framed(coming, version))
         # Once its join is there, the first is told.
-        while side.peer.asks(beat(first, 1, group=group), HeartbeatResponse, beats).error_code == 0:
+        while (
+            side.peer.request(beat(first, 1, group=group), HeartbeatResponse, beats).error_code == 0
+        ):
             time.sleep(0.05)
         looks_at_states(side, group)
-        side.asks(sync(first, 1, group=group), SyncGroupResponse, syncs)
-        side.asks(join(first, group=group), JoinGroupResponse, version)
-        second = side.hears(other, coming, JoinGroupResponse, version).member_id
+        side.request(sync(first, 1, group=group), SyncGroupResponse, syncs)
+        side.request(join(first, group=group), JoinGroupResponse, version)
+        second = side.receive(other, coming, JoinGroupResponse, version).member_id
         for name in (first, second):
-            side.asks(beat(name, 2, group=group), HeartbeatResponse, beats)
+            side.request(beat(name, 2, group=group), HeartbeatResponse, beats)
         # A follower that did not hear its answer asks again.
-        side.asks(join(second, group=group), JoinGroupResponse, version, other)
+        side.request(join(second, group=group), JoinGroupResponse, version, other)
         waiting = sync(second, 2, group=group)
-        other.sends(framed(waiting, syncs))
-        side.asks(
+        other.send(framed(waiting, syncs))
+        side.request(
             sync(first, 2, group=group, words={first: b"half", second: b"rest"}),
             SyncGroupResponse,
             syncs,
         )
-        side.hears(other, waiting, SyncGroupResponse, syncs)
+        side.receive(other, waiting, SyncGroupResponse, syncs)
         looks(side, group)
-        side.asks(join(second, group=group), JoinGroupResponse, version, other)
-        side.asks(leave((first, None), group=group), LeaveGroupResponse, syncs)
-        side.asks(beat(second, 2, group=group), HeartbeatResponse, beats)
-        side.asks(join(second, group=group), JoinGroupResponse, version)
-        side.asks(leave((second, None), group=group), LeaveGroupResponse, syncs)
+        side.request(join(second, group=group), JoinGroupResponse, version, other)
+        side.request(leave((first, None), group=group), LeaveGroupResponse, syncs)
+        side.request(beat(second, 2, group=group), HeartbeatResponse, beats)
+        side.request(join(second, group=group), JoinGroupResponse, version)
+        side.request(leave((second, None), group=group), LeaveGroupResponse, syncs)
 
     play(addresses, scene)
 
 
 def looks_at_states(side: Side, group: str) -> None:
     for state in ("PreparingRebalance", "stable", "nonsense"):
-        reply = side.peer.asks(
+        reply = side.peer.request(
             ListGroupsRequest(states_filter=[state], types_filter=[]), ListGroupsResponse, 5
         )
         reply.groups = [one for one in reply.groups if one.group_id == group]
         side.notes(f"in state {state}", reply)
     for kind in ("classic", "Classic", "consumer"):
-        reply = side.peer.asks(
+        reply = side.peer.request(
             ListGroupsRequest(states_filter=[], types_filter=[kind]), ListGroupsResponse, 5
         )
         reply.groups = [one for one in reply.groups if one.group_id == group]
@@ -313,20 +321,20 @@ def test_static_members_come_back_and_are_fenced_alike(
     def scene(side: Side) -> None:
         group, instance = f"static-{version}", "one"
         old = joins(side, version, group, instance=instance).member_id
-        side.asks(
+        side.request(
             sync(old, 1, group=group, instance=instance, words={old: b"mine"}), SyncGroupResponse, 5
         )
         new = joins(side, version, group, instance=instance).member_id
         for name in (old, new):
-            side.asks(beat(name, 1, group=group, instance=instance), HeartbeatResponse, 4)
-            side.asks(sync(name, 1, group=group, instance=instance), SyncGroupResponse, 5)
-            side.asks(beat(name, 1, group=group, instance="another"), HeartbeatResponse, 4)
-        side.asks(join(old, group=group, instance=instance), JoinGroupResponse, version)
-        side.asks(join(new, group=group, instance="another"), JoinGroupResponse, version)
+            side.request(beat(name, 1, group=group, instance=instance), HeartbeatResponse, 4)
+            side.request(sync(name, 1, group=group, instance=instance), SyncGroupResponse, 5)
+            side.request(beat(name, 1, group=group, instance="another"), HeartbeatResponse, 4)
+        side.request(join(old, group=group, instance=instance), JoinGroupResponse, version)
+        side.request(join(new, group=group, instance="another"), JoinGroupResponse, version)
         looks(side, group)
-        side.asks(join(new, group=group, instance=instance), JoinGroupResponse, version)
-        side.asks(leave((old, instance), ("", "another"), group=group), LeaveGroupResponse, 5)
-        side.asks(leave(("", instance), ("", instance), group=group), LeaveGroupResponse, 4)
+        side.request(join(new, group=group, instance=instance), JoinGroupResponse, version)
+        side.request(leave((old, instance), ("", "another"), group=group), LeaveGroupResponse, 5)
+        side.request(leave(("", instance), ("", instance), group=group), LeaveGroupResponse, 4)
         looks(side, group)
 
     play(addresses, scene)

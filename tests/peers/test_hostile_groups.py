@@ -100,15 +100,15 @@ class Loyal(Witness):
         self.rounds += 1
 
     def _joins(self, peer: Peer) -> None:
-        joined = peer.asks(
+        joined = peer.request(
             join("loyal-1", version=3, metadata=subscription("loyal"), session=60_000),
             JoinGroupResponse,
             3,
         )
         assert (joined.error_code, joined.generation_id) == (0, 1)
         self._id = joined.member_id
-        assert peer.asks(sync("loyal-1", self._id, 1), SyncGroupResponse, 5).error_code == 0
-        reply = peer.asks(
+        assert peer.request(sync("loyal-1", self._id, 1), SyncGroupResponse, 5).error_code == 0
+        reply = peer.request(
             beat("loyal-2", "loyal", 0, topics=["loyal"]), ConsumerGroupHeartbeatResponse, 1
         )
         assert reply.error_code == 0
@@ -116,7 +116,7 @@ class Loyal(Witness):
 
     def _in_time(self, peer: Peer, request: Any, response: Any, version: int) -> Any:
         watch = Stopwatch(self._server)
-        reply = peer.asks(request, response, version)
+        reply = peer.request(request, response, version)
         self.slowest = max(self.slowest, watch.seconds())
         assert getattr(reply, "error_code", 0) in (0, None), reply
         return reply
@@ -154,7 +154,7 @@ def bad_day(server: Gateway, loyal: Loyal) -> Iterator[Loyal]:
     begun = len(server.lines())
     loyal.slowest = 0.0
     yield loyal
-    goes_on = loyal.goes_on()
+    goes_on = loyal.makes_progress()
     assert loyal.failure is None
     assert goes_on
     assert loyal.slowest < PATIENCE
@@ -178,7 +178,7 @@ def wide(server: Gateway) -> uuid.UUID:
     )
     with Peer(server.address, seconds=SECONDS) as made:
         request = CreateTopicsRequest(topics=[row], timeout_ms=30_000, validate_only=False)
-        (topic,) = made.asks(request, CreateTopicsResponse, 7).topics
+        (topic,) = made.request(request, CreateTopicsResponse, 7).topics
         assert topic.error_code == 0
         return topic.topic_id
 
@@ -319,7 +319,7 @@ def asked(
     try:
         for start in range(0, len(frames), peers * at_once):
             for number, one in enumerate(made):
-                one.sends(
+                one.send(
                     *frames[
                         start + number * at_once : min(start + (number + 1) * at_once, len(frames))
                     ]
@@ -328,7 +328,7 @@ def asked(
                 for _ in frames[
                     start + number * at_once : min(start + (number + 1) * at_once, len(frames))
                 ]:
-                    frame = one.hears()
+                    frame = one.receive()
                     assert frame is not None
                     replies.append(response.decode(frame[skip:], version=version))
     finally:
@@ -343,7 +343,7 @@ def codes(replies: Iterable[Any]) -> Counter[int]:
 
 def refused(server: Gateway, peer: Peer) -> list[str]:
     words = f"peer={peer.name} "
-    server.waits_for_lines(1, words, peer.lines_before)
+    server.wait_for_lines(1, words, peer.lines_before)
     return [line for line in server.lines()[peer.lines_before :] if words in line]
 
 
@@ -354,31 +354,31 @@ def test_strangers_are_told_so(bad_day, peer):
     heartbeat = HeartbeatRequest(
         group_id="nobody", generation_id=1, member_id="who", group_instance_id=None
     )
-    assert peer.asks(heartbeat, HeartbeatResponse, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert peer.request(heartbeat, HeartbeatResponse, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert (
-        peer.asks(sync("nobody", "who", 1), SyncGroupResponse, 5).error_code
+        peer.request(sync("nobody", "who", 1), SyncGroupResponse, 5).error_code
         == ErrorCode.UNKNOWN_MEMBER_ID
     )
     assert (
-        peer.asks(join("nobody", "who"), JoinGroupResponse, 4).error_code
+        peer.request(join("nobody", "who"), JoinGroupResponse, 4).error_code
         == ErrorCode.UNKNOWN_MEMBER_ID
     )
-    (left,) = peer.asks(leave("nobody", ["who"]), LeaveGroupResponse, 5).members
+    (left,) = peer.request(leave("nobody", ["who"]), LeaveGroupResponse, 5).members
     assert left.error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert codes_of(
-        peer.asks(commit("nobody", [("loyal", [0])], "who", 3), OffsetCommitResponse, 8)
+        peer.request(commit("nobody", [("loyal", [0])], "who", 3), OffsetCommitResponse, 8)
     ) == {ErrorCode.ILLEGAL_GENERATION: 1}
     assert codes_of(
-        peer.asks(commit("loyal-1", [("loyal", [0])], "who", 1), OffsetCommitResponse, 8)
+        peer.request(commit("loyal-1", [("loyal", [0])], "who", 1), OffsetCommitResponse, 8)
     ) == {ErrorCode.UNKNOWN_MEMBER_ID: 1}
     assert codes_of(
-        peer.asks(commit("loyal-2", [("loyal", [0])], "who", 1), OffsetCommitResponse, 9)
+        peer.request(commit("loyal-2", [("loyal", [0])], "who", 1), OffsetCommitResponse, 9)
     ) == {ErrorCode.UNKNOWN_MEMBER_ID: 1}
 
 
 def test_stale_generations_are_illegal(bad_day, peer):
-    member = peer.asks(join("stale", version=3), JoinGroupResponse, 3)
-    assert peer.asks(sync("stale", member.member_id, 1), SyncGroupResponse, 5).error_code == 0
+    member = peer.request(join("stale", version=3), JoinGroupResponse, 3)
+    assert peer.request(sync("stale", member.member_id, 1), SyncGroupResponse, 5).error_code == 0
     for generation in (0, 2, -1, 2**31 - 1, -(2**31)):
         heartbeat = HeartbeatRequest(
             group_id="stale",
@@ -386,20 +386,24 @@ def test_stale_generations_are_illegal(bad_day, peer):
             member_id=member.member_id,
             group_instance_id=None,
         )
-        assert peer.asks(heartbeat, HeartbeatResponse, 4).error_code == ErrorCode.ILLEGAL_GENERATION
         assert (
-            peer.asks(sync("stale", member.member_id, generation), SyncGroupResponse, 5).error_code
+            peer.request(heartbeat, HeartbeatResponse, 4).error_code == ErrorCode.ILLEGAL_GENERATION
+        )
+        assert (
+            peer.request(
+                sync("stale", member.member_id, generation), SyncGroupResponse, 5
+            ).error_code
             == ErrorCode.ILLEGAL_GENERATION
         )
         told = codes_of(
-            peer.asks(
+            peer.request(
                 commit("stale", [("loyal", [0])], member.member_id, generation),
                 OffsetCommitResponse,
                 8,
             )
         )
         assert told == {ErrorCode.ILLEGAL_GENERATION: 1}
-    peer.asks(leave("stale", [member.member_id]), LeaveGroupResponse, 5)
+    peer.request(leave("stale", [member.member_id]), LeaveGroupResponse, 5)
 
 
 @pytest.mark.parametrize(
@@ -409,27 +413,28 @@ def test_stale_generations_are_illegal(bad_day, peer):
 )
 def test_names_that_no_group_has_are_invalid(bad_day, peer, name):
     """Kafka takes any name but an empty one; here a name has to fit into a key of the store (`group_id_max_bytes`)."""
-    assert peer.asks(join(name), JoinGroupResponse, 9).error_code == ErrorCode.INVALID_GROUP_ID
+    assert peer.request(join(name), JoinGroupResponse, 9).error_code == ErrorCode.INVALID_GROUP_ID
     assert (
-        peer.asks(sync(name, "m", 1), SyncGroupResponse, 5).error_code == ErrorCode.INVALID_GROUP_ID
-    )
-    assert (
-        peer.asks(leave(name, ["m"]), LeaveGroupResponse, 5).error_code
+        peer.request(sync(name, "m", 1), SyncGroupResponse, 5).error_code
         == ErrorCode.INVALID_GROUP_ID
     )
-    told = peer.asks(beat(name, "m", 0, ["loyal"]), ConsumerGroupHeartbeatResponse, 1).error_code
+    assert (
+        peer.request(leave(name, ["m"]), LeaveGroupResponse, 5).error_code
+        == ErrorCode.INVALID_GROUP_ID
+    )
+    told = peer.request(beat(name, "m", 0, ["loyal"]), ConsumerGroupHeartbeatResponse, 1).error_code
     assert told == (ErrorCode.INVALID_GROUP_ID if name else ErrorCode.INVALID_REQUEST)
     if name:
         # Kafka lets a simple consumer commit without a group's name.
-        assert codes_of(peer.asks(commit(name, [("loyal", [0])]), OffsetCommitResponse, 8)) == {
+        assert codes_of(peer.request(commit(name, [("loyal", [0])]), OffsetCommitResponse, 8)) == {
             ErrorCode.INVALID_GROUP_ID: 1
         }
 
 
 def test_a_name_that_is_not_utf_8_is_refused_with_one_line(server, bad_day, peer):
     frame = framed(join("abcd"), 4)
-    peer.sends(frame.replace(b"abcd", b"\xff\xfe\xc0\x80"))
-    assert peer.is_hung_up_on()
+    peer.send(frame.replace(b"abcd", b"\xff\xfe\xc0\x80"))
+    assert peer.is_closed()
     (line,) = refused(server, peer)
     assert "api_key=11" in line
 
@@ -447,7 +452,7 @@ def test_a_name_that_is_not_utf_8_is_refused_with_one_line(server, bad_day, peer
 def test_protocols_that_nobody_could_choose_from_are_inconsistent(bad_day, peer, fields):
     """Kafka 3.9.2 answers alike, but for a protocol that is named twice: then it does not answer at all in six seconds."""
     assert (
-        peer.asks(join("odd", **fields), JoinGroupResponse, 3).error_code
+        peer.request(join("odd", **fields), JoinGroupResponse, 3).error_code
         == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     )
 
@@ -455,7 +460,7 @@ def test_protocols_that_nobody_could_choose_from_are_inconsistent(bad_day, peer,
 @pytest.mark.parametrize("session", [-1, 0, 99, 2**31 - 1])
 def test_sessions_that_are_too_short_or_too_long_are_invalid(bad_day, peer, session):
     assert (
-        peer.asks(join("odd", session=session), JoinGroupResponse, 4).error_code
+        peer.request(join("odd", session=session), JoinGroupResponse, 4).error_code
         == ErrorCode.INVALID_SESSION_TIMEOUT
     )
 
@@ -465,18 +470,18 @@ def test_sessions_that_are_too_short_or_too_long_are_invalid(bad_day, peer, sess
 
 def test_huge_metadata_and_assignments_are_too_large(server, bad_day, peer):
     assert (
-        peer.asks(join("huge", metadata=bytes(16 * MIB)), JoinGroupResponse, 3).error_code
+        peer.request(join("huge", metadata=bytes(16 * MIB)), JoinGroupResponse, 3).error_code
         == ErrorCode.MESSAGE_TOO_LARGE
     )
-    member = peer.asks(join("huge", version=3), JoinGroupResponse, 3).member_id
+    member = peer.request(join("huge", version=3), JoinGroupResponse, 3).member_id
     huge = sync("huge", member, 1, [(member, bytes(16 * MIB))])
-    assert peer.asks(huge, SyncGroupResponse, 5).error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert peer.request(huge, SyncGroupResponse, 5).error_code == ErrorCode.MESSAGE_TOO_LARGE
     strangers = sync("huge", member, 1, [(f"m{number}", b"x") for number in range(40_000)])
-    assert peer.asks(strangers, SyncGroupResponse, 5).error_code in (
+    assert peer.request(strangers, SyncGroupResponse, 5).error_code in (
         0,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
     )
-    peer.asks(leave("huge", [member]), LeaveGroupResponse, 5)
+    peer.request(leave("huge", [member]), LeaveGroupResponse, 5)
 
 
 def test_many_short_words_are_held_to_the_limits(server, bad_day):
@@ -516,9 +521,9 @@ def test_subscriptions_to_a_million_topics_are_not_taken_apart(server, bad_day):
     peers = [Peer(server.address, seconds=SECONDS) for _ in range(6)]
     before = server.memory()
     for one in peers:
-        one.sends(framed(join("million", metadata=words, rebalance=5_000), 3))
+        one.send(framed(join("million", metadata=words, rebalance=5_000), 3))
     for one in peers:
-        assert JoinGroupResponse.decode(one.hears()[4:], version=3).error_code in (
+        assert JoinGroupResponse.decode(one.receive()[4:], version=3).error_code in (
             0,
             ErrorCode.GROUP_MAX_SIZE_REACHED,
         )
@@ -533,7 +538,7 @@ def test_subscriptions_to_a_million_topics_are_not_taken_apart(server, bad_day):
     assert reply.error_code == ErrorCode.GROUP_ID_NOT_FOUND
     assert server.memory() < before + 4 * GROUPS
     for one in peers:
-        one.vanishes()
+        one.reset()
 
 
 # Many
@@ -561,9 +566,10 @@ def test_ids_that_are_long_because_their_clients_names_are(server, bad_day):
     with server.peer() as peer:
         told: Counter[int] = Counter()
         for _ in range(40):
-            peer.sends(*[frame] * 50)
+            peer.send(*[frame] * 50)
             told.update(
-                JoinGroupResponse.decode(peer.hears()[4:], version=4).error_code for _ in range(50)
+                JoinGroupResponse.decode(peer.receive()[4:], version=4).error_code
+                for _ in range(50)
             )
     assert told.keys() == {ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.GROUP_MAX_SIZE_REACHED}
     assert server.memory() < before + 2 * GROUPS
@@ -575,7 +581,7 @@ def is_gone(server: Gateway, *groups: str) -> None:
     end = time.monotonic() + SECONDS
     with server.peer() as peer:
         while True:
-            reply = peer.asks(
+            reply = peer.request(
                 DescribeGroupsRequest(groups=list(groups), include_authorized_operations=False),
                 DescribeGroupsResponse,
                 5,
@@ -621,18 +627,18 @@ def test_members_that_vanish_while_they_join_and_sync_leave_nothing_behind(serve
     files = server.open_files()
     for number in range(30):
         with server.peer() as first, server.peer() as second, server.peer() as third:
-            member = first.asks(
+            member = first.request(
                 join(f"vanish-{number % 7}", version=3, session=500, rebalance=500),
                 JoinGroupResponse,
                 3,
             )
-            second.sends(framed(join(f"vanish-{number % 7}", session=500), 3))
-            first.sends(
+            second.send(framed(join(f"vanish-{number % 7}", session=500), 3))
+            first.send(
                 framed(sync(f"vanish-{number % 7}", member.member_id, member.generation_id), 5)
             )
-            third.sends(framed(join(f"vanish-{number % 7}", session=500, instance=f"i{number}"), 5))
+            third.send(framed(join(f"vanish-{number % 7}", session=500, instance=f"i{number}"), 5))
             for one in (first, second, third):
-                one.vanishes()
+                one.reset()
     is_gone(server, *(f"vanish-{number}" for number in range(7)))
     end = time.monotonic() + SECONDS
     while server.open_files() > files and time.monotonic() < end:
@@ -645,31 +651,33 @@ def test_members_that_vanish_while_they_join_and_sync_leave_nothing_behind(serve
 
 def test_partitions_that_do_not_exist_cannot_be_committed(bad_day, peer):
     rows = [("loyal", [1, -1, 2**31 - 1]), ("nothing", [0]), ("", [0])]
-    assert codes_of(peer.asks(commit("offsets", rows), OffsetCommitResponse, 8)) == {
+    assert codes_of(peer.request(commit("offsets", rows), OffsetCommitResponse, 8)) == {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 5
     }
-    assert peer.asks(fetch_of("offsets"), OffsetFetchResponse, 9).groups[0].topics == []
+    assert peer.request(fetch_of("offsets"), OffsetFetchResponse, 9).groups[0].topics == []
 
 
 def test_a_huge_note_is_too_large_and_the_others_are_kept(bad_day, peer):
     assert codes_of(
-        peer.asks(commit("noted", [("loyal", [0])], note="n" * 32_000), OffsetCommitResponse, 8)
+        peer.request(commit("noted", [("loyal", [0])], note="n" * 32_000), OffsetCommitResponse, 8)
     ) == {ErrorCode.OFFSET_METADATA_TOO_LARGE: 1}
     assert codes_of(
-        peer.asks(commit("noted", [("loyal", [0])], note="n" * 4_096), OffsetCommitResponse, 8)
+        peer.request(commit("noted", [("loyal", [0])], note="n" * 4_096), OffsetCommitResponse, 8)
     ) == {0: 1}
 
 
 def test_tens_of_thousands_of_partitions_in_one_commit(server, bad_day, peer, wide):
     """More than the gateway reads of one request are refused; fewer are answered one by one."""
     with server.peer() as greedy:
-        greedy.sends(framed(commit("wide", [("wide", range(50_001))]), 8))
-        assert greedy.is_hung_up_on()
+        greedy.send(framed(commit("wide", [("wide", range(50_001))]), 8))
+        assert greedy.is_closed()
         assert len(refused(server, greedy)) == 1
-    told = codes_of(peer.asks(commit("wide", [("wide", range(49_000))]), OffsetCommitResponse, 8))
+    told = codes_of(
+        peer.request(commit("wide", [("wide", range(49_000))]), OffsetCommitResponse, 8)
+    )
     assert told == {0: PARTITIONS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 49_000 - PARTITIONS}
     again = [("wide", [7] * 40_000)]
-    assert codes_of(peer.asks(commit("wide", again), OffsetCommitResponse, 2)) == {0: 1}
+    assert codes_of(peer.request(commit("wide", again), OffsetCommitResponse, 2)) == {0: 1}
 
 
 def test_all_that_many_huge_groups_have_committed_is_told_and_others_are_served(
@@ -677,19 +685,19 @@ def test_all_that_many_huge_groups_have_committed_is_told_and_others_are_served(
 ):
     for group in ("wide", "wide-2", "wide-3"):
         assert codes_of(
-            peer.asks(commit(group, [("wide", range(PARTITIONS))]), OffsetCommitResponse, 8)
+            peer.request(commit(group, [("wide", range(PARTITIONS))]), OffsetCommitResponse, 8)
         ) == {0: PARTITIONS}
-    reply = peer.asks(fetch_of("wide", "wide-2", "wide-3"), OffsetFetchResponse, 9)
+    reply = peer.request(fetch_of("wide", "wide-2", "wide-3"), OffsetFetchResponse, 9)
     assert [len(group.topics[0].partitions) for group in reply.groups] == [PARTITIONS] * 3
-    same = peer.asks(fetch_of(*["wide"] * 1_000), OffsetFetchResponse, 9)
+    same = peer.request(fetch_of(*["wide"] * 1_000), OffsetFetchResponse, 9)
     assert codes(same.groups) == {ErrorCode.INVALID_REQUEST: 1_000}
-    nobody = peer.asks(
+    nobody = peer.request(
         fetch_of(*(f"nobody-{number}" for number in range(20_000))), OffsetFetchResponse, 9
     )
     assert codes(nobody.groups) == {0: 20_000}
     for group in ("wide", "wide-2", "wide-3"):
         assert (
-            peer.asks(DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, 2)
+            peer.request(DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, 2)
             .results[0]
             .error_code
             == 0
@@ -711,7 +719,7 @@ def test_commits_to_ever_new_groups_end_at_the_limit(server, bad_day, peer):
     assert 5_000 < told[0] < OFFSETS // 900
     assert server.memory() < before + 2 * OFFSETS
     names = [name.replace("#####", f"{number:05}") for number in range(12_000)]
-    deleted = peer.asks(DeleteGroupsRequest(groups_names=names), DeleteGroupsResponse, 2)
+    deleted = peer.request(DeleteGroupsRequest(groups_names=names), DeleteGroupsResponse, 2)
     assert codes(deleted.results)[0] == told[0]
 
 
@@ -724,7 +732,7 @@ def test_ten_thousand_names_are_described_listed_and_deleted(bad_day, peer, serv
     frames = numbered(commit("asked-#####", [("loyal", [0])]), 8, some)
     told = sum(map(codes_of, asked(server, frames, OffsetCommitResponse, 8)), Counter())
     assert told == {0: some}
-    described = peer.asks(
+    described = peer.request(
         DescribeGroupsRequest(groups=names, include_authorized_operations=True),
         DescribeGroupsResponse,
         6,
@@ -734,25 +742,27 @@ def test_ten_thousand_names_are_described_listed_and_deleted(bad_day, peer, serv
         "Dead": len(names) - some,
     }
     request = ConsumerGroupDescribeRequest(group_ids=names, include_authorized_operations=True)
-    looked = peer.asks(request, ConsumerGroupDescribeResponse, 1)
+    looked = peer.request(request, ConsumerGroupDescribeResponse, 1)
     assert codes(looked.groups) == {ErrorCode.GROUP_ID_NOT_FOUND: 10_000}
-    listed = peer.asks(ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse, 5)
+    listed = peer.request(
+        ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse, 5
+    )
     assert {group.group_id for group in listed.groups} >= set(names[:some])
-    deleted = peer.asks(DeleteGroupsRequest(groups_names=names), DeleteGroupsResponse, 2)
+    deleted = peer.request(DeleteGroupsRequest(groups_names=names), DeleteGroupsResponse, 2)
     assert codes(deleted.results) == {0: some, ErrorCode.GROUP_ID_NOT_FOUND: len(names) - some}
-    again = peer.asks(DeleteGroupsRequest(groups_names=names), DeleteGroupsResponse, 2)
+    again = peer.request(DeleteGroupsRequest(groups_names=names), DeleteGroupsResponse, 2)
     assert codes(again.results) == {ErrorCode.GROUP_ID_NOT_FOUND: 10_000}
 
 
 def test_ten_thousand_strangers_leave(bad_day, peer):
-    reply = peer.asks(
+    reply = peer.request(
         leave("loyal-1", [f"m{number}" for number in range(10_000)]), LeaveGroupResponse, 5
     )
     assert codes(reply.members) == {ErrorCode.UNKNOWN_MEMBER_ID: 10_000}
 
 
 def test_partitions_are_forgotten_by_the_thousand(bad_day, peer, wide):
-    peer.asks(commit("forgotten", [("wide", range(PARTITIONS))]), OffsetCommitResponse, 8)
+    peer.request(commit("forgotten", [("wide", range(PARTITIONS))]), OffsetCommitResponse, 8)
     kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
     rows = [
         kind(
@@ -762,7 +772,7 @@ def test_partitions_are_forgotten_by_the_thousand(bad_day, peer, wide):
             ],
         )
     ]
-    (topic,) = peer.asks(
+    (topic,) = peer.request(
         OffsetDeleteRequest(group_id="forgotten", topics=rows), OffsetDeleteResponse, 0
     ).topics
     assert codes(topic.partitions) == {
@@ -776,11 +786,13 @@ def test_partitions_are_forgotten_by_the_thousand(bad_day, peer, wide):
 
 def test_lying_epochs_are_told_so(bad_day, peer):
     def epoch_of(epoch: int, member: str = "liar") -> int:
-        return peer.asks(beat("liars", member, epoch), ConsumerGroupHeartbeatResponse, 1).error_code
+        return peer.request(
+            beat("liars", member, epoch), ConsumerGroupHeartbeatResponse, 1
+        ).error_code
 
     assert epoch_of(5) == ErrorCode.GROUP_ID_NOT_FOUND
     assert (
-        peer.asks(
+        peer.request(
             beat("liars", "liar", 0, ["loyal"]), ConsumerGroupHeartbeatResponse, 1
         ).member_epoch
         == 1
@@ -796,33 +808,33 @@ def test_lying_epochs_are_told_so(bad_day, peer):
 
 def test_partitions_that_nobody_gave_are_nobodys(bad_day, peer, wide):
     kind = ConsumerGroupHeartbeatRequest.TopicPartitions
-    reply = peer.asks(beat("thieves", "honest", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1)
+    reply = peer.request(beat("thieves", "honest", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1)
     assert len(reply.assignment.topic_partitions[0].partitions) == PARTITIONS
     stolen = [
         kind(topic_id=wide, partitions=list(range(45_000))),
         kind(topic_id=uuid.uuid4(), partitions=[-1, 2**31 - 1]),
     ]
-    assert peer.asks(
+    assert peer.request(
         beat("thieves", "thief", 0, ["wide"], topic_partitions=stolen),
         ConsumerGroupHeartbeatResponse,
         1,
     ).error_code == (ErrorCode.INVALID_REQUEST)
-    epoch = peer.asks(
+    epoch = peer.request(
         beat("thieves", "thief", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1
     ).member_epoch
-    told = peer.asks(
+    told = peer.request(
         beat("thieves", "thief", epoch, topic_partitions=stolen), ConsumerGroupHeartbeatResponse, 1
     )
     given = [] if told.assignment is None else told.assignment.topic_partitions
     assert (told.error_code, [len(row.partitions) for row in given]) == (0, [])
     for member in ("honest", "thief"):
-        peer.asks(beat("thieves", member, -1), ConsumerGroupHeartbeatResponse, 1)
+        peer.request(beat("thieves", member, -1), ConsumerGroupHeartbeatResponse, 1)
 
 
 def test_expressions_that_take_long_or_make_no_sense_keep_nobody_waiting(
     server, bad_day, peer, wide
 ):
-    peer.sends(
+    peer.send(
         *(
             framed(beat("regex", f"m{n}", 0, None, subscribed_topic_regex="(" * n), 1)
             for n in range(1, 50)
@@ -830,7 +842,7 @@ def test_expressions_that_take_long_or_make_no_sense_keep_nobody_waiting(
     )
     for _ in range(49):
         assert (
-            ConsumerGroupHeartbeatResponse.decode(peer.hears()[5:], version=1).error_code
+            ConsumerGroupHeartbeatResponse.decode(peer.receive()[5:], version=1).error_code
             == ErrorCode.INVALID_REGULAR_EXPRESSION
         )
     costly = [f"({'a|b|c|.*' * 20})*" * 6 + f"{number}" for number in range(40)] + [
@@ -854,12 +866,12 @@ def test_a_flood_of_newcomers_to_a_big_group_keeps_nobody_waiting(server, bad_da
     number = 0
     while time.monotonic() < end:
         number += 1
-        peer.asks(beat("flood", f"m{number % 20:05}", -1), ConsumerGroupHeartbeatResponse, 1)
-        peer.asks(
+        peer.request(beat("flood", f"m{number % 20:05}", -1), ConsumerGroupHeartbeatResponse, 1)
+        peer.request(
             beat("flood", f"m{number % 20:05}", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1
         )
     request = ConsumerGroupDescribeRequest(group_ids=["flood"], include_authorized_operations=False)
-    (group,) = peer.asks(request, ConsumerGroupDescribeResponse, 1).groups
+    (group,) = peer.request(request, ConsumerGroupDescribeResponse, 1).groups
     assert 0 < len(group.members) <= MOST_MEMBERS
     asked(
         server,

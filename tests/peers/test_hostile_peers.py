@@ -67,7 +67,7 @@ def bad_day(server):
     begun = len(server.lines())
     with Witness(server) as witness:
         yield witness
-        goes_on = witness.goes_on()
+        goes_on = witness.makes_progress()
     assert witness.failure is None
     assert goes_on
     assert witness.slowest < PATIENCE
@@ -88,14 +88,14 @@ def topic(server, request):
     name = request.node.name.replace("[", ".").replace("]", "")[:200]
     name = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
     with server.peer() as made:
-        made.makes(name)
+        made.create_topic(name)
     return name
 
 
 def refused(server, peer):
     """The reasons for which this peer was refused."""
     words = f"peer={peer.name} "
-    server.waits_for_lines(1, words, peer.lines_before)
+    server.wait_for_lines(1, words, peer.lines_before)
     return [line for line in server.lines()[peer.lines_before :] if words in line]
 
 
@@ -104,11 +104,11 @@ def test_random_bytes_are_hung_up_on_or_wait_for_the_rest_of_their_frame(server,
     for _ in range(200):
         with server.peer() as peer:
             stream = noise.randbytes(noise.randint(1, 3000))
-            peer.raw(stream)
+            peer.send_bytes(stream)
             announced = int.from_bytes(stream[:4], "big", signed=True)
             may_wait = len(stream) < 4 or 0 <= announced <= 32 * MIB
             if not may_wait:
-                assert peer.is_hung_up_on()
+                assert peer.is_closed()
                 assert len(refused(server, peer)) == 1
 
 
@@ -122,8 +122,8 @@ def test_random_bytes_are_hung_up_on_or_wait_for_the_rest_of_their_frame(server,
     ids=["HTTP", "SSH", "TLS"],
 )
 def test_another_protocol_is_hung_up_on_with_one_line(server, bad_day, peer, words):
-    peer.raw(words)
-    assert peer.is_hung_up_on()
+    peer.send_bytes(words)
+    assert peer.is_closed()
     (line,) = refused(server, peer)
     assert "refused" in line
 
@@ -133,15 +133,15 @@ def test_frames_cut_short_anywhere_cost_nothing(server, bad_day, topic):
     whole = struct.pack(">i", len(request)) + request
     for length in range(len(whole)):
         with server.peer() as peer:
-            peer.raw(whole[:length])
+            peer.send_bytes(whole[:length])
     with server.peer() as peer:
-        assert peer.fetches(topic, 0).high_watermark == 0
+        assert peer.fetch(topic, 0).high_watermark == 0
 
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 32 * MIB + 1, 2**31 - 1])
 def test_a_frame_of_an_impossible_length_is_hung_up_on_with_one_line(server, bad_day, peer, length):
-    peer.raw(struct.pack(">i", length) + b"x" * 100)
-    assert peer.is_hung_up_on()
+    peer.send_bytes(struct.pack(">i", length) + b"x" * 100)
+    assert peer.is_closed()
     (line,) = refused(server, peer)
     assert str(length) in line
 
@@ -150,11 +150,11 @@ def test_many_that_announce_much_and_send_nothing_use_nothing_up(server, bad_day
     before = server.memory()
     liars = [server.peer() for _ in range(200)]
     for liar in liars:
-        liar.raw(struct.pack(">i", 32 * MIB) + b"x" * 10)
-    assert bad_day.goes_on()
+        liar.send_bytes(struct.pack(">i", 32 * MIB) + b"x" * 10)
+    assert bad_day.makes_progress()
     assert server.memory() < before + 10 * MIB
     for liar in liars:
-        liar.vanishes()
+        liar.reset()
 
 
 def test_many_that_send_most_of_a_large_frame_hold_no_more_than_the_budget(server, bad_day):
@@ -166,26 +166,26 @@ def test_many_that_send_most_of_a_large_frame_hold_no_more_than_the_budget(serve
             hoarder.socket.sendall(struct.pack(">i", 32 * MIB) + piece * 31)
         except TimeoutError:
             continue
-    assert bad_day.goes_on()
+    assert bad_day.makes_progress()
     assert server.memory() < MEMORY
     for hoarder in hoarders:
-        hoarder.vanishes()
+        hoarder.reset()
 
 
 def test_large_requests_behind_endless_polls_use_nothing_up(server, bad_day, topic):
     poll = framed(fetching(topic, 0, max_wait_ms=2**31 - 1), 4)
     hoarders = [server.peer() for _ in range(8)]
     for hoarder in hoarders:
-        hoarder.sends(poll)
+        hoarder.send(poll)
         hoarder.socket.settimeout(0.2)
         try:
             hoarder.socket.sendall(struct.pack(">i", 31 * MIB) + bytes(31 * MIB))
         except TimeoutError:
             continue
-    assert bad_day.goes_on()
+    assert bad_day.makes_progress()
     assert server.memory() < MEMORY
     for hoarder in hoarders:
-        hoarder.vanishes()
+        hoarder.reset()
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_large_requests_behind_endless_polls_use_nothing_up(server, bad_day, top
 )
 def test_lying_lengths_and_counts_are_refused_with_one_line(server, bad_day, peer, version, body):
     # The header of a flexible request ends in tags, which is the first byte of those bodies.
-    peer.sends(struct.pack(">hhih", 3, version, 1, -1) + body)
-    assert peer.is_hung_up_on()
+    peer.send(struct.pack(">hhih", 3, version, 1, -1) + body)
+    assert peer.is_closed()
     (line,) = refused(server, peer)
     assert "api_key=3" in line
     assert f"version={version}" in line
@@ -225,8 +225,8 @@ def test_a_produce_request_of_a_million_partitions_is_refused(server, bad_day, p
         + struct.pack(">i", MIB)
         + struct.pack(">ii", 0, -1) * MIB
     )
-    peer.sends(struct.pack(">hhih", 0, 0, 1, -1) + body)
-    assert peer.is_hung_up_on()
+    peer.send(struct.pack(">hhih", 0, 0, 1, -1) + body)
+    assert peer.is_closed()
     assert len(refused(server, peer)) == 1
 
 
@@ -234,15 +234,15 @@ def test_a_produce_request_of_a_million_partitions_is_refused(server, bad_day, p
     ("api_key", "version"), [(0, 99), (3, -1), (4, 0), (999, 0), (-1, 0), (32767, 32767)]
 )
 def test_what_is_not_served_is_refused_with_one_line(server, bad_day, peer, api_key, version):
-    peer.sends(struct.pack(">hhih", api_key, version, 1, -1) + bytes(20))
-    assert peer.is_hung_up_on()
+    peer.send(struct.pack(">hhih", api_key, version, 1, -1) + bytes(20))
+    assert peer.is_closed()
     (line,) = refused(server, peer)
     assert f"api_key={api_key} " in line
 
 
 def test_versions_of_the_future_are_answered(bad_day, peer):
-    peer.sends(struct.pack(">hhih", 18, 77, 5, -1) + b"\0whatever may come")
-    frame = peer.hears()
+    peer.send(struct.pack(">hhih", 18, 77, 5, -1) + b"\0whatever may come")
+    frame = peer.receive()
     assert frame[:4] == b"\0\0\0\x05"
     assert ApiVersionsResponse.decode(frame[4:], version=0).error_code == 35
 
@@ -277,29 +277,29 @@ def broken(records, position):
 def test_records_that_are_damaged_are_answered_with_corrupt_or_invalid(
     bad_day, peer, topic, version, records
 ):
-    assert peer.produces(topic, records, version).error_code in (2, 87)
-    assert peer.fetches(topic, 0).high_watermark == 0
+    assert peer.produce(topic, records, version).error_code in (2, 87)
+    assert peer.fetch(topic, 0).high_watermark == 0
 
 
 @pytest.mark.parametrize("length", [0, -1, 49, 2**31 - 1, -(2**31)])
 def test_a_batch_that_lies_about_its_length_is_corrupt(bad_day, peer, topic, length):
     records = bytearray(batch(SAMPLES))
     struct.pack_into(">i", records, 8, length)
-    assert peer.produces(topic, bytes(records)).error_code in (2, 87)
+    assert peer.produce(topic, bytes(records)).error_code in (2, 87)
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])
 def test_a_codec_that_nobody_knows_is_told_so(bad_day, peer, topic, codec):
-    assert peer.produces(topic, batch(SAMPLES, attributes=codec)).error_code == 76
+    assert peer.produce(topic, batch(SAMPLES, attributes=codec)).error_code == 76
     assert (
-        peer.produces(topic, message(0, None, b"packed", magic=1, attributes=codec), 2).error_code
+        peer.produce(topic, message(0, None, b"packed", magic=1, attributes=codec), 2).error_code
         == 76
     )
 
 
 def test_zstd_where_the_producer_may_not_use_it_is_told_so(bad_day, peer, topic):
-    assert peer.produces(topic, batch(SAMPLES, codec=ZSTD), 3).error_code == 76
-    assert peer.produces(topic, batch(SAMPLES, codec=ZSTD), 7).error_code == 0
+    assert peer.produce(topic, batch(SAMPLES, codec=ZSTD), 3).error_code == 76
+    assert peer.produce(topic, batch(SAMPLES, codec=ZSTD), 7).error_code == 0
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
@@ -311,7 +311,7 @@ def test_a_bomb_in_an_old_format_is_told_so_and_costs_no_more_than_its_limit(
     if len(packed) > 8 * MIB:
         packed = compress(codec, bytes(60 * MIB), magic=magic)
     records = message(0, None, packed, magic=magic, attributes=codec)
-    assert peer.produces(topic, records, 2).error_code in (2, 10)
+    assert peer.produce(topic, records, 2).error_code in (2, 10)
     assert server.memory() < MEMORY
 
 
@@ -320,16 +320,16 @@ def test_a_bomb_that_was_stored_opaque_does_not_go_off_when_it_is_converted(
     server, bad_day, peer, topic, codec
 ):
     records = batch(SAMPLES, codec=codec, content=bytes(150 * MIB))
-    assert peer.produces(topic, records).error_code == 0
+    assert peer.produce(topic, records).error_code == 0
     for _ in range(3):
         assert (
-            peer.fetches(topic, 0, version=2).error_code,
-            peer.fetches(topic, 0, version=2).records,
+            peer.fetch(topic, 0, version=2).error_code,
+            peer.fetch(topic, 0, version=2).records,
         ) == (0, b"")
     assert server.memory() < MEMORY
-    (line,) = server.waits_for_lines(1, f"topic={topic} ", peer.lines_before)
+    (line,) = server.wait_for_lines(1, f"topic={topic} ", peer.lines_before)
     assert "max_decompressed_bytes" in line
-    assert peer.fetches(topic, 0, version=10).records == records
+    assert peer.fetch(topic, 0, version=10).records == records
 
 
 def test_many_bombs_at_a_time_go_off_one_after_the_other(server, bad_day, topic):
@@ -337,23 +337,23 @@ def test_many_bombs_at_a_time_go_off_one_after_the_other(server, bad_day, topic)
     peers = [server.peer() for _ in range(20)]
     most = 0
     for peer in peers:
-        peer.sends(framed(producing(topic, records, 2), 2))
+        peer.send(framed(producing(topic, records, 2), 2))
     for peer in peers:
-        assert peer.hears() is not None
+        assert peer.receive() is not None
         most = max(most, server.memory())
-        peer.vanishes()
+        peer.reset()
     assert most < MEMORY
 
 
 @pytest.mark.parametrize("offset", [-1, -5, 1, 2**40, 2**63 - 1, -(2**63)])
 def test_an_impossible_offset_is_out_of_range(bad_day, peer, topic, offset):
-    assert peer.fetches(topic, offset).error_code == 1
+    assert peer.fetch(topic, offset).error_code == 1
 
 
 @pytest.mark.parametrize("size", [0, -1, -(2**31), 2**31 - 1])
 def test_an_impossible_fetch_size_is_answered(bad_day, peer, topic, size):
-    peer.produces(topic, batch(SAMPLES))
-    assert peer.fetches(topic, 0, max_bytes=size).error_code == 0
+    peer.produce(topic, batch(SAMPLES))
+    assert peer.fetch(topic, 0, max_bytes=size).error_code == 0
 
 
 # behaviour
@@ -363,10 +363,10 @@ def test_an_impossible_fetch_size_is_answered(bad_day, peer, topic, size):
 def big(server):
     """A topic of 64 MiB."""
     with server.peer() as peer:
-        peer.makes("big")
+        peer.create_topic("big")
         records = batch([Sample(0, 1_700_000_000_000, None, os.urandom(BATCH))])
         for _ in range(64):
-            assert peer.produces("big", records).error_code == 0
+            assert peer.produce("big", records).error_code == 0
     return "big"
 
 
@@ -374,22 +374,22 @@ def test_slow_readers_of_a_big_topic_hold_no_more_than_the_limit(server, bad_day
     before = server.memory()
     readers = [server.peer(receive_buffer=4096) for _ in range(READERS)]
     for reader in readers:
-        reader.sends(*[framed(fetching(big, 0), 4)] * 5)
+        reader.send(*[framed(fetching(big, 0), 4)] * 5)
     time.sleep(2)
-    assert bad_day.goes_on()
+    assert bad_day.makes_progress()
     grown = server.memory() - before
     for reader in readers:
-        reader.vanishes()
+        reader.reset()
     # All that they asked for would be 3 GiB.
     assert grown < IN_FLIGHT + READERS * 3 * BATCH
 
 
 def test_one_that_reads_slowly_gets_all_in_the_end(server, bad_day, big):
     with server.peer(receive_buffer=4096) as reader:
-        reader.sends(framed(fetching(big, 0), 4), framed(fetching(big, 1), 4))
+        reader.send(framed(fetching(big, 0), 4), framed(fetching(big, 1), 4))
         time.sleep(0.5)
-        assert len(reader.hears()) > BATCH
-        assert len(reader.hears()) > BATCH
+        assert len(reader.receive()) > BATCH
+        assert len(reader.receive()) > BATCH
 
 
 def test_clients_that_vanish_amid_a_request_leave_nothing_behind(server, bad_day, topic):
@@ -400,14 +400,14 @@ def test_clients_that_vanish_amid_a_request_leave_nothing_behind(server, bad_day
         peer = server.peer()
         match index % 4:
             case 0:
-                peer.sends(poll)
+                peer.send(poll)
             case 1:
-                peer.sends(append, append, append)
+                peer.send(append, append, append)
             case 2:
-                peer.raw(struct.pack(">i", len(append)) + append[: len(append) // 2])
+                peer.send_bytes(struct.pack(">i", len(append)) + append[: len(append) // 2])
             case 3:
-                peer.sends(poll, append, append)
-        peer.vanishes()
+                peer.send(poll, append, append)
+        peer.reset()
     end = time.monotonic() + 60
     while server.open_files() > files and time.monotonic() < end:
         time.sleep(0.02)
@@ -426,10 +426,10 @@ def test_a_flood_of_requests_whose_answers_nobody_reads_is_not_read(server, bad_
                 peer.socket.sendall(flood)
         except TimeoutError:
             continue
-    assert bad_day.goes_on()
+    assert bad_day.makes_progress()
     assert server.memory() < before + 20 * 8 * MIB
     for peer in floods:
-        peer.vanishes()
+        peer.reset()
 
 
 def test_five_thousand_idle_connections_are_held_and_others_served(server, bad_day):
@@ -453,7 +453,7 @@ def test_five_thousand_idle_connections_are_held_and_others_served(server, bad_d
         for client in idle[::50]:
             client.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
             assert client.recv(8)[4:] == b"\0\0\0\x07"
-        assert bad_day.goes_on()
+        assert bad_day.makes_progress()
         # Twice what `max_connections` says of each.
         assert server.memory() - before < IDLE_CONNECTIONS * 20 * 1024
     finally:
@@ -499,35 +499,35 @@ def asking_who_is_there(folder, **settings):
 
 def log_in(peer, token, version):
     """Handshake and token. What the gateway answers to the token; None for a hang-up."""
-    reply = peer.asks(
+    reply = peer.request(
         SaslHandshakeRequest(version=version, mechanism="PLAIN"), SaslHandshakeResponse, version
     )
     assert reply.error_code == 0
     if version:
-        peer.sends(framed(SaslAuthenticateRequest(version=0, auth_bytes=token), 0))
-        frame = peer.hears()
+        peer.send(framed(SaslAuthenticateRequest(version=0, auth_bytes=token), 0))
+        frame = peer.receive()
         return (
             None
             if frame is None
             else SaslAuthenticateResponse.decode(frame[4:], version=0).error_code
         )
-    peer.sends(token)
-    return peer.hears()
+    peer.send(token)
+    return peer.receive()
 
 
 def test_the_right_password_is_let_in_on_both_roads(locked):
     with locked.peer() as bare, locked.peer() as wrapped:
         assert log_in(bare, TOKEN, 0) == b""
         assert log_in(wrapped, TOKEN, 1) == 0
-        bare.makes("let-in")
-        wrapped.makes("let-in")
+        bare.create_topic("let-in")
+        wrapped.create_topic("let-in")
 
 
 def test_a_wrong_password_is_told_or_hung_up_on_and_never_left_hanging(locked):
     for version, told in ((0, None), (1, 58)):
         with locked.peer() as peer:
             assert log_in(peer, b"\0alice\0wrong-password", version) == told
-            assert peer.is_hung_up_on()
+            assert peer.is_closed()
             (line,) = refused(locked, peer)
             assert "login failed" in line
     assert "wrong-password" not in locked.log.read_text()
@@ -537,15 +537,15 @@ def test_requests_behind_a_wrong_password_are_not_served(locked):
     with locked.peer() as peer:
         handshake = framed(SaslHandshakeRequest(version=1, mechanism="PLAIN"), 1)
         wrong = framed(SaslAuthenticateRequest(version=0, auth_bytes=b"\0alice\0no"), 0)
-        peer.sends(
+        peer.send(
             handshake,
             wrong,
             framed(fetching("let-in", 0), 4),
             framed(SaslAuthenticateRequest(version=0, auth_bytes=TOKEN), 0),
         )
-        assert peer.hears() is not None
-        assert SaslAuthenticateResponse.decode(peer.hears()[4:], version=0).error_code == 58
-        assert peer.hears() is None
+        assert peer.receive() is not None
+        assert SaslAuthenticateResponse.decode(peer.receive()[4:], version=0).error_code == 58
+        assert peer.receive() is None
 
 
 def test_silence_is_hung_up_on_wherever_it_falls(hasty):
@@ -558,39 +558,39 @@ def test_silence_is_hung_up_on_wherever_it_falls(hasty):
     ]
     peers = [hasty.peer() for _ in silences]
     for peer, said in zip(peers, silences, strict=True):
-        peer.raw(said)
+        peer.send_bytes(said)
     for peer in peers:
-        assert peer.is_hung_up_on()
+        assert peer.is_closed()
         assert len(refused(hasty, peer)) == 1
-        peer.vanishes()
+        peer.reset()
 
 
 def test_a_token_of_more_than_its_limit_is_hung_up_on(locked):
     for version in (0, 1):
         with locked.peer() as peer:
-            peer.sends(framed(SaslHandshakeRequest(version=version, mechanism="PLAIN"), version))
-            peer.hears()
-            peer.raw(struct.pack(">i", 600 << 10) + b"x" * 1000)
-            assert peer.is_hung_up_on()
+            peer.send(framed(SaslHandshakeRequest(version=version, mechanism="PLAIN"), version))
+            peer.receive()
+            peer.send_bytes(struct.pack(">i", 600 << 10) + b"x" * 1000)
+            assert peer.is_closed()
             assert len(refused(locked, peer)) == 1
 
 
 def test_a_flood_of_tokens_on_one_connection_ends_with_the_first_that_fails(locked):
     before = locked.memory()
     with locked.peer() as peer:
-        peer.sends(framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0))
-        peer.hears()
+        peer.send(framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0))
+        peer.receive()
         flood = b"".join(struct.pack(">i", 20) + b"\0alice\0" + b"x" * 13 for _ in range(5000))
         for _ in range(20):
-            peer.raw(flood)
-        assert peer.is_hung_up_on()
+            peer.send_bytes(flood)
+        assert peer.is_closed()
     assert locked.memory() < before + 40 * MIB
 
 
 def test_a_storm_of_wrong_passwords_keeps_nobody_out_for_long(locked):
     storm = [locked.peer() for _ in range(200)]
     for peer in storm:
-        peer.sends(framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0), b"\0alice\0guess")
+        peer.send(framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0), b"\0alice\0guess")
     began = time.monotonic()
     while True:
         with locked.peer() as alice:
@@ -599,15 +599,15 @@ def test_a_storm_of_wrong_passwords_keeps_nobody_out_for_long(locked):
                 break
         assert time.monotonic() - began < 180
     for peer in storm:
-        assert peer.is_hung_up_on()
-        peer.vanishes()
+        assert peer.is_closed()
+        peer.reset()
     assert locked.memory() < MEMORY
 
 
 def test_a_raw_gssapi_token_is_refused_by_name(locked):
     with locked.peer() as peer:
-        peer.sends(bytes.fromhex("6082024b06092a864886f71201020201006e") + bytes(500))
-        assert peer.is_hung_up_on()
+        peer.send(bytes.fromhex("6082024b06092a864886f71201020201006e") + bytes(500))
+        assert peer.is_closed()
         (line,) = refused(locked, peer)
         assert "GSSAPI" in line
 
@@ -637,14 +637,14 @@ def secure(tmp_path_factory):
 
 def test_plain_text_on_a_tls_listener_is_hung_up_on(secure):
     with secure.peer() as peer:
-        peer.sends(struct.pack(">hhih", 18, 0, 1, -1))
-        assert peer.is_hung_up_on()
+        peer.send(struct.pack(">hhih", 18, 0, 1, -1))
+        assert peer.is_closed()
 
 
 def test_a_tls_listener_turns_away_what_is_too_much(secure):
     inside = [let_in(secure) for _ in range(3)]
     with secure.peer() as fourth:
-        assert fourth.is_hung_up_on()
+        assert fourth.is_closed()
         assert "max_connections=3" in refused(secure, fourth)[0]
     for one in inside:
         one.close()

@@ -36,10 +36,10 @@ def contents() -> list[list[bytes]]:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     with gateway(tmp_path_factory.mktemp("gateway")) as started, started.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         for values in contents():
             records = [Sample(n, 1000 + n, b"k%d" % n, value) for n, value in enumerate(values)]
-            assert peer.produces(TOPIC, batch(records, codec=LZ4)).error_code == 0
+            assert peer.produce(TOPIC, batch(records, codec=LZ4)).error_code == 0
         yield started
 
 

@@ -101,7 +101,7 @@ def test_memory_of_large_messages_is_returned_when_they_are_served(tmp_path):
 
 def test_memory_of_frames_whose_peers_vanished_is_returned(tmp_path):
     with gateway(tmp_path) as server:
-        server.peer().vanishes()
+        server.peer().reset()
         bound = server.memory() + LEFT_OVER
         begun = struct.pack(">i", 21 * MIB) + bytes(20 * MIB)
         for _ in range(24):

@@ -71,7 +71,7 @@ def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Place]]:
             stack.callback(gateway.kill)
             gateway.launch()
             with gateway.peer() as peer:
-                peer.makes(TOPIC)
+                peer.create_topic(TOPIC)
             return Place(gateway, pulsar, store)
 
         yield started
@@ -96,14 +96,14 @@ def until(answers: Callable[[], Any], wanted: object) -> None:
 def in_metadata(peer: Peer, topic: str, *, makes: bool = False) -> int:
     wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
     asked = MetadataRequest(version=4, topics=wanted, allow_auto_topic_creation=makes)
-    return int(peer.asks(asked, MetadataResponse, 4).topics[0].error_code)
+    return int(peer.request(asked, MetadataResponse, 4).topics[0].error_code)
 
 
 def created(peer: Peer, topic: str) -> int:
     wanted = CreateTopicsRequest.CreatableTopic(
         name=topic, num_partitions=1, replication_factor=1, assignments=[], configs=[]
     )
-    reply = peer.asks(
+    reply = peer.request(
         CreateTopicsRequest(topics=[wanted], timeout_ms=10_000, validate_only=False),
         CreateTopicsResponse,
         4,
@@ -117,10 +117,10 @@ def test_a_batch_that_pulsar_cannot_take_is_too_large_and_takes_no_offset(
     """Below what the topic allows, above the 5 MiB of Pulsar."""
     place = starts(message_max_bytes=20 * MIB)
     with place.gateway.peer() as peer:
-        assert peer.produces(TOPIC, one_record(b"before")).base_offset == 0
-        assert peer.produces(TOPIC, one_record(b"." * (4 * MIB))).base_offset == 1
-        assert peer.produces(TOPIC, one_record(b"." * (6 * MIB))).error_code == MESSAGE_TOO_LARGE
-        assert peer.produces(TOPIC, one_record(b"after")).base_offset == 2
+        assert peer.produce(TOPIC, one_record(b"before")).base_offset == 0
+        assert peer.produce(TOPIC, one_record(b"." * (4 * MIB))).base_offset == 1
+        assert peer.produce(TOPIC, one_record(b"." * (6 * MIB))).error_code == MESSAGE_TOO_LARGE
+        assert peer.produce(TOPIC, one_record(b"after")).base_offset == 2
     assert place.gateway.bugs() == []
 
 
@@ -134,8 +134,8 @@ def test_a_topic_in_a_namespace_that_is_not_served_has_no_valid_name(
     with place.gateway.peer() as peer:
         assert in_metadata(peer, name, makes=True) == INVALID_TOPIC
         assert created(peer, name) == INVALID_TOPIC
-        assert peer.produces(name, one_record(b"1")).error_code == UNKNOWN_TOPIC_OR_PARTITION
-        assert peer.fetches(name, 0).error_code == UNKNOWN_TOPIC_OR_PARTITION
+        assert peer.produce(name, one_record(b"1")).error_code == UNKNOWN_TOPIC_OR_PARTITION
+        assert peer.fetch(name, 0).error_code == UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_a_namespace_that_is_taken_away_takes_its_topics_along(
@@ -146,27 +146,27 @@ def test_a_namespace_that_is_taken_away_takes_its_topics_along(
     name = f"persistent://{pulsar.name}/{namespace}/orders"
     with place.gateway.peer() as peer:
         assert created(peer, name) == 0
-        assert peer.produces(name, one_record(b"1")).base_offset == 0
+        assert peer.produce(name, one_record(b"1")).base_offset == 0
         place.tenant.admin(
             "DELETE", f"persistent/{pulsar.name}/{namespace}/orders/partitions?force=true"
         )
         place.tenant.admin("DELETE", f"namespaces/{pulsar.name}/{namespace}")
-        until(lambda: peer.produces(name, one_record(b"2")).error_code, UNKNOWN_TOPIC_OR_PARTITION)
+        until(lambda: peer.produce(name, one_record(b"2")).error_code, UNKNOWN_TOPIC_OR_PARTITION)
         until(lambda: in_metadata(peer, name), UNKNOWN_TOPIC_OR_PARTITION)
-        assert peer.produces(TOPIC, one_record(b"the others are served")).error_code == 0
+        assert peer.produce(TOPIC, one_record(b"the others are served")).error_code == 0
 
 
 def test_a_topic_that_is_deleted_in_pulsar_is_unknown_to_its_clients_and_can_be_made_anew(
     place: Place,
 ) -> None:
     with place.gateway.peer() as peer:
-        assert peer.produces(TOPIC, one_record(b"1")).base_offset == 0
+        assert peer.produce(TOPIC, one_record(b"1")).base_offset == 0
         place.tenant.admin("DELETE", f"{place.topic}/partitions?force=true")
-        until(lambda: peer.produces(TOPIC, one_record(b"2")).error_code, UNKNOWN_TOPIC_OR_PARTITION)
-        until(lambda: peer.fetches(TOPIC, 0).error_code, UNKNOWN_TOPIC_OR_PARTITION)
+        until(lambda: peer.produce(TOPIC, one_record(b"2")).error_code, UNKNOWN_TOPIC_OR_PARTITION)
+        until(lambda: peer.fetch(TOPIC, 0).error_code, UNKNOWN_TOPIC_OR_PARTITION)
         until(lambda: in_metadata(peer, TOPIC), UNKNOWN_TOPIC_OR_PARTITION)
-        peer.makes(TOPIC)
-        stored = peer.produces(TOPIC, one_record(b"3"))
+        peer.create_topic(TOPIC)
+        stored = peer.produce(TOPIC, one_record(b"3"))
         assert (stored.error_code, stored.base_offset) == (0, 0)
     assert place.gateway.bugs() == []
 
@@ -185,13 +185,13 @@ def test_who_writes_to_what_is_unloaded_may_be_told_to_try_again_and_goes_on_wit
                     else f"namespaces/{place.namespace}/unload"
                 )
                 place.tenant.admin("PUT", path)
-            answer = peer.produces(TOPIC, one_record(b"%d" % number))
+            answer = peer.produce(TOPIC, one_record(b"%d" % number))
             if answer.error_code:
                 assert for_code(answer.error_code).retriable, answer
                 time.sleep(0.1)
             else:
                 acknowledged[0, answer.base_offset] = f"{number}"
-        until(lambda: peer.produces(TOPIC, one_record(b"the last")).error_code, 0)
+        until(lambda: peer.produce(TOPIC, one_record(b"the last")).error_code, 0)
     log = whole(place.gateway.bootstrap, 1)
     assert {offset for _, offset in log.values} == set(range(log.ends[0]))
     assert {where: log.values.get(where) for where in acknowledged} == acknowledged
@@ -208,20 +208,20 @@ def test_what_pulsars_retention_took_from_the_beginning_is_out_of_range_and_the_
     place = starts(pulsar_resident_bytes=0, log_retention_ms=-1)
     with place.gateway.peer() as peer:
         for number in range(10):
-            assert peer.produces(TOPIC, one_record(b"%d" % number)).base_offset == number
+            assert peer.produce(TOPIC, one_record(b"%d" % number)).base_offset == number
         # What is written next begins another ledger: Pulsar deletes whole ones.
         place.tenant.admin("PUT", f"{place.partition}/unload")
-        until(lambda: peer.produces(TOPIC, one_record(b"kept")).error_code, 0)
+        until(lambda: peer.produce(TOPIC, one_record(b"kept")).error_code, 0)
         trims(place)
         if is_started_again:
             place.gateway.end()
             place.gateway.launch()
     with place.gateway.peer() as peer:
-        until(lambda: peer.fetches(TOPIC, 0).error_code, OFFSET_OUT_OF_RANGE)
+        until(lambda: peer.fetch(TOPIC, 0).error_code, OFFSET_OUT_OF_RANGE)
         with closing(reader(place.gateway.bootstrap)) as consumer:
             (partition,) = partitions_of(1)
             assert consumer.beginning_offsets([partition]) == {partition: 10}
-        answer = peer.fetches(TOPIC, 10)
+        answer = peer.fetch(TOPIC, 10)
         assert (answer.error_code, bool(answer.records)) == (0, True)
     assert place.gateway.bugs() == []
 
@@ -261,15 +261,15 @@ def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthor
             gateway.launch()
             peer = stack.enter_context(gateway.peer())
             name = "persistent://theirs/topics/orders"
-            until(lambda: peer.produces(name, one_record(b"1")).error_code, 0)
+            until(lambda: peer.produce(name, one_record(b"1")).error_code, 0)
             call("DELETE", rights)
             call("PUT", "namespaces/theirs/topics/unload")
             until(
-                lambda: peer.produces(name, one_record(b"2")).error_code, TOPIC_AUTHORIZATION_FAILED
+                lambda: peer.produce(name, one_record(b"2")).error_code, TOPIC_AUTHORIZATION_FAILED
             )
-            until(lambda: peer.fetches(name, 0).error_code, TOPIC_AUTHORIZATION_FAILED)
-            peer.makes(TOPIC)
-            until(lambda: peer.produces(TOPIC, one_record(b"the others are served")).error_code, 0)
+            until(lambda: peer.fetch(name, 0).error_code, TOPIC_AUTHORIZATION_FAILED)
+            peer.create_topic(TOPIC)
+            until(lambda: peer.produce(TOPIC, one_record(b"the others are served")).error_code, 0)
             assert gateway.bugs() == []
 
 

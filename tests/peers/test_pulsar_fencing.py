@@ -70,7 +70,7 @@ def test_a_second_gateway_is_refused_and_told_who_has_the_topics_and_how_to_take
 ) -> None:
     first = starts("first")
     with first.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
     with pytest.raises(GatewayDied, match="exit code 1\n") as refused:
         starts("second")
     said = str(refused.value)
@@ -80,7 +80,7 @@ def test_a_second_gateway_is_refused_and_told_who_has_the_topics_and_how_to_take
         if word not in said
     } == set(), said
     with first.peer() as peer:
-        assert peer.produces(TOPIC, one_record(b"still here")).error_code == 0
+        assert peer.produce(TOPIC, one_record(b"still here")).error_code == 0
 
 
 def test_who_takes_the_topics_over_is_the_only_one_that_writes_from_then_on(
@@ -88,7 +88,7 @@ def test_who_takes_the_topics_over_is_the_only_one_that_writes_from_then_on(
 ) -> None:
     gateway = starts("first")
     with gateway.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
     first = Writers(gateway, "first")
     first.start()
     first.wait_for_answers()
@@ -113,7 +113,7 @@ def test_what_waited_in_a_gateway_that_stood_still_appears_nowhere_after_it_lost
 ) -> None:
     gateway = starts("first")
     with gateway.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         commit(peer, 5)
     first = Writers(gateway, "first")
     first.start()
@@ -157,7 +157,7 @@ class Asked:
             protocol_type="consumer",
             protocols=[protocol],
         )
-        joined = member.asks(joining, JoinGroupResponse, 2)
+        joined = member.request(joining, JoinGroupResponse, 2)
         assert joined.error_code == 0
         self._member = {
             "group_id": MEMBERS,
@@ -168,7 +168,7 @@ class Asked:
             member_id=joined.member_id, assignment=b"all"
         )
         assert (
-            member.asks(
+            member.request(
                 SyncGroupRequest(**self._member, assignments=[assigned]), SyncGroupResponse, 1
             ).error_code
             == 0
@@ -176,9 +176,9 @@ class Asked:
 
     def send(self) -> None:
         topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=[0])
-        self._peers["heartbeat"].sends(framed(HeartbeatRequest(**self._member), 1))
-        self._peers["fetch"].sends(framed(OffsetFetchRequest(group_id=GROUP, topics=[topic]), 2))
-        self._peers["describe"].sends(framed(DescribeGroupsRequest(groups=[MEMBERS]), 1))
+        self._peers["heartbeat"].send(framed(HeartbeatRequest(**self._member), 1))
+        self._peers["fetch"].send(framed(OffsetFetchRequest(group_id=GROUP, topics=[topic]), 2))
+        self._peers["describe"].send(framed(DescribeGroupsRequest(groups=[MEMBERS]), 1))
 
     def replies(self) -> dict[str, tuple[int, Any] | None]:
         """Each error code with what else was told; None for a connection that was closed instead."""
@@ -196,7 +196,7 @@ class Asked:
         }
 
     def _reply(self, name: str, response: Any, version: int) -> Any:
-        frame = self._peers[name].hears()
+        frame = self._peers[name].receive()
         return None if frame is None else response.decode(frame[4:], version=version)
 
 
@@ -212,7 +212,7 @@ def test_after_a_suspension_groups_are_not_answered_from_memory_once_another_gat
     gateway = starts("first")
     with ExitStack() as stack:
         peer: Peer = stack.enter_context(gateway.peer())
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         commit(peer, 5)
         asked = Asked(gateway, stack)
         began = time.monotonic()
@@ -235,7 +235,7 @@ def test_after_a_suspension_groups_are_answered_without_an_error_where_nobody_ha
     gateway = starts("first")
     with ExitStack() as stack:
         peer: Peer = stack.enter_context(gateway.peer())
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         commit(peer, 5)
         asked = Asked(gateway, stack)
         began = time.monotonic()

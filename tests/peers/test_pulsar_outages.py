@@ -78,7 +78,7 @@ def gateway(tmp_path: Path, broker: Pulsar) -> Iterator[Gateway]:
     made = Supervised(tmp_path, store, limits)
     made.launch()
     with made.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
     yield made
     made.kill()
 
@@ -111,8 +111,8 @@ class Pushers:
                     while not self._is_over and len(sent) - answered < UNANSWERED:
                         sent.append(f"{pusher}-{len(sent)}")
                         value = sent[-1].encode() + b" " + b"." * RECORD_BYTES
-                        peer.sends(framed(producing(TOPIC, one_record(value)), 7, len(sent)))
-                    self._told(peer.hears(), sent[answered])
+                        peer.send(framed(producing(TOPIC, one_record(value)), 7, len(sent)))
+                    self._told(peer.receive(), sent[answered])
                     answered += 1
         except (OSError, AssertionError) as failure:
             self.failures.append(f"{pusher}: {failure!r}")
@@ -220,7 +220,9 @@ def test_without_pulsar_for_good_the_gateway_says_so_still_answers_and_ends_when
     said = [line for line in gateway.log().splitlines() if " warning " in line]
     assert any(TOPIC in line for line in said), "the log says which partition is not there"
     assert gateway.bugs() == []
-    code, seconds = Process(gateway.process, tmp_path / "gateway.log").stop_by(Stopwatch(gateway))
+    code, seconds = Process(gateway.process, tmp_path / "gateway.log").stop_measured(
+        Stopwatch(gateway)
+    )
     assert code == 0, gateway.log()
     assert seconds < END_SECONDS
 
@@ -228,10 +230,10 @@ def test_without_pulsar_for_good_the_gateway_says_so_still_answers_and_ends_when
 def finds_its_way(gateway: Gateway) -> None:
     """A client that comes anew is told what is spoken and who leads."""
     with gateway.peer() as peer:
-        assert peer.asks(ApiVersionsRequest(), ApiVersionsResponse, 0).error_code == 0
+        assert peer.request(ApiVersionsRequest(), ApiVersionsResponse, 0).error_code == 0
         wanted = [MetadataRequest.MetadataRequestTopic(name=TOPIC)]
         asked = MetadataRequest(version=4, topics=wanted, allow_auto_topic_creation=False)
-        reply = peer.asks(asked, MetadataResponse, 4)
+        reply = peer.request(asked, MetadataResponse, 4)
     assert [topic.error_code for topic in reply.topics] == [0]
     assert [broker.port for broker in reply.brokers] == [gateway.port]
 

@@ -107,7 +107,7 @@ def test_who_stood_still_until_the_broker_dropped_it_ends_without_harm_where_ano
 ) -> None:
     gateway = holders.start("first")
     with gateway.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         commit(peer, 5)
     first = Writers(gateway, "first")
     first.start()
@@ -139,7 +139,7 @@ def test_who_stood_still_until_the_broker_dropped_it_goes_on_where_nobody_has_ta
 ) -> None:
     gateway = holders.start("only")
     with gateway.peer() as peer:
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         commit(peer, 5)
     writers, application = Writers(gateway, "plain"), Application(gateway)
     writers.start()
@@ -148,7 +148,7 @@ def test_who_stood_still_until_the_broker_dropped_it_goes_on_where_nobody_has_ta
         holders.wait_until_dropped()
         gateway.resume()
         writers.wait_for_answers()
-        assert committer.hears() is not None
+        assert committer.receive() is not None
     with gateway.peer() as peer:
         assert stands(peer, GROUP, 1) == {0: 6}, "what waited in its sockets was done"
     nothing_is_lost(gateway, writers, application)
@@ -171,7 +171,7 @@ def test_a_network_that_swallows_everything_is_seen_and_answered_and_recovered_f
         stack.callback(gateway.kill)
         gateway.launch()
         with gateway.peer() as peer:
-            peer.makes(TOPIC)
+            peer.create_topic(TOPIC)
             commit(peer, 5)
         writers, application = Writers(gateway, "plain"), Application(gateway)
         writers.start()
@@ -199,7 +199,7 @@ def is_answered(gateway: Gateway) -> None:
     """Everybody, in time, although Pulsar says nothing."""
     with gateway.peer(seconds=ANSWER_SECONDS) as peer:
         began = time.monotonic()
-        refused = peer.produces(TOPIC, one_record(b"lost"))
+        refused = peer.produce(TOPIC, one_record(b"lost"))
         assert for_code(refused.error_code).retriable, refused
         assert for_code(committed_as(peer, 6)).retriable
         print(f"a producer and a committer were answered after {time.monotonic() - began:.1f} s")
@@ -210,7 +210,9 @@ def is_answered(gateway: Gateway) -> None:
             topics=[MetadataRequest.MetadataRequestTopic(name=TOPIC)],
             allow_auto_topic_creation=False,
         )
-        assert [topic.error_code for topic in peer.asks(asked, MetadataResponse, 4).topics] == [0]
+        assert [topic.error_code for topic in peer.request(asked, MetadataResponse, 4).topics] == [
+            0
+        ]
         assert stands(peer, GROUP, 1) in ({0: 5}, None)
         assert watch.seconds() < AT_ONCE_SECONDS
 

@@ -77,8 +77,8 @@ def test_a_gateway_waits_for_bookies_and_serves_as_soon_as_there_are_some(
     try:
         with on(settings, tmp_path, *IMPATIENT) as running, running.peer() as peer:
             assert was_told.is_set()
-            peer.makes("orders")
-            assert peer.produces("orders", one_record(b"v")).error_code == 0
+            peer.create_topic("orders")
+            assert peer.produce("orders", one_record(b"v")).error_code == 0
             assert running.stop() == 0
     finally:
         waiting.join()
@@ -141,10 +141,10 @@ def test_a_gateway_that_comes_right_after_one_that_was_killed_serves(
     """As a supervisor starts it: no wait for the broker to notice."""
     for number in range(2):
         with on(settings, tmp_path) as running, running.peer() as peer:
-            peer.makes("orders")
-            assert peer.produces("orders", one_record(b"v")).error_code == 0, number
+            peer.create_topic("orders")
+            assert peer.produce("orders", one_record(b"v")).error_code == 0, number
             running.process.kill()
             running.process.wait()
             with on(settings, tmp_path) as again, again.peer() as other:
-                assert other.produces("orders", one_record(b"w")).error_code == 0
+                assert other.produce("orders", one_record(b"w")).error_code == 0
                 again.process.kill()

@@ -82,17 +82,19 @@ def users_file(folder: Path) -> Path:
 def logs_in(peer, version, password):
     """PLAIN over the road of that SaslHandshake. Whether the client is still heard."""
     assert (
-        peer.asks(
+        peer.request(
             SaslHandshakeRequest(mechanism="PLAIN"), SaslHandshakeResponse, version
         ).error_code
         == 0
     )
     token = f"\0alice\0{password}".encode()
     if version == 0:
-        peer.sends(token)
-        return peer.hears() is not None
+        peer.send(token)
+        return peer.receive() is not None
     return (
-        peer.asks(SaslAuthenticateRequest(auth_bytes=token), SaslAuthenticateResponse, 1).error_code
+        peer.request(
+            SaslAuthenticateRequest(auth_bytes=token), SaslAuthenticateResponse, 1
+        ).error_code
         == 0
     )
 
@@ -105,7 +107,7 @@ def produces_secrets(peer):
     )
     new = [Sample(0, TIME, key, value, (header,))]
     old = [Sample(0, TIME, key, value)]
-    peer.makes(TOPIC)
+    peer.create_topic(TOPIC)
     for version, records in [
         (0, message_set(old, magic=0)),
         (2, message_set(old, magic=1)),
@@ -113,16 +115,16 @@ def produces_secrets(peer):
         (7, batch(new)),
         (7, batch(new)[:-3]),
     ]:
-        peer.produces(TOPIC, records, version=version)
-    assert peer.fetches(TOPIC, 0, version=4).records
-    assert peer.fetches(TOPIC, 0, version=1).records
+        peer.produce(TOPIC, records, version=version)
+    assert peer.fetch(TOPIC, 0, version=4).records
+    assert peer.fetch(TOPIC, 0, version=1).records
 
 
 def is_in_a_group_with_secrets(peer):
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(
         name="range", metadata=f"{SECRET}-subscription".encode()
     )
-    joined = peer.asks(
+    joined = peer.request(
         JoinGroupRequest(
             group_id="g",
             session_timeout_ms=10_000,
@@ -141,7 +143,7 @@ def is_in_a_group_with_secrets(peer):
         member_id=joined.member_id, assignment=f"{SECRET}-assignment".encode()
     )
     member = {"group_id": "g", "generation_id": joined.generation_id, "member_id": joined.member_id}
-    peer.asks(
+    peer.request(
         SyncGroupRequest(**member, group_instance_id=f"{SECRET}-instance", assignments=[assigned]),
         SyncGroupResponse,
         3,
@@ -149,7 +151,7 @@ def is_in_a_group_with_secrets(peer):
     other = HeartbeatRequest(
         group_id="g", generation_id=1, member_id=f"{SECRET}-member", group_instance_id=None
     )
-    assert peer.asks(other, HeartbeatResponse, 3).error_code
+    assert peer.request(other, HeartbeatResponse, 3).error_code
     committed = OffsetCommitRequest.OffsetCommitRequestTopic
     row = committed.OffsetCommitRequestPartition(
         partition_index=0, committed_offset=1, committed_metadata=f"{SECRET}-note"
@@ -161,7 +163,7 @@ def is_in_a_group_with_secrets(peer):
         retention_time_ms=-1,
         topics=[committed(name=TOPIC, partitions=[row])],
     )
-    assert peer.asks(commit, OffsetCommitResponse, 2).topics[0].partitions[0].error_code == 0
+    assert peer.request(commit, OffsetCommitResponse, 2).topics[0].partitions[0].error_code == 0
 
 
 def administers_with_secrets(peer):
@@ -170,7 +172,7 @@ def administers_with_secrets(peer):
     made = topic(
         name="made", num_partitions=1, replication_factor=1, assignments=[], configs=[config]
     )
-    peer.asks(
+    peer.request(
         CreateTopicsRequest(topics=[made], timeout_ms=5000, validate_only=False),
         CreateTopicsResponse,
         4,
@@ -180,7 +182,7 @@ def administers_with_secrets(peer):
         name="retention.ms", config_operation=0, value=f"{SECRET}-value"
     )
     altered = resource(resource_type=2, resource_name=TOPIC, configs=[change])
-    peer.asks(
+    peer.request(
         IncrementalAlterConfigsRequest(resources=[altered], validate_only=False),
         IncrementalAlterConfigsResponse,
         0,
@@ -188,7 +190,7 @@ def administers_with_secrets(peer):
     begun = InitProducerIdRequest(
         transactional_id=f"{SECRET}-transaction", transaction_timeout_ms=1000
     )
-    peer.asks(begun, InitProducerIdResponse, 1)
+    peer.request(begun, InitProducerIdResponse, 1)
 
 
 def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
@@ -205,8 +207,8 @@ def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
             named = ApiVersionsRequest(
                 client_software_name="library", client_software_version="1.2.3"
             )
-            peer.sends(framed(named, 3))
-            assert peer.hears()
+            peer.send(framed(named, 3))
+            assert peer.receive()
             assert logs_in(peer, 1, f"{SECRET}-password")
             produces_secrets(peer)
             is_in_a_group_with_secrets(peer)
@@ -219,13 +221,13 @@ def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
             with server.peer() as peer:
                 assert logs_in(peer, version, password) == (password == f"{SECRET}-password")
         with server.peer() as peer:
-            peer.asks(
+            peer.request(
                 SaslHandshakeRequest(mechanism=f"{SECRET}-mechanism"), SaslHandshakeResponse, 1
             )
         with server.peer() as peer:
             # As a client of 0.9 begins, which has Kerberos.
-            peer.sends(bytes.fromhex("6082024b06092a864886f71201020201006e") + SECRET.encode())
-            assert peer.is_hung_up_on()
+            peer.send(bytes.fromhex("6082024b06092a864886f71201020201006e") + SECRET.encode())
+            assert peer.is_closed()
         # A shutdown leaves the file little time: only its last rows may be missing.
         waits_until(lambda: len(reasons(log)) == 6)
         assert server.stop() == 0
@@ -272,7 +274,7 @@ def test_addresses_are_hidden_where_there_is_a_salt(tmp_path):
     with gateway(tmp_path, "--traffic-log", str(log), traffic_log_salt_file=salt) as server:
         for _ in range(2):
             with server.peer() as peer:
-                peer.makes(TOPIC)
+                peer.create_topic(TOPIC)
         assert server.stop() == 0
     text = b"".join(lines_of(log))
     assert b"127.0.0.1" not in text
@@ -286,8 +288,8 @@ def test_a_gateway_that_is_killed_leaves_all_but_the_last_interval_and_the_next_
     log = tmp_path / "traffic"
     interval = {"traffic_log_interval_ms": 1000}
     with gateway(tmp_path, "--traffic-log", str(log), **interval) as server, server.peer() as peer:
-        peer.makes(TOPIC)
-        assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+        peer.create_topic(TOPIC)
+        assert peer.produce(TOPIC, one_record(b"v")).error_code == 0
         assert waits_for(log, lambda row: row.get("topic") == TOPIC and row.get("records") == 1)
         server.process.kill()
         server.process.wait()
@@ -297,7 +299,7 @@ def test_a_gateway_that_is_killed_leaves_all_but_the_last_interval_and_the_next_
     before = lines_of(log)
     with gateway(tmp_path, "--traffic-log", str(log), **interval) as server:
         with server.peer() as peer:
-            peer.makes(TOPIC)
+            peer.create_topic(TOPIC)
         waits_until(lambda: not left.exists() and len(reasons(log)) == 1)
         assert not left.exists()
         assert server.stop() == 0
@@ -328,11 +330,11 @@ def test_a_gateway_that_is_killed_under_load_loses_no_more_than_the_last_interva
         ) as server,
         server.peer() as peer,
     ):
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         now = 0.0
         while now < 6 * interval:
             watch = Stopwatch(server)
-            assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+            assert peer.produce(TOPIC, one_record(b"v")).error_code == 0
             time.sleep(pace)
             # It could be killed at any time: what is in the file then stays.
             assert due() <= written()
@@ -353,7 +355,7 @@ def test_of_more_than_the_folder_may_hold_the_youngest_rows_are_kept(tmp_path):
         for _ in range(connections):
             with server.peer() as peer:
                 # A name that cannot be compressed, so it takes few connections to be too much.
-                peer.sends(
+                peer.send(
                     framed(
                         ApiVersionsRequest(
                             client_software_name=secrets.token_hex(200), client_software_version="1"
@@ -361,7 +363,7 @@ def test_of_more_than_the_folder_may_hold_the_youngest_rows_are_kept(tmp_path):
                         3,
                     )
                 )
-                assert peer.hears()
+                assert peer.receive()
         waits_until(lambda: len(list(log.rglob("*.jsonl"))) <= 1)
         assert server.stop() == 0
     # A shutdown leaves little time for compression; the next start compresses the rest.
@@ -381,7 +383,7 @@ def test_a_file_is_finished_in_time_although_no_request_comes_and_its_rows_are_i
     with gateway(tmp_path, "--traffic-log", str(log), traffic_log_rotate_ms=2000) as server:
         for _ in range(5):
             with server.peer() as peer:
-                peer.makes(TOPIC)
+                peer.create_topic(TOPIC)
         # On a slow machine they are more than one file.
         waits_until(lambda: len(finished(log)) >= 5 * 4)
         assert [msgspec.json.decode(line)["sequence"] for line in finished(log)] == list(
@@ -428,7 +430,7 @@ def test_two_gateways_share_a_folder_and_one_that_is_killed_loses_no_row_that_wa
         for _ in range(30):
             for server in (first, second):
                 with server.peer() as peer:
-                    peer.makes(TOPIC)
+                    peer.create_topic(TOPIC)
         for node in (1, 2):
             assert waits_for(
                 log, lambda row, node=node: row["node"] == node and row["sequence"] == 30 * 4 - 1
@@ -441,7 +443,7 @@ def test_two_gateways_share_a_folder_and_one_that_is_killed_loses_no_row_that_wa
             tmp_path / "first", "--traffic-log", str(log), "--node-id", "1", **often
         ) as again:
             with again.peer() as peer:
-                peer.makes(TOPIC)
+                peer.create_topic(TOPIC)
             waits_until(
                 lambda: len(reasons(log)) == 30 + 30 + 1 and not any(path.exists() for path in left)
             )
@@ -468,12 +470,12 @@ def test_the_version_of_tls_is_told_and_so_is_a_client_that_speaks_none(tmp_path
             trusted.minimum_version = trusted.maximum_version = version
             with server.peer() as peer:
                 peer.socket = trusted.wrap_socket(peer.socket, server_hostname="127.0.0.1")
-                peer.makes(TOPIC)
+                peer.create_topic(TOPIC)
                 # With a goodbye, which not all clients say.
                 peer.socket = peer.socket.unwrap()
         with server.peer() as peer:
-            peer.raw(framed(producing(TOPIC, one_record(b"v")), 7))
-            assert peer.is_hung_up_on()
+            peer.send_bytes(framed(producing(TOPIC, one_record(b"v")), 7))
+            assert peer.is_closed()
         waits_until(lambda: len(reasons(log)) == 3)
         assert server.stop() == 0
     closed = [row for row in rows_of(log) if row.get("event") == "closed"]
@@ -491,12 +493,12 @@ def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_clien
     with gateway(tmp_path, "--traffic-log", str(log), "--traffic-topic") as server:
         for _ in range(3):
             with server.peer() as peer:
-                peer.makes(TOPIC)
-                assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+                peer.create_topic(TOPIC)
+                assert peer.produce(TOPIC, one_record(b"v")).error_code == 0
         waits_until(lambda: len(reasons(log)) == 3)
         least = len(rows_of(log))
         with server.peer() as peer:
-            waits_until(lambda: peer.fetches(TRAFFIC_TOPIC, 0).high_watermark >= least)
+            waits_until(lambda: peer.fetch(TRAFFIC_TOPIC, 0).high_watermark >= least)
         assert server.stop() == 0
     with gateway(tmp_path) as server:
         address = "{}:{}".format(*server.address)

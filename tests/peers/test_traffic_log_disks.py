@@ -59,13 +59,13 @@ def test_a_full_disk_costs_lines_and_no_service(tmp_path, volume):
         server.peer() as peer,
     ):
         log = Path(f"/proc/{server.process.pid}/root{folder}")
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         assert waits_for(log, lambda row: row["kind"] == "usage")
         filler = log / "of others"
         with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
             write_for_ever(file)
         assert told(server, peer, "traffic rows dropped")
-        assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+        assert peer.produce(TOPIC, one_record(b"v")).error_code == 0
         filler.unlink()
         # As soon as there is room, and it was let alone for a while.
         assert reads_on(peer, lambda: bool(gaps(log)))
@@ -90,7 +90,7 @@ def test_a_volume_that_becomes_read_only_costs_lines_until_it_is_writable_again(
             "-o",
         ]
         log = Path(f"/proc/{server.process.pid}/root{folder}")
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         assert waits_for(log, lambda row: row["kind"] == "usage")
         remounts([*inside, "remount,ro", str(folder)])
         # Not of a file that is finished: lines that were dropped show below.
@@ -114,7 +114,7 @@ def test_a_folder_that_is_removed_is_made_again_and_what_was_in_it_is_told(tmp_p
         gateway(tmp_path, "--traffic-log", str(log), traffic_log_interval_ms=1000) as server,
         server.peer() as peer,
     ):
-        peer.makes(TOPIC)
+        peer.create_topic(TOPIC)
         assert waits_for(log, lambda row: row["kind"] == "usage")
         # Away in one go: it may be written there while its files are deleted one by one.
         shutil.rmtree(log.rename(tmp_path / "removed"))
@@ -164,7 +164,7 @@ def test_a_disk_that_hangs_costs_the_lines_that_find_no_room_and_no_service(tmp_
         tmp_path, "--traffic-log", str(log), environment=environment, **settings
     ) as server:
         with server.peer() as peer:
-            peer.makes(TOPIC)
+            peer.create_topic(TOPIC)
         assert waits_for(log, lambda row: row.get("event") == "closed")
         orders.touch()
         memory = server.memory()
@@ -172,10 +172,10 @@ def test_a_disk_that_hangs_costs_the_lines_that_find_no_room_and_no_service(tmp_
         for _ in range(1000):
             watch = Stopwatch(server)
             with server.peer() as peer:
-                assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+                assert peer.produce(TOPIC, one_record(b"v")).error_code == 0
             waited.append(watch.seconds())
         assert statistics.median(waited) < AT_ONCE_SECONDS
-        assert server.waits_for_lines(1, "queue full")
+        assert server.wait_for_lines(1, "queue full")
         assert server.memory() - memory < 50 * MIB
         orders.unlink()
         with server.peer() as peer:
@@ -193,7 +193,7 @@ def test_a_disk_that_hangs_for_ever_holds_up_no_end(tmp_path, hanging):
     ) as server:
         orders.touch()
         with server.peer() as peer:
-            peer.makes(TOPIC)
+            peer.create_topic(TOPIC)
         assert server.stop() == 0
 
 
@@ -205,9 +205,9 @@ def told(server, peer, *words):
 def reads_on(peer, is_enough, seconds=120):
     """Whether it was enough in time; meanwhile there is something to be written down."""
     for _ in range(seconds * 10):
-        peer.sends(framed(producing(TOPIC, one_record(os.urandom(10))), 7))
+        peer.send(framed(producing(TOPIC, one_record(os.urandom(10))), 7))
         assert (
-            ProduceResponse.decode(peer.hears()[4:], version=7)
+            ProduceResponse.decode(peer.receive()[4:], version=7)
             .responses[0]
             .partition_responses[0]
             .error_code
@@ -215,7 +215,7 @@ def reads_on(peer, is_enough, seconds=120):
         )
         if is_enough():
             return True
-        peer.is_hung_up_on(0.1)
+        peer.is_closed(0.1)
     return False
 
 

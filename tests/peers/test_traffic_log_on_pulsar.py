@@ -50,7 +50,7 @@ def logging_to(log: Path) -> list[str]:
 
 
 def produces(peer: Peer) -> int:
-    return int(peer.produces(TOPIC, one_record(b"v")).error_code)
+    return int(peer.produce(TOPIC, one_record(b"v")).error_code)
 
 
 def in_topic(running: Gateway, seconds: float = 240.0, after: float | None = None) -> list[Row]:
@@ -86,7 +86,7 @@ def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(
             settings, tmp_path, *logging_to(log), "--set", f"entry_format={entry_format}"
         ) as running:
             with running.peer() as peer:
-                peer.makes(TOPIC)
+                peer.create_topic(TOPIC)
                 assert produces(peer) == 0
             assert _closed(log, before)
             stored.append(len(rows_of(log)) - before)
@@ -115,7 +115,7 @@ def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers
         settings, tmp_path, *logging_to(log), "--set", f"pulsar_send_timeout_ms={SEND_TIMEOUT_MS}"
     ) as running:
         with running.peer() as peer:
-            peer.makes(TOPIC)
+            peer.create_topic(TOPIC)
             assert produces(peer) == 0
         assert waits_for(log, lambda row: row.get("topic") == TOPIC)
         _waits_for_the_topic(running)
@@ -183,7 +183,7 @@ def _asks_until(running: Gateway, is_enough: Any) -> None:
         assert time.monotonic() < end, "\n".join(running.lines())
         watch = Stopwatch(running)
         with running.peer() as peer:
-            assert peer.asks(ApiVersionsRequest(), ApiVersionsResponse, 0).error_code == 0
+            assert peer.request(ApiVersionsRequest(), ApiVersionsResponse, 0).error_code == 0
         assert watch.seconds() < AT_ONCE_SECONDS
         time.sleep(0.2)
 

@@ -30,9 +30,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 def stores(running: Gateway, topic: str, *batches: bytes) -> None:
     with running.peer() as peer:
-        peer.makes(topic)
+        peer.create_topic(topic)
         for one in batches:
-            assert peer.produces(topic, one).error_code == 0
+            assert peer.produce(topic, one).error_code == 0
 
 
 def readable(timestamp: int = 1000) -> bytes:
@@ -74,7 +74,7 @@ def test_an_old_client_waits_at_it_and_goes_on_when_more_comes(running, client):
     stores(running, topic, readable(), unreadable())
     with ThreadPoolExecutor(1) as consumer:
         read = consumer.submit(reads, client, running, topic, 6)
-        told = running.waits_for_lines(1, f"topic={topic}", seconds=240)
+        told = running.wait_for_lines(1, f"topic={topic}", seconds=240)
         stores(running, topic, readable())
         assert [record.offset for record in read.result()] == [0, 1, 2, 6, 7, 8]
     assert [TOLD in line for line in told] == [True]
@@ -103,6 +103,6 @@ def test_what_it_was_is_in_the_log_once(running):
     stores(running, "told", unreadable())
     with running.peer() as peer:
         for version in (0, 2, 3):
-            peer.fetches("told", 0, version=version)
-    (line,) = running.waits_for_lines(1, "topic=told")
+            peer.fetch("told", 0, version=version)
+    (line,) = running.wait_for_lines(1, "topic=told")
     assert "first_offset=0 last_offset=2" in line

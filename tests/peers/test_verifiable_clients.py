@@ -62,7 +62,7 @@ class Scene:
         self.committed: dict[int, int] = {}
         self._stood: dict[int, int] = {}
 
-    def starts(self) -> None:
+    def start(self) -> None:
         arguments = ("--listener", f"PLAINTEXT://{self.bootstrap}")
         self._gateway = gateway(
             self._folder,
@@ -73,18 +73,18 @@ class Scene:
         )
         self.gateway = self._gateway.__enter__()
 
-    def is_killed(self) -> None:
+    def kill(self) -> None:
         if self._gateway is not None:
             self._gateway.__exit__(None, None, None)
             self._gateway = None
 
-    def produces(self, config: Mapping[str, str]) -> Producer:
+    def produce(self, config: Mapping[str, str]) -> Producer:
         producer = Producer(self._folder, self.bootstrap, len(self.producers), config)
         self._stack.callback(producer.close)
         self.producers.append(producer)
         return producer
 
-    def joins(self) -> Consumer:
+    def join(self) -> Consumer:
         number = len(list(self._folder.glob("consumer-*.jsonl")))
         consumer = Consumer(
             self._folder, self.bootstrap, number, self._session_ms, self.read, self.committed
@@ -93,18 +93,18 @@ class Scene:
         self.consumers.append(consumer)
         return consumer
 
-    def leaves(self, consumer: Consumer) -> None:
+    def leave(self, consumer: Consumer) -> None:
         self.consumers.remove(consumer)
-        consumer.ends()
+        consumer.finish()
 
     def tools(self) -> Sequence[Tool]:
         return [*self.producers, *self.consumers]
 
-    def until(self, is_so: Callable[[], bool], what: str) -> None:
+    def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + SECONDS
         while True:
             for tool in self.tools():
-                tool.hears()
+                tool.receive()
             if is_so():
                 return
             ended = [tool for tool in self.tools() if tool.process.poll() is not None]
@@ -116,11 +116,11 @@ class Scene:
         """Every producer is told of so many more records, and every member of a commit."""
         answers = {id(one): len(one.stored) + ANSWERS for one in self.producers}
         commits = {id(one): one.commits for one in self.consumers}
-        self.until(
+        self.wait_until(
             lambda: all(len(one.stored) >= answers[id(one)] for one in self.producers),
             "every producer's records are stored",
         )
-        self.until(
+        self.wait_until(
             lambda: all(one.commits > commits[id(one)] for one in self.consumers),
             "every member commits",
         )
@@ -128,12 +128,12 @@ class Scene:
     def is_struck(self) -> None:
         """Killed and started again. Meanwhile nobody moves: where the group stands is what was stored when the blow came."""
         assert " error " not in self.log()
-        self.is_killed()
+        self.kill()
         for tool in self.tools():
             tool.is_held(True)
-        self.starts()
+        self.start()
         for tool in self.tools():
-            tool.hears()
+            tool.receive()
         self.looks_where_the_group_stands()
         for tool in self.tools():
             tool.is_held(False)
@@ -160,7 +160,7 @@ class Scene:
             name=TOPIC, partition_indexes=list(range(PARTITIONS))
         )
         with self.gateway.peer() as peer:
-            reply = peer.asks(
+            reply = peer.request(
                 OffsetFetchRequest(group_id=GROUP, topics=[topic], require_stable=True),
                 OffsetFetchResponse,
                 7,
@@ -178,20 +178,20 @@ def scene(folder: Path, session_ms: int) -> Iterator[Scene]:
     """With two producers, one as the tool is and an idempotent one, and two members, all of which are at work."""
     with ExitStack() as stack:
         made = Scene(folder, stack, session_ms)
-        made.starts()
-        stack.callback(made.is_killed)
+        made.start()
+        stack.callback(made.kill)
         assert made.gateway is not None
         with made.gateway.peer() as peer:
-            peer.makes(TOPIC)
+            peer.create_topic(TOPIC)
         try:
             for config in ({}, RELIABLE):
-                made.produces(config)
+                made.produce(config)
         except CannotInstall as missing:
             (pytest.fail if are_required() else pytest.skip)(str(missing))
         for _ in range(2):
-            made.joins()
+            made.join()
         shared = [2, 2]
-        made.until(
+        made.wait_until(
             lambda: [len(one.assigned[-1]) for one in made.consumers if one.assigned] == shared,
             "the members share the topic",
         )
@@ -203,12 +203,14 @@ def ends_well(here: Scene) -> None:
     """Everybody comes to an end, and what they were told holds."""
     producers, here.producers = here.producers, []
     for producer in producers:
-        producer.ends()
+        producer.finish()
     stored = read_all(here)
-    here.until(lambda: here.read.keys() >= stored.keys(), "the group reads everything")
-    here.until(lambda: sum(here.committed.values()) == len(stored), "the group commits everything")
+    here.wait_until(lambda: here.read.keys() >= stored.keys(), "the group reads everything")
+    here.wait_until(
+        lambda: sum(here.committed.values()) == len(stored), "the group commits everything"
+    )
     while here.consumers:
-        here.leaves(here.consumers[0])
+        here.leave(here.consumers[0])
     here.looks_where_the_group_stands()
     assert here.read == stored
     assert here.stands() == Counter(partition for partition, _ in stored)
@@ -280,9 +282,9 @@ def test_twenty_killings_take_no_record_and_no_commit_back_whoever_comes_and_goe
     with scene(tmp_path, IMPATIENT_MS) as here:
         for number in range(20):
             if number % 4 == 1:
-                here.joins()
+                here.join()
             elif number % 4 == 3:
-                here.leaves(chance.choice(here.consumers))
+                here.leave(chance.choice(here.consumers))
             # A newcomer's JVM starts in about a second: these blows fall before, while and after the group shares the topic anew.
             never.wait(chance.uniform(0, 3) if number % 4 == 1 else chance.uniform(0, 0.3))
             here.is_struck()

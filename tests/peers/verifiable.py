@@ -34,7 +34,7 @@ class Tool(ABC):
         with self._said.open("w") as said, self._errors.open("w") as errors:
             self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=errors)
 
-    def hears(self) -> None:
+    def receive(self) -> None:
         """Take what was said up to now, whole lines of it."""
         with self._said.open("rb") as said:
             said.seek(self._heard)
@@ -42,10 +42,10 @@ class Tool(ABC):
                 if not line.endswith(b"\n"):
                     break
                 self._heard += len(line)
-                self.hear(json.loads(line))
+                self.handle(json.loads(line))
 
     @abstractmethod
-    def hear(self, event: Any) -> None:
+    def handle(self, event: Any) -> None:
         """One of the events that its documentation lists."""
 
     def is_held(self, held: bool) -> None:
@@ -55,12 +55,12 @@ class Tool(ABC):
             # WNOWAIT keeps the exit code of a process that has ended instead.
             os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
-    def ends(self) -> None:
+    def finish(self) -> None:
         """As after ^C: a producer waits for its answers, a member leaves."""
         self.process.terminate()
         # 143 is what a JVM has to say of SIGTERM.
         assert self.process.wait(END_SECONDS) == 128 + signal.SIGTERM, self.errors()
-        self.hears()
+        self.receive()
 
     def close(self) -> None:
         self.process.kill()
@@ -101,7 +101,7 @@ class Producer(Tool):
         self.failed: list[str] = []
         self.sent = 0
 
-    def hear(self, event: Any) -> None:
+    def handle(self, event: Any) -> None:
         match event["name"]:
             case "producer_send_success":
                 self.stored.append((event["partition"], event["offset"], event["value"]))
@@ -138,7 +138,7 @@ class Consumer(Tool):
         self.commits = 0
         self.assigned: list[list[int]] = []
 
-    def hear(self, event: Any) -> None:
+    def handle(self, event: Any) -> None:
         match event["name"]:
             case "record_data":
                 place = event["partition"], event["offset"]

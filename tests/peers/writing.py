@@ -53,7 +53,7 @@ class Writers:
                 while not self._is_over:
                     value = f"{self._name} {writer} {number}"
                     number += 1
-                    self._told(peer.produces(TOPIC, one_record(value.encode())), value)
+                    self._told(peer.produce(TOPIC, one_record(value.encode())), value)
         except (OSError, AssertionError):
             # Hung up on: whoever has lost the topics ends.
             return
@@ -126,7 +126,7 @@ def queued(gateway: Gateway, name: str) -> Iterator[Peer]:
     """It stands still within, with requests to write and to commit offset 6 waiting in its sockets. Who commits is given."""
     with gateway.peer() as writer, gateway.peer() as committer:
         gateway.pause()
-        writer.sends(
+        writer.send(
             *(
                 framed(
                     producing(TOPIC, one_record(b"%s queued %d" % (name.encode(), number))),
@@ -136,7 +136,7 @@ def queued(gateway: Gateway, name: str) -> Iterator[Peer]:
                 for number in range(QUEUED)
             )
         )
-        committer.sends(framed(committing(6), 2))
+        committer.send(framed(committing(6), 2))
         yield committer
 
 
@@ -161,7 +161,7 @@ def commit(peer: Peer, offset: int) -> None:
 def committed_as(peer: Peer, offset: int) -> int:
     """The code that a commit is answered with."""
     code: int = (
-        peer.asks(committing(offset), OffsetCommitResponse, 2).topics[0].partitions[0].error_code
+        peer.request(committing(offset), OffsetCommitResponse, 2).topics[0].partitions[0].error_code
     )
     return code
 

@@ -83,8 +83,8 @@ def ends_well(process):
 def produces(server, times=3):
     for _ in range(times):
         with server.peer() as peer:
-            peer.makes(TOPIC)
-            assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+            peer.create_topic(TOPIC)
+            assert peer.produce(TOPIC, one_record(b"v")).error_code == 0
 
 
 def test_rows_of_topic_and_files_count_once_despite_killed_process(spark, following, tmp_path):

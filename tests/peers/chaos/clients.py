@@ -98,7 +98,7 @@ class Producer(Tool):
         self.failed: list[str] = []
         self._sightings = sightings
 
-    def hear(self, event: Any) -> None:
+    def handle(self, event: Any) -> None:
         match event["name"]:
             case "producer_send_success":
                 place = event["partition"], event["offset"]
@@ -180,7 +180,7 @@ class Member(Tool):
         self.read = 0
         self._sightings = sightings
 
-    def hear(self, event: Any) -> None:
+    def handle(self, event: Any) -> None:
         if "read" in event:
             partition, offset, value = event["read"]
             self.read += 1
@@ -189,13 +189,13 @@ class Member(Tool):
         elif "assigned" in event:
             self.has = event["assigned"]
 
-    def ends(self) -> None:
+    def finish(self) -> None:
         """It leaves its group."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.close()
         assert self.process.wait(END_SECONDS) == 0, self.errors()
-        self.hears()
+        self.receive()
 
 
 def are_installed() -> None:

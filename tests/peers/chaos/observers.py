@@ -116,7 +116,7 @@ def stands(peer: Peer, group: str, partitions: int) -> Mapping[int, int] | None:
         name=TOPIC, partition_indexes=list(range(partitions))
     )
     try:
-        reply = peer.asks(
+        reply = peer.request(
             OffsetFetchRequest(group_id=group, topics=[topic], require_stable=True),
             OffsetFetchResponse,
             OFFSET_FETCH_VERSION,

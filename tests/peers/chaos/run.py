@@ -84,7 +84,7 @@ class Run:
     def starts(self, stack: ExitStack) -> None:
         """All clients, until each is at work."""
         with self._gateway.peer() as peer:
-            peer.makes(TOPIC)
+            peer.create_topic(TOPIC)
         bootstrap = self._gateway.bootstrap
         for kind in PRODUCERS:
             producer = Producer(self._folder, bootstrap, kind, PACE, self.sightings)
@@ -179,10 +179,10 @@ class Run:
             promised.get(partition, 0) >= goals.get(partition, 0) for partition in member.has
         )
 
-    def ends(self) -> None:
+    def finish(self) -> None:
         """Everybody comes to an end; the groups have read and committed everything by then."""
         for producer in self.producers:
-            producer.ends()
+            producer.finish()
             self.outcome.failed[producer.name] = len(producer.failed)
         self._is_all_sent = True
         ends = self._ends()
@@ -202,7 +202,7 @@ class Run:
             ),
         )
         for member in self.members:
-            member.ends()
+            member.finish()
 
     def judge(self, log: Log) -> None:
         self.outcome.records = len(log.values)
@@ -235,7 +235,7 @@ class Run:
 
     def _hears(self, *, is_struck: bool = False) -> None:
         for client in self._clients():
-            client.hears()
+            client.receive()
             if client.process.poll() is not None:
                 raise NotRecovered(f"it ended by itself: {client.errors()}\n{self._gateway.log()}")
         if not is_struck:
@@ -269,7 +269,7 @@ def carried_out(
                 gateway, PARTITIONS, here.sightings, list(here.commits.values())
             ) as observer:
                 here.suffers(faults, seconds)
-                here.ends()
+                here.finish()
             if observer.failure:
                 raise observer.failure
             # What it has in memory must not be what is judged.
