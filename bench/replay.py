@@ -11,7 +11,7 @@ from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from bench.clients import ClientFailed
 from gateway.partitions.record_batch import check_batch
-from tests.peers.gateway import MIB, Peer, fetching, framed
+from tests.peers.gateway import MIB, Peer, encode_request, fetch_request
 
 PRODUCE_VERSION, FETCH_VERSION = 8, 11
 """The newest versions whose layout is the same for all fields used here."""
@@ -38,7 +38,7 @@ def produce_frame(topic: str, partitions: int, records: bytes) -> bytes:
         timeout_ms=30_000,
         topic_data=topics,
     )
-    return framed(request, PRODUCE_VERSION)
+    return encode_request(request, PRODUCE_VERSION)
 
 
 def produce(peer: Peer, frame: bytes, requests: int) -> None:
@@ -59,8 +59,8 @@ def fetch_frames(topic: str, records: bytes, batches: int) -> Iterator[bytes]:
     """Fetch requests that read `batches` equal batches of a partition, 1 MiB per request."""
     count = check_batch(memoryview(records), PRODUCE_VERSION).count
     for first in range(0, batches, MIB // len(records)):
-        yield framed(
-            fetching(topic, first * count, FETCH_VERSION, max_wait_ms=500, max_bytes=MIB),
+        yield encode_request(
+            fetch_request(topic, first * count, FETCH_VERSION, max_wait_ms=500, max_bytes=MIB),
             FETCH_VERSION,
         )
 

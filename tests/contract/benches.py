@@ -20,7 +20,7 @@ from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import Fenced, StorageError, StorageFailed, Store
 from storage.pulsar.settings import PulsarSettings
 from tests.fakes.memory_store import Medium, MemoryStore
-from tests.peers.relay import SEND, Between
+from tests.peers.pulsar_relay import SEND, PulsarRelays
 
 
 class Bench(Protocol):
@@ -137,7 +137,7 @@ class PulsarBench:
     refusal = (StorageFailed, Fenced)
 
     def __init__(self, settings: PulsarSettings) -> None:
-        self._between = Between(settings)
+        self._between = PulsarRelays(settings)
         names = (
             "service_url",
             "admin_url",
@@ -155,7 +155,7 @@ class PulsarBench:
 
     @contextmanager
     def refusing_writes(self) -> Iterator[None]:
-        with self._between.losing(SEND):
+        with self._between.dropping(SEND):
             yield
 
     @contextmanager

@@ -18,7 +18,15 @@ from kafka.protocol.producer.produce import ProduceResponse
 from gateway.net.transport import HALF_CLOSE_SECONDS
 from tests.certificates import Authority
 from tests.compat.records.building import Sample, batch
-from tests.peers.gateway import MIB, Peer, Stopwatch, fetching, framed, gateway, producing
+from tests.peers.gateway import (
+    MIB,
+    Peer,
+    Stopwatch,
+    encode_request,
+    fetch_request,
+    gateway,
+    produce_request,
+)
 
 pytestmark = [pytest.mark.peer]
 
@@ -37,7 +45,10 @@ def stop(server):
 
 def start_long_poll(peer):
     """Start a long poll. It is sent with a request whose reply shows that both arrived."""
-    peer.send(framed(fetching("t", 0), 4), framed(fetching("t", 0, max_wait_ms=60_000), 4))
+    peer.send(
+        encode_request(fetch_request("t", 0), 4),
+        encode_request(fetch_request("t", 0, max_wait_ms=60_000), 4),
+    )
     assert peer.receive() is not None
     time.sleep(0.3)
 
@@ -81,13 +92,16 @@ def test_large_request_behind_waiting_fetch_ends_wait(tmp_path, names):
     """
     with gateway(tmp_path) as server, Peer(server.address) as peer:
         peer.create_topic("t")
-        asked = fetching("t", 0, max_wait_ms=600_000)
+        asked = fetch_request("t", 0, max_wait_ms=600_000)
         asked.topics[0].partitions *= names
-        peer.send(framed(asked, 4))
+        peer.send(encode_request(asked, 4))
         time.sleep(0.3)
         peer.send(
-            framed(
-                producing("t", batch([Sample(0, 1_700_000_000_000, b"k", b"v" * (MIB - 1000))])), 7
+            encode_request(
+                produce_request(
+                    "t", batch([Sample(0, 1_700_000_000_000, b"k", b"v" * (MIB - 1000))])
+                ),
+                7,
             )
         )
         assert (
@@ -110,7 +124,9 @@ def test_acknowledged_records_survive_and_sent_requests_are_answered(tmp_path):
     count = 50
     with gateway(tmp_path) as server, Peer(server.address) as producer:
         producer.create_topic("t")
-        producer.send(*[framed(producing("t", RECORDS), 7, index) for index in range(count)])
+        producer.send(
+            *[encode_request(produce_request("t", RECORDS), 7, index) for index in range(count)]
+        )
         first = producer.receive()
         server.process.send_signal(signal.SIGTERM)
         answered = [first]
@@ -129,7 +145,7 @@ def test_acknowledged_records_survive_and_sent_requests_are_answered(tmp_path):
 
 def test_shutdown_under_load_does_not_reset_connections(tmp_path):
     """A reset would discard replies that the client has not read yet."""
-    asked = framed(producing("t", RECORDS), 7)
+    asked = encode_request(produce_request("t", RECORDS), 7)
     with gateway(tmp_path) as server, Peer(server.address) as busy:
         busy.create_topic("t")
         is_over = threading.Event()
@@ -163,7 +179,7 @@ def test_connection_with_unread_reply_is_aborted_at_drain_timeout(tmp_path):
         large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
         for _ in range(16):
             slow.produce("t", large)
-        slow.send(framed(fetching("t", 0), 4))
+        slow.send(encode_request(fetch_request("t", 0), 4))
         assert has_unread_reply(slow)
         began = time.monotonic()
         code, seconds = stop(server)
@@ -188,7 +204,7 @@ def test_slow_reader_receives_whole_reply_during_shutdown(tmp_path):
         large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
         for _ in range(8):
             slow.produce("t", large)
-        slow.send(framed(fetching("t", 0), 4))
+        slow.send(encode_request(fetch_request("t", 0), 4))
         assert has_unread_reply(slow)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
@@ -209,7 +225,7 @@ def test_no_connection_is_accepted_after_shutdown_begins(tmp_path):
         large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
         for _ in range(16):
             slow.produce("t", large)
-        slow.send(framed(fetching("t", 0), 4))
+        slow.send(encode_request(fetch_request("t", 0), 4))
         assert has_unread_reply(slow)
         server.process.send_signal(signal.SIGTERM)
         with pytest.raises(ConnectionRefusedError):
@@ -238,7 +254,7 @@ def test_client_that_keeps_sending_does_not_delay_shutdown(tmp_path):
         is_over = threading.Event()
 
         def send_requests():
-            request = framed(fetching("t", 0), 4)
+            request = encode_request(fetch_request("t", 0), 4)
             while not is_over.is_set():
                 busy.send_bytes(struct.pack(">i", len(request)) + request)
 

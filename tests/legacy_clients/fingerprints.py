@@ -41,7 +41,7 @@ from tests.legacy_clients.scenarios import (
 from tests.legacy_clients.test_sasl import users_file
 from tests.legacy_clients.verdicts import given
 from tests.peers.cache import CannotInstall, command
-from tests.peers.traffic import Row, rows_of
+from tests.peers.traffic_rows import Row, read_rows
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -89,7 +89,7 @@ class Watch:
         """All rows of the connections between two marks, once all of them are closed."""
         end = time.monotonic() + PATIENCE_SECONDS
         while True:
-            rows = [row for row in rows_of(self._log) if after < number_of(row) < before]
+            rows = [row for row in read_rows(self._log) if after < number_of(row) < before]
             opened = {row["connection"] for row in rows}
             closed = {row["connection"] for row in rows if row.get("event") == "closed"}
             if opened == closed:
@@ -106,7 +106,7 @@ class Watch:
                 # The newest: ports come again.
                 rows = [
                     row
-                    for row in rows_of(self._log)
+                    for row in read_rows(self._log)
                     if row["kind"] == "connection" and row["peer_port"] == port
                 ]
                 if rows and rows[-1]["event"] == "opened":

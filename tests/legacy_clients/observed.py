@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tests.peers.traffic import Row
+from tests.peers.traffic_rows import Row
 
 #: Of a connection's first requests so many are kept, repetitions folded: what tells libraries apart is how they begin.
 FIRST = 6

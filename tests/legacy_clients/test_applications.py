@@ -14,7 +14,7 @@ import pytest
 
 from tests.legacy_clients.applications import COMPANY, Application, Reads, Writes, run
 from tests.legacy_clients.clients import Client, table
-from tests.peers.traffic import rows_of
+from tests.peers.traffic_rows import read_rows
 
 pytestmark = [pytest.mark.peer]
 
@@ -43,7 +43,7 @@ def test_whoever_finds_nothing_to_read_is_left_out_and_the_others_run(
     assert told == [(0, "reader-of-nothing"), (1, "writer"), (2, "reader")]
     used = {
         (row["client_id"], row["principal"])
-        for row in rows_of(tmp_path / "log")
+        for row in read_rows(tmp_path / "log")
         if row["kind"] == "usage"
     }
     assert used == {("writer", "User:somebody"), ("reader", "User:ANONYMOUS")}

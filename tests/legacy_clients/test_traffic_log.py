@@ -22,7 +22,7 @@ from tests.legacy_clients.clients import (
     produce,
 )
 from tests.legacy_clients.test_sasl import USER, users_file
-from tests.peers.traffic import Row, rows_of
+from tests.peers.traffic_rows import Row, read_rows
 
 pytestmark = [pytest.mark.peer]
 
@@ -113,7 +113,7 @@ def ended(
 
     end = time.monotonic() + 180
     while True:
-        rows = rows_of(watched.log)
+        rows = read_rows(watched.log)
         its = [row for row in rows if client.name in row.get("client_ids", [])]
         closed = [row for row in its if row["event"] == "closed"]
         if {row["connection"] for row in its} == {row["connection"] for row in closed} and {

@@ -9,7 +9,7 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProdu
 
 from tests.legacy_clients.brokers import Broker
 from tests.legacy_clients.clients import Client, run
-from tests.peers.gateway import Gateway, gateway
+from tests.peers.gateway import GatewayProcess, gateway
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
@@ -45,7 +45,7 @@ def test_a_transactional_producer_is_refused_once_and_does_not_ask_again(
             run(row, "transaction", broker.bootstrap, [name], timeout=TIMEOUT_SECONDS) == "ready\n"
         )
         return
-    server: Gateway = request.getfixturevalue("server")
+    server: GatewayProcess = request.getfixturevalue("server")
     host, port = server.address
     seconds, error = run(
         row, "transaction", f"{host}:{port}", [name], timeout=TIMEOUT_SECONDS

@@ -81,10 +81,10 @@ _EPOCHS = {
 _NEW_OPERATIONS = {10, 11}
 
 #: Partitions by topic.
-Owned = Mapping[str, Iterable[int]]
+Partitions = Mapping[str, Iterable[int]]
 
 
-class Side:
+class RecordedBroker:
     """One of the two, and all that it answered."""
 
     def __init__(self, address: str, version: int, stack: ExitStack, ahead: int = 0) -> None:
@@ -161,7 +161,7 @@ class Side:
 
     def wait_for_topic(self, name: str, partitions: int) -> None:
         """Kafka's groups hear of a topic after those who made it do."""
-        scout = Member(self, f"scout-{name}-{partitions}", "scout")
+        scout = ConsumerMember(self, f"scout-{name}-{partitions}", "scout")
         self.wait_until(
             lambda: bool(scout.join(name)) and scout.assigned == {name: list(range(partitions))},
             f"{name} is known",
@@ -233,7 +233,7 @@ class Side:
     def commit(
         self,
         group: str,
-        offsets: Owned,
+        offsets: Partitions,
         member: str = "",
         epoch: int = -1,
         *,
@@ -293,11 +293,11 @@ class Side:
         )
 
 
-class Member:
+class ConsumerMember:
     """A member of the consumer protocol that does as told. It remembers what a client does: its epoch and what it was given last."""
 
     def __init__(
-        self, side: Side, group: str, member_id: str = "", instance: str | None = None
+        self, side: RecordedBroker, group: str, member_id: str = "", instance: str | None = None
     ) -> None:
         self._side = side
         self.group = group
@@ -320,7 +320,7 @@ class Member:
         """It says what it has now."""
         return self.heartbeat(topic_partitions=self.rows(owned))
 
-    def rows(self, owned: Owned) -> list[Any]:
+    def rows(self, owned: Partitions) -> list[Any]:
         kind = ConsumerGroupHeartbeatRequest.TopicPartitions
         return [
             kind(topic_id=self._side.topics[name], partitions=list(indexes))
@@ -347,7 +347,7 @@ class Member:
                 self.assigned = {row["topic_id"]: row["partitions"] for row in rows}
         return reply
 
-    def full_heartbeat(self, *topics: str, owned: Owned, **fields: Any) -> Any:
+    def full_heartbeat(self, *topics: str, owned: Partitions, **fields: Any) -> Any:
         """As a member does that has lost an answer."""
         told = {
             "rebalance_timeout_ms": 60_000,
@@ -364,7 +364,7 @@ class Member:
             self.group, offsets, self.id, self.epoch if epoch is None else epoch, version=version
         )
 
-    def wait_for_assignment(self, expected: Owned) -> None:
+    def wait_for_assignment(self, expected: Partitions) -> None:
         """Where the broker does something beside the request, such as look for topics."""
         self._side.wait_until(
             lambda: self.heartbeat() and self.assigned == expected, f"{self.id} has {expected}"
@@ -380,7 +380,7 @@ class Member:
 def subscription(
     *topics: str,
     version: int = 1,
-    owned: Owned | None = None,
+    owned: Partitions | None = None,
     generation: int = -1,
     rack: str | None = None,
 ) -> bytes:
@@ -408,7 +408,7 @@ def assignment(version: int = 1, notes: bytes | None = None, **owned: Iterable[i
     )
 
 
-def _partitions(owned: Owned) -> bytes:
+def _partitions(owned: Partitions) -> bytes:
     rows = [
         pack(">h", len(name)) + name.encode() + _numbers(list(indexes))
         for name, indexes in owned.items()
@@ -424,7 +424,12 @@ class ClassicMember:
     """A member of the classic protocol, which waits for every answer: it must be alone, or in a consumer group."""
 
     def __init__(
-        self, side: Side, group: str, *topics: str, instance: str | None = None, **protocols: bytes
+        self,
+        side: RecordedBroker,
+        group: str,
+        *topics: str,
+        instance: str | None = None,
+        **protocols: bytes,
     ) -> None:
         self._side = side
         self.group = group
@@ -501,13 +506,16 @@ class ClassicMember:
 
 
 def play(
-    addresses: tuple[str, str], version: int, ahead: int, scene: Callable[[Side], None]
+    addresses: tuple[str, str], version: int, ahead: int, scene: Callable[[RecordedBroker], None]
 ) -> None:
     """The same before both of them: the gateway, and Kafka, which begins to count a new group's epochs further on by `ahead`."""
     with ExitStack() as stack:
-        ours, theirs = Side(addresses[0], version, stack), Side(addresses[1], version, stack, ahead)
+        ours, theirs = (
+            RecordedBroker(addresses[0], version, stack),
+            RecordedBroker(addresses[1], version, stack, ahead),
+        )
 
-        def acts(side: Side) -> None:
+        def acts(side: RecordedBroker) -> None:
             wait_for_coordinator(side.peer)
             scene(side)
 
@@ -518,24 +526,27 @@ def play(
             zip_longest(ours.answers, theirs.answers, fillvalue=("nothing", None))
         ):
             if (what, our) != (asked, their):
-                differences += [f"{number}. {what}:", *(unlike(our, their) or [asked])]
+                differences += [
+                    f"{number}. {what}:",
+                    *(describe_differences(our, their) or [asked]),
+                ]
         assert not differences, "\n".join(differences)
 
 
-def unlike(ours: Any, theirs: Any, place: str = "") -> list[str]:
+def describe_differences(ours: Any, theirs: Any, place: str = "") -> list[str]:
     """Where two answers differ, and in what."""
     match ours, theirs:
         case dict(), dict() if ours.keys() == theirs.keys():
             return [
                 line
                 for name in ours
-                for line in unlike(ours[name], theirs[name], f"{place}.{name}")
+                for line in describe_differences(ours[name], theirs[name], f"{place}.{name}")
             ]
         case list(), list() if len(ours) == len(theirs):
             return [
                 line
                 for number, pair in enumerate(zip(ours, theirs, strict=True))
-                for line in unlike(*pair, f"{place}[{number}]")
+                for line in describe_differences(*pair, f"{place}[{number}]")
             ]
     return [] if ours == theirs else [f"{place}: {ours!r}, Kafka {theirs!r}"]
 

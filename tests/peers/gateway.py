@@ -33,7 +33,7 @@ WITNESS_SECONDS = 30.0
 
 
 @dataclass
-class Gateway:
+class GatewayProcess:
     """`addresses` by listener name."""
 
     process: subprocess.Popen[str]
@@ -97,7 +97,7 @@ def gateway(
     environment: Mapping[str, str] | None = None,
     within: Sequence[str] = (),
     **settings: object,
-) -> Iterator[Gateway]:
+) -> Iterator[GatewayProcess]:
     """`python -m gateway serve` on free ports of loopback with its store and log in `folder`; at the end it is killed without warning.
 
     `environment` is what it has beside the tests' own; `within` is a command that becomes the one behind it.
@@ -127,7 +127,7 @@ def gateway(
             env=variables,
         ) as process,
     ):
-        started = Gateway(process, log)
+        started = GatewayProcess(process, log)
         try:
             overdue = threading.Timer(START_SECONDS, process.kill)
             overdue.start()
@@ -205,7 +205,7 @@ class Peer:
 
     def request(self, request: Any, response: Any, version: int) -> Any:
         """One request and its reply."""
-        self.send(framed(request, version))
+        self.send(encode_request(request, version))
         frame = self.receive()
         assert frame is not None, "the gateway hung up"
         is_flexible = request.flexible_version_q(version)
@@ -213,13 +213,15 @@ class Peer:
 
     def produce(self, topic: str, records: bytes, version: int = 7, acks: int = -1) -> Any:
         """The reply's only partition."""
-        reply = self.request(producing(topic, records, version, acks), ProduceResponse, version)
+        reply = self.request(
+            produce_request(topic, records, version, acks), ProduceResponse, version
+        )
         return reply.responses[0].partition_responses[0]
 
     def fetch(self, topic: str, offset: int, version: int = 4, **more: Any) -> Any:
         """The reply's only partition."""
         return (
-            self.request(fetching(topic, offset, version, **more), FetchResponse, version)
+            self.request(fetch_request(topic, offset, version, **more), FetchResponse, version)
             .responses[0]
             .partitions[0]
         )
@@ -251,13 +253,13 @@ def one_record(value: bytes, producer: tuple[int, int, int] = (-1, -1, -1)) -> b
     return batch([Sample(0, 1_700_000_000_000, None, value)], producer=producer)
 
 
-def framed(request: Any, version: int, correlation_id: int = 1) -> bytes:
+def encode_request(request: Any, version: int, correlation_id: int = 1) -> bytes:
     request.API_VERSION = version
     request.with_header(correlation_id, "test")
     return bytes(request.encode(version=version, header=True))
 
 
-def producing(topic: str, records: bytes, version: int = 7, acks: int = -1) -> Any:
+def produce_request(topic: str, records: bytes, version: int = 7, acks: int = -1) -> Any:
     rows = [
         ProduceRequest.TopicProduceData(
             name=topic,
@@ -271,7 +273,7 @@ def producing(topic: str, records: bytes, version: int = 7, acks: int = -1) -> A
     )
 
 
-def fetching(
+def fetch_request(
     topic: str,
     offset: int,
     version: int = 4,
@@ -292,7 +294,7 @@ def fetching(
     )
 
 
-class Served(Protocol):
+class HasProcess(Protocol):
     """A gateway in a process of its own."""
 
     process: Any
@@ -306,15 +308,17 @@ class Stopwatch:
     timers, disks and locks.
     """
 
-    def __init__(self, server: Served) -> None:
+    def __init__(self, server: HasProcess) -> None:
         self._process = Path(f"/proc/{server.process.pid}")
-        self._stood: dict[str, float] = {}
+        self._run_queue: dict[str, float] = {}
         self.note()
-        self._began = time.monotonic(), had(self._process), {**self._stood}
+        self._began = time.monotonic(), cpu_seconds(self._process), {**self._run_queue}
 
     def note(self) -> None:
         """Look how long each thread has waited for a processor; of a thread that ended, the last look counts."""
-        self._stood |= stood_in_line(TESTS) | stood_in_line(self._process)
+        self._run_queue |= run_queue_seconds_by_thread(TESTS) | run_queue_seconds_by_thread(
+            self._process
+        )
 
     def seconds(self) -> float:
         began, had_then, stood = self._began
@@ -322,53 +326,55 @@ class Stopwatch:
         self.note()
         # The sum over all threads: they hand work to each other, or hold what another one waits for
         # (a lock, Python's GIL), so that their delays follow one another.
-        let_off = sum(seconds - stood.get(thread, 0.0) for thread, seconds in self._stood.items())
-        return max(took - let_off, min(took, had(self._process) - had_then))
+        let_off = sum(
+            seconds - stood.get(thread, 0.0) for thread, seconds in self._run_queue.items()
+        )
+        return max(took - let_off, min(took, cpu_seconds(self._process) - had_then))
 
 
 TESTS = Path("/proc/self")
 
 
-def had(process: Path) -> float:
+def cpu_seconds(process: Path) -> float:
     """The seconds that it has had of the processors, all its threads together; by its folder of /proc."""
     times = (process / "stat").read_text().rpartition(")")[2].split()
     return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def in_line(thread: Path) -> float:
+def run_queue_seconds(thread: Path) -> float:
     """For how many seconds it was ready to run while the processors were busy with others; by its folder of /proc."""
     return int((thread / "schedstat").read_text().split()[1]) / 1e9
 
 
-def stood_in_line(process: Path) -> dict[str, float]:
+def run_queue_seconds_by_thread(process: Path) -> dict[str, float]:
     """The same for each thread of a process, by the thread's id."""
     seconds = {}
     for thread in (process / "task").iterdir():
         # It may have ended meanwhile.
         with suppress(OSError):
-            seconds[thread.name] = in_line(thread)
+            seconds[thread.name] = run_queue_seconds(thread)
     return seconds
 
 
-class Witness:
+class BackgroundClient:
     """A well-behaved client, which produces and fetches all the while, and has begun to when the context is entered.
 
     `slowest` is the longest that one round took, in seconds by the stopwatch; by the clock none takes longer than WITNESS_SECONDS.
     """
 
-    def __init__(self, server: Gateway, topic: str = "witness") -> None:
+    def __init__(self, server: GatewayProcess, topic: str = "witness") -> None:
         self._server = server
         self._topic = topic
-        self._has_begun = threading.Event()
+        self._is_running = threading.Event()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.slowest = 0.0
         self.rounds = 0
         self.failure: BaseException | None = None
 
-    def __enter__(self) -> Witness:
+    def __enter__(self) -> BackgroundClient:
         self._thread.start()
-        self._has_begun.wait(WITNESS_SECONDS)
+        self._is_running.wait(WITNESS_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -388,7 +394,7 @@ class Witness:
                 peer.create_topic(self._topic)
                 while not self._is_over.is_set():
                     self._round(peer)
-                    self._has_begun.set()
+                    self._is_running.set()
                     self._is_over.wait(0.02)
         except BaseException as failure:
             self.failure = failure

@@ -18,7 +18,7 @@ _ASSIGNOR: dict[str, dict[str, str | bool]] = {
 }
 
 
-def makes_topic(bootstrap: str, name: str, *records: int) -> None:
+def create_topic(bootstrap: str, name: str, *records: int) -> None:
     """A topic with so many records in each partition, at the times 1000, 2000, ..."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(name, len(records), 1)])[name].result(SECONDS)
@@ -35,18 +35,18 @@ def makes_topic(bootstrap: str, name: str, *records: int) -> None:
     assert producer.flush(SECONDS) == 0
 
 
-def commits(bootstrap: str, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+def commit_offsets(bootstrap: str, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
     """Offsets of a group that nobody is in."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     rows = [
         TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()
     ]
-    committed = consumer.commit(offsets=rows, asynchronous=False)
+    committed_offsets = consumer.commit(offsets=rows, asynchronous=False)
     consumer.close()
-    assert all(row.error is None for row in committed), committed
+    assert all(row.error is None for row in committed_offsets), committed_offsets
 
 
-def committed(bootstrap: str, group: str, *partitions: tuple[str, int]) -> list[int | None]:
+def committed_offsets(bootstrap: str, group: str, *partitions: tuple[str, int]) -> list[int | None]:
     """What the group has committed in each, None for nothing."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     rows = consumer.committed(

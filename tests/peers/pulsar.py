@@ -37,12 +37,12 @@ START_SECONDS = 900.0
 STOP_SECONDS = 60.0
 START_ATTEMPTS = 3
 #: Of one that fights with itself: one start of some six after a kill.
-QUARREL_ATTEMPTS = 8
+CONFLICT_ATTEMPTS = 8
 #: A bookie that was killed is still registered when it comes again, and may then delete and renew its registration for ever, a hundred times a second;
 #: meanwhile every third topic or so cannot be opened (BookKeeper error -6). Known for ZooKeeper as apache/pulsar#17759, and seen here with the store
 #: that `standalone` has. One that starts well has one or two of these lines.
-QUARREL = b"Lock on resource /ledgers/available/"
-MOST_QUARRELS = 20
+REGISTRATION_CONFLICT = b"Lock on resource /ledgers/available/"
+MAX_CONFLICTS = 20
 
 SETTINGS = {
     "allowAutoTopicCreation": "false",
@@ -55,7 +55,7 @@ SETTINGS = {
 }
 """What standalone.conf says otherwise, or not at all."""
 
-TO_BE_KILLED = {"journalWriteBufferSizeKB": "2048"}
+JOURNAL_SETTINGS = {"journalWriteBufferSizeKB": "2048"}
 """More than most entries of the tests have: one goes into the journal by one call of the kernel (see `Pulsar.kill`)."""
 
 
@@ -102,7 +102,7 @@ class Pulsar:
                 conf,
                 {
                     **SETTINGS,
-                    **TO_BE_KILLED,
+                    **JOURNAL_SETTINGS,
                     **{k: str(v) for k, v in addresses.items()},
                     **settings,
                 },
@@ -154,7 +154,7 @@ class Pulsar:
         meanwhile, for a connection of his own.
         """
         exits = 0
-        for _ in range(QUARREL_ATTEMPTS):
+        for _ in range(CONFLICT_ATTEMPTS):
             already = self._log_bytes()
             try:
                 self._launch()
@@ -166,11 +166,11 @@ class Pulsar:
                 time.sleep(1)
                 continue
             self._has_served = True
-            if self._quarrels(already) <= MOST_QUARRELS:
+            if self._registration_conflicts(already) <= MAX_CONFLICTS:
                 return
             self.kill()
         raise BrokerFailed(
-            f"Pulsar's bookie lost its registration again and again in each of {QUARREL_ATTEMPTS} starts:\n{self.log()}"
+            f"Pulsar's bookie lost its registration again and again in each of {CONFLICT_ATTEMPTS} starts:\n{self.log()}"
         )
 
     def _launch(self) -> None:
@@ -201,11 +201,11 @@ class Pulsar:
         log = self._folder / "broker.log"
         return log.stat().st_size if log.exists() else 0
 
-    def _quarrels(self, after: int) -> int:
+    def _registration_conflicts(self, after: int) -> int:
         """How often its bookie took its registration away from itself since the log had so many bytes."""
         with (self._folder / "broker.log").open("rb") as log:
             log.seek(after)
-            return sum(QUARREL in line for line in log)
+            return sum(REGISTRATION_CONFLICT in line for line in log)
 
     def kill(self) -> None:
         """SIGKILL: no farewell to clients, nothing flushed.

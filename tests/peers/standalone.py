@@ -15,7 +15,7 @@ from tests.peers.pulsar import VERSION, Pulsar
 
 def main(arguments: Sequence[str]) -> int:
     """Its exit code: 0 when it was asked to end (Ctrl-C, SIGTERM), 1 when it did not start or went away."""
-    options = _parsed(arguments)
+    options = _parse(arguments)
     folder: Path = options.data.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     # A shell that starts it in the background has SIGINT ignored.
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         broker = Pulsar(folder, (options.port, options.web_port), {}, options.memory)
         broker.launch()
-        print(_told(broker), flush=True)
+        print(_ready_text(broker), flush=True)
         code = broker.wait()
         print(f"Pulsar went away with exit code {code}:\n{broker.log()}", file=sys.stderr)
     except (CannotInstall, BrokerFailed) as failure:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     return 1
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make pulsar ARGS=...", description=__doc__)
     parser.add_argument(
         "--data",
@@ -59,7 +59,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _told(broker: Pulsar) -> str:
+def _ready_text(broker: Pulsar) -> str:
     gateway = f"kopgate serve --store {broker.service_url} --pulsar-admin {broker.admin_url} --pulsar-setup"
     return f"ready {broker.service_url} {broker.admin_url}\nA gateway on it: {gateway}\nCtrl-C ends it."
 

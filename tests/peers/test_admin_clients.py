@@ -26,7 +26,13 @@ from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
 from tests.legacy_clients.brokers import are_required
 from tests.peers import jvm
 from tests.peers.cache import CannotInstall, cached, command, maven_jars
-from tests.peers.sides import PROGRAMS, Printed, Sides, side_by_side, use_groups
+from tests.peers.comparison import (
+    PROGRAMS,
+    CommandOutput,
+    ComparedBrokers,
+    side_by_side,
+    wait_for_offsets_topic,
+)
 
 pytestmark = [
     pytest.mark.peer,
@@ -37,7 +43,7 @@ CONFLUENT = "confluent-kafka==2.16.1"
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]:
     with side_by_side(tmp_path_factory.mktemp("gateway")) as both:
         yield both
 
@@ -63,7 +69,7 @@ def installed(argv: Callable[[], Sequence[str]]) -> list[str]:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
-def agree(ours: Printed, theirs: Printed) -> None:
+def agree(ours: CommandOutput, theirs: CommandOutput) -> None:
     assert theirs.code == 0, theirs.output + theirs.errors
     differences = list(
         difflib.unified_diff(
@@ -75,13 +81,13 @@ def agree(ours: Printed, theirs: Printed) -> None:
 
 
 @pytest.mark.parametrize("clients", ["0.11.0.3", "2.8.2"])
-def test_the_old_java_admin_client(sides: Sides, clients: str) -> None:
+def test_the_old_java_admin_client(sides: ComparedBrokers, clients: str) -> None:
     ours, theirs = sides.run(installed(lambda: java("OldAdmin.java", clients)))
     agree(ours, theirs)
 
 
 @pytest.mark.parametrize("clients", ["3.9.2", "4.4.0"])
-def test_the_new_java_admin_client(sides: Sides, clients: str) -> None:
+def test_the_new_java_admin_client(sides: ComparedBrokers, clients: str) -> None:
     ours, theirs = sides.run(installed(lambda: java("NewAdmin.java", clients)))
     agree(ours, theirs)
 
@@ -107,7 +113,7 @@ DIFFERENT = {
 }
 
 
-def test_every_method_of_the_java_admin_client_gets_an_answer(sides: Sides) -> None:
+def test_every_method_of_the_java_admin_client_gets_an_answer(sides: ComparedBrokers) -> None:
     ours, theirs = sides.run(installed(lambda: java("EveryMethod.java", "4.4.0")))
     lines = theirs.output.splitlines()
     names = {line.partition(": ")[0] for line in lines}
@@ -116,12 +122,12 @@ def test_every_method_of_the_java_admin_client_gets_an_answer(sides: Sides) -> N
         f"{name}: {DIFFERENT[name]}" if (name := line.partition(": ")[0]) in DIFFERENT else line
         for line in lines
     ]
-    agree(ours, Printed(theirs.code, "\n".join(expected), theirs.errors))
+    agree(ours, CommandOutput(theirs.code, "\n".join(expected), theirs.errors))
     # Calls that timed out, connections that were closed, and methods that the program does not know.
     assert [line for line in lines if line.startswith("!")] == []
 
 
-def test_the_admin_client_of_confluent_kafka(sides: Sides) -> None:
+def test_the_admin_client_of_confluent_kafka(sides: ComparedBrokers) -> None:
     def argv() -> list[str]:
         build = ["-m", "pip", "install", "-q", "--no-warn-script-location", "--target"]
         site = cached(
@@ -145,7 +151,7 @@ def _done(_: str) -> None:
     return None
 
 
-def test_the_admin_client_of_kafka_python(sides: Sides) -> None:
+def test_the_admin_client_of_kafka_python(sides: ComparedBrokers) -> None:
     admin = KafkaAdminClient(bootstrap_servers=sides.gateway)
     topic = ConfigResource(ConfigResourceType.TOPIC, "python", {"max.message.bytes": "2000"})
     try:
@@ -163,7 +169,7 @@ def test_the_admin_client_of_kafka_python(sides: Sides) -> None:
         admin.close()
 
 
-def test_kcat_lists_the_same_cluster(sides: Sides) -> None:
+def test_kcat_lists_the_same_cluster(sides: ComparedBrokers) -> None:
     kcat = shutil.which("kcat") or shutil.which("kafkacat")
     if kcat is None:
         (pytest.fail if are_required() else pytest.skip)(
@@ -182,7 +188,7 @@ def test_kcat_lists_the_same_cluster(sides: Sides) -> None:
     assert lists[0] == lists[1]
 
 
-def test_aiokafka_takes_the_topic_of_committed_offsets_for_internal(sides: Sides) -> None:
+def test_aiokafka_takes_the_topic_of_committed_offsets_for_internal(sides: ComparedBrokers) -> None:
     """What `exclude_internal_topics` goes by; and a consumer that reads it all the same is told why it cannot."""
 
     async def look(address: str) -> tuple[bool, bool]:
@@ -197,7 +203,7 @@ def test_aiokafka_takes_the_topic_of_committed_offsets_for_internal(sides: Sides
             await client.close()
 
     for address in (sides.gateway, sides.kafka):
-        use_groups(address)
+        wait_for_offsets_topic(address)
     assert [asyncio.run(look(address)) for address in (sides.gateway, sides.kafka)] == [
         (True, False)
     ] * 2

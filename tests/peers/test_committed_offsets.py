@@ -21,7 +21,7 @@ from kafka.protocol.consumer.group import (
 )
 from kafka.structs import OffsetAndMetadata
 
-from tests.peers.gateway import Gateway, Peer, framed, gateway
+from tests.peers.gateway import GatewayProcess, Peer, encode_request, gateway
 from tests.peers.kafka import free_ports
 
 pytestmark = [pytest.mark.peer]
@@ -91,7 +91,7 @@ def test_commits_of_old_clients_survive_a_kill(tmp_path: Path, version: int) -> 
         assert stands(peer, "g", 0) == (-1, 3)
         assert [commits(peer, "g", offset, version) for offset in (3, 7)] == [0, 0]
     with gateway(tmp_path) as second, second.peer() as peer:
-        assert [stands(peer, "g", fetching) for fetching in (0, 1, 5)] == [(7, 0)] * 3
+        assert [stands(peer, "g", version) for version in (0, 1, 5)] == [(7, 0)] * 3
         assert stands(peer, "g", 0, topic="nothing") == (-1, 3)
 
 
@@ -140,7 +140,7 @@ class Committer(threading.Thread):
             while True:
                 for _ in range(4):
                     self.sent += 1
-                    self.peer.send(framed(committing(self.group, self.sent), 2))
+                    self.peer.send(encode_request(committing(self.group, self.sent), 2))
                 for _ in range(4):
                     frame = self.peer.receive()
                     if frame is None:
@@ -184,7 +184,7 @@ def waits_for_a_commit_of_each(committers: list[Committer], stood: dict[str, int
         time.sleep(0.01)
 
 
-def check(running: Gateway, committers: list[Committer], stood: dict[str, int]) -> None:
+def check(running: GatewayProcess, committers: list[Committer], stood: dict[str, int]) -> None:
     """Each group stands at the last commit that was acknowledged, or at one that was on its way; `stood` is brought up to it."""
     with running.peer() as peer:
         peer.create_topic(TOPIC)

@@ -19,10 +19,10 @@ from kafka.protocol.consumer.group import (
     SyncGroupResponse,
 )
 
+from tests.peers.comparison import side_by_side
 from tests.peers.consumer_groups import wait_for_coordinator
 from tests.peers.gateway import Peer
-from tests.peers.groups import makes_topic
-from tests.peers.sides import side_by_side
+from tests.peers.groups import create_topic
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("committed offsets")]
 
@@ -59,7 +59,7 @@ class Both:
         assert ours == theirs, f"{type(request).__name__} v{version}"
         return theirs
 
-    def commits(
+    def commit(
         self,
         rows: list[tuple[str, int, int]],
         version: int = 9,
@@ -109,7 +109,7 @@ class Both:
             OffsetFetchRequest(groups=groups, require_stable=True), OffsetFetchResponse, version
         )
 
-    def deletes(self, wanted: list[tuple[str, int]], group: str = "g") -> Any:
+    def delete(self, wanted: list[tuple[str, int]], group: str = "g") -> Any:
         topics = [
             Delete(
                 name=topic, partitions=[Delete.OffsetDeleteRequestPartition(partition_index=index)]
@@ -124,8 +124,8 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
     with side_by_side(tmp_path_factory.mktemp("gateway")) as sides:
         both = (sides.gateway, sides.kafka)
         for at in both:
-            makes_topic(at, "orders", 0, 0)
-            makes_topic(at, "bills", 0)
+            create_topic(at, "orders", 0, 0)
+            create_topic(at, "bills", 0)
         yield both
 
 
@@ -151,22 +151,22 @@ def test_every_version_of_a_commit_is_answered_alike(both: Both, version: int) -
         ("orders", 1, 6),
         ("bills", 0, 7),
     ]
-    both.commits(rows, version, group=f"commit-{version}", metadata="mine")
-    both.commits([("orders", 0, -1)], version, group=f"commit-{version}", metadata=None)
-    both.commits([("orders", 0, 1), ("orders", 0, 2)], version, group=f"commit-{version}")
-    both.commits([], version, group="nobody's")
-    both.commits([("nowhere", 0, 1)], version, group="nobody's")
-    for fetching in FETCHES:
+    both.commit(rows, version, group=f"commit-{version}", metadata="mine")
+    both.commit([("orders", 0, -1)], version, group=f"commit-{version}", metadata=None)
+    both.commit([("orders", 0, 1), ("orders", 0, 2)], version, group=f"commit-{version}")
+    both.commit([], version, group="nobody's")
+    both.commit([("nowhere", 0, 1)], version, group="nobody's")
+    for fetch_version in FETCHES:
         both.fetch(
             [("orders", [0, 1]), ("bills", [0]), ("nowhere", [0])],
-            fetching,
+            fetch_version,
             group=f"commit-{version}",
         )
 
 
 @pytest.mark.parametrize("version", FETCHES)
 def test_every_version_of_a_fetch_is_answered_alike(both: Both, version: int) -> None:
-    both.commits([("bills", 0, 7)], group=f"fetch-{version}", metadata="mine")
+    both.commit([("bills", 0, 7)], group=f"fetch-{version}", metadata="mine")
     both.fetch(
         [("bills", [0]), ("orders", [1, 0]), ("orders", [9]), ("nowhere", [0])],
         version,
@@ -181,7 +181,7 @@ def test_every_version_of_a_fetch_is_answered_alike(both: Both, version: int) ->
 
 
 def test_leader_epochs_and_retention_times_are_taken_alike(both: Both) -> None:
-    both.commits([("orders", 0, 5)], 2, group="times", retention_time_ms=60_000)
+    both.commit([("orders", 0, 5)], 2, group="times", retention_time_ms=60_000)
     topics = [
         Commit(
             name="orders",
@@ -202,30 +202,30 @@ def test_leader_epochs_and_retention_times_are_taken_alike(both: Both) -> None:
     ids=["most", "more", "most-wide", "more-wide"],
 )
 def test_metadata_has_the_same_bounds(both: Both, metadata: str) -> None:
-    both.commits([("orders", 0, 1)], group="metadata", metadata=metadata)
+    both.commit([("orders", 0, 1)], group="metadata", metadata=metadata)
 
 
 def test_groups_that_are_not_there_or_have_no_name_are_answered_alike(both: Both) -> None:
-    both.commits([("orders", 0, 1)], group="")
+    both.commit([("orders", 0, 1)], group="")
     both.fetch([("orders", [0])], group="")
     # From version 9 on, Kafka 3.9 answers as 4 does only where it is set to have consumer groups.
-    both.commits(
+    both.commit(
         [("orders", 0, 1)], 8, group="not there", generation_id_or_member_epoch=3, member_id="me"
     )
-    both.commits(
+    both.commit(
         [("orders", 0, 1)], group="not there", generation_id_or_member_epoch=-1, member_id="me"
     )
     for group in ("", "never there"):
-        both.deletes([("orders", 0)], group=group)
-        both.deletes([("nowhere", 0)], group=group)
-        both.deletes([], group=group)
+        both.delete([("orders", 0)], group=group)
+        both.delete([("nowhere", 0)], group=group)
+        both.delete([], group=group)
 
 
 def test_deletions_are_answered_alike(both: Both) -> None:
-    both.commits([("orders", 0, 1), ("orders", 1, 2), ("bills", 0, 3)], group="deletes")
-    both.deletes([("orders", 0), ("nowhere", 0), ("orders", 9), ("bills", 0)], group="deletes")
+    both.commit([("orders", 0, 1), ("orders", 1, 2), ("bills", 0, 3)], group="deletes")
+    both.delete([("orders", 0), ("nowhere", 0), ("orders", 9), ("bills", 0)], group="deletes")
     both.fetch(None, group="deletes")
-    both.deletes([("orders", 0)], group="deletes")
+    both.delete([("orders", 0)], group="deletes")
 
 
 def test_members_are_answered_alike(both: Both) -> None:
@@ -248,10 +248,10 @@ def test_members_are_answered_alike(both: Both) -> None:
                 "generation_id_or_member_epoch": generation,
                 "group_instance_id": instance,
             }
-            replies.append(one.commits(rows, group="members", **said))
+            replies.append(one.commit(rows, group="members", **said))
         assert replies[0] == replies[1], (known, generation, instance)
-    both.commits(rows, group="members")
-    both.deletes([("orders", 0), ("bills", 0)], group="members")
+    both.commit(rows, group="members")
+    both.delete([("orders", 0), ("bills", 0)], group="members")
     both.fetch(None, group="members")
 
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
-from tests.peers.on_pulsar import bootstrap, on
+from tests.peers.pulsar_gateway import bootstrap, gateway_on
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
@@ -123,7 +123,7 @@ def test_what_a_compacted_topic_takes_in_pulsar_is_bounded_and_the_last_value_of
     for number in range(3):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with on(settings, folder, *OFTEN) as running:
+        with gateway_on(settings, folder, *OFTEN) as running:
             if not number:
                 table.create(running)
             table.write(running)
@@ -143,13 +143,13 @@ def test_a_gateway_that_is_killed_in_the_middle_of_it_again_and_again_loses_no_l
     for number, seconds in enumerate((0.2, 1.0, 0.5, 1.7, 0.0)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with on(settings, folder, *OFTEN) as running:
+        with gateway_on(settings, folder, *OFTEN) as running:
             if not number:
                 table.create(running)
             table.read(running)
             table.write(running)
             time.sleep(seconds)
-    with on(settings, tmp_path, *OFTEN) as running:
+    with gateway_on(settings, tmp_path, *OFTEN) as running:
         table.read(running)
         table.shrinks_to(1.5 * 4 * KEYS * VALUE_BYTES)
         table.read(running)
@@ -161,7 +161,7 @@ def test_what_was_compacted_is_read_as_it_was_when_native_clients_share_the_topi
 ):
     settings = pulsar.settings()
     table = Table(pulsar, settings)
-    with on(settings, tmp_path, *OFTEN) as running:
+    with gateway_on(settings, tmp_path, *OFTEN) as running:
         table.create(running)
         table.write(running)
         table.write(running)
@@ -190,7 +190,7 @@ def test_what_was_compacted_is_read_as_it_was_when_native_clients_share_the_topi
 def test_what_native_clients_share_pulsar_compacts_for_those_that_ask_for_it(pulsar, tmp_path):
     settings = pulsar.settings()
     table = Table(pulsar, settings)
-    with on(settings, tmp_path, *OFTEN) as running:
+    with gateway_on(settings, tmp_path, *OFTEN) as running:
         table.create(running, **{"entry.format": "pulsar"})
         table.write(running)
         assert (

@@ -12,17 +12,17 @@ import pytest
 
 from tests.legacy_clients.brokers import are_required, gateway
 from tests.peers.cache import CannotInstall
+from tests.peers.comparison import MATCHING_OPTIONS
 from tests.peers.consumer_groups import (
     REBALANCE_IN_PROGRESS,
     ClassicMember,
-    Member,
-    Side,
+    ConsumerMember,
+    RecordedBroker,
     assignment,
     play,
     subscription,
 )
 from tests.peers.kafka import MODERN, VERSION, Kafka
-from tests.peers.sides import ALIKE
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("consumer protocol alike")]
 
@@ -54,7 +54,7 @@ GATEWAY = {"group.consumer.assignment.interval.ms": "0"}
 BOTH_WAYS = "bidirectional"
 ONE_WAY = ("upgrade", "downgrade", "disabled")
 
-Scene = Callable[[Side], None]
+Scene = Callable[[RecordedBroker], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def stage(
     try:
         with (
             Kafka.start(version=version, **settings) as kafka,
-            gateway(folder, arguments=[*ALIKE, *arguments]) as ours,
+            gateway(folder, arguments=[*MATCHING_OPTIONS, *arguments]) as ours,
         ):
             yield Stage((ours.bootstrap, kafka.bootstrap), version == MODERN, policy)
             # It would take its time to end in good order.
@@ -119,11 +119,11 @@ whichever_way = pytest.mark.parametrize(
 
 
 def test_a_member_alone_lives_and_leaves_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         group = "alone"
         side.create_topic("alone", 2)
         side.describe(group)
-        one = Member(side, group, "m-1")
+        one = ConsumerMember(side, group, "m-1")
         one.heartbeat(member_epoch=1)
         one.join("alone")
         side.describe(group)
@@ -135,7 +135,7 @@ def test_a_member_alone_lives_and_leaves_alike(stage: Stage) -> None:
         for epoch in (0, one.epoch + 1, one.epoch + 7, -3):
             one.heartbeat(member_epoch=epoch)
         one.heartbeat()
-        Member(side, group, "m-2").heartbeat(member_epoch=1)
+        ConsumerMember(side, group, "m-2").heartbeat(member_epoch=1)
         side.delete_groups(group)
         for state in ("stable", "Stable", "reconciling", "Empty", "nonsense"):
             side.list_group(group, states=[state])
@@ -155,9 +155,9 @@ def test_a_member_alone_lives_and_leaves_alike(stage: Stage) -> None:
 
 
 def test_a_newcomer_without_an_id_is_told_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         side.create_topic("nameless", 1)
-        one = Member(side, "nameless")
+        one = ConsumerMember(side, "nameless")
         one.join("nameless")
         one.heartbeat()
         one.leave()
@@ -166,9 +166,9 @@ def test_a_newcomer_without_an_id_is_told_alike(stage: Stage) -> None:
 
 
 def test_what_contradicts_itself_is_refused_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         side.create_topic("refused", 1)
-        one = Member(side, "refused", "m-1")
+        one = ConsumerMember(side, "refused", "m-1")
         refused = [
             {"group_id": ""},
             {"group_id": "  "},
@@ -194,10 +194,10 @@ def test_what_contradicts_itself_is_refused_alike(stage: Stage) -> None:
             one.epoch = 0
         side.describe("refused")
         for timeout in (0, 1, 2**31 - 1):
-            member = Member(side, "refused", f"m-{timeout}")
+            member = ConsumerMember(side, "refused", f"m-{timeout}")
             member.join("refused", rebalance_timeout_ms=timeout)
             member.leave()
-        member = Member(side, "refused", "empty")
+        member = ConsumerMember(side, "refused", "empty")
         if stage.is_modern:
             member.join(subscribed_topic_names=[])
         member.join("refused", "refused", "never-made", "no/topic", "")
@@ -211,14 +211,16 @@ def test_what_contradicts_itself_is_refused_alike(stage: Stage) -> None:
 
 
 def test_partitions_change_hands_in_two_steps_alike(stage: Stage) -> None:
-    def describe_group(side: Side) -> None:
+    def describe_group(side: RecordedBroker) -> None:
         # What somebody has to give back is not shown in 3.9.
         if stage.is_modern:
             side.describe("steps")
 
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         side.create_topic("steps", 4)
-        first, second, third = (Member(side, "steps", f"m-{number}") for number in (1, 2, 3))
+        first, second, third = (
+            ConsumerMember(side, "steps", f"m-{number}") for number in (1, 2, 3)
+        )
         first.join("steps")
         first.report_owned(steps=[0, 1, 2, 3])
         second.join("steps")
@@ -262,9 +264,9 @@ def test_partitions_change_hands_in_two_steps_alike(stage: Stage) -> None:
 
 
 def test_an_answer_that_was_lost_is_given_again_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         side.create_topic("lost", 4)
-        first, second = Member(side, "lost", "m-1"), Member(side, "lost", "m-2")
+        first, second = ConsumerMember(side, "lost", "m-1"), ConsumerMember(side, "lost", "m-2")
         first.join("lost")
         second.join("lost")
         before = first.epoch
@@ -290,9 +292,9 @@ def test_an_answer_that_was_lost_is_given_again_alike(stage: Stage) -> None:
 
 
 def test_uniform_shares_alike_as_far_as_numbers_go(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         side.create_topic("uniform", 5)
-        members = [Member(side, "uniform", f"m-{number}") for number in range(2)]
+        members = [ConsumerMember(side, "uniform", f"m-{number}") for number in range(2)]
         first, second = members
         first.join("uniform", assignor=None)
         assert first.assigned == {"uniform": [0, 1, 2, 3, 4]}
@@ -325,10 +327,13 @@ def test_uniform_shares_alike_as_far_as_numbers_go(stage: Stage) -> None:
 
 
 def test_who_subscribes_to_something_else_gets_that_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         side.create_topic("this", 2)
         side.create_topic("that", 2)
-        first, second = Member(side, "changed", "m-1"), Member(side, "changed", "m-2")
+        first, second = (
+            ConsumerMember(side, "changed", "m-1"),
+            ConsumerMember(side, "changed", "m-2"),
+        )
         first.join("this")
         second.join("this", "that")
         first.heartbeat()
@@ -359,9 +364,12 @@ def test_who_subscribes_to_something_else_gets_that_alike(stage: Stage) -> None:
 
 
 def test_a_static_member_comes_back_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         side.create_topic("static", 4)
-        first, second = Member(side, "static", "m-1", "one"), Member(side, "static", "m-2", "two")
+        first, second = (
+            ConsumerMember(side, "static", "m-1", "one"),
+            ConsumerMember(side, "static", "m-2", "two"),
+        )
         first.join("static")
         second.join("static")
         first.heartbeat()
@@ -369,14 +377,14 @@ def test_a_static_member_comes_back_alike(stage: Stage) -> None:
         second.heartbeat()
         side.describe("static")
         # There is one of each, and it is not gone.
-        Member(side, "static", "m-3", "one").join("static")
-        Member(side, "static", "m-3", "one").heartbeat(member_epoch=first.epoch)
-        Member(side, "static", "m-3", "three").heartbeat(member_epoch=1)
-        Member(side, "static", "m-1", "three").heartbeat(member_epoch=first.epoch)
-        Member(side, "static", "m-1", "two").heartbeat(member_epoch=first.epoch)
-        Member(side, "static", "m-1").heartbeat(member_epoch=first.epoch)
-        Member(side, "static", "m-3", "one").leave(-2)
-        Member(side, "static", "m-3", "one").leave(-1)
+        ConsumerMember(side, "static", "m-3", "one").join("static")
+        ConsumerMember(side, "static", "m-3", "one").heartbeat(member_epoch=first.epoch)
+        ConsumerMember(side, "static", "m-3", "three").heartbeat(member_epoch=1)
+        ConsumerMember(side, "static", "m-1", "three").heartbeat(member_epoch=first.epoch)
+        ConsumerMember(side, "static", "m-1", "two").heartbeat(member_epoch=first.epoch)
+        ConsumerMember(side, "static", "m-1").heartbeat(member_epoch=first.epoch)
+        ConsumerMember(side, "static", "m-3", "one").leave(-2)
+        ConsumerMember(side, "static", "m-3", "one").leave(-1)
         epoch = first.epoch
         first.leave(-2)
         side.describe("static")
@@ -385,7 +393,7 @@ def test_a_static_member_comes_back_alike(stage: Stage) -> None:
         side.commit("static", {"static": [0]}, first.id, epoch)
         side.commit("static", {"static": [0]}, first.id, -2)
         side.fetch_offsets("static", "static", 1, first.id, -2)
-        again = Member(side, "static", "m-4", "one")
+        again = ConsumerMember(side, "static", "m-4", "one")
         again.join("static")
         side.describe("static")
         first.heartbeat(member_epoch=epoch)
@@ -393,7 +401,7 @@ def test_a_static_member_comes_back_alike(stage: Stage) -> None:
         side.commit("static", {"static": [0]}, again.id, again.epoch)
         # It comes back with another subscription, so the target is another.
         again.leave(-2)
-        third = Member(side, "static", "m-5", "one")
+        third = ConsumerMember(side, "static", "m-5", "one")
         third.join("nowhere")
         side.describe("static")
         second.heartbeat()
@@ -411,14 +419,14 @@ def test_a_static_member_comes_back_alike(stage: Stage) -> None:
 
 
 def test_commits_and_fetches_of_a_wrong_epoch_are_refused_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         side.create_topic("commits", 4)
         group = "commits"
         # Before there is a group, and while it has members.
         side.commit(group, {"commits": [0]}, "m-1", 1)
         side.fetch_offsets(group, "commits", 4, "m-1", 1)
         side.fetch_offsets(group, "commits", 4)
-        first, second = Member(side, group, "m-1"), Member(side, group, "m-2")
+        first, second = ConsumerMember(side, group, "m-1"), ConsumerMember(side, group, "m-2")
         first.join("commits")
         first.commit(commits=[0, 1])
         side.fetch_offsets(group, "commits", 4, first.id, first.epoch)
@@ -449,9 +457,9 @@ def test_commits_and_fetches_of_a_wrong_epoch_are_refused_alike(stage: Stage) ->
 
 
 def test_topics_that_come_grow_and_go_are_heeded_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         group = "topics"
-        one = Member(side, group, "m-1")
+        one = ConsumerMember(side, group, "m-1")
         one.join("later", "early")
         side.describe(group)
         side.create_topic("later", 1)
@@ -478,9 +486,9 @@ def test_topics_that_come_grow_and_go_are_heeded_alike(stage: Stage) -> None:
 def test_whoever_is_not_heard_of_or_keeps_what_it_shall_give_back_is_gone_alike(
     stage: Stage,
 ) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         side.create_topic("gone", 4)
-        slow, eager = Member(side, "slow", "m-1"), Member(side, "slow", "m-2")
+        slow, eager = ConsumerMember(side, "slow", "m-1"), ConsumerMember(side, "slow", "m-2")
         slow.join("gone", rebalance_timeout_ms=1_000)
         eager.join("gone")
         slow.heartbeat()
@@ -500,16 +508,19 @@ def test_whoever_is_not_heard_of_or_keeps_what_it_shall_give_back_is_gone_alike(
 
 @in_kafka_4
 def test_sessions_end_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         side.create_topic("sessions", 4)
-        member, static = Member(side, "silent", "m-1"), Member(side, "silent", "m-2", "i")
-        away = Member(side, "away", "m-1", "i")
+        member, static = (
+            ConsumerMember(side, "silent", "m-1"),
+            ConsumerMember(side, "silent", "m-2", "i"),
+        )
+        away = ConsumerMember(side, "away", "m-1", "i")
         away.join("sessions")
         away.leave(-2)
         static.join("sessions")
         member.join("sessions")
         # One of the classic protocol in a consumer group has the session that it asked for, and is to fetch its assignment in time.
-        lively = Member(side, "lively", "!")
+        lively = ConsumerMember(side, "lively", "!")
         lively.join("sessions")
         classic, slow = (
             ClassicMember(side, "lively", "sessions"),
@@ -540,11 +551,11 @@ def test_sessions_end_alike(stage: Stage) -> None:
 
 @in_kafka_4
 def test_regular_expressions_are_heeded_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         group = "regex"
         for name, partitions in {"re-orders": 2, "re-bills": 1, "xre-orders": 1}.items():
             side.create_topic(name, partitions)
-        one, two = Member(side, group, "m-1"), Member(side, group, "m-2")
+        one, two = ConsumerMember(side, group, "m-1"), ConsumerMember(side, group, "m-2")
         for wrong in ("[", "(?=a)", "a**", "\\"):
             one.join(subscribed_topic_regex=wrong)
         side.describe(group)
@@ -580,7 +591,7 @@ def test_regular_expressions_are_heeded_alike(stage: Stage) -> None:
 # Members of both protocols in one group
 
 
-def stands(side: Side, group: str, topic: str, partitions: int) -> ClassicMember:
+def stands(side: RecordedBroker, group: str, topic: str, partitions: int) -> ClassicMember:
     """A classic group of one, which has everything. It has a generation, which a consumer group goes on from."""
     side.start_group(classic=True)
     one = ClassicMember(side, group, topic)
@@ -592,13 +603,13 @@ def stands(side: Side, group: str, topic: str, partitions: int) -> ClassicMember
 
 @whichever_way
 def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         group = "upgraded"
         side.create_topic(group, 4)
         old = stands(side, group, group, 4)
         old.commit(upgraded=[0])
         side.describe(group)
-        new = Member(side, group, "!")
+        new = ConsumerMember(side, group, "!")
         new.join(group)
         side.describe(group)
         side.delete_groups(group)
@@ -662,11 +673,11 @@ def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Sta
 
 @whichever_way
 def test_a_classic_member_joins_a_consumer_group_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         group = "joined"
         side.create_topic(group, 4)
         # An id before all that may be made up.
-        new = Member(side, group, "!")
+        new = ConsumerMember(side, group, "!")
         new.join(group)
         for version in (0, 3, 4, 9):
             old = ClassicMember(side, group, group)
@@ -698,7 +709,7 @@ def test_a_classic_member_joins_a_consumer_group_alike(stage: Stage) -> None:
 
 @whichever_way
 def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         group = "cooperative"
         side.create_topic(group, 4)
         side.start_group(classic=True)
@@ -708,7 +719,7 @@ def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> Non
         old.join()
         old.sync({old.id: assignment(3, cooperative=range(4))})
         # An id behind all that may be made up.
-        new = Member(side, group, "~")
+        new = ConsumerMember(side, group, "~")
         new.join(group)
         old.heartbeat()
         # It has not given anything back, then says that it has.
@@ -743,7 +754,7 @@ def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> Non
 
 @in_kafka_4
 def test_classic_groups_that_are_none_of_topics_stay_what_they_are_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         side.create_topic("strange", 2)
         side.start_group(classic=True)
         strange = {
@@ -762,7 +773,7 @@ def test_classic_groups_that_are_none_of_topics_stay_what_they_are_alike(stage: 
             old = ClassicMember(side, group, **protocols)
             old.join(**fields)
             old.sync({old.id: words}, protocol_type=fields.get("protocol_type", "consumer"))
-            new = Member(side, group, "m-1")
+            new = ConsumerMember(side, group, "m-1")
             new.heartbeat(member_epoch=1)
             new.join("strange")
             old.heartbeat()
@@ -773,7 +784,7 @@ def test_classic_groups_that_are_none_of_topics_stay_what_they_are_alike(stage: 
 
 @whichever_way
 def test_static_members_change_protocols_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         group = "static-changes"
         side.create_topic(group, 2)
         side.start_group(classic=True)
@@ -781,7 +792,7 @@ def test_static_members_change_protocols_alike(stage: Stage) -> None:
         old.join()
         old.sync({old.id: assignment(**{group: [0, 1]})})
         # The same instance, now of the new protocol: nobody else is there, so it is a consumer group from now on.
-        new = Member(side, group, "m-1", "one")
+        new = ConsumerMember(side, group, "m-1", "one")
         new.join(group, "nowhere")
         side.describe(group)
         old.heartbeat()
@@ -797,7 +808,7 @@ def test_static_members_change_protocols_alike(stage: Stage) -> None:
             side.describe(group)
             back.sync()
             back.heartbeat()
-            new = Member(side, group, f"m-2-{is_gone}", "one")
+            new = ConsumerMember(side, group, f"m-2-{is_gone}", "one")
             new.join("nowhere")
             new.heartbeat(subscribed_topic_names=[group, "nowhere"])
             new.report_owned(**{group: [0, 1]})
@@ -808,10 +819,10 @@ def test_static_members_change_protocols_alike(stage: Stage) -> None:
 
 @in_kafka_4
 def test_members_are_put_out_by_others_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         group = "put-out"
         side.create_topic(group, 4)
-        new, static = Member(side, group, "!"), Member(side, group, "m-2", "two")
+        new, static = ConsumerMember(side, group, "!"), ConsumerMember(side, group, "m-2", "two")
         new.join(group)
         static.join(group)
         old = ClassicMember(side, group, group, instance="three")
@@ -836,12 +847,12 @@ def test_members_are_put_out_by_others_alike(stage: Stage) -> None:
 
 @in_kafka_4
 def test_offsets_of_topics_that_members_read_are_kept_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         group = "kept"
         for name in ("kept-a", "kept-b", "kept-c"):
             side.create_topic(name, 1)
         side.commit(group, {"kept-a": [0], "kept-b": [0], "kept-c": [0]})
-        one = Member(side, group, "m-1")
+        one = ConsumerMember(side, group, "m-1")
         one.join("kept-a", subscribed_topic_regex="kept-b")
         side.answers.pop()
         one.wait_for_assignment({"kept-a": [0], "kept-b": [0]})
@@ -858,10 +869,10 @@ def test_offsets_of_topics_that_members_read_are_kept_alike(stage: Stage) -> Non
 
 @in_kafka_4
 def test_classic_members_speak_a_protocol_that_all_of_them_know_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         group = "spoken"
         side.create_topic(group, 4)
-        Member(side, group, "!").join(group)
+        ConsumerMember(side, group, "!").join(group)
         both = ClassicMember(side, group, roundrobin=subscription(group), range=subscription(group))
         both.join()
         both.sync()
@@ -888,10 +899,13 @@ def test_classic_members_speak_a_protocol_that_all_of_them_know_alike(stage: Sta
 
 @whichever_way
 def test_a_static_member_changes_protocols_beside_another_member_alike(stage: Stage) -> None:
-    def scene(side: Side) -> None:
+    def scene(side: RecordedBroker) -> None:
         group = "static-beside"
         side.create_topic(group, 4)
-        stays, new = Member(side, group, "m-1", "one"), Member(side, group, "m-2", "two")
+        stays, new = (
+            ConsumerMember(side, group, "m-1", "one"),
+            ConsumerMember(side, group, "m-2", "two"),
+        )
         stays.join(group)
         new.join(group)
         stays.heartbeat()
@@ -908,7 +922,7 @@ def test_a_static_member_changes_protocols_beside_another_member_alike(stage: St
         old.heartbeat()
         again.sync()
         side.describe(group)
-        new = Member(side, group, "m-3", "two")
+        new = ConsumerMember(side, group, "m-3", "two")
         new.join(group)
         again.heartbeat()
         again.commit(**{group: [2]})

@@ -12,24 +12,34 @@ import pytest
 from kafka.protocol.admin.groups import ListGroupsRequest, ListGroupsResponse
 from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
 
-from tests.peers.scene import GROUP, PARTITIONS, TOPIC, Client, Member, Scene, java, python, scene
+from tests.peers.group_scenario import (
+    GROUP,
+    PARTITIONS,
+    TOPIC,
+    GroupMember,
+    GroupScenario,
+    MemberCommand,
+    group_scenario,
+    java_member,
+    python_member,
+)
 
 pytestmark = [pytest.mark.peer]
 
 #: Beyond whatever happens here: whoever has to join again did so without need.
 PATIENT = "60000"
-NEW_JAVA = java("4.4.0", group_protocol="consumer")
+NEW_JAVA = java_member("4.4.0", group_protocol="consumer")
 SETTINGS = {
     "group_consumer_session_timeout_ms": int(PATIENT),
     "group_consumer_heartbeat_interval_ms": 300,
 }
 
-NEW_CONFLUENT = python("confluent.py", group_protocol="consumer")
+NEW_CONFLUENT = python_member("confluent.py", group_protocol="consumer")
 
 #: A member of old and one of the new protocol. Some give everything back before they join, others what they are asked for.
 MOVES = [
     pytest.param(
-        java(
+        java_member(
             "3.9.2",
             session_timeout_ms=PATIENT,
             partition_assignment_strategy="org.apache.kafka.clients.consumer.CooperativeStickyAssignor",
@@ -38,10 +48,12 @@ MOVES = [
         id="java-3.9.2-cooperative",
     ),
     pytest.param(
-        python("confluent.py", session_timeout_ms=PATIENT), NEW_CONFLUENT, id="confluent-range"
+        python_member("confluent.py", session_timeout_ms=PATIENT),
+        NEW_CONFLUENT,
+        id="confluent-range",
     ),
     pytest.param(
-        java("2.8.2", session_timeout_ms=PATIENT),
+        java_member("2.8.2", session_timeout_ms=PATIENT),
         NEW_JAVA,
         id="java-2.8.2-range",
         marks=pytest.mark.slow,
@@ -49,7 +61,7 @@ MOVES = [
 ]
 
 
-def kind_of(here: Scene) -> str:
+def kind_of(here: GroupScenario) -> str:
     assert here.gateway is not None
     with here.gateway.peer() as peer:
         rows = peer.request(
@@ -58,7 +70,7 @@ def kind_of(here: Scene) -> str:
     return next(row.group_type for row in rows if row.group_id == GROUP)
 
 
-def stands(here: Scene, group: str) -> dict[int, int]:
+def stands(here: GroupScenario, group: str) -> dict[int, int]:
     """What the group has committed."""
     assert here.gateway is not None
     topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=PARTITIONS)
@@ -71,7 +83,7 @@ def stands(here: Scene, group: str) -> dict[int, int]:
     return {row.partition_index: row.committed_offset for row in reply.topics[0].partitions}
 
 
-def held(member: Member) -> Iterable[tuple[int, int, int]]:
+def held(member: GroupMember) -> Iterable[tuple[int, int, int]]:
     """Each time that it had a partition: which, from when, and until when."""
     moments = [
         *member.assignments,
@@ -82,7 +94,7 @@ def held(member: Member) -> Iterable[tuple[int, int, int]]:
             yield partition, begin, end
 
 
-def assert_nothing_had_two_owners(members: Iterable[Member]) -> None:
+def assert_nothing_had_two_owners(members: Iterable[GroupMember]) -> None:
     for one, other in combinations(members, 2):
         for partition, begin, end in held(one):
             for same, other_begin, other_end in held(other):
@@ -97,27 +109,27 @@ def assert_nothing_had_two_owners(members: Iterable[Member]) -> None:
 def test_members_of_two_libraries_share_a_topic_beside_a_group_of_kafka_09(
     assignor: str, tmp_path: Path
 ) -> None:
-    ours: list[Client] = [
-        java("4.4.0", group_protocol="consumer", group_remote_assignor=assignor),
-        python("confluent.py", group_protocol="consumer", group_remote_assignor=assignor),
+    ours: list[MemberCommand] = [
+        java_member("4.4.0", group_protocol="consumer", group_remote_assignor=assignor),
+        python_member("confluent.py", group_protocol="consumer", group_remote_assignor=assignor),
     ]
-    with scene(tmp_path, NEW_JAVA, **SETTINGS) as here:
+    with group_scenario(tmp_path, NEW_JAVA, **SETTINGS) as here:
         here.send(40)
         first, second = (here.join(client) for client in ours)
-        old = here.join(java("0.9.0.1", session_timeout_ms="30000"), group="old")
+        old = here.join(java_member("0.9.0.1", session_timeout_ms="30000"), group="old")
         here.wait_until_assigned_to(first, second)
         here.wait_until_assigned_to(old)
         here.wait_until_all_read(GROUP, "old")
         before = {group: stands(here, group) for group in (GROUP, "old")}
         assert before[GROUP] == before["old"] == dict.fromkeys(PARTITIONS, 10)
-        had = [len(member.assignments) for member in here.members]
+        before = [len(member.assignments) for member in here.members]
 
         here.kill()
         here.start()
         assert {group: stands(here, group) for group in before} == before
         here.send(40)
         here.wait_until_all_read(GROUP, "old")
-        assert [len(member.assignments) for member in here.members] == had, (
+        assert [len(member.assignments) for member in here.members] == before, (
             "somebody had to join again"
         )
         assert first.read
@@ -132,9 +144,9 @@ def test_members_of_two_libraries_share_a_topic_beside_a_group_of_kafka_09(
 
 @pytest.mark.parametrize(("old", "new"), MOVES)
 def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(
-    old: Client, new: Client, tmp_path: Path
+    old: MemberCommand, new: MemberCommand, tmp_path: Path
 ) -> None:
-    with scene(tmp_path, new, **SETTINGS) as here:
+    with group_scenario(tmp_path, new, **SETTINGS) as here:
         here.send(40)
         present = [here.join(old) for _ in range(2)]
         here.wait_until_assigned_to(*present)
@@ -170,7 +182,7 @@ def test_members_that_subscribe_by_a_regular_expression_read_a_topic_that_comes_
     tmp_path: Path,
 ) -> None:
     clients = {"java": NEW_JAVA, "confluent": NEW_CONFLUENT}
-    with scene(tmp_path, NEW_JAVA, **SETTINGS) as here:
+    with group_scenario(tmp_path, NEW_JAVA, **SETTINGS) as here:
         here.send(4)
         for group, client in clients.items():
             here.join(client, group, topic="^or[d]ers(-.*)?")

@@ -29,7 +29,7 @@ from kafka.protocol.sasl import SaslHandshakeRequest
 
 from auth.users import PasswordHash, edit_users
 from tests.compat.records.building import ZSTD, Sample, batch
-from tests.peers.gateway import MIB, Stopwatch, fetching, framed, gateway
+from tests.peers.gateway import MIB, Stopwatch, encode_request, fetch_request, gateway
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile"), pytest.mark.timeout(400)]
 
@@ -97,7 +97,7 @@ def bombed(tmp_path):
 
 
 def test_an_old_consumer_does_not_wait_for_the_conversions_of_others(bombed):
-    fetch = framed(fetching("bombs", 0, 2), 2)
+    fetch = encode_request(fetch_request("bombs", 0, 2), 2)
     slowest = 0.0
     with attackers(4, lambda: says_and_vanishes(bombed.address, fetch)), bombed.peer() as consumer:
         time.sleep(0.5)
@@ -111,7 +111,7 @@ def test_an_old_consumer_does_not_wait_for_the_conversions_of_others(bombed):
 
 
 def test_a_shutdown_does_not_wait_for_conversions(bombed):
-    fetch = framed(fetching("bombs", 0, 2), 2)
+    fetch = encode_request(fetch_request("bombs", 0, 2), 2)
     peers = [bombed.peer() for _ in range(2)]
     for peer in peers:
         peer.send(fetch)
@@ -149,7 +149,7 @@ def count_of(message_set):
 
 # log-in
 
-HANDSHAKE = framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0)
+HANDSHAKE = encode_request(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from kafka.record import MemoryRecords
 
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall, cached, command, fingerprint
-from tests.peers.gateway import Gateway, framed, gateway, one_record, producing
+from tests.peers.gateway import GatewayProcess, encode_request, gateway, one_record, produce_request
 
 pytestmark = [pytest.mark.peer]
 
@@ -120,7 +120,7 @@ def standing(request, shim, tmp_path_factory):
 
 @dataclass
 class BrokerEnvironment:
-    server: Gateway
+    server: GatewayProcess
     disk: Disk
     topic: str
 
@@ -263,7 +263,7 @@ def test_a_bad_hour_is_one_line_of_log_when_it_begins_and_one_when_it_ends(disk,
 def test_appends_that_only_follow_a_refused_one_do_not_end_a_bad_hour(disk, tmp_path):
     with starting(tmp_path, disk) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
-        frames = [framed(producing(TOPIC, one_record(b"lost")), 7)] * 50
+        frames = [encode_request(produce_request(TOPIC, one_record(b"lost")), 7)] * 50
         with disk.failing():
             for _ in range(20):
                 peer.send(*frames)
@@ -287,7 +287,7 @@ def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_whe
         who = producer_of(peer)
         assert produced(peer, topic, "number 0", (*who, 0)) == 1
         frames = [
-            framed(producing(topic, one_record(b"number %d" % n, (*who, n))), 7)
+            encode_request(produce_request(topic, one_record(b"number %d" % n, (*who, n))), 7)
             for n in range(1, 5)
         ]
         with env.disk.failing():
@@ -375,7 +375,7 @@ def test_nobody_is_told_of_a_commit_that_stands_before_it_is_synced(disk, tmp_pa
     with starting(tmp_path, disk) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
         with disk.failing():
-            peer.send(framed(producing(TOPIC, one_record(b"first")), 7))
+            peer.send(encode_request(produce_request(TOPIC, one_record(b"first")), 7))
             assert server.wait_for_lines(1, " error storage.lmdb")
             assert visible(server, TOPIC) == []
             assert not select.select([peer.socket], [], [], 0)[0]
@@ -396,7 +396,7 @@ def test_a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged(disk, tmp
             told = found
             peer.send(
                 *(
-                    framed(producing(TOPIC, one_record(str(number).encode())), 7)
+                    encode_request(produce_request(TOPIC, one_record(str(number).encode())), 7)
                     for number in range(len(told), len(told) + 300)
                 )
             )

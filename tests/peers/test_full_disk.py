@@ -136,7 +136,7 @@ def deletes_the_other_topic(peer):
     assert peer.request(asked, DeleteTopicsResponse, 3).responses[0].error_code == 0
 
 
-def goes_on(peer, seconds=240.0):
+def makes_progress(peer, seconds=240.0):
     """Whether produce works within this time, for what was deleted is freed bit by bit."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -168,10 +168,10 @@ def test_a_full_volume_refuses_produce_and_serves_reads_until_something_is_delet
         assert fill(peer, TOPIC) == fill(peer, OTHERS) == 0
         assert is_read(peer, range(stored))
         deletes(peer)
-        assert goes_on(peer)
+        assert makes_progress(peer)
         assert "the disk is full" in one_line_each(server)[0]
         # Space is freed between writes, so a write can still be refused.
-        assert all(goes_on(peer) for _ in range(4))
+        assert all(makes_progress(peer) for _ in range(4))
         assert is_read(peer, range(stored // 2, stored + 1 + 4))
 
 
@@ -184,7 +184,7 @@ def test_a_volume_that_others_fill_to_the_last_byte_refuses_writes_and_serves_re
         assert fill(peer, TOPIC) == fill(peer, OTHERS) == 0
         assert is_read(peer, range(10))
         volume.others_leave()
-        assert goes_on(peer)
+        assert makes_progress(peer)
         one_line_each(server)
         assert fill(peer, TOPIC, 5) == 5
         assert is_read(peer, range(16))

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.peers.kafka import free_ports
-from tests.peers.on_pulsar import END_SECONDS, consumes, ends, on, options, produces
+from tests.peers.pulsar_gateway import (
+    END_SECONDS,
+    consume,
+    gateway_arguments,
+    gateway_on,
+    produce,
+    run_to_exit,
+)
 from tests.peers.tenant import rest
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -16,13 +23,13 @@ def test_topics_records_and_committed_offsets_are_in_pulsar_alone(pulsar, tmp_pa
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
-    with on(settings, first) as running:
-        produces(running, "orders", b"1", b"2")
-        assert consumes(running, "orders", 2) == [(0, b"1"), (1, b"2")]
+    with gateway_on(settings, first) as running:
+        produce(running, "orders", b"1", b"2")
+        assert consume(running, "orders", 2) == [(0, b"1"), (1, b"2")]
         assert running.stop() == 0
-    with on(settings, second) as running:
-        produces(running, "orders", b"3")
-        assert consumes(running, "orders", 1) == [(2, b"3")]
+    with gateway_on(settings, second) as running:
+        produce(running, "orders", b"3")
+        assert consume(running, "orders", 1) == [(2, b"3")]
         assert running.stop() == 0
     assert not (second / "store").exists()
 
@@ -31,21 +38,21 @@ def test_a_second_gateway_is_told_who_has_the_store_and_may_take_it_over(pulsar,
     settings = pulsar.settings()
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-    with on(settings, tmp_path / "first", "--node-id", "4") as first:
-        produces(first, "orders", b"1")
-        code, log = ends(*options(settings))
+    with gateway_on(settings, tmp_path / "first", "--node-id", "4") as first:
+        produce(first, "orders", b"1")
+        code, log = run_to_exit(*gateway_arguments(settings))
         assert code == 1
         assert "node 4" in log
         assert "pulsar-takeover" in log or "pulsar_takeover" in log
-        with on(settings, tmp_path / "second", "--pulsar-takeover") as second:
+        with gateway_on(settings, tmp_path / "second", "--pulsar-takeover") as second:
             assert first.process.wait(END_SECONDS) == 1
-            assert consumes(second, "orders", 1) == [(0, b"1")]
+            assert consume(second, "orders", 1) == [(0, b"1")]
             assert second.stop() == 0
 
 
 def test_what_is_missing_in_the_cluster_is_said_line_by_line_and_setup_makes_it(pulsar, tmp_path):
     settings = pulsar.settings(namespace="not-there", metadata_namespace="nor-this")
-    code, log = ends(*options(settings))
+    code, log = run_to_exit(*gateway_arguments(settings))
     assert code == 1
     lines = [line for line in log.splitlines() if "cannot start" in line]
     for name in ("not-there", "nor-this"):
@@ -61,8 +68,8 @@ def test_what_is_missing_in_the_cluster_is_said_line_by_line_and_setup_makes_it(
         ), log
     assert len(lines) == 2, log
     assert all("pulsar-setup" in line or "pulsar-admin" in line for line in lines), log
-    with on(settings, tmp_path, "--pulsar-setup") as running:
-        produces(running, "orders", b"1")
+    with gateway_on(settings, tmp_path, "--pulsar-setup") as running:
+        produce(running, "orders", b"1")
         assert running.stop() == 0
     assert (
         rest("GET", f"{settings.admin_url}/admin/v2/namespaces/{settings.tenant}/not-there")[0]
@@ -72,7 +79,7 @@ def test_what_is_missing_in_the_cluster_is_said_line_by_line_and_setup_makes_it(
 
 def test_a_cluster_that_cannot_be_reached_ends_the_start_with_a_reason_for_each_address():
     port, web_port = free_ports(2)
-    code, log = ends(
+    code, log = run_to_exit(
         "--store", f"pulsar://127.0.0.1:{port}", "--pulsar-admin", f"http://127.0.0.1:{web_port}"
     )
     assert code == 1
@@ -88,8 +95,10 @@ def test_the_token_reaches_no_log(pulsar, tmp_path):
     settings = pulsar.settings()
     folder = tmp_path / "gateway"
     folder.mkdir()
-    with on(settings, folder, "--pulsar-token-file", str(token), "--log-level", "debug") as running:
-        produces(running, "orders", b"1")
+    with gateway_on(
+        settings, folder, "--pulsar-token-file", str(token), "--log-level", "debug"
+    ) as running:
+        produce(running, "orders", b"1")
         assert running.stop() == 0
         assert [
             line for line in running.lines() if "not-to-be-seen" in line or "eyJhbGciOi" in line

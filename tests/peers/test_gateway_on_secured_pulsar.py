@@ -11,8 +11,8 @@ from storage.pulsar.settings import PulsarSettings
 from tests.compat.records.building import Sample, message_set
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
-from tests.peers.on_pulsar import bootstrap, ends, on, options
 from tests.peers.pulsar import distribution
+from tests.peers.pulsar_gateway import bootstrap, gateway_arguments, gateway_on, run_to_exit
 from tests.storage.pulsar.secured_pulsar import SUPERUSER, secured, token
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -54,14 +54,14 @@ class Operator:
     def runs(self, role, *more):
         folder = self.folder / role
         folder.mkdir()
-        with on(self.settings, folder, *self.words(role), *more) as running:
+        with gateway_on(self.settings, folder, *self.words(role), *more) as running:
             yield running
             assert running.stop() == 0
             self.lines += running.lines()
 
     def is_refused(self, role):
         """The reasons of a gateway that does not start, one each."""
-        code, log = ends(*options(self.settings, *self.words(role)))
+        code, log = run_to_exit(*gateway_arguments(self.settings, *self.words(role)))
         assert code == 1
         self.lines += log.splitlines()
         return [line for line in log.splitlines() if "cannot start" in line]

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.scene import java, python, scene
+from tests.peers.group_scenario import group_scenario, java_member, python_member
 
 pytestmark = [pytest.mark.peer]
 
 CLIENTS = {
-    "kafka-python": python("kafka_python.py"),
-    "confluent-kafka": python("confluent.py"),
-    "java-3.9.2": java("3.9.2"),
+    "kafka-python": python_member("kafka_python.py"),
+    "confluent-kafka": python_member("confluent.py"),
+    "java-3.9.2": java_member("3.9.2"),
     # By the protocol of KIP-848.
-    "confluent-kafka-consumer": python("confluent.py", group_protocol="consumer"),
-    "java-4.4.0-consumer": java("4.4.0", group_protocol="consumer"),
+    "confluent-kafka-consumer": python_member("confluent.py", group_protocol="consumer"),
+    "java-4.4.0-consumer": java_member("4.4.0", group_protocol="consumer"),
 }
 
 #: Of members that speak the new protocol: there, the group says how long they have, and how often they are to be heard of.
@@ -31,7 +31,7 @@ SESSIONS = {
 def test_members_share_a_topic_whoever_leaves_or_is_killed_and_whatever_becomes_of_the_gateway(
     client: str, tmp_path: Path
 ) -> None:
-    with scene(tmp_path, CLIENTS[client], **SESSIONS) as here:
+    with group_scenario(tmp_path, CLIENTS[client], **SESSIONS) as here:
         here.send(40)
         first = here.join()
         here.wait_until_assigned_to(first)

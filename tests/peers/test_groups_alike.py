@@ -28,9 +28,9 @@ from kafka.protocol.consumer.group import (
     SyncGroupResponse,
 )
 
+from tests.peers.comparison import side_by_side
 from tests.peers.consumer_groups import wait_for_coordinator
-from tests.peers.gateway import Peer, framed
-from tests.peers.sides import side_by_side
+from tests.peers.gateway import Peer, encode_request
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("groups alike")]
 
@@ -267,7 +267,7 @@ def test_two_members_rebalance_alike(addresses: tuple[str, str], version: int) -
         coming = join(group=group)
         if version >= 4:
             coming = join(side.request(coming, JoinGroupResponse, version).member_id, group=group)
-        other.send(framed(coming, version))
+        other.send(encode_request(coming, version))
         # Once its join is there, the first is told.
         while (
             side.peer.request(beat(first, 1, group=group), HeartbeatResponse, beats).error_code == 0
@@ -282,7 +282,7 @@ def test_two_members_rebalance_alike(addresses: tuple[str, str], version: int) -
         # A follower that did not hear its answer asks again.
         side.request(join(second, group=group), JoinGroupResponse, version, other)
         waiting = sync(second, 2, group=group)
-        other.send(framed(waiting, syncs))
+        other.send(encode_request(waiting, syncs))
         side.request(
             sync(first, 2, group=group, words={first: b"half", second: b"rest"}),
             SyncGroupResponse,

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from gateway.cli.main import main
 from tests.legacy_clients.brokers import are_required, gateway, reference
 from tests.peers.cache import CannotInstall
-from tests.peers.groups import commits, committed, makes_topic, members
-from tests.peers.sides import ALIKE
+from tests.peers.comparison import MATCHING_OPTIONS
+from tests.peers.groups import commit_offsets, committed_offsets, create_topic, members
 
 pytestmark = [
     pytest.mark.peer,
@@ -29,7 +29,7 @@ def server(
         with (
             reference()
             if request.param == "Kafka"
-            else gateway(tmp_path_factory.mktemp("gateway"), arguments=ALIKE) as broker
+            else gateway(tmp_path_factory.mktemp("gateway"), arguments=MATCHING_OPTIONS) as broker
         ):
             yield broker.bootstrap
     except CannotInstall as missing:
@@ -61,8 +61,8 @@ def test_a_server_that_never_had_a_group_has_none(server: str) -> None:
 
 
 def test_groups_are_listed_with_their_states(server: str) -> None:
-    makes_topic(server, "listed", 1)
-    commits(server, "listed-empty", {("listed", 0): 1})
+    create_topic(server, "listed", 1)
+    commit_offsets(server, "listed-empty", {("listed", 0): 1})
     with members(server, "listed-stable", "listed", "x"):
         rows = {row["group"]: row for row in json.loads(groups(server, "list", "--json").stdout)}
         assert rows["listed-empty"] == {
@@ -82,9 +82,11 @@ def test_groups_are_listed_with_their_states(server: str) -> None:
 
 
 def test_a_description_has_lag_and_owner_of_each_partition(server: str) -> None:
-    makes_topic(server, "described", 4, 2, 0)
-    makes_topic(server, "left", 3)
-    commits(server, "described-app", {("described", 0): 1, ("described", 2): 0, ("left", 0): 3})
+    create_topic(server, "described", 4, 2, 0)
+    create_topic(server, "left", 3)
+    commit_offsets(
+        server, "described-app", {("described", 0): 1, ("described", 2): 0, ("left", 0): 3}
+    )
     with members(server, "described-app", "described", "x", "static-y"):
         row = described(server, "described-app")
         text = groups(server, "describe", "described-app", "--members").stdout
@@ -111,8 +113,8 @@ def test_a_description_has_lag_and_owner_of_each_partition(server: str) -> None:
 
 
 def test_a_group_that_was_left_has_its_offsets_and_no_members(server: str) -> None:
-    makes_topic(server, "idle", 1)
-    commits(server, "idle-app", {("idle", 0): 1})
+    create_topic(server, "idle", 1)
+    commit_offsets(server, "idle-app", {("idle", 0): 1})
     with members(server, "idle-app", "idle", "x"):
         pass
     row = described(server, "idle-app")
@@ -120,8 +122,8 @@ def test_a_group_that_was_left_has_its_offsets_and_no_members(server: str) -> No
 
 
 def test_a_reset_is_shown_and_then_executed(server: str) -> None:
-    makes_topic(server, "reset", 4, 2)
-    commits(server, "reset-app", {("reset", 0): 3, ("reset", 1): 1})
+    create_topic(server, "reset", 4, 2)
+    commit_offsets(server, "reset-app", {("reset", 0): 3, ("reset", 1): 1})
     moves = {
         ("--to-earliest", "--all-topics"): [0, 0],
         ("--to-datetime", "1970-01-01T00:00:02Z", "--topic", "reset"): [1, 1],
@@ -134,20 +136,20 @@ def test_a_reset_is_shown_and_then_executed(server: str) -> None:
     }
     partitions = [("reset", 0), ("reset", 1)]
     for arguments, offsets in moves.items():
-        before = committed(server, "reset-app", *partitions)
+        before = committed_offsets(server, "reset-app", *partitions)
         shown = json.loads(
             groups(server, "reset-offsets", "reset-app", *arguments, "--json").stdout
         )
-        assert committed(server, "reset-app", *partitions) == before, arguments
+        assert committed_offsets(server, "reset-app", *partitions) == before, arguments
         done = groups(server, "reset-offsets", "reset-app", *arguments, "--execute", "--json")
         assert done.exit_code == 0, done.stderr
         assert {**shown, "executed": True} == json.loads(done.stdout)
-        assert committed(server, "reset-app", *partitions) == offsets, arguments
+        assert committed_offsets(server, "reset-app", *partitions) == offsets, arguments
 
 
 def test_what_is_outside_of_a_partition_is_brought_inside_and_said(server: str) -> None:
-    makes_topic(server, "outside", 4)
-    commits(server, "outside-app", {("outside", 0): 3})
+    create_topic(server, "outside", 4)
+    commit_offsets(server, "outside-app", {("outside", 0): 3})
     result = groups(server, "reset-offsets", "outside-app", "--to-offset", "9", "--all-topics")
     assert result.stdout.splitlines()[2].split(None, 5) == [
         "outside",
@@ -171,8 +173,8 @@ def test_what_is_outside_of_a_partition_is_brought_inside_and_said(server: str) 
 
 
 def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
-    makes_topic(server, "busy", 4)
-    commits(server, "busy-app", {("busy", 0): 3})
+    create_topic(server, "busy", 4)
+    commit_offsets(server, "busy-app", {("busy", 0): 3})
     with members(server, "busy-app", "busy", "x"):
         reset = groups(
             server, "reset-offsets", "busy-app", "--to-earliest", "--all-topics", "--execute"
@@ -184,11 +186,11 @@ def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
             "Error: busy-app: The group is not empty.\n",
             1,
         )
-    assert committed(server, "busy-app", ("busy", 0)) == [3]
+    assert committed_offsets(server, "busy-app", ("busy", 0)) == [3]
 
 
 def test_a_new_group_is_given_a_place_to_begin(server: str) -> None:
-    makes_topic(server, "begun", 4, 4)
+    create_topic(server, "begun", 4, 4)
     assert (
         groups(
             server,
@@ -202,7 +204,7 @@ def test_a_new_group_is_given_a_place_to_begin(server: str) -> None:
         ).exit_code
         == 0
     )
-    assert committed(server, "begun-app", ("begun", 0), ("begun", 1)) == [None, 2]
+    assert committed_offsets(server, "begun-app", ("begun", 0), ("begun", 1)) == [None, 2]
     assert described(server, "begun-app")["state"] == "Empty"
 
 
@@ -226,7 +228,7 @@ def test_what_cannot_be_reset_is_told(server: str, arguments: list[str], complai
         .invoke(main, ["topics", "list", "--bootstrap-server", server, "--timeout", "60"])
         .stdout
     ):
-        makes_topic(server, "refused", 1)
+        create_topic(server, "refused", 1)
     result = groups(server, "reset-offsets", "refused-app", *arguments, "--execute")
     assert (result.stdout, result.exit_code) == ("", 1)
     assert complaint in result.stderr
@@ -234,8 +236,8 @@ def test_what_cannot_be_reset_is_told(server: str, arguments: list[str], complai
 
 
 def test_a_deleted_group_is_gone_with_its_offsets(server: str) -> None:
-    makes_topic(server, "deleted", 1)
-    commits(server, "deleted-app", {("deleted", 0): 1})
+    create_topic(server, "deleted", 1)
+    commit_offsets(server, "deleted-app", {("deleted", 0): 1})
     assert groups(server, "delete", "deleted-app", "--yes").stdout == "deleted-app deleted\n"
     assert groups(server, "describe", "deleted-app").exit_code == 1
-    assert committed(server, "deleted-app", ("deleted", 0)) == [None]
+    assert committed_offsets(server, "deleted-app", ("deleted", 0)) == [None]

@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from gateway.cli.main import main
 from tests.legacy_clients.brokers import are_required, gateway
 from tests.peers.cache import CannotInstall
-from tests.peers.groups import SECONDS, commits, makes_topic, members
+from tests.peers.comparison import MATCHING_OPTIONS
+from tests.peers.groups import SECONDS, commit_offsets, create_topic, members
 from tests.peers.kafka import MODERN, Kafka
-from tests.peers.sides import ALIKE
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("groups command and the consumer protocol")]
 
@@ -30,7 +30,7 @@ def server(
             with Kafka.start(version=MODERN) as kafka:
                 yield kafka.bootstrap
         else:
-            with gateway(tmp_path_factory.mktemp("gateway"), arguments=ALIKE) as broker:
+            with gateway(tmp_path_factory.mktemp("gateway"), arguments=MATCHING_OPTIONS) as broker:
                 yield broker.bootstrap
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
@@ -58,7 +58,7 @@ def stable(server: str, group: str) -> dict[str, Any]:
 
 
 def test_a_group_is_listed_with_its_type_whatever_its_state(server: str) -> None:
-    makes_topic(server, "listed", 1)
+    create_topic(server, "listed", 1)
     with members(server, "listed-app", "listed", "static-a", protocol="consumer"):
         stable(server, "listed-app")
         rows = {row["group"]: row for row in json.loads(groups(server, "list", "--json").stdout)}
@@ -72,7 +72,7 @@ def test_a_group_is_listed_with_its_type_whatever_its_state(server: str) -> None
 
 
 def test_a_description_has_what_each_member_has_and_shall_have(server: str) -> None:
-    makes_topic(server, "described", 4, 2, 0)
+    create_topic(server, "described", 4, 2, 0)
     with members(server, "described-app", "described", "static-a", "static-b", protocol="consumer"):
         row = stable(server, "described-app")
         text = groups(server, "describe", "described-app", "--members").stdout
@@ -101,8 +101,8 @@ def test_a_description_has_what_each_member_has_and_shall_have(server: str) -> N
 
 
 def test_classic_groups_and_others_are_described_together(server: str) -> None:
-    makes_topic(server, "both", 1)
-    commits(server, "both-idle", {("both", 0): 1})
+    create_topic(server, "both", 1)
+    commit_offsets(server, "both-idle", {("both", 0): 1})
     with (
         members(server, "both-classic", "both", "x"),
         members(server, "both-consumer", "both", "static-y", protocol="consumer"),
@@ -119,7 +119,7 @@ def test_classic_groups_and_others_are_described_together(server: str) -> None:
 
 
 def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
-    makes_topic(server, "busy", 4)
+    create_topic(server, "busy", 4)
     with members(server, "busy-app", "busy", "static-x", protocol="consumer"):
         stable(server, "busy-app")
         reset = groups(
@@ -135,7 +135,7 @@ def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
 
 
 def test_a_group_that_was_left_is_reset_and_deleted(server: str) -> None:
-    makes_topic(server, "left", 4)
+    create_topic(server, "left", 4)
     with members(server, "left-app", "left", "x", protocol="consumer"):
         stable(server, "left-app")
     assert described(server, "left-app")["state"] == "Empty"

@@ -48,7 +48,15 @@ from gateway.protocol.wire.group_messages import (
     ConsumerGroupHeartbeatResponse,
 )
 from tests.peers.consumer_groups import subscription
-from tests.peers.gateway import MIB, Gateway, Peer, Stopwatch, Witness, framed, gateway
+from tests.peers.gateway import (
+    MIB,
+    BackgroundClient,
+    GatewayProcess,
+    Peer,
+    Stopwatch,
+    encode_request,
+    gateway,
+)
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile groups")]
 
@@ -68,10 +76,10 @@ MOST_MEMBERS = 1_000
 MOST_PENDING = 5_000
 
 
-class Loyal(Witness):
+class Loyal(BackgroundClient):
     """A member of a classic group and one of a consumer group, which are heard, commit and ask where they stand. `slowest` is of one of these."""
 
-    def __init__(self, server: Gateway) -> None:
+    def __init__(self, server: GatewayProcess) -> None:
         super().__init__(server, "loyal")
         self._epoch = 0
         self._generation = 0
@@ -123,7 +131,7 @@ class Loyal(Witness):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with gateway(
         tmp_path_factory.mktemp("hostile"),
         socket_request_max_bytes=IN_FLIGHT,
@@ -143,13 +151,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 @pytest.fixture(scope="module")
-def loyal(server: Gateway) -> Iterator[Loyal]:
+def loyal(server: GatewayProcess) -> Iterator[Loyal]:
     with Loyal(server) as witness:
         yield witness
 
 
 @pytest.fixture
-def bad_day(server: Gateway, loyal: Loyal) -> Iterator[Loyal]:
+def bad_day(server: GatewayProcess, loyal: Loyal) -> Iterator[Loyal]:
     """The test runs while the witness is served; afterwards the gateway is as it was before."""
     begun = len(server.lines())
     loyal.slowest = 0.0
@@ -165,13 +173,13 @@ def bad_day(server: Gateway, loyal: Loyal) -> Iterator[Loyal]:
 
 
 @pytest.fixture
-def peer(server: Gateway) -> Iterator[Peer]:
+def peer(server: GatewayProcess) -> Iterator[Peer]:
     with Peer(server.address, seconds=SECONDS, lines_before=len(server.lines())) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def wide(server: Gateway) -> uuid.UUID:
+def wide(server: GatewayProcess) -> uuid.UUID:
     """The id of a topic of thousands of partitions, `wide`."""
     row = CreateTopicsRequest.CreatableTopic(
         name="wide", num_partitions=PARTITIONS, replication_factor=1, assignments=[], configs=[]
@@ -299,12 +307,12 @@ def codes_of(reply: Any) -> Counter[int]:
 
 def numbered(request: Any, version: int, count: int) -> list[bytes]:
     """The request's bytes so many times, with another number for #####."""
-    frame = framed(request, version)
+    frame = encode_request(request, version)
     return [frame.replace(b"#####", b"%05d" % number) for number in range(count)]
 
 
 def asked(
-    server: Gateway,
+    server: GatewayProcess,
     frames: Sequence[bytes],
     response: Any,
     version: int,
@@ -341,7 +349,7 @@ def codes(replies: Iterable[Any]) -> Counter[int]:
     return Counter(reply.error_code for reply in replies)
 
 
-def refused(server: Gateway, peer: Peer) -> list[str]:
+def refused(server: GatewayProcess, peer: Peer) -> list[str]:
     words = f"peer={peer.name} "
     server.wait_for_lines(1, words, peer.lines_before)
     return [line for line in server.lines()[peer.lines_before :] if words in line]
@@ -432,7 +440,7 @@ def test_names_that_no_group_has_are_invalid(bad_day, peer, name):
 
 
 def test_a_name_that_is_not_utf_8_is_refused_with_one_line(server, bad_day, peer):
-    frame = framed(join("abcd"), 4)
+    frame = encode_request(join("abcd"), 4)
     peer.send(frame.replace(b"abcd", b"\xff\xfe\xc0\x80"))
     assert peer.is_closed()
     (line,) = refused(server, peer)
@@ -521,7 +529,7 @@ def test_subscriptions_to_a_million_topics_are_not_taken_apart(server, bad_day):
     peers = [Peer(server.address, seconds=SECONDS) for _ in range(6)]
     before = server.memory()
     for one in peers:
-        one.send(framed(join("million", metadata=words, rebalance=5_000), 3))
+        one.send(encode_request(join("million", metadata=words, rebalance=5_000), 3))
     for one in peers:
         assert JoinGroupResponse.decode(one.receive()[4:], version=3).error_code in (
             0,
@@ -530,7 +538,7 @@ def test_subscriptions_to_a_million_topics_are_not_taken_apart(server, bad_day):
     # While there are members, of whom none has asked for its part yet.
     (reply,) = asked(
         server,
-        [framed(beat("million", "new", 0, ["loyal"]), 1)],
+        [encode_request(beat("million", "new", 0, ["loyal"]), 1)],
         ConsumerGroupHeartbeatResponse,
         1,
         peers=1,
@@ -576,7 +584,7 @@ def test_ids_that_are_long_because_their_clients_names_are(server, bad_day):
     is_gone(server, "wordy")
 
 
-def is_gone(server: Gateway, *groups: str) -> None:
+def is_gone(server: GatewayProcess, *groups: str) -> None:
     """Nothing is left of these groups, after a time."""
     end = time.monotonic() + SECONDS
     with server.peer() as peer:
@@ -632,11 +640,15 @@ def test_members_that_vanish_while_they_join_and_sync_leave_nothing_behind(serve
                 JoinGroupResponse,
                 3,
             )
-            second.send(framed(join(f"vanish-{number % 7}", session=500), 3))
+            second.send(encode_request(join(f"vanish-{number % 7}", session=500), 3))
             first.send(
-                framed(sync(f"vanish-{number % 7}", member.member_id, member.generation_id), 5)
+                encode_request(
+                    sync(f"vanish-{number % 7}", member.member_id, member.generation_id), 5
+                )
             )
-            third.send(framed(join(f"vanish-{number % 7}", session=500, instance=f"i{number}"), 5))
+            third.send(
+                encode_request(join(f"vanish-{number % 7}", session=500, instance=f"i{number}"), 5)
+            )
             for one in (first, second, third):
                 one.reset()
     is_gone(server, *(f"vanish-{number}" for number in range(7)))
@@ -669,7 +681,7 @@ def test_a_huge_note_is_too_large_and_the_others_are_kept(bad_day, peer):
 def test_tens_of_thousands_of_partitions_in_one_commit(server, bad_day, peer, wide):
     """More than the gateway reads of one request are refused; fewer are answered one by one."""
     with server.peer() as greedy:
-        greedy.send(framed(commit("wide", [("wide", range(50_001))]), 8))
+        greedy.send(encode_request(commit("wide", [("wide", range(50_001))]), 8))
         assert greedy.is_closed()
         assert len(refused(server, greedy)) == 1
     told = codes_of(
@@ -836,7 +848,7 @@ def test_expressions_that_take_long_or_make_no_sense_keep_nobody_waiting(
 ):
     peer.send(
         *(
-            framed(beat("regex", f"m{n}", 0, None, subscribed_topic_regex="(" * n), 1)
+            encode_request(beat("regex", f"m{n}", 0, None, subscribed_topic_regex="(" * n), 1)
             for n in range(1, 50)
         )
     )
@@ -849,7 +861,7 @@ def test_expressions_that_take_long_or_make_no_sense_keep_nobody_waiting(
         ".*" * 1000 + f"{number}" for number in range(40)
     ]
     beats = [
-        framed(beat("regex", f"m{number}", 0, None, subscribed_topic_regex=text), 1)
+        encode_request(beat("regex", f"m{number}", 0, None, subscribed_topic_regex=text), 1)
         for number, text in enumerate(costly)
     ]
     told = codes(asked(server, beats, ConsumerGroupHeartbeatResponse, 1, peers=4))

@@ -25,7 +25,14 @@ from kafka.protocol.sasl import (
 )
 
 from tests.compat.records.building import GZIP, LZ4, SNAPPY, ZSTD, Sample, batch, compress, message
-from tests.peers.gateway import MIB, Witness, fetching, framed, gateway, producing
+from tests.peers.gateway import (
+    MIB,
+    BackgroundClient,
+    encode_request,
+    fetch_request,
+    gateway,
+    produce_request,
+)
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile")]
 
@@ -65,7 +72,7 @@ def server(tmp_path_factory):
 def bad_day(server):
     """The test runs while the witness is served; afterwards the gateway is as it was before."""
     begun = len(server.lines())
-    with Witness(server) as witness:
+    with BackgroundClient(server) as witness:
         yield witness
         goes_on = witness.makes_progress()
     assert witness.failure is None
@@ -129,7 +136,7 @@ def test_another_protocol_is_hung_up_on_with_one_line(server, bad_day, peer, wor
 
 
 def test_frames_cut_short_anywhere_cost_nothing(server, bad_day, topic):
-    request = framed(producing(topic, batch([Sample(0, 1, b"k", b"v" * 50)])), 7)
+    request = encode_request(produce_request(topic, batch([Sample(0, 1, b"k", b"v" * 50)])), 7)
     whole = struct.pack(">i", len(request)) + request
     for length in range(len(whole)):
         with server.peer() as peer:
@@ -173,7 +180,7 @@ def test_many_that_send_most_of_a_large_frame_hold_no_more_than_the_budget(serve
 
 
 def test_large_requests_behind_endless_polls_use_nothing_up(server, bad_day, topic):
-    poll = framed(fetching(topic, 0, max_wait_ms=2**31 - 1), 4)
+    poll = encode_request(fetch_request(topic, 0, max_wait_ms=2**31 - 1), 4)
     hoarders = [server.peer() for _ in range(8)]
     for hoarder in hoarders:
         hoarder.send(poll)
@@ -337,7 +344,7 @@ def test_many_bombs_at_a_time_go_off_one_after_the_other(server, bad_day, topic)
     peers = [server.peer() for _ in range(20)]
     most = 0
     for peer in peers:
-        peer.send(framed(producing(topic, records, 2), 2))
+        peer.send(encode_request(produce_request(topic, records, 2), 2))
     for peer in peers:
         assert peer.receive() is not None
         most = max(most, server.memory())
@@ -374,7 +381,7 @@ def test_slow_readers_of_a_big_topic_hold_no_more_than_the_limit(server, bad_day
     before = server.memory()
     readers = [server.peer(receive_buffer=4096) for _ in range(READERS)]
     for reader in readers:
-        reader.send(*[framed(fetching(big, 0), 4)] * 5)
+        reader.send(*[encode_request(fetch_request(big, 0), 4)] * 5)
     time.sleep(2)
     assert bad_day.makes_progress()
     grown = server.memory() - before
@@ -386,7 +393,9 @@ def test_slow_readers_of_a_big_topic_hold_no_more_than_the_limit(server, bad_day
 
 def test_one_that_reads_slowly_gets_all_in_the_end(server, bad_day, big):
     with server.peer(receive_buffer=4096) as reader:
-        reader.send(framed(fetching(big, 0), 4), framed(fetching(big, 1), 4))
+        reader.send(
+            encode_request(fetch_request(big, 0), 4), encode_request(fetch_request(big, 1), 4)
+        )
         time.sleep(0.5)
         assert len(reader.receive()) > BATCH
         assert len(reader.receive()) > BATCH
@@ -394,8 +403,10 @@ def test_one_that_reads_slowly_gets_all_in_the_end(server, bad_day, big):
 
 def test_clients_that_vanish_amid_a_request_leave_nothing_behind(server, bad_day, topic):
     files = server.open_files()
-    poll = framed(fetching(topic, 0, max_wait_ms=2**31 - 1), 4)
-    append = framed(producing(topic, batch([Sample(0, 1, None, os.urandom(100_000))])), 7)
+    poll = encode_request(fetch_request(topic, 0, max_wait_ms=2**31 - 1), 4)
+    append = encode_request(
+        produce_request(topic, batch([Sample(0, 1, None, os.urandom(100_000))])), 7
+    )
     for index in range(300):
         peer = server.peer()
         match index % 4:
@@ -504,7 +515,7 @@ def log_in(peer, token, version):
     )
     assert reply.error_code == 0
     if version:
-        peer.send(framed(SaslAuthenticateRequest(version=0, auth_bytes=token), 0))
+        peer.send(encode_request(SaslAuthenticateRequest(version=0, auth_bytes=token), 0))
         frame = peer.receive()
         return (
             None
@@ -535,13 +546,13 @@ def test_a_wrong_password_is_told_or_hung_up_on_and_never_left_hanging(locked):
 
 def test_requests_behind_a_wrong_password_are_not_served(locked):
     with locked.peer() as peer:
-        handshake = framed(SaslHandshakeRequest(version=1, mechanism="PLAIN"), 1)
-        wrong = framed(SaslAuthenticateRequest(version=0, auth_bytes=b"\0alice\0no"), 0)
+        handshake = encode_request(SaslHandshakeRequest(version=1, mechanism="PLAIN"), 1)
+        wrong = encode_request(SaslAuthenticateRequest(version=0, auth_bytes=b"\0alice\0no"), 0)
         peer.send(
             handshake,
             wrong,
-            framed(fetching("let-in", 0), 4),
-            framed(SaslAuthenticateRequest(version=0, auth_bytes=TOKEN), 0),
+            encode_request(fetch_request("let-in", 0), 4),
+            encode_request(SaslAuthenticateRequest(version=0, auth_bytes=TOKEN), 0),
         )
         assert peer.receive() is not None
         assert SaslAuthenticateResponse.decode(peer.receive()[4:], version=0).error_code == 58
@@ -549,7 +560,7 @@ def test_requests_behind_a_wrong_password_are_not_served(locked):
 
 
 def test_silence_is_hung_up_on_wherever_it_falls(hasty):
-    handshake = framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0)
+    handshake = encode_request(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0)
     silences = [
         b"",
         b"\0\0",
@@ -568,7 +579,9 @@ def test_silence_is_hung_up_on_wherever_it_falls(hasty):
 def test_a_token_of_more_than_its_limit_is_hung_up_on(locked):
     for version in (0, 1):
         with locked.peer() as peer:
-            peer.send(framed(SaslHandshakeRequest(version=version, mechanism="PLAIN"), version))
+            peer.send(
+                encode_request(SaslHandshakeRequest(version=version, mechanism="PLAIN"), version)
+            )
             peer.receive()
             peer.send_bytes(struct.pack(">i", 600 << 10) + b"x" * 1000)
             assert peer.is_closed()
@@ -578,7 +591,7 @@ def test_a_token_of_more_than_its_limit_is_hung_up_on(locked):
 def test_a_flood_of_tokens_on_one_connection_ends_with_the_first_that_fails(locked):
     before = locked.memory()
     with locked.peer() as peer:
-        peer.send(framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0))
+        peer.send(encode_request(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0))
         peer.receive()
         flood = b"".join(struct.pack(">i", 20) + b"\0alice\0" + b"x" * 13 for _ in range(5000))
         for _ in range(20):
@@ -590,7 +603,9 @@ def test_a_flood_of_tokens_on_one_connection_ends_with_the_first_that_fails(lock
 def test_a_storm_of_wrong_passwords_keeps_nobody_out_for_long(locked):
     storm = [locked.peer() for _ in range(200)]
     for peer in storm:
-        peer.send(framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0), b"\0alice\0guess")
+        peer.send(
+            encode_request(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0), b"\0alice\0guess"
+        )
     began = time.monotonic()
     while True:
         with locked.peer() as alice:

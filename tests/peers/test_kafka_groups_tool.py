@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.peers import groups
-from tests.peers.sides import TOOL_TIMEOUT_MS, Command, Printed, Sides, side_by_side
+from tests.peers.comparison import (
+    TOOL_TIMEOUT_MS,
+    Command,
+    CommandOutput,
+    ComparedBrokers,
+    side_by_side,
+)
 
 pytestmark = [
     pytest.mark.peer,
@@ -21,13 +27,13 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]:
     with side_by_side(tmp_path_factory.mktemp("gateway")) as both:
         yield both
 
 
 def prepare(
-    sides: Sides,
+    sides: ComparedBrokers,
     topic: str,
     *records: int,
     group: str = "",
@@ -35,15 +41,15 @@ def prepare(
 ) -> None:
     """A topic on both sides with so many records in each partition, and what a group has committed in which."""
     for at in (sides.gateway, sides.kafka):
-        groups.makes_topic(at, topic, *records)
+        groups.create_topic(at, topic, *records)
         if committed:
-            groups.commits(
+            groups.commit_offsets(
                 at, group, {(topic, partition): offset for partition, offset in committed.items()}
             )
 
 
 @contextmanager
-def members(sides: Sides, group: str, topic: str, *names: str) -> Iterator[None]:
+def members(sides: ComparedBrokers, group: str, topic: str, *names: str) -> Iterator[None]:
     with ExitStack() as stack:
         for at in (sides.gateway, sides.kafka):
             stack.enter_context(groups.members(at, group, topic, *names))
@@ -54,7 +60,7 @@ def tool(*arguments: str) -> Command:
     return ("kafka-consumer-groups", "--timeout", str(TOOL_TIMEOUT_MS), *arguments)
 
 
-def same(sides: Sides, *commands: Command, codes: Sequence[int] = ()) -> list[str]:
+def same(sides: ComparedBrokers, *commands: Command, codes: Sequence[int] = ()) -> list[str]:
     """What each command prints on both sides, which must be the same, with these exit codes (by default 0).
 
     Members are in no order on either side, and the ids that they are given are random.
@@ -66,21 +72,21 @@ def same(sides: Sides, *commands: Command, codes: Sequence[int] = ()) -> list[st
     return [one.output for one in ours]
 
 
-def _lines(printed: Printed) -> list[str]:
+def _lines(printed: CommandOutput) -> list[str]:
     return sorted(_UUID.sub("UUID", printed.output).splitlines())
 
 
-def committed(sides: Sides, group: str, topic: str, *partitions: int) -> list[int | None]:
+def committed(sides: ComparedBrokers, group: str, topic: str, *partitions: int) -> list[int | None]:
     """What the group has committed, which must be the same on both sides."""
     ours, theirs = (
-        groups.committed(at, group, *((topic, one) for one in partitions))
+        groups.committed_offsets(at, group, *((topic, one) for one in partitions))
         for at in (sides.gateway, sides.kafka)
     )
     assert ours == theirs
     return ours
 
 
-def test_groups_are_listed_by_state_and_type(sides: Sides) -> None:
+def test_groups_are_listed_by_state_and_type(sides: ComparedBrokers) -> None:
     prepare(sides, "listed", 1, group="listed-empty", committed={0: 1})
     with members(sides, "listed-stable", "listed", "x"):
         every, states, empty, types, _ = same(
@@ -98,7 +104,7 @@ def test_groups_are_listed_by_state_and_type(sides: Sides) -> None:
     assert re.search(r"^listed-empty +Classic *$", types, re.MULTILINE)
 
 
-def test_a_group_with_members_is_described(sides: Sides) -> None:
+def test_a_group_with_members_is_described(sides: ComparedBrokers) -> None:
     prepare(sides, "described", 4, 2, 0, group="described-app", committed={0: 1, 2: 0})
     prepare(sides, "left", 3, group="described-app", committed={0: 2})
     group = ("--describe", "--group", "described-app")
@@ -117,7 +123,9 @@ def test_a_group_with_members_is_described(sides: Sides) -> None:
     assert re.search(r" range +Stable +2$", state, re.MULTILINE)
 
 
-def test_groups_without_members_and_those_that_are_not_there_are_described(sides: Sides) -> None:
+def test_groups_without_members_and_those_that_are_not_there_are_described(
+    sides: ComparedBrokers,
+) -> None:
     prepare(sides, "quiet", 3, group="quiet-app", committed={0: 1})
     group = ("--describe", "--group", "quiet-app")
     outputs = same(
@@ -132,7 +140,7 @@ def test_groups_without_members_and_those_that_are_not_there_are_described(sides
     assert "Consumer group 'never' does not exist." in outputs[3]
 
 
-def test_offsets_are_reset_once_it_is_executed(sides: Sides, tmp_path: Path) -> None:
+def test_offsets_are_reset_once_it_is_executed(sides: ComparedBrokers, tmp_path: Path) -> None:
     prepare(sides, "reset", 4, 2, group="reset-app", committed={0: 3, 1: 1})
     file = tmp_path / "offsets.csv"
     file.write_text("reset,0,2\nreset,1,9\n")
@@ -166,7 +174,7 @@ def test_offsets_are_reset_once_it_is_executed(sides: Sides, tmp_path: Path) -> 
     ] == list(targets.values())
 
 
-def test_a_group_with_members_keeps_its_offsets_and_itself(sides: Sides) -> None:
+def test_a_group_with_members_keeps_its_offsets_and_itself(sides: ComparedBrokers) -> None:
     prepare(sides, "busy", 4, group="busy-app", committed={0: 3})
     with members(sides, "busy-app", "busy", "x"):
         reset, offsets, deleted = same(
@@ -188,7 +196,7 @@ def test_a_group_with_members_keeps_its_offsets_and_itself(sides: Sides) -> None
     assert committed(sides, "busy-app", "busy", 0) == [3]
 
 
-def test_offsets_of_some_partitions_are_deleted(sides: Sides) -> None:
+def test_offsets_of_some_partitions_are_deleted(sides: ComparedBrokers) -> None:
     prepare(sides, "partly", 1, 1, group="partly-app", committed={0: 1, 1: 1})
     outputs = same(
         sides,
@@ -200,7 +208,7 @@ def test_offsets_of_some_partitions_are_deleted(sides: Sides) -> None:
     assert committed(sides, "partly-app", "partly", 0, 1) == [1, None]
 
 
-def test_groups_are_deleted_with_their_offsets(sides: Sides) -> None:
+def test_groups_are_deleted_with_their_offsets(sides: ComparedBrokers) -> None:
     prepare(sides, "deleted", 1, group="deleted-a", committed={0: 1})
     prepare(sides, "deleted-too", 1, group="deleted-b", committed={0: 1})
     outputs = same(
@@ -214,7 +222,7 @@ def test_groups_are_deleted_with_their_offsets(sides: Sides) -> None:
     assert committed(sides, "deleted-a", "deleted", 0) == [None]
 
 
-def test_a_topic_that_is_deleted_leaves_no_trace_in_a_group(sides: Sides) -> None:
+def test_a_topic_that_is_deleted_leaves_no_trace_in_a_group(sides: ComparedBrokers) -> None:
     prepare(sides, "staying", 1, group="traced-app", committed={0: 1})
     prepare(sides, "going", 1, group="traced-app", committed={0: 1})
     same(sides, ("kafka-topics", "--delete", "--topic", "going"))

@@ -13,8 +13,14 @@ from confluent_kafka.admin import AdminClient
 from tests.legacy_clients.brokers import are_required, gateway
 from tests.peers import groups
 from tests.peers.cache import CannotInstall
+from tests.peers.comparison import (
+    MATCHING_OPTIONS,
+    TOOL_TIMEOUT_MS,
+    Command,
+    CommandOutput,
+    ComparedBrokers,
+)
 from tests.peers.kafka import MODERN, VERSION, Kafka
-from tests.peers.sides import ALIKE, TOOL_TIMEOUT_MS, Command, Printed, Sides
 
 pytestmark = [
     pytest.mark.peer,
@@ -37,25 +43,25 @@ def _set(settings: Mapping[str, str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]:
     try:
         folder = tmp_path_factory.mktemp("gateway")
         with (
             Kafka.start(version=MODERN, **OFTEN, **AT_LEAST) as kafka,
-            gateway(folder, arguments=[*ALIKE, *_set(OFTEN)]) as ours,
+            gateway(folder, arguments=[*MATCHING_OPTIONS, *_set(OFTEN)]) as ours,
         ):
-            yield Sides(ours.bootstrap, kafka.bootstrap)
+            yield ComparedBrokers(ours.bootstrap, kafka.bootstrap)
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
-def prepare(sides: Sides, topic: str, *records: int) -> None:
+def prepare(sides: ComparedBrokers, topic: str, *records: int) -> None:
     for at in (sides.gateway, sides.kafka):
-        groups.makes_topic(at, topic, *records)
+        groups.create_topic(at, topic, *records)
 
 
 @contextmanager
-def members(sides: Sides, group: str, topic: str, *names: str) -> Iterator[None]:
+def members(sides: ComparedBrokers, group: str, topic: str, *names: str) -> Iterator[None]:
     """They have come to their target on both sides, and each other."""
     with ExitStack() as stack:
         for at in (sides.gateway, sides.kafka):
@@ -78,7 +84,9 @@ def tool(*arguments: str) -> Command:
     return ("kafka-consumer-groups", "--timeout", str(TOOL_TIMEOUT_MS), *arguments)
 
 
-def same(sides: Sides, version: str, *commands: Command, codes: Sequence[int] = ()) -> list[str]:
+def same(
+    sides: ComparedBrokers, version: str, *commands: Command, codes: Sequence[int] = ()
+) -> list[str]:
     """What each command prints on both sides, which must be the same, with these exit codes (by default 0)."""
     ours, theirs = sides.tools(*commands, version=version)
     assert [one.code for one in theirs] == list(codes or [0] * len(commands)), theirs
@@ -87,7 +95,7 @@ def same(sides: Sides, version: str, *commands: Command, codes: Sequence[int] = 
     return [one.output for one in ours]
 
 
-def _lines(printed: Printed) -> list[str]:
+def _lines(printed: CommandOutput) -> list[str]:
     """Members are in no order. Kafka 4 begins to count epochs one later, so numbers in a table with epochs are left out, and so is how wide it is."""
     text = _CHANCE.sub("ID", printed.output)
     if "-EPOCH" in text:
@@ -96,7 +104,7 @@ def _lines(printed: Printed) -> list[str]:
 
 
 @tools
-def test_a_group_with_members_is_listed_and_described(sides: Sides, version: str) -> None:
+def test_a_group_with_members_is_listed_and_described(sides: ComparedBrokers, version: str) -> None:
     name = f"described-{version}"
     prepare(sides, name, 4, 2, 0)
     group = ("--describe", "--group", name)
@@ -126,7 +134,9 @@ def test_a_group_with_members_is_listed_and_described(sides: Sides, version: str
 
 
 @tools
-def test_a_group_with_members_keeps_its_offsets_and_itself(sides: Sides, version: str) -> None:
+def test_a_group_with_members_keeps_its_offsets_and_itself(
+    sides: ComparedBrokers, version: str
+) -> None:
     name = f"busy-{version}"
     prepare(sides, name, 4)
     with members(sides, name, name, "static-x"):
@@ -143,7 +153,9 @@ def test_a_group_with_members_keeps_its_offsets_and_itself(sides: Sides, version
 
 
 @tools
-def test_a_group_that_all_have_left_is_reset_and_deleted(sides: Sides, version: str) -> None:
+def test_a_group_that_all_have_left_is_reset_and_deleted(
+    sides: ComparedBrokers, version: str
+) -> None:
     name = f"left-{version}"
     prepare(sides, name, 4, 2)
     with members(sides, name, name, "x"):
@@ -169,7 +181,7 @@ def test_a_group_that_all_have_left_is_reset_and_deleted(sides: Sides, version: 
     assert "does not exist" in gone or "not found" in gone
 
 
-def test_kafka_configs_alters_a_group_alike(sides: Sides) -> None:
+def test_kafka_configs_alters_a_group_alike(sides: ComparedBrokers) -> None:
     group = ("--entity-type", "groups", "--entity-name", "configured")
     session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
     wrong = [

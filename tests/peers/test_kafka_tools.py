@@ -10,8 +10,14 @@ import pytest
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 
+from tests.peers.comparison import (
+    Command,
+    CommandOutput,
+    ComparedBrokers,
+    side_by_side,
+    wait_for_offsets_topic,
+)
 from tests.peers.kafka import MODERN
-from tests.peers.sides import Command, Printed, Sides, side_by_side, use_groups
 
 pytestmark = [
     pytest.mark.peer,
@@ -33,12 +39,12 @@ ASKED_FOR = frozenset({
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]:
     with side_by_side(tmp_path_factory.mktemp("gateway")) as both:
         yield both
 
 
-def prepare(sides: Sides, name: str, partitions: int, records: int = 0) -> None:
+def prepare(sides: ComparedBrokers, name: str, partitions: int, records: int = 0) -> None:
     """A topic on both sides, and in its partition 0 so many records, one a batch, at times 1000, 2000, ..."""
     for at in (sides.gateway, sides.kafka):
         admin = KafkaAdminClient(bootstrap_servers=at)
@@ -50,7 +56,7 @@ def prepare(sides: Sides, name: str, partitions: int, records: int = 0) -> None:
         producer.close()
 
 
-def same(sides: Sides, *commands: Command, codes: Sequence[int] = ()) -> str:
+def same(sides: ComparedBrokers, *commands: Command, codes: Sequence[int] = ()) -> str:
     """What both sides print, which must be the same, with these exit codes (by default 0)."""
     ours, theirs = sides.tools(*commands)
     assert [one.code for one in theirs] == list(codes or [0] * len(commands)), theirs
@@ -66,7 +72,7 @@ def configs(*arguments: str) -> Command:
     return ("kafka-configs", *arguments)
 
 
-def test_kafka_topics_creates_describes_extends_and_deletes(sides: Sides) -> None:
+def test_kafka_topics_creates_describes_extends_and_deletes(sides: ComparedBrokers) -> None:
     settings = ("--config", "retention.ms=5000", "--config", "cleanup.policy=compact")
     same(
         sides,
@@ -101,7 +107,7 @@ def test_kafka_topics_creates_describes_extends_and_deletes(sides: Sides) -> Non
     assert "orders" not in same(sides, topics("--list"))
 
 
-def test_kafka_topics_fails_in_the_same_words(sides: Sides) -> None:
+def test_kafka_topics_fails_in_the_same_words(sides: ComparedBrokers) -> None:
     prepare(sides, "failing", 2)
     same(
         sides,
@@ -117,7 +123,7 @@ def test_kafka_topics_fails_in_the_same_words(sides: Sides) -> None:
     )
 
 
-def test_kafka_topics_asks_for_any_replication_factor_and_gets_one(sides: Sides) -> None:
+def test_kafka_topics_asks_for_any_replication_factor_and_gets_one(sides: ComparedBrokers) -> None:
     ours, theirs = sides.tools(
         topics("--create", "--topic", "three", "--partitions", "1", "--replication-factor", "3"),
         topics("--describe", "--topic", "three"),
@@ -126,9 +132,11 @@ def test_kafka_topics_asks_for_any_replication_factor_and_gets_one(sides: Sides)
     assert "ReplicationFactor: 1" in ours[1].output
 
 
-def test_kafka_topics_shows_the_topic_of_committed_offsets_as_internal(sides: Sides) -> None:
+def test_kafka_topics_shows_the_topic_of_committed_offsets_as_internal(
+    sides: ComparedBrokers,
+) -> None:
     for at in (sides.gateway, sides.kafka):
-        use_groups(at)
+        wait_for_offsets_topic(at)
     ours, theirs = sides.tools(
         topics("--list"),
         topics("--list", "--exclude-internal"),
@@ -149,7 +157,7 @@ def test_kafka_topics_shows_the_topic_of_committed_offsets_as_internal(sides: Si
     )
 
 
-def test_kafka_configs_shows_and_alters_the_configs_of_a_topic(sides: Sides) -> None:
+def test_kafka_configs_shows_and_alters_the_configs_of_a_topic(sides: ComparedBrokers) -> None:
     prepare(sides, "altered", 1)
     topic = ("--entity-type", "topics", "--entity-name", "altered")
     ours, theirs = sides.tools(
@@ -180,7 +188,9 @@ def test_kafka_configs_shows_and_alters_the_configs_of_a_topic(sides: Sides) -> 
     assert "cleanup.policy=compact,delete" in same(sides, configs("--describe", *topic))
 
 
-def test_kafka_configs_shows_a_broker_with_kafka_s_names_and_defaults(sides: Sides) -> None:
+def test_kafka_configs_shows_a_broker_with_kafka_s_names_and_defaults(
+    sides: ComparedBrokers,
+) -> None:
     broker = ("--entity-type", "brokers", "--entity-name", "1")
     outputs = [found[0].output for found in sides.tools(configs("--describe", *broker, "--all"))]
     ours, theirs = [
@@ -193,7 +203,7 @@ def test_kafka_configs_shows_a_broker_with_kafka_s_names_and_defaults(sides: Sid
     }
 
 
-def test_kafka_configs_alters_a_broker_while_it_runs(sides: Sides) -> None:
+def test_kafka_configs_alters_a_broker_while_it_runs(sides: ComparedBrokers) -> None:
     prepare(sides, "inheriting", 1)
     broker, every = (
         ("--entity-type", "brokers", "--entity-name", "1"),
@@ -240,7 +250,7 @@ def listed(output: str) -> list[str]:
     return [line for line in output.splitlines() if not line.startswith("  entry.format=")]
 
 
-def test_kafka_configs_fails_alike_for_what_a_broker_cannot_change(sides: Sides) -> None:
+def test_kafka_configs_fails_alike_for_what_a_broker_cannot_change(sides: ComparedBrokers) -> None:
     broker = ("--entity-type", "brokers", "--entity-name", "1")
     refused = [
         "num.partitions=3",
@@ -263,7 +273,7 @@ def test_kafka_configs_fails_alike_for_what_a_broker_cannot_change(sides: Sides)
 
 
 def test_kafka_get_offsets_delete_records_and_log_dirs_tell_the_same(
-    sides: Sides, tmp_path_factory: pytest.TempPathFactory
+    sides: ComparedBrokers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prepare(sides, "dated", 2, records=4)
     file = tmp_path_factory.mktemp("records") / "offsets.json"
@@ -298,7 +308,7 @@ def rows_of(output: str) -> list[tuple[str, int]]:
 
 
 def test_the_tools_of_kafka_4_for_administrators_say_the_same(
-    sides: Sides, tmp_path_factory: pytest.TempPathFactory
+    sides: ComparedBrokers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """What asks for replicas, transactions, ACLs or tokens."""
     prepare(sides, "tooled", 1)
@@ -342,13 +352,13 @@ def test_the_tools_of_kafka_4_for_administrators_say_the_same(
     assert [without_folders(one) for one in ours] == [without_folders(one) for one in theirs]
 
 
-def without_folders(printed: Printed) -> Printed:
+def without_folders(printed: CommandOutput) -> CommandOutput:
     """Without where the stores are, and as wide as ports may be."""
     text = re.sub(r'"log_dirs":\["[^"]*"\]', "", printed.output)
-    return Printed(printed.code, re.sub(r"127\.0\.0\.1 \d+ *", "ADDRESS ", text))
+    return CommandOutput(printed.code, re.sub(r"127\.0\.0\.1 \d+ *", "ADDRESS ", text))
 
 
-def test_the_tools_of_kafka_4_are_told_what_is_not_there(sides: Sides) -> None:
+def test_the_tools_of_kafka_4_are_told_what_is_not_there(sides: ComparedBrokers) -> None:
     ours, _ = sides.tools(
         ("kafka-metadata-quorum", "describe", "--status"),
         ("kafka-features", "upgrade", "--feature", "metadata.version=999"),

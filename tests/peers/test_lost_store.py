@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.peer]
 
 @pytest.mark.parametrize("how", ["", "hangs"], ids=["closes", "hangs"])
 def test_a_gateway_that_lost_its_store_ends_with_code_1_and_says_why(how: str) -> None:
-    argv = [sys.executable, "-m", "tests.peers.losing", *how.split()]
+    argv = [sys.executable, "-m", "tests.peers.store_loss", *how.split()]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -11,7 +11,7 @@ from tests.compat.records.building import LZ4, Sample, batch
 from tests.legacy_clients.brokers import are_required
 from tests.legacy_clients.clients import Span, consume, table
 from tests.peers.cache import CannotInstall
-from tests.peers.gateway import Gateway, gateway
+from tests.peers.gateway import GatewayProcess, gateway
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("lz4")]
 
@@ -34,7 +34,7 @@ def contents() -> list[list[bytes]]:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with gateway(tmp_path_factory.mktemp("gateway")) as started, started.peer() as peer:
         peer.create_topic(TOPIC)
         for values in contents():

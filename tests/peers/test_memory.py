@@ -34,7 +34,7 @@ def least_memory(server, bound):
     return size
 
 
-def produces(address, partition):
+def produce(address, partition):
     chance = random.Random(partition)
     block = chance.randbytes(max(SIZES))
     producer = Producer(
@@ -54,7 +54,7 @@ def produces(address, partition):
     return producer.flush(), failed
 
 
-def fetches(address, partition):
+def fetch(address, partition):
     consumer = Consumer(
         {
             "bootstrap.servers": address,
@@ -89,12 +89,11 @@ def test_memory_of_large_messages_is_returned_when_they_are_served(tmp_path):
         admin.create_topics([NewTopic("large", CLIENTS, 1)])["large"].result()
         bound = server.memory() + LEFT_OVER
         with ThreadPoolExecutor(CLIENTS) as clients:
-            produced = list(clients.map(produces, [address] * CLIENTS, range(CLIENTS)))
+            produced = list(clients.map(produce, [address] * CLIENTS, range(CLIENTS)))
             assert produced == [(0, [])] * CLIENTS
             assert least_memory(server, bound) <= bound
             assert (
-                list(clients.map(fetches, [address] * CLIENTS, range(CLIENTS)))
-                == [RECORDS] * CLIENTS
+                list(clients.map(fetch, [address] * CLIENTS, range(CLIENTS))) == [RECORDS] * CLIENTS
             )
         assert least_memory(server, bound) <= bound
 

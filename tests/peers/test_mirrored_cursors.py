@@ -8,7 +8,7 @@ from contextlib import closing
 import pulsar as client_library
 import pytest
 
-from tests.peers.on_pulsar import consumes, on, produces
+from tests.peers.pulsar_gateway import consume, gateway_on, produce
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
@@ -41,7 +41,7 @@ def waits_for(pulsar, settings, group, backlog):
 def produces_one_by_one(running, values):
     """Each in a batch of its own, so that it is an entry of its own in Pulsar."""
     for value in values:
-        produces(running, "orders", value)
+        produce(running, "orders", value)
 
 
 def audits(pulsar, settings, count):
@@ -70,14 +70,14 @@ def test_the_backlog_of_a_group_is_what_it_has_not_read_and_subscriptions_of_oth
     pulsar, folder
 ):
     settings = pulsar.settings()
-    with on(settings, folder("gateway"), *MIRRORED) as running:
+    with gateway_on(settings, folder("gateway"), *MIRRORED) as running:
         produces_one_by_one(running, [b"1", b"2", b"3", b"4", b"5", b"6"])
         audits(pulsar, settings, 1)
-        assert len(consumes(running, "orders", 4)) == 4
+        assert len(consume(running, "orders", 4)) == 4
         waits_for(pulsar, settings, "readers", 2)
-        assert consumes(running, "orders", 2) == [(4, b"5"), (5, b"6")]
+        assert consume(running, "orders", 2) == [(4, b"5"), (5, b"6")]
         waits_for(pulsar, settings, "readers", 0)
-        produces(running, "orders", b"7")
+        produce(running, "orders", b"7")
         waits_for(pulsar, settings, "readers", 1)
         assert backlogs(pulsar, settings) == {"readers": 1, "auditors": 6}
         assert running.stop() == 0
@@ -85,12 +85,12 @@ def test_the_backlog_of_a_group_is_what_it_has_not_read_and_subscriptions_of_oth
 
 def test_without_the_switch_no_group_is_a_subscription(pulsar, folder):
     without, mirrored = pulsar.settings(), pulsar.settings()
-    with on(without, folder("without")) as quiet:
+    with gateway_on(without, folder("without")) as quiet:
         produces_one_by_one(quiet, [b"1", b"2"])
-        assert len(consumes(quiet, "orders", 2)) == 2
+        assert len(consume(quiet, "orders", 2)) == 2
         # Whatever the first would show, it would have shown when the second, which was started after that, does.
-        with on(mirrored, folder("mirrored"), *MIRRORED) as running:
+        with gateway_on(mirrored, folder("mirrored"), *MIRRORED) as running:
             produces_one_by_one(running, [b"1", b"2"])
-            assert len(consumes(running, "orders", 2)) == 2
+            assert len(consume(running, "orders", 2)) == 2
             waits_for(pulsar, mirrored, "readers", 0)
         assert backlogs(pulsar, without) == {}

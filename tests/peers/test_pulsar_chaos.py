@@ -12,11 +12,11 @@ import pytest
 
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
-from tests.peers.chaos.clients import are_installed
-from tests.peers.chaos.faults import Blow, Fault, Target, planned
-from tests.peers.chaos.report import told
-from tests.peers.chaos.run import LEAST_FAULTS
-from tests.peers.chaos.stages import STAGES
+from tests.peers.chaos.clients import install_clients
+from tests.peers.chaos.faults import Action, Fault, Target, plan_faults
+from tests.peers.chaos.report import summary
+from tests.peers.chaos.run import MIN_FAULTS
+from tests.peers.chaos.setups import SETUPS
 from tests.peers.pulsar import distribution
 
 SECONDS = 300.0
@@ -32,20 +32,20 @@ SEED = 6
 def clients() -> None:
     try:
         distribution()
-        are_installed()
+        install_clients()
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
 def survives(folder: Path, store: str, seed: int) -> None:
-    stage = STAGES[store]
+    stage = SETUPS[store]
     seed = int(os.environ.get("TESTS_CHAOS_SEED", seed))
-    faults = planned(seed, SECONDS, stage.kinds)
+    faults = plan_faults(seed, SECONDS, stage.kinds)
     print(f"seed {seed}, {SECONDS:g} s on {store}", *faults, sep="\n")
-    outcome = stage.plays(folder, faults, SECONDS, print)
-    print(told(outcome))
+    outcome = stage.run(folder, faults, SECONDS, print)
+    print(summary(outcome))
     assert outcome.complaints == [], "\n".join(outcome.complaints)
-    assert len(outcome.recoveries) >= LEAST_FAULTS
+    assert len(outcome.recoveries) >= MIN_FAULTS
 
 
 def test_no_promise_is_broken_in_five_minutes_in_which_the_gateway_and_pulsar_are_struck(
@@ -70,14 +70,14 @@ def test_no_promise_is_broken_in_five_minutes_of_faults_on_the_embedded_store(
 
 def test_the_first_faults_of_the_run_are_those_that_matter_most() -> None:
     """However few there is time for."""
-    first = planned(SEED, SECONDS, STAGES["pulsar"].kinds)[:LEAST_FAULTS]
+    first = plan_faults(SEED, SECONDS, SETUPS["pulsar"].kinds)[:MIN_FAULTS]
     assert {
-        (Target.GATEWAY, Blow.KILL),
-        (Target.BROKER, Blow.KILL),
-        (Target.BROKER, Blow.PAUSE),
-    } <= {(one.target, one.blow) for one in first}
-    assert longest(first, Blow.PAUSE) > 8
+        (Target.GATEWAY, Action.KILL),
+        (Target.BROKER, Action.KILL),
+        (Target.BROKER, Action.PAUSE),
+    } <= {(one.target, one.action) for one in first}
+    assert longest(first, Action.PAUSE) > 8
 
 
-def longest(faults: list[Fault], blow: Blow) -> float:
-    return max(one.lasts for one in faults if one.blow is blow)
+def longest(faults: list[Fault], action: Action) -> float:
+    return max(one.duration for one in faults if one.action is action)

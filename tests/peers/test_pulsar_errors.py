@@ -15,8 +15,8 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 
 from tests.legacy_clients.brokers import are_required, in_pulsar
 from tests.peers.cache import CannotInstall
-from tests.peers.chaos.observers import partitions_of, reader, whole
-from tests.peers.chaos.servers import Gateway, Supervised
+from tests.peers.chaos.observers import partitions_of, read_whole_log, reader
+from tests.peers.chaos.servers import RestartableGateway, RetryingGateway
 from tests.peers.gateway import MIB, Peer, one_record
 from tests.peers.tenant import CLUSTER, Tenant
 from tests.peers.verifiable import TOPIC
@@ -42,7 +42,7 @@ SEND_MS = 15_000
 class Place:
     """A gateway with a topic of one partition, and the same place in Pulsar."""
 
-    def __init__(self, gateway: Gateway, tenant: Tenant, store: list[str]) -> None:
+    def __init__(self, gateway: RestartableGateway, tenant: Tenant, store: list[str]) -> None:
         self.gateway = gateway
         self.tenant = tenant
         (namespace,) = [
@@ -67,7 +67,7 @@ def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Place]]:
                 "partition_open_timeout_ms": OPENING_MS,
                 **settings,
             }
-            gateway = Gateway(tmp_path, store, named)
+            gateway = RestartableGateway(tmp_path, store, named)
             stack.callback(gateway.kill)
             gateway.launch()
             with gateway.peer() as peer:
@@ -121,7 +121,7 @@ def test_a_batch_that_pulsar_cannot_take_is_too_large_and_takes_no_offset(
         assert peer.produce(TOPIC, one_record(b"." * (4 * MIB))).base_offset == 1
         assert peer.produce(TOPIC, one_record(b"." * (6 * MIB))).error_code == MESSAGE_TOO_LARGE
         assert peer.produce(TOPIC, one_record(b"after")).base_offset == 2
-    assert place.gateway.bugs() == []
+    assert place.gateway.unexpected_errors() == []
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_topic_that_is_deleted_in_pulsar_is_unknown_to_its_clients_and_can_be_
         peer.create_topic(TOPIC)
         stored = peer.produce(TOPIC, one_record(b"3"))
         assert (stored.error_code, stored.base_offset) == (0, 0)
-    assert place.gateway.bugs() == []
+    assert place.gateway.unexpected_errors() == []
 
 
 @pytest.mark.parametrize("what", ["topic", "namespace"])
@@ -192,10 +192,10 @@ def test_who_writes_to_what_is_unloaded_may_be_told_to_try_again_and_goes_on_wit
             else:
                 acknowledged[0, answer.base_offset] = f"{number}"
         until(lambda: peer.produce(TOPIC, one_record(b"the last")).error_code, 0)
-    log = whole(place.gateway.bootstrap, 1)
+    log = read_whole_log(place.gateway.bootstrap, 1)
     assert {offset for _, offset in log.values} == set(range(log.ends[0]))
     assert {where: log.values.get(where) for where in acknowledged} == acknowledged
-    assert place.gateway.bugs() == []
+    assert place.gateway.unexpected_errors() == []
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_what_pulsars_retention_took_from_the_beginning_is_out_of_range_and_the_
             assert consumer.beginning_offsets([partition]) == {partition: 10}
         answer = peer.fetch(TOPIC, 10)
         assert (answer.error_code, bool(answer.records)) == (0, True)
-    assert place.gateway.bugs() == []
+    assert place.gateway.unexpected_errors() == []
 
 
 def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthorized(
@@ -253,7 +253,7 @@ def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthor
             "pulsar_send_timeout_ms": SEND_MS,
         }
         store = ("--store", pulsar.broker.service_url, "--pulsar-admin", pulsar.broker.admin_url)
-        gateway = Supervised(
+        gateway = RetryingGateway(
             tmp_path, store, {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, **settings}
         )
         with ExitStack() as stack:
@@ -270,7 +270,7 @@ def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthor
             until(lambda: peer.fetch(name, 0).error_code, TOPIC_AUTHORIZATION_FAILED)
             peer.create_topic(TOPIC)
             until(lambda: peer.produce(TOPIC, one_record(b"the others are served")).error_code, 0)
-            assert gateway.bugs() == []
+            assert gateway.unexpected_errors() == []
 
 
 @contextmanager

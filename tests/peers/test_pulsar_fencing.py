@@ -25,12 +25,12 @@ from kafka.protocol.consumer.group import (
 from gateway.protocol.errors import ErrorCode
 from storage.pulsar.client.process_stalls import STALL_SECONDS
 from tests.legacy_clients.brokers import in_pulsar
-from tests.peers.chaos.observers import stands, whole
-from tests.peers.chaos.servers import Gateway, GatewayDied
-from tests.peers.gateway import Peer, framed, one_record
+from tests.peers.chaos.observers import committed_offsets, read_whole_log
+from tests.peers.chaos.servers import GatewayDied, RestartableGateway
+from tests.peers.gateway import Peer, encode_request, one_record
 from tests.peers.tenant import Tenant
 from tests.peers.verifiable import TOPIC
-from tests.peers.writing import GROUP, Writers, commit, queued, taken_in_turn
+from tests.peers.writers import GROUP, Writers, assert_written_in_turn, commit, paused_with_queue
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
@@ -41,13 +41,13 @@ OPENING_MS = 20_000
 
 
 @pytest.fixture
-def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Gateway]]:
+def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., RestartableGateway]]:
     """Another gateway on the same namespaces each time."""
     store = in_pulsar(pulsar)
     with ExitStack() as stack:
 
-        def started(name: str, *arguments: str) -> Gateway:
-            gateway = Gateway(
+        def started(name: str, *arguments: str) -> RestartableGateway:
+            gateway = RestartableGateway(
                 tmp_path,
                 store,
                 {"num_partitions": 1, "partition_open_timeout_ms": OPENING_MS},
@@ -60,13 +60,13 @@ def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Gateway]]:
         yield started
 
 
-def has_ended(gateway: Gateway) -> None:
+def has_ended(gateway: RestartableGateway) -> None:
     """Wait until the gateway has noticed that it lost the topics."""
     assert gateway.process.wait(END_SECONDS) == 1, gateway.log()
 
 
 def test_a_second_gateway_is_refused_and_told_who_has_the_topics_and_how_to_take_them(
-    starts: Callable[..., Gateway],
+    starts: Callable[..., RestartableGateway],
 ) -> None:
     first = starts("first")
     with first.peer() as peer:
@@ -84,7 +84,7 @@ def test_a_second_gateway_is_refused_and_told_who_has_the_topics_and_how_to_take
 
 
 def test_who_takes_the_topics_over_is_the_only_one_that_writes_from_then_on(
-    starts: Callable[..., Gateway],
+    starts: Callable[..., RestartableGateway],
 ) -> None:
     gateway = starts("first")
     with gateway.peer() as peer:
@@ -99,17 +99,17 @@ def test_who_takes_the_topics_over_is_the_only_one_that_writes_from_then_on(
     second.wait_for_answers()
 
     has_ended(gateway)
-    assert gateway.says("taken")
+    assert gateway.has_logged("taken")
     first.stop()
     second.wait_for_answers()
     second.stop()
-    taken_in_turn(whole(other.bootstrap, 1), first, second)
-    assert not other.says("partition fenced"), "who lost the topics took one back"
-    assert other.bugs() == []
+    assert_written_in_turn(read_whole_log(other.bootstrap, 1), first, second)
+    assert not other.has_logged("partition fenced"), "who lost the topics took one back"
+    assert other.unexpected_errors() == []
 
 
 def test_what_waited_in_a_gateway_that_stood_still_appears_nowhere_after_it_lost_the_topics(
-    starts: Callable[..., Gateway],
+    starts: Callable[..., RestartableGateway],
 ) -> None:
     gateway = starts("first")
     with gateway.peer() as peer:
@@ -118,7 +118,7 @@ def test_what_waited_in_a_gateway_that_stood_still_appears_nowhere_after_it_lost
     first = Writers(gateway, "first")
     first.start()
     first.wait_for_answers()
-    with queued(gateway, "first"):
+    with paused_with_queue(gateway, "first"):
         other = starts("second", "--pulsar-takeover")
         second = Writers(other, "second")
         second.start()
@@ -131,9 +131,9 @@ def test_what_waited_in_a_gateway_that_stood_still_appears_nowhere_after_it_lost
     first.stop()
     second.wait_for_answers()
     second.stop()
-    taken_in_turn(whole(other.bootstrap, 1), first, second)
+    assert_written_in_turn(read_whole_log(other.bootstrap, 1), first, second)
     with other.peer() as peer:
-        assert stands(peer, GROUP, 1) == {0: 9}
+        assert committed_offsets(peer, GROUP, 1) == {0: 9}
 
 
 #: A group with one member, beside GROUP, whose commits need none.
@@ -143,7 +143,7 @@ MEMBERS = "members"
 class Asked:
     """Requests about groups, each on a connection of its own, and their replies."""
 
-    def __init__(self, gateway: Gateway, stack: ExitStack) -> None:
+    def __init__(self, gateway: RestartableGateway, stack: ExitStack) -> None:
         self._peers = {
             name: stack.enter_context(gateway.peer()) for name in ("heartbeat", "fetch", "describe")
         }
@@ -176,9 +176,11 @@ class Asked:
 
     def send(self) -> None:
         topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=[0])
-        self._peers["heartbeat"].send(framed(HeartbeatRequest(**self._member), 1))
-        self._peers["fetch"].send(framed(OffsetFetchRequest(group_id=GROUP, topics=[topic]), 2))
-        self._peers["describe"].send(framed(DescribeGroupsRequest(groups=[MEMBERS]), 1))
+        self._peers["heartbeat"].send(encode_request(HeartbeatRequest(**self._member), 1))
+        self._peers["fetch"].send(
+            encode_request(OffsetFetchRequest(group_id=GROUP, topics=[topic]), 2)
+        )
+        self._peers["describe"].send(encode_request(DescribeGroupsRequest(groups=[MEMBERS]), 1))
 
     def replies(self) -> dict[str, tuple[int, Any] | None]:
         """Each error code with what else was told; None for a connection that was closed instead."""
@@ -200,14 +202,14 @@ class Asked:
         return None if frame is None else response.decode(frame[4:], version=version)
 
 
-def suspended_past_doubt(gateway: Gateway, since: float) -> None:
+def suspended_past_doubt(gateway: RestartableGateway, since: float) -> None:
     """Resume it once it has been suspended for so long that another may have the topics; `since` is when it was."""
     time.sleep(max(0.0, since + 1.5 * STALL_SECONDS - time.monotonic()))
     gateway.resume()
 
 
 def test_after_a_suspension_groups_are_not_answered_from_memory_once_another_gateway_has_taken_over(
-    starts: Callable[..., Gateway],
+    starts: Callable[..., RestartableGateway],
 ) -> None:
     gateway = starts("first")
     with ExitStack() as stack:
@@ -226,11 +228,11 @@ def test_after_a_suspension_groups_are_not_answered_from_memory_once_another_gat
         for name, reply in asked.replies().items():
             assert reply in (None, (ErrorCode.NOT_COORDINATOR, refused[name])), name
     has_ended(gateway)
-    assert gateway.bugs() == []
+    assert gateway.unexpected_errors() == []
 
 
 def test_after_a_suspension_groups_are_answered_without_an_error_where_nobody_has_taken_over(
-    starts: Callable[..., Gateway],
+    starts: Callable[..., RestartableGateway],
 ) -> None:
     gateway = starts("first")
     with ExitStack() as stack:
@@ -243,5 +245,5 @@ def test_after_a_suspension_groups_are_answered_without_an_error_where_nobody_ha
         asked.send()
         suspended_past_doubt(gateway, began)
         assert asked.replies() == {"heartbeat": (0, None), "fetch": (0, [5]), "describe": (0, 1)}
-    gateway.lives()
-    assert gateway.bugs() == []
+    gateway.assert_running()
+    assert gateway.unexpected_errors() == []

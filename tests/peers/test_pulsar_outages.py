@@ -15,16 +15,16 @@ from kafka.protocol.producer.produce import ProduceResponse
 
 from tests.legacy_clients.brokers import are_required, in_pulsar
 from tests.peers.cache import CannotInstall
-from tests.peers.chaos.observers import whole
-from tests.peers.chaos.servers import Gateway, GatewayDied, Supervised
-from tests.peers.chaos.stages import BROKER_MEMORY, ONE_BOOKIE
-from tests.peers.gateway import MIB, Stopwatch, framed, one_record, producing
-from tests.peers.gateway import Gateway as Process
+from tests.peers.chaos.observers import read_whole_log
+from tests.peers.chaos.servers import GatewayDied, RestartableGateway, RetryingGateway
+from tests.peers.chaos.setups import BROKER_MEMORY, ONE_BOOKIE
+from tests.peers.gateway import MIB, Stopwatch, encode_request, one_record, produce_request
+from tests.peers.gateway import GatewayProcess as Process
 from tests.peers.kafka import free_ports
 from tests.peers.pulsar import Pulsar
 from tests.peers.tenant import Tenant
 from tests.peers.verifiable import TOPIC
-from tests.peers.writing import Application
+from tests.peers.writers import IdempotentProducer
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
@@ -66,7 +66,7 @@ def broker(shared_broker: Pulsar) -> Pulsar:
 
 
 @pytest.fixture
-def gateway(tmp_path: Path, broker: Pulsar) -> Iterator[Gateway]:
+def gateway(tmp_path: Path, broker: Pulsar) -> Iterator[RestartableGateway]:
     """It serves, and has the topic."""
     store = in_pulsar(Tenant.make(broker.service_url, broker.admin_url))
     limits = {
@@ -75,7 +75,7 @@ def gateway(tmp_path: Path, broker: Pulsar) -> Iterator[Gateway]:
         "socket_request_max_bytes": IN_FLIGHT,
         "pulsar_send_timeout_ms": SEND_TIMEOUT_MS,
     }
-    made = Supervised(tmp_path, store, limits)
+    made = RetryingGateway(tmp_path, store, limits)
     made.launch()
     with made.peer() as peer:
         peer.create_topic(TOPIC)
@@ -86,7 +86,7 @@ def gateway(tmp_path: Path, broker: Pulsar) -> Iterator[Gateway]:
 class Pushers:
     """Connections that send the next request long before the last is answered. `stored`: the record by its offset; `codes`: the refusals, and how often."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: RestartableGateway) -> None:
         self._gateway = gateway
         self._change = threading.Condition()
         self._is_over = False
@@ -111,7 +111,9 @@ class Pushers:
                     while not self._is_over and len(sent) - answered < UNANSWERED:
                         sent.append(f"{pusher}-{len(sent)}")
                         value = sent[-1].encode() + b" " + b"." * RECORD_BYTES
-                        peer.send(framed(producing(TOPIC, one_record(value)), 7, len(sent)))
+                        peer.send(
+                            encode_request(produce_request(TOPIC, one_record(value)), 7, len(sent))
+                        )
                     self._told(peer.receive(), sent[answered])
                     answered += 1
         except (OSError, AssertionError) as failure:
@@ -153,21 +155,21 @@ def test_a_gateway_whose_pulsar_is_not_there_says_which_address_and_ends(
     wrong = f"127.0.0.1:{nobody}"
     there = tenant.service_url if absent == "broker" else tenant.admin_url
     store = [word.replace(there.partition("://")[2], wrong) for word in in_pulsar(tenant)]
-    gateway = Gateway(
+    gateway = RestartableGateway(
         tmp_path, store, {"pulsar_operation_timeout_ms": 2_000, "pulsar_admin_timeout_ms": 2_000}
     )
     with pytest.raises(GatewayDied, match="exit code 1\n") as died:
         gateway.launch()
-    assert not gateway.says("store not ready"), "only a Pulsar that answers is waited for"
+    assert not gateway.has_logged("store not ready"), "only a Pulsar that answers is waited for"
     assert wrong in str(died.value), died.value
     assert "Traceback" not in str(died.value)
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("paused", marks=pytest.mark.slow)])
 def test_a_minute_without_pulsar_costs_no_acknowledged_record_and_no_memory_and_ends_by_itself(
-    gateway: Gateway, broker: Pulsar, how: str
+    gateway: RestartableGateway, broker: Pulsar, how: str
 ) -> None:
-    pushers, application = Pushers(gateway), Application(gateway)
+    pushers, application = Pushers(gateway), IdempotentProducer(gateway)
     pushers.start()
     pushers.wait_for_answers(ANSWERS, RECOVER_SECONDS)
     before = memory(gateway)
@@ -190,7 +192,7 @@ def test_a_minute_without_pulsar_costs_no_acknowledged_record_and_no_memory_and_
     assert application.failures == []
     log = {
         offset: value.split(" ")[0]
-        for (_, offset), value in whole(gateway.bootstrap, 1).values.items()
+        for (_, offset), value in read_whole_log(gateway.bootstrap, 1).values.items()
     }
     assert [*log] == list(range(len(log)))
     told = {**pushers.stored, **application.stored}
@@ -200,12 +202,12 @@ def test_a_minute_without_pulsar_costs_no_acknowledged_record_and_no_memory_and_
         == application.sent
         == len(application.stored)
     )
-    gateway.lives()
-    assert gateway.bugs() == []
+    gateway.assert_running()
+    assert gateway.unexpected_errors() == []
 
 
 def test_without_pulsar_for_good_the_gateway_says_so_still_answers_and_ends_when_asked(
-    gateway: Gateway, broker: Pulsar, tmp_path: Path
+    gateway: RestartableGateway, broker: Pulsar, tmp_path: Path
 ) -> None:
     pushers = Pushers(gateway)
     pushers.start()
@@ -219,7 +221,7 @@ def test_without_pulsar_for_good_the_gateway_says_so_still_answers_and_ends_when
 
     said = [line for line in gateway.log().splitlines() if " warning " in line]
     assert any(TOPIC in line for line in said), "the log says which partition is not there"
-    assert gateway.bugs() == []
+    assert gateway.unexpected_errors() == []
     code, seconds = Process(gateway.process, tmp_path / "gateway.log").stop_measured(
         Stopwatch(gateway)
     )
@@ -227,7 +229,7 @@ def test_without_pulsar_for_good_the_gateway_says_so_still_answers_and_ends_when
     assert seconds < END_SECONDS
 
 
-def finds_its_way(gateway: Gateway) -> None:
+def finds_its_way(gateway: RestartableGateway) -> None:
     """A client that comes anew is told what is spoken and who leads."""
     with gateway.peer() as peer:
         assert peer.request(ApiVersionsRequest(), ApiVersionsResponse, 0).error_code == 0
@@ -238,18 +240,18 @@ def finds_its_way(gateway: Gateway) -> None:
     assert [broker.port for broker in reply.brokers] == [gateway.port]
 
 
-def watched(gateway: Gateway, seconds: float) -> int:
+def watched(gateway: RestartableGateway, seconds: float) -> int:
     """The most memory that it had in so much time; it is alive all the while."""
     end = time.monotonic() + seconds
     most = 0
     while time.monotonic() < end:
-        gateway.lives()
+        gateway.assert_running()
         most = max(most, memory(gateway))
         time.sleep(0.2)
     return most
 
 
-def memory(gateway: Gateway) -> int:
+def memory(gateway: RestartableGateway) -> int:
     """Bytes of its own."""
     (line,) = [
         line

@@ -16,22 +16,22 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 
 from tests.legacy_clients.brokers import are_required, in_pulsar
 from tests.peers.cache import CannotInstall
-from tests.peers.chaos.observers import stands, whole
-from tests.peers.chaos.servers import Gateway, Supervised
-from tests.peers.chaos.stages import BROKER_MEMORY, ONE_BOOKIE
+from tests.peers.chaos.observers import committed_offsets, read_whole_log
+from tests.peers.chaos.servers import RestartableGateway, RetryingGateway
+from tests.peers.chaos.setups import BROKER_MEMORY, ONE_BOOKIE
 from tests.peers.gateway import Stopwatch, one_record
 from tests.peers.pulsar import Pulsar
-from tests.peers.relay import Between
+from tests.peers.pulsar_relay import PulsarRelays
 from tests.peers.tenant import Tenant
 from tests.peers.verifiable import TOPIC
-from tests.peers.writing import (
+from tests.peers.writers import (
     GROUP,
-    Application,
+    IdempotentProducer,
     Writers,
+    assert_written_in_turn,
     commit,
-    committed_as,
-    queued,
-    taken_in_turn,
+    commit_error_code,
+    paused_with_queue,
 )
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -74,8 +74,8 @@ class Holders:
         self._tenant = Tenant.make(broker.service_url, broker.admin_url)
         self._store = in_pulsar(self._tenant)
 
-    def start(self, name: str) -> Gateway:
-        gateway = Gateway(self._folder, self._store, {"num_partitions": 1}, name)
+    def start(self, name: str) -> RestartableGateway:
+        gateway = RestartableGateway(self._folder, self._store, {"num_partitions": 1}, name)
         self._stack.callback(gateway.kill)
         gateway.launch()
         return gateway
@@ -112,7 +112,7 @@ def test_who_stood_still_until_the_broker_dropped_it_ends_without_harm_where_ano
     first = Writers(gateway, "first")
     first.start()
     first.wait_for_answers()
-    with queued(gateway, "first"):
+    with paused_with_queue(gateway, "first"):
         print(f"dropped after {holders.wait_until_dropped():.1f} s")
         other = holders.start("second")
         second = Writers(other, "second")
@@ -123,15 +123,15 @@ def test_who_stood_still_until_the_broker_dropped_it_ends_without_harm_where_ano
 
         gateway.resume()
         assert gateway.process.wait(END_SECONDS) == 1, gateway.log()
-    assert gateway.says("taken")
+    assert gateway.has_logged("taken")
     first.stop()
     second.wait_for_answers()
     second.stop()
-    taken_in_turn(whole(other.bootstrap, 1), first, second)
+    assert_written_in_turn(read_whole_log(other.bootstrap, 1), first, second)
     with other.peer() as peer:
-        assert stands(peer, GROUP, 1) == {0: 9}
-    assert not other.says("partition fenced"), "who lost the topics took one back"
-    assert gateway.bugs() == other.bugs() == []
+        assert committed_offsets(peer, GROUP, 1) == {0: 9}
+    assert not other.has_logged("partition fenced"), "who lost the topics took one back"
+    assert gateway.unexpected_errors() == other.unexpected_errors() == []
 
 
 def test_who_stood_still_until_the_broker_dropped_it_goes_on_where_nobody_has_taken_the_topics(
@@ -141,16 +141,16 @@ def test_who_stood_still_until_the_broker_dropped_it_goes_on_where_nobody_has_ta
     with gateway.peer() as peer:
         peer.create_topic(TOPIC)
         commit(peer, 5)
-    writers, application = Writers(gateway, "plain"), Application(gateway)
+    writers, application = Writers(gateway, "plain"), IdempotentProducer(gateway)
     writers.start()
     writers.wait_for_answers()
-    with queued(gateway, "plain") as committer:
+    with paused_with_queue(gateway, "plain") as committer:
         holders.wait_until_dropped()
         gateway.resume()
         writers.wait_for_answers()
         assert committer.receive() is not None
     with gateway.peer() as peer:
-        assert stands(peer, GROUP, 1) == {0: 6}, "what waited in its sockets was done"
+        assert committed_offsets(peer, GROUP, 1) == {0: 6}, "what waited in its sockets was done"
     nothing_is_lost(gateway, writers, application)
 
 
@@ -159,7 +159,7 @@ def test_a_network_that_swallows_everything_is_seen_and_answered_and_recovered_f
     tmp_path: Path, broker: Pulsar
 ) -> None:
     tenant = Tenant.make(broker.service_url, broker.admin_url)
-    with Between(tenant.settings()) as between, ExitStack() as stack:
+    with PulsarRelays(tenant.settings()) as between, ExitStack() as stack:
         relayed = replace(
             tenant, service_url=between.settings.service_url, admin_url=between.settings.admin_url
         )
@@ -167,20 +167,20 @@ def test_a_network_that_swallows_everything_is_seen_and_answered_and_recovered_f
             "num_partitions": 1,
             "pulsar_send_timeout_ms": SEND_TIMEOUT_MS,
         }
-        gateway = Supervised(tmp_path, in_pulsar(relayed), settings)
+        gateway = RetryingGateway(tmp_path, in_pulsar(relayed), settings)
         stack.callback(gateway.kill)
         gateway.launch()
         with gateway.peer() as peer:
             peer.create_topic(TOPIC)
             commit(peer, 5)
-        writers, application = Writers(gateway, "plain"), Application(gateway)
+        writers, application = Writers(gateway, "plain"), IdempotentProducer(gateway)
         writers.start()
         writers.wait_for_answers()
         with between.cut():
             began = time.monotonic()
             is_answered(gateway)
             while time.monotonic() < began + SILENT_SECONDS:
-                gateway.lives()
+                gateway.assert_running()
                 time.sleep(0.1)
         began = time.monotonic()
         writers.wait_for_answers(seconds=RECOVER_SECONDS)
@@ -191,17 +191,17 @@ def test_a_network_that_swallows_everything_is_seen_and_answered_and_recovered_f
         print(f"committed again {time.monotonic() - began:.1f} s after bytes flow")
         assert writers.codes, "whoever writes is told that it is not stored"
         assert not [code for code in writers.codes if not for_code(code).retriable], writers.codes
-        assert gateway.says("partition fenced")
+        assert gateway.has_logged("partition fenced")
         nothing_is_lost(gateway, writers, application)
 
 
-def is_answered(gateway: Gateway) -> None:
+def is_answered(gateway: RestartableGateway) -> None:
     """Everybody, in time, although Pulsar says nothing."""
     with gateway.peer(seconds=ANSWER_SECONDS) as peer:
         began = time.monotonic()
         refused = peer.produce(TOPIC, one_record(b"lost"))
         assert for_code(refused.error_code).retriable, refused
-        assert for_code(committed_as(peer, 6)).retriable
+        assert for_code(commit_error_code(peer, 6)).retriable
         print(f"a producer and a committer were answered after {time.monotonic() - began:.1f} s")
     with gateway.peer() as peer:
         watch = Stopwatch(gateway)
@@ -213,27 +213,29 @@ def is_answered(gateway: Gateway) -> None:
         assert [topic.error_code for topic in peer.request(asked, MetadataResponse, 4).topics] == [
             0
         ]
-        assert stands(peer, GROUP, 1) in ({0: 5}, None)
+        assert committed_offsets(peer, GROUP, 1) in ({0: 5}, None)
         assert watch.seconds() < AT_ONCE_SECONDS
 
 
-def commits_again(gateway: Gateway, offset: int) -> None:
+def commits_again(gateway: RestartableGateway, offset: int) -> None:
     """As clients do: until it is taken."""
     end = time.monotonic() + RECOVER_SECONDS
     with gateway.peer(seconds=ANSWER_SECONDS) as peer:
-        while code := committed_as(peer, offset):
+        while code := commit_error_code(peer, offset):
             assert for_code(code).retriable
             assert time.monotonic() < end, gateway.log()
             time.sleep(0.1)
-        assert stands(peer, GROUP, 1) == {0: offset}
+        assert committed_offsets(peer, GROUP, 1) == {0: offset}
 
 
-def nothing_is_lost(gateway: Gateway, writers: Writers, application: Application) -> None:
+def nothing_is_lost(
+    gateway: RestartableGateway, writers: Writers, application: IdempotentProducer
+) -> None:
     writers.stop()
     application.stop()
     assert application.failures == []
     log: dict[int, Any] = {
-        offset: value for (_, offset), value in whole(gateway.bootstrap, 1).values.items()
+        offset: value for (_, offset), value in read_whole_log(gateway.bootstrap, 1).values.items()
     }
     assert [*log] == list(range(len(log)))
     told = {**writers.stored, **application.stored}
@@ -243,5 +245,5 @@ def nothing_is_lost(gateway: Gateway, writers: Writers, application: Application
         == application.sent
         == len(application.stored)
     )
-    gateway.lives()
-    assert gateway.bugs() == []
+    gateway.assert_running()
+    assert gateway.unexpected_errors() == []

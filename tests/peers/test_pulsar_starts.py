@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.peers.gateway import one_record
-from tests.peers.on_pulsar import ends, on, options
+from tests.peers.pulsar_gateway import gateway_arguments, gateway_on, run_to_exit
 from tests.peers.tenant import Tenant
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -75,7 +75,7 @@ def test_a_gateway_waits_for_bookies_and_serves_as_soon_as_there_are_some(
     waiting = threading.Thread(target=bring_them_back)
     waiting.start()
     try:
-        with on(settings, tmp_path, *IMPATIENT) as running, running.peer() as peer:
+        with gateway_on(settings, tmp_path, *IMPATIENT) as running, running.peer() as peer:
             assert was_told.is_set()
             peer.create_topic("orders")
             assert peer.produce("orders", one_record(b"v")).error_code == 0
@@ -96,7 +96,9 @@ def test_a_gateway_whose_pulsar_stays_without_bookies_ends_and_says_so(
 ) -> None:
     without_bookies(pulsar, settings, kind)
     try:
-        code, log = ends(*options(settings, *IMPATIENT), "--set", "pulsar_start_timeout_ms=1000")
+        code, log = run_to_exit(
+            *gateway_arguments(settings, *IMPATIENT), "--set", "pulsar_start_timeout_ms=1000"
+        )
     finally:
         pulsar.admin("DELETE", bookies(settings, kind))
     assert code == 1
@@ -119,7 +121,7 @@ def test_a_gateway_that_waits_for_bookies_ends_when_it_is_asked_to(
         "serve",
         "--listener",
         "PLAINTEXT://127.0.0.1:0",
-        *options(settings, *IMPATIENT),
+        *gateway_arguments(settings, *IMPATIENT),
     ]
     with (
         log.open("w") as errors,
@@ -140,11 +142,11 @@ def test_a_gateway_that_comes_right_after_one_that_was_killed_serves(
 ) -> None:
     """As a supervisor starts it: no wait for the broker to notice."""
     for number in range(2):
-        with on(settings, tmp_path) as running, running.peer() as peer:
+        with gateway_on(settings, tmp_path) as running, running.peer() as peer:
             peer.create_topic("orders")
             assert peer.produce("orders", one_record(b"v")).error_code == 0, number
             running.process.kill()
             running.process.wait()
-            with on(settings, tmp_path) as again, again.peer() as other:
+            with gateway_on(settings, tmp_path) as again, again.peer() as other:
                 assert other.produce("orders", one_record(b"w")).error_code == 0
                 again.process.kill()

@@ -10,7 +10,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from tests.legacy_clients.clients import Record, Span, consume, produce, table
-from tests.peers.sides import Sides, side_by_side
+from tests.peers.comparison import ComparedBrokers, side_by_side
 from tests.peers.test_admin_clients import agree, installed, java
 
 pytestmark = [
@@ -20,14 +20,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]:
     with side_by_side(tmp_path_factory.mktemp("gateway")) as both:
         yield both
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_a_java_producer_is_told_which_records_of_a_batch_are_invalid(
-    sides: Sides, codec: str
+    sides: ComparedBrokers, codec: str
 ) -> None:
     ours, theirs = sides.run([*installed(lambda: java("InvalidRecords.java", "3.9.2")), codec])
     agree(ours, theirs)
@@ -40,7 +40,7 @@ LOG_APPEND_TIME = 1
 @pytest.mark.parametrize("producer", ["java-0.9.0.1", "java-0.10.0.1"])
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_consumers_see_the_append_time_of_what_old_producers_sent(
-    sides: Sides, producer: str, codec: str
+    sides: ComparedBrokers, producer: str, codec: str
 ) -> None:
     """Formats 0 and 1. The producers' own timestamps, where they have any, are of 1970."""
     topic = f"stamped-{producer}-{codec}"

@@ -7,7 +7,7 @@ import time
 import pulsar as client_library
 import pytest
 
-from tests.peers.relay import SEND, SEND_RECEIPT, Between
+from tests.peers.pulsar_relay import SEND, SEND_RECEIPT, PulsarRelays
 from tests.peers.tenant import rest
 
 pytestmark = pytest.mark.timeout(1800)
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 @pytest.fixture
 def between(pulsar):
-    with Between(pulsar.settings()) as relays:
+    with PulsarRelays(pulsar.settings()) as relays:
         yield relays
 
 
@@ -59,7 +59,7 @@ def test_what_is_lost_on_the_way_to_the_broker_is_not_stored_and_reads_go_on(
 ):
     producer = client.create_producer(topic)
     producer.send(b"before")
-    with between.losing(SEND):
+    with between.dropping(SEND):
         with pytest.raises(client_library.Timeout):
             hasty(client, topic).send(b"lost")
         assert stored(client, topic) == [b"before"]
@@ -72,7 +72,7 @@ def test_what_is_lost_on_the_way_back_is_stored_although_its_producer_does_not_k
     between, topic, client
 ):
     producer = hasty(client, topic)
-    with between.losing(SEND_RECEIPT):
+    with between.dropping(SEND_RECEIPT):
         with pytest.raises(client_library.Timeout):
             producer.send(b"unknown")
         # The broker may be slower than the producer is patient.
@@ -94,7 +94,7 @@ def test_the_client_is_never_led_past_the_relay(between, topic, client):
 def test_the_admin_api_can_be_asked_and_not_changed(between, topic):
     settings = between.settings
     api = f"{settings.admin_url}/admin/v2/persistent/{settings.tenant}/{settings.namespace}"
-    with between.losing():
+    with between.dropping():
         assert len(rest("GET", f"{api}/partitioned")[1]) == 1
         with pytest.raises(OSError):
             rest("PUT", f"{api}/bills/partitions", 1)

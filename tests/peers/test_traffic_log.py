@@ -43,8 +43,8 @@ from kafka.protocol.sasl import (
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from tests.certificates import Authority
 from tests.compat.records.building import NONE, Sample, batch, message_set, wrapper
-from tests.peers.gateway import Stopwatch, framed, gateway, one_record, producing
-from tests.peers.traffic import lines_of, rows_of, waits_for
+from tests.peers.gateway import Stopwatch, encode_request, gateway, one_record, produce_request
+from tests.peers.traffic_rows import read_lines, read_rows, wait_for_rows
 
 pytestmark = [pytest.mark.peer]
 
@@ -207,7 +207,7 @@ def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
             named = ApiVersionsRequest(
                 client_software_name="library", client_software_version="1.2.3"
             )
-            peer.send(framed(named, 3))
+            peer.send(encode_request(named, 3))
             assert peer.receive()
             assert logs_in(peer, 1, f"{SECRET}-password")
             produces_secrets(peer)
@@ -231,10 +231,10 @@ def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
         # A shutdown leaves the file little time: only its last rows may be missing.
         waits_until(lambda: len(reasons(log)) == 6)
         assert server.stop() == 0
-    text = b"".join(lines_of(log))
+    text = b"".join(read_lines(log))
     assert SECRET.encode() not in text
     assert b"alice" in text
-    rows = rows_of(log)
+    rows = read_rows(log)
     # A refused log-in is closed a while later, so the next connection may be gone before.
     assert sorted(reasons(log)) == [
         "client",
@@ -265,7 +265,7 @@ def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
 
 def reasons(log):
     """The reasons why connections ended, one for each ended connection."""
-    return [row["reason"] for row in rows_of(log) if row.get("event") == "closed"]
+    return [row["reason"] for row in read_rows(log) if row.get("event") == "closed"]
 
 
 def test_addresses_are_hidden_where_there_is_a_salt(tmp_path):
@@ -276,10 +276,10 @@ def test_addresses_are_hidden_where_there_is_a_salt(tmp_path):
             with server.peer() as peer:
                 peer.create_topic(TOPIC)
         assert server.stop() == 0
-    text = b"".join(lines_of(log))
+    text = b"".join(read_lines(log))
     assert b"127.0.0.1" not in text
     assert b"pepper" not in text
-    assert len({row["peer"] for row in rows_of(log) if row["kind"] == "connection"}) == 1
+    assert len({row["peer"] for row in read_rows(log) if row["kind"] == "connection"}) == 1
 
 
 def test_a_gateway_that_is_killed_leaves_all_but_the_last_interval_and_the_next_one_finishes_its_file(
@@ -290,21 +290,21 @@ def test_a_gateway_that_is_killed_leaves_all_but_the_last_interval_and_the_next_
     with gateway(tmp_path, "--traffic-log", str(log), **interval) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
         assert peer.produce(TOPIC, one_record(b"v")).error_code == 0
-        assert waits_for(log, lambda row: row.get("topic") == TOPIC and row.get("records") == 1)
+        assert wait_for_rows(log, lambda row: row.get("topic") == TOPIC and row.get("records") == 1)
         server.process.kill()
         server.process.wait()
     (left,) = log.rglob("*.jsonl")
     with left.open("ab") as file:
         file.write(b'{"kind":"usage","v":1,"at":17')
-    before = lines_of(log)
+    before = read_lines(log)
     with gateway(tmp_path, "--traffic-log", str(log), **interval) as server:
         with server.peer() as peer:
             peer.create_topic(TOPIC)
         waits_until(lambda: not left.exists() and len(reasons(log)) == 1)
         assert not left.exists()
         assert server.stop() == 0
-    assert lines_of(log)[: len(before)] == before
-    assert len({row["connection"] for row in rows_of(log)}) == 2
+    assert read_lines(log)[: len(before)] == before
+    assert len({row["connection"] for row in read_rows(log)}) == 2
 
 
 def test_a_gateway_that_is_killed_under_load_loses_no_more_than_the_last_interval(tmp_path):
@@ -317,7 +317,7 @@ def test_a_gateway_that_is_killed_under_load_loses_no_more_than_the_last_interva
     def written():
         return sum(
             row.get("records", 0)
-            for row in rows_of(log)
+            for row in read_rows(log)
             if row.get("topic") == TOPIC and row["api_key"] == 0
         )
 
@@ -356,7 +356,7 @@ def test_of_more_than_the_folder_may_hold_the_youngest_rows_are_kept(tmp_path):
             with server.peer() as peer:
                 # A name that cannot be compressed, so it takes few connections to be too much.
                 peer.send(
-                    framed(
+                    encode_request(
                         ApiVersionsRequest(
                             client_software_name=secrets.token_hex(200), client_software_version="1"
                         ),
@@ -372,7 +372,7 @@ def test_of_more_than_the_folder_may_hold_the_youngest_rows_are_kept(tmp_path):
         assert server.stop() == 0
     assert 0 < size_of(log) <= most
     # Most files are gone, and what is left is the end of all.
-    numbers = [row["sequence"] for row in rows_of(log)]
+    numbers = [row["sequence"] for row in read_rows(log)]
     assert numbers == list(range(numbers[0], numbers[-1] + 1))
     assert numbers[0] >= connections
     assert numbers[-1] + 1 >= 2 * connections
@@ -432,7 +432,7 @@ def test_two_gateways_share_a_folder_and_one_that_is_killed_loses_no_row_that_wa
                 with server.peer() as peer:
                     peer.create_topic(TOPIC)
         for node in (1, 2):
-            assert waits_for(
+            assert wait_for_rows(
                 log, lambda row, node=node: row["node"] == node and row["sequence"] == 30 * 4 - 1
             )
         first.process.kill()
@@ -451,7 +451,7 @@ def test_two_gateways_share_a_folder_and_one_that_is_killed_loses_no_row_that_wa
             assert again.stop() == 0
         assert second.stop() == 0
     numbers = {}
-    for row in rows_of(log):
+    for row in read_rows(log):
         numbers.setdefault((row["node"], row["connection"].split("-")[1]), []).append(
             row["sequence"]
         )
@@ -474,11 +474,11 @@ def test_the_version_of_tls_is_told_and_so_is_a_client_that_speaks_none(tmp_path
                 # With a goodbye, which not all clients say.
                 peer.socket = peer.socket.unwrap()
         with server.peer() as peer:
-            peer.send_bytes(framed(producing(TOPIC, one_record(b"v")), 7))
+            peer.send_bytes(encode_request(produce_request(TOPIC, one_record(b"v")), 7))
             assert peer.is_closed()
         waits_until(lambda: len(reasons(log)) == 3)
         assert server.stop() == 0
-    closed = [row for row in rows_of(log) if row.get("event") == "closed"]
+    closed = [row for row in read_rows(log) if row.get("event") == "closed"]
     assert [(row.get("tls"), row["protocol"], row["reason"]) for row in closed] == [
         ("TLSv1.2", "SSL", "client"),
         ("TLSv1.3", "SSL", "client"),
@@ -496,7 +496,7 @@ def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_clien
                 peer.create_topic(TOPIC)
                 assert peer.produce(TOPIC, one_record(b"v")).error_code == 0
         waits_until(lambda: len(reasons(log)) == 3)
-        least = len(rows_of(log))
+        least = len(read_rows(log))
         with server.peer() as peer:
             waits_until(lambda: peer.fetch(TRAFFIC_TOPIC, 0).high_watermark >= least)
         assert server.stop() == 0
@@ -518,7 +518,7 @@ def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_clien
         consumer.close()
     # A shutdown leaves topic and file little time: either may lack the last rows of the other.
     rows = [msgspec.json.decode(record.value) for record in records]
-    both = min(len(rows), len(rows_of(log)))
+    both = min(len(rows), len(read_rows(log)))
     assert both >= least
-    assert rows[:both] == rows_of(log)[:both]
+    assert rows[:both] == read_rows(log)[:both]
     assert len({row["connection"] for row in rows}) == 4

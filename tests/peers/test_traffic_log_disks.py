@@ -13,9 +13,9 @@ from kafka.protocol.producer.produce import ProduceResponse
 
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall, cached, command, fingerprint
-from tests.peers.gateway import MIB, Stopwatch, framed, gateway, one_record, producing
+from tests.peers.gateway import MIB, Stopwatch, encode_request, gateway, one_record, produce_request
 from tests.peers.test_full_disk import NAMESPACES, succeeds, write_for_ever
-from tests.peers.traffic import lines_of, rows_of, waits_for
+from tests.peers.traffic_rows import read_lines, read_rows, wait_for_rows
 
 pytestmark = [pytest.mark.peer]
 
@@ -60,7 +60,7 @@ def test_a_full_disk_costs_lines_and_no_service(tmp_path, volume):
     ):
         log = Path(f"/proc/{server.process.pid}/root{folder}")
         peer.create_topic(TOPIC)
-        assert waits_for(log, lambda row: row["kind"] == "usage")
+        assert wait_for_rows(log, lambda row: row["kind"] == "usage")
         filler = log / "of others"
         with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
             write_for_ever(file)
@@ -71,7 +71,7 @@ def test_a_full_disk_costs_lines_and_no_service(tmp_path, volume):
         assert reads_on(peer, lambda: bool(gaps(log)))
         assert server.process.poll() is None
         # Whatever was written is whole; what is being written soon is.
-        assert reads_on(peer, lambda: all(line.endswith(b"}") for line in lines_of(log)))
+        assert reads_on(peer, lambda: all(line.endswith(b"}") for line in read_lines(log)))
 
 
 def test_a_volume_that_becomes_read_only_costs_lines_until_it_is_writable_again(tmp_path, volume):
@@ -91,7 +91,7 @@ def test_a_volume_that_becomes_read_only_costs_lines_until_it_is_writable_again(
         ]
         log = Path(f"/proc/{server.process.pid}/root{folder}")
         peer.create_topic(TOPIC)
-        assert waits_for(log, lambda row: row["kind"] == "usage")
+        assert wait_for_rows(log, lambda row: row["kind"] == "usage")
         remounts([*inside, "remount,ro", str(folder)])
         # Not of a file that is finished: lines that were dropped show below.
         assert told(server, peer, "traffic rows dropped", "Read-only file system")
@@ -115,13 +115,13 @@ def test_a_folder_that_is_removed_is_made_again_and_what_was_in_it_is_told(tmp_p
         server.peer() as peer,
     ):
         peer.create_topic(TOPIC)
-        assert waits_for(log, lambda row: row["kind"] == "usage")
+        assert wait_for_rows(log, lambda row: row["kind"] == "usage")
         # Away in one go: it may be written there while its files are deleted one by one.
         shutil.rmtree(log.rename(tmp_path / "removed"))
         assert told(server, peer, "file was deleted")
         assert reads_on(peer, lambda: bool(list(log.rglob("*.jsonl"))))
         assert server.stop() == 0
-    rows = rows_of(log)
+    rows = read_rows(log)
     assert rows[-1]["reason"] == "drain"
     assert [row["sequence"] for row in rows] == list(
         range(rows[0]["sequence"], rows[-1]["sequence"] + 1)
@@ -165,7 +165,7 @@ def test_a_disk_that_hangs_costs_the_lines_that_find_no_room_and_no_service(tmp_
     ) as server:
         with server.peer() as peer:
             peer.create_topic(TOPIC)
-        assert waits_for(log, lambda row: row.get("event") == "closed")
+        assert wait_for_rows(log, lambda row: row.get("event") == "closed")
         orders.touch()
         memory = server.memory()
         waited = []
@@ -205,7 +205,7 @@ def told(server, peer, *words):
 def reads_on(peer, is_enough, seconds=120):
     """Whether it was enough in time; meanwhile there is something to be written down."""
     for _ in range(seconds * 10):
-        peer.send(framed(producing(TOPIC, one_record(os.urandom(10))), 7))
+        peer.send(encode_request(produce_request(TOPIC, one_record(os.urandom(10))), 7))
         assert (
             ProduceResponse.decode(peer.receive()[4:], version=7)
             .responses[0]
@@ -221,5 +221,5 @@ def reads_on(peer, is_enough, seconds=120):
 
 def gaps(log):
     """Numbers that are missing between those that are there."""
-    numbers = [row["sequence"] for row in rows_of(log)]
+    numbers = [row["sequence"] for row in read_rows(log)]
     return sorted(set(range(max(numbers))) - set(numbers)) if numbers else []

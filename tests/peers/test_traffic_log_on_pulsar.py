@@ -15,12 +15,12 @@ from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersions
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
-from tests.peers.chaos.stages import BROKER_MEMORY, ONE_BOOKIE
-from tests.peers.gateway import Gateway, Peer, Stopwatch, one_record
-from tests.peers.on_pulsar import bootstrap, on
+from tests.peers.chaos.setups import BROKER_MEMORY, ONE_BOOKIE
+from tests.peers.gateway import GatewayProcess, Peer, Stopwatch, one_record
 from tests.peers.pulsar import Pulsar
+from tests.peers.pulsar_gateway import bootstrap, gateway_on
 from tests.peers.tenant import Tenant
-from tests.peers.traffic import Row, rows_of, waits_for
+from tests.peers.traffic_rows import Row, read_rows, wait_for_rows
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
@@ -49,11 +49,13 @@ def logging_to(log: Path) -> list[str]:
     return ["--traffic-log", str(log), "--traffic-topic", "--set", "traffic_log_interval_ms=1000"]
 
 
-def produces(peer: Peer) -> int:
+def produce(peer: Peer) -> int:
     return int(peer.produce(TOPIC, one_record(b"v")).error_code)
 
 
-def in_topic(running: Gateway, seconds: float = 240.0, after: float | None = None) -> list[Row]:
+def in_topic(
+    running: GatewayProcess, seconds: float = 240.0, after: float | None = None
+) -> list[Row]:
     """The rows of the topic up to its end, or up to the first behind that number, or until nothing came for so long."""
     consumer = KafkaConsumer(
         TRAFFIC_TOPIC,
@@ -81,22 +83,22 @@ def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(
     log = tmp_path / "traffic"
     stored: list[int] = []
     for _ in range(2):
-        before = len(rows_of(log))
-        with on(
+        before = len(read_rows(log))
+        with gateway_on(
             settings, tmp_path, *logging_to(log), "--set", f"entry_format={entry_format}"
         ) as running:
             with running.peer() as peer:
                 peer.create_topic(TOPIC)
-                assert produces(peer) == 0
+                assert produce(peer) == 0
             assert _closed(log, before)
-            stored.append(len(rows_of(log)) - before)
+            stored.append(len(read_rows(log)) - before)
             _waits_for_the_topic(running, before + stored[-1])
             assert running.stop() == 0
     processes: dict[str, list[Row]] = {}
-    for row in rows_of(log):
+    for row in read_rows(log):
         processes.setdefault(_process_of(row), []).append(row)
     assert len(processes) == 2
-    with on(settings, tmp_path) as running:
+    with gateway_on(settings, tmp_path) as running:
         found = in_topic(running)
         assert running.stop() == 0
     # A shutdown leaves the topic little time: the last rows of each process may be missing.
@@ -111,13 +113,13 @@ def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers
     broker: Pulsar, settings: Any, tmp_path: Path
 ) -> None:
     log = tmp_path / "traffic"
-    with on(
+    with gateway_on(
         settings, tmp_path, *logging_to(log), "--set", f"pulsar_send_timeout_ms={SEND_TIMEOUT_MS}"
     ) as running:
         with running.peer() as peer:
             peer.create_topic(TOPIC)
-            assert produces(peer) == 0
-        assert waits_for(log, lambda row: row.get("topic") == TOPIC)
+            assert produce(peer) == 0
+        assert wait_for_rows(log, lambda row: row.get("topic") == TOPIC)
         _waits_for_the_topic(running)
         broker.kill()
         try:
@@ -128,15 +130,15 @@ def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers
                     for line in running.lines()
                 ),
             )
-            during = rows_of(log)[-1]["sequence"]
+            during = read_rows(log)[-1]["sequence"]
         finally:
             broker.launch()
         _serves_again(running)
         assert in_topic(running, RECOVER_SECONDS, during)[-1]["sequence"] > during
         assert running.stop() == 0
-    written = rows_of(log)
+    written = read_rows(log)
     assert [row["sequence"] for row in written] == list(range(len(written)))
-    with on(settings, tmp_path) as running:
+    with gateway_on(settings, tmp_path) as running:
         found = in_topic(running)
         assert running.stop() == 0
     numbers = [row["sequence"] for row in found]
@@ -155,13 +157,13 @@ def _closed(log: Path, before: int) -> bool:
     """Wait for a row that ends a connection, after the first `before` rows."""
     end = time.monotonic() + RECOVER_SECONDS
     while time.monotonic() < end:
-        if any(row.get("event") == "closed" for row in rows_of(log)[before:]):
+        if any(row.get("event") == "closed" for row in read_rows(log)[before:]):
             return True
         time.sleep(0.05)
     return False
 
 
-def _waits_for_the_topic(running: Gateway, rows: int = 1) -> None:
+def _waits_for_the_topic(running: GatewayProcess, rows: int = 1) -> None:
     """Until so many rows are in it: the file has rows long before the topic is made."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap(running))
     try:
@@ -176,7 +178,7 @@ def _waits_for_the_topic(running: Gateway, rows: int = 1) -> None:
         consumer.close()
 
 
-def _asks_until(running: Gateway, is_enough: Any) -> None:
+def _asks_until(running: GatewayProcess, is_enough: Any) -> None:
     """Connections come and go, and are served at once, until it is so."""
     end = time.monotonic() + RECOVER_SECONDS
     while not is_enough():
@@ -188,11 +190,11 @@ def _asks_until(running: Gateway, is_enough: Any) -> None:
         time.sleep(0.2)
 
 
-def _serves_again(running: Gateway) -> None:
+def _serves_again(running: GatewayProcess) -> None:
     end = time.monotonic() + RECOVER_SECONDS
     while True:
         with running.peer() as peer:
-            if produces(peer) == 0:
+            if produce(peer) == 0:
                 return
         assert time.monotonic() < end, "\n".join(running.lines())
         time.sleep(0.5)

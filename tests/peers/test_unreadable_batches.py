@@ -14,7 +14,7 @@ from tests.legacy_clients.brokers import are_required
 from tests.legacy_clients.clients import Record, Span, consume, table
 from tests.legacy_clients.install import install
 from tests.peers.cache import CannotInstall
-from tests.peers.gateway import Gateway, gateway
+from tests.peers.gateway import GatewayProcess, gateway
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("unreadable")]
 
@@ -23,12 +23,12 @@ TOLD = "unreadable records skipped"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with gateway(tmp_path_factory.mktemp("gateway")) as started:
         yield started
 
 
-def stores(running: Gateway, topic: str, *batches: bytes) -> None:
+def stores(running: GatewayProcess, topic: str, *batches: bytes) -> None:
     with running.peer() as peer:
         peer.create_topic(topic)
         for one in batches:
@@ -45,7 +45,7 @@ def unreadable(codec: int = NONE, timestamp: int = 1000) -> bytes:
     )
 
 
-def reads(client: str, running: Gateway, topic: str, count: int) -> list[Record]:
+def reads(client: str, running: GatewayProcess, topic: str, count: int) -> list[Record]:
     with unless_it_is_missing():
         return consume(
             table()[client], "{}:{}".format(*running.address), [Span(topic, 0, 0, count)]

@@ -23,9 +23,9 @@ from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchRespons
 
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
-from tests.peers.gateway import Gateway, gateway
+from tests.peers.gateway import GatewayProcess, gateway
 from tests.peers.kafka import free_ports
-from tests.peers.verifiable import GROUP, TOPIC, Consumer, Producer, Tool
+from tests.peers.verifiable import GROUP, TOPIC, ToolProcess, VerifiableConsumer, VerifiableProducer
 
 pytestmark = [pytest.mark.peer]
 
@@ -55,9 +55,9 @@ class Scene:
         self._stack = stack
         self._session_ms = session_ms
         self._gateway: Any = None
-        self.gateway: Gateway | None = None
-        self.producers: list[Producer] = []
-        self.consumers: list[Consumer] = []
+        self.gateway: GatewayProcess | None = None
+        self.producers: list[VerifiableProducer] = []
+        self.consumers: list[VerifiableConsumer] = []
         self.read: dict[tuple[int, int], str] = {}
         self.committed: dict[int, int] = {}
         self._stood: dict[int, int] = {}
@@ -78,26 +78,26 @@ class Scene:
             self._gateway.__exit__(None, None, None)
             self._gateway = None
 
-    def produce(self, config: Mapping[str, str]) -> Producer:
-        producer = Producer(self._folder, self.bootstrap, len(self.producers), config)
+    def produce(self, config: Mapping[str, str]) -> VerifiableProducer:
+        producer = VerifiableProducer(self._folder, self.bootstrap, len(self.producers), config)
         self._stack.callback(producer.close)
         self.producers.append(producer)
         return producer
 
-    def join(self) -> Consumer:
+    def join(self) -> VerifiableConsumer:
         number = len(list(self._folder.glob("consumer-*.jsonl")))
-        consumer = Consumer(
+        consumer = VerifiableConsumer(
             self._folder, self.bootstrap, number, self._session_ms, self.read, self.committed
         )
         self._stack.callback(consumer.close)
         self.consumers.append(consumer)
         return consumer
 
-    def leave(self, consumer: Consumer) -> None:
+    def leave(self, consumer: VerifiableConsumer) -> None:
         self.consumers.remove(consumer)
         consumer.finish()
 
-    def tools(self) -> Sequence[Tool]:
+    def tools(self) -> Sequence[ToolProcess]:
         return [*self.producers, *self.consumers]
 
     def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
@@ -130,13 +130,13 @@ class Scene:
         assert " error " not in self.log()
         self.kill()
         for tool in self.tools():
-            tool.is_held(True)
+            tool.set_paused(True)
         self.start()
         for tool in self.tools():
             tool.receive()
         self.looks_where_the_group_stands()
         for tool in self.tools():
-            tool.is_held(False)
+            tool.set_paused(False)
 
     def looks_where_the_group_stands(self) -> None:
         """Not before what its members were told, not before where it stood the last time, and not beyond what they had read."""

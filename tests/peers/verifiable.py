@@ -23,7 +23,7 @@ Stored = tuple[int, int, str]
 """Partition, offset, value."""
 
 
-class Tool(ABC):
+class ToolProcess(ABC):
     """A process, and what it has said: a line of JSON for each event."""
 
     def __init__(self, folder: Path, name: str, argv: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ class Tool(ABC):
     def handle(self, event: Any) -> None:
         """One of the events that its documentation lists."""
 
-    def is_held(self, held: bool) -> None:
+    def set_paused(self, held: bool) -> None:
         """Stop the process, all its threads before this returns, or resume it."""
         self.process.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
         if held:
@@ -70,7 +70,7 @@ class Tool(ABC):
         return f"{self.name}: {self._errors.read_text(errors='replace')[-2000:]}"
 
 
-def of_kafka(main: str, *arguments: str) -> list[str]:
+def kafka_tool(main: str, *arguments: str) -> list[str]:
     """The argv of one of the tools of the reference's version."""
     # The second compiler only pays for those who live longer.
     command, *rest = java(
@@ -79,7 +79,7 @@ def of_kafka(main: str, *arguments: str) -> list[str]:
     return [command, "-XX:TieredStopAtLevel=1", *rest]
 
 
-class Producer(Tool):
+class VerifiableProducer(ToolProcess):
     def __init__(
         self, folder: Path, bootstrap: str, number: int, config: Mapping[str, str]
     ) -> None:
@@ -96,7 +96,7 @@ class Producer(Tool):
             "--producer.config",
             str(file),
         )
-        super().__init__(folder, f"producer-{number}", of_kafka("VerifiableProducer", *arguments))
+        super().__init__(folder, f"producer-{number}", kafka_tool("VerifiableProducer", *arguments))
         self.stored: list[Stored] = []
         self.failed: list[str] = []
         self.sent = 0
@@ -111,7 +111,7 @@ class Producer(Tool):
                 self.sent = event["sent"]
 
 
-class Consumer(Tool):
+class VerifiableConsumer(ToolProcess):
     """`read` and `committed` (partition -> next offset) are those of the whole group."""
 
     def __init__(
@@ -131,7 +131,9 @@ class Consumer(Tool):
             "--reset-policy",
             "earliest",
         )
-        argv = of_kafka("VerifiableConsumer", "--bootstrap-server", bootstrap, "--verbose", *group)
+        argv = kafka_tool(
+            "VerifiableConsumer", "--bootstrap-server", bootstrap, "--verbose", *group
+        )
         super().__init__(folder, f"consumer-{number}", argv)
         self.read = read
         self.committed = committed

@@ -14,7 +14,7 @@ import pytest
 
 from tests.peers.cache import CannotInstall
 from tests.peers.gateway import gateway, one_record
-from tests.peers.traffic import rows_of
+from tests.peers.traffic_rows import read_rows
 from tests.reports.conftest import FOR_SMALL_TABLES
 from tests.reports.terminal import running_in
 from tests.reports.traffic_logs import Process, ms
@@ -123,7 +123,7 @@ def test_rows_of_topic_and_files_count_once_despite_killed_process(spark, follow
         followed = there()
         assert server.stop() == 0
     everything = sorted(
-        (row["connection"].rpartition("-")[0], row["sequence"]) for row in rows_of(log)
+        (row["connection"].rpartition("-")[0], row["sequence"]) for row in read_rows(log)
     )
     assert set(first) < set(followed) < set(everything)
     assert len(followed) == len(set(followed))

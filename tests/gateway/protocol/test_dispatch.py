@@ -19,7 +19,7 @@ from gateway.protocol.routes import ROUTES, DelayedReply, Route
 from gateway.protocol.wire.api_keys import ApiKey
 from tests.fakes.broker import open_environment
 from tests.fakes.connection import PEER, Client, events, plain_frame, versions
-from tests.peers.gateway import fetching, framed
+from tests.peers.gateway import encode_request, fetch_request
 
 PRODUCE, OTHER, TAGGED = ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.FETCH
 
@@ -315,8 +315,8 @@ WAIT_MS = 30_000
 
 
 def fetch(number, version=4):
-    return framed(
-        fetching("orders", 0, version, max_wait_ms=WAIT_MS), version, correlation_id=number
+    return encode_request(
+        fetch_request("orders", 0, version, max_wait_ms=WAIT_MS), version, correlation_id=number
     )
 
 

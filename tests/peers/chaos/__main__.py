@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.peers.chaos.clients import are_installed
-from tests.peers.chaos.faults import planned
-from tests.peers.chaos.report import picture, told
-from tests.peers.chaos.stages import STAGES
+from tests.peers.chaos.clients import install_clients
+from tests.peers.chaos.faults import plan_faults
+from tests.peers.chaos.report import draw_svg, summary
+from tests.peers.chaos.setups import SETUPS
 
 
 def arguments() -> argparse.Namespace:
@@ -24,7 +24,7 @@ def arguments() -> argparse.Namespace:
         help="that of an earlier run, to have its faults again",
     )
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--store", choices=sorted(STAGES), default="pulsar")
+    parser.add_argument("--store", choices=sorted(SETUPS), default="pulsar")
     parser.add_argument(
         "--plot",
         type=Path,
@@ -41,23 +41,23 @@ def main() -> int:
     asked = arguments()
     # Whatever ends it ends all that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    stage = STAGES[asked.store]
-    faults = planned(asked.seed, asked.minutes * 60, stage.kinds)
+    stage = SETUPS[asked.store]
+    faults = plan_faults(asked.seed, asked.minutes * 60, stage.kinds)
     print(
         f"seed {asked.seed}, {asked.minutes:g} minutes on {asked.store}",
         *faults,
         sep="\n",
         flush=True,
     )
-    are_installed()
+    install_clients()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="kopgate-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"what everybody says goes to {folder}", flush=True)
-    outcome = stage.plays(folder, faults, asked.minutes * 60, lambda line: print(line, flush=True))
-    print("", told(outcome), sep="\n")
+    outcome = stage.run(folder, faults, asked.minutes * 60, lambda line: print(line, flush=True))
+    print("", summary(outcome), sep="\n")
     if asked.plot:
         asked.plot.write_text(
-            picture(outcome.recoveries, f"Time to recover, seed {asked.seed}, {asked.store}")
+            draw_svg(outcome.recoveries, f"Time to recover, seed {asked.seed}, {asked.store}")
         )
     return 1 if outcome.complaints else 0
 

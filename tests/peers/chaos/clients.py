@@ -12,8 +12,8 @@ from tests.legacy_clients.clients import table
 from tests.legacy_clients.install import install
 from tests.peers import jvm
 from tests.peers.cache import cached, command, fingerprint, maven_jars
-from tests.peers.chaos.evidence import Commits, Sent, Sightings
-from tests.peers.verifiable import END_SECONDS, TOPIC, Tool
+from tests.peers.chaos.evidence import Commits, Observations, ProducerRecords
+from tests.peers.verifiable import END_SECONDS, TOPIC, ToolProcess
 
 MEMBER = Path(__file__).parent.parent / "members" / "Member.java"
 #: Of those who find the broker's silence too long by themselves, as applications do; the longest pauses are longer.
@@ -24,7 +24,7 @@ JVM = ("-Xmx96m", *jvm.CLIENT)
 
 
 @dataclass(frozen=True, slots=True)
-class Producing:
+class ProducerVersion:
     """A version of VerifiableProducer. `prefix` is what its values begin with: that of 0.9 knows none."""
 
     version: str
@@ -62,23 +62,25 @@ class Producing:
         )
 
 
-FOR_EVER = {
+RETRY_FOREVER = {
     "retries": str((1 << 31) - 1),
     "request.timeout.ms": str(REQUEST_MS),
     "reconnect.backoff.max.ms": "500",
 }
 
 PRODUCERS = (
-    Producing("0.9.0.1", {"retries": FOR_EVER["retries"], "request.timeout.ms": "30000"}),
-    Producing(
+    ProducerVersion(
+        "0.9.0.1", {"retries": RETRY_FOREVER["retries"], "request.timeout.ms": "30000"}
+    ),
+    ProducerVersion(
         "1.1.1",
-        {**FOR_EVER, "request.timeout.ms": "30000", "enable.idempotence": "true"},
+        {**RETRY_FOREVER, "request.timeout.ms": "30000", "enable.idempotence": "true"},
         True,
         "1",
     ),
-    Producing(
+    ProducerVersion(
         "4.3.1",
-        {**FOR_EVER, "delivery.timeout.ms": "600000", "enable.idempotence": "true"},
+        {**RETRY_FOREVER, "delivery.timeout.ms": "600000", "enable.idempotence": "true"},
         True,
         "4",
         ("--bootstrap-server", "--command-config"),
@@ -87,14 +89,19 @@ PRODUCERS = (
 """Formats 0 and 2, one that may send twice and two that must not."""
 
 
-class Producer(Tool):
+class ChaosProducer(ToolProcess):
     def __init__(
-        self, folder: Path, bootstrap: str, kind: Producing, pace: int, sightings: Sightings
+        self,
+        folder: Path,
+        bootstrap: str,
+        kind: ProducerVersion,
+        pace: int,
+        sightings: Observations,
     ) -> None:
         properties = folder / f"{kind.name}.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in kind.config.items()))
         super().__init__(folder, f"producer-{kind.name}", kind.argv(bootstrap, pace, properties))
-        self.sent = Sent(kind.name, kind.prefix, kind.is_idempotent)
+        self.sent = ProducerRecords(kind.name, kind.prefix, kind.is_idempotent)
         self.failed: list[str] = []
         self._sightings = sightings
 
@@ -109,7 +116,7 @@ class Producer(Tool):
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
+class GroupLibrary:
     """A library whose members make a group of their own."""
 
     name: str
@@ -151,22 +158,22 @@ def _confluent(name: str) -> Callable[[], Sequence[str]]:
 CLASSIC = {"session.timeout.ms": str(SESSION_MS), "heartbeat.interval.ms": "1000"}
 
 GROUPS = (
-    Joining("java-0.9.0.1", _java("java-0.9.0.1"), CLASSIC),
-    Joining("confluent-1.0.0", _confluent("confluent-1.0.0"), CLASSIC),
-    Joining("java-4.4.0", _java("java-4.4.0"), {"group.protocol": "consumer"}),
+    GroupLibrary("java-0.9.0.1", _java("java-0.9.0.1"), CLASSIC),
+    GroupLibrary("confluent-1.0.0", _confluent("confluent-1.0.0"), CLASSIC),
+    GroupLibrary("java-4.4.0", _java("java-4.4.0"), {"group.protocol": "consumer"}),
 )
 
 
-class Member(Tool):
+class ChaosMember(ToolProcess):
     """What it says that it read is committed."""
 
     def __init__(
         self,
         folder: Path,
         bootstrap: str,
-        kind: Joining,
+        kind: GroupLibrary,
         number: int,
-        sightings: Sightings,
+        sightings: Observations,
         commits: Commits,
     ) -> None:
         config = [f"{name}={value}" for name, value in kind.config.items()]
@@ -176,7 +183,7 @@ class Member(Tool):
             [*kind.argv(), bootstrap, TOPIC, kind.name, *config],
         )
         self.commits = commits
-        self.has: list[int] = []
+        self.assigned: list[int] = []
         self.read = 0
         self._sightings = sightings
 
@@ -185,9 +192,9 @@ class Member(Tool):
             partition, offset, value = event["read"]
             self.read += 1
             self._sightings.note(self.name, (partition, offset), value)
-            self.commits.told(partition, offset + 1)
+            self.commits.acknowledged(partition, offset + 1)
         elif "assigned" in event:
-            self.has = event["assigned"]
+            self.assigned = event["assigned"]
 
     def finish(self) -> None:
         """It leaves its group."""
@@ -198,7 +205,7 @@ class Member(Tool):
         self.receive()
 
 
-def are_installed() -> None:
+def install_clients() -> None:
     """Fetch and build all of them; raises CannotInstall where that is impossible."""
     for kind in PRODUCERS:
         kind.argv("", 0, Path(sys.executable))

@@ -7,21 +7,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """Partition and offset."""
 
 EXAMPLES = 3
 
 
-class Sightings:
+class Observations:
     """What stood at which place whenever anybody looked. `contradictions` are the places that held two things."""
 
     def __init__(self) -> None:
-        self.values: dict[Place, str] = {}
+        self.values: dict[Position, str] = {}
         self.contradictions: list[str] = []
         self._lock = threading.Lock()
 
-    def note(self, who: str, place: Place, value: str) -> None:
+    def note(self, who: str, place: Position, value: str) -> None:
         with self._lock:
             before = self.values.setdefault(place, value)
             if before != value:
@@ -36,25 +36,27 @@ class Commits:
     def __init__(self, group: str) -> None:
         self.group = group
         self.complaints: list[str] = []
-        self.stands: dict[int, int] = {}
-        self._told: dict[int, int] = {}
+        self.positions: dict[int, int] = {}
+        self._acknowledged: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def told(self, partition: int, offset: int) -> None:
+    def acknowledged(self, partition: int, offset: int) -> None:
         """A member was told that this commit is done."""
         with self._lock:
-            self._told[partition] = max(offset, self._told.get(partition, 0))
+            self._acknowledged[partition] = max(offset, self._acknowledged.get(partition, 0))
 
-    def promised(self) -> Mapping[int, int]:
+    def minimums(self) -> Mapping[int, int]:
         """Whoever asks from now on must be answered with at least this."""
         with self._lock:
-            partitions = self._told.keys() | self.stands.keys()
+            partitions = self._acknowledged.keys() | self.positions.keys()
             return {
-                partition: max(self._told.get(partition, 0), self.stands.get(partition, 0))
+                partition: max(
+                    self._acknowledged.get(partition, 0), self.positions.get(partition, 0)
+                )
                 for partition in partitions
             }
 
-    def seen(self, answer: Mapping[int, int], promised: Mapping[int, int]) -> None:
+    def check(self, answer: Mapping[int, int], promised: Mapping[int, int]) -> None:
         """What the broker answered to somebody who asked when so much was promised."""
         with self._lock:
             for partition, least in promised.items():
@@ -63,41 +65,44 @@ class Commits:
                     self.complaints.append(
                         f"{self.group}, partition {partition}: stood at {least}, and then at {stands}"
                     )
-            self.stands = dict(answer)
+            self.positions = dict(answer)
 
 
 @dataclass(slots=True)
-class Sent:
-    """A producer's `stored` is what it was told is stored. Its values are numbers that rise, with `prefix` before them."""
+class ProducerRecords:
+    """A producer's `stored` is what it was acknowledged is stored. Its values are numbers that rise, with `prefix` before them."""
 
     name: str
     prefix: str
     is_idempotent: bool
-    stored: list[tuple[Place, str]] = field(default_factory=list)
+    stored: list[tuple[Position, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
     """The whole log as an independent reader found it: values by place, and the end of each partition as the broker says."""
 
-    values: Mapping[Place, str]
+    values: Mapping[Position, str]
     ends: Mapping[int, int]
-    repeated: int = 0
+    hidden_copies: int = 0
     """How many messages of the medium were copies that readers must not see."""
-    may_leave_out: bool = False
+    allows_gaps: bool = False
     """Offsets that nobody was told of may be those of no record: where Pulsar gives them out, it leaves out some when it closes a ledger with writes
     under way."""
 
 
 def complaints(
-    log: Log, producers: Iterable[Sent], sightings: Sightings, commits: Iterable[Commits]
+    log: Log,
+    producers: Iterable[ProducerRecords],
+    sightings: Observations,
+    commits: Iterable[Commits],
 ) -> list[str]:
     """Everything that breaks a promise; empty for a good run."""
-    found = [*_gaps(log), *sightings.contradictions[:EXAMPLES], *_moved(log, sightings)]
+    found = [*_gaps(log), *sightings.contradictions[:EXAMPLES], *_changed(log, sightings)]
     for producer in producers:
         found += [
             *_lost(log, producer),
-            *(_doubled(log, producer) if producer.is_idempotent else ()),
+            *(_duplicated(log, producer) if producer.is_idempotent else ()),
         ]
     return [*found, *(complaint for one in commits for complaint in one.complaints[:EXAMPLES])]
 
@@ -106,7 +111,7 @@ def _gaps(log: Log) -> list[str]:
     found = []
     for partition, end in log.ends.items():
         offsets = {offset for where, offset in log.values if where == partition}
-        if log.may_leave_out and offsets <= set(range(end)):
+        if log.allows_gaps and offsets <= set(range(end)):
             continue
         if offsets != set(range(end)):
             odd = sorted(offsets ^ set(range(end)))
@@ -116,7 +121,7 @@ def _gaps(log: Log) -> list[str]:
     return found
 
 
-def _moved(log: Log, sightings: Sightings) -> list[str]:
+def _changed(log: Log, sightings: Observations) -> list[str]:
     """An offset was given out twice where what somebody saw in it, or heard of it, is not what is in it in the end."""
     odd = [
         (place, value)
@@ -129,7 +134,7 @@ def _moved(log: Log, sightings: Sightings) -> list[str]:
     ]
 
 
-def _lost(log: Log, producer: Sent) -> list[str]:
+def _lost(log: Log, producer: ProducerRecords) -> list[str]:
     lost = [(place, value) for place, value in producer.stored if log.values.get(place) != value]
     return (
         [f"{producer.name}: {len(lost)} acknowledged and not there: {lost[:EXAMPLES]}"]
@@ -138,7 +143,7 @@ def _lost(log: Log, producer: Sent) -> list[str]:
     )
 
 
-def _doubled(log: Log, producer: Sent) -> list[str]:
+def _duplicated(log: Log, producer: ProducerRecords) -> list[str]:
     """Of an idempotent producer each record is there once at most, and in the order in which it was sent."""
     numbers: dict[int, list[int]] = {}
     for (partition, _), value in sorted(log.values.items()):

@@ -11,7 +11,7 @@ import kafka
 from kafka.errors import KafkaError
 from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
 
-from tests.peers.chaos.evidence import Commits, Log, Sightings
+from tests.peers.chaos.evidence import Commits, Log, Observations
 from tests.peers.gateway import Peer
 from tests.peers.verifiable import TOPIC
 
@@ -37,7 +37,11 @@ class Observer:
     """Two threads, which outlive every outage."""
 
     def __init__(
-        self, gateway: Reachable, partitions: int, sightings: Sightings, commits: Sequence[Commits]
+        self,
+        gateway: Reachable,
+        partitions: int,
+        sightings: Observations,
+        commits: Sequence[Commits],
     ) -> None:
         self._gateway = gateway
         self._partitions = partitions
@@ -45,10 +49,10 @@ class Observer:
         self._commits = commits
         self._is_over = threading.Event()
         self._threads = [
-            threading.Thread(target=run, daemon=True) for run in (self._reads, self._asks)
+            threading.Thread(target=run, daemon=True) for run in (self._tail, self._poll_offsets)
         ]
         self.failure: BaseException | None = None
-        self.asked = 0
+        self.queries = 0
 
     def __enter__(self) -> Observer:
         for thread in self._threads:
@@ -60,12 +64,12 @@ class Observer:
         for thread in self._threads:
             thread.join(60)
 
-    def _reads(self) -> None:
+    def _tail(self) -> None:
         places = dict.fromkeys(partitions_of(self._partitions), 0)
         try:
             while not self._is_over.is_set():
                 try:
-                    self._reads_on(places)
+                    self._tail_from(places)
                 except KafkaError as failure:
                     # What a refresh of the metadata met comes out of kafka-python's poll() and of its constructor, and the consumer is of no more use.
                     if not failure.retriable:
@@ -73,7 +77,7 @@ class Observer:
         except BaseException as failure:
             self.failure = failure
 
-    def _reads_on(self, places: dict[kafka.TopicPartition, int]) -> None:
+    def _tail_from(self, places: dict[kafka.TopicPartition, int]) -> None:
         """From there on; as long as there is no failure, or until it is over."""
         with closing(reader(self._gateway.bootstrap, REQUEST_MS)) as consumer:
             consumer.assign([*places])
@@ -89,28 +93,28 @@ class Observer:
                         )
                         places[place] = record.offset + 1
 
-    def _asks(self) -> None:
+    def _poll_offsets(self) -> None:
         try:
             while not self._is_over.wait(PACE_SECONDS):
-                self._asks_once()
+                self._query_offsets()
         except BaseException as failure:
             self.failure = failure
 
-    def _asks_once(self) -> None:
+    def _query_offsets(self) -> None:
         try:
             with self._gateway.peer(ASK_SECONDS) as peer:
                 for group in self._commits:
-                    promised = group.promised()
-                    answer = stands(peer, group.group, self._partitions)
+                    promised = group.minimums()
+                    answer = committed_offsets(peer, group.group, self._partitions)
                     if answer is not None:
-                        group.seen(answer, promised)
-                        self.asked += 1
+                        group.check(answer, promised)
+                        self.queries += 1
         except OSError:
             # It is struck: the next one will be answered.
             return
 
 
-def stands(peer: Peer, group: str, partitions: int) -> Mapping[int, int] | None:
+def committed_offsets(peer: Peer, group: str, partitions: int) -> Mapping[int, int] | None:
     """What a group has committed, by partition; None where the broker does not say at the moment. Raises OSError."""
     topic = OffsetFetchRequest.OffsetFetchRequestTopic(
         name=TOPIC, partition_indexes=list(range(partitions))
@@ -148,7 +152,7 @@ def partitions_of(count: int) -> list[kafka.TopicPartition]:
     return [kafka.TopicPartition(TOPIC, number) for number in range(count)]
 
 
-def whole(bootstrap: str, partitions: int) -> Log:
+def read_whole_log(bootstrap: str, partitions: int) -> Log:
     """Every record of the topic."""
     found: dict[tuple[int, int], str] = {}
     with closing(reader(bootstrap)) as consumer:

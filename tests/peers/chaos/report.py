@@ -16,19 +16,19 @@ MEANING = """Seconds. `served`: from the blow until the servers answer again. Fr
 `all`: from the blow until the last client works again."""
 
 
-def told(outcome: Outcome) -> str:
+def summary(outcome: Outcome) -> str:
     """All of it: the times, what was stored, and last what is wrong, or that nothing is."""
     failed = ", ".join(f"{count} of {name}" for name, count in outcome.failed.items())
     lines = (
         [
             table(outcome),
-            f"{len(outcome.recoveries)} faults; there was no time for {outcome.left_out} more of the plan.",
+            f"{len(outcome.recoveries)} faults; there was no time for {outcome.skipped_faults} more of the plan.",
         ]
         if outcome.recoveries
         else []
     )
     lines.append(
-        f"{outcome.records} records; refused, so that their producer knows: {failed or 'none'}; {outcome.repeated} copies hidden from readers; {outcome.left_out_offsets} offsets of no record."
+        f"{outcome.records} records; refused, so that their producer knows: {failed or 'none'}; {outcome.hidden_copies} copies hidden from readers; {outcome.unused_offsets} offsets of no record."
     )
     if not outcome.complaints:
         return "\n".join([*lines, "EVERY PROMISE WAS KEPT"])
@@ -51,10 +51,10 @@ def table(outcome: Outcome) -> str:
         ["", "", "", *(kind for kind, _ in kinds), ""],
         ["at", "fault", "served", *(name for _, name in kinds), "all"],
         *(
-            [f"{row[0]:.1f}", _named(one), *_told(row[1:])]
+            [f"{row[0]:.1f}", _fault_text(one), *_formatted(row[1:])]
             for one, row in zip(outcome.recoveries, times, strict=True)
         ),
-        ["", "longest", *_told(longest[1:])],
+        ["", "longest", *_formatted(longest[1:])],
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [_line(row, widths) for row in rows]
@@ -71,7 +71,7 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _told(seconds: Iterable[float]) -> list[str]:
+def _formatted(seconds: Iterable[float]) -> list[str]:
     return [f"{one:.1f}" for one in seconds]
 
 
@@ -89,11 +89,11 @@ def _kind(name: str) -> tuple[str, str]:
     return "producer", name.removeprefix("producer-")
 
 
-def _named(one: Recovery) -> str:
-    return f"{one.fault.target.value} {one.fault.blow.value}, {one.fault.lasts:.1f} s"
+def _fault_text(one: Recovery) -> str:
+    return f"{one.fault.target.value} {one.fault.action.value}, {one.fault.duration:.1f} s"
 
 
-def picture(recoveries: Sequence[Recovery], title: str) -> str:
+def draw_svg(recoveries: Sequence[Recovery], title: str) -> str:
     """An SVG: a bar a fault, first the time without the servers, then the time until the last client was at work again, and which that was."""
     longest = max((one.served + max(one.clients.values()) for one in recoveries), default=1.0)
     height = TOP + ROW * len(recoveries) + 12
@@ -118,7 +118,7 @@ def picture(recoveries: Sequence[Recovery], title: str) -> str:
         top, last = TOP + ROW * number, max(one.clients, key=lambda name: one.clients[name])
         back = one.clients[last]
         parts += [
-            f'<text x="{LABELS - 10}" y="{top + BAR - 4}" text-anchor="end">{escape(_named(one))}</text>',
+            f'<text x="{LABELS - 10}" y="{top + BAR - 4}" text-anchor="end">{escape(_fault_text(one))}</text>',
             f'<rect x="{x(0):.1f}" y="{top}" width="{x(one.served) - x(0):.1f}" height="{BAR}" fill="{DOWN}"/>',
             f'<rect x="{x(one.served):.1f}" y="{top}" width="{x(back) - x(0):.1f}" height="{BAR}" fill="{BACK}"/>',
             # The grid does not strike it out.

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.peers.chaos.clients import GROUPS, PRODUCERS, Member, Producer
-from tests.peers.chaos.evidence import EXAMPLES, Commits, Log, Sightings, complaints
+from tests.peers.chaos.clients import GROUPS, PRODUCERS, ChaosMember, ChaosProducer
+from tests.peers.chaos.evidence import EXAMPLES, Commits, Log, Observations, complaints
 from tests.peers.chaos.faults import Fault, Target
-from tests.peers.chaos.observers import Observer, whole
-from tests.peers.chaos.servers import Gateway, GatewayDied, Server, mended, struck
+from tests.peers.chaos.observers import Observer, read_whole_log
+from tests.peers.chaos.servers import GatewayDied, RestartableGateway, Server, inject, recover
 from tests.peers.kafka import BrokerFailed
-from tests.peers.verifiable import TOPIC, Tool
+from tests.peers.verifiable import TOPIC, ToolProcess
 
 PARTITIONS = 4
 #: In each group; every one has partitions.
@@ -29,7 +29,7 @@ START_SECONDS = 480.0
 #: pause expelled, and the longest back-off, on a busy machine.
 RECOVER_SECONDS = 480.0
 #: Faults that are carried out however long they take; fewer would show little.
-LEAST_FAULTS = 4
+MIN_FAULTS = 4
 
 
 class NotRecovered(Exception):
@@ -52,11 +52,11 @@ class Outcome:
     recoveries: list[Recovery] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     records: int = 0
-    repeated: int = 0
+    hidden_copies: int = 0
     failed: dict[str, int] = field(default_factory=dict)
-    left_out: int = 0
+    skipped_faults: int = 0
     """How many faults of the plan there was no time for."""
-    left_out_offsets: int = 0
+    unused_offsets: int = 0
 
 
 class Run:
@@ -65,7 +65,7 @@ class Run:
     def __init__(
         self,
         folder: Path,
-        gateway: Gateway,
+        gateway: RestartableGateway,
         servers: Mapping[Target, Server],
         say: Callable[[str], None],
     ) -> None:
@@ -74,59 +74,64 @@ class Run:
         self._servers = servers
         self._say = say
         self._began = time.monotonic()
-        self.sightings = Sightings()
+        self.sightings = Observations()
         self.commits = {kind.name: Commits(kind.name) for kind in GROUPS}
-        self.producers: list[Producer] = []
-        self.members: list[Member] = []
+        self.producers: list[ChaosProducer] = []
+        self.members: list[ChaosMember] = []
         self.outcome = Outcome()
         self._is_all_sent = False
 
-    def starts(self, stack: ExitStack) -> None:
+    def start(self, stack: ExitStack) -> None:
         """All clients, until each is at work."""
         with self._gateway.peer() as peer:
             peer.create_topic(TOPIC)
         bootstrap = self._gateway.bootstrap
         for kind in PRODUCERS:
-            producer = Producer(self._folder, bootstrap, kind, PACE, self.sightings)
+            producer = ChaosProducer(self._folder, bootstrap, kind, PACE, self.sightings)
             stack.callback(producer.close)
             self.producers.append(producer)
         for group in GROUPS:
             for number in range(MEMBERS):
-                member = Member(
+                member = ChaosMember(
                     self._folder, bootstrap, group, number, self.sightings, self.commits[group.name]
                 )
                 stack.callback(member.close)
                 self.members.append(member)
-        self._until(
-            lambda: all(one.has for one in self.members),
+        self._wait_until(
+            lambda: all(one.assigned for one in self.members),
             START_SECONDS,
             lambda: "every member has partitions",
         )
-        self._recovers(START_SECONDS)
+        self._wait_for_recovery(START_SECONDS)
         self._began = time.monotonic()
 
-    def suffers(self, faults: Sequence[Fault], seconds: float) -> None:
+    def run_faults(self, faults: Sequence[Fault], seconds: float) -> None:
         """The faults that can begin within this time, in order, and at least the first LEAST_FAULTS."""
         for number, fault in enumerate(faults):
-            if number >= LEAST_FAULTS and time.monotonic() > self._began + seconds:
-                self.outcome.left_out = len(faults) - number
+            if number >= MIN_FAULTS and time.monotonic() > self._began + seconds:
+                self.outcome.skipped_faults = len(faults) - number
                 return
-            self._works(self._began + fault.at - time.monotonic())
-            self.outcome.recoveries.append(recovery := self._suffers(fault))
+            self._watch(self._began + fault.at - time.monotonic())
+            self.outcome.recoveries.append(recovery := self._run_fault(fault))
             slowest = max(recovery.clients, key=lambda name: recovery.clients[name])
             self._say(
                 f"{fault}: served after {recovery.served:.1f} s, all at work {recovery.clients[slowest]:.1f} s later ({slowest} last)"
             )
 
-    def _suffers(self, fault: Fault) -> Recovery:
-        blow = time.monotonic()
-        struck(fault, self._servers)
-        self._works(fault.lasts, is_struck=True)
-        mended(fault, self._servers)
+    def _run_fault(self, fault: Fault) -> Recovery:
+        struck_at = time.monotonic()
+        inject(fault, self._servers)
+        self._watch(fault.duration, is_struck=True)
+        recover(fault, self._servers)
         served = time.monotonic()
-        return Recovery(fault, blow - self._began, served - blow, self._recovers(RECOVER_SECONDS))
+        return Recovery(
+            fault,
+            struck_at - self._began,
+            served - struck_at,
+            self._wait_for_recovery(RECOVER_SECONDS),
+        )
 
-    def _recovers(self, seconds: float) -> dict[str, float]:
+    def _wait_for_recovery(self, seconds: float) -> dict[str, float]:
         """When each client worked again, from now on: a producer is told of more, a group reads and commits what was stored since, each of its members some."""
         began = time.monotonic()
         answers = {one.name: len(one.sent.stored) + ANSWERS for one in self.producers}
@@ -144,7 +149,7 @@ class Run:
                 }
             )
             if not goals and len(times) == len(self.producers):
-                goals.update(self._ends())
+                goals.update(self._acknowledged_ends())
             if goals:
                 back = [
                     one
@@ -156,7 +161,7 @@ class Run:
                 times.update({one.name: now for one in back})
             return len(times) == len(answers) + len(reads)
 
-        self._until(
+        self._wait_until(
             looks,
             seconds,
             lambda: (
@@ -165,7 +170,7 @@ class Run:
         )
         return times
 
-    def _ends(self) -> dict[int, int]:
+    def _acknowledged_ends(self) -> dict[int, int]:
         """The end of each partition, as far as producers were told."""
         ends: dict[int, int] = {}
         for one in self.producers:
@@ -173,10 +178,10 @@ class Run:
                 ends[partition] = max(offset + 1, ends.get(partition, 0))
         return ends
 
-    def _has_reached(self, member: Member, goals: Mapping[int, int]) -> bool:
-        promised = member.commits.promised()
+    def _has_reached(self, member: ChaosMember, goals: Mapping[int, int]) -> bool:
+        promised = member.commits.minimums()
         return all(
-            promised.get(partition, 0) >= goals.get(partition, 0) for partition in member.has
+            promised.get(partition, 0) >= goals.get(partition, 0) for partition in member.assigned
         )
 
     def finish(self) -> None:
@@ -185,20 +190,20 @@ class Run:
             producer.finish()
             self.outcome.failed[producer.name] = len(producer.failed)
         self._is_all_sent = True
-        ends = self._ends()
+        ends = self._acknowledged_ends()
 
         def is_read() -> bool:
             return all(
-                group.promised().get(partition, 0) >= end
+                group.minimums().get(partition, 0) >= end
                 for group in self.commits.values()
                 for partition, end in ends.items()
             )
 
-        self._until(
+        self._wait_until(
             is_read,
             RECOVER_SECONDS,
             lambda: (
-                f"every group reads to the end, {ends}: {[one.promised() for one in self.commits.values()]}"
+                f"every group reads to the end, {ends}: {[one.minimums() for one in self.commits.values()]}"
             ),
         )
         for member in self.members:
@@ -206,22 +211,24 @@ class Run:
 
     def judge(self, log: Log) -> None:
         self.outcome.records = len(log.values)
-        self.outcome.repeated += log.repeated
+        self.outcome.hidden_copies += log.hidden_copies
         self.outcome.complaints += complaints(
             log, [one.sent for one in self.producers], self.sightings, self.commits.values()
         )
 
-    def _works(self, seconds: float, *, is_struck: bool = False) -> None:
+    def _watch(self, seconds: float, *, is_struck: bool = False) -> None:
         """Nothing is done to anybody for so long."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self._hears(is_struck=is_struck)
+            self._receive(is_struck=is_struck)
             time.sleep(0.02)
 
-    def _until(self, is_so: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
+    def _wait_until(
+        self, is_so: Callable[[], bool], seconds: float, what: Callable[[], str]
+    ) -> None:
         end = time.monotonic() + seconds
         while True:
-            self._hears()
+            self._receive()
             if is_so():
                 return
             if time.monotonic() > end:
@@ -233,29 +240,29 @@ class Run:
                 )
             time.sleep(0.02)
 
-    def _hears(self, *, is_struck: bool = False) -> None:
+    def _receive(self, *, is_struck: bool = False) -> None:
         for client in self._clients():
             client.receive()
             if client.process.poll() is not None:
                 raise NotRecovered(f"it ended by itself: {client.errors()}\n{self._gateway.log()}")
         if not is_struck:
-            self._gateway.lives()
+            self._gateway.assert_running()
 
-    def _clients(self) -> list[Tool]:
+    def _clients(self) -> list[ToolProcess]:
         """Those who are at work."""
         return [*([] if self._is_all_sent else self.producers), *self.members]
 
 
-def carried_out(
+def run_chaos(
     folder: Path,
-    gateway: Gateway,
+    gateway: RestartableGateway,
     servers: Mapping[Target, Server],
     faults: Sequence[Fault],
     seconds: float,
     say: Callable[[str], None],
     others: Callable[[Log], Sequence[Log]],
     *,
-    may_leave_out: bool = False,
+    allows_gaps: bool = False,
 ) -> Outcome:
     """The whole of it: `seconds` of faults from the moment at which everybody is at work. `others` are the log as somebody else than the gateway reads it, beside what is found there. A client or a server that
     does not come back is the last complaint."""
@@ -264,23 +271,23 @@ def carried_out(
         gateway.launch()
         stack.callback(gateway.kill)
         try:
-            here.starts(stack)
+            here.start(stack)
             with Observer(
                 gateway, PARTITIONS, here.sightings, list(here.commits.values())
             ) as observer:
-                here.suffers(faults, seconds)
+                here.run_faults(faults, seconds)
                 here.finish()
             if observer.failure:
                 raise observer.failure
             # What it has in memory must not be what is judged.
             gateway.end()
             gateway.launch()
-            found = replace(whole(gateway.bootstrap, PARTITIONS), may_leave_out=may_leave_out)
+            found = replace(read_whole_log(gateway.bootstrap, PARTITIONS), allows_gaps=allows_gaps)
             for log in [found, *others(found)]:
                 here.judge(log)
-            here.outcome.left_out_offsets = sum(found.ends.values()) - len(found.values)
+            here.outcome.unused_offsets = sum(found.ends.values()) - len(found.values)
             gateway.end()
         except (NotRecovered, GatewayDied, BrokerFailed) as failure:
             here.outcome.complaints.append(str(failure))
-        here.outcome.complaints += gateway.bugs()[:EXAMPLES]
+        here.outcome.complaints += gateway.unexpected_errors()[:EXAMPLES]
     return here.outcome

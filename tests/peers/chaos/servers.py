@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tests.peers.chaos.faults import Blow, Fault, Target
+from tests.peers.chaos.faults import Action, Fault, Target
 from tests.peers.gateway import Peer
 from tests.peers.kafka import free_ports
 from tests.peers.pulsar import suspend
@@ -37,7 +37,7 @@ class GatewayDied(Exception):
     """It ended, or did not start, without having been struck; the message ends with its log."""
 
 
-class Gateway:
+class RestartableGateway:
     """`store` are the arguments that say where its records go; `settings` are for --set."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Gateway:
         if code:
             raise GatewayDied(f"exit code {code} after SIGTERM\n{self.log()}")
 
-    def lives(self) -> None:
+    def assert_running(self) -> None:
         """Raises GatewayDied unless it does."""
         if self.process.poll() is not None:
             raise GatewayDied(
@@ -123,17 +123,17 @@ class Gateway:
     def log(self) -> str:
         return self._log.read_text(errors="replace")[-6000:]
 
-    def says(self, words: str) -> bool:
+    def has_logged(self, words: str) -> bool:
         """Whether the whole log contains these words; `log` returns only its tail."""
         return words in self._log.read_text(errors="replace")
 
-    def bugs(self) -> list[str]:
+    def unexpected_errors(self) -> list[str]:
         """The lines of its log about what nobody foresaw."""
         lines = self._log.read_text(errors="replace").splitlines()
         return [line for line in lines if " traceback=" in line or "which is a bug" in line]
 
 
-class Supervised(Gateway):
+class RetryingGateway(RestartableGateway):
     """Started again when it cannot start, as whoever keeps it running does: a Pulsar that has only just come may serve and yet store nothing."""
 
     def launch(self, *arguments: str) -> None:
@@ -146,27 +146,27 @@ class Supervised(Gateway):
                     raise
 
 
-def struck(fault: Fault, servers: Mapping[Target, Server]) -> None:
-    for server in _struck_by(fault, servers):
-        match fault.blow:
-            case Blow.KILL:
+def inject(fault: Fault, servers: Mapping[Target, Server]) -> None:
+    for server in _targets(fault, servers):
+        match fault.action:
+            case Action.KILL:
                 server.kill()
-            case Blow.PAUSE:
+            case Action.PAUSE:
                 server.pause()
-            case Blow.STOP:
+            case Action.STOP:
                 server.end()
 
 
-def mended(fault: Fault, servers: Mapping[Target, Server]) -> None:
+def recover(fault: Fault, servers: Mapping[Target, Server]) -> None:
     """They serve again when this returns."""
-    for server in reversed(_struck_by(fault, servers)):
-        if fault.blow is Blow.PAUSE:
+    for server in reversed(_targets(fault, servers)):
+        if fault.action is Action.PAUSE:
             server.resume()
         else:
             server.launch()
 
 
-def _struck_by(fault: Fault, servers: Mapping[Target, Server]) -> list[Server]:
+def _targets(fault: Fault, servers: Mapping[Target, Server]) -> list[Server]:
     """The gateway first: it is the first to go and the last to come."""
     targets = [Target.GATEWAY, Target.BROKER] if fault.target is Target.BOTH else [fault.target]
     return [servers[target] for target in targets]

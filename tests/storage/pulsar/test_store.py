@@ -24,7 +24,7 @@ from storage.pulsar.store import PulsarStore
 from tests.contract.entries import bases, entry, everything, plain, sized, topic
 from tests.contract.waiting import settle
 from tests.peers.pulsar import START_SECONDS, Pulsar
-from tests.peers.relay import SEND, SEND_RECEIPT, Between
+from tests.peers.pulsar_relay import SEND, SEND_RECEIPT, PulsarRelays
 from tests.peers.tenant import Tenant
 
 pytestmark = pytest.mark.peer
@@ -56,13 +56,13 @@ def open_store() -> Iterator[Opener]:
 
 
 @pytest.fixture
-def between(pulsar: Tenant) -> Iterator[Between]:
-    with Between(pulsar.settings(**SHORT_TIMEOUTS)) as relays:
+def between(pulsar: Tenant) -> Iterator[PulsarRelays]:
+    with PulsarRelays(pulsar.settings(**SHORT_TIMEOUTS)) as relays:
         yield relays
 
 
 @pytest.fixture
-def store(between: Between, open_store: Opener) -> PulsarStore:
+def store(between: PulsarRelays, open_store: Opener) -> PulsarStore:
     """A store behind relays, with one topic."""
     made = open_store(between.settings)
     settle(made.create_topic(topic()))
@@ -89,7 +89,7 @@ async def failure_of(appended: Any) -> BaseException:
 @ensureDeferred
 async def test_unacknowledged_but_stored_append_is_complete_in_next_log(store, log, between):
     await log.append([entry(0)])
-    with between.losing(SEND_RECEIPT):
+    with between.dropping(SEND_RECEIPT):
         appends = [log.append([entry(1), entry(2)]), log.append([entry(3)])]
         assert [type(await failure_of(one)) for one in appends] == [Fenced, Fenced]
     again = await store.log("orders", 0)
@@ -122,7 +122,7 @@ async def test_ended_log_refuses_all_calls_and_notifies_watchers(store, log, bet
     await log.append([entry(0)])
     told: list[None] = []
     log.watch(lambda: told.append(None))
-    with between.losing(SEND):
+    with between.dropping(SEND):
         assert type(await failure_of(log.append([entry(1)]))) is Fenced
     assert told
     for call in (
@@ -140,7 +140,7 @@ async def test_ended_log_refuses_all_calls_and_notifies_watchers(store, log, bet
 @ensureDeferred
 async def test_each_opening_gets_new_epoch_and_earlier_ones_are_kept(store, log, between):
     await log.append([entry(0, 5)])
-    with between.losing(SEND):
+    with between.dropping(SEND):
         await failure_of(log.append([entry(5)]))
     again = await store.log("orders", 0)
     assert again.leader_epoch > log.leader_epoch
@@ -393,7 +393,7 @@ async def test_in_flight_appends_are_bounded_and_refused_ones_not_stored(between
     await store.create_topic(topic())
     log = await store.log("orders", 0)
     await log.append([entry(0)])
-    with between.losing(SEND):
+    with between.dropping(SEND):
         appends = [log.append([entry(n)]) for n in (1, 2, 3)]
         with pytest.raises(StorageFailed, match="queue_operations"):
             await log.append([entry(4)])

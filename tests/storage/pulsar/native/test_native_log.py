@@ -41,7 +41,7 @@ from tests.contract.waiting import settle
 from tests.fakes.memory_store import Medium, MemoryStore
 from tests.gateway.sets import batch
 from tests.peers.pulsar import Pulsar
-from tests.peers.relay import CLOSE_PRODUCER, SEND_RECEIPT, Between
+from tests.peers.pulsar_relay import CLOSE_PRODUCER, SEND_RECEIPT, PulsarRelays
 from tests.peers.tenant import Tenant
 from tests.storage.pulsar.native_application import NativeApplication
 
@@ -332,13 +332,13 @@ async def test_retry_after_lost_acknowledgement_is_not_stored_twice(
     The timeout ends the log.
     """
     sender = NativeApplication(pulsar)
-    with Between(sender.settings) as between:
+    with PulsarRelays(sender.settings) as between:
         sender.settings = replace(between.settings, send_timeout_seconds=5.0)
         bench = Bench(sender, partition)
         log = await bench.open()
         led = Led("t", 0, log, effective_config({}, Settings()), ProducerStateManager(10))
         assert (await send(led, 0)).base_offset == 0
-        with between.losing(SEND_RECEIPT):
+        with between.dropping(SEND_RECEIPT):
             unacknowledged = send(led, 1)
             await reach(log, 2)
             with pytest.raises(KafkaError) as caught:
@@ -410,11 +410,11 @@ async def test_reopening_waits_until_broker_has_closed_previous_producer(
     """
     patience = 5.0
     sender = NativeApplication(pulsar)
-    with Between(sender.settings) as between:
+    with PulsarRelays(sender.settings) as between:
         sender.settings = replace(between.settings, operation_timeout_seconds=patience)
         bench = Bench(sender, partition)
         await append(await bench.open(), *values(b"a"))
-        with between.losing(CLOSE_PRODUCER):
+        with between.dropping(CLOSE_PRODUCER):
             began = time.monotonic()
             bench.logs[-1].end(Fenced("whether it was stored is unknown"))
             log = await bench.open()

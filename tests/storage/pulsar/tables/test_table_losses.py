@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, gatherResults
 
 from storage.log import Fenced, StorageFailed
 from storage.pulsar.tables.table import PulsarTable
-from tests.peers.relay import SEND, SEND_RECEIPT, BrokerRelay
+from tests.peers.pulsar_relay import SEND, SEND_RECEIPT, BrokerRelay
 from tests.peers.tenant import Tenant
 from tests.storage.pulsar.broker_tables import BrokerTables, until_answered
 

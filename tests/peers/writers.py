@@ -12,8 +12,8 @@ import confluent_kafka
 from kafka.protocol.consumer.group import OffsetCommitRequest, OffsetCommitResponse
 
 from tests.peers.chaos.evidence import Log
-from tests.peers.chaos.servers import Gateway
-from tests.peers.gateway import Peer, framed, one_record, producing
+from tests.peers.chaos.servers import RestartableGateway
+from tests.peers.gateway import Peer, encode_request, one_record, produce_request
 from tests.peers.verifiable import TOPIC
 
 #: Clients that write to a gateway at the same time, and so the least that is under way at any moment.
@@ -30,7 +30,7 @@ GROUP = "readers"
 class Writers:
     """Clients that send one record after the other to one gateway, and what they were told: `name WRITER NUMBER` by its offset, and codes of refusals."""
 
-    def __init__(self, gateway: Gateway, name: str) -> None:
+    def __init__(self, gateway: RestartableGateway, name: str) -> None:
         self._gateway = gateway
         self._name = name
         self._change = threading.Condition()
@@ -83,10 +83,10 @@ class Writers:
             assert not thread.is_alive(), "a client was left without an answer"
 
 
-class Application:
+class IdempotentProducer:
     """One of today's, idempotent, which is only told of failures that are for good."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: RestartableGateway) -> None:
         settings = {
             "bootstrap.servers": gateway.bootstrap,
             "enable.idempotence": True,
@@ -122,25 +122,25 @@ class Application:
 
 
 @contextmanager
-def queued(gateway: Gateway, name: str) -> Iterator[Peer]:
+def paused_with_queue(gateway: RestartableGateway, name: str) -> Iterator[Peer]:
     """It stands still within, with requests to write and to commit offset 6 waiting in its sockets. Who commits is given."""
     with gateway.peer() as writer, gateway.peer() as committer:
         gateway.pause()
         writer.send(
             *(
-                framed(
-                    producing(TOPIC, one_record(b"%s queued %d" % (name.encode(), number))),
+                encode_request(
+                    produce_request(TOPIC, one_record(b"%s queued %d" % (name.encode(), number))),
                     7,
                     number,
                 )
                 for number in range(QUEUED)
             )
         )
-        committer.send(framed(committing(6), 2))
+        committer.send(encode_request(commit_request(6), 2))
         yield committer
 
 
-def committing(offset: int) -> Any:
+def commit_request(offset: int) -> Any:
     row = OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
         partition_index=0, committed_offset=offset, commit_timestamp=-1, committed_metadata=""
     )
@@ -155,18 +155,21 @@ def committing(offset: int) -> Any:
 
 
 def commit(peer: Peer, offset: int) -> None:
-    assert committed_as(peer, offset) == 0
+    assert commit_error_code(peer, offset) == 0
 
 
-def committed_as(peer: Peer, offset: int) -> int:
+def commit_error_code(peer: Peer, offset: int) -> int:
     """The code that a commit is answered with."""
     code: int = (
-        peer.request(committing(offset), OffsetCommitResponse, 2).topics[0].partitions[0].error_code
+        peer.request(commit_request(offset), OffsetCommitResponse, 2)
+        .topics[0]
+        .partitions[0]
+        .error_code
     )
     return code
 
 
-def taken_in_turn(log: Log, first: Writers, second: Writers) -> None:
+def assert_written_in_turn(log: Log, first: Writers, second: Writers) -> None:
     """The partition was written by one gateway and then by another: every acknowledged record is where it was said to be, and nothing of the first came after the second's first."""
     assert {offset for _, offset in log.values} == set(range(log.ends[0]))
     for writers in (first, second):

@@ -20,9 +20,9 @@ from storage.pulsar.settings import PulsarSettings
 
 #: Numbers of PulsarApi.proto, BaseCommand.Type.
 SEND, SEND_RECEIPT, CLOSE_PRODUCER = 6, 7, 15
-PIECE = 1 << 16
+CHUNK_BYTES = 1 << 16
 
-Sides = tuple[socket.socket, socket.socket]
+SocketPair = tuple[socket.socket, socket.socket]
 
 
 class Relay:
@@ -33,7 +33,7 @@ class Relay:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = {self._listening}
-        self._dead: frozenset[socket.socket] = frozenset()
+        self._silenced: frozenset[socket.socket] = frozenset()
         self._is_cut = False
         host, port = self._listening.getsockname()
         self.url = self._to._replace(netloc=f"{host}:{port}").geturl()
@@ -44,7 +44,7 @@ class Relay:
         """No byte passes within it. Connections of before, and those that are tried meanwhile, stay as they are for ever: only new ones work after it."""
         with self._lock:
             self._is_cut = True
-            self._dead = frozenset(self._sockets - {self._listening})
+            self._silenced = frozenset(self._sockets - {self._listening})
         try:
             yield
         finally:
@@ -71,17 +71,17 @@ class Relay:
 
     def answer(self, client: socket.socket, server: socket.socket) -> None:
         """Passes on what the server says."""
-        for piece in self.pieces(server):
+        for piece in self.chunks(server):
             client.sendall(piece)
 
-    def pieces(self, source: socket.socket) -> Iterator[bytes]:
+    def chunks(self, source: socket.socket) -> Iterator[bytes]:
         """What `source` says, as long as it is heard."""
-        while piece := source.recv(PIECE):
-            if self.is_heard(source):
+        while piece := source.recv(CHUNK_BYTES):
+            if self.is_forwarding(source):
                 yield piece
 
-    def is_heard(self, source: socket.socket) -> bool:
-        return source not in self._dead
+    def is_forwarding(self, source: socket.socket) -> bool:
+        return source not in self._silenced
 
     def _accept(self) -> None:
         while True:
@@ -95,18 +95,18 @@ class Relay:
             with self._lock:
                 self._sockets |= {client, server}
                 if self._is_cut:
-                    self._dead |= {client, server}
+                    self._silenced |= {client, server}
             for direction in (self.forward, self.answer):
                 threading.Thread(
                     target=self._pass, args=(direction, (client, server)), daemon=True
                 ).start()
 
     def _pass(
-        self, direction: Callable[[socket.socket, socket.socket], None], sides: Sides
+        self, direction: Callable[[socket.socket, socket.socket], None], sides: SocketPair
     ) -> None:
         with suppress(OSError):
             direction(*sides)
-        if not self.is_heard(sides[0]):
+        if not self.is_forwarding(sides[0]):
             # That one side has gone is not heard either.
             return
         for one in sides:
@@ -127,19 +127,21 @@ class BrokerRelay(Relay):
         )
 
     def forward(self, client: socket.socket, server: socket.socket) -> None:
-        for frame in self._kept(client):
+        for frame in self._frames(client):
             server.sendall(frame)
 
     def answer(self, client: socket.socket, server: socket.socket) -> None:
-        for frame in self._kept(server):
-            client.sendall(frame.replace(self._theirs, self._ours) if len(frame) < PIECE else frame)
+        for frame in self._frames(server):
+            client.sendall(
+                frame.replace(self._theirs, self._ours) if len(frame) < CHUNK_BYTES else frame
+            )
 
-    def _kept(self, source: socket.socket) -> Iterator[bytes]:
+    def _frames(self, source: socket.socket) -> Iterator[bytes]:
         """Whole frames: their length, that of the command, the command (its first field, 08, is the type), and payload."""
         with source.makefile("rb") as stream:
             while len(head := stream.read(4)) == 4:
                 frame = stream.read(struct.unpack(">I", head)[0])
-                if frame[5] not in self.lost and self.is_heard(source):
+                if frame[5] not in self.lost and self.is_forwarding(source):
                     yield head + frame
 
 
@@ -149,13 +151,13 @@ class AdminRelay(Relay):
     is_refusing = False
 
     def forward(self, client: socket.socket, server: socket.socket) -> None:
-        for piece in self.pieces(client):
+        for piece in self.chunks(client):
             if self.is_refusing and piece.startswith((b"PUT ", b"POST ", b"DELETE ")):
                 return
             server.sendall(piece)
 
 
-class Between:
+class PulsarRelays:
     """Both relays before one Pulsar."""
 
     def __init__(self, settings: PulsarSettings) -> None:
@@ -165,7 +167,7 @@ class Between:
         """Those given, by way of the relays."""
 
     @contextmanager
-    def losing(self, *commands: int) -> Iterator[None]:
+    def dropping(self, *commands: int) -> Iterator[None]:
         """Within it these commands do not arrive, and the admin API takes no changes."""
         self.broker.lost, self.admin.is_refusing = frozenset(commands), True
         try:

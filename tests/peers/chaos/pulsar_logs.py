@@ -11,17 +11,17 @@ from kafka.record import MemoryRecords
 
 from storage.log import Buffer
 from storage.pulsar.log.entry_messages import parse_header, unpack_entries
-from tests.peers.chaos.evidence import Log, Place
+from tests.peers.chaos.evidence import Log, Position
 from tests.peers.verifiable import TOPIC
 
 READ_MS = 240_000
 
 
-def stored(service_url: str, namespace: str, partitions: int, found: Log) -> Log:
-    """Of a topic in one of the formats of batches. `repeated` counts what readers must not see: copies, which begin before the end of what came before
+def read_log(service_url: str, namespace: str, partitions: int, found: Log) -> Log:
+    """Of a topic in one of the formats of batches. `hidden_copies` counts what readers must not see: copies, which begin before the end of what came before
     them, what a replaced leader stored after its successor's first, and what it had stored where its successor began.
     """
-    values: dict[Place, str] = {}
+    values: dict[Position, str] = {}
     ends: dict[int, int] = {}
     hidden = 0
     with closing(_client(service_url)) as client:
@@ -48,10 +48,10 @@ def stored(service_url: str, namespace: str, partitions: int, found: Log) -> Log
     return Log(values, ends, hidden)
 
 
-def stored_natively(service_url: str, namespace: str, partitions: int, found: Log) -> Log:
+def read_native_log(service_url: str, namespace: str, partitions: int, found: Log) -> Log:
     """Of a topic in the format of native clients, who see each record as a message, in their order, and no offsets: those are of `found`. What is more
     than that lies beyond the end."""
-    values: dict[Place, str] = {}
+    values: dict[Position, str] = {}
     with closing(_client(service_url)) as client:
         for partition in range(partitions):
             offsets = chain(
@@ -60,7 +60,7 @@ def stored_natively(service_url: str, namespace: str, partitions: int, found: Lo
             )
             for message in _messages(client, f"{namespace}/{TOPIC}-partition-{partition}"):
                 values[partition, next(offsets)] = message.data().decode()
-    return Log(values, found.ends, may_leave_out=True)
+    return Log(values, found.ends, allows_gaps=True)
 
 
 def _client(service_url: str) -> pulsar.Client:

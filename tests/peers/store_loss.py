@@ -1,4 +1,4 @@
-"""A gateway whose store somebody else takes away: `python -m tests.peers.losing` serves from memory, and loses the store at the first line on stdin.
+"""A gateway whose store somebody else takes away: `python -m tests.peers.store_loss` serves from memory, and loses the store at the first line on stdin.
 
 With `hangs` as its argument the store cannot be closed after that.
 """
@@ -19,7 +19,7 @@ from tests.fakes.memory_store import MemoryStore
 reactor: Any = the_reactor
 
 
-class Losing(MemoryStore):
+class LosableStore(MemoryStore):
     async def close(self) -> None:
         if "hangs" in sys.argv:
             await Deferred()
@@ -27,7 +27,7 @@ class Losing(MemoryStore):
 
 
 def main() -> int:
-    store = Losing()
+    store = LosableStore()
 
     def wait() -> None:
         sys.stdin.readline()

@@ -13,7 +13,7 @@ import msgspec
 Row = dict[str, Any]
 
 
-def lines_of(folder: Path) -> list[bytes]:
+def read_lines(folder: Path) -> list[bytes]:
     """All lines, file by file; the last line of a file can be cut. Files can be renamed and folders deleted meanwhile."""
     while True:
         try:
@@ -30,17 +30,17 @@ def _read(path: Path) -> bytes:
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 
-def rows_of(folder: Path) -> list[Row]:
+def read_rows(folder: Path) -> list[Row]:
     """What the whole lines say, process by process in the order of their numbers."""
-    rows = [msgspec.json.decode(line) for line in lines_of(folder) if line.endswith(b"}")]
+    rows = [msgspec.json.decode(line) for line in read_lines(folder) if line.endswith(b"}")]
     return sorted(rows, key=lambda row: (row["connection"].split("-")[1], row["sequence"]))
 
 
-def waits_for(folder: Path, wanted: Callable[[Row], bool], seconds: float = 240.0) -> list[Row]:
+def wait_for_rows(folder: Path, wanted: Callable[[Row], bool], seconds: float = 240.0) -> list[Row]:
     """The rows that are wanted, once there is one; an empty list after so long."""
     end = time.monotonic() + seconds
     while True:
-        found = [row for row in rows_of(folder) if wanted(row)]
+        found = [row for row in read_rows(folder) if wanted(row)]
         if found or time.monotonic() > end:
             return found
         time.sleep(0.05)

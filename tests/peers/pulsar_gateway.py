@@ -15,7 +15,7 @@ from tests.peers.tenant import rest
 END_SECONDS = 240.0
 
 
-def options(settings, *more):
+def gateway_arguments(settings, *more):
     """Those of a gateway on these namespaces, by the names that they have in KoP."""
     names = {
         "kafkaTenant": settings.tenant,
@@ -35,13 +35,13 @@ def options(settings, *more):
 
 
 @contextmanager
-def on(settings, folder, *more):
-    with gateway(folder, *options(settings, *more)) as running:
+def gateway_on(settings, folder, *more):
+    with gateway(folder, *gateway_arguments(settings, *more)) as running:
         yield running
-    waits_until_free(settings)
+    wait_until_lock_released(settings)
 
 
-def waits_until_free(settings):
+def wait_until_lock_released(settings):
     """Until the broker has noticed that the gateway is gone, if it was killed: the next one would be told that the store is taken."""
     lock = f"{settings.admin_url}/admin/v2/persistent/{settings.metadata_tenant}/{settings.metadata_namespace}/__kopgate.lock/stats"
     end = time.monotonic() + END_SECONDS
@@ -57,7 +57,7 @@ def bootstrap(running):
     return f"{host}:{port}"
 
 
-def produces(running, topic, *values):
+def produce(running, topic, *values):
     failed = []
     # One request in flight, so that a retry does not reorder values.
     ordered = {"max.in.flight.requests.per.connection": 1, "message.timeout.ms": 240_000}
@@ -70,7 +70,7 @@ def produces(running, topic, *values):
     assert failed == []
 
 
-def consumes(running, topic, count, group="readers"):
+def consume(running, topic, count, group="readers"):
     config = {
         "group.id": group,
         "auto.offset.reset": "earliest",
@@ -87,7 +87,7 @@ def consumes(running, topic, count, group="readers"):
     return found
 
 
-def ends(*arguments):
+def run_to_exit(*arguments):
     """Exit code and log of a gateway that is not expected to start."""
     argv = [
         sys.executable,

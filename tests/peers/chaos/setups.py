@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.peers.chaos.evidence import Log
-from tests.peers.chaos.faults import GATEWAY_ONLY, WITH_BROKER, Blow, Fault, Target
-from tests.peers.chaos.in_pulsar import stored, stored_natively
-from tests.peers.chaos.run import PARTITIONS, Outcome, carried_out
-from tests.peers.chaos.servers import Gateway, Supervised
+from tests.peers.chaos.faults import GATEWAY_ONLY, WITH_BROKER, Action, Fault, Target
+from tests.peers.chaos.pulsar_logs import read_log, read_native_log
+from tests.peers.chaos.run import PARTITIONS, Outcome, run_chaos
+from tests.peers.chaos.servers import RestartableGateway, RetryingGateway
 from tests.peers.pulsar import Pulsar
 from tests.peers.tenant import Tenant
 
@@ -23,34 +23,34 @@ BROKER_MEMORY = "400m"
 ONE_BOOKIE = {"bookkeeperClientHealthCheckEnabled": "false"}
 
 Say = Callable[[str], None]
-Stored = Callable[[str, str, int, Log], Log]
+LogReader = Callable[[str, str, int, Log], Log]
 """Reads the topic as it lies in Pulsar: the address, the namespace, how many partitions, and what the gateway has found there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Setup:
     """`kinds` are the faults that there can be."""
 
-    kinds: Sequence[tuple[Target, Blow]]
+    kinds: Sequence[tuple[Target, Action]]
     plays: Callable[[Path, Sequence[Fault], float, Say], Outcome]
 
 
 def on_embedded(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:
-    gateway = Gateway(folder, ("--store", f"lmdb:{folder / 'store'}"), SETTINGS)
-    return carried_out(
+    gateway = RestartableGateway(folder, ("--store", f"lmdb:{folder / 'store'}"), SETTINGS)
+    return run_chaos(
         folder, gateway, {Target.GATEWAY: gateway}, faults, seconds, say, lambda found: []
     )
 
 
 def on_pulsar(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:
     """A broker of its own, which nobody else would like to have killed."""
-    return _on_pulsar(folder, faults, seconds, say, stored)
+    return _on_pulsar(folder, faults, seconds, say, read_log)
 
 
 def on_native(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:
     """As before, in the format that native clients share: there it is Pulsar that knows again what its client sends twice."""
     return _on_pulsar(
-        folder, faults, seconds, say, stored_natively, deduplicates=True, entry_format="pulsar"
+        folder, faults, seconds, say, read_native_log, deduplicates=True, entry_format="pulsar"
     )
 
 
@@ -59,7 +59,7 @@ def _on_pulsar(
     faults: Sequence[Fault],
     seconds: float,
     say: Say,
-    stored: Stored,
+    read_log: LogReader,
     *,
     deduplicates: bool = False,
     **settings: str,
@@ -74,7 +74,7 @@ def _on_pulsar(
                 "POST", f"namespaces/{tenant.name}/{names['pulsar_namespace']}/deduplication", True
             )
         tenants = {"pulsar_tenant": tenant.name, "pulsar_metadata_tenant": tenant.name}
-        gateway = Supervised(
+        gateway = RetryingGateway(
             folder,
             ("--store", broker.service_url, "--set", f"pulsar_admin={broker.admin_url}"),
             {**ON_PULSAR, **names, **tenants, **settings},
@@ -82,7 +82,7 @@ def _on_pulsar(
 
         def natively(found: Log) -> list[Log]:
             return [
-                stored(
+                read_log(
                     broker.service_url,
                     f"persistent://{tenant.name}/{names['pulsar_namespace']}",
                     PARTITIONS,
@@ -91,7 +91,7 @@ def _on_pulsar(
             ]
 
         servers = {Target.GATEWAY: gateway, Target.BROKER: broker}
-        return carried_out(
+        return run_chaos(
             folder,
             gateway,
             servers,
@@ -99,12 +99,12 @@ def _on_pulsar(
             seconds,
             say,
             natively,
-            may_leave_out=stored is stored_natively,
+            allows_gaps=read_log is read_native_log,
         )
 
 
-STAGES: Mapping[str, Stage] = {
-    "embedded": Stage(GATEWAY_ONLY, on_embedded),
-    "pulsar": Stage(WITH_BROKER, on_pulsar),
-    "pulsar-native": Stage(WITH_BROKER, on_native),
+SETUPS: Mapping[str, Setup] = {
+    "embedded": Setup(GATEWAY_ONLY, on_embedded),
+    "pulsar": Setup(WITH_BROKER, on_pulsar),
+    "pulsar-native": Setup(WITH_BROKER, on_native),
 }

@@ -25,7 +25,7 @@ COMMAND_SECONDS = 360.0
 TOOL_TIMEOUT_MS = 120_000
 
 #: What the reference broker is set to, too: its id, that it keeps records for ever, and that groups that were empty wait for nobody.
-ALIKE = (
+MATCHING_OPTIONS = (
     "--node-id",
     "1",
     "--set",
@@ -44,7 +44,7 @@ _EXIT = re.compile(r"\nexit code (\d+)\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
+class CommandOutput:
     """What a command left behind."""
 
     code: int
@@ -54,13 +54,13 @@ class Printed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
+class ComparedBrokers:
     """host:port of both."""
 
     gateway: str
     kafka: str
 
-    def run(self, argv: Sequence[str]) -> tuple[Printed, Printed]:
+    def run(self, argv: Sequence[str]) -> tuple[CommandOutput, CommandOutput]:
         """The same command against both at the same time; `{}` in it stands for the address."""
         with ThreadPoolExecutor(2) as pool:
             ours, theirs = pool.map(
@@ -71,7 +71,7 @@ class Sides:
 
     def tools(
         self, *commands: Command, version: str = VERSION
-    ) -> tuple[list[Printed], list[Printed]]:
+    ) -> tuple[list[CommandOutput], list[CommandOutput]]:
         """Kafka's own tools, of this version, one after the other, against both: what each printed, ours and theirs."""
         lines = ["\t".join(_line(name, *arguments)) for name, *arguments in commands]
         # They live for seconds: the second compiler would only cost.
@@ -88,15 +88,16 @@ def _line(name: str, *arguments: str) -> Sequence[str]:
     return TOOLS[name], *first, "--bootstrap-server", "{}", *arguments[len(first) :]
 
 
-def _parts(printed: Printed, count: int) -> list[Printed]:
+def _parts(printed: CommandOutput, count: int) -> list[CommandOutput]:
     found = _EXIT.split(printed.output)
     assert (printed.code, len(found)) == (0, 2 * count + 1), printed.output + printed.errors
     return [
-        Printed(int(code), output) for output, code in zip(found[::2], found[1::2], strict=False)
+        CommandOutput(int(code), output)
+        for output, code in zip(found[::2], found[1::2], strict=False)
     ]
 
 
-def _run(argv: Sequence[str]) -> Printed:
+def _run(argv: Sequence[str]) -> CommandOutput:
     done = subprocess.run(
         argv,
         stdin=subprocess.DEVNULL,
@@ -105,10 +106,10 @@ def _run(argv: Sequence[str]) -> Printed:
         timeout=COMMAND_SECONDS,
         check=False,
     )
-    return Printed(done.returncode, _unmarked(done.stdout), done.stderr)
+    return CommandOutput(done.returncode, _normalized(done.stdout), done.stderr)
 
 
-def use_groups(address: str) -> None:
+def wait_for_offsets_topic(address: str) -> None:
     """Ask for a group's coordinator until the topic of committed offsets is there, which Kafka makes for that."""
     deadline = time.monotonic() + COMMAND_SECONDS
     admin = KafkaAdminClient(bootstrap_servers=address)
@@ -122,17 +123,17 @@ def use_groups(address: str) -> None:
         admin.close()
 
 
-def _unmarked(text: str) -> str:
+def _normalized(text: str) -> str:
     """Without what differs between any two clusters: addresses and topic ids."""
     text = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", text)
     return re.sub(r"TopicId: \S{22}", "TopicId: ID", text)
 
 
 @contextmanager
-def side_by_side(folder: Path) -> Iterator[Sides]:
+def side_by_side(folder: Path) -> Iterator[ComparedBrokers]:
     """Both of them, on free ports."""
     try:
-        with reference() as kafka, gateway(folder, arguments=ALIKE) as ours:
-            yield Sides(ours.bootstrap, kafka.bootstrap)
+        with reference() as kafka, gateway(folder, arguments=MATCHING_OPTIONS) as ours:
+            yield ComparedBrokers(ours.bootstrap, kafka.bootstrap)
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))

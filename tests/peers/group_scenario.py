@@ -21,7 +21,7 @@ import pytest
 from tests.legacy_clients.brokers import are_required
 from tests.peers import jvm
 from tests.peers.cache import CannotInstall, maven_jars
-from tests.peers.gateway import Gateway, Stopwatch, gateway
+from tests.peers.gateway import GatewayProcess, Stopwatch, gateway
 from tests.peers.kafka import free_ports
 
 PROGRAMS = Path(__file__).parent / "members"
@@ -35,7 +35,7 @@ DRAIN_SECONDS = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class MemberCommand:
     """A library, and settings of it beside those that its program has."""
 
     argv: Callable[[], list[str]]
@@ -55,12 +55,12 @@ class Client:
         ]
 
 
-def python(program: str, **config: str) -> Client:
+def python_member(program: str, **config: str) -> MemberCommand:
     """`config` is its settings with `_` for `.`."""
-    return Client(lambda: [sys.executable, str(PROGRAMS / program)], _named(config))
+    return MemberCommand(lambda: [sys.executable, str(PROGRAMS / program)], _named(config))
 
 
-def java(version: str, **config: str) -> Client:
+def java_member(version: str, **config: str) -> MemberCommand:
     def argv() -> list[str]:
         jars = maven_jars(
             (
@@ -74,14 +74,14 @@ def java(version: str, **config: str) -> Client:
             [f"{jars}/*"], PROGRAMS / "Member.java", flags=["-Xmx128m", *jvm.CLIENT, quiet]
         )
 
-    return Client(argv, _named(config))
+    return MemberCommand(argv, _named(config))
 
 
 def _named(config: Mapping[str, str]) -> dict[str, str]:
     return {name.replace("_", "."): value for name, value in config.items()}
 
 
-class Member:
+class GroupMember:
     """A client in a process of its own, and what it has said."""
 
     def __init__(self, argv: Sequence[str], group: str, errors: Path) -> None:
@@ -137,19 +137,21 @@ class Member:
         self.process.wait(EVENT_SECONDS)
 
 
-class Scene:
+class GroupScenario:
     """A gateway that comes again at the same address, a producer, and the members of one group."""
 
-    def __init__(self, folder: Path, client: Client, stack: ExitStack, **settings: object) -> None:
+    def __init__(
+        self, folder: Path, client: MemberCommand, stack: ExitStack, **settings: object
+    ) -> None:
         self.bootstrap = f"127.0.0.1:{free_ports(1)[0]}"
         self._folder = folder
         self._client = client
         self._stack = stack
         self._settings = settings
-        self.members: list[Member] = []
+        self.members: list[GroupMember] = []
         self.sent: list[str] = []
         self._gateway: Any = None
-        self.gateway: Gateway | None = None
+        self.gateway: GatewayProcess | None = None
 
     def start(self) -> None:
         self._gateway = gateway(
@@ -176,10 +178,12 @@ class Scene:
         assert seconds < DRAIN_SECONDS
         self.kill()
 
-    def join(self, client: Client | None = None, group: str = GROUP, topic: str = TOPIC) -> Member:
+    def join(
+        self, client: MemberCommand | None = None, group: str = GROUP, topic: str = TOPIC
+    ) -> GroupMember:
         argv = (client or self._client).command(self.bootstrap, group, topic)
         member = self._stack.enter_context(
-            Member(argv, group, self._folder / f"member-{len(self.members)}.log")
+            GroupMember(argv, group, self._folder / f"member-{len(self.members)}.log")
         )
         self.members.append(member)
         return member
@@ -208,7 +212,7 @@ class Scene:
     def _log(self) -> str:
         return "" if self.gateway is None else "\n".join(self.gateway.lines()[-40:])
 
-    def wait_until_assigned_to(self, *members: Member) -> None:
+    def wait_until_assigned_to(self, *members: GroupMember) -> None:
         def is_shared() -> bool:
             return sorted(
                 part for one in members for part in one.assigned or []
@@ -230,10 +234,12 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path, client: Client, **settings: object) -> Iterator[Scene]:
+def group_scenario(
+    folder: Path, client: MemberCommand, **settings: object
+) -> Iterator[GroupScenario]:
     """With the gateway running; `client` is what joins unless another one is named."""
     with ExitStack() as stack:
-        made = Scene(folder, client, stack, **settings)
+        made = GroupScenario(folder, client, stack, **settings)
         made.start()
         stack.callback(made.kill)
         yield made
