@@ -1,4 +1,4 @@
-"""`kopgate serve` on a real Pulsar, as a user starts it: what it needs, what it says, what it finds again, and who else may have it."""
+"""`kopgate serve` on a real Pulsar: requirements, error messages, recovery and takeover."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.peers.tenant import rest
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 
-def test_topics_records_and_committed_offsets_are_in_pulsar_alone(pulsar, tmp_path):
+def test_topics_records_and_committed_offsets_are_only_in_pulsar(pulsar, tmp_path):
     settings = pulsar.settings()
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
@@ -34,7 +34,7 @@ def test_topics_records_and_committed_offsets_are_in_pulsar_alone(pulsar, tmp_pa
     assert not (second / "store").exists()
 
 
-def test_a_second_gateway_is_told_who_has_the_store_and_may_take_it_over(pulsar, tmp_path):
+def test_second_gateway_is_refused_naming_the_holder_and_can_take_over(pulsar, tmp_path):
     settings = pulsar.settings()
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -50,7 +50,7 @@ def test_a_second_gateway_is_told_who_has_the_store_and_may_take_it_over(pulsar,
             assert second.stop() == 0
 
 
-def test_what_is_missing_in_the_cluster_is_said_line_by_line_and_setup_makes_it(pulsar, tmp_path):
+def test_missing_namespaces_are_reported_and_pulsar_setup_creates_them(pulsar, tmp_path):
     settings = pulsar.settings(namespace="not-there", metadata_namespace="nor-this")
     code, log = run_to_exit(*gateway_arguments(settings))
     assert code == 1
@@ -77,7 +77,7 @@ def test_what_is_missing_in_the_cluster_is_said_line_by_line_and_setup_makes_it(
     )
 
 
-def test_a_cluster_that_cannot_be_reached_ends_the_start_with_a_reason_for_each_address():
+def test_unreachable_cluster_fails_the_start_with_a_reason_per_address():
     port, web_port = free_ports(2)
     code, log = run_to_exit(
         "--store", f"pulsar://127.0.0.1:{port}", "--pulsar-admin", f"http://127.0.0.1:{web_port}"
@@ -89,7 +89,7 @@ def test_a_cluster_that_cannot_be_reached_ends_the_start_with_a_reason_for_each_
     assert "Traceback" not in log
 
 
-def test_the_token_reaches_no_log(pulsar, tmp_path):
+def test_token_is_not_logged(pulsar, tmp_path):
     token = tmp_path / "gateway.jwt"
     token.write_text("eyJhbGciOiJIUzI1NiJ9.not-to-be-seen.anywhere\n")
     settings = pulsar.settings()

@@ -1,4 +1,7 @@
-"""A gateway on a Pulsar that asks who is there: TLS on both addresses, tokens, and a role that has what the manual asks for and nothing more."""
+"""A gateway on a Pulsar with TLS and token authentication.
+
+The gateway's role has only the permissions that the manual requires.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def guarded(tmp_path_factory):
 
 
 class Operator:
-    """Starts gateways, each with the token of a role, and collects what they log."""
+    """Starts gateways, each with the token of a role, and collects their log lines."""
 
     def __init__(self, guarded, folder):
         self.folder = folder
@@ -60,15 +63,15 @@ class Operator:
             self.lines += running.lines()
 
     def is_refused(self, role):
-        """The reasons of a gateway that does not start, one each."""
+        """Start a gateway that must fail, and return its reasons."""
         code, log = run_to_exit(*gateway_arguments(self.settings, *self.words(role)))
         assert code == 1
         self.lines += log.splitlines()
         return [line for line in log.splitlines() if "cannot start" in line]
 
 
-def writes_and_reads_as_old_ones(running, value, offset):
-    """Produce and Fetch as of Kafka 0.8: no version is negotiated, message format 0."""
+def produce_and_fetch_as_kafka_08(running, value, offset):
+    """Produce and fetch as a Kafka 0.8 client: no version negotiation, message format 0."""
     with running.peer() as peer:
         stored = peer.produce(TOPIC, message_set([Sample(0, -1, None, value)], magic=0), version=0)
         assert (stored.error_code, stored.base_offset) == (0, offset)
@@ -77,13 +80,13 @@ def writes_and_reads_as_old_ones(running, value, offset):
         return bytes(read.records)
 
 
-def writes_as_new_ones(running, value):
+def produce(running, value):
     with closing(kafka.KafkaProducer(bootstrap_servers=bootstrap(running), acks="all")) as producer:
         return producer.send(TOPIC, value, partition=0).get(SECONDS).offset
 
 
-def reads_as_new_ones(running, count):
-    """Values, by a group that commits."""
+def consume_in_group(running, count):
+    """Return the values read by a group that commits."""
     own = {
         "group_id": "readers",
         "auto_offset_reset": "earliest",
@@ -98,9 +101,7 @@ def reads_as_new_ones(running, count):
     return found
 
 
-def test_a_service_role_serves_clients_of_every_age_where_an_administrator_has_set_up(
-    guarded, tmp_path
-):
+def test_service_role_serves_old_and_new_clients_after_administrator_setup(guarded, tmp_path):
     operator = Operator(guarded, tmp_path)
     assert "acme" in operator.is_refused("service")[0]
     with operator.runs(SUPERUSER, "--pulsar-setup"):
@@ -112,11 +113,11 @@ def test_a_service_role_serves_clients_of_every_age_where_an_administrator_has_s
         "POST", "tenants/acme", {"allowedClusters": ["standalone"], "adminRoles": ["service"]}
     )
     with operator.runs("service") as running:
-        assert writes_as_new_ones(running, b"new") == 0
-        old = writes_and_reads_as_old_ones(running, b"old", 1)
+        assert produce(running, b"new") == 0
+        old = produce_and_fetch_as_kafka_08(running, b"old", 1)
         assert b"new" in old
         assert b"old" in old
-        assert reads_as_new_ones(running, 2) == [b"new", b"old"]
+        assert consume_in_group(running, 2) == [b"new", b"old"]
     assert [line for line in operator.lines if " critical " in line] == []
     secrets = [token(role).rpartition(".")[2] for role in ("service", SUPERUSER)]
     assert operator.lines

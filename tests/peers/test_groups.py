@@ -1,5 +1,7 @@
-"""Real clients in a group: they share a topic, one leaves, one is killed, the gateway is killed under them; what is committed is not read again
-and nothing is left out."""
+"""Real clients share a topic in a group while members and the gateway leave, die and restart.
+
+No record is lost, and none that was committed is read again.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +17,23 @@ CLIENTS = {
     "kafka-python": python_member("kafka_python.py"),
     "confluent-kafka": python_member("confluent.py"),
     "java-3.9.2": java_member("3.9.2"),
-    # By the protocol of KIP-848.
+    # The consumer group protocol (KIP-848).
     "confluent-kafka-consumer": python_member("confluent.py", group_protocol="consumer"),
     "java-4.4.0-consumer": java_member("4.4.0", group_protocol="consumer"),
 }
 
-#: Of members that speak the new protocol: there, the group says how long they have, and how often they are to be heard of.
-SESSIONS = {
+#: With KIP-848 the group's configuration sets the session timeout and the heartbeat interval.
+SESSION_SETTINGS = {
     "group_consumer_session_timeout_ms": 10_000,
     "group_consumer_heartbeat_interval_ms": 300,
 }
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_members_share_a_topic_whoever_leaves_or_is_killed_and_whatever_becomes_of_the_gateway(
+def test_group_reads_each_record_once_across_leaves_kills_and_gateway_restarts(
     client: str, tmp_path: Path
 ) -> None:
-    with group_scenario(tmp_path, CLIENTS[client], **SESSIONS) as here:
+    with group_scenario(tmp_path, CLIENTS[client], **SESSION_SETTINGS) as here:
         here.send(40)
         first = here.join()
         here.wait_until_assigned_to(first)
@@ -41,7 +43,7 @@ def test_members_share_a_topic_whoever_leaves_or_is_killed_and_whatever_becomes_
         here.wait_until_assigned_to(first, second)
         here.send(40)
         here.wait_until_all_read()
-        assert second.read, "the newcomer reads what is its own"
+        assert second.read, "the new member reads its partitions"
 
         second.leave()
         here.wait_until_assigned_to(first)
@@ -65,5 +67,5 @@ def test_members_share_a_topic_whoever_leaves_or_is_killed_and_whatever_becomes_
         here.send(40)
         here.wait_until_all_read()
 
-        # Every record was committed when it was told, and nobody was told one twice.
+        # Members report a record once it is committed; none is reported twice.
         assert sorted(here.values_read(), key=int) == here.sent

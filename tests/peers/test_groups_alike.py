@@ -1,4 +1,4 @@
-"""What Apache Kafka 3.9.2 answers to the members of a group and to those who look after it, the gateway answers, field by field."""
+"""Classic groups: the gateway's responses equal those of Apache Kafka 3.9.2, field by field."""
 
 from __future__ import annotations
 
@@ -42,42 +42,45 @@ Answer = dict[str, Any]
 
 
 class Side:
-    """One of the two, and all that it answered. Random parts of ids are numbered as they come."""
+    """One of the two brokers and all its responses.
+
+    Random parts of ids are replaced by numbers in the order of appearance.
+    """
 
     def __init__(self, address: str, stack: ExitStack) -> None:
         self._address = address
         self._stack = stack
         self._numbers: dict[str, str] = {}
         self.answers: list[tuple[str, Any]] = []
-        self.peer = self.connects()
+        self.peer = self.connect()
 
-    def connects(self) -> Peer:
+    def connect(self) -> Peer:
         host, _, port = self._address.partition(":")
         return self._stack.enter_context(Peer((host, int(port)), seconds=SECONDS))
 
     def request(self, request: Any, response: Any, version: int, peer: Peer | None = None) -> Any:
         reply = (peer or self.peer).request(request, response, version)
-        self.notes(f"{type(request).__name__} v{version}", reply)
+        self.note(f"{type(request).__name__} v{version}", reply)
         return reply
 
     def receive(self, peer: Peer, request: Any, response: Any, version: int) -> Any:
-        """The reply to what was sent on this connection before."""
+        """Read the response to a request sent earlier on this connection."""
         frame = peer.receive()
-        assert frame is not None, "the other side hung up"
+        assert frame is not None, "the other side closed the connection"
         reply = response.decode(
             frame[5 if request.flexible_version_q(version) else 4 :], version=version
         )
-        self.notes(f"{type(request).__name__} v{version}", reply)
+        self.note(f"{type(request).__name__} v{version}", reply)
         return reply
 
-    def notes(self, what: str, reply: Any) -> None:
+    def note(self, what: str, reply: Any) -> None:
         self.answers.append((what, self._plain(reply.to_dict())))
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, dict):
             return {key: self._plain(one) for key, one in value.items()}
         if isinstance(value, list):
-            # Kafka keeps members in no order.
+            # Kafka does not order members.
             return sorted((self._plain(one) for one in value), key=repr)
         if isinstance(value, str):
             return UUID.sub(
@@ -143,7 +146,7 @@ def leave(*members: tuple[str, str | None], group: str) -> Any:
 
 
 def joins(side: Side, version: int, group: str, **fields: Any) -> Any:
-    """A newcomer's generation, after one step or two."""
+    """Join as a new member, in one or two steps (KIP-394); return the last response."""
     reply = side.request(join(group=group, **fields), JoinGroupResponse, version)
     if reply.error_code == MEMBER_ID_REQUIRED:
         reply = side.request(
@@ -152,8 +155,8 @@ def joins(side: Side, version: int, group: str, **fields: Any) -> Any:
     return reply
 
 
-def looks(side: Side, *groups: str) -> None:
-    """What those see who look after these groups."""
+def describe_groups(side: Side, *groups: str) -> None:
+    """Describe these groups with every version of DescribeGroups."""
     for version in range(6):
         side.request(
             DescribeGroupsRequest(
@@ -171,7 +174,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
 
 
 def play(addresses: tuple[str, str], scene: Callable[[Side], None]) -> None:
-    """The same before both of them."""
+    """Run the scene on both brokers and compare all responses."""
     with ExitStack() as stack:
         ours, theirs = (Side(address, stack) for address in addresses)
         for side in (ours, theirs):
@@ -181,9 +184,9 @@ def play(addresses: tuple[str, str], scene: Callable[[Side], None]) -> None:
             assert our == their
 
 
-def test_who_is_unknown_is_told_so_alike(addresses: tuple[str, str]) -> None:
+def test_unknown_groups_and_members_get_the_errors_of_kafka(addresses: tuple[str, str]) -> None:
     def scene(side: Side) -> None:
-        for group in ("nobody's", ""):
+        for group in ("missing", ""):
             for version in range(10):
                 side.request(join("m", group=group), JoinGroupResponse, version)
             for version in range(6):
@@ -195,12 +198,12 @@ def test_who_is_unknown_is_told_so_alike(addresses: tuple[str, str]) -> None:
                 side.request(
                     DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, version
                 )
-            looks(side, group)
+            describe_groups(side, group)
 
     play(addresses, scene)
 
 
-def test_what_nobody_may_ask_for_is_refused_alike(addresses: tuple[str, str]) -> None:
+def test_invalid_joins_get_the_errors_of_kafka(addresses: tuple[str, str]) -> None:
     def scene(side: Side) -> None:
         for version in range(10):
             for fields in (
@@ -216,12 +219,12 @@ def test_what_nobody_may_ask_for_is_refused_alike(addresses: tuple[str, str]) ->
 
 
 @pytest.mark.parametrize("version", range(10))
-def test_a_group_of_one_lives_and_ends_alike(addresses: tuple[str, str], version: int) -> None:
+def test_group_of_one_member_matches_kafka(addresses: tuple[str, str], version: int) -> None:
     def scene(side: Side) -> None:
         group = f"one-{version}"
         member = joins(side, version, group)
         name = member.member_id
-        looks(side, group)
+        describe_groups(side, group)
         for generation in (member.generation_id, 0, -1):
             side.request(beat(name, generation, group=group), HeartbeatResponse, min(version, 4))
         side.request(sync(name, 7, group=group), SyncGroupResponse, min(version, 5))
@@ -231,55 +234,55 @@ def test_a_group_of_one_lives_and_ends_alike(addresses: tuple[str, str], version
         for fields in ({"protocol_type": None}, {"protocol_name": None}):
             side.request(sync(name, 1, group=group, **fields), SyncGroupResponse, 5)
         side.request(
-            sync(name, 1, group=group, words={name: b"mine", "nobody": b"lost"}),
+            sync(name, 1, group=group, words={name: b"mine", "unknown": b"lost"}),
             SyncGroupResponse,
             min(version, 5),
         )
-        looks(side, group)
+        describe_groups(side, group)
         side.request(
             sync(name, 1, group=group, words={name: b"another"}), SyncGroupResponse, min(version, 5)
         )
         side.request(join(group=group, protocol_type="connect"), JoinGroupResponse, version)
-        side.request(DeleteGroupsRequest(groups_names=[group, "nobody's"]), DeleteGroupsResponse, 2)
+        side.request(DeleteGroupsRequest(groups_names=[group, "missing"]), DeleteGroupsResponse, 2)
         side.request(join(name, group=group), JoinGroupResponse, version)
         side.request(sync(name, 2, group=group, words={}), SyncGroupResponse, min(version, 5))
         side.request(
-            leave((name, None), ("nobody", None), group=group), LeaveGroupResponse, min(version, 5)
+            leave((name, None), ("unknown", None), group=group), LeaveGroupResponse, min(version, 5)
         )
         side.request(leave((name, None), group=group), LeaveGroupResponse, min(version, 5))
         side.request(beat(name, 2, group=group), HeartbeatResponse, min(version, 4))
-        looks(side, group)
+        describe_groups(side, group)
         side.request(
             DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, min(version, 2)
         )
-        looks(side, group)
+        describe_groups(side, group)
 
     play(addresses, scene)
 
 
 @pytest.mark.parametrize("version", [0, 3, 4, 9])
-def test_two_members_rebalance_alike(addresses: tuple[str, str], version: int) -> None:
+def test_rebalance_of_two_members_matches_kafka(addresses: tuple[str, str], version: int) -> None:
     def scene(side: Side) -> None:
         group, syncs, beats = f"two-{version}", min(version, 5), min(version, 4)
         first = joins(side, version, group).member_id
         side.request(sync(first, 1, group=group, words={first: b"all"}), SyncGroupResponse, syncs)
-        other = side.connects()
+        other = side.connect()
         coming = join(group=group)
         if version >= 4:
             coming = join(side.request(coming, JoinGroupResponse, version).member_id, group=group)
         other.send(encode_request(coming, version))
-        # Once its join is there, the first is told.
+        # The first member's heartbeat fails once the second join has arrived.
         while (
             side.peer.request(beat(first, 1, group=group), HeartbeatResponse, beats).error_code == 0
         ):
             time.sleep(0.05)
-        looks_at_states(side, group)
+        list_by_state_and_type(side, group)
         side.request(sync(first, 1, group=group), SyncGroupResponse, syncs)
         side.request(join(first, group=group), JoinGroupResponse, version)
         second = side.receive(other, coming, JoinGroupResponse, version).member_id
         for name in (first, second):
             side.request(beat(name, 2, group=group), HeartbeatResponse, beats)
-        # A follower that did not hear its answer asks again.
+        # A follower that lost its response sends the request again.
         side.request(join(second, group=group), JoinGroupResponse, version, other)
         waiting = sync(second, 2, group=group)
         other.send(encode_request(waiting, syncs))
@@ -289,7 +292,7 @@ def test_two_members_rebalance_alike(addresses: tuple[str, str], version: int) -
             syncs,
         )
         side.receive(other, waiting, SyncGroupResponse, syncs)
-        looks(side, group)
+        describe_groups(side, group)
         side.request(join(second, group=group), JoinGroupResponse, version, other)
         side.request(leave((first, None), group=group), LeaveGroupResponse, syncs)
         side.request(beat(second, 2, group=group), HeartbeatResponse, beats)
@@ -299,23 +302,23 @@ def test_two_members_rebalance_alike(addresses: tuple[str, str], version: int) -
     play(addresses, scene)
 
 
-def looks_at_states(side: Side, group: str) -> None:
+def list_by_state_and_type(side: Side, group: str) -> None:
     for state in ("PreparingRebalance", "stable", "nonsense"):
         reply = side.peer.request(
             ListGroupsRequest(states_filter=[state], types_filter=[]), ListGroupsResponse, 5
         )
         reply.groups = [one for one in reply.groups if one.group_id == group]
-        side.notes(f"in state {state}", reply)
+        side.note(f"in state {state}", reply)
     for kind in ("classic", "Classic", "consumer"):
         reply = side.peer.request(
             ListGroupsRequest(states_filter=[], types_filter=[kind]), ListGroupsResponse, 5
         )
         reply.groups = [one for one in reply.groups if one.group_id == group]
-        side.notes(f"of type {kind}", reply)
+        side.note(f"of type {kind}", reply)
 
 
 @pytest.mark.parametrize("version", range(5, 10))
-def test_static_members_come_back_and_are_fenced_alike(
+def test_static_member_rejoin_and_fencing_match_kafka(
     addresses: tuple[str, str], version: int
 ) -> None:
     def scene(side: Side) -> None:
@@ -331,10 +334,10 @@ def test_static_members_come_back_and_are_fenced_alike(
             side.request(beat(name, 1, group=group, instance="another"), HeartbeatResponse, 4)
         side.request(join(old, group=group, instance=instance), JoinGroupResponse, version)
         side.request(join(new, group=group, instance="another"), JoinGroupResponse, version)
-        looks(side, group)
+        describe_groups(side, group)
         side.request(join(new, group=group, instance=instance), JoinGroupResponse, version)
         side.request(leave((old, instance), ("", "another"), group=group), LeaveGroupResponse, 5)
         side.request(leave(("", instance), ("", instance), group=group), LeaveGroupResponse, 4)
-        looks(side, group)
+        describe_groups(side, group)
 
     play(addresses, scene)

@@ -1,4 +1,4 @@
-"""`kopgate groups` against Kafka 3.9.2 and the gateway, with members and commits of a real client."""
+"""`kopgate groups` against Kafka 3.9.2 and the gateway, with members of a real client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.peers.groups import commit_offsets, committed_offsets, create_topic, 
 pytestmark = [
     pytest.mark.peer,
     pytest.mark.xdist_group("groups command"),
-]  # one broker at a time for all of them
+]  # One broker at a time for all tests.
 
 
 @pytest.fixture(scope="module", params=["Kafka", "gateway"])
@@ -49,8 +49,8 @@ def described(server: str, group: str) -> dict[str, Any]:
     return row
 
 
-def test_a_server_that_never_had_a_group_has_none(server: str) -> None:
-    # The first question about a group: Kafka begins with making the topic that it keeps groups in.
+def test_commands_for_missing_group_fail_on_a_server_without_groups(server: str) -> None:
+    # Kafka creates its offsets topic on the first request about a group.
     missing = groups(server, "describe", "never")
     assert (missing.stdout, missing.exit_code) == ("", 1)
     assert missing.stderr.startswith("Error: never: ")
@@ -81,7 +81,7 @@ def test_groups_are_listed_with_their_states(server: str) -> None:
         assert [row["group"] for row in stable] == ["listed-stable"]
 
 
-def test_a_description_has_lag_and_owner_of_each_partition(server: str) -> None:
+def test_describe_shows_lag_and_owner_of_each_partition(server: str) -> None:
     create_topic(server, "described", 4, 2, 0)
     create_topic(server, "left", 3)
     commit_offsets(
@@ -98,7 +98,8 @@ def test_a_description_has_lag_and_owner_of_each_partition(server: str) -> None:
         "static-y": ("static-y", "/127.0.0.1"),
         "x": (None, "/127.0.0.1"),
     }
-    # The range assignor goes by member id: "static-y-..." before "x-...", and the first gets one more.
+    # The range assignor sorts by member id: "static-y-..." before "x-...", and the first member
+    # gets the additional partition.
     assert [
         (one["topic"], one["partition"], one["committed"], one["end"], one["lag"], one["member"])
         for one in row["partitions"]
@@ -112,7 +113,7 @@ def test_a_description_has_lag_and_owner_of_each_partition(server: str) -> None:
     assert "described:0,1" in text
 
 
-def test_a_group_that_was_left_has_its_offsets_and_no_members(server: str) -> None:
+def test_group_without_members_keeps_its_offsets(server: str) -> None:
     create_topic(server, "idle", 1)
     commit_offsets(server, "idle-app", {("idle", 0): 1})
     with members(server, "idle-app", "idle", "x"):
@@ -121,7 +122,7 @@ def test_a_group_that_was_left_has_its_offsets_and_no_members(server: str) -> No
     assert (row["state"], row["members"], row["lag"]) == ("Empty", [], 0)
 
 
-def test_a_reset_is_shown_and_then_executed(server: str) -> None:
+def test_reset_is_only_printed_without_execute(server: str) -> None:
     create_topic(server, "reset", 4, 2)
     commit_offsets(server, "reset-app", {("reset", 0): 3, ("reset", 1): 1})
     moves = {
@@ -147,7 +148,7 @@ def test_a_reset_is_shown_and_then_executed(server: str) -> None:
         assert committed_offsets(server, "reset-app", *partitions) == offsets, arguments
 
 
-def test_what_is_outside_of_a_partition_is_brought_inside_and_said(server: str) -> None:
+def test_reset_beyond_the_end_uses_the_end_with_a_note(server: str) -> None:
     create_topic(server, "outside", 4)
     commit_offsets(server, "outside-app", {("outside", 0): 3})
     result = groups(server, "reset-offsets", "outside-app", "--to-offset", "9", "--all-topics")
@@ -172,7 +173,7 @@ def test_what_is_outside_of_a_partition_is_brought_inside_and_said(server: str) 
     assert (row["new"], row["note"]) == (4, "no record is that late; using the end")
 
 
-def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
+def test_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
     create_topic(server, "busy", 4)
     commit_offsets(server, "busy-app", {("busy", 0): 3})
     with members(server, "busy-app", "busy", "x"):
@@ -189,7 +190,7 @@ def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
     assert committed_offsets(server, "busy-app", ("busy", 0)) == [3]
 
 
-def test_a_new_group_is_given_a_place_to_begin(server: str) -> None:
+def test_reset_creates_a_missing_group(server: str) -> None:
     create_topic(server, "begun", 4, 4)
     assert (
         groups(
@@ -221,7 +222,9 @@ def test_a_new_group_is_given_a_place_to_begin(server: str) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_cannot_be_reset_is_told(server: str, arguments: list[str], complaint: str) -> None:
+def test_impossible_reset_fails_with_reason(
+    server: str, arguments: list[str], complaint: str
+) -> None:
     if (
         "refused"
         not in CliRunner()
@@ -235,7 +238,7 @@ def test_what_cannot_be_reset_is_told(server: str, arguments: list[str], complai
     assert "Traceback" not in result.stderr
 
 
-def test_a_deleted_group_is_gone_with_its_offsets(server: str) -> None:
+def test_delete_removes_group_and_its_offsets(server: str) -> None:
     create_topic(server, "deleted", 1)
     commit_offsets(server, "deleted-app", {("deleted", 0): 1})
     assert groups(server, "delete", "deleted-app", "--yes").stdout == "deleted-app deleted\n"

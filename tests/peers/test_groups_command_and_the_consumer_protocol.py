@@ -1,5 +1,7 @@
-"""`kopgate groups` on groups of the consumer protocol (KIP-848), against Kafka 4 and the gateway, with members of librdkafka, which
-leave Kafka 3.9's first version of the protocol alone."""
+"""`kopgate groups` on groups of the consumer protocol (KIP-848), against Kafka 4 and the gateway.
+
+The members are librdkafka's, which does not support the first version of the protocol in Kafka 3.9.
+"""
 
 from __future__ import annotations
 
@@ -49,18 +51,18 @@ def described(server: str, group: str) -> dict[str, Any]:
     return row
 
 
-def stable(server: str, group: str) -> dict[str, Any]:
-    """The description once every member has what it shall have."""
+def wait_until_stable(server: str, group: str) -> dict[str, Any]:
+    """Wait until every member has its target assignment; return the description."""
     deadline = time.monotonic() + SECONDS
     while (row := described(server, group))["state"] != "Stable":
         assert time.monotonic() < deadline, row
     return row
 
 
-def test_a_group_is_listed_with_its_type_whatever_its_state(server: str) -> None:
+def test_list_shows_type_consumer_and_filters_by_state(server: str) -> None:
     create_topic(server, "listed", 1)
     with members(server, "listed-app", "listed", "static-a", protocol="consumer"):
-        stable(server, "listed-app")
+        wait_until_stable(server, "listed-app")
         rows = {row["group"]: row for row in json.loads(groups(server, "list", "--json").stdout)}
         assert rows["listed-app"] == {
             "group": "listed-app",
@@ -71,10 +73,10 @@ def test_a_group_is_listed_with_its_type_whatever_its_state(server: str) -> None
         assert json.loads(groups(server, "list", "--json", "--state", "Reconciling").stdout) == []
 
 
-def test_a_description_has_what_each_member_has_and_shall_have(server: str) -> None:
+def test_describe_shows_current_and_target_assignment_of_members(server: str) -> None:
     create_topic(server, "described", 4, 2, 0)
     with members(server, "described-app", "described", "static-a", "static-b", protocol="consumer"):
-        row = stable(server, "described-app")
+        row = wait_until_stable(server, "described-app")
         text = groups(server, "describe", "described-app", "--members").stdout
     assert (row["type"], row["assignor"], row["protocol_type"]) == ("consumer", "range", "consumer")
     first, second = row["members"]
@@ -82,7 +84,8 @@ def test_a_description_has_what_each_member_has_and_shall_have(server: str) -> N
         ("static-a", "static-a", "/127.0.0.1"),
         ("static-b", "static-b", "/127.0.0.1"),
     ]
-    # Range begins with the static members, by their instance ids, and the first gets one more.
+    # The range assignor takes static members first, by instance id; the first gets the additional
+    # partition.
     assert [[part["partition"] for part in one["partitions"]] for one in (first, second)] == [
         [0, 1],
         [2],
@@ -100,7 +103,7 @@ def test_a_description_has_what_each_member_has_and_shall_have(server: str) -> N
     assert "TARGET" in text
 
 
-def test_classic_groups_and_others_are_described_together(server: str) -> None:
+def test_classic_and_consumer_groups_are_described_together(server: str) -> None:
     create_topic(server, "both", 1)
     commit_offsets(server, "both-idle", {("both", 0): 1})
     with (
@@ -118,10 +121,10 @@ def test_classic_groups_and_others_are_described_together(server: str) -> None:
     assert (result.stderr.startswith("Error: never: "), result.exit_code) == (True, 1)
 
 
-def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
+def test_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
     create_topic(server, "busy", 4)
     with members(server, "busy-app", "busy", "static-x", protocol="consumer"):
-        stable(server, "busy-app")
+        wait_until_stable(server, "busy-app")
         reset = groups(
             server, "reset-offsets", "busy-app", "--to-earliest", "--topic", "busy", "--execute"
         )
@@ -134,10 +137,10 @@ def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
         )
 
 
-def test_a_group_that_was_left_is_reset_and_deleted(server: str) -> None:
+def test_group_without_members_is_reset_and_deleted(server: str) -> None:
     create_topic(server, "left", 4)
     with members(server, "left-app", "left", "x", protocol="consumer"):
-        stable(server, "left-app")
+        wait_until_stable(server, "left-app")
     assert described(server, "left-app")["state"] == "Empty"
     assert (
         groups(

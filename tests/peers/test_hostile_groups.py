@@ -1,7 +1,7 @@
-"""Members of groups, and those who look after groups, that mean harm or know no better, against a gateway in a process of its own.
+"""Hostile and faulty group members and administrators, against a gateway in a separate process.
 
-Each is answered with Kafka's error or refused with one line of log; the gateway's memory stays below a limit that follows from its settings, and
-the members of other groups are heard all the while.
+Each request gets Kafka's error or is refused with one log line. The gateway's memory stays below a
+limit derived from its settings, and members of other groups are served throughout.
 """
 
 from __future__ import annotations
@@ -60,14 +60,16 @@ from tests.peers.gateway import (
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile groups")]
 
-#: What the gateway under test may hold: groups, offsets, requests in flight and what they are taken apart into, the newest batches, and itself. The
-#: allocator keeps what was once used, so this is its highest as well.
+#: Memory limit of the gateway: groups, offsets, requests in flight and their decoded form, cached
+#: batches, and the process itself. The allocator keeps memory that was used, so this also limits
+#: the peak.
 GROUPS = 24 * MIB
 OFFSETS = 8 * MIB
 IN_FLIGHT = 32 * MIB
 MEMORY = GROUPS + OFFSETS + 3 * IN_FLIGHT + 150 * MIB
 
-#: Limit of a heartbeat of the witness, by the stopwatch. The longest seen took 0.5 s, the gateway's work for the attack.
+#: Limit of the witness's heartbeat, by the stopwatch. The longest observed was 0.5 s, the gateway's
+#: work for the attack.
 PATIENCE = 5.0
 
 SECONDS = 60.0
@@ -76,11 +78,13 @@ MOST_MEMBERS = 1_000
 MOST_PENDING = 5_000
 
 
-class Loyal(BackgroundClient):
-    """A member of a classic group and one of a consumer group, which are heard, commit and ask where they stand. `slowest` is of one of these."""
+class SteadyMembers(BackgroundClient):
+    """A member of a classic group and one of a consumer group that send heartbeats, commit and
+    fetch offsets. `slowest` is the longest of these requests.
+    """
 
     def __init__(self, server: GatewayProcess) -> None:
-        super().__init__(server, "loyal")
+        super().__init__(server, "steady")
         self._epoch = 0
         self._generation = 0
         self._id = ""
@@ -91,33 +95,35 @@ class Loyal(BackgroundClient):
         self._in_time(
             peer,
             HeartbeatRequest(
-                group_id="loyal-1", generation_id=1, member_id=self._id, group_instance_id=None
+                group_id="steady-1", generation_id=1, member_id=self._id, group_instance_id=None
             ),
             HeartbeatResponse,
             4,
         )
         reply = self._in_time(
-            peer, beat("loyal-2", "loyal", self._epoch), ConsumerGroupHeartbeatResponse, 1
+            peer, heartbeat_of("steady-2", "steady", self._epoch), ConsumerGroupHeartbeatResponse, 1
         )
         assert reply.member_epoch == self._epoch
         committed = self._in_time(
-            peer, commit("loyal-1", [("loyal", [0])], self._id, 1), OffsetCommitResponse, 8
+            peer, commit("steady-1", [("steady", [0])], self._id, 1), OffsetCommitResponse, 8
         )
         assert codes_of(committed) == {0: 1}
-        self._in_time(peer, fetch_of("loyal-1"), OffsetFetchResponse, 9)
+        self._in_time(peer, fetch_of("steady-1"), OffsetFetchResponse, 9)
         self.rounds += 1
 
     def _joins(self, peer: Peer) -> None:
         joined = peer.request(
-            join("loyal-1", version=3, metadata=subscription("loyal"), session=60_000),
+            join("steady-1", version=3, metadata=subscription("steady"), session=60_000),
             JoinGroupResponse,
             3,
         )
         assert (joined.error_code, joined.generation_id) == (0, 1)
         self._id = joined.member_id
-        assert peer.request(sync("loyal-1", self._id, 1), SyncGroupResponse, 5).error_code == 0
+        assert peer.request(sync("steady-1", self._id, 1), SyncGroupResponse, 5).error_code == 0
         reply = peer.request(
-            beat("loyal-2", "loyal", 0, topics=["loyal"]), ConsumerGroupHeartbeatResponse, 1
+            heartbeat_of("steady-2", "steady", 0, topics=["steady"]),
+            ConsumerGroupHeartbeatResponse,
+            1,
         )
         assert reply.error_code == 0
         self._epoch = reply.member_epoch
@@ -151,21 +157,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]
 
 
 @pytest.fixture(scope="module")
-def loyal(server: GatewayProcess) -> Iterator[Loyal]:
-    with Loyal(server) as witness:
+def steady(server: GatewayProcess) -> Iterator[SteadyMembers]:
+    with SteadyMembers(server) as witness:
         yield witness
 
 
 @pytest.fixture
-def bad_day(server: GatewayProcess, loyal: Loyal) -> Iterator[Loyal]:
-    """The test runs while the witness is served; afterwards the gateway is as it was before."""
+def under_attack(server: GatewayProcess, steady: SteadyMembers) -> Iterator[SteadyMembers]:
+    """Serve the witness during the test; afterwards check it, the memory and the log."""
     begun = len(server.lines())
-    loyal.slowest = 0.0
-    yield loyal
-    goes_on = loyal.makes_progress()
-    assert loyal.failure is None
+    steady.slowest = 0.0
+    yield steady
+    goes_on = steady.makes_progress()
+    assert steady.failure is None
     assert goes_on
-    assert loyal.slowest < PATIENCE
+    assert steady.slowest < PATIENCE
     assert server.memory() < MEMORY
     assert server.process.poll() is None
     bugs = [line for line in server.lines()[begun:] if " error " in line or "raceback" in line]
@@ -180,7 +186,7 @@ def peer(server: GatewayProcess) -> Iterator[Peer]:
 
 @pytest.fixture(scope="module")
 def wide(server: GatewayProcess) -> uuid.UUID:
-    """The id of a topic of thousands of partitions, `wide`."""
+    """The id of the topic `wide`, which has thousands of partitions."""
     row = CreateTopicsRequest.CreatableTopic(
         name="wide", num_partitions=PARTITIONS, replication_factor=1, assignments=[], configs=[]
     )
@@ -191,7 +197,7 @@ def wide(server: GatewayProcess) -> uuid.UUID:
         return topic.topic_id
 
 
-# What is said
+# Requests
 
 
 def join(
@@ -247,10 +253,10 @@ def leave(group: str, members: Iterable[str]) -> Any:
     return LeaveGroupRequest(group_id=group, members=rows)
 
 
-def beat(
+def heartbeat_of(
     group: str, member: str, epoch: int, topics: Sequence[str] | None = None, **fields: Any
 ) -> Any:
-    """A newcomer says everything."""
+    """A new member (epoch 0) sends all fields."""
     if epoch == 0:
         fields = {"rebalance_timeout_ms": 10_000, "topic_partitions": [], **fields}
     return ConsumerGroupHeartbeatRequest(
@@ -301,17 +307,17 @@ def fetch_of(*groups: str, topics: Any = None) -> Any:
 
 
 def codes_of(reply: Any) -> Counter[int]:
-    """Of an OffsetCommit's partitions."""
+    """Count the error codes of an OffsetCommit response's partitions."""
     return Counter(row.error_code for topic in reply.topics for row in topic.partitions)
 
 
 def numbered(request: Any, version: int, count: int) -> list[bytes]:
-    """The request's bytes so many times, with another number for #####."""
+    """Return the request's bytes `count` times, with a different number for #####."""
     frame = encode_request(request, version)
     return [frame.replace(b"#####", b"%05d" % number) for number in range(count)]
 
 
-def asked(
+def send_all(
     server: GatewayProcess,
     frames: Sequence[bytes],
     response: Any,
@@ -320,7 +326,7 @@ def asked(
     peers: int = 20,
     at_once: int = 50,
 ) -> list[Any]:
-    """The replies to many requests over some connections, in any order."""
+    """Send many requests over several connections; return the responses in any order."""
     replies: list[Any] = []
     skip = 5 if response.flexible_version_q(version) else 4
     made = [Peer(server.address, seconds=SECONDS) for _ in range(peers)]
@@ -355,36 +361,36 @@ def refused(server: GatewayProcess, peer: Peer) -> list[str]:
     return [line for line in server.lines()[peer.lines_before :] if words in line]
 
 
-# Who is not there
+# Unknown members
 
 
-def test_strangers_are_told_so(bad_day, peer):
+def test_unknown_members_get_unknown_member_id(under_attack, peer):
     heartbeat = HeartbeatRequest(
-        group_id="nobody", generation_id=1, member_id="who", group_instance_id=None
+        group_id="unknown", generation_id=1, member_id="who", group_instance_id=None
     )
     assert peer.request(heartbeat, HeartbeatResponse, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert (
-        peer.request(sync("nobody", "who", 1), SyncGroupResponse, 5).error_code
+        peer.request(sync("unknown", "who", 1), SyncGroupResponse, 5).error_code
         == ErrorCode.UNKNOWN_MEMBER_ID
     )
     assert (
-        peer.request(join("nobody", "who"), JoinGroupResponse, 4).error_code
+        peer.request(join("unknown", "who"), JoinGroupResponse, 4).error_code
         == ErrorCode.UNKNOWN_MEMBER_ID
     )
-    (left,) = peer.request(leave("nobody", ["who"]), LeaveGroupResponse, 5).members
+    (left,) = peer.request(leave("unknown", ["who"]), LeaveGroupResponse, 5).members
     assert left.error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert codes_of(
-        peer.request(commit("nobody", [("loyal", [0])], "who", 3), OffsetCommitResponse, 8)
+        peer.request(commit("unknown", [("steady", [0])], "who", 3), OffsetCommitResponse, 8)
     ) == {ErrorCode.ILLEGAL_GENERATION: 1}
     assert codes_of(
-        peer.request(commit("loyal-1", [("loyal", [0])], "who", 1), OffsetCommitResponse, 8)
+        peer.request(commit("steady-1", [("steady", [0])], "who", 1), OffsetCommitResponse, 8)
     ) == {ErrorCode.UNKNOWN_MEMBER_ID: 1}
     assert codes_of(
-        peer.request(commit("loyal-2", [("loyal", [0])], "who", 1), OffsetCommitResponse, 9)
+        peer.request(commit("steady-2", [("steady", [0])], "who", 1), OffsetCommitResponse, 9)
     ) == {ErrorCode.UNKNOWN_MEMBER_ID: 1}
 
 
-def test_stale_generations_are_illegal(bad_day, peer):
+def test_wrong_generation_is_illegal_generation(under_attack, peer):
     member = peer.request(join("stale", version=3), JoinGroupResponse, 3)
     assert peer.request(sync("stale", member.member_id, 1), SyncGroupResponse, 5).error_code == 0
     for generation in (0, 2, -1, 2**31 - 1, -(2**31)):
@@ -405,7 +411,7 @@ def test_stale_generations_are_illegal(bad_day, peer):
         )
         told = codes_of(
             peer.request(
-                commit("stale", [("loyal", [0])], member.member_id, generation),
+                commit("stale", [("steady", [0])], member.member_id, generation),
                 OffsetCommitResponse,
                 8,
             )
@@ -419,8 +425,10 @@ def test_stale_generations_are_illegal(bad_day, peer):
     ["", "g" * 461, "g" * 32_767],
     ids=["empty", "a little too long", "as long as a string may be"],
 )
-def test_names_that_no_group_has_are_invalid(bad_day, peer, name):
-    """Kafka takes any name but an empty one; here a name has to fit into a key of the store (`group_id_max_bytes`)."""
+def test_empty_and_overlong_group_ids_are_invalid(under_attack, peer, name):
+    """Kafka accepts any name but the empty one; here a name must fit into a key of the store
+    (`group_id_max_bytes`).
+    """
     assert peer.request(join(name), JoinGroupResponse, 9).error_code == ErrorCode.INVALID_GROUP_ID
     assert (
         peer.request(sync(name, "m", 1), SyncGroupResponse, 5).error_code
@@ -430,16 +438,18 @@ def test_names_that_no_group_has_are_invalid(bad_day, peer, name):
         peer.request(leave(name, ["m"]), LeaveGroupResponse, 5).error_code
         == ErrorCode.INVALID_GROUP_ID
     )
-    told = peer.request(beat(name, "m", 0, ["loyal"]), ConsumerGroupHeartbeatResponse, 1).error_code
+    told = peer.request(
+        heartbeat_of(name, "m", 0, ["steady"]), ConsumerGroupHeartbeatResponse, 1
+    ).error_code
     assert told == (ErrorCode.INVALID_GROUP_ID if name else ErrorCode.INVALID_REQUEST)
     if name:
-        # Kafka lets a simple consumer commit without a group's name.
-        assert codes_of(peer.request(commit(name, [("loyal", [0])]), OffsetCommitResponse, 8)) == {
+        # Kafka allows a simple consumer to commit without a group name.
+        assert codes_of(peer.request(commit(name, [("steady", [0])]), OffsetCommitResponse, 8)) == {
             ErrorCode.INVALID_GROUP_ID: 1
         }
 
 
-def test_a_name_that_is_not_utf_8_is_refused_with_one_line(server, bad_day, peer):
+def test_group_id_that_is_not_utf_8_is_refused_with_one_log_line(server, under_attack, peer):
     frame = encode_request(join("abcd"), 4)
     peer.send(frame.replace(b"abcd", b"\xff\xfe\xc0\x80"))
     assert peer.is_closed()
@@ -457,8 +467,10 @@ def test_a_name_that_is_not_utf_8_is_refused_with_one_line(server, bad_day, peer
     ],
     ids=["none", "twice", "fifty thousand times", "no type"],
 )
-def test_protocols_that_nobody_could_choose_from_are_inconsistent(bad_day, peer, fields):
-    """Kafka 3.9.2 answers alike, but for a protocol that is named twice: then it does not answer at all in six seconds."""
+def test_join_without_usable_protocols_is_inconsistent_group_protocol(under_attack, peer, fields):
+    """As Kafka 3.9.2, except for a repeated protocol, which Kafka does not answer within six
+    seconds.
+    """
     assert (
         peer.request(join("odd", **fields), JoinGroupResponse, 3).error_code
         == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -466,17 +478,17 @@ def test_protocols_that_nobody_could_choose_from_are_inconsistent(bad_day, peer,
 
 
 @pytest.mark.parametrize("session", [-1, 0, 99, 2**31 - 1])
-def test_sessions_that_are_too_short_or_too_long_are_invalid(bad_day, peer, session):
+def test_session_timeout_out_of_range_is_invalid_session_timeout(under_attack, peer, session):
     assert (
         peer.request(join("odd", session=session), JoinGroupResponse, 4).error_code
         == ErrorCode.INVALID_SESSION_TIMEOUT
     )
 
 
-# Who says too much
+# Large requests
 
 
-def test_huge_metadata_and_assignments_are_too_large(server, bad_day, peer):
+def test_huge_metadata_and_assignments_are_message_too_large(server, under_attack, peer):
     assert (
         peer.request(join("huge", metadata=bytes(16 * MIB)), JoinGroupResponse, 3).error_code
         == ErrorCode.MESSAGE_TOO_LARGE
@@ -492,11 +504,11 @@ def test_huge_metadata_and_assignments_are_too_large(server, bad_day, peer):
     peer.request(leave("huge", [member]), LeaveGroupResponse, 5)
 
 
-def test_many_short_words_are_held_to_the_limits(server, bad_day):
+def test_many_short_protocols_and_topics_are_limited(server, under_attack):
     """The protocols of a member are limited in number, and the topics of all members in bytes."""
     before = server.memory()
     protocols = [(f"{number:x}", b"") for number in range(40_000)]
-    replies = asked(
+    replies = send_all(
         server,
         numbered(join("words-#####", protocols=protocols), 3, 3),
         JoinGroupResponse,
@@ -505,17 +517,17 @@ def test_many_short_words_are_held_to_the_limits(server, bad_day):
     )
     assert codes(replies) == {ErrorCode.INCONSISTENT_GROUP_PROTOCOL: 3}
     topics = [f"{number:x}" for number in range(40_000)]
-    beats = asked(
+    beats = send_all(
         server,
-        numbered(beat("words-#####", "m", 0, topics), 1, 12),
+        numbered(heartbeat_of("words-#####", "m", 0, topics), 1, 12),
         ConsumerGroupHeartbeatResponse,
         1,
         peers=1,
     )
     assert codes(beats).keys() == {0, ErrorCode.COORDINATOR_NOT_AVAILABLE}
-    asked(
+    send_all(
         server,
-        numbered(beat("words-#####", "m", -1), 1, 12),
+        numbered(heartbeat_of("words-#####", "m", -1), 1, 12),
         ConsumerGroupHeartbeatResponse,
         1,
         peers=1,
@@ -523,7 +535,7 @@ def test_many_short_words_are_held_to_the_limits(server, bad_day):
     assert server.memory() < before + 3 * GROUPS
 
 
-def test_subscriptions_to_a_million_topics_are_not_taken_apart(server, bad_day):
+def test_subscriptions_to_many_topics_are_not_decoded(server, under_attack):
     names = [struct.pack(">h", 5) + b"%05x" % number for number in range(90_000)]
     words = struct.pack(">hi", 0, len(names)) + b"".join(names) + struct.pack(">i", -1)
     peers = [Peer(server.address, seconds=SECONDS) for _ in range(6)]
@@ -535,10 +547,10 @@ def test_subscriptions_to_a_million_topics_are_not_taken_apart(server, bad_day):
             0,
             ErrorCode.GROUP_MAX_SIZE_REACHED,
         )
-    # While there are members, of whom none has asked for its part yet.
-    (reply,) = asked(
+    # The group has classic members, and none has sent SyncGroup yet.
+    (reply,) = send_all(
         server,
-        [encode_request(beat("million", "new", 0, ["loyal"]), 1)],
+        [encode_request(heartbeat_of("million", "new", 0, ["steady"]), 1)],
         ConsumerGroupHeartbeatResponse,
         1,
         peers=1,
@@ -549,23 +561,23 @@ def test_subscriptions_to_a_million_topics_are_not_taken_apart(server, bad_day):
         one.reset()
 
 
-# Many
+# Many members
 
 
-def test_ten_thousand_that_are_told_their_id_and_never_come_back(server, bad_day):
+def test_pending_members_that_never_rejoin_expire(server, under_attack):
     before = server.memory()
-    replies = asked(
+    replies = send_all(
         server, numbered(join("pending", session=2_000), 4, 10_000), JoinGroupResponse, 4
     )
     told = codes(replies)
     assert told.keys() <= {ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.COORDINATOR_NOT_AVAILABLE}
     assert told[ErrorCode.MEMBER_ID_REQUIRED] >= MOST_PENDING
     assert server.memory() < before + GROUPS
-    is_gone(server, "pending")
+    wait_until_gone(server, "pending")
 
 
-def test_ids_that_are_long_because_their_clients_names_are(server, bad_day):
-    # So long that none expires before the limit is reached.
+def test_long_client_ids_of_pending_members_are_limited(server, under_attack):
+    # Longer than it takes to reach the limit, so that none expires before.
     request = join("wordy", session=5_000)
     request.API_VERSION = 4
     request.with_header(1, "c" * 30_000)
@@ -581,11 +593,11 @@ def test_ids_that_are_long_because_their_clients_names_are(server, bad_day):
             )
     assert told.keys() == {ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.GROUP_MAX_SIZE_REACHED}
     assert server.memory() < before + 2 * GROUPS
-    is_gone(server, "wordy")
+    wait_until_gone(server, "wordy")
 
 
-def is_gone(server: GatewayProcess, *groups: str) -> None:
-    """Nothing is left of these groups, after a time."""
+def wait_until_gone(server: GatewayProcess, *groups: str) -> None:
+    """Wait until these groups no longer exist."""
     end = time.monotonic() + SECONDS
     with server.peer() as peer:
         while True:
@@ -603,22 +615,22 @@ def is_gone(server: GatewayProcess, *groups: str) -> None:
             time.sleep(0.1)
 
 
-def test_ten_thousand_joins_without_a_sync_in_one_group(server, bad_day):
-    """A new generation whenever those that have joined are all there is to wait for."""
+def test_ten_thousand_joins_without_sync_in_one_group_are_limited(server, under_attack):
+    """A new generation starts whenever all known members have joined."""
     frames = numbered(join("restless", session=1_000, rebalance=0), 3, 10_000)
-    told = codes(asked(server, frames, JoinGroupResponse, 3, peers=100, at_once=10))
+    told = codes(send_all(server, frames, JoinGroupResponse, 3, peers=100, at_once=10))
     assert told.keys() <= {
         0,
         ErrorCode.UNKNOWN_MEMBER_ID,
         ErrorCode.GROUP_MAX_SIZE_REACHED,
         ErrorCode.REBALANCE_IN_PROGRESS,
     }
-    is_gone(server, "restless")
+    wait_until_gone(server, "restless")
 
 
-def test_joins_to_thousands_of_groups_without_a_sync(server, bad_day):
+def test_joins_without_sync_to_thousands_of_groups_are_limited(server, under_attack):
     told = codes(
-        asked(
+        send_all(
             server,
             numbered(join("many-#####", session=1_000), 3, 4_000),
             JoinGroupResponse,
@@ -628,10 +640,10 @@ def test_joins_to_thousands_of_groups_without_a_sync(server, bad_day):
     )
     assert told.keys() <= {0, ErrorCode.COORDINATOR_NOT_AVAILABLE}
     assert told[0] > 2_000
-    is_gone(server, *(f"many-{number:05}" for number in range(0, 4_000, 100)))
+    wait_until_gone(server, *(f"many-{number:05}" for number in range(0, 4_000, 100)))
 
 
-def test_members_that_vanish_while_they_join_and_sync_leave_nothing_behind(server, bad_day):
+def test_members_that_disconnect_during_join_and_sync_are_removed(server, under_attack):
     files = server.open_files()
     for number in range(30):
         with server.peer() as first, server.peer() as second, server.peer() as third:
@@ -651,7 +663,7 @@ def test_members_that_vanish_while_they_join_and_sync_leave_nothing_behind(serve
             )
             for one in (first, second, third):
                 one.reset()
-    is_gone(server, *(f"vanish-{number}" for number in range(7)))
+    wait_until_gone(server, *(f"vanish-{number}" for number in range(7)))
     end = time.monotonic() + SECONDS
     while server.open_files() > files and time.monotonic() < end:
         time.sleep(0.02)
@@ -661,25 +673,25 @@ def test_members_that_vanish_while_they_join_and_sync_leave_nothing_behind(serve
 # Offsets
 
 
-def test_partitions_that_do_not_exist_cannot_be_committed(bad_day, peer):
-    rows = [("loyal", [1, -1, 2**31 - 1]), ("nothing", [0]), ("", [0])]
+def test_commit_to_missing_partition_is_unknown_topic_or_partition(under_attack, peer):
+    rows = [("steady", [1, -1, 2**31 - 1]), ("nothing", [0]), ("", [0])]
     assert codes_of(peer.request(commit("offsets", rows), OffsetCommitResponse, 8)) == {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 5
     }
     assert peer.request(fetch_of("offsets"), OffsetFetchResponse, 9).groups[0].topics == []
 
 
-def test_a_huge_note_is_too_large_and_the_others_are_kept(bad_day, peer):
+def test_commit_metadata_over_the_limit_is_offset_metadata_too_large(under_attack, peer):
     assert codes_of(
-        peer.request(commit("noted", [("loyal", [0])], note="n" * 32_000), OffsetCommitResponse, 8)
+        peer.request(commit("noted", [("steady", [0])], note="n" * 32_000), OffsetCommitResponse, 8)
     ) == {ErrorCode.OFFSET_METADATA_TOO_LARGE: 1}
     assert codes_of(
-        peer.request(commit("noted", [("loyal", [0])], note="n" * 4_096), OffsetCommitResponse, 8)
+        peer.request(commit("noted", [("steady", [0])], note="n" * 4_096), OffsetCommitResponse, 8)
     ) == {0: 1}
 
 
-def test_tens_of_thousands_of_partitions_in_one_commit(server, bad_day, peer, wide):
-    """More than the gateway reads of one request are refused; fewer are answered one by one."""
+def test_commit_of_too_many_partitions_closes_the_connection(server, under_attack, peer, wide):
+    """Up to the decoder's limit each partition gets its error."""
     with server.peer() as greedy:
         greedy.send(encode_request(commit("wide", [("wide", range(50_001))]), 8))
         assert greedy.is_closed()
@@ -692,9 +704,7 @@ def test_tens_of_thousands_of_partitions_in_one_commit(server, bad_day, peer, wi
     assert codes_of(peer.request(commit("wide", again), OffsetCommitResponse, 2)) == {0: 1}
 
 
-def test_all_that_many_huge_groups_have_committed_is_told_and_others_are_served(
-    server, bad_day, peer, wide
-):
+def test_offset_fetch_of_large_groups_is_answered(server, under_attack, peer, wide):
     for group in ("wide", "wide-2", "wide-3"):
         assert codes_of(
             peer.request(commit(group, [("wide", range(PARTITIONS))]), OffsetCommitResponse, 8)
@@ -703,10 +713,10 @@ def test_all_that_many_huge_groups_have_committed_is_told_and_others_are_served(
     assert [len(group.topics[0].partitions) for group in reply.groups] == [PARTITIONS] * 3
     same = peer.request(fetch_of(*["wide"] * 1_000), OffsetFetchResponse, 9)
     assert codes(same.groups) == {ErrorCode.INVALID_REQUEST: 1_000}
-    nobody = peer.request(
-        fetch_of(*(f"nobody-{number}" for number in range(20_000))), OffsetFetchResponse, 9
+    missing = peer.request(
+        fetch_of(*(f"unknown-{number}" for number in range(20_000))), OffsetFetchResponse, 9
     )
-    assert codes(nobody.groups) == {0: 20_000}
+    assert codes(missing.groups) == {0: 20_000}
     for group in ("wide", "wide-2", "wide-3"):
         assert (
             peer.request(DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, 2)
@@ -716,12 +726,12 @@ def test_all_that_many_huge_groups_have_committed_is_told_and_others_are_served(
         )
 
 
-def test_commits_to_ever_new_groups_end_at_the_limit(server, bad_day, peer):
+def test_commits_to_new_groups_are_refused_at_the_limit(server, under_attack, peer):
     before = server.memory()
     name = f"{'new' * 100}-#####"
-    replies = asked(
+    replies = send_all(
         server,
-        numbered(commit(name, [("loyal", [0])]), 8, 12_000),
+        numbered(commit(name, [("steady", [0])]), 8, 12_000),
         OffsetCommitResponse,
         8,
         peers=200,
@@ -735,14 +745,14 @@ def test_commits_to_ever_new_groups_end_at_the_limit(server, bad_day, peer):
     assert codes(deleted.results)[0] == told[0]
 
 
-# Those who look after groups
+# Administration
 
 
-def test_ten_thousand_names_are_described_listed_and_deleted(bad_day, peer, server):
+def test_ten_thousand_groups_are_described_listed_and_deleted(under_attack, peer, server):
     names = [f"asked-{number:05}" for number in range(10_000)]
     some = 3_000
-    frames = numbered(commit("asked-#####", [("loyal", [0])]), 8, some)
-    told = sum(map(codes_of, asked(server, frames, OffsetCommitResponse, 8)), Counter())
+    frames = numbered(commit("asked-#####", [("steady", [0])]), 8, some)
+    told = sum(map(codes_of, send_all(server, frames, OffsetCommitResponse, 8)), Counter())
     assert told == {0: some}
     described = peer.request(
         DescribeGroupsRequest(groups=names, include_authorized_operations=True),
@@ -766,14 +776,14 @@ def test_ten_thousand_names_are_described_listed_and_deleted(bad_day, peer, serv
     assert codes(again.results) == {ErrorCode.GROUP_ID_NOT_FOUND: 10_000}
 
 
-def test_ten_thousand_strangers_leave(bad_day, peer):
+def test_leave_of_ten_thousand_unknown_members_is_answered(under_attack, peer):
     reply = peer.request(
-        leave("loyal-1", [f"m{number}" for number in range(10_000)]), LeaveGroupResponse, 5
+        leave("steady-1", [f"m{number}" for number in range(10_000)]), LeaveGroupResponse, 5
     )
     assert codes(reply.members) == {ErrorCode.UNKNOWN_MEMBER_ID: 10_000}
 
 
-def test_partitions_are_forgotten_by_the_thousand(bad_day, peer, wide):
+def test_offset_delete_of_thousands_of_partitions_is_answered(under_attack, peer, wide):
     peer.request(commit("forgotten", [("wide", range(PARTITIONS))]), OffsetCommitResponse, 8)
     kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
     rows = [
@@ -793,19 +803,19 @@ def test_partitions_are_forgotten_by_the_thousand(bad_day, peer, wide):
     }
 
 
-# The new protocol
+# The consumer protocol
 
 
-def test_lying_epochs_are_told_so(bad_day, peer):
+def test_wrong_epochs_get_the_errors_of_kafka(under_attack, peer):
     def epoch_of(epoch: int, member: str = "liar") -> int:
         return peer.request(
-            beat("liars", member, epoch), ConsumerGroupHeartbeatResponse, 1
+            heartbeat_of("liars", member, epoch), ConsumerGroupHeartbeatResponse, 1
         ).error_code
 
     assert epoch_of(5) == ErrorCode.GROUP_ID_NOT_FOUND
     assert (
         peer.request(
-            beat("liars", "liar", 0, ["loyal"]), ConsumerGroupHeartbeatResponse, 1
+            heartbeat_of("liars", "liar", 0, ["steady"]), ConsumerGroupHeartbeatResponse, 1
         ).member_epoch
         == 1
     )
@@ -818,37 +828,41 @@ def test_lying_epochs_are_told_so(bad_day, peer):
     assert epoch_of(-1) == 0
 
 
-def test_partitions_that_nobody_gave_are_nobodys(bad_day, peer, wide):
+def test_claimed_partitions_are_not_assigned(under_attack, peer, wide):
     kind = ConsumerGroupHeartbeatRequest.TopicPartitions
-    reply = peer.request(beat("thieves", "honest", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1)
+    reply = peer.request(
+        heartbeat_of("thieves", "honest", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1
+    )
     assert len(reply.assignment.topic_partitions[0].partitions) == PARTITIONS
     stolen = [
         kind(topic_id=wide, partitions=list(range(45_000))),
         kind(topic_id=uuid.uuid4(), partitions=[-1, 2**31 - 1]),
     ]
     assert peer.request(
-        beat("thieves", "thief", 0, ["wide"], topic_partitions=stolen),
+        heartbeat_of("thieves", "thief", 0, ["wide"], topic_partitions=stolen),
         ConsumerGroupHeartbeatResponse,
         1,
     ).error_code == (ErrorCode.INVALID_REQUEST)
     epoch = peer.request(
-        beat("thieves", "thief", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1
+        heartbeat_of("thieves", "thief", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1
     ).member_epoch
     told = peer.request(
-        beat("thieves", "thief", epoch, topic_partitions=stolen), ConsumerGroupHeartbeatResponse, 1
+        heartbeat_of("thieves", "thief", epoch, topic_partitions=stolen),
+        ConsumerGroupHeartbeatResponse,
+        1,
     )
     given = [] if told.assignment is None else told.assignment.topic_partitions
     assert (told.error_code, [len(row.partitions) for row in given]) == (0, [])
     for member in ("honest", "thief"):
-        peer.request(beat("thieves", member, -1), ConsumerGroupHeartbeatResponse, 1)
+        peer.request(heartbeat_of("thieves", member, -1), ConsumerGroupHeartbeatResponse, 1)
 
 
-def test_expressions_that_take_long_or_make_no_sense_keep_nobody_waiting(
-    server, bad_day, peer, wide
-):
+def test_costly_and_invalid_regexes_do_not_delay_other_members(server, under_attack, peer, wide):
     peer.send(
         *(
-            encode_request(beat("regex", f"m{n}", 0, None, subscribed_topic_regex="(" * n), 1)
+            encode_request(
+                heartbeat_of("regex", f"m{n}", 0, None, subscribed_topic_regex="(" * n), 1
+            )
             for n in range(1, 50)
         )
     )
@@ -861,33 +875,39 @@ def test_expressions_that_take_long_or_make_no_sense_keep_nobody_waiting(
         ".*" * 1000 + f"{number}" for number in range(40)
     ]
     beats = [
-        encode_request(beat("regex", f"m{number}", 0, None, subscribed_topic_regex=text), 1)
+        encode_request(heartbeat_of("regex", f"m{number}", 0, None, subscribed_topic_regex=text), 1)
         for number, text in enumerate(costly)
     ]
-    told = codes(asked(server, beats, ConsumerGroupHeartbeatResponse, 1, peers=4))
+    told = codes(send_all(server, beats, ConsumerGroupHeartbeatResponse, 1, peers=4))
     assert told.keys() <= {0, ErrorCode.INVALID_REGULAR_EXPRESSION}
 
 
-def test_a_flood_of_newcomers_to_a_big_group_keeps_nobody_waiting(server, bad_day, peer, wide):
-    """Each asks for a new target of thousands of partitions, and there are as many members as there may be."""
-    newcomers = numbered(beat("flood", "m#####", 0, ["wide"]), 1, MOST_MEMBERS + 500)
-    told = codes(asked(server, newcomers, ConsumerGroupHeartbeatResponse, 1))
+def test_many_joins_to_a_large_group_do_not_delay_other_members(server, under_attack, peer, wide):
+    """Each join computes a target assignment of thousands of partitions, with the maximum number of
+    members.
+    """
+    newcomers = numbered(heartbeat_of("flood", "m#####", 0, ["wide"]), 1, MOST_MEMBERS + 500)
+    told = codes(send_all(server, newcomers, ConsumerGroupHeartbeatResponse, 1))
     assert told.keys() <= {0, ErrorCode.GROUP_MAX_SIZE_REACHED}
     assert told[0] <= MOST_MEMBERS
     end = time.monotonic() + 3
     number = 0
     while time.monotonic() < end:
         number += 1
-        peer.request(beat("flood", f"m{number % 20:05}", -1), ConsumerGroupHeartbeatResponse, 1)
         peer.request(
-            beat("flood", f"m{number % 20:05}", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1
+            heartbeat_of("flood", f"m{number % 20:05}", -1), ConsumerGroupHeartbeatResponse, 1
+        )
+        peer.request(
+            heartbeat_of("flood", f"m{number % 20:05}", 0, ["wide"]),
+            ConsumerGroupHeartbeatResponse,
+            1,
         )
     request = ConsumerGroupDescribeRequest(group_ids=["flood"], include_authorized_operations=False)
     (group,) = peer.request(request, ConsumerGroupDescribeResponse, 1).groups
     assert 0 < len(group.members) <= MOST_MEMBERS
-    asked(
+    send_all(
         server,
-        numbered(beat("flood", "m#####", -1), 1, MOST_MEMBERS),
+        numbered(heartbeat_of("flood", "m#####", -1), 1, MOST_MEMBERS),
         ConsumerGroupHeartbeatResponse,
         1,
     )

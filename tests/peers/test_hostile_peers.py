@@ -1,7 +1,7 @@
-"""Peers that mean harm, or know no better, against a gateway in a process of its own.
+"""Hostile and faulty clients against a gateway in a separate process.
 
-Each is answered with Kafka's error or refused with one line of log; the gateway's memory stays below a limit that follows from its settings,
-and a well-behaved client is served all the while.
+Each request gets Kafka's error or is refused with one log line. The gateway's memory stays below a
+limit derived from its settings, and a well-behaved client is served throughout.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from tests.peers.gateway import (
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile")]
 
-#: What the gateway under test may hold: requests in flight (and an eighth), replies on their way out and beyond them a batch each, two batches
-#: unpacked, its newest batches, and itself with its threads. The allocator keeps what was once used, so this is its highest as well.
+#: Memory limit of the gateway: requests in flight (and an eighth), unsent responses plus a batch
+#: per reader, two unpacked batches, cached batches, and the process with its threads. The allocator
+#: keeps memory that was used, so this also limits the peak.
 IN_FLIGHT = 64 * MIB
 READERS = 40
 BATCH = 1 * MIB
@@ -46,7 +47,8 @@ RESIDENT = 16 * MIB
 ITSELF = 120 * MIB
 MEMORY = IN_FLIGHT * 9 // 8 + IN_FLIGHT + READERS * 2 * BATCH + 2 * UNPACKED + RESIDENT + ITSELF
 
-#: Limit of a produce and fetch by the witness, by the stopwatch. The longest seen took 0.5 s, the gateway's work for the attack.
+#: Limit of a produce and fetch by the witness, by the stopwatch. The longest observed was 0.5 s,
+#: the gateway's work for the attack.
 PATIENCE = 5.0
 
 IDLE_CONNECTIONS = 5_000
@@ -69,8 +71,8 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture
-def bad_day(server):
-    """The test runs while the witness is served; afterwards the gateway is as it was before."""
+def under_attack(server):
+    """Serve the witness during the test; afterwards check it, the memory and the log."""
     begun = len(server.lines())
     with BackgroundClient(server) as witness:
         yield witness
@@ -100,13 +102,13 @@ def topic(server, request):
 
 
 def refused(server, peer):
-    """The reasons for which this peer was refused."""
+    """Return the log lines about this peer, at least one."""
     words = f"peer={peer.name} "
     server.wait_for_lines(1, words, peer.lines_before)
     return [line for line in server.lines()[peer.lines_before :] if words in line]
 
 
-def test_random_bytes_are_hung_up_on_or_wait_for_the_rest_of_their_frame(server, bad_day):
+def test_random_bytes_close_the_connection_or_wait_for_the_rest_of_a_frame(server, under_attack):
     noise = random.Random(1)
     for _ in range(200):
         with server.peer() as peer:
@@ -128,14 +130,14 @@ def test_random_bytes_are_hung_up_on_or_wait_for_the_rest_of_their_frame(server,
     ],
     ids=["HTTP", "SSH", "TLS"],
 )
-def test_another_protocol_is_hung_up_on_with_one_line(server, bad_day, peer, words):
+def test_other_protocols_are_refused_with_one_log_line(server, under_attack, peer, words):
     peer.send_bytes(words)
     assert peer.is_closed()
     (line,) = refused(server, peer)
     assert "refused" in line
 
 
-def test_frames_cut_short_anywhere_cost_nothing(server, bad_day, topic):
+def test_incomplete_frames_are_discarded(server, under_attack, topic):
     request = encode_request(produce_request(topic, batch([Sample(0, 1, b"k", b"v" * 50)])), 7)
     whole = struct.pack(">i", len(request)) + request
     for length in range(len(whole)):
@@ -146,25 +148,25 @@ def test_frames_cut_short_anywhere_cost_nothing(server, bad_day, topic):
 
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 32 * MIB + 1, 2**31 - 1])
-def test_a_frame_of_an_impossible_length_is_hung_up_on_with_one_line(server, bad_day, peer, length):
+def test_invalid_frame_length_is_refused_with_one_log_line(server, under_attack, peer, length):
     peer.send_bytes(struct.pack(">i", length) + b"x" * 100)
     assert peer.is_closed()
     (line,) = refused(server, peer)
     assert str(length) in line
 
 
-def test_many_that_announce_much_and_send_nothing_use_nothing_up(server, bad_day):
+def test_announced_frame_lengths_reserve_no_memory(server, under_attack):
     before = server.memory()
     liars = [server.peer() for _ in range(200)]
     for liar in liars:
         liar.send_bytes(struct.pack(">i", 32 * MIB) + b"x" * 10)
-    assert bad_day.makes_progress()
+    assert under_attack.makes_progress()
     assert server.memory() < before + 10 * MIB
     for liar in liars:
         liar.reset()
 
 
-def test_many_that_send_most_of_a_large_frame_hold_no_more_than_the_budget(server, bad_day):
+def test_partial_large_frames_stay_within_the_memory_budget(server, under_attack):
     hoarders = [server.peer() for _ in range(8)]
     piece = bytes(MIB)
     for hoarder in hoarders:
@@ -173,13 +175,15 @@ def test_many_that_send_most_of_a_large_frame_hold_no_more_than_the_budget(serve
             hoarder.socket.sendall(struct.pack(">i", 32 * MIB) + piece * 31)
         except TimeoutError:
             continue
-    assert bad_day.makes_progress()
+    assert under_attack.makes_progress()
     assert server.memory() < MEMORY
     for hoarder in hoarders:
         hoarder.reset()
 
 
-def test_large_requests_behind_endless_polls_use_nothing_up(server, bad_day, topic):
+def test_large_requests_behind_long_polls_stay_within_the_memory_budget(
+    server, under_attack, topic
+):
     poll = encode_request(fetch_request(topic, 0, max_wait_ms=2**31 - 1), 4)
     hoarders = [server.peer() for _ in range(8)]
     for hoarder in hoarders:
@@ -189,7 +193,7 @@ def test_large_requests_behind_endless_polls_use_nothing_up(server, bad_day, top
             hoarder.socket.sendall(struct.pack(">i", 31 * MIB) + bytes(31 * MIB))
         except TimeoutError:
             continue
-    assert bad_day.makes_progress()
+    assert under_attack.makes_progress()
     assert server.memory() < MEMORY
     for hoarder in hoarders:
         hoarder.reset()
@@ -216,8 +220,10 @@ def test_large_requests_behind_endless_polls_use_nothing_up(server, bad_day, top
         "tags",
     ],
 )
-def test_lying_lengths_and_counts_are_refused_with_one_line(server, bad_day, peer, version, body):
-    # The header of a flexible request ends in tags, which is the first byte of those bodies.
+def test_wrong_lengths_and_counts_are_refused_with_one_log_line(
+    server, under_attack, peer, version, body
+):
+    # The header of a flexible request ends with tagged fields, the first byte of these bodies.
     peer.send(struct.pack(">hhih", 3, version, 1, -1) + body)
     assert peer.is_closed()
     (line,) = refused(server, peer)
@@ -225,7 +231,7 @@ def test_lying_lengths_and_counts_are_refused_with_one_line(server, bad_day, pee
     assert f"version={version}" in line
 
 
-def test_a_produce_request_of_a_million_partitions_is_refused(server, bad_day, peer):
+def test_produce_of_a_million_partitions_is_refused(server, under_attack, peer):
     body = (
         struct.pack(">hii", 1, 1000, 1)
         + b"\0\x01t"
@@ -240,21 +246,21 @@ def test_a_produce_request_of_a_million_partitions_is_refused(server, bad_day, p
 @pytest.mark.parametrize(
     ("api_key", "version"), [(0, 99), (3, -1), (4, 0), (999, 0), (-1, 0), (32767, 32767)]
 )
-def test_what_is_not_served_is_refused_with_one_line(server, bad_day, peer, api_key, version):
+def test_unsupported_api_is_refused_with_one_log_line(server, under_attack, peer, api_key, version):
     peer.send(struct.pack(">hhih", api_key, version, 1, -1) + bytes(20))
     assert peer.is_closed()
     (line,) = refused(server, peer)
     assert f"api_key={api_key} " in line
 
 
-def test_versions_of_the_future_are_answered(bad_day, peer):
+def test_unknown_api_versions_version_is_answered_with_v0(under_attack, peer):
     peer.send(struct.pack(">hhih", 18, 77, 5, -1) + b"\0whatever may come")
     frame = peer.receive()
     assert frame[:4] == b"\0\0\0\x05"
     assert ApiVersionsResponse.decode(frame[4:], version=0).error_code == 35
 
 
-# records
+# Records
 
 
 SAMPLES = [Sample(0, 1_700_000_000_000, b"key", b"value" * 10)]
@@ -281,22 +287,20 @@ def broken(records, position):
         (7, b"\0" * 100),
     ],
 )
-def test_records_that_are_damaged_are_answered_with_corrupt_or_invalid(
-    bad_day, peer, topic, version, records
-):
+def test_damaged_records_are_corrupt_or_invalid(under_attack, peer, topic, version, records):
     assert peer.produce(topic, records, version).error_code in (2, 87)
     assert peer.fetch(topic, 0).high_watermark == 0
 
 
 @pytest.mark.parametrize("length", [0, -1, 49, 2**31 - 1, -(2**31)])
-def test_a_batch_that_lies_about_its_length_is_corrupt(bad_day, peer, topic, length):
+def test_wrong_batch_length_is_corrupt_or_invalid(under_attack, peer, topic, length):
     records = bytearray(batch(SAMPLES))
     struct.pack_into(">i", records, 8, length)
     assert peer.produce(topic, bytes(records)).error_code in (2, 87)
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])
-def test_a_codec_that_nobody_knows_is_told_so(bad_day, peer, topic, codec):
+def test_unknown_codec_is_unsupported_compression_type(under_attack, peer, topic, codec):
     assert peer.produce(topic, batch(SAMPLES, attributes=codec)).error_code == 76
     assert (
         peer.produce(topic, message(0, None, b"packed", magic=1, attributes=codec), 2).error_code
@@ -304,15 +308,15 @@ def test_a_codec_that_nobody_knows_is_told_so(bad_day, peer, topic, codec):
     )
 
 
-def test_zstd_where_the_producer_may_not_use_it_is_told_so(bad_day, peer, topic):
+def test_zstd_before_produce_7_is_unsupported_compression_type(under_attack, peer, topic):
     assert peer.produce(topic, batch(SAMPLES, codec=ZSTD), 3).error_code == 76
     assert peer.produce(topic, batch(SAMPLES, codec=ZSTD), 7).error_code == 0
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_bomb_in_an_old_format_is_told_so_and_costs_no_more_than_its_limit(
-    server, bad_day, peer, topic, codec, magic
+def test_old_format_decompression_bomb_is_refused_within_the_memory_limit(
+    server, under_attack, peer, topic, codec, magic
 ):
     packed = compress(codec, bytes(150 * MIB), magic=magic)
     if len(packed) > 8 * MIB:
@@ -323,8 +327,8 @@ def test_a_bomb_in_an_old_format_is_told_so_and_costs_no_more_than_its_limit(
 
 
 @pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
-def test_a_bomb_that_was_stored_opaque_does_not_go_off_when_it_is_converted(
-    server, bad_day, peer, topic, codec
+def test_stored_decompression_bomb_is_skipped_by_conversion(
+    server, under_attack, peer, topic, codec
 ):
     records = batch(SAMPLES, codec=codec, content=bytes(150 * MIB))
     assert peer.produce(topic, records).error_code == 0
@@ -339,7 +343,7 @@ def test_a_bomb_that_was_stored_opaque_does_not_go_off_when_it_is_converted(
     assert peer.fetch(topic, 0, version=10).records == records
 
 
-def test_many_bombs_at_a_time_go_off_one_after_the_other(server, bad_day, topic):
+def test_concurrent_decompression_bombs_stay_within_the_memory_limit(server, under_attack, topic):
     records = message(0, None, compress(GZIP, bytes(150 * MIB), magic=1), magic=1, attributes=GZIP)
     peers = [server.peer() for _ in range(20)]
     most = 0
@@ -353,17 +357,17 @@ def test_many_bombs_at_a_time_go_off_one_after_the_other(server, bad_day, topic)
 
 
 @pytest.mark.parametrize("offset", [-1, -5, 1, 2**40, 2**63 - 1, -(2**63)])
-def test_an_impossible_offset_is_out_of_range(bad_day, peer, topic, offset):
+def test_fetch_outside_of_the_log_is_offset_out_of_range(under_attack, peer, topic, offset):
     assert peer.fetch(topic, offset).error_code == 1
 
 
 @pytest.mark.parametrize("size", [0, -1, -(2**31), 2**31 - 1])
-def test_an_impossible_fetch_size_is_answered(bad_day, peer, topic, size):
+def test_fetch_with_unusual_max_bytes_is_answered(under_attack, peer, topic, size):
     peer.produce(topic, batch(SAMPLES))
     assert peer.fetch(topic, 0, max_bytes=size).error_code == 0
 
 
-# behaviour
+# Behavior
 
 
 @pytest.fixture(scope="module")
@@ -377,21 +381,21 @@ def big(server):
     return "big"
 
 
-def test_slow_readers_of_a_big_topic_hold_no_more_than_the_limit(server, bad_day, big):
+def test_unsent_responses_of_slow_readers_are_limited(server, under_attack, big):
     before = server.memory()
     readers = [server.peer(receive_buffer=4096) for _ in range(READERS)]
     for reader in readers:
         reader.send(*[encode_request(fetch_request(big, 0), 4)] * 5)
     time.sleep(2)
-    assert bad_day.makes_progress()
+    assert under_attack.makes_progress()
     grown = server.memory() - before
     for reader in readers:
         reader.reset()
-    # All that they asked for would be 3 GiB.
+    # The requested responses total 3 GiB.
     assert grown < IN_FLIGHT + READERS * 3 * BATCH
 
 
-def test_one_that_reads_slowly_gets_all_in_the_end(server, bad_day, big):
+def test_slow_reader_gets_all_responses(server, under_attack, big):
     with server.peer(receive_buffer=4096) as reader:
         reader.send(
             encode_request(fetch_request(big, 0), 4), encode_request(fetch_request(big, 1), 4)
@@ -401,7 +405,7 @@ def test_one_that_reads_slowly_gets_all_in_the_end(server, bad_day, big):
         assert len(reader.receive()) > BATCH
 
 
-def test_clients_that_vanish_amid_a_request_leave_nothing_behind(server, bad_day, topic):
+def test_connections_closed_during_requests_are_cleaned_up(server, under_attack, topic):
     files = server.open_files()
     poll = encode_request(fetch_request(topic, 0, max_wait_ms=2**31 - 1), 4)
     append = encode_request(
@@ -425,7 +429,7 @@ def test_clients_that_vanish_amid_a_request_leave_nothing_behind(server, bad_day
     assert server.open_files() <= files
 
 
-def test_a_flood_of_requests_whose_answers_nobody_reads_is_not_read(server, bad_day):
+def test_requests_are_not_read_while_responses_are_unread(server, under_attack):
     request = struct.pack(">hhih", 18, 0, 1, -1)
     flood = (struct.pack(">i", len(request)) + request) * 20_000
     before = server.memory()
@@ -437,17 +441,17 @@ def test_a_flood_of_requests_whose_answers_nobody_reads_is_not_read(server, bad_
                 peer.socket.sendall(flood)
         except TimeoutError:
             continue
-    assert bad_day.makes_progress()
+    assert under_attack.makes_progress()
     assert server.memory() < before + 20 * 8 * MIB
     for peer in floods:
         peer.reset()
 
 
-def test_five_thousand_idle_connections_are_held_and_others_served(server, bad_day):
+def test_five_thousand_idle_connections_do_not_block_other_clients(server, under_attack):
     wanted = IDLE_CONNECTIONS + 500
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        message = f"5,000 connections need {wanted} open files, and the hard limit is {hard} (`ulimit -Hn`)"
+        message = f"the test needs {wanted} open files; the hard limit is {hard} (`ulimit -Hn`)"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
@@ -464,33 +468,33 @@ def test_five_thousand_idle_connections_are_held_and_others_served(server, bad_d
         for client in idle[::50]:
             client.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
             assert client.recv(8)[4:] == b"\0\0\0\x07"
-        assert bad_day.makes_progress()
-        # Twice what `max_connections` says of each.
+        assert under_attack.makes_progress()
+        # Twice the documented memory per connection (`max_connections`).
         assert server.memory() - before < IDLE_CONNECTIONS * 20 * 1024
     finally:
         for client in idle:
             client.close()
 
 
-# log-in
+# Authentication
 
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory):
-    """A gateway with a log-in."""
-    with asking_who_is_there(tmp_path_factory.mktemp("locked")) as started:
+def secured(tmp_path_factory):
+    """A gateway that requires authentication."""
+    with gateway_with_login(tmp_path_factory.mktemp("secured")) as started:
         yield started
 
 
 @pytest.fixture
-def hasty(tmp_path):
-    """One that gives a log-in two seconds."""
-    with asking_who_is_there(tmp_path, connection_authentication_timeout_ms=2000) as started:
+def impatient(tmp_path):
+    """A gateway with an authentication timeout of two seconds."""
+    with gateway_with_login(tmp_path, connection_authentication_timeout_ms=2000) as started:
         yield started
 
 
 @contextmanager
-def asking_who_is_there(folder, **settings):
+def gateway_with_login(folder, **settings):
     users = folder / "users"
     from auth.users import PasswordHash, edit_users
 
@@ -509,7 +513,9 @@ def asking_who_is_there(folder, **settings):
 
 
 def log_in(peer, token, version):
-    """Handshake and token. What the gateway answers to the token; None for a hang-up."""
+    """Send a handshake and a token; return the response to the token, or None if the connection is
+    closed.
+    """
     reply = peer.request(
         SaslHandshakeRequest(version=version, mechanism="PLAIN"), SaslHandshakeResponse, version
     )
@@ -526,32 +532,32 @@ def log_in(peer, token, version):
     return peer.receive()
 
 
-def test_the_right_password_is_let_in_on_both_roads(locked):
-    with locked.peer() as bare, locked.peer() as wrapped:
+def test_correct_password_is_accepted_with_handshake_v0_and_v1(secured):
+    with secured.peer() as bare, secured.peer() as wrapped:
         assert log_in(bare, TOKEN, 0) == b""
         assert log_in(wrapped, TOKEN, 1) == 0
-        bare.create_topic("let-in")
-        wrapped.create_topic("let-in")
+        bare.create_topic("accepted")
+        wrapped.create_topic("accepted")
 
 
-def test_a_wrong_password_is_told_or_hung_up_on_and_never_left_hanging(locked):
+def test_wrong_password_is_refused_and_closes_the_connection(secured):
     for version, told in ((0, None), (1, 58)):
-        with locked.peer() as peer:
+        with secured.peer() as peer:
             assert log_in(peer, b"\0alice\0wrong-password", version) == told
             assert peer.is_closed()
-            (line,) = refused(locked, peer)
+            (line,) = refused(secured, peer)
             assert "login failed" in line
-    assert "wrong-password" not in locked.log.read_text()
+    assert "wrong-password" not in secured.log.read_text()
 
 
-def test_requests_behind_a_wrong_password_are_not_served(locked):
-    with locked.peer() as peer:
+def test_requests_after_a_wrong_password_are_not_served(secured):
+    with secured.peer() as peer:
         handshake = encode_request(SaslHandshakeRequest(version=1, mechanism="PLAIN"), 1)
         wrong = encode_request(SaslAuthenticateRequest(version=0, auth_bytes=b"\0alice\0no"), 0)
         peer.send(
             handshake,
             wrong,
-            encode_request(fetch_request("let-in", 0), 4),
+            encode_request(fetch_request("accepted", 0), 4),
             encode_request(SaslAuthenticateRequest(version=0, auth_bytes=TOKEN), 0),
         )
         assert peer.receive() is not None
@@ -559,7 +565,7 @@ def test_requests_behind_a_wrong_password_are_not_served(locked):
         assert peer.receive() is None
 
 
-def test_silence_is_hung_up_on_wherever_it_falls(hasty):
+def test_silent_connection_is_closed_at_the_authentication_timeout(impatient):
     handshake = encode_request(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0)
     silences = [
         b"",
@@ -567,63 +573,63 @@ def test_silence_is_hung_up_on_wherever_it_falls(hasty):
         struct.pack(">i", len(handshake)) + handshake,
         struct.pack(">i", 1000) + b"x",
     ]
-    peers = [hasty.peer() for _ in silences]
+    peers = [impatient.peer() for _ in silences]
     for peer, said in zip(peers, silences, strict=True):
         peer.send_bytes(said)
     for peer in peers:
         assert peer.is_closed()
-        assert len(refused(hasty, peer)) == 1
+        assert len(refused(impatient, peer)) == 1
         peer.reset()
 
 
-def test_a_token_of_more_than_its_limit_is_hung_up_on(locked):
+def test_token_over_the_limit_closes_the_connection(secured):
     for version in (0, 1):
-        with locked.peer() as peer:
+        with secured.peer() as peer:
             peer.send(
                 encode_request(SaslHandshakeRequest(version=version, mechanism="PLAIN"), version)
             )
             peer.receive()
             peer.send_bytes(struct.pack(">i", 600 << 10) + b"x" * 1000)
             assert peer.is_closed()
-            assert len(refused(locked, peer)) == 1
+            assert len(refused(secured, peer)) == 1
 
 
-def test_a_flood_of_tokens_on_one_connection_ends_with_the_first_that_fails(locked):
-    before = locked.memory()
-    with locked.peer() as peer:
+def test_first_wrong_token_ends_a_flood_of_tokens(secured):
+    before = secured.memory()
+    with secured.peer() as peer:
         peer.send(encode_request(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0))
         peer.receive()
         flood = b"".join(struct.pack(">i", 20) + b"\0alice\0" + b"x" * 13 for _ in range(5000))
         for _ in range(20):
             peer.send_bytes(flood)
         assert peer.is_closed()
-    assert locked.memory() < before + 40 * MIB
+    assert secured.memory() < before + 40 * MIB
 
 
-def test_a_storm_of_wrong_passwords_keeps_nobody_out_for_long(locked):
-    storm = [locked.peer() for _ in range(200)]
+def test_many_wrong_passwords_do_not_block_logins_for_long(secured):
+    storm = [secured.peer() for _ in range(200)]
     for peer in storm:
         peer.send(
             encode_request(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0), b"\0alice\0guess"
         )
     began = time.monotonic()
     while True:
-        with locked.peer() as alice:
-            # Too many wait: a client that is hung up on comes again.
+        with secured.peer() as alice:
+            # Logins beyond `sasl_max_waiting_checks` are closed; the client reconnects.
             if log_in(alice, TOKEN, 0) == b"":
                 break
         assert time.monotonic() - began < 180
     for peer in storm:
         assert peer.is_closed()
         peer.reset()
-    assert locked.memory() < MEMORY
+    assert secured.memory() < MEMORY
 
 
-def test_a_raw_gssapi_token_is_refused_by_name(locked):
-    with locked.peer() as peer:
+def test_raw_gssapi_token_is_refused_naming_gssapi(secured):
+    with secured.peer() as peer:
         peer.send(bytes.fromhex("6082024b06092a864886f71201020201006e") + bytes(500))
         assert peer.is_closed()
-        (line,) = refused(locked, peer)
+        (line,) = refused(secured, peer)
         assert "GSSAPI" in line
 
 
@@ -631,10 +637,10 @@ def test_a_raw_gssapi_token_is_refused_by_name(locked):
 
 
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory):
+def tls_server(tmp_path_factory):
     from tests.certificates import Authority
 
-    folder = tmp_path_factory.mktemp("secure")
+    folder = tmp_path_factory.mktemp("tls_server")
     authority = Authority()
     certificate, key = authority.sign("server").write(folder, "server")
     with gateway(
@@ -650,29 +656,29 @@ def secure(tmp_path_factory):
         assert not [line for line in started.lines() if " error " in line]
 
 
-def test_plain_text_on_a_tls_listener_is_hung_up_on(secure):
-    with secure.peer() as peer:
+def test_plaintext_on_a_tls_listener_closes_the_connection(tls_server):
+    with tls_server.peer() as peer:
         peer.send(struct.pack(">hhih", 18, 0, 1, -1))
         assert peer.is_closed()
 
 
-def test_a_tls_listener_turns_away_what_is_too_much(secure):
-    inside = [let_in(secure) for _ in range(3)]
-    with secure.peer() as fourth:
+def test_tls_listener_enforces_max_connections(tls_server):
+    inside = [connect_with_tls(tls_server) for _ in range(3)]
+    with tls_server.peer() as fourth:
         assert fourth.is_closed()
-        assert "max_connections=3" in refused(secure, fourth)[0]
+        assert "max_connections=3" in refused(tls_server, fourth)[0]
     for one in inside:
         one.close()
-    let_in(secure).close()
+    connect_with_tls(tls_server).close()
 
 
-def let_in(secure):
-    """A connection that is served, as soon as there is room for it: those that have gone may still be there."""
+def connect_with_tls(tls_server):
+    """Connect, retrying while closed connections still count toward the limit."""
     end = time.monotonic() + 60
     while True:
-        late = secure.peer()
+        late = tls_server.peer()
         try:
-            wrapped = secure.trust.wrap_socket(late.socket, server_hostname="localhost")
+            wrapped = tls_server.trust.wrap_socket(late.socket, server_hostname="localhost")
             wrapped.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
             assert wrapped.recv(8)[4:] == b"\0\0\0\x07"
             return wrapped

@@ -1,4 +1,4 @@
-"""kafka-consumer-groups, of Kafka 3.9.2, prints about the gateway's groups what it prints about Kafka's."""
+"""kafka-consumer-groups of Kafka 3.9.2 prints the same for the gateway as for Kafka."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.peers.comparison import (
 pytestmark = [
     pytest.mark.peer,
     pytest.mark.xdist_group("kafka groups tool"),
-]  # one pair of brokers for all of them
+]  # One pair of brokers for all tests.
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -39,7 +39,9 @@ def prepare(
     group: str = "",
     committed: Mapping[int, int] | None = None,
 ) -> None:
-    """A topic on both sides with so many records in each partition, and what a group has committed in which."""
+    """Create a topic on both sides with this many records per partition, and commit a group's
+    offsets.
+    """
     for at in (sides.gateway, sides.kafka):
         groups.create_topic(at, topic, *records)
         if committed:
@@ -61,9 +63,10 @@ def tool(*arguments: str) -> Command:
 
 
 def same(sides: ComparedBrokers, *commands: Command, codes: Sequence[int] = ()) -> list[str]:
-    """What each command prints on both sides, which must be the same, with these exit codes (by default 0).
+    """Run the commands on both sides; return their outputs, which must be equal.
 
-    Members are in no order on either side, and the ids that they are given are random.
+    `codes` are the expected exit codes, by default 0. Members have no defined order, and member ids
+    are random.
     """
     ours, theirs = sides.tools(*commands)
     assert [one.code for one in theirs] == list(codes or [0] * len(commands)), theirs
@@ -77,7 +80,7 @@ def _lines(printed: CommandOutput) -> list[str]:
 
 
 def committed(sides: ComparedBrokers, group: str, topic: str, *partitions: int) -> list[int | None]:
-    """What the group has committed, which must be the same on both sides."""
+    """Return the group's committed offsets, which must be equal on both sides."""
     ours, theirs = (
         groups.committed_offsets(at, group, *((topic, one) for one in partitions))
         for at in (sides.gateway, sides.kafka)
@@ -86,7 +89,7 @@ def committed(sides: ComparedBrokers, group: str, topic: str, *partitions: int) 
     return ours
 
 
-def test_groups_are_listed_by_state_and_type(sides: ComparedBrokers) -> None:
+def test_list_by_state_and_type_matches_kafka(sides: ComparedBrokers) -> None:
     prepare(sides, "listed", 1, group="listed-empty", committed={0: 1})
     with members(sides, "listed-stable", "listed", "x"):
         every, states, empty, types, _ = same(
@@ -104,7 +107,7 @@ def test_groups_are_listed_by_state_and_type(sides: ComparedBrokers) -> None:
     assert re.search(r"^listed-empty +Classic *$", types, re.MULTILINE)
 
 
-def test_a_group_with_members_is_described(sides: ComparedBrokers) -> None:
+def test_describe_of_group_with_members_matches_kafka(sides: ComparedBrokers) -> None:
     prepare(sides, "described", 4, 2, 0, group="described-app", committed={0: 1, 2: 0})
     prepare(sides, "left", 3, group="described-app", committed={0: 2})
     group = ("--describe", "--group", "described-app")
@@ -123,7 +126,7 @@ def test_a_group_with_members_is_described(sides: ComparedBrokers) -> None:
     assert re.search(r" range +Stable +2$", state, re.MULTILINE)
 
 
-def test_groups_without_members_and_those_that_are_not_there_are_described(
+def test_describe_of_empty_and_missing_groups_matches_kafka(
     sides: ComparedBrokers,
 ) -> None:
     prepare(sides, "quiet", 3, group="quiet-app", committed={0: 1})
@@ -140,7 +143,7 @@ def test_groups_without_members_and_those_that_are_not_there_are_described(
     assert "Consumer group 'never' does not exist." in outputs[3]
 
 
-def test_offsets_are_reset_once_it_is_executed(sides: ComparedBrokers, tmp_path: Path) -> None:
+def test_offset_reset_matches_kafka(sides: ComparedBrokers, tmp_path: Path) -> None:
     prepare(sides, "reset", 4, 2, group="reset-app", committed={0: 3, 1: 1})
     file = tmp_path / "offsets.csv"
     file.write_text("reset,0,2\nreset,1,9\n")
@@ -174,7 +177,7 @@ def test_offsets_are_reset_once_it_is_executed(sides: ComparedBrokers, tmp_path:
     ] == list(targets.values())
 
 
-def test_a_group_with_members_keeps_its_offsets_and_itself(sides: ComparedBrokers) -> None:
+def test_group_with_members_is_neither_reset_nor_deleted(sides: ComparedBrokers) -> None:
     prepare(sides, "busy", 4, group="busy-app", committed={0: 3})
     with members(sides, "busy-app", "busy", "x"):
         reset, offsets, deleted = same(
@@ -196,7 +199,7 @@ def test_a_group_with_members_keeps_its_offsets_and_itself(sides: ComparedBroker
     assert committed(sides, "busy-app", "busy", 0) == [3]
 
 
-def test_offsets_of_some_partitions_are_deleted(sides: ComparedBrokers) -> None:
+def test_delete_offsets_matches_kafka(sides: ComparedBrokers) -> None:
     prepare(sides, "partly", 1, 1, group="partly-app", committed={0: 1, 1: 1})
     outputs = same(
         sides,
@@ -208,7 +211,7 @@ def test_offsets_of_some_partitions_are_deleted(sides: ComparedBrokers) -> None:
     assert committed(sides, "partly-app", "partly", 0, 1) == [1, None]
 
 
-def test_groups_are_deleted_with_their_offsets(sides: ComparedBrokers) -> None:
+def test_delete_removes_groups_and_their_offsets(sides: ComparedBrokers) -> None:
     prepare(sides, "deleted", 1, group="deleted-a", committed={0: 1})
     prepare(sides, "deleted-too", 1, group="deleted-b", committed={0: 1})
     outputs = same(
@@ -222,12 +225,12 @@ def test_groups_are_deleted_with_their_offsets(sides: ComparedBrokers) -> None:
     assert committed(sides, "deleted-a", "deleted", 0) == [None]
 
 
-def test_a_topic_that_is_deleted_leaves_no_trace_in_a_group(sides: ComparedBrokers) -> None:
+def test_deleting_a_topic_removes_its_committed_offsets(sides: ComparedBrokers) -> None:
     prepare(sides, "staying", 1, group="traced-app", committed={0: 1})
     prepare(sides, "going", 1, group="traced-app", committed={0: 1})
     same(sides, ("kafka-topics", "--delete", "--topic", "going"))
-    # With a commit in a topic that is gone the tool would wait for its end until its time is up. Kafka takes a moment until all of it knows of a change;
-    # a new process takes longer.
+    # If a commit of a deleted topic remained, the tool would time out looking up its end offset.
+    # Kafka applies a change asynchronously; starting another process takes longer.
     described, offsets = same(
         sides,
         tool("--describe", "--group", "traced-app"),

@@ -1,4 +1,7 @@
-"""kafka-consumer-groups, of Kafka 3.9.2 and of 4.3.1, prints about the gateway's consumer groups (KIP-848) what it prints about those of Kafka 4.3.1."""
+"""kafka-consumer-groups of Kafka 3.9.2 and 4.3.1 on consumer groups (KIP-848).
+
+It prints the same for the gateway as for Kafka 4.3.1.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,15 @@ pytestmark = [
 
 tools = pytest.mark.parametrize("version", [VERSION, MODERN])
 
-_CHANCE = re.compile(r"(?<=[ -])[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<= )[\w+/-]{22}(?= )")
+_RANDOM_ID = re.compile(
+    r"(?<=[ -])[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<= )[\w+/-]{22}(?= )"
+)
 _NUMBER = re.compile(r"(?<= )\d+(?= )")
 
 
-#: Members are heard of so often, and so soon they have their partitions.
-OFTEN = {"group_consumer_heartbeat_interval_ms": "500"}
-AT_LEAST = {"group_consumer_min_heartbeat_interval_ms": "500"}
+#: A short heartbeat interval, so that members soon have their partitions.
+HEARTBEAT_INTERVAL = {"group_consumer_heartbeat_interval_ms": "500"}
+MIN_HEARTBEAT_INTERVAL = {"group_consumer_min_heartbeat_interval_ms": "500"}
 
 
 def _set(settings: Mapping[str, str]) -> list[str]:
@@ -47,8 +52,8 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]
     try:
         folder = tmp_path_factory.mktemp("gateway")
         with (
-            Kafka.start(version=MODERN, **OFTEN, **AT_LEAST) as kafka,
-            gateway(folder, arguments=[*MATCHING_OPTIONS, *_set(OFTEN)]) as ours,
+            Kafka.start(version=MODERN, **HEARTBEAT_INTERVAL, **MIN_HEARTBEAT_INTERVAL) as kafka,
+            gateway(folder, arguments=[*MATCHING_OPTIONS, *_set(HEARTBEAT_INTERVAL)]) as ours,
         ):
             yield ComparedBrokers(ours.bootstrap, kafka.bootstrap)
     except CannotInstall as missing:
@@ -62,7 +67,7 @@ def prepare(sides: ComparedBrokers, topic: str, *records: int) -> None:
 
 @contextmanager
 def members(sides: ComparedBrokers, group: str, topic: str, *names: str) -> Iterator[None]:
-    """They have come to their target on both sides, and each other."""
+    """Members that have their target assignment on both sides."""
     with ExitStack() as stack:
         for at in (sides.gateway, sides.kafka):
             stack.enter_context(groups.members(at, group, topic, *names, protocol="consumer"))
@@ -87,7 +92,10 @@ def tool(*arguments: str) -> Command:
 def same(
     sides: ComparedBrokers, version: str, *commands: Command, codes: Sequence[int] = ()
 ) -> list[str]:
-    """What each command prints on both sides, which must be the same, with these exit codes (by default 0)."""
+    """Run the commands on both sides; return their outputs, which must be equal.
+
+    `codes` are the expected exit codes, by default 0.
+    """
     ours, theirs = sides.tools(*commands, version=version)
     assert [one.code for one in theirs] == list(codes or [0] * len(commands)), theirs
     assert [_lines(one) for one in ours] == [_lines(one) for one in theirs]
@@ -96,15 +104,19 @@ def same(
 
 
 def _lines(printed: CommandOutput) -> list[str]:
-    """Members are in no order. Kafka 4 begins to count epochs one later, so numbers in a table with epochs are left out, and so is how wide it is."""
-    text = _CHANCE.sub("ID", printed.output)
+    """The lines of the output, comparable between both sides.
+
+    Members have no defined order. Kafka 4 counts epochs from one higher, so numbers and column
+    widths of tables with epochs are removed.
+    """
+    text = _RANDOM_ID.sub("ID", printed.output)
     if "-EPOCH" in text:
         text = _NUMBER.sub("N", text)
     return sorted(re.sub(" +", " ", line) for line in text.splitlines())
 
 
 @tools
-def test_a_group_with_members_is_listed_and_described(sides: ComparedBrokers, version: str) -> None:
+def test_list_and_describe_match_kafka(sides: ComparedBrokers, version: str) -> None:
     name = f"described-{version}"
     prepare(sides, name, 4, 2, 0)
     group = ("--describe", "--group", name)
@@ -134,7 +146,7 @@ def test_a_group_with_members_is_listed_and_described(sides: ComparedBrokers, ve
 
 
 @tools
-def test_a_group_with_members_keeps_its_offsets_and_itself(
+def test_group_with_members_is_neither_reset_nor_deleted(
     sides: ComparedBrokers, version: str
 ) -> None:
     name = f"busy-{version}"
@@ -153,9 +165,7 @@ def test_a_group_with_members_keeps_its_offsets_and_itself(
 
 
 @tools
-def test_a_group_that_all_have_left_is_reset_and_deleted(
-    sides: ComparedBrokers, version: str
-) -> None:
+def test_group_without_members_is_reset_and_deleted(sides: ComparedBrokers, version: str) -> None:
     name = f"left-{version}"
     prepare(sides, name, 4, 2)
     with members(sides, name, name, "x"):
@@ -181,7 +191,7 @@ def test_a_group_that_all_have_left_is_reset_and_deleted(
     assert "does not exist" in gone or "not found" in gone
 
 
-def test_kafka_configs_alters_a_group_alike(sides: ComparedBrokers) -> None:
+def test_kafka_configs_of_a_group_match_kafka(sides: ComparedBrokers) -> None:
     group = ("--entity-type", "groups", "--entity-name", "configured")
     session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
     wrong = [
@@ -199,7 +209,7 @@ def test_kafka_configs_alters_a_group_alike(sides: ComparedBrokers) -> None:
     )
     assert ours == theirs
     assert [one.code for one in ours] == [0] + [1] * len(wrong)
-    # Kafka takes a moment until all of it knows of a change; a new process takes longer.
+    # Kafka applies a change asynchronously; starting another process takes longer.
     ours, theirs = sides.tools(
         ("kafka-configs", "--describe", *group),
         ("kafka-configs", "--alter", *group, "--delete-config", session),

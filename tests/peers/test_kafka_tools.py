@@ -1,4 +1,4 @@
-"""Kafka's own tools, of 3.9.2, print about the gateway what they print about Kafka 3.9.2."""
+"""Kafka's command-line tools print the same for the gateway as for Kafka."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from tests.peers.kafka import MODERN
 pytestmark = [
     pytest.mark.peer,
     pytest.mark.xdist_group("kafka tools"),
-]  # one pair of brokers for all of them
+]  # One pair of brokers for all tests.
 
-#: Settings of brokers that are not the same thing on both sides: where they are, what the tests' Kafka is told, what the gateway chose.
-OF_ITS_OWN = frozenset({
-    "advertised.listeners", "group.consumer.assignors", "group.coordinator.rebalance.protocols", "group.max.size",
-    "listener.security.protocol.map", "listeners", "log.dirs", "max.connections", "max.connections.per.ip", "offsets.topic.num.partitions",
-    "sasl.enabled.mechanisms", "sasl.server.max.receive.size",
+#: Broker settings that differ between both sides: addresses, settings of the test's Kafka, and the
+#: gateway's own defaults.
+DIFFERENT = frozenset({
+    "advertised.listeners", "group.consumer.assignors", "group.coordinator.rebalance.protocols",
+    "group.max.size", "listener.security.protocol.map", "listeners", "log.dirs", "max.connections",
+    "max.connections.per.ip", "offsets.topic.num.partitions", "sasl.enabled.mechanisms",
+    "sasl.server.max.receive.size",
 })  # fmt: skip
-#: What tools ask a broker for by name.
-ASKED_FOR = frozenset({
-    "advertised.listeners", "group.initial.rebalance.delay.ms", "group.max.session.timeout.ms", "group.min.session.timeout.ms",
-    "log.cleaner.backoff.ms", "log.cleaner.enable", "log.retention.hours", "offset.metadata.max.bytes", "offsets.retention.minutes",
+#: Settings that the tools request by name.
+REQUESTED = frozenset({
+    "advertised.listeners", "group.initial.rebalance.delay.ms", "group.max.session.timeout.ms",
+    "group.min.session.timeout.ms", "log.cleaner.backoff.ms", "log.cleaner.enable",
+    "log.retention.hours", "offset.metadata.max.bytes", "offsets.retention.minutes",
     "offsets.topic.num.partitions", "offsets.topic.replication.factor",
 })  # fmt: skip
 
@@ -45,7 +48,10 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]
 
 
 def prepare(sides: ComparedBrokers, name: str, partitions: int, records: int = 0) -> None:
-    """A topic on both sides, and in its partition 0 so many records, one a batch, at times 1000, 2000, ..."""
+    """Create a topic on both sides and write records to partition 0.
+
+    Each record is a separate batch; their times are 1000, 2000, ...
+    """
     for at in (sides.gateway, sides.kafka):
         admin = KafkaAdminClient(bootstrap_servers=at)
         admin.create_topics([NewTopic(name, partitions, 1)])
@@ -57,7 +63,10 @@ def prepare(sides: ComparedBrokers, name: str, partitions: int, records: int = 0
 
 
 def same(sides: ComparedBrokers, *commands: Command, codes: Sequence[int] = ()) -> str:
-    """What both sides print, which must be the same, with these exit codes (by default 0)."""
+    """Return the output, which must be equal on both sides.
+
+    `codes` are the expected exit codes, by default 0.
+    """
     ours, theirs = sides.tools(*commands)
     assert [one.code for one in theirs] == list(codes or [0] * len(commands)), theirs
     assert ours == theirs
@@ -72,7 +81,7 @@ def configs(*arguments: str) -> Command:
     return ("kafka-configs", *arguments)
 
 
-def test_kafka_topics_creates_describes_extends_and_deletes(sides: ComparedBrokers) -> None:
+def test_kafka_topics_matches_kafka(sides: ComparedBrokers) -> None:
     settings = ("--config", "retention.ms=5000", "--config", "cleanup.policy=compact")
     same(
         sides,
@@ -89,7 +98,7 @@ def test_kafka_topics_creates_describes_extends_and_deletes(sides: ComparedBroke
         topics("--create", "--topic", "assigned", "--replica-assignment", "1,1,1"),
         topics("--create", "--topic", "default"),
     )
-    # Kafka takes a moment until all of it knows of a change; a new process takes longer.
+    # Kafka applies a change asynchronously; starting another process takes longer.
     output = same(
         sides,
         topics("--describe", "--topic", "assigned"),
@@ -107,7 +116,7 @@ def test_kafka_topics_creates_describes_extends_and_deletes(sides: ComparedBroke
     assert "orders" not in same(sides, topics("--list"))
 
 
-def test_kafka_topics_fails_in_the_same_words(sides: ComparedBrokers) -> None:
+def test_errors_of_kafka_topics_match_kafka(sides: ComparedBrokers) -> None:
     prepare(sides, "failing", 2)
     same(
         sides,
@@ -123,7 +132,7 @@ def test_kafka_topics_fails_in_the_same_words(sides: ComparedBrokers) -> None:
     )
 
 
-def test_kafka_topics_asks_for_any_replication_factor_and_gets_one(sides: ComparedBrokers) -> None:
+def test_kafka_topics_accepts_any_replication_factor_and_shows_one(sides: ComparedBrokers) -> None:
     ours, theirs = sides.tools(
         topics("--create", "--topic", "three", "--partitions", "1", "--replication-factor", "3"),
         topics("--describe", "--topic", "three"),
@@ -132,7 +141,7 @@ def test_kafka_topics_asks_for_any_replication_factor_and_gets_one(sides: Compar
     assert "ReplicationFactor: 1" in ours[1].output
 
 
-def test_kafka_topics_shows_the_topic_of_committed_offsets_as_internal(
+def test_kafka_topics_shows_consumer_offsets_as_internal(
     sides: ComparedBrokers,
 ) -> None:
     for at in (sides.gateway, sides.kafka):
@@ -142,22 +151,22 @@ def test_kafka_topics_shows_the_topic_of_committed_offsets_as_internal(
         topics("--list", "--exclude-internal"),
         topics("--describe", "--topic", "__consumer_offsets"),
     )
-    # Another test makes a topic that Kafka refuses.
-    listed = [
+    # Another test creates a topic that Kafka refuses.
+    names_of = [
         [sorted({*one.output.split()} - {"three"}) for one in found[:2]] for found in (ours, theirs)
     ]
-    assert listed[0] == listed[1]
-    assert ["__consumer_offsets" in names for names in listed[0]] == [True, False]
+    assert names_of[0] == names_of[1]
+    assert ["__consumer_offsets" in names for names in names_of[0]] == [True, False]
     headings = [
         sorted(re.split("[\t,]", found[2].output.splitlines()[0])) for found in (ours, theirs)
     ]
-    # The tests' Kafka is told to have fewer partitions.
+    # The test's Kafka is configured with fewer partitions.
     assert headings[0] == sorted(
         word.replace("PartitionCount: 4", "PartitionCount: 50") for word in headings[1]
     )
 
 
-def test_kafka_configs_shows_and_alters_the_configs_of_a_topic(sides: ComparedBrokers) -> None:
+def test_kafka_configs_of_a_topic_match_kafka(sides: ComparedBrokers) -> None:
     prepare(sides, "altered", 1)
     topic = ("--entity-type", "topics", "--entity-name", "altered")
     ours, theirs = sides.tools(
@@ -188,7 +197,7 @@ def test_kafka_configs_shows_and_alters_the_configs_of_a_topic(sides: ComparedBr
     assert "cleanup.policy=compact,delete" in same(sides, configs("--describe", *topic))
 
 
-def test_kafka_configs_shows_a_broker_with_kafka_s_names_and_defaults(
+def test_kafka_configs_of_a_broker_have_names_and_defaults_of_kafka(
     sides: ComparedBrokers,
 ) -> None:
     broker = ("--entity-type", "brokers", "--entity-name", "1")
@@ -197,13 +206,13 @@ def test_kafka_configs_shows_a_broker_with_kafka_s_names_and_defaults(
         dict(re.findall(r"^  (\S+?)=(.*?) sensitive=", output, re.MULTILINE)) for output in outputs
     ]
     assert ours.pop("entry.format") == "mixed_kafka"
-    assert ASKED_FOR <= set(ours) < set(theirs)
-    assert {name: ours[name] for name in ours if name not in OF_ITS_OWN} == {
-        name: theirs[name] for name in ours if name not in OF_ITS_OWN
+    assert REQUESTED <= set(ours) < set(theirs)
+    assert {name: ours[name] for name in ours if name not in DIFFERENT} == {
+        name: theirs[name] for name in ours if name not in DIFFERENT
     }
 
 
-def test_kafka_configs_alters_a_broker_while_it_runs(sides: ComparedBrokers) -> None:
+def test_kafka_configs_alters_a_running_broker(sides: ComparedBrokers) -> None:
     prepare(sides, "inheriting", 1)
     broker, every = (
         ("--entity-type", "brokers", "--entity-name", "1"),
@@ -222,13 +231,13 @@ def test_kafka_configs_alters_a_broker_while_it_runs(sides: ComparedBrokers) -> 
         ),
     )
     assert "Completed updating config for broker 1" in output
-    # Kafka takes a moment until all of it knows of a change; a new process takes longer.
+    # Kafka applies a change asynchronously; starting another process takes longer.
     ours, theirs = sides.tools(
         configs("--describe", *broker),
         configs("--describe", *every),
         configs("--describe", "--entity-type", "topics", "--entity-name", "inheriting", "--all"),
     )
-    shown = [[sorted(listed(one.output)) for one in found] for found in (ours, theirs)]
+    shown = [[sorted(comparable_lines(one.output)) for one in found] for found in (ours, theirs)]
     assert shown[0] == shown[1]
     assert any(
         "max.message.bytes=2000" in line
@@ -245,12 +254,12 @@ def test_kafka_configs_alters_a_broker_while_it_runs(sides: ComparedBrokers) -> 
     )
 
 
-def listed(output: str) -> list[str]:
-    """The lines of configs that both sides may have alike."""
+def comparable_lines(output: str) -> list[str]:
+    """The lines of configs that exist on both sides."""
     return [line for line in output.splitlines() if not line.startswith("  entry.format=")]
 
 
-def test_kafka_configs_fails_alike_for_what_a_broker_cannot_change(sides: ComparedBrokers) -> None:
+def test_errors_of_kafka_configs_for_a_broker_match_kafka(sides: ComparedBrokers) -> None:
     broker = ("--entity-type", "brokers", "--entity-name", "1")
     refused = [
         "num.partitions=3",
@@ -272,7 +281,7 @@ def test_kafka_configs_fails_alike_for_what_a_broker_cannot_change(sides: Compar
     assert [code for code, _ in ours] == [1] * len(refused)
 
 
-def test_kafka_get_offsets_delete_records_and_log_dirs_tell_the_same(
+def test_get_offsets_delete_records_and_log_dirs_match_kafka(
     sides: ComparedBrokers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prepare(sides, "dated", 2, records=4)
@@ -301,16 +310,16 @@ def test_kafka_get_offsets_delete_records_and_log_dirs_tell_the_same(
 
 
 def rows_of(output: str) -> list[tuple[str, int]]:
-    """Partitions and their bytes, of what kafka-log-dirs printed."""
+    """Return the partitions and their bytes that kafka-log-dirs printed."""
     (directory,) = json.loads(output.splitlines()[-1])["brokers"][0]["logDirs"]
     assert directory["error"] is None
     return sorted((row["partition"], row["size"]) for row in directory["partitions"])
 
 
-def test_the_tools_of_kafka_4_for_administrators_say_the_same(
+def test_admin_tools_of_kafka_4_match_kafka(
     sides: ComparedBrokers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """What asks for replicas, transactions, ACLs or tokens."""
+    """Tools for replicas, transactions, ACLs and tokens."""
     prepare(sides, "tooled", 1)
     folder = tmp_path_factory.mktemp("tools")
     (empty := folder / "empty.properties").touch()
@@ -353,12 +362,14 @@ def test_the_tools_of_kafka_4_for_administrators_say_the_same(
 
 
 def without_folders(printed: CommandOutput) -> CommandOutput:
-    """Without where the stores are, and as wide as ports may be."""
+    """Remove the stores' folders and the width of port numbers."""
     text = re.sub(r'"log_dirs":\["[^"]*"\]', "", printed.output)
     return CommandOutput(printed.code, re.sub(r"127\.0\.0\.1 \d+ *", "ADDRESS ", text))
 
 
-def test_the_tools_of_kafka_4_are_told_what_is_not_there(sides: ComparedBrokers) -> None:
+def test_tools_of_kafka_4_print_the_reasons_for_unsupported_features(
+    sides: ComparedBrokers,
+) -> None:
     ours, _ = sides.tools(
         ("kafka-metadata-quorum", "describe", "--status"),
         ("kafka-features", "upgrade", "--feature", "metadata.version=999"),

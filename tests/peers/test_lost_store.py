@@ -1,4 +1,6 @@
-"""A gateway whose store is taken away: it says so, and ends with its clients still there, with code 1 in a bounded time."""
+"""A gateway that loses its store logs it and exits with code 1 in bounded time, with clients
+connected.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ pytestmark = [pytest.mark.peer]
 
 
 @pytest.mark.parametrize("how", ["", "hangs"], ids=["closes", "hangs"])
-def test_a_gateway_that_lost_its_store_ends_with_code_1_and_says_why(how: str) -> None:
+def test_gateway_that_lost_its_store_exits_with_code_1_and_logs_why(how: str) -> None:
     argv = [sys.executable, "-m", "tests.peers.store_loss", *how.split()]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

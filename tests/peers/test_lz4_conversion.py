@@ -1,4 +1,6 @@
-"""What conversion makes of lz4 batches is read by real clients of formats 0 and 1, whether their content shrinks or not."""
+"""Converted lz4 batches are readable by real clients of formats 0 and 1, whether compressible or
+not.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TOPIC = "packed"
 
 
 def contents() -> list[list[bytes]]:
-    """The values of each batch: letters that do not shrink, some that do, and more than one block of 64 KiB of either kind."""
+    """The values of each batch: incompressible, compressible, and more than one 64 KiB block of
+    either.
+    """
     chance = random.Random(1)
     noise = [chance.randbytes(1024) for _ in range(15)]
     words = [b"the same words, number %d, again and again " % n * 25 for n in range(15)]
@@ -44,7 +48,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
 
 
 @pytest.mark.parametrize("client", OLD_CLIENTS)
-def test_an_old_client_reads_every_record(running, client):
+def test_old_client_reads_every_record(running, client):
     host, port = running.address
     expected = [(b"k%d" % n, value) for values in contents() for n, value in enumerate(values)]
     try:

@@ -1,4 +1,4 @@
-"""Memory that large messages took is returned once the load has ended: on a gateway of its own, with real clients."""
+"""Memory used by large messages is returned after the load ends, with real clients."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ RECORDS = 16
 SIZES = [1 * MIB, 2 * MIB, 5 * MIB, 10 * MIB, 20 * MIB, 30 * MIB]
 LARGEST = 64 * MIB
 
-#: Above what it was before the load: interpreter, threads and what the allocator cannot return. Requests of some 800 MiB were served.
-LEFT_OVER = 160 * MIB
+#: Allowed above the memory before the load: interpreter, threads and what the allocator cannot
+#: return. The requests served total about 800 MiB.
+ALLOWED_GROWTH = 160 * MIB
 RETURNED_WITHIN_SECONDS = 120.0
 
 
-def least_memory(server, bound):
-    """Bytes of the gateway's own memory, once they are within `bound`, or after RETURNED_WITHIN_SECONDS."""
+def memory_within(server, bound):
+    """Return the gateway's private memory in bytes once it is within `bound`, or after the time
+    limit.
+    """
     end = time.monotonic() + RETURNED_WITHIN_SECONDS
     while (size := server.memory()) > bound and time.monotonic() < end:
         time.sleep(0.5)
@@ -76,8 +79,10 @@ def fetch(address, partition):
     return found
 
 
-def test_memory_of_large_messages_is_returned_when_they_are_served(tmp_path):
-    """librdkafka. A request was held until the garbage collector ran, which an idle gateway does not do."""
+def test_memory_of_large_messages_is_returned(tmp_path):
+    """With librdkafka. An idle gateway does not run the garbage collector, so requests must not
+    form cycles.
+    """
     limits = {
         "message_max_bytes": LARGEST,
         "lmdb_resident_bytes": MIB,
@@ -87,23 +92,23 @@ def test_memory_of_large_messages_is_returned_when_they_are_served(tmp_path):
         address = "{}:{}".format(*server.address)
         admin = AdminClient({"bootstrap.servers": address})
         admin.create_topics([NewTopic("large", CLIENTS, 1)])["large"].result()
-        bound = server.memory() + LEFT_OVER
+        bound = server.memory() + ALLOWED_GROWTH
         with ThreadPoolExecutor(CLIENTS) as clients:
             produced = list(clients.map(produce, [address] * CLIENTS, range(CLIENTS)))
             assert produced == [(0, [])] * CLIENTS
-            assert least_memory(server, bound) <= bound
+            assert memory_within(server, bound) <= bound
             assert (
                 list(clients.map(fetch, [address] * CLIENTS, range(CLIENTS))) == [RECORDS] * CLIENTS
             )
-        assert least_memory(server, bound) <= bound
+        assert memory_within(server, bound) <= bound
 
 
-def test_memory_of_frames_whose_peers_vanished_is_returned(tmp_path):
+def test_memory_of_partial_frames_of_closed_connections_is_returned(tmp_path):
     with gateway(tmp_path) as server:
         server.peer().reset()
-        bound = server.memory() + LEFT_OVER
+        bound = server.memory() + ALLOWED_GROWTH
         begun = struct.pack(">i", 21 * MIB) + bytes(20 * MIB)
         for _ in range(24):
             with socket.create_connection(server.address) as peer:
                 peer.sendall(begun)
-        assert least_memory(server, bound) <= bound
+        assert memory_within(server, bound) <= bound

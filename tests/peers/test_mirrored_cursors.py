@@ -1,4 +1,4 @@
-"""With `pulsar_mirror_cursors` Pulsar's own figures of backlog count Kafka's groups; without it nobody in Pulsar sees them."""
+"""`pulsar_mirror_cursors` shows the backlog of Kafka groups in Pulsar's statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIRRORED = ("--set", "pulsar_mirror_cursors=true")
 
 
 def backlogs(pulsar, settings):
-    """By subscription; the gateway's own readers, which Pulsar forgets when they go, are none."""
+    """Backlog by durable subscription; the gateway's own readers are not durable."""
     stats = pulsar.admin(
         "GET",
         f"persistent/{settings.tenant}/{settings.namespace}/orders-partition-0/stats?getPreciseBacklog=true",
@@ -31,7 +31,7 @@ def backlogs(pulsar, settings):
 
 
 def waits_for(pulsar, settings, group, backlog):
-    """Until the group has it; fails when that is never."""
+    """Wait until the group has this backlog."""
     end = time.monotonic() + SHOWN_SECONDS
     while (seen := backlogs(pulsar, settings)).get(group) != backlog:
         assert time.monotonic() < end, seen
@@ -39,13 +39,13 @@ def waits_for(pulsar, settings, group, backlog):
 
 
 def produces_one_by_one(running, values):
-    """Each in a batch of its own, so that it is an entry of its own in Pulsar."""
+    """Write each value in its own batch, so that it is a separate entry in Pulsar."""
     for value in values:
         produce(running, "orders", value)
 
 
 def audits(pulsar, settings, count):
-    """A native consumer of Pulsar that acknowledges so many messages and leaves its subscription behind."""
+    """Acknowledge `count` messages as a native consumer whose subscription remains."""
     silent = client_library.ConsoleLogger(client_library.LoggerLevel.Error)
     topic = f"persistent://{settings.tenant}/{settings.namespace}/orders-partition-0"
     with closing(client_library.Client(pulsar.service_url, logger=silent)) as client:
@@ -66,9 +66,7 @@ def folder(tmp_path):
     return make
 
 
-def test_the_backlog_of_a_group_is_what_it_has_not_read_and_subscriptions_of_others_stay_where_they_are(
-    pulsar, folder
-):
+def test_mirrored_cursor_shows_group_backlog_and_other_subscriptions_stay(pulsar, folder):
     settings = pulsar.settings()
     with gateway_on(settings, folder("gateway"), *MIRRORED) as running:
         produces_one_by_one(running, [b"1", b"2", b"3", b"4", b"5", b"6"])
@@ -83,12 +81,13 @@ def test_the_backlog_of_a_group_is_what_it_has_not_read_and_subscriptions_of_oth
         assert running.stop() == 0
 
 
-def test_without_the_switch_no_group_is_a_subscription(pulsar, folder):
+def test_groups_are_not_mirrored_by_default(pulsar, folder):
     without, mirrored = pulsar.settings(), pulsar.settings()
     with gateway_on(without, folder("without")) as quiet:
         produces_one_by_one(quiet, [b"1", b"2"])
         assert len(consume(quiet, "orders", 2)) == 2
-        # Whatever the first would show, it would have shown when the second, which was started after that, does.
+        # The first gateway would have mirrored its cursors by the time that the second, started
+        # later, has.
         with gateway_on(mirrored, folder("mirrored"), *MIRRORED) as running:
             produces_one_by_one(running, [b"1", b"2"])
             assert len(consume(running, "orders", 2)) == 2

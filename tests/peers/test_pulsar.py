@@ -1,4 +1,4 @@
-"""The Pulsar of the tests itself: the same settings and data after whatever is done to it."""
+"""The tests' own Pulsar keeps its settings and data across kills and restarts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from tests.peers.pulsar import Pulsar, suspend, with_settings
 from tests.peers.tenant import Tenant, rest
 
 
-def test_a_setting_stands_once_in_the_file_whether_it_was_there_or_not():
+def test_setting_replaces_an_existing_line():
     conf = with_settings("# one=comment\none=1\ntwo=2\noneMore=1", {"one": "5", "three": "3"})
     assert conf == "# one=comment\ntwo=2\noneMore=1\none=5\nthree=3\n"
 
 
-def test_all_threads_of_a_process_stand_still_when_it_is_suspended():
-    program = "import threading; [threading.Thread(target=lambda: [None for _ in iter(int, 1)]).start() for _ in range(20)]; print(flush=True)"
+def test_suspend_stops_all_threads_of_a_process():
+    program = (
+        "import threading; "
+        "[threading.Thread(target=lambda: [None for _ in iter(int, 1)]).start() "
+        "for _ in range(20)]; "
+        "print(flush=True)"
+    )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout.readline()
@@ -41,7 +46,7 @@ def test_all_threads_of_a_process_stand_still_when_it_is_suspended():
 
 @pytest.mark.peer
 @pytest.mark.timeout(1800)
-def test_a_tenant_of_a_shared_broker_starts_empty(pulsar):
+def test_tenant_of_a_shared_broker_starts_empty(pulsar):
     settings = pulsar.settings()
     assert settings.namespace != settings.metadata_namespace
     assert (
@@ -51,7 +56,7 @@ def test_a_tenant_of_a_shared_broker_starts_empty(pulsar):
 
 @pytest.mark.peer
 @pytest.mark.timeout(1800)
-def test_a_broker_keeps_its_data_ports_and_settings_when_it_is_killed_and_started_again():
+def test_killed_broker_restarts_with_its_data_ports_and_settings():
     with Pulsar.start(backlogQuotaDefaultLimitGB="7") as broker:
         tenant = Tenant.make(broker.service_url, broker.admin_url)
         path = f"persistent/{tenant.name}/{tenant.namespace()}/orders/partitions"
@@ -67,7 +72,7 @@ def test_a_broker_keeps_its_data_ports_and_settings_when_it_is_killed_and_starte
 
 @pytest.mark.peer
 @pytest.mark.timeout(1800)
-def test_make_pulsar_says_where_it_is_ends_when_asked_and_finds_its_data_again(tmp_path):
+def test_make_pulsar_prints_its_address_stops_on_sigint_and_keeps_its_data(tmp_path):
     port, web_port = free_ports(2)
     options = [
         "--data",

@@ -1,4 +1,6 @@
-"""What goes wrong in Pulsar reaches a Kafka client as the error that Apache Kafka 3.9.2 gives in that case, and the gateway goes on."""
+"""Failures in Pulsar reach a Kafka client as the errors of Apache Kafka 3.9.2, and the gateway
+recovers.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,17 @@ MESSAGE_TOO_LARGE = 10
 INVALID_TOPIC = 17
 TOPIC_AUTHORIZATION_FAILED = 29
 
-#: For what somebody did in Pulsar to be noticed by everybody there and here.
+#: Until a change made in Pulsar is visible in all brokers and in the gateway.
 NOTICED_SECONDS = 300.0
 REFRESH_MS = 500
-#: Some here do not try again, and a Pulsar that others keep busy stands still for seconds.
+#: Some requests here are not retried, and Pulsar on a busy machine stalls for seconds.
 OPENING_MS = 20_000
-#: A producer whose right is revoked hears nothing: it notices after so long.
+#: A producer whose permission is revoked gets no reply; it fails after this timeout.
 SEND_MS = 15_000
 
 
-class Place:
-    """A gateway with a topic of one partition, and the same place in Pulsar."""
+class TopicInPulsar:
+    """A gateway with a topic of one partition, and the names of both in Pulsar."""
 
     def __init__(self, gateway: RestartableGateway, tenant: Tenant, store: list[str]) -> None:
         self.gateway = gateway
@@ -56,10 +58,10 @@ class Place:
 
 
 @pytest.fixture
-def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Place]]:
+def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., TopicInPulsar]]:
     with ExitStack() as stack:
 
-        def started(**settings: object) -> Place:
+        def started(**settings: object) -> TopicInPulsar:
             store = list(in_pulsar(pulsar))
             named = {
                 "num_partitions": 1,
@@ -72,18 +74,18 @@ def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Place]]:
             gateway.launch()
             with gateway.peer() as peer:
                 peer.create_topic(TOPIC)
-            return Place(gateway, pulsar, store)
+            return TopicInPulsar(gateway, pulsar, store)
 
         yield started
 
 
 @pytest.fixture
-def place(starts: Callable[..., Place]) -> Place:
+def place(starts: Callable[..., TopicInPulsar]) -> TopicInPulsar:
     return starts()
 
 
 def until(answers: Callable[[], Any], wanted: object) -> None:
-    """Until it answers so. What it answers before that is something that clients try again."""
+    """Wait for this answer; errors before it must be retriable."""
     end = time.monotonic() + NOTICED_SECONDS
     while (answer := answers()) != wanted:
         assert not isinstance(answer, int) or not answer or for_code(answer).retriable, (
@@ -111,10 +113,10 @@ def created(peer: Peer, topic: str) -> int:
     return int(reply.topics[0].error_code)
 
 
-def test_a_batch_that_pulsar_cannot_take_is_too_large_and_takes_no_offset(
-    starts: Callable[..., Place],
+def test_batch_over_pulsars_message_size_is_too_large_and_gets_no_offset(
+    starts: Callable[..., TopicInPulsar],
 ) -> None:
-    """Below what the topic allows, above the 5 MiB of Pulsar."""
+    """Below `max.message.bytes` of the topic, above Pulsar's 5 MiB."""
     place = starts(message_max_bytes=20 * MIB)
     with place.gateway.peer() as peer:
         assert peer.produce(TOPIC, one_record(b"before")).base_offset == 0
@@ -125,12 +127,12 @@ def test_a_batch_that_pulsar_cannot_take_is_too_large_and_takes_no_offset(
 
 
 @pytest.mark.parametrize(
-    "name", ["persistent://nobody/nowhere/orders", "nobody/nowhere/orders", "nowhere/orders"]
+    "name", ["persistent://unknown/nowhere/orders", "unknown/nowhere/orders", "nowhere/orders"]
 )
-def test_a_topic_in_a_namespace_that_is_not_served_has_no_valid_name(
-    place: Place, name: str
+def test_topic_in_a_namespace_that_is_not_allowed_is_invalid(
+    place: TopicInPulsar, name: str
 ) -> None:
-    """As one with a slash in Kafka, which cannot be made either."""
+    """As a name with a slash in Kafka, which cannot be created either."""
     with place.gateway.peer() as peer:
         assert in_metadata(peer, name, makes=True) == INVALID_TOPIC
         assert created(peer, name) == INVALID_TOPIC
@@ -138,8 +140,8 @@ def test_a_topic_in_a_namespace_that_is_not_served_has_no_valid_name(
         assert peer.fetch(name, 0).error_code == UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_namespace_that_is_taken_away_takes_its_topics_along(
-    starts: Callable[..., Place], pulsar: Tenant
+def test_topics_of_a_deleted_namespace_are_unknown(
+    starts: Callable[..., TopicInPulsar], pulsar: Tenant
 ) -> None:
     namespace = pulsar.namespace()
     place = starts(pulsar_allowed_namespaces=f"{pulsar.name}/{namespace}")
@@ -156,8 +158,8 @@ def test_a_namespace_that_is_taken_away_takes_its_topics_along(
         assert peer.produce(TOPIC, one_record(b"the others are served")).error_code == 0
 
 
-def test_a_topic_that_is_deleted_in_pulsar_is_unknown_to_its_clients_and_can_be_made_anew(
-    place: Place,
+def test_topic_deleted_in_pulsar_is_unknown_and_can_be_recreated(
+    place: TopicInPulsar,
 ) -> None:
     with place.gateway.peer() as peer:
         assert peer.produce(TOPIC, one_record(b"1")).base_offset == 0
@@ -172,8 +174,8 @@ def test_a_topic_that_is_deleted_in_pulsar_is_unknown_to_its_clients_and_can_be_
 
 
 @pytest.mark.parametrize("what", ["topic", "namespace"])
-def test_who_writes_to_what_is_unloaded_may_be_told_to_try_again_and_goes_on_without_a_gap(
-    place: Place, what: str
+def test_unload_causes_only_retriable_errors_and_no_gap_in_offsets(
+    place: TopicInPulsar, what: str
 ) -> None:
     acknowledged: dict[tuple[int, int], str] = {}
     with place.gateway.peer() as peer:
@@ -198,22 +200,21 @@ def test_who_writes_to_what_is_unloaded_may_be_told_to_try_again_and_goes_on_wit
     assert place.gateway.unexpected_errors() == []
 
 
-@pytest.mark.parametrize(
-    "is_started_again", [False, True], ids=["while it is open", "before a start"]
-)
-def test_what_pulsars_retention_took_from_the_beginning_is_out_of_range_and_the_rest_keeps_its_offsets(
-    starts: Callable[..., Place], is_started_again: bool
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["while open", "before a restart"])
+def test_offsets_trimmed_by_pulsars_retention_are_out_of_range(
+    starts: Callable[..., TopicInPulsar], is_restarted: bool
 ) -> None:
-    # What is in memory still can be read. The records are of 2023, and the gateway's own retention has nothing to do with it.
+    # Cached records could still be read. The records are from 2023; the gateway's own retention is
+    # disabled.
     place = starts(pulsar_resident_bytes=0, log_retention_ms=-1)
     with place.gateway.peer() as peer:
         for number in range(10):
             assert peer.produce(TOPIC, one_record(b"%d" % number)).base_offset == number
-        # What is written next begins another ledger: Pulsar deletes whole ones.
+        # The next record starts another ledger: Pulsar deletes whole ledgers.
         place.tenant.admin("PUT", f"{place.partition}/unload")
         until(lambda: peer.produce(TOPIC, one_record(b"kept")).error_code, 0)
         trims(place)
-        if is_started_again:
+        if is_restarted:
             place.gateway.end()
             place.gateway.launch()
     with place.gateway.peer() as peer:
@@ -226,10 +227,12 @@ def test_what_pulsars_retention_took_from_the_beginning_is_out_of_range_and_the_
     assert place.gateway.unexpected_errors() == []
 
 
-def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthorized(
+def test_topic_without_pulsar_permission_is_topic_authorization_failed(
     tmp_path: Path,
 ) -> None:
-    """The gateway administers a tenant of its own, and is a guest in another's namespace, until it is one no more."""
+    """The gateway administers one tenant and has permissions in another's namespace until they are
+    revoked.
+    """
     with installed_or_skipped(), secured(tmp_path) as pulsar:
         call = pulsar.broker.call
         for tenant, roles in (("ours", ["gateway"]), ("theirs", [])):
@@ -281,8 +284,8 @@ def installed_or_skipped() -> Iterator[None]:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
-def trims(place: Place) -> None:
-    """All ledgers but the open one are gone when this returns."""
+def trims(place: TopicInPulsar) -> None:
+    """Return once all ledgers except the open one are deleted."""
     nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
     place.tenant.admin("POST", f"{place.topic}/retention", nothing)
     end = time.monotonic() + NOTICED_SECONDS

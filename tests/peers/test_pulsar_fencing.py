@@ -1,4 +1,4 @@
-"""Two gateways on the same Pulsar: exactly one can write, and the other says so and ends."""
+"""Two gateways on the same Pulsar: only one can write, and the other logs it and exits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.peers.writers import GROUP, Writers, assert_written_in_turn, commit, 
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
-#: For whoever lost its right to notice it and to end.
+#: Until the fenced gateway has noticed and exited.
 END_SECONDS = 240.0
 #: Some requests here are not retried, and Pulsar on a busy machine stalls for seconds.
 OPENING_MS = 20_000
@@ -42,7 +42,7 @@ OPENING_MS = 20_000
 
 @pytest.fixture
 def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., RestartableGateway]]:
-    """Another gateway on the same namespaces each time."""
+    """Start another gateway on the same namespaces with each call."""
     store = in_pulsar(pulsar)
     with ExitStack() as stack:
 
@@ -60,12 +60,12 @@ def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Restartable
         yield started
 
 
-def has_ended(gateway: RestartableGateway) -> None:
-    """Wait until the gateway has noticed that it lost the topics."""
+def wait_for_exit(gateway: RestartableGateway) -> None:
+    """Wait until the gateway has exited because another took over."""
     assert gateway.process.wait(END_SECONDS) == 1, gateway.log()
 
 
-def test_a_second_gateway_is_refused_and_told_who_has_the_topics_and_how_to_take_them(
+def test_second_gateway_is_refused_naming_the_holder_and_the_takeover_option(
     starts: Callable[..., RestartableGateway],
 ) -> None:
     first = starts("first")
@@ -83,7 +83,7 @@ def test_a_second_gateway_is_refused_and_told_who_has_the_topics_and_how_to_take
         assert peer.produce(TOPIC, one_record(b"still here")).error_code == 0
 
 
-def test_who_takes_the_topics_over_is_the_only_one_that_writes_from_then_on(
+def test_after_takeover_only_the_new_gateway_writes(
     starts: Callable[..., RestartableGateway],
 ) -> None:
     gateway = starts("first")
@@ -98,17 +98,17 @@ def test_who_takes_the_topics_over_is_the_only_one_that_writes_from_then_on(
     second.start()
     second.wait_for_answers()
 
-    has_ended(gateway)
+    wait_for_exit(gateway)
     assert gateway.has_logged("taken")
     first.stop()
     second.wait_for_answers()
     second.stop()
     assert_written_in_turn(read_whole_log(other.bootstrap, 1), first, second)
-    assert not other.has_logged("partition fenced"), "who lost the topics took one back"
+    assert not other.has_logged("partition fenced"), "the fenced gateway reopened a partition"
     assert other.unexpected_errors() == []
 
 
-def test_what_waited_in_a_gateway_that_stood_still_appears_nowhere_after_it_lost_the_topics(
+def test_requests_queued_in_a_paused_gateway_are_not_stored_after_takeover(
     starts: Callable[..., RestartableGateway],
 ) -> None:
     gateway = starts("first")
@@ -127,7 +127,7 @@ def test_what_waited_in_a_gateway_that_stood_still_appears_nowhere_after_it_lost
             commit(peer, 9)
 
         gateway.resume()
-        has_ended(gateway)
+        wait_for_exit(gateway)
     first.stop()
     second.wait_for_answers()
     second.stop()
@@ -136,12 +136,12 @@ def test_what_waited_in_a_gateway_that_stood_still_appears_nowhere_after_it_lost
         assert committed_offsets(peer, GROUP, 1) == {0: 9}
 
 
-#: A group with one member, beside GROUP, whose commits need none.
+#: A group with one member. Commits to GROUP need no member.
 MEMBERS = "members"
 
 
-class Asked:
-    """Requests about groups, each on a connection of its own, and their replies."""
+class GroupRequests:
+    """Group requests, each on a separate connection, and their responses."""
 
     def __init__(self, gateway: RestartableGateway, stack: ExitStack) -> None:
         self._peers = {
@@ -183,7 +183,7 @@ class Asked:
         self._peers["describe"].send(encode_request(DescribeGroupsRequest(groups=[MEMBERS]), 1))
 
     def replies(self) -> dict[str, tuple[int, Any] | None]:
-        """Each error code with what else was told; None for a connection that was closed instead."""
+        """Return each error code with its data; None for a connection that was closed instead."""
         heartbeat = self._reply("heartbeat", HeartbeatResponse, 1)
         fetch = self._reply("fetch", OffsetFetchResponse, 2)
         describe = self._reply("describe", DescribeGroupsResponse, 1)
@@ -202,13 +202,16 @@ class Asked:
         return None if frame is None else response.decode(frame[4:], version=version)
 
 
-def suspended_past_doubt(gateway: RestartableGateway, since: float) -> None:
-    """Resume it once it has been suspended for so long that another may have the topics; `since` is when it was."""
+def resume_after_stall(gateway: RestartableGateway, since: float) -> None:
+    """Resume the gateway once it has been suspended for longer than the lock is trusted.
+
+    `since` is the time of the suspension.
+    """
     time.sleep(max(0.0, since + 1.5 * STALL_SECONDS - time.monotonic()))
     gateway.resume()
 
 
-def test_after_a_suspension_groups_are_not_answered_from_memory_once_another_gateway_has_taken_over(
+def test_resumed_gateway_does_not_serve_groups_after_takeover(
     starts: Callable[..., RestartableGateway],
 ) -> None:
     gateway = starts("first")
@@ -216,22 +219,22 @@ def test_after_a_suspension_groups_are_not_answered_from_memory_once_another_gat
         peer: Peer = stack.enter_context(gateway.peer())
         peer.create_topic(TOPIC)
         commit(peer, 5)
-        asked = Asked(gateway, stack)
+        asked = GroupRequests(gateway, stack)
         began = time.monotonic()
         gateway.pause()
         asked.send()
         other = starts("second", "--pulsar-takeover")
         with other.peer() as successor:
             commit(successor, 9)
-        suspended_past_doubt(gateway, began)
+        resume_after_stall(gateway, began)
         refused: dict[str, Any] = {"heartbeat": None, "fetch": [], "describe": 0}
         for name, reply in asked.replies().items():
             assert reply in (None, (ErrorCode.NOT_COORDINATOR, refused[name])), name
-    has_ended(gateway)
+    wait_for_exit(gateway)
     assert gateway.unexpected_errors() == []
 
 
-def test_after_a_suspension_groups_are_answered_without_an_error_where_nobody_has_taken_over(
+def test_resumed_gateway_serves_groups_without_takeover(
     starts: Callable[..., RestartableGateway],
 ) -> None:
     gateway = starts("first")
@@ -239,11 +242,11 @@ def test_after_a_suspension_groups_are_answered_without_an_error_where_nobody_ha
         peer: Peer = stack.enter_context(gateway.peer())
         peer.create_topic(TOPIC)
         commit(peer, 5)
-        asked = Asked(gateway, stack)
+        asked = GroupRequests(gateway, stack)
         began = time.monotonic()
         gateway.pause()
         asked.send()
-        suspended_past_doubt(gateway, began)
+        resume_after_stall(gateway, began)
         assert asked.replies() == {"heartbeat": (0, None), "fetch": (0, [5]), "describe": (0, 1)}
     gateway.assert_running()
     assert gateway.unexpected_errors() == []

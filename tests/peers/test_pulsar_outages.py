@@ -1,4 +1,7 @@
-"""Pulsar away: at the start, for a minute in the middle, and for good. The gateway says so, holds no more than it may, and loses nothing that it promised."""
+"""Pulsar unavailable: at the start, for a minute, and permanently.
+
+The gateway logs it, stays within its memory limits and loses no acknowledged record.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +32,24 @@ from tests.peers.writers import IdempotentProducer
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 OUTAGE_SECONDS = 60.0
-#: After which it cannot be known any more what became of a message: well within the outage.
+#: The outcome of a message is unknown after this; well within the outage.
 SEND_TIMEOUT_MS = 8_000
-#: For everybody to be served again once Pulsar is.
+#: Until all clients are served after Pulsar has recovered.
 RECOVER_SECONDS = 300.0
-#: Connections that push as fast as they are let, and what each of their records has.
+#: Connections that send as fast as they can, and the size of each record.
 PUSHERS = 16
 RECORD_BYTES = 256 << 10
-#: Requests of a connection that are not answered yet.
+#: Unanswered requests per connection.
 UNANSWERED = 20
-#: What all requests together may hold in the gateway: a fifth of what the pushers would have there.
+#: Limit of all requests in the gateway: a fifth of what the producers would fill.
 IN_FLIGHT = 16 * MIB
-#: The frames, what Pulsar's client has of them until it is told, and what a partition that begins anew reads.
+#: The frames, the copies in Pulsar's client until they are acknowledged, and the reads of a
+#: reopened partition.
 MOST_GROWTH = 6 * IN_FLIGHT
 ANSWERS = 60
-#: Limit of an answer, by the stopwatch: the connection check of an impatient client.
+#: Limit of a response, by the stopwatch: the connection check of an impatient client.
 ANSWER_SECONDS = 2.0
-#: Limit of a shutdown, by the stopwatch: the gateway's own for its clients, and pulsar-client's.
+#: Limit of a shutdown, by the stopwatch: the gateway's drain timeout, and pulsar-client's close.
 END_SECONDS = 30.0
 
 
@@ -60,14 +64,14 @@ def shared_broker() -> Iterator[Pulsar]:
 
 @pytest.fixture
 def broker(shared_broker: Pulsar) -> Pulsar:
-    """It runs, whatever the test before did to it."""
+    """The shared broker, running again after the previous test."""
     shared_broker.serve()
     return shared_broker
 
 
 @pytest.fixture
 def gateway(tmp_path: Path, broker: Pulsar) -> Iterator[RestartableGateway]:
-    """It serves, and has the topic."""
+    """A running gateway that has the topic."""
     store = in_pulsar(Tenant.make(broker.service_url, broker.admin_url))
     limits = {
         "num_partitions": 1,
@@ -83,8 +87,11 @@ def gateway(tmp_path: Path, broker: Pulsar) -> Iterator[RestartableGateway]:
     made.kill()
 
 
-class Pushers:
-    """Connections that send the next request long before the last is answered. `stored`: the record by its offset; `codes`: the refusals, and how often."""
+class FloodingProducers:
+    """Connections that send further requests before the previous ones are answered.
+
+    `stored`: records by offset; `codes`: error codes and their counts.
+    """
 
     def __init__(self, gateway: RestartableGateway) -> None:
         self._gateway = gateway
@@ -120,7 +127,7 @@ class Pushers:
             self.failures.append(f"{pusher}: {failure!r}")
 
     def _told(self, frame: bytes | None, value: str) -> None:
-        assert frame is not None, "hung up on"
+        assert frame is not None, "the connection was closed"
         answer = ProduceResponse.decode(frame[4:], version=7).responses[0].partition_responses[0]
         with self._change:
             if answer.error_code:
@@ -129,7 +136,7 @@ class Pushers:
                 self.stored[answer.base_offset] = value
             self._change.notify_all()
         if answer.error_code:
-            # As clients do before they try again.
+            # As clients back off before a retry.
             time.sleep(0.1)
 
     def wait_for_answers(self, count: int, seconds: float) -> None:
@@ -147,12 +154,12 @@ class Pushers:
 
 
 @pytest.mark.parametrize("absent", ["broker", "admin API"])
-def test_a_gateway_whose_pulsar_is_not_there_says_which_address_and_ends(
+def test_gateway_exits_naming_the_unreachable_address_of_pulsar(
     tmp_path: Path, broker: Pulsar, absent: str
 ) -> None:
-    (nobody,) = free_ports(1)
+    (unused,) = free_ports(1)
     tenant = Tenant.make(broker.service_url, broker.admin_url)
-    wrong = f"127.0.0.1:{nobody}"
+    wrong = f"127.0.0.1:{unused}"
     there = tenant.service_url if absent == "broker" else tenant.admin_url
     store = [word.replace(there.partition("://")[2], wrong) for word in in_pulsar(tenant)]
     gateway = RestartableGateway(
@@ -160,29 +167,32 @@ def test_a_gateway_whose_pulsar_is_not_there_says_which_address_and_ends(
     )
     with pytest.raises(GatewayDied, match="exit code 1\n") as died:
         gateway.launch()
-    assert not gateway.has_logged("store not ready"), "only a Pulsar that answers is waited for"
+    assert not gateway.has_logged("store not ready"), (
+        "the start is not retried without a connection to Pulsar"
+    )
     assert wrong in str(died.value), died.value
     assert "Traceback" not in str(died.value)
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("paused", marks=pytest.mark.slow)])
-def test_a_minute_without_pulsar_costs_no_acknowledged_record_and_no_memory_and_ends_by_itself(
+def test_outage_of_a_minute_loses_no_acknowledged_record_and_stays_within_memory(
     gateway: RestartableGateway, broker: Pulsar, how: str
 ) -> None:
-    pushers, application = Pushers(gateway), IdempotentProducer(gateway)
+    pushers, application = FloodingProducers(gateway), IdempotentProducer(gateway)
     pushers.start()
     pushers.wait_for_answers(ANSWERS, RECOVER_SECONDS)
     before = memory(gateway)
     broker.kill() if how == "killed" else broker.pause()
-    most = watched(gateway, OUTAGE_SECONDS)
+    most = peak_memory(gateway, OUTAGE_SECONDS)
     assert not [code for code in pushers.codes if not for_code(code).retriable], pushers.codes
-    assert sum(pushers.codes.values()) >= PUSHERS, "whoever pushes is told to try again"
+    assert sum(pushers.codes.values()) >= PUSHERS, "producers get retriable errors"
 
     broker.launch() if how == "killed" else broker.resume()
     served = time.monotonic()
     pushers.wait_for_answers(1, RECOVER_SECONDS)
     print(
-        f"{how}: {(most - before) / MIB:.0f} MiB more, acknowledged {time.monotonic() - served:.1f} s after Pulsar served again, {pushers.codes}"
+        f"{how}: {(most - before) / MIB:.0f} MiB more, acknowledged "
+        f"{time.monotonic() - served:.1f} s after Pulsar served again, {pushers.codes}"
     )
     pushers.wait_for_answers(ANSWERS, RECOVER_SECONDS)
     pushers.stop()
@@ -206,21 +216,21 @@ def test_a_minute_without_pulsar_costs_no_acknowledged_record_and_no_memory_and_
     assert gateway.unexpected_errors() == []
 
 
-def test_without_pulsar_for_good_the_gateway_says_so_still_answers_and_ends_when_asked(
+def test_without_pulsar_the_gateway_logs_it_answers_metadata_and_can_be_stopped(
     gateway: RestartableGateway, broker: Pulsar, tmp_path: Path
 ) -> None:
-    pushers = Pushers(gateway)
+    pushers = FloodingProducers(gateway)
     pushers.start()
     pushers.wait_for_answers(ANSWERS, RECOVER_SECONDS)
     broker.kill()
-    watched(gateway, 2.5 * SEND_TIMEOUT_MS / 1000)
+    peak_memory(gateway, 2.5 * SEND_TIMEOUT_MS / 1000)
     for _ in range(10):
         watch = Stopwatch(gateway)
-        finds_its_way(gateway)
+        connect_and_fetch_metadata(gateway)
         assert watch.seconds() < ANSWER_SECONDS
 
     said = [line for line in gateway.log().splitlines() if " warning " in line]
-    assert any(TOPIC in line for line in said), "the log says which partition is not there"
+    assert any(TOPIC in line for line in said), "the log names the unavailable partition"
     assert gateway.unexpected_errors() == []
     code, seconds = Process(gateway.process, tmp_path / "gateway.log").stop_measured(
         Stopwatch(gateway)
@@ -229,8 +239,8 @@ def test_without_pulsar_for_good_the_gateway_says_so_still_answers_and_ends_when
     assert seconds < END_SECONDS
 
 
-def finds_its_way(gateway: RestartableGateway) -> None:
-    """A client that comes anew is told what is spoken and who leads."""
+def connect_and_fetch_metadata(gateway: RestartableGateway) -> None:
+    """Request versions and metadata on a new connection."""
     with gateway.peer() as peer:
         assert peer.request(ApiVersionsRequest(), ApiVersionsResponse, 0).error_code == 0
         wanted = [MetadataRequest.MetadataRequestTopic(name=TOPIC)]
@@ -240,8 +250,8 @@ def finds_its_way(gateway: RestartableGateway) -> None:
     assert [broker.port for broker in reply.brokers] == [gateway.port]
 
 
-def watched(gateway: RestartableGateway, seconds: float) -> int:
-    """The most memory that it had in so much time; it is alive all the while."""
+def peak_memory(gateway: RestartableGateway, seconds: float) -> int:
+    """Return the highest memory of the gateway, which must stay alive, in this time."""
     end = time.monotonic() + seconds
     most = 0
     while time.monotonic() < end:
@@ -252,7 +262,7 @@ def watched(gateway: RestartableGateway, seconds: float) -> int:
 
 
 def memory(gateway: RestartableGateway) -> int:
-    """Bytes of its own."""
+    """The gateway's private memory in bytes."""
     (line,) = [
         line
         for line in Path(f"/proc/{gateway.process.pid}/status").read_text().splitlines()

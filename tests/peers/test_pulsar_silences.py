@@ -1,5 +1,8 @@
-"""Silence between the gateway and Pulsar that neither may take for the other's end: a gateway that stands still for longer than the broker waits for it,
-and a network that swallows everything. Whoever has lost the topics harms nothing; whoever has not goes on by itself."""
+"""Connections between the gateway and Pulsar that stay open but carry nothing.
+
+Either the gateway is paused for longer than the broker's keep-alive timeout, or the network drops
+all bytes. A gateway that lost the topics does no harm; otherwise it recovers.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +39,23 @@ from tests.peers.writers import (
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
-#: After one to two of these without a word the broker gives up a connection. Its default is 30.
+#: The broker closes a connection after one to two of these without a byte. Its default is 30.
 KEEP_ALIVE_SECONDS = 5
 DROPPED_SECONDS = 240.0
-#: For whoever lost the topics to notice it and to end.
+#: Until the fenced gateway has noticed and exited.
 END_SECONDS = 240.0
 
-#: After which it cannot be known any more what became of a message, and so the most that a producer may have to wait for an answer.
+#: The outcome of a message is unknown after this, so a producer waits at most this long for its
+#: response.
 SEND_TIMEOUT_MS = 8_000
 SILENT_SECONDS = 20.0
-#: A client's own request timeout, which each request to write contains, and what the gateway may
-#: take beyond; less than pulsar-client takes to give up a connection on which nothing is answered.
+#: The request timeout that each Produce contains, and what the gateway may add; shorter than
+#: pulsar-client needs to close a connection without responses.
 ANSWER_SECONDS = 10.0 + 15.0
 #: Limit of a request that does not need Pulsar, by the stopwatch: less than any wait for Pulsar.
 AT_ONCE_SECONDS = 4.0
-#: pulsar-client gives up a connection on which nobody answers after one to two times 30 s, which it lets nobody change. Then it makes another.
+#: pulsar-client closes a connection without responses after one to two times 30 s, which is not
+#: configurable, and reconnects.
 RECOVER_SECONDS = 300.0
 
 
@@ -65,8 +70,8 @@ def broker() -> Iterator[Pulsar]:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
-class Holders:
-    """Gateways one after the other on the same namespaces."""
+class GatewayStarter:
+    """Starts gateways one after the other on the same namespaces."""
 
     def __init__(self, folder: Path, broker: Pulsar, stack: ExitStack) -> None:
         self._folder = folder
@@ -81,7 +86,7 @@ class Holders:
         return gateway
 
     def wait_until_dropped(self) -> float:
-        """Until the broker knows of nobody any more who has the topics, and how long that took."""
+        """Wait until the broker has no producer of the lock; return the seconds that this took."""
         (metadata,) = [
             word.partition("=")[2]
             for word in self._store
@@ -97,15 +102,15 @@ class Holders:
 
 
 @pytest.fixture
-def holders(tmp_path: Path, broker: Pulsar) -> Iterator[Holders]:
+def starter(tmp_path: Path, broker: Pulsar) -> Iterator[GatewayStarter]:
     with ExitStack() as stack:
-        yield Holders(tmp_path, broker, stack)
+        yield GatewayStarter(tmp_path, broker, stack)
 
 
-def test_who_stood_still_until_the_broker_dropped_it_ends_without_harm_where_another_has_the_topics(
-    holders: Holders,
+def test_paused_gateway_exits_without_writing_after_another_took_over(
+    starter: GatewayStarter,
 ) -> None:
-    gateway = holders.start("first")
+    gateway = starter.start("first")
     with gateway.peer() as peer:
         peer.create_topic(TOPIC)
         commit(peer, 5)
@@ -113,8 +118,8 @@ def test_who_stood_still_until_the_broker_dropped_it_ends_without_harm_where_ano
     first.start()
     first.wait_for_answers()
     with paused_with_queue(gateway, "first"):
-        print(f"dropped after {holders.wait_until_dropped():.1f} s")
-        other = holders.start("second")
+        print(f"dropped after {starter.wait_until_dropped():.1f} s")
+        other = starter.start("second")
         second = Writers(other, "second")
         second.start()
         second.wait_for_answers()
@@ -130,14 +135,14 @@ def test_who_stood_still_until_the_broker_dropped_it_ends_without_harm_where_ano
     assert_written_in_turn(read_whole_log(other.bootstrap, 1), first, second)
     with other.peer() as peer:
         assert committed_offsets(peer, GROUP, 1) == {0: 9}
-    assert not other.has_logged("partition fenced"), "who lost the topics took one back"
+    assert not other.has_logged("partition fenced"), "the fenced gateway reopened a partition"
     assert gateway.unexpected_errors() == other.unexpected_errors() == []
 
 
-def test_who_stood_still_until_the_broker_dropped_it_goes_on_where_nobody_has_taken_the_topics(
-    holders: Holders,
+def test_paused_gateway_continues_if_no_other_took_over(
+    starter: GatewayStarter,
 ) -> None:
-    gateway = holders.start("only")
+    gateway = starter.start("only")
     with gateway.peer() as peer:
         peer.create_topic(TOPIC)
         commit(peer, 5)
@@ -145,17 +150,17 @@ def test_who_stood_still_until_the_broker_dropped_it_goes_on_where_nobody_has_ta
     writers.start()
     writers.wait_for_answers()
     with paused_with_queue(gateway, "plain") as committer:
-        holders.wait_until_dropped()
+        starter.wait_until_dropped()
         gateway.resume()
         writers.wait_for_answers()
         assert committer.receive() is not None
     with gateway.peer() as peer:
-        assert committed_offsets(peer, GROUP, 1) == {0: 6}, "what waited in its sockets was done"
-    nothing_is_lost(gateway, writers, application)
+        assert committed_offsets(peer, GROUP, 1) == {0: 6}, "the commit in its socket was executed"
+    check_nothing_is_lost(gateway, writers, application)
 
 
 @pytest.mark.slow
-def test_a_network_that_swallows_everything_is_seen_and_answered_and_recovered_from(
+def test_gateway_answers_and_recovers_when_the_network_drops_all_bytes(
     tmp_path: Path, broker: Pulsar
 ) -> None:
     tenant = Tenant.make(broker.service_url, broker.admin_url)
@@ -178,25 +183,26 @@ def test_a_network_that_swallows_everything_is_seen_and_answered_and_recovered_f
         writers.wait_for_answers()
         with between.cut():
             began = time.monotonic()
-            is_answered(gateway)
+            check_answers(gateway)
             while time.monotonic() < began + SILENT_SECONDS:
                 gateway.assert_running()
                 time.sleep(0.1)
         began = time.monotonic()
         writers.wait_for_answers(seconds=RECOVER_SECONDS)
         print(
-            f"written again {time.monotonic() - began:.1f} s after bytes flow; refused with {writers.codes}"
+            f"written again {time.monotonic() - began:.1f} s after bytes flow; "
+            f"refused with {writers.codes}"
         )
         commits_again(gateway, 7)
         print(f"committed again {time.monotonic() - began:.1f} s after bytes flow")
-        assert writers.codes, "whoever writes is told that it is not stored"
+        assert writers.codes, "producers get errors"
         assert not [code for code in writers.codes if not for_code(code).retriable], writers.codes
         assert gateway.has_logged("partition fenced")
-        nothing_is_lost(gateway, writers, application)
+        check_nothing_is_lost(gateway, writers, application)
 
 
-def is_answered(gateway: RestartableGateway) -> None:
-    """Everybody, in time, although Pulsar says nothing."""
+def check_answers(gateway: RestartableGateway) -> None:
+    """All requests are answered in time although Pulsar does not respond."""
     with gateway.peer(seconds=ANSWER_SECONDS) as peer:
         began = time.monotonic()
         refused = peer.produce(TOPIC, one_record(b"lost"))
@@ -218,7 +224,7 @@ def is_answered(gateway: RestartableGateway) -> None:
 
 
 def commits_again(gateway: RestartableGateway, offset: int) -> None:
-    """As clients do: until it is taken."""
+    """Commit with retries, as clients do."""
     end = time.monotonic() + RECOVER_SECONDS
     with gateway.peer(seconds=ANSWER_SECONDS) as peer:
         while code := commit_error_code(peer, offset):
@@ -228,7 +234,7 @@ def commits_again(gateway: RestartableGateway, offset: int) -> None:
         assert committed_offsets(peer, GROUP, 1) == {0: offset}
 
 
-def nothing_is_lost(
+def check_nothing_is_lost(
     gateway: RestartableGateway, writers: Writers, application: IdempotentProducer
 ) -> None:
     writers.stop()

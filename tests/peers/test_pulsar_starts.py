@@ -1,4 +1,7 @@
-"""Starts on a Pulsar that cannot store anything yet, or that has not noticed that the gateway before is gone: waited for, as long as that may pass."""
+"""Starts on a Pulsar that cannot store anything yet, or that still lists the previous gateway.
+
+The gateway waits until its start timeout.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 NOT_READY = "store not ready, retrying"
 NOTICED_SECONDS = 240.0
 END_SECONDS = 240.0
-#: Without bookies some calls of the admin API have no answer at all.
+#: Without bookies some calls of the admin API are never answered.
 IMPATIENT = ("--set", "pulsar_admin_timeout_ms=10000")
 
 
@@ -31,25 +34,30 @@ def settings(pulsar: Tenant) -> Any:
 
 
 @pytest.fixture(scope="module")
-def grouped(pulsar: Tenant) -> Iterator[None]:
-    """Its bookie is in a group, so that namespaces of another group have none (IsolatedBookieEnsemblePlacementPolicy)."""
+def bookie_group(pulsar: Tenant) -> Iterator[None]:
+    """Assign the only bookie to a group, so that namespaces of other groups have none.
+
+    Pulsar's IsolatedBookieEnsemblePlacementPolicy.
+    """
     (bookie,) = [one["bookieId"] for one in pulsar.admin("GET", "bookies/all")["bookies"]]
     pulsar.admin("POST", f"bookies/racks-info/{bookie}?group=some", {"rack": "/a"})
     yield
     pulsar.admin("DELETE", f"bookies/racks-info/{bookie}")
 
 
-def bookies(settings: Any, kind: str) -> str:
-    """Of one of the namespaces: which bookies its topics may use (pulsar-admin namespaces set-bookie-affinity-group)."""
+def affinity_path(settings: Any, kind: str) -> str:
+    """The admin path of a namespace's bookie affinity group."""
     return f"namespaces/{settings.tenant}/{getattr(settings, kind)}/persistence/bookieAffinity"
 
 
 def without_bookies(pulsar: Tenant, settings: Any, kind: str) -> None:
-    pulsar.admin("POST", bookies(settings, kind), {"bookkeeperAffinityGroupPrimary": "others"})
+    pulsar.admin(
+        "POST", affinity_path(settings, kind), {"bookkeeperAffinityGroupPrimary": "others"}
+    )
 
 
-def says_that_it_waits(log: Path) -> bool:
-    """As soon as it does; False where it does not."""
+def waits_for_store(log: Path) -> bool:
+    """Whether the gateway logs in time that it retries its start."""
     end = time.monotonic() + NOTICED_SECONDS
     while time.monotonic() < end:
         if log.exists() and NOT_READY in log.read_text():
@@ -58,25 +66,25 @@ def says_that_it_waits(log: Path) -> bool:
     return False
 
 
-@pytest.mark.usefixtures("grouped")
+@pytest.mark.usefixtures("bookie_group")
 @pytest.mark.parametrize("kind", ["namespace", "metadata_namespace"])
-def test_a_gateway_waits_for_bookies_and_serves_as_soon_as_there_are_some(
+def test_gateway_waits_for_bookies_and_serves_once_there_is_one(
     pulsar: Tenant, settings: Any, tmp_path: Path, kind: str
 ) -> None:
     without_bookies(pulsar, settings, kind)
     log = tmp_path / "gateway.log"
-    was_told = threading.Event()
+    has_logged = threading.Event()
 
     def bring_them_back() -> None:
-        if says_that_it_waits(log):
-            was_told.set()
-        pulsar.admin("DELETE", bookies(settings, kind))
+        if waits_for_store(log):
+            has_logged.set()
+        pulsar.admin("DELETE", affinity_path(settings, kind))
 
     waiting = threading.Thread(target=bring_them_back)
     waiting.start()
     try:
         with gateway_on(settings, tmp_path, *IMPATIENT) as running, running.peer() as peer:
-            assert was_told.is_set()
+            assert has_logged.is_set()
             peer.create_topic("orders")
             assert peer.produce("orders", one_record(b"v")).error_code == 0
             assert running.stop() == 0
@@ -85,13 +93,13 @@ def test_a_gateway_waits_for_bookies_and_serves_as_soon_as_there_are_some(
     topics = pulsar.admin(
         "GET", f"persistent/{settings.tenant}/{getattr(settings, kind)}/partitioned"
     )
-    assert not [name for name in topics if "-check-" in name], "what was tried out in vain is gone"
+    assert not [name for name in topics if "-check-" in name], "topics of failed probes are deleted"
     assert all("Traceback" not in line for line in log.read_text().splitlines())
 
 
-@pytest.mark.usefixtures("grouped")
+@pytest.mark.usefixtures("bookie_group")
 @pytest.mark.parametrize("kind", ["namespace", "metadata_namespace"])
-def test_a_gateway_whose_pulsar_stays_without_bookies_ends_and_says_so(
+def test_gateway_without_bookies_exits_at_the_start_timeout(
     pulsar: Tenant, settings: Any, tmp_path: Path, kind: str
 ) -> None:
     without_bookies(pulsar, settings, kind)
@@ -100,7 +108,7 @@ def test_a_gateway_whose_pulsar_stays_without_bookies_ends_and_says_so(
             *gateway_arguments(settings, *IMPATIENT), "--set", "pulsar_start_timeout_ms=1000"
         )
     finally:
-        pulsar.admin("DELETE", bookies(settings, kind))
+        pulsar.admin("DELETE", affinity_path(settings, kind))
     assert code == 1
     last = log.splitlines()[-1]
     assert "cannot start" in last
@@ -108,8 +116,8 @@ def test_a_gateway_whose_pulsar_stays_without_bookies_ends_and_says_so(
     assert "Traceback" not in log
 
 
-@pytest.mark.usefixtures("grouped")
-def test_a_gateway_that_waits_for_bookies_ends_when_it_is_asked_to(
+@pytest.mark.usefixtures("bookie_group")
+def test_gateway_that_waits_for_bookies_can_be_stopped(
     pulsar: Tenant, settings: Any, tmp_path: Path
 ) -> None:
     without_bookies(pulsar, settings, "namespace")
@@ -128,19 +136,17 @@ def test_a_gateway_that_waits_for_bookies_ends_when_it_is_asked_to(
         subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors) as process,
     ):
         try:
-            assert says_that_it_waits(log)
+            assert waits_for_store(log)
             process.terminate()
             assert process.wait(END_SECONDS) == 0
         finally:
             process.kill()
-            pulsar.admin("DELETE", bookies(settings, "namespace"))
+            pulsar.admin("DELETE", affinity_path(settings, "namespace"))
     assert "Traceback" not in log.read_text()
 
 
-def test_a_gateway_that_comes_right_after_one_that_was_killed_serves(
-    settings: Any, tmp_path: Path
-) -> None:
-    """As a supervisor starts it: no wait for the broker to notice."""
+def test_gateway_started_right_after_a_kill_serves(settings: Any, tmp_path: Path) -> None:
+    """As a supervisor starts it, without waiting for the broker to notice the kill."""
     for number in range(2):
         with gateway_on(settings, tmp_path) as running, running.peer() as peer:
             peer.create_topic("orders")

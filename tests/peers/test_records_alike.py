@@ -1,4 +1,4 @@
-"""Producers are told of their records, and consumers find in them, what Kafka 3.9.2 says."""
+"""Produce responses and consumed records equal those of Kafka 3.9.2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.peers.test_admin_clients import agree, installed, java
 pytestmark = [
     pytest.mark.peer,
     pytest.mark.xdist_group("records alike"),
-]  # one pair of brokers for all of them
+]  # One pair of brokers for all tests.
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_a_java_producer_is_told_which_records_of_a_batch_are_invalid(
+def test_java_producer_gets_the_invalid_records_of_a_batch(
     sides: ComparedBrokers, codec: str
 ) -> None:
     ours, theirs = sides.run([*installed(lambda: java("InvalidRecords.java", "3.9.2")), codec])
@@ -39,10 +39,10 @@ LOG_APPEND_TIME = 1
 
 @pytest.mark.parametrize("producer", ["java-0.9.0.1", "java-0.10.0.1"])
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_consumers_see_the_append_time_of_what_old_producers_sent(
+def test_log_append_time_replaces_timestamps_of_old_producers(
     sides: ComparedBrokers, producer: str, codec: str
 ) -> None:
-    """Formats 0 and 1. The producers' own timestamps, where they have any, are of 1970."""
+    """Formats 0 and 1. Timestamps of the producers, if any, are from 1970."""
     topic = f"stamped-{producer}-{codec}"
     sent = [
         Record(topic, 0, b"k", b"%d" % n, 1000 + n if producer == "java-0.10.0.1" else None)
@@ -63,7 +63,7 @@ def test_consumers_see_the_append_time_of_what_old_producers_sent(
                 offset,
                 timestamp,
             )
-        # Fetch 2, so format 1; and format 0, in which there are no timestamps.
+        # Fetch 2, so format 1; and format 0, which has no timestamps.
         for consumer in ("java-0.10.0.1", "java-0.9.0.1"):
             got = consume(table()[consumer], address, [Span(topic, 0, 0, len(sent))])
             assert [(one.offset, one.value) for one in got] == [(n, b"%d" % n) for n in range(3)]
@@ -74,7 +74,7 @@ def test_consumers_see_the_append_time_of_what_old_producers_sent(
 
 
 def read(address: str, topic: str, count: int) -> list[tuple[int, int, int]]:
-    """Offset, timestamp and its type of each record, as kafka-python finds them."""
+    """Return offset, timestamp and timestamp type of each record, read with kafka-python."""
     consumer = KafkaConsumer(bootstrap_servers=address, enable_auto_commit=False)
     try:
         partition = TopicPartition(topic, 0)

@@ -1,4 +1,4 @@
-"""The relays before Pulsar: with them in between everything works, and what they lose never arrives."""
+"""The relays in front of Pulsar forward everything except what they are set to drop."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def client(between):
     connected.close()
 
 
-def hasty(client, topic):
-    """A producer that does not wait long for what is lost."""
+def impatient_producer(client, topic):
+    """A producer with a short send timeout."""
     return client.create_producer(topic, send_timeout_millis=500)
 
 
@@ -54,28 +54,24 @@ def stored(client, topic):
 
 
 @pytest.mark.peer
-def test_what_is_lost_on_the_way_to_the_broker_is_not_stored_and_reads_go_on(
-    between, topic, client
-):
+def test_request_lost_on_the_way_to_the_broker_is_not_stored(between, topic, client):
     producer = client.create_producer(topic)
     producer.send(b"before")
     with between.dropping(SEND):
         with pytest.raises(client_library.Timeout):
-            hasty(client, topic).send(b"lost")
+            impatient_producer(client, topic).send(b"lost")
         assert stored(client, topic) == [b"before"]
     producer.send(b"after")
     assert stored(client, topic) == [b"before", b"after"]
 
 
 @pytest.mark.peer
-def test_what_is_lost_on_the_way_back_is_stored_although_its_producer_does_not_know(
-    between, topic, client
-):
-    producer = hasty(client, topic)
+def test_message_with_a_lost_receipt_is_stored(between, topic, client):
+    producer = impatient_producer(client, topic)
     with between.dropping(SEND_RECEIPT):
         with pytest.raises(client_library.Timeout):
             producer.send(b"unknown")
-        # The broker may be slower than the producer is patient.
+        # The broker may be slower than the producer's timeout.
         end = time.monotonic() + 60
         while not (found := stored(client, topic)) and time.monotonic() < end:
             time.sleep(0.05)
@@ -83,15 +79,15 @@ def test_what_is_lost_on_the_way_back_is_stored_although_its_producer_does_not_k
 
 
 @pytest.mark.peer
-def test_the_client_is_never_led_past_the_relay(between, topic, client):
-    producer = hasty(client, topic)
+def test_client_does_not_bypass_the_relay(between, topic, client):
+    producer = impatient_producer(client, topic)
     between.broker.close()
     with pytest.raises(client_library.Timeout):
         producer.send(b"nowhere to go")
 
 
 @pytest.mark.peer
-def test_the_admin_api_can_be_asked_and_not_changed(between, topic):
+def test_admin_api_is_read_only_while_losing(between, topic):
     settings = between.settings
     api = f"{settings.admin_url}/admin/v2/persistent/{settings.tenant}/{settings.namespace}"
     with between.dropping():
@@ -102,13 +98,11 @@ def test_the_admin_api_can_be_asked_and_not_changed(between, topic):
 
 
 @pytest.mark.peer
-def test_while_it_is_cut_nothing_passes_and_nobody_is_told_and_afterwards_what_is_new_works(
-    between, topic, client
-):
-    producer = hasty(client, topic)
+def test_cut_relay_keeps_connections_open_and_serves_new_ones_afterwards(between, topic, client):
+    producer = impatient_producer(client, topic)
     with between.cut():
         with pytest.raises(client_library.Timeout):
-            producer.send(b"swallowed")
+            producer.send(b"dropped")
         assert producer.is_connected()
     with pytest.raises(client_library.Timeout):
         producer.send(b"on a connection that never works again")

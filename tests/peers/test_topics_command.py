@@ -15,7 +15,7 @@ from tests.peers.kafka import Kafka, Secured, tool
 pytestmark = [
     pytest.mark.peer,
     pytest.mark.xdist_group("topics command"),
-]  # one broker for all of them
+]  # One broker for all tests.
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,14 @@ def topics(bootstrap, command, *arguments):
 
 
 def eventually(is_so):
-    """Kafka answers a change when it is stored, a moment before all of it knows."""
+    """Wait until it is so: Kafka answers before a change is applied everywhere."""
     end = time.monotonic() + 90
     while not is_so() and time.monotonic() < end:
         time.sleep(0.1)
     assert is_so()
 
 
-def test_a_topic_is_created_described_altered_and_deleted_as_kafkas_own_tool_sees_it(kafka):
+def test_create_alter_and_delete_are_visible_to_kafka_topics(kafka):
     assert (
         topics(
             kafka.bootstrap, "create", "a", "--partitions", "2", "--config", "retention.ms=5000"
@@ -103,14 +103,14 @@ def test_a_topic_is_created_described_altered_and_deleted_as_kafkas_own_tool_see
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_kafka_refuses_is_told_in_its_words(kafka, command, complaint):
+def test_errors_of_kafka_are_printed(kafka, command, complaint):
     result = topics(kafka.bootstrap, *command)
     assert result.exit_code == 1
     assert complaint in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_it_speaks_tls_and_logs_in(kafka, folder):
+def test_tls_and_sasl_listeners_are_supported(kafka, folder):
     log_in = ["--user", "alice", "--password-file", str(folder / "right")]
     tls = ["--tls-ca", str(folder / "ca.crt")]
     for listener, arguments in {
@@ -133,11 +133,11 @@ def test_it_speaks_tls_and_logs_in(kafka, folder):
         ),
         ("SSL", ["--tls"], "pass its CA with --tls-ca"),
         ("PLAINTEXT", ["--tls"], "check that this port uses TLS"),
-        # Whether its alert comes through before it hangs up is a matter of time; TLS is named either way.
+        # The TLS alert may or may not arrive before the connection closes; both messages name TLS.
         ("SSL", [], "(--tls, --tls-ca)"),
     ],
 )
-def test_a_listener_of_another_kind_is_told_as_such(kafka, folder, listener, arguments, complaint):
+def test_wrong_security_settings_fail_with_advice(kafka, folder, listener, arguments, complaint):
     paths = [str(folder / word) if word in ("wrong", "right") else word for word in arguments]
     result = topics(kafka.listeners[listener], "list", *paths)
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""The traffic log of a gateway of its own process: what is never in it, what a kill leaves of it, and who reads it."""
+"""The traffic log of a gateway process: no secrets, little loss on a kill, readable by clients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from tests.peers.traffic_rows import read_lines, read_rows, wait_for_rows
 pytestmark = [pytest.mark.peer]
 
 SECRET = "hunter2"
-"""In everything that a client sends and that is no name of a thing."""
+"""Part of everything that a client sends, except names of topics, groups, users and libraries."""
 TIME = 1_700_000_000_000
 TOPIC = "orders"
 
@@ -79,8 +79,10 @@ def users_file(folder: Path) -> Path:
     return file
 
 
-def logs_in(peer, version, password):
-    """PLAIN over the road of that SaslHandshake. Whether the client is still heard."""
+def authenticate(peer, version, password):
+    """Authenticate with PLAIN after this SaslHandshake version; return whether the connection stays
+    open.
+    """
     assert (
         peer.request(
             SaslHandshakeRequest(mechanism="PLAIN"), SaslHandshakeResponse, version
@@ -99,7 +101,7 @@ def logs_in(peer, version, password):
     )
 
 
-def produces_secrets(peer):
+def produce_secrets(peer):
     key, value, header = (
         f"{SECRET}-key".encode(),
         f"{SECRET}-value".encode(),
@@ -120,7 +122,7 @@ def produces_secrets(peer):
     assert peer.fetch(TOPIC, 0, version=1).records
 
 
-def is_in_a_group_with_secrets(peer):
+def use_group_with_secrets(peer):
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(
         name="range", metadata=f"{SECRET}-subscription".encode()
     )
@@ -166,7 +168,7 @@ def is_in_a_group_with_secrets(peer):
     assert peer.request(commit, OffsetCommitResponse, 2).topics[0].partitions[0].error_code == 0
 
 
-def administers_with_secrets(peer):
+def administer_with_secrets(peer):
     topic = CreateTopicsRequest.CreatableTopic
     config = topic.CreatableTopicConfig(name=f"{SECRET}.config", value=f"{SECRET}-value")
     made = topic(
@@ -193,7 +195,7 @@ def administers_with_secrets(peer):
     peer.request(begun, InitProducerIdResponse, 1)
 
 
-def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
+def test_secrets_of_clients_are_not_logged(tmp_path):
     log = tmp_path / "traffic"
     settings = {
         "users_file": users_file(tmp_path),
@@ -209,33 +211,33 @@ def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
             )
             peer.send(encode_request(named, 3))
             assert peer.receive()
-            assert logs_in(peer, 1, f"{SECRET}-password")
-            produces_secrets(peer)
-            is_in_a_group_with_secrets(peer)
-            administers_with_secrets(peer)
+            assert authenticate(peer, 1, f"{SECRET}-password")
+            produce_secrets(peer)
+            use_group_with_secrets(peer)
+            administer_with_secrets(peer)
         for version, password in [
             (0, f"{SECRET}-password"),
             (0, f"{SECRET}-wrong"),
             (1, f"{SECRET}-wrong"),
         ]:
             with server.peer() as peer:
-                assert logs_in(peer, version, password) == (password == f"{SECRET}-password")
+                assert authenticate(peer, version, password) == (password == f"{SECRET}-password")
         with server.peer() as peer:
             peer.request(
                 SaslHandshakeRequest(mechanism=f"{SECRET}-mechanism"), SaslHandshakeResponse, 1
             )
         with server.peer() as peer:
-            # As a client of 0.9 begins, which has Kerberos.
+            # The first frame of a 0.9 client that uses Kerberos.
             peer.send(bytes.fromhex("6082024b06092a864886f71201020201006e") + SECRET.encode())
             assert peer.is_closed()
-        # A shutdown leaves the file little time: only its last rows may be missing.
+        # A shutdown may omit the last rows of the file.
         waits_until(lambda: len(reasons(log)) == 6)
         assert server.stop() == 0
     text = b"".join(read_lines(log))
     assert SECRET.encode() not in text
     assert b"alice" in text
     rows = read_rows(log)
-    # A refused log-in is closed a while later, so the next connection may be gone before.
+    # The connection of a failed login is closed with a delay, so the next may be closed before it.
     assert sorted(reasons(log)) == [
         "client",
         "client",
@@ -264,11 +266,11 @@ def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
 
 
 def reasons(log):
-    """The reasons why connections ended, one for each ended connection."""
+    """The reason of each closed connection."""
     return [row["reason"] for row in read_rows(log) if row.get("event") == "closed"]
 
 
-def test_addresses_are_hidden_where_there_is_a_salt(tmp_path):
+def test_salt_replaces_addresses(tmp_path):
     log, salt = tmp_path / "traffic", tmp_path / "salt"
     salt.write_text("pepper\n")
     with gateway(tmp_path, "--traffic-log", str(log), traffic_log_salt_file=salt) as server:
@@ -282,7 +284,7 @@ def test_addresses_are_hidden_where_there_is_a_salt(tmp_path):
     assert len({row["peer"] for row in read_rows(log) if row["kind"] == "connection"}) == 1
 
 
-def test_a_gateway_that_is_killed_leaves_all_but_the_last_interval_and_the_next_one_finishes_its_file(
+def test_next_gateway_finishes_the_file_of_a_killed_one(
     tmp_path,
 ):
     log = tmp_path / "traffic"
@@ -307,10 +309,10 @@ def test_a_gateway_that_is_killed_leaves_all_but_the_last_interval_and_the_next_
     assert len({row["connection"] for row in read_rows(log)}) == 2
 
 
-def test_a_gateway_that_is_killed_under_load_loses_no_more_than_the_last_interval(tmp_path):
+def test_kill_under_load_loses_at_most_the_last_interval(tmp_path):
     log = tmp_path / "traffic"
-    # 0.84 s at most was seen, beside eight busy processes and a busy disk. The rest is for the writer
-    # thread, which can stall while the gateway's other threads run.
+    # At most 0.84 s was observed beside eight busy processes and a busy disk. The rest is for the
+    # writer thread, which can stall while the gateway's other threads run.
     interval, leeway, pace = 1.0, 2.0, 0.05
     acknowledged = []
 
@@ -336,9 +338,9 @@ def test_a_gateway_that_is_killed_under_load_loses_no_more_than_the_last_interva
             watch = Stopwatch(server)
             assert peer.produce(TOPIC, one_record(b"v")).error_code == 0
             time.sleep(pace)
-            # It could be killed at any time: what is in the file then stays.
+            # A kill could happen now: rows in the file remain.
             assert due() <= written()
-            # Where the machine stood still, the gateway did so, too, and what it had to write is due so much later.
+            # If the machine stalled, so did the gateway, and its rows are due that much later.
             now += min(watch.seconds(), 2 * pace)
             acknowledged.append(now)
         server.process.kill()
@@ -347,14 +349,14 @@ def test_a_gateway_that_is_killed_under_load_loses_no_more_than_the_last_interva
     assert due() <= written() <= len(acknowledged)
 
 
-def test_of_more_than_the_folder_may_hold_the_youngest_rows_are_kept(tmp_path):
+def test_retention_bytes_keep_the_newest_rows(tmp_path):
     log = tmp_path / "traffic"
     most, connections = 64 << 10, 400
     limits = {"traffic_log_rotate_bytes": 64 << 10, "traffic_log_retention_bytes": most}
     with gateway(tmp_path, "--traffic-log", str(log), **limits) as server:
         for _ in range(connections):
             with server.peer() as peer:
-                # A name that cannot be compressed, so it takes few connections to be too much.
+                # An incompressible name, so that few connections exceed the limit.
                 peer.send(
                     encode_request(
                         ApiVersionsRequest(
@@ -371,20 +373,20 @@ def test_of_more_than_the_folder_may_hold_the_youngest_rows_are_kept(tmp_path):
         waits_until(lambda: not list(log.rglob("*.jsonl")) and size_of(log) <= most)
         assert server.stop() == 0
     assert 0 < size_of(log) <= most
-    # Most files are gone, and what is left is the end of all.
+    # Most files are deleted; the remaining rows are the newest.
     numbers = [row["sequence"] for row in read_rows(log)]
     assert numbers == list(range(numbers[0], numbers[-1] + 1))
     assert numbers[0] >= connections
     assert numbers[-1] + 1 >= 2 * connections
 
 
-def test_a_file_is_finished_in_time_although_no_request_comes_and_its_rows_are_in_order(tmp_path):
+def test_file_is_rotated_by_time_without_requests_and_keeps_its_order(tmp_path):
     log = tmp_path / "traffic"
     with gateway(tmp_path, "--traffic-log", str(log), traffic_log_rotate_ms=2000) as server:
         for _ in range(5):
             with server.peer() as peer:
                 peer.create_topic(TOPIC)
-        # On a slow machine they are more than one file.
+        # On a slow machine the rows span several files.
         waits_until(lambda: len(finished(log)) >= 5 * 4)
         assert [msgspec.json.decode(line)["sequence"] for line in finished(log)] == list(
             range(5 * 4)
@@ -393,14 +395,14 @@ def test_a_file_is_finished_in_time_although_no_request_comes_and_its_rows_are_i
 
 
 def waits_until(is_so, seconds=240):
-    """For at most so long: whoever asks says what is wrong then."""
+    """Wait until it is so or the time is up; the caller asserts the outcome."""
     end = time.monotonic() + seconds
     while not is_so() and time.monotonic() < end:
         time.sleep(0.05)
 
 
 def size_of(log):
-    """Bytes of all files; a file can be deleted while they are counted."""
+    """Bytes of all files; a file may be deleted meanwhile."""
     size = 0
     for path in log.rglob("*.jsonl*"):
         with suppress(FileNotFoundError):
@@ -409,14 +411,14 @@ def size_of(log):
 
 
 def finished(log):
-    """The lines of all finished files, which are numbered."""
+    """The lines of all finished files, ordered by file number."""
     files = sorted(
         log.rglob("*.jsonl.gz"), key=lambda path: int(path.name.split(".")[0].split("-")[-1])
     )
     return [line for path in files for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
-def test_two_gateways_share_a_folder_and_one_that_is_killed_loses_no_row_that_was_written(tmp_path):
+def test_two_gateways_share_a_folder_and_a_kill_loses_no_written_row(tmp_path):
     log = tmp_path / "traffic"
     often = {"traffic_log_interval_ms": 1000, "traffic_log_rotate_ms": 1000}
     for name in ("first", "second"):
@@ -437,7 +439,7 @@ def test_two_gateways_share_a_folder_and_one_that_is_killed_loses_no_row_that_wa
             )
         first.process.kill()
         first.process.wait()
-        # The file that was being written at the kill.
+        # The file that was open at the kill.
         left = list(log.rglob("1-*.jsonl"))
         with gateway(
             tmp_path / "first", "--traffic-log", str(log), "--node-id", "1", **often
@@ -459,7 +461,7 @@ def test_two_gateways_share_a_folder_and_one_that_is_killed_loses_no_row_that_wa
     assert all(found == list(range(len(found))) for found in numbers.values())
 
 
-def test_the_version_of_tls_is_told_and_so_is_a_client_that_speaks_none(tmp_path):
+def test_tls_version_and_plaintext_on_a_tls_listener_are_logged(tmp_path):
     authority = Authority()
     certificate, key = authority.sign("127.0.0.1").write(tmp_path, "server")
     trusted = ssl.create_default_context(cafile=authority.write(tmp_path))
@@ -471,7 +473,7 @@ def test_the_version_of_tls_is_told_and_so_is_a_client_that_speaks_none(tmp_path
             with server.peer() as peer:
                 peer.socket = trusted.wrap_socket(peer.socket, server_hostname="127.0.0.1")
                 peer.create_topic(TOPIC)
-                # With a goodbye, which not all clients say.
+                # With a close_notify alert, which not all clients send.
                 peer.socket = peer.socket.unwrap()
         with server.peer() as peer:
             peer.send_bytes(encode_request(produce_request(TOPIC, one_record(b"v")), 7))
@@ -486,7 +488,7 @@ def test_the_version_of_tls_is_told_and_so_is_a_client_that_speaks_none(tmp_path
     ]
 
 
-def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_client_can_write(
+def test_traffic_topic_has_the_same_rows_and_is_read_only(
     tmp_path,
 ):
     log = tmp_path / "traffic"
@@ -516,7 +518,7 @@ def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_clien
         (end,) = consumer.end_offsets([TopicPartition(TRAFFIC_TOPIC, 0)]).values()
         records = list(islice(consumer, end))
         consumer.close()
-    # A shutdown leaves topic and file little time: either may lack the last rows of the other.
+    # A shutdown leaves little time: the topic or the file may lack the last rows.
     rows = [msgspec.json.decode(record.value) for record in records]
     both = min(len(rows), len(read_rows(log)))
     assert both >= least

@@ -1,4 +1,7 @@
-"""A traffic log on a disk of its own that is full, read-only, emptied, or hangs: it costs lines, which are told and seen, and never service."""
+"""A traffic log on a separate disk that is full, read-only, emptied or hanging.
+
+It loses rows, which is logged and visible as gaps, but never affects service.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,14 @@ TOPIC = "orders"
 VOLUME = 4 * MIB
 OFTEN = {"traffic_log_interval_ms": 1000, "traffic_log_rotate_ms": 1000}
 HANGS = Path(__file__).with_name("hanging_disk.c")
-#: Limit for most of a thousand clients beside a disk that hangs, by the stopwatch; the store's own disk can be busy.
+#: Limit of the median of a thousand clients while the disk hangs, by the stopwatch; the store's
+#: disk can be busy.
 AT_ONCE_SECONDS = 2.0
 
 
 @pytest.fixture
 def volume(tmp_path):
-    """A command that gives the gateway a small volume for its traffic log."""
+    """A command that mounts a small volume for the gateway's traffic log."""
     folder = tmp_path / "traffic"
     folder.mkdir()
     mounted = [
@@ -52,7 +56,7 @@ def volume(tmp_path):
     return found
 
 
-def test_a_full_disk_costs_lines_and_no_service(tmp_path, volume):
+def test_full_disk_drops_rows_without_affecting_service(tmp_path, volume):
     folder = tmp_path / "traffic"
     with (
         gateway(tmp_path, "--traffic-log", str(folder), within=volume, **OFTEN) as server,
@@ -64,17 +68,17 @@ def test_a_full_disk_costs_lines_and_no_service(tmp_path, volume):
         filler = log / "of others"
         with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
             write_for_ever(file)
-        assert told(server, peer, "traffic rows dropped")
+        assert is_logged(server, peer, "traffic rows dropped")
         assert peer.produce(TOPIC, one_record(b"v")).error_code == 0
         filler.unlink()
-        # As soon as there is room, and it was let alone for a while.
-        assert reads_on(peer, lambda: bool(gaps(log)))
+        # Once there is space and the retry pause is over.
+        assert wait_under_load(peer, lambda: bool(gaps(log)))
         assert server.process.poll() is None
-        # Whatever was written is whole; what is being written soon is.
-        assert reads_on(peer, lambda: all(line.endswith(b"}") for line in read_lines(log)))
+        # Written lines are complete; a line being written is so soon.
+        assert wait_under_load(peer, lambda: all(line.endswith(b"}") for line in read_lines(log)))
 
 
-def test_a_volume_that_becomes_read_only_costs_lines_until_it_is_writable_again(tmp_path, volume):
+def test_read_only_volume_drops_rows_until_it_is_writable(tmp_path, volume):
     folder = tmp_path / "traffic"
     with (
         gateway(tmp_path, "--traffic-log", str(folder), within=volume, **OFTEN) as server,
@@ -93,22 +97,22 @@ def test_a_volume_that_becomes_read_only_costs_lines_until_it_is_writable_again(
         peer.create_topic(TOPIC)
         assert wait_for_rows(log, lambda row: row["kind"] == "usage")
         remounts([*inside, "remount,ro", str(folder)])
-        # Not of a file that is finished: lines that were dropped show below.
-        assert told(server, peer, "traffic rows dropped", "Read-only file system")
+        # A finished file does not count: dropped rows show as gaps below.
+        assert is_logged(server, peer, "traffic rows dropped", "Read-only file system")
         remounts([*inside, "remount,rw", str(folder)])
-        assert reads_on(peer, lambda: bool(gaps(log)))
+        assert wait_under_load(peer, lambda: bool(gaps(log)))
         assert server.stop() == 0
 
 
 def remounts(argv):
-    """While a file is written there it is refused; once nothing comes, none is."""
+    """Retry the mount, which fails while a file is being written."""
     end = time.monotonic() + 240
     while not succeeds(argv):
         assert time.monotonic() < end
         time.sleep(0.2)
 
 
-def test_a_folder_that_is_removed_is_made_again_and_what_was_in_it_is_told(tmp_path):
+def test_removed_folder_is_recreated_and_its_rows_are_logged_as_lost(tmp_path):
     log = tmp_path / "traffic"
     with (
         gateway(tmp_path, "--traffic-log", str(log), traffic_log_interval_ms=1000) as server,
@@ -116,10 +120,10 @@ def test_a_folder_that_is_removed_is_made_again_and_what_was_in_it_is_told(tmp_p
     ):
         peer.create_topic(TOPIC)
         assert wait_for_rows(log, lambda row: row["kind"] == "usage")
-        # Away in one go: it may be written there while its files are deleted one by one.
+        # Renamed first: the gateway may write while the files are deleted one by one.
         shutil.rmtree(log.rename(tmp_path / "removed"))
-        assert told(server, peer, "file was deleted")
-        assert reads_on(peer, lambda: bool(list(log.rglob("*.jsonl"))))
+        assert is_logged(server, peer, "file was deleted")
+        assert wait_under_load(peer, lambda: bool(list(log.rglob("*.jsonl"))))
         assert server.stop() == 0
     rows = read_rows(log)
     assert rows[-1]["reason"] == "drain"
@@ -129,8 +133,8 @@ def test_a_folder_that_is_removed_is_made_again_and_what_was_in_it_is_told(tmp_p
 
 
 @pytest.fixture(scope="session")
-def hanging():
-    """The library that hangs; built once."""
+def hanging_disk_library():
+    """The preloaded library whose file operations hang; built once."""
     library = HANGS.with_suffix(".so").name
 
     def build(folder):
@@ -156,9 +160,11 @@ def hanging():
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
-def test_a_disk_that_hangs_costs_the_lines_that_find_no_room_and_no_service(tmp_path, hanging):
+def test_hanging_disk_drops_rows_over_the_queue_limit_without_affecting_service(
+    tmp_path, hanging_disk_library
+):
     log, orders = tmp_path / "traffic", tmp_path / "hangs"
-    environment = {"LD_PRELOAD": str(hanging), "HANGING_DISK": str(orders)}
+    environment = {"LD_PRELOAD": str(hanging_disk_library), "HANGING_DISK": str(orders)}
     settings = {"traffic_log_queue_lines": 1000, "traffic_log_rotate_ms": 60_000}
     with gateway(
         tmp_path, "--traffic-log", str(log), environment=environment, **settings
@@ -179,17 +185,17 @@ def test_a_disk_that_hangs_costs_the_lines_that_find_no_room_and_no_service(tmp_
         assert server.memory() - memory < 50 * MIB
         orders.unlink()
         with server.peer() as peer:
-            assert reads_on(peer, lambda: bool(gaps(log)))
+            assert wait_under_load(peer, lambda: bool(gaps(log)))
         assert server.stop() == 0
 
 
-def test_a_disk_that_hangs_for_ever_holds_up_no_end(tmp_path, hanging):
+def test_hanging_disk_does_not_delay_the_shutdown(tmp_path, hanging_disk_library):
     log, orders = tmp_path / "traffic", tmp_path / "hangs"
     with gateway(
         tmp_path,
         "--traffic-log",
         str(log),
-        environment={"LD_PRELOAD": str(hanging), "HANGING_DISK": str(orders)},
+        environment={"LD_PRELOAD": str(hanging_disk_library), "HANGING_DISK": str(orders)},
     ) as server:
         orders.touch()
         with server.peer() as peer:
@@ -197,13 +203,15 @@ def test_a_disk_that_hangs_for_ever_holds_up_no_end(tmp_path, hanging):
         assert server.stop() == 0
 
 
-def told(server, peer, *words):
-    """Whether one line of the gateway's log has all of them."""
-    return reads_on(peer, lambda: any(all(one in line for one in words) for line in server.lines()))
+def is_logged(server, peer, *words):
+    """Whether a line of the gateway's log contains all these words."""
+    return wait_under_load(
+        peer, lambda: any(all(one in line for one in words) for line in server.lines())
+    )
 
 
-def reads_on(peer, is_enough, seconds=120):
-    """Whether it was enough in time; meanwhile there is something to be written down."""
+def wait_under_load(peer, is_enough, seconds=120):
+    """Whether it becomes so in time, while requests produce rows."""
     for _ in range(seconds * 10):
         peer.send(encode_request(produce_request(TOPIC, one_record(os.urandom(10))), 7))
         assert (
@@ -220,6 +228,6 @@ def reads_on(peer, is_enough, seconds=120):
 
 
 def gaps(log):
-    """Numbers that are missing between those that are there."""
+    """The missing sequence numbers between the logged ones."""
     numbers = [row["sequence"] for row in read_rows(log)]
     return sorted(set(range(max(numbers))) - set(numbers)) if numbers else []

@@ -1,4 +1,4 @@
-"""The rows of the traffic log in a topic of a real Pulsar: the same as in the files, and what becomes of them while Pulsar is away."""
+"""The traffic topic on a real Pulsar has the rows of the files, except those lost in an outage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 TOPIC = "orders"
 SEND_TIMEOUT_MS = 15_000
-#: For a question that needs no Pulsar.
+#: Limit of a request that does not need Pulsar.
 AT_ONCE_SECONDS = 2.0
 RECOVER_SECONDS = 300.0
 
@@ -45,7 +45,7 @@ def settings(broker: Pulsar) -> Any:
     return Tenant.make(broker.service_url, broker.admin_url).settings()
 
 
-def logging_to(log: Path) -> list[str]:
+def options_for(log: Path) -> list[str]:
     return ["--traffic-log", str(log), "--traffic-topic", "--set", "traffic_log_interval_ms=1000"]
 
 
@@ -56,7 +56,9 @@ def produce(peer: Peer) -> int:
 def in_topic(
     running: GatewayProcess, seconds: float = 240.0, after: float | None = None
 ) -> list[Row]:
-    """The rows of the topic up to its end, or up to the first behind that number, or until nothing came for so long."""
+    """The rows of the topic up to its end, up to the first with a higher number than `after`, or
+    until none arrives for `seconds`.
+    """
     consumer = KafkaConsumer(
         TRAFFIC_TOPIC,
         bootstrap_servers=bootstrap(running),
@@ -77,7 +79,7 @@ def in_topic(
 
 
 @pytest.mark.parametrize("entry_format", ["mixed_kafka", "pulsar"])
-def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(
+def test_traffic_topic_has_the_rows_of_the_files_of_all_gateways(
     settings: Any, tmp_path: Path, entry_format: str
 ) -> None:
     log = tmp_path / "traffic"
@@ -85,7 +87,7 @@ def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(
     for _ in range(2):
         before = len(read_rows(log))
         with gateway_on(
-            settings, tmp_path, *logging_to(log), "--set", f"entry_format={entry_format}"
+            settings, tmp_path, *options_for(log), "--set", f"entry_format={entry_format}"
         ) as running:
             with running.peer() as peer:
                 peer.create_topic(TOPIC)
@@ -101,7 +103,7 @@ def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(
     with gateway_on(settings, tmp_path) as running:
         found = in_topic(running)
         assert running.stop() == 0
-    # A shutdown leaves the topic little time: the last rows of each process may be missing.
+    # A shutdown leaves little time: the last rows of each process may be missing.
     for rows, least in zip(processes.values(), stored, strict=True):
         mine = [row for row in found if _process_of(row) == _process_of(rows[0])]
         assert mine == rows[: len(mine)]
@@ -109,12 +111,12 @@ def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(
     assert {_process_of(row) for row in found} == processes.keys()
 
 
-def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers(
+def test_outage_of_pulsar_drops_only_traffic_topic_rows_and_is_logged(
     broker: Pulsar, settings: Any, tmp_path: Path
 ) -> None:
     log = tmp_path / "traffic"
     with gateway_on(
-        settings, tmp_path, *logging_to(log), "--set", f"pulsar_send_timeout_ms={SEND_TIMEOUT_MS}"
+        settings, tmp_path, *options_for(log), "--set", f"pulsar_send_timeout_ms={SEND_TIMEOUT_MS}"
     ) as running:
         with running.peer() as peer:
             peer.create_topic(TOPIC)
@@ -164,7 +166,7 @@ def _closed(log: Path, before: int) -> bool:
 
 
 def _waits_for_the_topic(running: GatewayProcess, rows: int = 1) -> None:
-    """Until so many rows are in it: the file has rows long before the topic is made."""
+    """Wait until the topic has this many rows; files have rows long before the topic is created."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap(running))
     try:
         end, place = time.monotonic() + RECOVER_SECONDS, TopicPartition(TRAFFIC_TOPIC, 0)
@@ -179,7 +181,7 @@ def _waits_for_the_topic(running: GatewayProcess, rows: int = 1) -> None:
 
 
 def _asks_until(running: GatewayProcess, is_enough: Any) -> None:
-    """Connections come and go, and are served at once, until it is so."""
+    """Connect repeatedly, each time served at once, until it is so."""
     end = time.monotonic() + RECOVER_SECONDS
     while not is_enough():
         assert time.monotonic() < end, "\n".join(running.lines())

@@ -1,4 +1,7 @@
-"""A batch whose header and checksum are right, and whose records are not: old clients get past it, and wait behind it as behind any other."""
+"""A batch with a correct header and checksum and unreadable records.
+
+Old clients continue behind it, and wait at the end of the log as after any other batch.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.peers.gateway import GatewayProcess, gateway
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("unreadable")]
 
 OLD_CLIENTS = ["java-0.9.0.1", "java-0.10.2.2", "kafka-python-1.0.2", "franz-go-1.22.2-as-0.9"]
-TOLD = "unreadable records skipped"
+EVENT = "unreadable records skipped"
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +49,14 @@ def unreadable(codec: int = NONE, timestamp: int = 1000) -> bytes:
 
 
 def reads(client: str, running: GatewayProcess, topic: str, count: int) -> list[Record]:
-    with unless_it_is_missing():
+    with skip_if_not_installed():
         return consume(
             table()[client], "{}:{}".format(*running.address), [Span(topic, 0, 0, count)]
         )
 
 
 @contextmanager
-def unless_it_is_missing() -> Iterator[None]:
+def skip_if_not_installed() -> Iterator[None]:
     try:
         yield
     except CannotInstall as reason:
@@ -62,14 +65,14 @@ def unless_it_is_missing() -> Iterator[None]:
 
 @pytest.mark.parametrize("client", OLD_CLIENTS)
 @pytest.mark.parametrize("codec", [NONE, GZIP])
-def test_an_old_client_gets_what_is_before_and_behind_it(running, client, codec):
+def test_old_client_reads_the_batches_around_it(running, client, codec):
     topic = f"between-{client}-{codec}"
     stores(running, topic, readable(), unreadable(codec), readable())
     assert [record.offset for record in reads(client, running, topic, 6)] == [0, 1, 2, 6, 7, 8]
 
 
 @pytest.mark.parametrize("client", OLD_CLIENTS)
-def test_an_old_client_waits_at_it_and_goes_on_when_more_comes(running, client):
+def test_old_client_waits_behind_it_for_new_batches(running, client):
     topic = f"last-{client}"
     stores(running, topic, readable(), unreadable())
     with ThreadPoolExecutor(1) as consumer:
@@ -77,14 +80,14 @@ def test_an_old_client_waits_at_it_and_goes_on_when_more_comes(running, client):
         told = running.wait_for_lines(1, f"topic={topic}", seconds=240)
         stores(running, topic, readable())
         assert [record.offset for record in read.result()] == [0, 1, 2, 6, 7, 8]
-    assert [TOLD in line for line in told] == [True]
+    assert [EVENT in line for line in told] == [True]
 
 
-def test_a_client_that_asks_by_time_is_sent_to_its_begin(running):
-    with unless_it_is_missing():
+def test_list_offsets_by_time_returns_its_base_offset(running):
+    with skip_if_not_installed():
         kcat = install(table()["kcat-1.7.1"])[-1]
     stores(running, "by-time", readable(1000), unreadable(timestamp=2000), readable(3000))
-    # The default is five seconds.
+    # The default timeout is five seconds.
     command = [kcat, "-m", "60", "-b", "{}:{}".format(*running.address), "-Q", "-t"]
     found = [
         subprocess.run(
@@ -99,7 +102,7 @@ def test_a_client_that_asks_by_time_is_sent_to_its_begin(running):
     assert found == ["by-time [0] offset 0\n", "by-time [0] offset 3\n", "by-time [0] offset 6\n"]
 
 
-def test_what_it_was_is_in_the_log_once(running):
+def test_skipped_batch_is_logged_once(running):
     stores(running, "told", unreadable())
     with running.peer() as peer:
         for version in (0, 2, 3):

@@ -1,7 +1,7 @@
-"""Kafka's own VerifiableProducer and VerifiableConsumer while the gateway is killed under them, again and again.
+"""Kafka's VerifiableProducer and VerifiableConsumer while the gateway is killed repeatedly.
 
-Each says as JSON what it was told. Held against that: what is stored, and where the group stands when the gateway is there again and nobody has
-reached it yet.
+Each prints as JSON what the broker answered. It is compared with the stored records, and with the
+committed offsets after the restart, before any client has reconnected.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ from tests.peers.verifiable import GROUP, TOPIC, ToolProcess, VerifiableConsumer
 
 pytestmark = [pytest.mark.peer]
 
-#: What KafkaProducer says to whoever sends while it is closed by another thread.
+#: KafkaProducer's errors for a send while another thread closes it.
 CLOSING = re.compile("producer has been closed|Producer closed while send in progress")
 
 PARTITIONS = 4
-#: So many answers each producer must have before the next blow.
+#: Acknowledgements that each producer must get before the next kill.
 ANSWERS = 300
-#: For everything that is waited for; a JVM on a busy machine starts in seconds.
+#: Limit of every wait; a JVM on a busy machine starts in seconds.
 SECONDS = 180.0
-#: Beyond all restarts: whoever joins again did so without need.
+#: Longer than all restarts: no member may have to rejoin.
 PATIENT_MS = 60_000
-#: Kafka's shortest. Who left just before a kill may be in its group again, and the others wait for it so long.
+#: Kafka's minimum. A member that left just before a kill may be in the group again, and the others
+#: wait this long for it.
 IMPATIENT_MS = 6_000
 
 RELIABLE = {"enable.idempotence": "true", "retries": "2147483647", "delivery.timeout.ms": "600000"}
-"""What the tool's own settings (no retries, and so no idempotence) are replaced by."""
+"""Replaces the tool's own settings, which have no retries and therefore no idempotence."""
 
 
 class Scene:
-    """A gateway that comes again at the same address and on the same store, two producers, and the members of one group."""
+    """A gateway that restarts at the same address and store, two producers, and the members of one
+    group.
+    """
 
     def __init__(self, folder: Path, stack: ExitStack, session_ms: int) -> None:
         self.bootstrap = f"127.0.0.1:{free_ports(1)[0]}"
@@ -60,7 +63,7 @@ class Scene:
         self.consumers: list[VerifiableConsumer] = []
         self.read: dict[tuple[int, int], str] = {}
         self.committed: dict[int, int] = {}
-        self._stood: dict[int, int] = {}
+        self._last_committed: dict[int, int] = {}
 
     def start(self) -> None:
         arguments = ("--listener", f"PLAINTEXT://{self.bootstrap}")
@@ -112,8 +115,10 @@ class Scene:
             assert time.monotonic() < end, f"not within {SECONDS:.0f} s: {what}\n{self.log()}"
             time.sleep(0.02)
 
-    def until_all_go_on(self) -> None:
-        """Every producer is told of so many more records, and every member of a commit."""
+    def wait_for_progress(self) -> None:
+        """Wait until every producer has ANSWERS more acknowledgements and every member another
+        commit.
+        """
         answers = {id(one): len(one.stored) + ANSWERS for one in self.producers}
         commits = {id(one): one.commits for one in self.consumers}
         self.wait_until(
@@ -125,8 +130,11 @@ class Scene:
             "every member commits",
         )
 
-    def is_struck(self) -> None:
-        """Killed and started again. Meanwhile nobody moves: where the group stands is what was stored when the blow came."""
+    def kill_and_restart(self) -> None:
+        """Kill and restart the gateway.
+
+        The clients are suspended meanwhile, so the committed offsets are those stored at the kill.
+        """
         assert " error " not in self.log()
         self.kill()
         for tool in self.tools():
@@ -134,27 +142,29 @@ class Scene:
         self.start()
         for tool in self.tools():
             tool.receive()
-        self.looks_where_the_group_stands()
+        self.check_committed_offsets()
         for tool in self.tools():
             tool.set_paused(False)
 
-    def looks_where_the_group_stands(self) -> None:
-        """Not before what its members were told, not before where it stood the last time, and not beyond what they had read."""
+    def check_committed_offsets(self) -> None:
+        """Committed offsets are not below acknowledged commits or earlier offsets, nor above the
+        records read.
+        """
         stands = self.stands()
         for partition, offset in stands.items():
             assert offset >= self.committed.get(partition, 0), (
                 f"partition {partition}: a commit is lost"
             )
-            assert offset >= self._stood.get(partition, 0), (
+            assert offset >= self._last_committed.get(partition, 0), (
                 f"partition {partition}: the group went back"
             )
             assert not offset or (partition, offset - 1) in self.read, (
-                f"partition {partition}: a commit that nobody made"
+                f"partition {partition}: a commit that no member made"
             )
-        self._stood = stands
+        self._last_committed = stands
 
     def stands(self) -> dict[int, int]:
-        """By partition, 0 where nothing is committed."""
+        """Committed offsets by partition, 0 without a commit."""
         assert self.gateway is not None
         topic = OffsetFetchRequest.OffsetFetchRequestTopic(
             name=TOPIC, partition_indexes=list(range(PARTITIONS))
@@ -175,7 +185,9 @@ class Scene:
 
 @contextmanager
 def scene(folder: Path, session_ms: int) -> Iterator[Scene]:
-    """With two producers, one as the tool is and an idempotent one, and two members, all of which are at work."""
+    """A scene with two producers, one with the tool's settings and one idempotent, and two members,
+    all running.
+    """
     with ExitStack() as stack:
         made = Scene(folder, stack, session_ms)
         made.start()
@@ -195,12 +207,12 @@ def scene(folder: Path, session_ms: int) -> Iterator[Scene]:
             lambda: [len(one.assigned[-1]) for one in made.consumers if one.assigned] == shared,
             "the members share the topic",
         )
-        made.until_all_go_on()
+        made.wait_for_progress()
         yield made
 
 
-def ends_well(here: Scene) -> None:
-    """Everybody comes to an end, and what they were told holds."""
+def end_and_check(here: Scene) -> None:
+    """End all clients and check what they reported against the stored records."""
     producers, here.producers = here.producers, []
     for producer in producers:
         producer.finish()
@@ -211,7 +223,7 @@ def ends_well(here: Scene) -> None:
     )
     while here.consumers:
         here.leave(here.consumers[0])
-    here.looks_where_the_group_stands()
+    here.check_committed_offsets()
     assert here.read == stored
     assert here.stands() == Counter(partition for partition, _ in stored)
     times = Counter(stored.values())
@@ -219,18 +231,18 @@ def ends_well(here: Scene) -> None:
         lost = [one for one in producer.stored if stored.get(one[:2]) != one[2]]
         assert not lost, f"{producer.name}: acknowledged and not there: {lost[:3]}"
         assert len(producer.stored) + len(producer.failed) == producer.sent
-    # One without retries sends nothing twice either.
+    # The producer without retries sends nothing twice either.
     assert [value for value, count in times.items() if count > 1] == []
-    # At its end it closes its producer in one thread, and may send in another just then.
+    # At its end the tool closes the producer in one thread while another may still be sending.
     failed = [one for one in producers[-1].failed if not CLOSING.search(one)]
     assert (failed, len(producers[-1].failed) <= 1) == ([], True), (
-        "the idempotent one sends again until it is answered"
+        "the idempotent producer retries until it is answered"
     )
     assert " error " not in here.log()
 
 
 def read_all(here: Scene) -> dict[tuple[int, int], str]:
-    """Every record of the topic, by another client; offsets without gaps."""
+    """Read every record of the topic with another client; check that offsets have no gaps."""
     consumer = kafka.KafkaConsumer(
         bootstrap_servers=here.bootstrap, check_crcs=True, fetch_max_wait_ms=100
     )
@@ -241,7 +253,7 @@ def read_all(here: Scene) -> dict[tuple[int, int], str]:
     found: dict[tuple[int, int], str] = {}
     while any(consumer.position(partition) < ends[partition] for partition in partitions):
         polled = consumer.poll(timeout_ms=60_000)
-        assert polled, f"nothing comes although the end is not reached\n{here.log()}"
+        assert polled, f"no records although the end is not reached\n{here.log()}"
         found |= {
             (record.partition, record.offset): record.value.decode()
             for records in polled.values()
@@ -256,7 +268,7 @@ def read_all(here: Scene) -> dict[tuple[int, int], str]:
     return found
 
 
-def test_three_killings_take_no_record_and_no_commit_back_and_the_group_goes_on_as_it_was(
+def test_three_kills_lose_no_record_or_commit_and_cause_no_rebalance(
     tmp_path: Path,
 ) -> None:
     chance = random.Random(3)
@@ -265,16 +277,16 @@ def test_three_killings_take_no_record_and_no_commit_back_and_the_group_goes_on_
         assigned = [one.assigned[:] for one in here.consumers]
         for _ in range(3):
             never.wait(chance.uniform(0, 0.3))
-            here.is_struck()
-            here.until_all_go_on()
-        assert [one.assigned for one in here.consumers] == assigned, "somebody had to join again"
-        ends_well(here)
+            here.kill_and_restart()
+            here.wait_for_progress()
+        assert [one.assigned for one in here.consumers] == assigned, "a member had to rejoin"
+        end_and_check(here)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("seed", [21])
-def test_twenty_killings_take_no_record_and_no_commit_back_whoever_comes_and_goes(
+def test_twenty_kills_lose_no_record_or_commit_while_members_join_and_leave(
     tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(int(os.environ.get("TESTS_CRASH_SEED", seed)))
@@ -285,8 +297,9 @@ def test_twenty_killings_take_no_record_and_no_commit_back_whoever_comes_and_goe
                 here.join()
             elif number % 4 == 3:
                 here.leave(chance.choice(here.consumers))
-            # A newcomer's JVM starts in about a second: these blows fall before, while and after the group shares the topic anew.
+            # A new member's JVM starts in about a second: these kills fall before, during and after
+            # the rebalance.
             never.wait(chance.uniform(0, 3) if number % 4 == 1 else chance.uniform(0, 0.3))
-            here.is_struck()
-            here.until_all_go_on()
-        ends_well(here)
+            here.kill_and_restart()
+            here.wait_for_progress()
+        end_and_check(here)
