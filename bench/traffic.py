@@ -200,9 +200,9 @@ def main() -> int:
             for row, recorder_seconds in zip(
                 rows,
                 (
-                    recorder_cost.producing(1),
-                    recorder_cost.producing(options.partitions),
-                    recorder_cost.fetching(),
+                    recorder_cost.produce_cost(1),
+                    recorder_cost.produce_cost(options.partitions),
+                    recorder_cost.fetch_cost(),
                 ),
                 strict=True,
             ):

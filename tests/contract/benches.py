@@ -163,12 +163,12 @@ class PulsarBench:
         from storage.pulsar.store import PulsarStore
 
         assert isinstance(store, PulsarStore)
-        usual = store._room._limits
-        store._room._limits = usual[0], 1
+        usual = store._in_flight_limit._limits
+        store._in_flight_limit._limits = usual[0], 1
         try:
             yield
         finally:
-            store._room._limits = usual
+            store._in_flight_limit._limits = usual
 
     def close(self) -> None:
         self._between.close()

@@ -32,7 +32,7 @@ class Setup:
     """`kinds` are the faults that there can be."""
 
     kinds: Sequence[tuple[Target, Action]]
-    plays: Callable[[Path, Sequence[Fault], float, Say], Outcome]
+    run: Callable[[Path, Sequence[Fault], float, Say], Outcome]
 
 
 def on_embedded(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:

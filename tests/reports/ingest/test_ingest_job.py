@@ -61,7 +61,7 @@ def sequences(rows):
     return sorted(row["sequence"] for row in rows.select("sequence").collect())
 
 
-def test_each_row_is_ingested_once_in_any_file_order(process, take, stored, tmp_path):
+def test_each_row_is_ingested_once_in_any_file_order(process, ingest_files, stored, tmp_path):
     chance = random.Random(7)
     for stage in range(3):
         for _ in range(3):
@@ -69,16 +69,16 @@ def test_each_row_is_ingested_once_in_any_file_order(process, take, stored, tmp_
             if chance.random() < 0.5:
                 shutil.copy(path, path.with_name(f"copy-{chance.randint(0, 99)}-of-{path.name}"))
         process.file(DAY, 13, some(process, 2), packed=False)
-        take()
+        ingest_files()
         if stage == 1:
-            assert take().files == 1
+            assert ingest_files().files == 1
     everything = list(range(sequences(stored())[-1] + 1))
     assert sequences(stored()) == everything
-    take("tables of one run")
+    ingest_files("tables of one run")
     assert sequences(stored(into="tables of one run")) == everything
 
 
-def test_rows_in_several_files_count_once(process, take, stored, tmp_path):
+def test_rows_in_several_files_count_once(process, ingest_files, stored, tmp_path):
     """All kinds of overlap: partial, contained, joined, reordered, repeated line, next to a unique
     row; in one run or several.
     """
@@ -96,36 +96,36 @@ def test_rows_in_several_files_count_once(process, take, stored, tmp_path):
         folder = process.logs / f"date={DAY}" / f"hour={12 + place}"
         folder.mkdir(parents=True)
         (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines(part)))
-        take("tables of each day")
-    taken = take("tables of one run")
+        ingest_files("tables of each day")
+    taken = ingest_files("tables of one run")
     assert (
         sequences(stored(into="tables of each day"))
         == sequences(stored(into="tables of one run"))
         == list(range(40))
     )
     assert taken.rows == {"usage": 40}
-    assert take("tables of each day").rows == {}
+    assert ingest_files("tables of each day").rows == {}
 
 
-def test_files_with_same_name_in_two_folders_are_both_ingested(process, take, stored):
+def test_files_with_same_name_in_two_folders_are_both_ingested(process, ingest_files, stored):
     rows = some(process, 10)
     for hour, part in ((12, rows[:6]), (13, rows[4:])):
         process.file(DAY, hour, part).rename(
             process.logs / f"date={DAY}" / f"hour={hour}" / "1-a-0.jsonl.gz"
         )
-    take()
+    ingest_files()
     assert sequences(stored()) == list(range(10))
 
 
-def test_file_name_escaped_by_spark_counts_once(process, take, stored):
+def test_file_name_escaped_by_spark_counts_once(process, ingest_files, stored):
     rows = some(process, 10)
     for name, part in (("a b=%41 ü.jsonl.gz", rows[:6]), ("c d=+.jsonl.gz", [*rows[6:], rows[2]])):
         process.file(DAY, 12, part).rename(process.logs / f"date={DAY}" / "hour=12" / name)
-    take()
+    ingest_files()
     assert sequences(stored()) == list(range(10))
 
 
-def test_other_rows_of_a_file_with_dropped_lines_are_ingested(process, take, stored):
+def test_other_rows_of_a_file_with_dropped_lines_are_ingested(process, ingest_files, stored):
     rows = [
         row
         for _ in range(10)
@@ -135,9 +135,9 @@ def test_other_rows_of_a_file_with_dropped_lines_are_ingested(process, take, sto
         )
     ]
     process.file(DAY, 12, rows[:5] + rows[9:])
-    take()
+    ingest_files()
     process.file(DAY, 13, rows[3:12])
-    assert take().repeated_rows == 5
+    assert ingest_files().repeated_rows == 5
     assert (sequences(stored()), sequences(stored("connection"))) == (
         list(range(0, 20, 2)),
         list(range(1, 20, 2)),
@@ -145,23 +145,23 @@ def test_other_rows_of_a_file_with_dropped_lines_are_ingested(process, take, sto
 
 
 @pytest.mark.parametrize("start", ["mh8z3k00", "other"])
-def test_row_outside_the_span_of_its_file_counts_once(process, take, stored, start):
+def test_row_outside_the_span_of_its_file_counts_once(process, ingest_files, stored, start):
     """It is beyond the first or last line's number, or of another process."""
     other = Process(process.logs, start=start) if start == "other" else process
     rows, others = some(process, 10), some(other, 30)
     at = 5 if start == "other" else 20
     process.file(DAY, 12, [rows[0], others[at], rows[9]])
     other.file(DAY, 12, others[at - 5 : at + 5])
-    take()
+    ingest_files()
     told = [row["sequence"] for row in (rows[0], rows[9], *others[at - 5 : at + 5])]
     assert sequences(stored()) == sorted(told)
 
 
 @pytest.mark.parametrize("last", [3, 5])
-def test_line_repeated_in_place_of_another_counts_once(process, take, stored, last):
+def test_line_repeated_in_place_of_another_counts_once(process, ingest_files, stored, last):
     rows = some(process, 6)
     process.file(DAY, 12, [rows[0], rows[1], rows[1], rows[last]])
-    take()
+    ingest_files()
     assert sequences(stored()) == [0, 1, last]
 
 
@@ -169,7 +169,7 @@ def test_line_repeated_in_place_of_another_counts_once(process, take, stored, la
     "step", ["reports.ingest.file_check.examine", "reports.ingest.batch_writer.write"]
 )
 def test_file_that_disappears_during_the_run_is_not_missed(
-    process, take, stored, monkeypatch, step
+    process, ingest_files, stored, monkeypatch, step
 ):
     kept, old = process.file(DAY, 13, some(process, 2)), process.file(DAY, 12, some(process, 2))
     function = pydoc.locate(step)
@@ -179,11 +179,13 @@ def test_file_that_disappears_during_the_run_is_not_missed(
         return function(*given)
 
     monkeypatch.setattr(step, late)
-    taken = take()
+    taken = ingest_files()
     assert (taken.files, taken.damaged, sequences(stored())) == (1, [], [0, 1]), kept
 
 
-def test_file_changed_while_read_is_ingested_by_next_run(process, take, stored, monkeypatch):
+def test_file_changed_while_read_is_ingested_by_next_run(
+    process, ingest_files, stored, monkeypatch
+):
     from reports.ingest import batch_writer
     from reports.ingest.taken_files import TablesError
 
@@ -200,13 +202,13 @@ def test_file_changed_while_read_is_ingested_by_next_run(process, take, stored, 
         with pytest.raises(
             TablesError, match="read 5 of 9 lines: a file changed while it was read"
         ):
-            take()
+            ingest_files()
     assert sequences(stored()) == []
-    take()
+    ingest_files()
     assert sequences(stored()) == [0, 1, 2, 3, 4]
 
 
-def test_unreadable_file_is_reported_and_others_are_ingested(process, take, stored):
+def test_unreadable_file_is_reported_and_others_are_ingested(process, ingest_files, stored):
     process.file(DAY, 12, some(process, 2))
     unreadable = [
         process.logs / f"date={DAY}" / "hour=12" / name
@@ -214,35 +216,37 @@ def test_unreadable_file_is_reported_and_others_are_ingested(process, take, stor
     ]
     for path in unreadable:
         path.symlink_to("/proc/self/mem")
-    assert {name.rsplit("/", 1)[-1]: reason for name, reason in take().damaged} == dict.fromkeys(
-        ["9-a-0.jsonl", "8-a-1.jsonl"], "cannot be read: Input/output error"
-    )
+    assert {
+        name.rsplit("/", 1)[-1]: reason for name, reason in ingest_files().damaged
+    } == dict.fromkeys(["9-a-0.jsonl", "8-a-1.jsonl"], "cannot be read: Input/output error")
     assert sequences(stored()) == [0, 1]
 
 
 def test_symlinked_file_is_a_repeat_and_symlinked_folder_is_not_followed(
-    process, take, stored, tmp_path
+    process, ingest_files, stored, tmp_path
 ):
     path = process.file(DAY, 12, some(process, 2))
     path.with_name("link.jsonl.gz").symlink_to(path)
     (process.logs / "loop").symlink_to(process.logs)
-    assert (take().repeated, sequences(stored())) == (1, [0, 1])
+    assert (ingest_files().repeated, sequences(stored())) == (1, [0, 1])
 
 
-def test_extremely_compressed_file_is_reported_and_others_are_ingested(process, take, stored):
+def test_extremely_compressed_file_is_reported_and_others_are_ingested(
+    process, ingest_files, stored
+):
     process.file(DAY, 12, some(process, 2))
     (process.logs / f"date={DAY}" / "hour=12" / "bomb.jsonl.gz").write_bytes(
         gzip.compress(bytes(256 << 20), 1)
     )
-    ((_, reason),) = take().damaged
+    ((_, reason),) = ingest_files().damaged
     assert reason.startswith("it ")
     assert sequences(stored()) == [0, 1]
 
 
-def test_second_run_ingests_nothing_and_changes_nothing(process, take, stored, tmp_path):
+def test_second_run_ingests_nothing_and_changes_nothing(process, ingest_files, stored, tmp_path):
     process.file(DAY, 12, some(process, 5))
-    first, before = take(), sorted((tmp_path / "tables").rglob("*"))
-    second = take()
+    first, before = ingest_files(), sorted((tmp_path / "tables").rglob("*"))
+    second = ingest_files()
     assert (first.files, first.rows, second.files, second.rows, second.known) == (
         1,
         {"usage": 5},
@@ -253,7 +257,7 @@ def test_second_run_ingests_nothing_and_changes_nothing(process, take, stored, t
     assert sorted((tmp_path / "tables").rglob("*")) == before
 
 
-def test_run_interrupted_before_commit_counts_nothing(process, take, stored, monkeypatch):
+def test_run_interrupted_before_commit_counts_nothing(process, ingest_files, stored, monkeypatch):
     from reports.ingest.taken_files import Tables, TablesError
 
     def full(*_):
@@ -263,38 +267,40 @@ def test_run_interrupted_before_commit_counts_nothing(process, take, stored, mon
     with monkeypatch.context() as patched:
         patched.setattr(Tables, "commit", full)
         with pytest.raises(TablesError, match="no space left in"):
-            take()
+            ingest_files()
     assert sequences(stored()) == []
-    take()
+    ingest_files()
     assert sequences(stored()) == [0, 1, 2, 3, 4]
 
 
-def test_truncated_file_is_ingested_once_complete(process, take, stored):
+def test_truncated_file_is_ingested_once_complete(process, ingest_files, stored):
     whole = process.file(DAY, 12, some(process, 50))
     content = whole.read_bytes()
     whole.write_bytes(content[: len(content) // 2])
     process.file(DAY, 12, some(process, 2))
-    assert take().damaged == [
+    assert ingest_files().damaged == [
         (f"date={DAY}/hour=12/{whole.name.removesuffix('.gz')}", "truncated gzip file")
     ]
     assert sequences(stored()) == [50, 51]
     whole.write_bytes(content)
-    assert take().damaged == []
+    assert ingest_files().damaged == []
     assert sequences(stored()) == list(range(52))
 
 
-def test_open_file_is_ingested_up_to_its_last_line(process, take, stored):
+def test_open_file_is_ingested_up_to_its_last_line(process, ingest_files, stored):
     begin, rest = some(process, 2), some(process, 2)
     path = process.file(DAY, 12, begin, packed=False)
     path.write_bytes(lines(begin) + lines(rest)[:20])
-    assert (take().quarantined, sequences(stored())) == ({}, [0, 1])
+    assert (ingest_files().quarantined, sequences(stored())) == ({}, [0, 1])
     path.with_name(path.name + ".gz").write_bytes(gzip.compress(lines(begin + rest)))
     path.unlink()
-    take()
+    ingest_files()
     assert (sequences(stored()), stored("quarantine").count()) == ([0, 1, 2, 3], 0)
 
 
-def test_file_finished_during_the_run_is_ingested_in_that_run(process, take, stored, monkeypatch):
+def test_file_finished_during_the_run_is_ingested_in_that_run(
+    process, ingest_files, stored, monkeypatch
+):
     from reports.ingest import log_files
 
     path = process.file(DAY, 12, some(process, 2), packed=False)
@@ -309,15 +315,17 @@ def test_file_finished_during_the_run_is_ingested_in_that_run(process, take, sto
         return copy_complete_lines(file, folder)
 
     monkeypatch.setattr(log_files, "copy_complete_lines", late)
-    assert take().files == 1
+    assert ingest_files().files == 1
     assert sequences(stored()) == [0, 1, 2]
 
 
-def test_incomplete_line_after_crash_is_quarantined_and_others_ingested(process, take, stored):
+def test_incomplete_line_after_crash_is_quarantined_and_others_ingested(
+    process, ingest_files, stored
+):
     path = process.file(DAY, 12, some(process, 2), packed=False)
     path.write_bytes(path.read_bytes() + b'{"v":1,"kind":"us')
     process.file(DAY, 13, some(process, 1), packed=False)
-    take()
+    ingest_files()
     assert sequences(stored()) == [0, 1, 2]
     assert [(row["problem"], row["line"]) for row in stored("quarantine").collect()] == [
         ("incomplete line", '{"v":1,"kind":"us')
@@ -371,11 +379,11 @@ BAD = [
 ]
 
 
-def test_each_invalid_line_is_quarantined_with_reason_and_counted(process, take, stored):
+def test_each_invalid_line_is_quarantined_with_reason_and_counted(process, ingest_files, stored):
     from pyspark.sql import functions as F
 
     process.file(DAY, 12, [usage(process), *[line for line, _ in BAD], usage(process)])
-    taken = take()
+    taken = ingest_files()
     assert sequences(stored()) == [0, 1]
     assert (taken.rows, sum(taken.quarantined.values())) == ({"usage": 2}, len(BAD))
     found = {row["line"]: row["problem"] for row in stored("quarantine").collect()}
@@ -393,17 +401,17 @@ def test_each_invalid_line_is_quarantined_with_reason_and_counted(process, take,
     } == found.keys()
 
 
-def test_last_of_repeated_fields_counts(process, take, stored):
+def test_last_of_repeated_fields_counts(process, ingest_files, stored):
     process.file(
         DAY,
         12,
         [f'{{{GOOD},"sequence":2,"topic":"a","topic":"b","errors":{{"1":1,"1":2}},"at":{AT}}}'],
     )
-    assert take().rows == {"usage": 1}
+    assert ingest_files().rows == {"usage": 1}
     assert [(row["sequence"], row["topic"]) for row in stored().collect()] == [(2, "b")]
 
 
-def test_file_names_cannot_escape_the_folder(process, take, stored, tmp_path):
+def test_file_names_cannot_escape_the_folder(process, ingest_files, stored, tmp_path):
     names = [
         "../../../etc/passwd",
         "/etc/passwd",
@@ -414,16 +422,16 @@ def test_file_names_cannot_escape_the_folder(process, take, stored, tmp_path):
         "日本",
     ]
     process.file(DAY, 12, [usage(process, topic=name, client_id=name) for name in names])
-    take()
+    ingest_files()
     assert sorted(row["topic"] for row in stored().collect()) == sorted(names)
     assert {path.name for path in tmp_path.iterdir()} == {"logs", "tables"}
 
 
-def test_unknown_fields_are_ignored_and_missing_fields_are_null(process, take, stored):
+def test_unknown_fields_are_ignored_and_missing_fields_are_null(process, ingest_files, stored):
     process.file(
         DAY, 12, [usage(process, colour="red", errors={"35": 2}, magic_in={"1": 3}), usage(process)]
     )
-    take()
+    ingest_files()
     rows = stored().orderBy("sequence").collect()
     assert [(row["errors"], row["magic_in"], row["topic"]) for row in rows] == [
         ({"35": 2}, {"1": 3}, None),
@@ -431,9 +439,11 @@ def test_unknown_fields_are_ignored_and_missing_fields_are_null(process, take, s
     ]
 
 
-def test_tables_of_older_version_without_new_columns_are_readable(process, take, stored, tmp_path):
+def test_tables_of_older_version_without_new_columns_are_readable(
+    process, ingest_files, stored, tmp_path
+):
     process.file(DAY, 12, some(process, 2, topic="old"))
-    take()
+    ingest_files()
     (part,) = (tmp_path / "tables").rglob("*.parquet")
     stored().drop("throttle_ms", "batch", "kind", "date").coalesce(1).write.parquet(
         str(tmp_path / "older")
@@ -449,7 +459,7 @@ def test_tables_of_older_version_without_new_columns_are_readable(process, take,
         )
     )
     process.file(DAY, 13, some(process, 1, topic="new", throttle_ms=7))
-    take()
+    ingest_files()
     found = sorted(
         (row["topic"], row["throttle_ms"])
         for row in stored().collect()
@@ -458,7 +468,7 @@ def test_tables_of_older_version_without_new_columns_are_readable(process, take,
     assert found == [("new", 7), ("old", None), ("old", None)]
 
 
-def test_row_counts_on_day_of_its_file_if_clock_jumped(process, take, stored):
+def test_row_counts_on_day_of_its_file_if_clock_jumped(process, ingest_files, stored):
     times = [
         AT,
         AT - ms(DAY),
@@ -469,7 +479,7 @@ def test_row_counts_on_day_of_its_file_if_clock_jumped(process, take, stored):
         ms(DAY, 10, 59),
     ]
     process.file(DAY, 12, [usage(process, at=at) for at in times])
-    take()
+    ingest_files()
     rows = stored().orderBy("sequence").collect()
     day = date.fromisoformat(DAY)
     assert [(row["date"], row["clock_jumped"]) for row in rows] == [
@@ -483,18 +493,18 @@ def test_row_counts_on_day_of_its_file_if_clock_jumped(process, take, stored):
     ]
 
 
-def test_file_from_unset_clock_is_quarantined(process, take, stored):
+def test_file_from_unset_clock_is_quarantined(process, ingest_files, stored):
     process.file("1970-01-01", 0, some(process, 2, at=ms("1970-01-01")))
     # Without a folder that tells when it was written.
     process.file(DAY, 0, some(process, 3, at=ms("2262-01-01"))).rename(
         process.logs / "copy.jsonl.gz"
     )
-    assert take().quarantined == {"time out of range": 5}
+    assert ingest_files().quarantined == {"time out of range": 5}
     assert sequences(stored()) == []
 
 
 def test_file_dated_in_the_future_is_reported_and_ingested_on_its_day(
-    process, take, stored, spark, tmp_path
+    process, ingest_files, stored, spark, tmp_path
 ):
     """The clock of the reporting machine may be the wrong one."""
     from reports.ingest.ingest_job import ingest
@@ -505,7 +515,7 @@ def test_file_dated_in_the_future_is_reported_and_ingested_on_its_day(
     process.file(DAY, 12, some(process, 1))
     with pytest.raises(TablesError, match="the clock of this machine says that it is 1970-01-01"):
         ingest(spark, process.logs, Tables(tmp_path / "tables"), datetime(1970, 1, 1, tzinfo=UTC))
-    taken = take()
+    taken = ingest_files()
     assert ({reason for _, reason in taken.damaged}, len(taken.damaged)) == (
         {"dated in the future: the clock of the gateway or of this machine is wrong"},
         2,
@@ -517,12 +527,12 @@ def test_file_dated_in_the_future_is_reported_and_ingested_on_its_day(
     assert (taken.quarantined, taken.damaged, sequences(stored())) == ({}, [], [0, 1, 2])
 
 
-def test_file_with_non_utf8_name_is_reported_and_others_are_ingested(process, take, stored):
+def test_file_with_non_utf8_name_is_reported_and_others_are_ingested(process, ingest_files, stored):
     good = process.file(DAY, 12, some(process, 1))
     for name in (b"1-a-\xff.jsonl.gz", b"1-a-\xfe.jsonl", b"1:2.jsonl.gz"):
         with open(os.path.join(os.fsencode(good.parent), name), "wb") as file:
             file.write(b"rubbish")
-    assert sorted(name.rsplit("/", 1)[-1] for name, _ in take().damaged) == [
+    assert sorted(name.rsplit("/", 1)[-1] for name, _ in ingest_files().damaged) == [
         "1-a-\\xfe.jsonl",
         "1-a-\\xff.jsonl",
         "1:2.jsonl",
@@ -530,12 +540,12 @@ def test_file_with_non_utf8_name_is_reported_and_others_are_ingested(process, ta
     assert sequences(stored()) == [0]
 
 
-def test_empty_folder_and_empty_files_ingest_nothing(process, take, stored):
+def test_empty_folder_and_empty_files_ingest_nothing(process, ingest_files, stored):
     process.logs.mkdir()
-    assert take().files == 0
+    assert ingest_files().files == 0
     process.file(DAY, 12, [])
     process.file(DAY, 12, [], packed=False)
-    assert (take().rows, stored().count()) == ({}, 0)
+    assert (ingest_files().rows, stored().count()) == ({}, 0)
 
 
 def test_glob_characters_in_folder_name_are_literal(spark, tmp_path):
@@ -549,10 +559,10 @@ def test_glob_characters_in_folder_name_are_literal(spark, tmp_path):
     assert sequences(stored(spark, tables, "usage")) == [0, 1]
 
 
-def test_batch_file_records_what_was_ingested(process, take, tmp_path):
+def test_batch_file_records_what_was_ingested(process, ingest_files, tmp_path):
     path = process.file(DAY, 12, some(process, 3))
     shutil.copy(path, path.with_name("copy.jsonl.gz"))
-    take()
+    ingest_files()
     (note,) = (tmp_path / "tables" / "taken").glob("*.json")
     files = {
         file["name"].rsplit("/", 1)[-1]: file for file in json.loads(note.read_text())["files"]
