@@ -1,8 +1,8 @@
-"""Where the tests keep what they fetched from package registries: real brokers and real clients.
+"""A cache for real brokers and clients fetched from package registries.
 
-A thing is built in a temporary folder and renamed into place, under a lock of its own, so that parallel test workers wait for one
-build instead of racing, and a build that was killed leaves nothing that looks finished. Folders are named for a hash of all that went into
-them and are never changed afterwards: deleting the cache is always safe.
+Each entry is built in a temporary folder and renamed into place under a lock. Parallel test workers
+therefore wait for one build, and a killed build leaves no entry that looks complete. Folders are
+named by a hash of all inputs and never change afterwards, so deleting the cache is always safe.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ BUILD_SECONDS = 600.0
 
 
 class CannotInstall(Exception):
-    """A peer could not be fetched or built; the message ends with the tail of the failing command's output."""
+    """A peer could not be fetched or built; the message ends with the tail of the failed command's
+    output.
+    """
 
 
 def cache_root() -> Path:
-    """`$TESTS_CACHE`, else `kopgate` under the user's cache folder; it is created."""
+    """`$TESTS_CACHE`, or else `kopgate` in the user's cache folder; created if missing."""
     explicit = os.environ.get("TESTS_CACHE")
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(explicit) if explicit else Path(user) / "kopgate"
@@ -34,7 +36,7 @@ def cache_root() -> Path:
 
 
 def fingerprint(parts: Iterable[str | bytes]) -> str:
-    """Twelve hex digits that change when any of the parts changes."""
+    """Twelve hex digits that change if any part changes."""
     digest = hashlib.sha256()
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part
@@ -43,9 +45,10 @@ def fingerprint(parts: Iterable[str | bytes]) -> str:
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:
-    """The finished folder of that name; when it is absent, `build` fills an empty one that becomes it.
+    """The folder of that name. If it is missing, `build` fills an empty folder that is renamed to
+    it.
 
-    Whatever `build` writes must not mention the folder's own path, since it is renamed.
+    Files written by `build` must not contain the path of that folder.
     """
     target = cache_root() / name
     if target.exists():
@@ -67,7 +70,7 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
 def command(
     argv: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> str:
-    """Runs one step of an installation and returns its output; failure of any kind is `CannotInstall` with the tail of it."""
+    """Run one step of an installation and return its output. Every failure raises CannotInstall."""
     shown = " ".join(str(word) for word in argv)
     try:
         done = subprocess.run(
@@ -94,7 +97,11 @@ def command(
 
 
 def maven_jars(coordinates: Sequence[str]) -> Path:
-    """A folder with the jars of `group:artifact:version` coordinates and all they need at run time, from the machine's Maven settings."""
+    """A folder with the jars of `group:artifact:version` coordinates and their runtime
+    dependencies.
+
+    They are resolved with the Maven settings of this machine.
+    """
 
     def build(folder: Path) -> None:
         rows = []

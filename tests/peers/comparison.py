@@ -1,4 +1,6 @@
-"""The gateway and Apache Kafka 3.9.2 side by side, set alike, so that what a tool prints about the one can be held against the other."""
+"""Runs the same tools against the gateway and Apache Kafka 3.9.2, configured alike, to compare
+their output.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,13 @@ from tests.legacy_clients.brokers import are_required, gateway, reference
 from tests.peers.cache import CannotInstall
 from tests.peers.kafka import TOOLS, VERSION, java
 
-#: Limit of some twenty tools run one after the other, half a minute on an idle machine.
+#: Limit for about twenty tools in sequence, which take half a minute on an idle machine.
 COMMAND_SECONDS = 360.0
-#: --timeout of kafka-consumer-groups, five seconds by default.
+#: The --timeout of kafka-consumer-groups; its default is 5 s.
 TOOL_TIMEOUT_MS = 120_000
 
-#: What the reference broker is set to, too: its id, that it keeps records for ever, and that groups that were empty wait for nobody.
+#: Gateway options that match the reference broker: node id, no retention, and no initial rebalance
+#: delay.
 MATCHING_OPTIONS = (
     "--node-id",
     "1",
@@ -45,23 +48,25 @@ _EXIT = re.compile(r"\nexit code (\d+)\n")
 
 @dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     code: int
     output: str
     errors: str = field(default="", compare=False)
-    """Stderr is shown when a command failed and never compared: a JVM or librdkafka may write to it."""
+    """Shown if a command failed, but never compared: a JVM or librdkafka may write to stderr."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedBrokers:
-    """host:port of both."""
+    """Bootstrap addresses (host:port) of the gateway and of Kafka."""
 
     gateway: str
     kafka: str
 
     def run(self, argv: Sequence[str]) -> tuple[CommandOutput, CommandOutput]:
-        """The same command against both at the same time; `{}` in it stands for the address."""
+        """Run a command against both at the same time; `{}` in its arguments stands for the
+        address.
+        """
         with ThreadPoolExecutor(2) as pool:
             ours, theirs = pool.map(
                 lambda at: _run([word.replace("{}", at) for word in argv]),
@@ -72,9 +77,11 @@ class ComparedBrokers:
     def tools(
         self, *commands: Command, version: str = VERSION
     ) -> tuple[list[CommandOutput], list[CommandOutput]]:
-        """Kafka's own tools, of this version, one after the other, against both: what each printed, ours and theirs."""
+        """Run Kafka's own tools of this version in sequence, against both: their outputs, the
+        gateway's first.
+        """
         lines = ["\t".join(_line(name, *arguments)) for name, *arguments in commands]
-        # They live for seconds: the second compiler would only cost.
+        # The tools run only for seconds; the second JIT compiler would not pay off.
         command, *rest = java(
             str(PROGRAMS / "Tools.java"), *lines, version=version, log_level="OFF"
         )
@@ -83,7 +90,7 @@ class ComparedBrokers:
 
 
 def _line(name: str, *arguments: str) -> Sequence[str]:
-    # Its subcommand comes first.
+    # A subcommand precedes the options.
     first = arguments[:1] if name == "kafka-cluster" else ()
     return TOOLS[name], *first, "--bootstrap-server", "{}", *arguments[len(first) :]
 
@@ -110,7 +117,9 @@ def _run(argv: Sequence[str]) -> CommandOutput:
 
 
 def wait_for_offsets_topic(address: str) -> None:
-    """Ask for a group's coordinator until the topic of committed offsets is there, which Kafka makes for that."""
+    """Request a group's coordinator, which makes Kafka create `__consumer_offsets`, until it is
+    listed.
+    """
     deadline = time.monotonic() + COMMAND_SECONDS
     admin = KafkaAdminClient(bootstrap_servers=address)
     try:
@@ -124,14 +133,14 @@ def wait_for_offsets_topic(address: str) -> None:
 
 
 def _normalized(text: str) -> str:
-    """Without what differs between any two clusters: addresses and topic ids."""
+    """Replace what differs between any two clusters: addresses and topic ids."""
     text = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", text)
     return re.sub(r"TopicId: \S{22}", "TopicId: ID", text)
 
 
 @contextmanager
 def side_by_side(folder: Path) -> Iterator[ComparedBrokers]:
-    """Both of them, on free ports."""
+    """Start both brokers on free ports."""
     try:
         with reference() as kafka, gateway(folder, arguments=MATCHING_OPTIONS) as ours:
             yield ComparedBrokers(ours.bootstrap, kafka.bootstrap)

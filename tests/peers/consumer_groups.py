@@ -1,7 +1,8 @@
-"""Members of consumer groups (KIP-848) that say what they are told to, byte for byte, to the gateway and to a Kafka broker; what the one answers
-is held against what the other does.
+"""Sends the same group requests (KIP-848 and classic) to the gateway and to Kafka and compares the
+replies.
 
-Words for people do not count. Topics go by their names, and what was made up by chance by the order in which it came.
+Error messages are not compared. Topic ids are replaced by names, and random ids by numbers in order
+of appearance.
 """
 
 from __future__ import annotations
@@ -61,15 +62,16 @@ from tests.peers.gateway import Peer
 SECONDS = 60.0
 MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS = 79, 27
 
-#: Group names, one in each of the four partitions of the tests' `__consumer_offsets` (`String.hashCode` modulo 4).
+#: Group names, one for each of the four partitions of the tests' `__consumer_offsets`
+#: (`String.hashCode` modulo 4).
 IN_EACH_PARTITION = "abcd"
 
-#: Ids that were made up: a UUID as Java writes it, perhaps behind the client's id, and as Kafka does.
+#: Generated ids: a UUID in Java's format, optionally after the client id, or in Kafka's format.
 _CHANCE = re.compile(
     r"(\w+-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![\w-])[\w-]{22}(?![\w-])"
 )
 
-#: What epochs and generations are called in requests and answers.
+#: Fields of requests and replies that hold an epoch or a generation.
 _EPOCHS = {
     "member_epoch",
     "group_epoch",
@@ -77,7 +79,7 @@ _EPOCHS = {
     "generation_id",
     "generation_id_or_member_epoch",
 }
-#: What only Kafka 4 knows that may be done with a group: to describe and to alter its settings.
+#: Group operations that only Kafka 4 has: DESCRIBE_CONFIGS and ALTER_CONFIGS.
 _NEW_OPERATIONS = {10, 11}
 
 #: Partitions by topic.
@@ -85,18 +87,18 @@ Partitions = Mapping[str, Iterable[int]]
 
 
 class RecordedBroker:
-    """One of the two, and all that it answered."""
+    """A connection to one of the two brokers, and all its replies."""
 
     def __init__(self, address: str, version: int, stack: ExitStack, ahead: int = 0) -> None:
-        """`ahead` is by how much further on it begins to count a new group's epochs."""
+        """`ahead` is the difference of this broker's epochs of a new group from the gateway's."""
         host, _, port = address.partition(":")
         self.version = version
-        """Of ConsumerGroupHeartbeat and ConsumerGroupDescribe."""
+        """Version of ConsumerGroupHeartbeat and ConsumerGroupDescribe."""
         self._ahead = self._began_ahead = ahead
         self.peer = stack.enter_context(Peer((host, int(port)), seconds=SECONDS))
         self.topics: dict[str, uuid.UUID] = {}
         self.answers: list[tuple[str, Any]] = []
-        """To which request, and in plain words."""
+        """The request's name and the normalized reply."""
         self._names: dict[str, str] = {}
         self._numbers: dict[str, str] = {}
 
@@ -109,7 +111,9 @@ class RecordedBroker:
         return reply
 
     def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Nothing that is asked meanwhile counts: how long it takes is each one's own business."""
+        """Wait without recording replies: the two brokers may take a different number of
+        requests.
+        """
         end = time.monotonic() + SECONDS
         noted = len(self.answers)
         while not is_so():
@@ -131,7 +135,7 @@ class RecordedBroker:
             case list() if key == "authorized_operations":
                 return sorted({*value} - _NEW_OPERATIONS)
             case list():
-                # Kafka keeps members and topics in no order.
+                # Kafka returns members and topics in any order.
                 return sorted((self.normalize(one) for one in value), key=repr)
             case str() if value in self._names:
                 return self._names[value]
@@ -143,7 +147,9 @@ class RecordedBroker:
         return value
 
     def start_group(self, *, classic: bool) -> None:
-        """The group of this scene is a new one of this protocol: one that was a classic one goes on from its generation."""
+        """Start a group of this protocol. A group converted from the classic protocol continues
+        from its generation.
+        """
         self._ahead = 0 if classic else self._began_ahead
 
     # Topics
@@ -160,7 +166,9 @@ class RecordedBroker:
         self.wait_for_topic(name, partitions)
 
     def wait_for_topic(self, name: str, partitions: int) -> None:
-        """Kafka's groups hear of a topic after those who made it do."""
+        """Wait until groups use a new topic; in Kafka that is later than the reply to
+        CreateTopics.
+        """
         scout = ConsumerMember(self, f"scout-{name}-{partitions}", "scout")
         self.wait_until(
             lambda: bool(scout.join(name)) and scout.assigned == {name: list(range(partitions))},
@@ -192,7 +200,7 @@ class RecordedBroker:
     # Groups
 
     def describe(self, group: str) -> Any:
-        """What those see who look after the group."""
+        """Describe and list the group."""
         request = ConsumerGroupDescribeRequest(
             group_ids=[group], include_authorized_operations=True
         )
@@ -201,7 +209,8 @@ class RecordedBroker:
         reply = self.request(classic, DescribeGroupsResponse, 5, is_noted=False)
         for one in reply.groups:
             if one.group_state != "Stable":
-                # Of old; the coordinator of 4 keeps it until there is a new one.
+                # The previous assignment; the coordinator of Kafka 4 keeps it until there is a new
+                # one.
                 for member in one.members:
                     member.member_assignment = b""
         self.answers.append(("DescribeGroupsRequest", self.normalize(reply.to_dict())))
@@ -218,7 +227,7 @@ class RecordedBroker:
         self.answers.append((f"list of {states} {types}", (reply.error_code, self.normalize(rows))))
 
     def state(self, group: str) -> tuple[str, int]:
-        """In words, and how many members."""
+        """State name and number of members."""
         request = ConsumerGroupDescribeRequest(
             group_ids=[group], include_authorized_operations=False
         )
@@ -240,7 +249,7 @@ class RecordedBroker:
         version: int = 9,
         instance: str | None = None,
     ) -> None:
-        """One more offset each."""
+        """Commit offset N + 1 for each partition N."""
         kind = OffsetCommitRequest.OffsetCommitRequestTopic
         row = kind.OffsetCommitRequestPartition
         topics = [
@@ -271,7 +280,7 @@ class RecordedBroker:
         self.request(OffsetDeleteRequest(group_id=group, topics=rows), OffsetDeleteResponse, 0)
 
     def remove_members(self, group: str, *members: tuple[str, str | None]) -> None:
-        """Members, by id and instance id, leave or are put out, as the classic protocol has it."""
+        """Remove members, given by member id and instance id, with LeaveGroup."""
         rows = [
             LeaveGroupRequest.MemberIdentity(
                 member_id=name, group_instance_id=instance, reason="over"
@@ -294,7 +303,9 @@ class RecordedBroker:
 
 
 class ConsumerMember:
-    """A member of the consumer protocol that does as told. It remembers what a client does: its epoch and what it was given last."""
+    """A member of the consumer protocol. Like a client, it keeps its epoch and its last
+    assignment.
+    """
 
     def __init__(
         self, side: RecordedBroker, group: str, member_id: str = "", instance: str | None = None
@@ -317,7 +328,7 @@ class ConsumerMember:
         return self.heartbeat(**values | subscribed | fields)
 
     def report_owned(self, **owned: Iterable[int]) -> Any:
-        """It says what it has now."""
+        """Send a heartbeat with the partitions that the member owns now."""
         return self.heartbeat(topic_partitions=self.rows(owned))
 
     def rows(self, owned: Partitions) -> list[Any]:
@@ -328,7 +339,7 @@ class ConsumerMember:
         ]
 
     def heartbeat(self, **fields: Any) -> Any:
-        """A heartbeat, with nothing in it but `fields`."""
+        """Send a heartbeat that contains only `fields`."""
         values = {
             "group_id": self.group,
             "member_id": self.id,
@@ -348,7 +359,7 @@ class ConsumerMember:
         return reply
 
     def full_heartbeat(self, *topics: str, owned: Partitions, **fields: Any) -> Any:
-        """As a member does that has lost an answer."""
+        """Send all fields, as a member does that has missed a reply."""
         told = {
             "rebalance_timeout_ms": 60_000,
             "subscribed_topic_names": list(topics),
@@ -365,7 +376,9 @@ class ConsumerMember:
         )
 
     def wait_for_assignment(self, expected: Partitions) -> None:
-        """Where the broker does something beside the request, such as look for topics."""
+        """Send heartbeats until the assignment is `expected`, for work that the broker does in the
+        background.
+        """
         self._side.wait_until(
             lambda: self.heartbeat() and self.assigned == expected, f"{self.id} has {expected}"
         )
@@ -384,7 +397,9 @@ def subscription(
     generation: int = -1,
     rack: str | None = None,
 ) -> bytes:
-    """ConsumerProtocolSubscription: what a classic member's metadata are. Given back before it joins unless it says what it has."""
+    """ConsumerProtocolSubscription: the metadata of a classic member. Without `owned`, the member
+    has given back its partitions.
+    """
     words = (
         pack(">hi", version, len(topics))
         + b"".join(pack(">h", len(name)) + name.encode() for name in topics)
@@ -421,7 +436,10 @@ def _numbers(indexes: list[int]) -> bytes:
 
 
 class ClassicMember:
-    """A member of the classic protocol, which waits for every answer: it must be alone, or in a consumer group."""
+    """A member of the classic protocol that waits for each reply.
+
+    It must therefore be the only member, or be in a group of the consumer protocol.
+    """
 
     def __init__(
         self,
@@ -508,7 +526,10 @@ class ClassicMember:
 def play(
     addresses: tuple[str, str], version: int, ahead: int, scene: Callable[[RecordedBroker], None]
 ) -> None:
-    """The same before both of them: the gateway, and Kafka, which begins to count a new group's epochs further on by `ahead`."""
+    """Run a scene against the gateway and Kafka and compare all replies.
+
+    Epochs of a new group in Kafka are `ahead` of the gateway's.
+    """
     with ExitStack() as stack:
         ours, theirs = (
             RecordedBroker(addresses[0], version, stack),
@@ -534,7 +555,7 @@ def play(
 
 
 def describe_differences(ours: Any, theirs: Any, place: str = "") -> list[str]:
-    """Where two answers differ, and in what."""
+    """Where two replies differ, with both values."""
     match ours, theirs:
         case dict(), dict() if ours.keys() == theirs.keys():
             return [
@@ -552,7 +573,10 @@ def describe_differences(ours: Any, theirs: Any, place: str = "") -> list[str]:
 
 
 def wait_for_coordinator(peer: Peer) -> None:
-    """Kafka creates `__consumer_offsets` at the first FindCoordinator and then loads its partitions one by one."""
+    """Wait until all partitions of `__consumer_offsets` are loaded.
+
+    Kafka creates the topic at the first FindCoordinator and then loads its partitions one by one.
+    """
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         found = peer.request(

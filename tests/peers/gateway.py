@@ -1,4 +1,6 @@
-"""A gateway of its own process, watched from outside: what it says, what memory it has; and clients that speak to it byte by byte."""
+"""Runs a gateway in its own process and measures it; a raw client that controls every byte it
+sends.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,18 @@ from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from tests.compat.records.building import Sample, batch
 
-#: On a machine that others keep busy; whoever is in time is not waited for.
+#: Limit on a busy machine; a gateway that starts in time is not waited for any longer.
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 MIB = 1 << 20
-#: For an answer to a witness, and for its next rounds: with an attack that shuts others out it would come never.
+#: Limit for a reply to the background client, and for its next rounds. An attack that blocks other
+#: clients would delay them forever.
 WITNESS_SECONDS = 30.0
 
 
 @dataclass
 class GatewayProcess:
-    """`addresses` by listener name."""
+    """`addresses` maps listener names to host and port."""
 
     process: subprocess.Popen[str]
     log: Path
@@ -45,7 +48,9 @@ class GatewayProcess:
         return next(iter(self.addresses.values()))
 
     def memory(self) -> int:
-        """Bytes of memory of its own; mapped files, which the kernel takes back when it likes, are not among them."""
+        """Anonymous resident memory in bytes. Mapped files are not counted: the kernel can reclaim
+        them.
+        """
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)[1]) << 10
 
@@ -53,13 +58,16 @@ class GatewayProcess:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def lines(self) -> list[str]:
-        """Whole ones: the last may be under way."""
+        """Complete log lines; the last line may still be being written."""
         return self.log.read_text().rpartition("\n")[0].splitlines()
 
     def wait_for_lines(
         self, count: int, words: str, after: int = 0, seconds: float = 60.0
     ) -> list[str]:
-        """The lines with `words` from line `after` on, once there are `count` of them; what there is after `seconds`."""
+        """The lines from index `after` on that contain `words`, once there are `count` of them.
+
+        After `seconds`, returns the lines found so far.
+        """
         end = time.monotonic() + seconds
         while True:
             found = [line for line in self.lines()[after:] if words in line]
@@ -68,19 +76,23 @@ class GatewayProcess:
             time.sleep(0.02)
 
     def peer(self, *, receive_buffer: int | None = None) -> Peer:
-        """A new connection. Ports come again, so lines of log count as a peer's from its beginning on."""
+        """Open a connection. Ports are reused, so only lines logged from now on belong to this
+        peer.
+        """
         return Peer(self.address, receive_buffer=receive_buffer, lines_before=len(self.lines()))
 
     def stop(self) -> int:
-        """Its exit code after SIGTERM."""
+        """Send SIGTERM and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_SECONDS)
 
     def stop_measured(self, watch: Stopwatch) -> tuple[int, float]:
-        """Its exit code after SIGTERM, which it may have had already, and what the stopwatch says of it then."""
+        """Send SIGTERM, possibly again; return the exit code and the seconds measured by
+        `watch`.
+        """
         self.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
-        # What is known of a process is there until somebody asked for its code.
+        # /proc keeps the process's statistics until its exit code is read.
         while os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             assert time.monotonic() < deadline, "\n".join(self.lines())
             watch.note()
@@ -98,9 +110,10 @@ def gateway(
     within: Sequence[str] = (),
     **settings: object,
 ) -> Iterator[GatewayProcess]:
-    """`python -m gateway serve` on free ports of loopback with its store and log in `folder`; at the end it is killed without warning.
+    """Run `python -m gateway serve` on free loopback ports, with its store and log in `folder`.
 
-    `environment` is what it has beside the tests' own; `within` is a command that becomes the one behind it.
+    At the end the process is killed without warning. `environment` is added to the environment of
+    the tests; `within` is a command that runs the gateway's command line.
     """
     argv = [
         *within,
@@ -142,7 +155,11 @@ def gateway(
 
 
 class Peer:
-    """A socket and what a client says on it. `seconds` bounds every wait; `lines_before` is how long the gateway's log was at its beginning."""
+    """A raw client connection.
+
+    `seconds` limits every wait; `lines_before` is the number of lines in the gateway's log when the
+    connection was opened.
+    """
 
     def __init__(
         self,
@@ -174,19 +191,21 @@ class Peer:
         self.socket.sendall(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
 
     def send_bytes(self, stream: bytes) -> None:
-        """Bytes as they are; that the gateway has hung up meanwhile is no error of the peer's."""
+        """Send bytes without a frame. A connection that the gateway has closed is not an error."""
         try:
             self.socket.sendall(stream)
         except (ConnectionResetError, BrokenPipeError):
             return
 
     def receive(self) -> bytes | None:
-        """The next frame, None for a connection that has ended."""
+        """The next frame, or None if the connection was closed."""
         head = self._exactly(4)
         return None if head is None else self._exactly(struct.unpack(">i", head)[0])
 
     def is_closed(self, seconds: float = 60.0) -> bool:
-        """Whether the gateway ends the connection in this time. What it says before is thrown away."""
+        """Whether the gateway closes the connection within `seconds`. Replies before that are
+        discarded.
+        """
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if not select.select([self.socket], [], [], left)[0]:
@@ -199,12 +218,12 @@ class Peer:
         return False
 
     def reset(self) -> None:
-        """Close with a reset, as a machine that is switched off and on again."""
+        """Close with a TCP reset, as a host does that was switched off and on again."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
     def request(self, request: Any, response: Any, version: int) -> Any:
-        """One request and its reply."""
+        """Send one request and decode its reply."""
         self.send(encode_request(request, version))
         frame = self.receive()
         assert frame is not None, "the gateway hung up"
@@ -212,14 +231,14 @@ class Peer:
         return response.decode(frame[5 if is_flexible else 4 :], version=version)
 
     def produce(self, topic: str, records: bytes, version: int = 7, acks: int = -1) -> Any:
-        """The reply's only partition."""
+        """The reply for the only partition."""
         reply = self.request(
             produce_request(topic, records, version, acks), ProduceResponse, version
         )
         return reply.responses[0].partition_responses[0]
 
     def fetch(self, topic: str, offset: int, version: int = 4, **more: Any) -> Any:
-        """The reply's only partition."""
+        """The reply for the only partition."""
         return (
             self.request(fetch_request(topic, offset, version, **more), FetchResponse, version)
             .responses[0]
@@ -227,7 +246,7 @@ class Peer:
         )
 
     def create_topic(self, topic: str) -> None:
-        """The topic, made by asking for it."""
+        """Create a topic through Metadata auto-creation."""
         asked = MetadataRequest(
             version=4,
             topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
@@ -249,7 +268,7 @@ class Peer:
 
 
 def one_record(value: bytes, producer: tuple[int, int, int] = (-1, -1, -1)) -> bytes:
-    """A batch of it; `producer` is an idempotent one's id, epoch and sequence."""
+    """A batch with one record; `producer` is the producer id, epoch and sequence."""
     return batch([Sample(0, 1_700_000_000_000, None, value)], producer=producer)
 
 
@@ -295,17 +314,17 @@ def fetch_request(
 
 
 class HasProcess(Protocol):
-    """A gateway in a process of its own."""
+    """A gateway that runs in its own process."""
 
     process: Any
 
 
 class Stopwatch:
-    """Seconds since it was created, without the time that threads of the gateway or of the tests were
-    ready to run and waited for a processor, which other processes cause.
+    """Seconds since creation, without delays caused by other processes.
 
-    The gateway's own processor time always counts, and so does everything that it waits for, such as
-    timers, disks and locks.
+    Time that threads of the gateway or of the tests spend waiting for a processor is not counted.
+    The gateway's own CPU time always counts, and so does everything it waits for, such as timers,
+    disks and locks.
     """
 
     def __init__(self, server: HasProcess) -> None:
@@ -315,7 +334,9 @@ class Stopwatch:
         self._began = time.monotonic(), cpu_seconds(self._process), {**self._run_queue}
 
     def note(self) -> None:
-        """Look how long each thread has waited for a processor; of a thread that ended, the last look counts."""
+        """Record how long each thread has waited for a processor. For a thread that has ended, the
+        last record counts.
+        """
         self._run_queue |= run_queue_seconds_by_thread(TESTS) | run_queue_seconds_by_thread(
             self._process
         )
@@ -324,8 +345,8 @@ class Stopwatch:
         began, had_then, stood = self._began
         took = time.monotonic() - began
         self.note()
-        # The sum over all threads: they hand work to each other, or hold what another one waits for
-        # (a lock, Python's GIL), so that their delays follow one another.
+        # The sum over all threads: they hand work to each other, or hold what another thread waits
+        # for (a lock, Python's GIL), so their delays are sequential.
         let_off = sum(
             seconds - stood.get(thread, 0.0) for thread, seconds in self._run_queue.items()
         )
@@ -336,30 +357,33 @@ TESTS = Path("/proc/self")
 
 
 def cpu_seconds(process: Path) -> float:
-    """The seconds that it has had of the processors, all its threads together; by its folder of /proc."""
+    """CPU seconds of all threads of a process, given its folder in /proc."""
     times = (process / "stat").read_text().rpartition(")")[2].split()
     return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def run_queue_seconds(thread: Path) -> float:
-    """For how many seconds it was ready to run while the processors were busy with others; by its folder of /proc."""
+    """Seconds for which a thread was runnable but waited for a processor, given its folder in
+    /proc.
+    """
     return int((thread / "schedstat").read_text().split()[1]) / 1e9
 
 
 def run_queue_seconds_by_thread(process: Path) -> dict[str, float]:
-    """The same for each thread of a process, by the thread's id."""
+    """`run_queue_seconds` of each thread of a process, by thread id."""
     seconds = {}
     for thread in (process / "task").iterdir():
-        # It may have ended meanwhile.
+        # The thread may have ended meanwhile.
         with suppress(OSError):
             seconds[thread.name] = run_queue_seconds(thread)
     return seconds
 
 
 class BackgroundClient:
-    """A well-behaved client, which produces and fetches all the while, and has begun to when the context is entered.
+    """A well-behaved client that produces and fetches in the background.
 
-    `slowest` is the longest that one round took, in seconds by the stopwatch; by the clock none takes longer than WITNESS_SECONDS.
+    Entering the context waits until the first round is done. `slowest` is the longest round in
+    stopwatch seconds; in wall-clock time no round takes longer than WITNESS_SECONDS.
     """
 
     def __init__(self, server: GatewayProcess, topic: str = "witness") -> None:
@@ -382,7 +406,7 @@ class BackgroundClient:
         self._thread.join(60)
 
     def makes_progress(self, rounds: int = 3) -> bool:
-        """Whether it gets through so many more."""
+        """Whether the client completes this many more rounds."""
         wanted, end = self.rounds + rounds, time.monotonic() + WITNESS_SECONDS
         while self.rounds < wanted and self.failure is None and time.monotonic() < end:
             time.sleep(0.01)

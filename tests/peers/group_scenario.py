@@ -1,4 +1,4 @@
-"""Real clients in groups, each in a process of its own, and the gateway, which is killed and stopped under them."""
+"""Groups of real clients, one process each, and a gateway that is killed or stopped meanwhile."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from tests.peers.kafka import free_ports
 PROGRAMS = Path(__file__).parent / "members"
 TOPIC, GROUP = "orders", "billing"
 PARTITIONS = [0, 1, 2, 3]
-#: Sessions are 10 s unless a test says otherwise; a Java client on a busy machine starts in a few.
+#: Session timeouts are 10 s unless a test sets another; a Java client starts in a few seconds on a
+#: busy machine.
 EVENT_SECONDS = 240.0
-#: What the shutdown may take, and what it must not need by the stopwatch.
+#: The shutdown timeout, and the stopwatch seconds within which a shutdown must finish.
 SHUTDOWN_MS = 50_000
 DRAIN_SECONDS = 6.0
 
 
 @dataclass(frozen=True, slots=True)
 class MemberCommand:
-    """A library, and settings of it beside those that its program has."""
+    """How to start a member: the program of a client library, and additional settings."""
 
     argv: Callable[[], list[str]]
     config: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class MemberCommand:
 
 
 def python_member(program: str, **config: str) -> MemberCommand:
-    """`config` is its settings with `_` for `.`."""
+    """`config` are the client's settings with `_` for `.`."""
     return MemberCommand(lambda: [sys.executable, str(PROGRAMS / program)], _named(config))
 
 
@@ -82,7 +83,7 @@ def _named(config: Mapping[str, str]) -> dict[str, str]:
 
 
 class GroupMember:
-    """A client in a process of its own, and what it has said."""
+    """A client in its own process, and the events that it has reported."""
 
     def __init__(self, argv: Sequence[str], group: str, errors: Path) -> None:
         self.group = group
@@ -94,7 +95,9 @@ class GroupMember:
         self.read: list[tuple[int, int, str]] = []
         self.assigned: list[int] | None = None
         self.assignments: list[tuple[int, frozenset[int]]] = []
-        """What it had from when on, in ns of the machine's clock: what it gives up it has no more when it has said so."""
+        """Assigned partitions and the time (monotonic clock, ns) from which the member has them. A
+        revoked partition is given up when the event is reported.
+        """
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -104,7 +107,7 @@ class GroupMember:
             self._said.put(json.loads(line))
 
     def receive(self) -> None:
-        """Take what it has said up to now."""
+        """Process the events reported so far."""
         while not self._said.empty():
             event = self._said.get()
             if "read" in event:
@@ -138,7 +141,7 @@ class GroupMember:
 
 
 class GroupScenario:
-    """A gateway that comes again at the same address, a producer, and the members of one group."""
+    """A gateway that always restarts at the same address, a producer, and the members of groups."""
 
     def __init__(
         self, folder: Path, client: MemberCommand, stack: ExitStack, **settings: object
@@ -171,7 +174,9 @@ class GroupScenario:
         self._gateway.__exit__(None, None, None)
 
     def stop(self) -> None:
-        """As at an upgrade: whoever waits in a group is answered, so that nobody holds it up."""
+        """Stop the gateway as for an upgrade: pending group requests are answered, so they do not
+        delay it.
+        """
         assert self.gateway is not None
         code, seconds = self.gateway.stop_measured(Stopwatch(self.gateway))
         assert code == 0
@@ -223,7 +228,7 @@ class GroupScenario:
         )
 
     def values_read(self, group: str = GROUP) -> list[str]:
-        """What members of the group have read and committed, as often as they have."""
+        """Values that members of the group have read and committed, including duplicates."""
         return [value for one in self.members if one.group == group for _, _, value in one.read]
 
     def wait_until_all_read(self, *groups: str) -> None:
@@ -237,7 +242,7 @@ class GroupScenario:
 def group_scenario(
     folder: Path, client: MemberCommand, **settings: object
 ) -> Iterator[GroupScenario]:
-    """With the gateway running; `client` is what joins unless another one is named."""
+    """A scenario with a running gateway; `client` is the default for `join`."""
     with ExitStack() as stack:
         made = GroupScenario(folder, client, stack, **settings)
         made.start()

@@ -1,4 +1,6 @@
-"""Consumer groups for tests: topics with records in them, offsets that are committed, members that stay. All of it through librdkafka."""
+"""Sets up consumer groups through librdkafka: topics with records, committed offsets, static
+members.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 SECONDS = 90.0
 
-#: Ranges of partitions, whoever shares them out: a member, or the coordinator (KIP-848).
+#: Range assignment, by a member or by the coordinator (KIP-848).
 _ASSIGNOR: dict[str, dict[str, str | bool]] = {
     "classic": {"partition.assignment.strategy": "range"},
     "consumer": {"group.protocol": "consumer", "group.remote.assignor": "range"},
@@ -19,7 +21,9 @@ _ASSIGNOR: dict[str, dict[str, str | bool]] = {
 
 
 def create_topic(bootstrap: str, name: str, *records: int) -> None:
-    """A topic with so many records in each partition, at the times 1000, 2000, ..."""
+    """Create a topic with this number of records in each partition, with timestamps 1000, 2000,
+    ...
+    """
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(name, len(records), 1)])[name].result(SECONDS)
     producer = Producer(
@@ -36,7 +40,7 @@ def create_topic(bootstrap: str, name: str, *records: int) -> None:
 
 
 def commit_offsets(bootstrap: str, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-    """Offsets of a group that nobody is in."""
+    """Commit offsets of a group without members."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     rows = [
         TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()
@@ -47,7 +51,7 @@ def commit_offsets(bootstrap: str, group: str, offsets: Mapping[tuple[str, int],
 
 
 def committed_offsets(bootstrap: str, group: str, *partitions: tuple[str, int]) -> list[int | None]:
-    """What the group has committed in each, None for nothing."""
+    """Committed offsets of the group in these partitions, or None if there is none."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     rows = consumer.committed(
         [TopicPartition(*partition) for partition in partitions], timeout=SECONDS
@@ -61,7 +65,10 @@ def committed_offsets(bootstrap: str, group: str, *partitions: tuple[str, int]) 
 def members(
     bootstrap: str, group: str, topic: str, *names: str, protocol: str = "classic"
 ) -> Iterator[None]:
-    """Members whose client ids are `names`, static ones by the same name where it begins with "static". They have their partitions and keep them."""
+    """Members with these client ids that have partitions and keep them.
+
+    A name that begins with "static" is also the member's group.instance.id.
+    """
     consumers = [
         Consumer(_settings(bootstrap, group, name) | _ASSIGNOR[protocol]) for name in names
     ]

@@ -1,7 +1,8 @@
-"""Apache Kafka 3.9.2 from Maven: the broker that the gateway is held against, and Kafka's own command-line tools.
+"""Apache Kafka 3.9.2 from Maven: the reference broker, and Kafka's own command-line tools.
 
-One process in KRaft combined mode on loopback ports, its data in a temporary folder. It is started with the settings that let tests
-be exact: no retention, one replica of everything, no delay before the first rebalance.
+Runs one process in KRaft combined mode on loopback ports, with its data in a temporary folder. Its
+settings make tests deterministic: no retention, one replica of everything, no delay before the
+first rebalance.
 
     with Kafka.start() as broker:
         tool("kafka-topics", broker.bootstrap, "--list")
@@ -28,17 +29,18 @@ from tests.peers.cache import TAIL_CHARACTERS, maven_jars
 from tests.peers.jvm import SERIAL
 
 VERSION = "3.9.2"
-#: The one that is asked about what came after 3.9.
+#: The reference for features added after 3.9.
 MODERN = "4.3.1"
 CLUSTER_ID = "a29wZ2F0ZS1yZWZlcmVuYw"
 START_SECONDS = 300.0
 STOP_SECONDS = 20.0
 TOOL_SECONDS = 180.0
 START_ATTEMPTS = 3
-#: Below those that systems give to outgoing connections (net.ipv4.ip_local_port_range).
+#: Below the ports that systems use for outgoing connections (net.ipv4.ip_local_port_range).
 SERVERS_PORTS = range(20_000, 32_768)
 
-#: Those with which Kafka's own scripts start a broker: KAFKA_JVM_PERFORMANCE_OPTS of kafka-run-class.sh (3.9).
+#: The JVM options of Kafka's own start scripts: KAFKA_JVM_PERFORMANCE_OPTS of kafka-run-class.sh
+#: (3.9).
 G1 = (
     "-server",
     "-XX:+UseG1GC",
@@ -58,7 +60,7 @@ TOOLS = {
     "kafka-broker-api-versions": "kafka.admin.BrokerApiVersionsCommand",
     "kafka-producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
     "kafka-dump-log": "kafka.tools.DumpLogSegments",
-    # As of Kafka 4, which has some of them at other places than 3.9.
+    # Class names of Kafka 4; 3.9 has some of these tools in other packages.
     "kafka-acls": "org.apache.kafka.tools.AclCommand",
     "kafka-client-metrics": "org.apache.kafka.tools.ClientMetricsCommand",
     "kafka-cluster": "org.apache.kafka.tools.ClusterTool",
@@ -75,12 +77,15 @@ TOOLS = {
 
 
 class BrokerFailed(Exception):
-    """The broker did not come up or went away; the message ends with the tail of its log."""
+    """The broker did not start, or exited; the message ends with the tail of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secured:
-    """What the SASL_PLAINTEXT, SSL and SASL_SSL listeners need: PLAIN users, and a PEM file with a PKCS#8 key and its certificate."""
+    """Security of the SASL_PLAINTEXT, SSL and SASL_SSL listeners.
+
+    `users` are PLAIN users; the PEM file holds a PKCS#8 key and its certificate.
+    """
 
     users: tuple[tuple[str, str], ...]
     key_and_certificate: Path
@@ -88,7 +93,7 @@ class Secured:
 
 def jars(version: str = VERSION) -> Path:
     """The folder with the jars of the broker and its tools; fetched once."""
-    # From 4 on the broker brings no library along that writes a log.
+    # From 4.0 on the broker's dependencies include no logging backend.
     writer = ("org.slf4j:slf4j-simple:1.7.36",) if _is_modern(version) else ()
     return maven_jars(
         (
@@ -113,9 +118,10 @@ def java(
 
 
 def tool(name: str, bootstrap: str, *arguments: str, check: bool = True) -> str:
-    """Runs one of Kafka's own tools against any bootstrap server and returns what it printed to stdout.
+    """Run one of Kafka's own tools against any bootstrap server and return its stdout.
 
-    With `check` a non-zero exit raises CalledProcessError with stderr attached. Some tools report failures only in their text, as Kafka's do.
+    With `check`, a non-zero exit code raises CalledProcessError with stderr attached. Some tools
+    report failures only in their output.
     """
     flag = "--bootstrap-server"
     done = subprocess.run(
@@ -156,9 +162,10 @@ class Kafka:
         collector: Sequence[str] = SERIAL,
         **settings: str,
     ) -> Self:
-        """Boots a broker and waits until its listener accepts; `settings` are broker settings with `_` for `.`.
+        """Start a broker and wait until its listener accepts connections.
 
-        Free ports are chosen before Kafka binds them, so another process can take one in between: that is tried again.
+        `settings` are broker settings with `_` for `.`. Free ports are chosen before Kafka binds
+        them, so another process can take one in between; the start is then retried.
         """
         for attempt in range(START_ATTEMPTS):
             server = java("kafka.Kafka", version=version, heap=heap, collector=collector)
@@ -230,7 +237,7 @@ class Kafka:
         return (self._folder / "broker.log").read_text(errors="replace")[-TAIL_CHARACTERS:]
 
     def stop(self) -> None:
-        """SIGTERM, SIGKILL when that does not help in time; always reaps the process and removes its folder."""
+        """Send SIGTERM, then SIGKILL after STOP_SECONDS; reap the process and remove its folder."""
         self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS)
@@ -251,7 +258,9 @@ class Kafka:
         self.stop()
 
     def _wait_until_ready(self) -> None:
-        """Kafka binds its listeners early and serves them late; `Kafka Server started` is its own word for ready."""
+        """Wait for the log line `Kafka Server started`; Kafka binds its listeners long before
+        that.
+        """
         log = self._folder / "broker.log"
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
@@ -302,9 +311,10 @@ def _security(secured: Secured) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody has bound at this moment, nor will a connection to somebody else have any of them for its own end.
+    """Loopback ports that are free now and that no outgoing connection will use.
 
-    A client that tries again and again to reach a server that is away would otherwise be given the server's own port some day, and keep it.
+    A client that keeps reconnecting to a stopped server could otherwise be given the server's own
+    port as its local port, and keep it.
     """
     chance = random.SystemRandom()
     with ExitStack() as held:
@@ -334,7 +344,7 @@ def _logging(version: str, level: str) -> list[str]:
 
 
 def _log4j(level: str) -> Path:
-    """A log4j file that writes to stderr; the server's start and stop messages stay on whatever the level."""
+    """A log4j file that writes to stderr. Start and stop messages are kept at every level."""
     file = jars().parent / f"log4j-{level.lower()}.properties"
     if not file.exists():
         text = (

@@ -1,11 +1,14 @@
-"""Apache Pulsar 4.0.8 from Maven: a broker with its BookKeeper and metadata in one process (`pulsar standalone`), on loopback ports of its own.
+"""Apache Pulsar 4.0.8 from Maven, as `pulsar standalone` on free loopback ports.
 
-It is set as the gateway needs it: topics are made by nobody but the gateway, nothing is deleted unasked, every entry bears its index and time.
+Broker, bookie and metadata store run in one process. It is configured as the gateway requires: only
+the gateway creates topics, nothing is deleted automatically, and every entry has its index and
+broker timestamp.
 
     with Pulsar.start() as broker:
         settings = Tenant.make(broker.service_url, broker.admin_url).settings()
 
-Tests that do nothing to the broker itself take the fixture `pulsar`, a tenant on the one that all tests of a worker share.
+Tests that do not stop or reconfigure the broker use the fixture `pulsar`: a tenant on a broker
+shared by all tests of a worker.
 """
 
 from __future__ import annotations
@@ -32,15 +35,19 @@ from tests.peers.kafka import BrokerFailed, free_ports
 from tests.peers.tenant import AdminFailed, Tenant, rest
 
 VERSION = "4.0.8"
-#: A start takes ten seconds on an idle core and over four minutes on a twentieth of one. An exit is noticed at once.
+#: A start takes 10 s on an idle core and over 4 minutes on a twentieth of one. An exit is noticed
+#: at once.
 START_SECONDS = 900.0
 STOP_SECONDS = 60.0
 START_ATTEMPTS = 3
-#: Of one that fights with itself: one start of some six after a kill.
+#: Starts before giving up because of registration conflicts. About one start in six after a kill
+#: has them.
 CONFLICT_ATTEMPTS = 8
-#: A bookie that was killed is still registered when it comes again, and may then delete and renew its registration for ever, a hundred times a second;
-#: meanwhile every third topic or so cannot be opened (BookKeeper error -6). Known for ZooKeeper as apache/pulsar#17759, and seen here with the store
-#: that `standalone` has. One that starts well has one or two of these lines.
+#: A log line of a bookie that lost its registration. A killed bookie is still registered when it
+#: restarts. It may then delete and renew its registration endlessly, a hundred times per second;
+#: meanwhile about every third topic cannot be opened (BookKeeper error -6). Known for ZooKeeper as
+#: apache/pulsar#17759; it also occurs with the metadata store of `standalone`. A good start logs
+#: one or two of these lines.
 REGISTRATION_CONFLICT = b"Lock on resource /ledgers/available/"
 MAX_CONFLICTS = 20
 
@@ -53,14 +60,16 @@ SETTINGS = {
     "defaultRetentionTimeInMinutes": "-1",
     "managedLedgerNewEntriesCheckDelayInMillis": "0",
 }
-"""What standalone.conf says otherwise, or not at all."""
+"""Settings that differ from standalone.conf or are missing there."""
 
 JOURNAL_SETTINGS = {"journalWriteBufferSizeKB": "2048"}
-"""More than most entries of the tests have: one goes into the journal by one call of the kernel (see `Pulsar.kill`)."""
+"""Larger than most entries in tests, so that an entry is written to the journal by one system call
+(see `Pulsar.kill`).
+"""
 
 
 def distribution() -> Path:
-    """The unpacked distribution; fetched once. 250 MB."""
+    """The unpacked distribution (250 MB); fetched once."""
 
     def build(folder: Path) -> None:
         artifact = f"-Dartifact=org.apache.pulsar:pulsar-server-distribution:{VERSION}:tar.gz:bin"
@@ -77,7 +86,10 @@ def distribution() -> Path:
 
 
 class Pulsar:
-    """A broker that can be killed, paused and started again on the same data and ports. Leaving the context ends it and removes its data."""
+    """A broker that can be killed, paused and restarted on the same data and ports.
+
+    Leaving the context stops it and removes its data.
+    """
 
     def __init__(
         self, folder: Path, ports: tuple[int, int], settings: Mapping[str, str], memory: str
@@ -85,7 +97,7 @@ class Pulsar:
         self._folder = folder
         self._ports = ports
         self._memory = memory
-        # Where there is data, it stands there: a bookie goes by its address.
+        # Existing data includes the bookie's port: a bookie is identified by its address.
         self._bookie_port = None if (folder / "bookkeeper").exists() else free_ports(1)[0]
         self._process: subprocess.Popen[bytes] | None = None
         self._has_served = False
@@ -111,9 +123,11 @@ class Pulsar:
 
     @classmethod
     def start(cls, *, memory: str = "512m", **settings: str) -> Self:
-        """Boots a broker on free ports with its data in a temporary folder, and waits until it serves; `settings` are those of broker.conf.
+        """Start a broker on free ports with its data in a temporary folder, and wait until it is
+        ready.
 
-        `memory` is both the heap and what is allocated beside it. Another process can take a port before Pulsar binds it: that is tried again.
+        `settings` are those of broker.conf. `memory` limits the heap and, separately, direct
+        memory. Another process can take a port before Pulsar binds it; the start is then retried.
         """
         for attempt in range(START_ATTEMPTS):
             port, web_port = free_ports(2)
@@ -148,10 +162,11 @@ class Pulsar:
         return self._process.pid
 
     def launch(self) -> None:
-        """Starts the process on the data that is there, and waits until clients are served. Raises BrokerFailed.
+        """Start the process on the existing data and wait until it is ready. Raises BrokerFailed.
 
-        One that fights with itself is ended and started again. So is one that exits, where it has served before: somebody may have taken a port of it
-        meanwhile, for a connection of his own.
+        A bookie with registration conflicts is killed and started again. So is a process that exits
+        although it was ready before: a connection of another process may have taken one of its
+        ports meanwhile.
         """
         exits = 0
         for _ in range(CONFLICT_ATTEMPTS):
@@ -202,17 +217,19 @@ class Pulsar:
         return log.stat().st_size if log.exists() else 0
 
     def _registration_conflicts(self, after: int) -> int:
-        """How often its bookie took its registration away from itself since the log had so many bytes."""
+        """Number of REGISTRATION_CONFLICT lines in the log after byte `after`."""
         with (self._folder / "broker.log").open("rb") as log:
             log.seek(after)
             return sum(REGISTRATION_CONFLICT in line for line in log)
 
     def kill(self) -> None:
-        """SIGKILL: no farewell to clients, nothing flushed.
+        """Send SIGKILL: clients are not notified, and nothing is flushed.
 
-        It stands still first, so that it ends between two calls of the kernel. What a bookie has written half into its journal it takes for whole when it
-        comes again (the rest of the file is zeros), and if that is a ledger's last entry and there is no other bookie, nobody can open that ledger any more
-        (`Mac mismatch`, error -10): 8 of 10 kills under records of 256 KiB were such, and none of 16 since.
+        The process is suspended first, so that it is not killed inside a system call. After a
+        restart a bookie takes a partly written journal record for a complete one, because the rest
+        of the file is zeros. If that is the last entry of a ledger and there is no other bookie,
+        the ledger cannot be opened any more (`Mac mismatch`, error -10). This happened in 8 of 10
+        kills while records of 256 KiB were written, and in none of 16 since.
         """
         if self._process is None:
             return
@@ -222,7 +239,9 @@ class Pulsar:
         self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and are not answered. Returns when the process is stopped."""
+        """Send SIGSTOP: connections stay open but get no replies. Returns when the process is
+        stopped.
+        """
         assert self._process
         suspend(self._process)
 
@@ -230,7 +249,7 @@ class Pulsar:
         os.kill(self.pid, signal.SIGCONT)
 
     def serve(self) -> None:
-        """Start or resume a killed or paused broker, and wait until it serves clients."""
+        """Start or resume a killed or paused broker, and wait until it is ready."""
         assert self._process
         if self._process.poll() is not None:
             self.launch()
@@ -239,7 +258,7 @@ class Pulsar:
         self._wait_until_ready()
 
     def end(self) -> None:
-        """SIGTERM, SIGKILL when that does not help in time; the data stays."""
+        """Send SIGTERM, then SIGKILL after STOP_SECONDS; the data stays."""
         if self._process and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -248,22 +267,22 @@ class Pulsar:
                 self.kill()
 
     def restart(self) -> None:
-        """Ends the process if it still runs, and starts it again on the same data and ports."""
+        """Stop the process if it runs, and start it again on the same data and ports."""
         self.end()
         self.launch()
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for the process to exit and return its exit code."""
         assert self._process
         return self._process.wait()
 
     def stop(self) -> None:
-        """Ends the process without ceremony and removes its folder."""
+        """Kill the process and remove its folder."""
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def log(self) -> str:
-        """The tail of what the broker logged, beginning with its last failure where there is one."""
+        """The tail of the broker's log, preceded by its last errors, if any."""
         text = (self._folder / "broker.log").read_text(errors="replace")
         failures = "\n".join(
             [
@@ -288,7 +307,7 @@ class Pulsar:
         self.stop()
 
     def _argv(self) -> Sequence[str]:
-        # The bookie's stream storage would want a port of its own, too.
+        # The bookie's stream storage would need another port.
         without = ("--no-functions-worker", "--no-stream-storage")
         bookie = (f"--bookkeeper-port={self._bookie_port}",) if self._bookie_port else ()
         data = (
@@ -302,14 +321,19 @@ class Pulsar:
             **os.environ,
             "PULSAR_STANDALONE_CONF": str(self._folder / "standalone.conf"),
             "PULSAR_LOG_DIR": str(self._folder),
-            # Small, and without the collector of its scripts, whose threads would fight over few cores.
+            # A small heap, and not the parallel collector of Pulsar's scripts, whose threads would
+            # compete for few cores.
             "PULSAR_MEM": f"-Xms64m -Xmx{self._memory} -XX:MaxDirectMemorySize={self._memory}",
             "PULSAR_GC": " ".join([*jvm.QUIET, *jvm.SERIAL]),
             "PULSAR_GC_LOG": " ",
         }
 
     def _is_ready(self) -> bool:
-        """Its own word for it: the check writes to a topic and reads it again. The namespace of those who name none comes a little later."""
+        """Whether the health check passes (it writes to a topic and reads it again) and
+        `public/default` exists.
+
+        Pulsar creates that namespace slightly later.
+        """
         try:
             health, _ = rest("GET", f"{self.admin_url}/admin/v2/brokers/health")
             default, _ = rest("GET", f"{self.admin_url}/admin/v2/namespaces/public/default")
@@ -319,11 +343,11 @@ class Pulsar:
 
 
 def suspend(process: subprocess.Popen[Any]) -> None:
-    """SIGSTOP; returns when all threads of the process are stopped, or when it has ended.
+    """Send SIGSTOP and return when all threads of the process are stopped, or when it has ended.
 
-    The kernel delivers the signal some time after `kill` has returned: until then the process
-    still answers. The state is left for the next who waits for it (WNOWAIT), since a process that
-    is already stopped does not report a second stop.
+    The kernel delivers the signal some time after `kill` has returned; until then the process still
+    replies. WNOWAIT leaves the state for the next waiter, since a stopped process does not report a
+    second stop.
     """
     process.send_signal(signal.SIGSTOP)
     if process.returncode is None:
@@ -331,7 +355,7 @@ def suspend(process: subprocess.Popen[Any]) -> None:
 
 
 def with_settings(conf: str, settings: Mapping[str, str]) -> str:
-    """The text of a .conf with these settings in place of its own; Pulsar refuses a file in which one stands twice."""
+    """The text of a .conf file with these settings replaced. Pulsar rejects duplicate settings."""
     kept = [
         line
         for line in conf.splitlines()
@@ -342,16 +366,17 @@ def with_settings(conf: str, settings: Mapping[str, str]) -> str:
 
 @pytest.fixture(scope="session")
 def pulsar() -> Iterator[Tenant]:
-    """A tenant for this session on the broker that TESTS_PULSAR names (`pulsar://HOST:PORT,http://HOST:PORT`), or on one that is started.
+    """A tenant for this session, on the broker named by TESTS_PULSAR or on a new one.
 
-    Where Pulsar cannot be had the test is skipped, or in CI fails.
+    TESTS_PULSAR has the form `pulsar://HOST:PORT,http://HOST:PORT`. If Pulsar cannot be installed,
+    the test is skipped, or fails in CI.
     """
     running = os.environ.get("TESTS_PULSAR")
     if running:
         service_url, _, admin_url = running.partition(",")
         tenant = Tenant.make(service_url, admin_url)
         yield tenant
-        # Somebody else's broker, which may be busy with other things: what stays there harms nobody.
+        # A broker that the tests did not start may be busy; leftovers there do no harm.
         with suppress(OSError, AdminFailed):
             tenant.remove()
         return

@@ -1,4 +1,4 @@
-"""A gateway of its own process in front of a Pulsar, as a user starts it, and a client of today that writes and reads there."""
+"""A gateway process in front of Pulsar, started as a user starts it, and current clients for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END_SECONDS = 240.0
 
 
 def gateway_arguments(settings, *more):
-    """Those of a gateway on these namespaces, by the names that they have in KoP."""
+    """Arguments of a gateway on these namespaces, by their setting names in KoP."""
     names = {
         "kafkaTenant": settings.tenant,
         "kafkaNamespace": settings.namespace,
@@ -24,7 +24,7 @@ def gateway_arguments(settings, *more):
         "kafkaMetadataNamespace": settings.metadata_namespace,
     }
     words = [word for name, value in names.items() for word in ("--set", f"{name}={value}")]
-    # A Pulsar that others keep busy stands still for seconds, and not everybody here tries again.
+    # A busy Pulsar can hang for seconds, and some clients of these tests do not retry.
     patience = ("partition_open_timeout_ms=20000", "offsets_commit_timeout_ms=20000")
     words += [
         word
@@ -42,10 +42,13 @@ def gateway_on(settings, folder, *more):
 
 
 def wait_until_lock_released(settings):
-    """Until the broker has noticed that the gateway is gone, if it was killed: the next one would be told that the store is taken."""
+    """Wait until the broker has noticed that a killed gateway is gone; until then the store is
+    locked.
+    """
     lock = f"{settings.admin_url}/admin/v2/persistent/{settings.metadata_tenant}/{settings.metadata_namespace}/__kopgate.lock/stats"
     end = time.monotonic() + END_SECONDS
-    # Brokers that ask who is there have no answer for this; there gateways end by themselves.
+    # Brokers with authentication refuse this request. Gateways in those tests are stopped, not
+    # killed.
     with suppress(OSError):
         while (answer := rest("GET", lock))[0] == 200 and answer[1]["publishers"]:
             assert time.monotonic() < end, answer
@@ -88,7 +91,7 @@ def consume(running, topic, count, group="readers"):
 
 
 def run_to_exit(*arguments):
-    """Exit code and log of a gateway that is not expected to start."""
+    """Exit code and log of a gateway that is expected not to start."""
     argv = [
         sys.executable,
         "-m",

@@ -1,8 +1,12 @@
-"""What lies between the gateway and a Pulsar: relays that pass everything on, until a test has them lose what would change something.
+"""Relays between a gateway and Pulsar. They forward everything until a test makes them drop
+traffic.
 
-Pulsar's clients ask a broker where a topic is and connect to what it answers; a relay therefore gives its own address in place of the broker's,
-as the address translation before a cluster does. A command that is lost is one that nobody answers: the connection stays, and so do all reads.
-One that is cut is the network between two machines that both go on: nothing arrives on either side, and neither is told.
+A Pulsar client looks up the broker of a topic and connects to the address in the answer. A relay
+therefore replaces the broker's address by its own, as address translation in front of a cluster
+does.
+
+A dropped command gets no reply, but the connection stays open and reads continue. A cut stands for
+a network partition: nothing arrives on either side, and no side sees an error.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from urllib.parse import urlsplit
 
 from storage.pulsar.settings import PulsarSettings
 
-#: Numbers of PulsarApi.proto, BaseCommand.Type.
+#: Values of BaseCommand.Type in PulsarApi.proto.
 SEND, SEND_RECEIPT, CLOSE_PRODUCER = 6, 7, 15
 CHUNK_BYTES = 1 << 16
 
@@ -26,7 +30,7 @@ SocketPair = tuple[socket.socket, socket.socket]
 
 
 class Relay:
-    """One address of this machine in place of another; `close` ends every connection."""
+    """Forwards connections from a local port to the address in `url`; `close` ends all of them."""
 
     def __init__(self, url: str) -> None:
         self._to = urlsplit(url)
@@ -41,7 +45,10 @@ class Relay:
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """No byte passes within it. Connections of before, and those that are tried meanwhile, stay as they are for ever: only new ones work after it."""
+        """Forward nothing while in the context.
+
+        Connections opened before or during the cut stay dead afterwards; only new ones work.
+        """
         with self._lock:
             self._is_cut = True
             self._silenced = frozenset(self._sockets - {self._listening})
@@ -66,16 +73,16 @@ class Relay:
         self.close()
 
     def forward(self, client: socket.socket, server: socket.socket) -> None:
-        """Passes on what the client says, until either side ends."""
+        """Forward bytes of the client until either side closes."""
         raise NotImplementedError
 
     def answer(self, client: socket.socket, server: socket.socket) -> None:
-        """Passes on what the server says."""
+        """Forward bytes of the server."""
         for piece in self.chunks(server):
             client.sendall(piece)
 
     def chunks(self, source: socket.socket) -> Iterator[bytes]:
-        """What `source` says, as long as it is heard."""
+        """Bytes received from `source` while its connection is not cut."""
         while piece := source.recv(CHUNK_BYTES):
             if self.is_forwarding(source):
                 yield piece
@@ -107,7 +114,7 @@ class Relay:
         with suppress(OSError):
             direction(*sides)
         if not self.is_forwarding(sides[0]):
-            # That one side has gone is not heard either.
+            # The other side must not see the close either.
             return
         for one in sides:
             with suppress(OSError):
@@ -115,13 +122,16 @@ class Relay:
 
 
 class BrokerRelay(Relay):
-    """Of Pulsar's binary protocol. `lost` are the types of commands that do not arrive, in either direction."""
+    """A relay for Pulsar's binary protocol that drops commands of the types `lost`, in both
+    directions.
+    """
 
     def __init__(self, service_url: str) -> None:
         super().__init__(service_url)
         self.lost: frozenset[int] = frozenset()
         self._theirs, self._ours = service_url.encode(), self.url.encode()
-        # Lengths are inside of what is looked into, and the ports of tests have five digits all.
+        # Addresses are replaced in length-prefixed fields, so both need the same length. The ports
+        # of tests all have five digits.
         assert len(self._theirs) == len(self._ours), (
             f"{service_url} is longer or shorter than {self.url}"
         )
@@ -137,7 +147,9 @@ class BrokerRelay(Relay):
             )
 
     def _frames(self, source: socket.socket) -> Iterator[bytes]:
-        """Whole frames: their length, that of the command, the command (its first field, 08, is the type), and payload."""
+        """Whole frames: frame length, command length, the command (its first field, 08, is the
+        type), payload.
+        """
         with source.makefile("rb") as stream:
             while len(head := stream.read(4)) == 4:
                 frame = stream.read(struct.unpack(">I", head)[0])
@@ -146,7 +158,9 @@ class BrokerRelay(Relay):
 
 
 class AdminRelay(Relay):
-    """Of the admin API. While `is_refusing`, what would change something ends its connection."""
+    """A relay for the admin API. While `is_refusing`, a request that changes something closes its
+    connection.
+    """
 
     is_refusing = False
 
@@ -158,17 +172,17 @@ class AdminRelay(Relay):
 
 
 class PulsarRelays:
-    """Both relays before one Pulsar."""
+    """A broker relay and an admin relay in front of one Pulsar."""
 
     def __init__(self, settings: PulsarSettings) -> None:
         self.broker = BrokerRelay(settings.service_url)
         self.admin = AdminRelay(settings.admin_url)
         self.settings = replace(settings, service_url=self.broker.url, admin_url=self.admin.url)
-        """Those given, by way of the relays."""
+        """The given settings with the addresses of the relays."""
 
     @contextmanager
     def dropping(self, *commands: int) -> Iterator[None]:
-        """Within it these commands do not arrive, and the admin API takes no changes."""
+        """Drop these commands, and refuse changes through the admin API, while in the context."""
         self.broker.lost, self.admin.is_refusing = frozenset(commands), True
         try:
             yield
@@ -177,7 +191,7 @@ class PulsarRelays:
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """As of a relay."""
+        """Cut both relays (see `Relay.cut`)."""
         with self.broker.cut(), self.admin.cut():
             yield
 

@@ -1,4 +1,4 @@
-"""`make pulsar`: a Pulsar of one's own to try the gateway on, in the foreground, its data kept from one time to the next."""
+"""`make pulsar`: run a Pulsar to try the gateway on, in the foreground. Its data is kept."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.peers.pulsar import VERSION, Pulsar
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Its exit code: 0 when it was asked to end (Ctrl-C, SIGTERM), 1 when it did not start or went away."""
+    """The exit code: 0 after Ctrl-C or SIGTERM, 1 if Pulsar did not start or exited."""
     options = _parse(arguments)
     folder: Path = options.data.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    # A shell that starts it in the background has SIGINT ignored.
+    # SIGINT is ignored in a process that a shell started in the background.
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.default_int_handler)
     print(

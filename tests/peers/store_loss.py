@@ -1,6 +1,8 @@
-"""A gateway whose store somebody else takes away: `python -m tests.peers.store_loss` serves from memory, and loses the store at the first line on stdin.
+"""A gateway with an in-memory store that another process takes over: `python -m
+tests.peers.store_loss`.
 
-With `hangs` as its argument the store cannot be closed after that.
+The store is lost at the first line on stdin. With the argument `hangs`, closing the store never
+finishes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A tenant of a test session's own on a running Pulsar, with as many namespaces as its tests ask for; and the admin API, for tests alone."""
+"""A Pulsar tenant for one test session, with any number of namespaces; and the admin API for
+tests.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,19 @@ from typing import Any, Self
 
 from storage.pulsar.settings import PulsarSettings
 
-#: A broker ends an operation after 30 s; the rest is for a busy machine.
+#: A broker aborts an operation after 30 s; the rest is for a busy machine.
 REST_SECONDS = 120.0
-#: What `pulsar standalone` calls its cluster.
+#: The cluster name of `pulsar standalone`.
 CLUSTER = "standalone"
 
 
 class AdminFailed(Exception):
-    """The admin API answered otherwise than a test needs; the message says what it was asked and what it said."""
+    """The admin API returned an unexpected status; the message has the request and the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`settings` is all that most tests need: a store on namespaces that nobody else has."""
+    """A new tenant. Most tests only need `settings`: a store on namespaces of its test."""
 
     service_url: str
     admin_url: str
@@ -39,15 +41,16 @@ class Tenant:
         return made
 
     def namespace(self) -> str:
-        """The name (without the tenant's) of a new, empty namespace."""
+        """Create a namespace and return its name without the tenant."""
         name = f"n{next(self._numbers)}"
         self.admin("PUT", f"namespaces/{self.name}/{name}")
         return name
 
     def settings(self, **others: Any) -> PulsarSettings:
-        """Of a store with a new namespace for its topics and one for its tables; `others` are more of the settings, or some in place of these.
+        """Settings for a store with a new topic namespace and a new metadata namespace.
 
-        It does not look at each of hundreds of starts whether the cluster has all that is needed.
+        `others` adds or overrides settings. Cluster checks at start are off; they would slow down
+        hundreds of starts.
         """
         own = {"tenant": self.name, "metadata_tenant": self.name, "checks_at_start": False}
         namespaces = {
@@ -66,14 +69,19 @@ class Tenant:
         )
 
     def admin(self, method: str, path: str, body: object = None) -> Any:
-        """What the admin API answers; `path` begins behind `/admin/v2/`. Raises AdminFailed unless that is a success."""
+        """Call the admin API; `path` follows `/admin/v2/`. Raises AdminFailed unless the status is
+        2xx.
+        """
         status, answer = rest(method, f"{self.admin_url}/admin/v2/{path}", body)
         if not 200 <= status < 300:
             raise AdminFailed(f"{method} {path}: {status} {answer}")
         return answer
 
     def remove(self) -> None:
-        """Everything that was made in it, for a broker that goes on; a namespace that lost its topics may be deleted, others not."""
+        """Delete all topics, the namespaces and the tenant, on a broker that keeps running.
+
+        A namespace can be deleted only when it is empty.
+        """
         for namespace in self.admin("GET", f"namespaces/{self.name}"):
             for topic in self.admin("GET", f"persistent/{namespace}/partitioned"):
                 self.admin("DELETE", f"{_path(topic)}/partitions?force=true")
@@ -84,7 +92,9 @@ class Tenant:
 
 
 def rest(method: str, url: str, body: object = None) -> tuple[int, Any]:
-    """Status and answer, of JSON or else text. Raises OSError when there is none."""
+    """Status and body of a reply; the body is parsed as JSON if possible. Raises OSError if there
+    is no reply.
+    """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
     try:

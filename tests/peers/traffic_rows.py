@@ -1,4 +1,4 @@
-"""Reads a traffic log as whoever reports on it: all files of the folder, finished or not."""
+"""Reads a traffic log as a reader of reports does: all files of the folder, complete or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Row = dict[str, Any]
 
 
 def read_lines(folder: Path) -> list[bytes]:
-    """All lines, file by file; the last line of a file can be cut. Files can be renamed and folders deleted meanwhile."""
+    """All lines, file by file; the last line of a file may be incomplete.
+
+    Files may be renamed and folders deleted while this reads.
+    """
     while True:
         try:
             files = sorted(
@@ -31,13 +34,13 @@ def _read(path: Path) -> bytes:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """What the whole lines say, process by process in the order of their numbers."""
+    """Rows of the complete lines, ordered by process and sequence number."""
     rows = [msgspec.json.decode(line) for line in read_lines(folder) if line.endswith(b"}")]
     return sorted(rows, key=lambda row: (row["connection"].split("-")[1], row["sequence"]))
 
 
 def wait_for_rows(folder: Path, wanted: Callable[[Row], bool], seconds: float = 240.0) -> list[Row]:
-    """The rows that are wanted, once there is one; an empty list after so long."""
+    """The rows for which `wanted` is true, once there is one; an empty list after `seconds`."""
     end = time.monotonic() + seconds
     while True:
         found = [row for row in read_rows(folder) if wanted(row)]

@@ -1,4 +1,4 @@
-"""Kafka's own VerifiableProducer and VerifiableConsumer as processes, and what they have said of what they were told."""
+"""Kafka's VerifiableProducer and VerifiableConsumer as processes, and the events they report."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 from tests.peers.kafka import java
 
 TOPIC, GROUP = "load", "readers"
-#: Records a second of each producer: so many that some are under way at every moment, so few that JVMs on two cores keep up.
+#: Records per second of each producer: enough that some are always in flight, few enough for JVMs
+#: on two cores.
 PACE = 300
-#: For a JVM that ends; one that is owed answers waits for them.
+#: Limit for a JVM to exit; a producer waits for outstanding acknowledgements.
 END_SECONDS = 120.0
 
 Stored = tuple[int, int, str]
@@ -24,7 +25,7 @@ Stored = tuple[int, int, str]
 
 
 class ToolProcess(ABC):
-    """A process, and what it has said: a line of JSON for each event."""
+    """A process that reports its events as lines of JSON."""
 
     def __init__(self, folder: Path, name: str, argv: Sequence[str]) -> None:
         self.name = name
@@ -35,7 +36,7 @@ class ToolProcess(ABC):
             self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=errors)
 
     def receive(self) -> None:
-        """Take what was said up to now, whole lines of it."""
+        """Process the complete lines reported so far."""
         with self._said.open("rb") as said:
             said.seek(self._heard)
             for line in said:
@@ -46,19 +47,21 @@ class ToolProcess(ABC):
 
     @abstractmethod
     def handle(self, event: Any) -> None:
-        """One of the events that its documentation lists."""
+        """Process one of the events listed in the tool's documentation."""
 
     def set_paused(self, held: bool) -> None:
-        """Stop the process, all its threads before this returns, or resume it."""
+        """Suspend the process and wait until all its threads are stopped, or resume it."""
         self.process.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
         if held:
-            # WNOWAIT keeps the exit code of a process that has ended instead.
+            # WNOWAIT keeps the exit code if the process has ended instead.
             os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def finish(self) -> None:
-        """As after ^C: a producer waits for its answers, a member leaves."""
+        """End the tool as ^C does: a producer waits for its acknowledgements, a member leaves its
+        group.
+        """
         self.process.terminate()
-        # 143 is what a JVM has to say of SIGTERM.
+        # A JVM exits with 143 after SIGTERM.
         assert self.process.wait(END_SECONDS) == 128 + signal.SIGTERM, self.errors()
         self.receive()
 
@@ -71,8 +74,8 @@ class ToolProcess(ABC):
 
 
 def kafka_tool(main: str, *arguments: str) -> list[str]:
-    """The argv of one of the tools of the reference's version."""
-    # The second compiler only pays for those who live longer.
+    """The argv of a tool of the reference broker's version."""
+    # The second JIT compiler pays off only for longer runs.
     command, *rest = java(
         f"org.apache.kafka.tools.{main}", "--topic", TOPIC, *arguments, log_level="ERROR"
     )
@@ -112,7 +115,7 @@ class VerifiableProducer(ToolProcess):
 
 
 class VerifiableConsumer(ToolProcess):
-    """`read` and `committed` (partition -> next offset) are those of the whole group."""
+    """`read` and `committed` (partition -> next offset) are shared by all members of the group."""
 
     def __init__(
         self,

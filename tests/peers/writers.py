@@ -1,4 +1,4 @@
-"""Clients that write to a gateway while something happens to it or to its store, and what they were told."""
+"""Clients that write to a gateway while a fault occurs, and the acknowledgements they received."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from tests.peers.chaos.servers import RestartableGateway
 from tests.peers.gateway import Peer, encode_request, one_record, produce_request
 from tests.peers.verifiable import TOPIC
 
-#: Clients that write to a gateway at the same time, and so the least that is under way at any moment.
+#: Clients that write to a gateway concurrently, and thus the least number of requests in flight.
 WRITERS = 4
-#: For an answer, and for everything that is under way to be answered.
+#: Limit for a reply, and for all in-flight requests to be answered.
 WAIT_SECONDS = 240.0
-#: So many that each client has been answered many times.
+#: Enough for each client to receive many replies.
 ANSWERS = 200
-#: Requests that wait in the sockets of a gateway that stands still.
+#: Requests that wait in the sockets of a suspended gateway.
 QUEUED = 50
 GROUP = "readers"
 
 
 class Writers:
-    """Clients that send one record after the other to one gateway, and what they were told: `name WRITER NUMBER` by its offset, and codes of refusals."""
+    """Clients that send one record after the other to one gateway.
+
+    `stored` maps acknowledged offsets to values (`NAME WRITER NUMBER`); `codes` are the error codes
+    received.
+    """
 
     def __init__(self, gateway: RestartableGateway, name: str) -> None:
         self._gateway = gateway
@@ -55,7 +59,7 @@ class Writers:
                     number += 1
                     self._told(peer.produce(TOPIC, one_record(value.encode())), value)
         except (OSError, AssertionError):
-            # Hung up on: whoever has lost the topics ends.
+            # The gateway closed the connection: it has lost the topics and is exiting.
             return
 
     def _told(self, answer: Any, value: str) -> None:
@@ -66,7 +70,7 @@ class Writers:
                 self.stored[answer.base_offset] = value
             self._change.notify_all()
         if answer.error_code:
-            # As clients do before they try again.
+            # Clients wait before they retry.
             time.sleep(0.1)
 
     def wait_for_answers(self, count: int = ANSWERS, seconds: float = WAIT_SECONDS) -> None:
@@ -84,7 +88,7 @@ class Writers:
 
 
 class IdempotentProducer:
-    """One of today's, idempotent, which is only told of failures that are for good."""
+    """A current idempotent producer, which only reports failures that are final."""
 
     def __init__(self, gateway: RestartableGateway) -> None:
         settings = {
@@ -123,7 +127,10 @@ class IdempotentProducer:
 
 @contextmanager
 def paused_with_queue(gateway: RestartableGateway, name: str) -> Iterator[Peer]:
-    """It stands still within, with requests to write and to commit offset 6 waiting in its sockets. Who commits is given."""
+    """Suspend the gateway while produce requests and a commit of offset 6 wait in its sockets.
+
+    Yields the connection that sent the commit. The gateway is not resumed.
+    """
     with gateway.peer() as writer, gateway.peer() as committer:
         gateway.pause()
         writer.send(
@@ -159,7 +166,7 @@ def commit(peer: Peer, offset: int) -> None:
 
 
 def commit_error_code(peer: Peer, offset: int) -> int:
-    """The code that a commit is answered with."""
+    """The error code of an offset commit."""
     code: int = (
         peer.request(commit_request(offset), OffsetCommitResponse, 2)
         .topics[0]
@@ -170,7 +177,11 @@ def commit_error_code(peer: Peer, offset: int) -> int:
 
 
 def assert_written_in_turn(log: Log, first: Writers, second: Writers) -> None:
-    """The partition was written by one gateway and then by another: every acknowledged record is where it was said to be, and nothing of the first came after the second's first."""
+    """Check a partition that was written by one gateway and then by another.
+
+    Every acknowledged record is at its offset, and no record of `first` follows the first one of
+    `second`.
+    """
     assert {offset for _, offset in log.values} == set(range(log.ends[0]))
     for writers in (first, second):
         assert [

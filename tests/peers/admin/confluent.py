@@ -1,4 +1,4 @@
-"""What confluent-kafka's AdminClient can do with a topic, one line a step."""
+"""Topic operations of confluent-kafka's AdminClient; prints one line per step."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
 
 SECONDS = 120
 
-# Old applications use what is deprecated.
+# Old applications use deprecated calls.
 warnings.simplefilter("ignore")
 admin = AdminClient({"bootstrap.servers": sys.argv[1], "socket.timeout.ms": 1000 * SECONDS})
 topic = ConfigResource(ConfigResource.Type.TOPIC, "librd")

@@ -1,4 +1,6 @@
-"""`make chaos`: a run of so many minutes by a seed, on Pulsar or on the embedded store. Exit code 1 where a promise was broken."""
+"""`make chaos`: inject faults from a seed for some minutes, on Pulsar or the embedded store. Exit
+code 1 if a check fails.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     asked = arguments()
-    # Whatever ends it ends all that it has started.
+    # Unwind on SIGTERM, so that every started process is stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     stage = SETUPS[asked.store]
     faults = plan_faults(asked.seed, asked.minutes * 60, stage.kinds)

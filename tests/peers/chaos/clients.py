@@ -1,4 +1,6 @@
-"""The clients of three generations: Kafka's VerifiableProducer of three versions, and members of groups by three libraries."""
+"""Clients of three generations: three versions of Kafka's VerifiableProducer, and group members of
+three libraries.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,25 @@ from tests.peers.chaos.evidence import Commits, Observations, ProducerRecords
 from tests.peers.verifiable import END_SECONDS, TOPIC, ToolProcess
 
 MEMBER = Path(__file__).parent.parent / "members" / "Member.java"
-#: Of those who find the broker's silence too long by themselves, as applications do; the longest pauses are longer.
+#: Request timeout, as applications set it; the longest pauses exceed it.
 REQUEST_MS = 10_000
 SESSION_MS = 10_000
-#: Small and serial: half a dozen of them share two cores with the servers.
+#: Small and serial: half a dozen JVMs share two cores with the servers.
 JVM = ("-Xmx96m", *jvm.CLIENT)
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerVersion:
-    """A version of VerifiableProducer. `prefix` is what its values begin with: that of 0.9 knows none."""
+    """A version of VerifiableProducer. `prefix` begins its values; version 0.9 does not support
+    one.
+    """
 
     version: str
     config: Mapping[str, str]
     is_idempotent: bool = False
     prefix: str = ""
     options: tuple[str, str] = ("--broker-list", "--producer.config")
-    """How it is told where to connect, and its settings."""
+    """The options for the bootstrap address and for the properties file."""
 
     @property
     def name(self) -> str:
@@ -86,7 +90,7 @@ PRODUCERS = (
         ("--bootstrap-server", "--command-config"),
     ),
 )
-"""Formats 0 and 2, one that may send twice and two that must not."""
+"""Record formats 0 and 2; one producer may store duplicates, two must not."""
 
 
 class ChaosProducer(ToolProcess):
@@ -117,7 +121,7 @@ class ChaosProducer(ToolProcess):
 
 @dataclass(frozen=True, slots=True)
 class GroupLibrary:
-    """A library whose members make a group of their own."""
+    """A library whose members form one group."""
 
     name: str
     argv: Callable[[], Sequence[str]]
@@ -125,7 +129,7 @@ class GroupLibrary:
 
 
 def _java(name: str) -> Callable[[], Sequence[str]]:
-    """Compiled once, for a dozen of them start side by side."""
+    """Compiled once, because a dozen of them start concurrently."""
 
     def argv() -> Sequence[str]:
         jars = maven_jars(
@@ -148,7 +152,7 @@ def _java(name: str) -> Callable[[], Sequence[str]]:
 
 def _confluent(name: str) -> Callable[[], Sequence[str]]:
     def argv() -> Sequence[str]:
-        # The environment of the driver with another program.
+        # Run another program in the driver's environment.
         *interpreter, _ = install(table()[name])
         return [*interpreter, str(Path(__file__).parent / "member.py")]
 
@@ -165,7 +169,7 @@ GROUPS = (
 
 
 class ChaosMember(ToolProcess):
-    """What it says that it read is committed."""
+    """A member that reports a record as read once its offset is committed."""
 
     def __init__(
         self,
@@ -197,7 +201,7 @@ class ChaosMember(ToolProcess):
             self.assigned = event["assigned"]
 
     def finish(self) -> None:
-        """It leaves its group."""
+        """Make the member leave its group."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.close()
@@ -206,7 +210,7 @@ class ChaosMember(ToolProcess):
 
 
 def install_clients() -> None:
-    """Fetch and build all of them; raises CannotInstall where that is impossible."""
+    """Fetch and build all clients; raises CannotInstall if that is impossible."""
     for kind in PRODUCERS:
         kind.argv("", 0, Path(sys.executable))
     for group in GROUPS:

@@ -1,4 +1,4 @@
-"""What was said and seen in a run, and what is wrong with it. Nothing here asks anybody; it is told."""
+"""What clients observed in a run, and checks of it. Does no I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ EXAMPLES = 3
 
 
 class Observations:
-    """What stood at which place whenever anybody looked. `contradictions` are the places that held two things."""
+    """The value that any client has seen at each position. `contradictions` lists positions with
+    two values.
+    """
 
     def __init__(self) -> None:
         self.values: dict[Position, str] = {}
@@ -31,7 +33,10 @@ class Observations:
 
 
 class Commits:
-    """Where a group stands, as its members were told and as the broker says. `complaints`: where it went back or forgot a commit."""
+    """Committed offsets of a group, as acknowledged to members and as returned by the broker.
+
+    `complaints` lists offsets that went back and lost commits.
+    """
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -41,12 +46,12 @@ class Commits:
         self._lock = threading.Lock()
 
     def acknowledged(self, partition: int, offset: int) -> None:
-        """A member was told that this commit is done."""
+        """Record that a commit was acknowledged to a member."""
         with self._lock:
             self._acknowledged[partition] = max(offset, self._acknowledged.get(partition, 0))
 
     def minimums(self) -> Mapping[int, int]:
-        """Whoever asks from now on must be answered with at least this."""
+        """The least offsets that an OffsetFetch sent from now on may return."""
         with self._lock:
             partitions = self._acknowledged.keys() | self.positions.keys()
             return {
@@ -57,7 +62,9 @@ class Commits:
             }
 
     def check(self, answer: Mapping[int, int], promised: Mapping[int, int]) -> None:
-        """What the broker answered to somebody who asked when so much was promised."""
+        """Check the broker's reply to an OffsetFetch; `promised` are the `minimums` when it was
+        sent.
+        """
         with self._lock:
             for partition, least in promised.items():
                 stands = answer.get(partition, 0)
@@ -70,7 +77,7 @@ class Commits:
 
 @dataclass(slots=True)
 class ProducerRecords:
-    """A producer's `stored` is what it was acknowledged is stored. Its values are numbers that rise, with `prefix` before them."""
+    """The acknowledged records of a producer. Its values are increasing numbers after `prefix`."""
 
     name: str
     prefix: str
@@ -80,15 +87,18 @@ class ProducerRecords:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The whole log as an independent reader found it: values by place, and the end of each partition as the broker says."""
+    """The whole log as read by an independent reader: values by position, and the log end offset of
+    each partition.
+    """
 
     values: Mapping[Position, str]
     ends: Mapping[int, int]
     hidden_copies: int = 0
-    """How many messages of the medium were copies that readers must not see."""
+    """Number of stored messages that are duplicates and hidden from readers."""
     allows_gaps: bool = False
-    """Offsets that nobody was told of may be those of no record: where Pulsar gives them out, it leaves out some when it closes a ledger with writes
-    under way."""
+    """Whether offsets without an acknowledged record may be missing. Pulsar skips offsets when it
+    closes a ledger with pending writes.
+    """
 
 
 def complaints(
@@ -97,7 +107,7 @@ def complaints(
     sightings: Observations,
     commits: Iterable[Commits],
 ) -> list[str]:
-    """Everything that breaks a promise; empty for a good run."""
+    """All violations; empty for a good run."""
     found = [*_gaps(log), *sightings.contradictions[:EXAMPLES], *_changed(log, sightings)]
     for producer in producers:
         found += [
@@ -122,7 +132,9 @@ def _gaps(log: Log) -> list[str]:
 
 
 def _changed(log: Log, sightings: Observations) -> list[str]:
-    """An offset was given out twice where what somebody saw in it, or heard of it, is not what is in it in the end."""
+    """Offsets that were assigned twice: a client saw or was acknowledged a value that the log does
+    not have there.
+    """
     odd = [
         (place, value)
         for place, value in sorted(sightings.values.items())
@@ -144,7 +156,7 @@ def _lost(log: Log, producer: ProducerRecords) -> list[str]:
 
 
 def _duplicated(log: Log, producer: ProducerRecords) -> list[str]:
-    """Of an idempotent producer each record is there once at most, and in the order in which it was sent."""
+    """Duplicates and reordered records of an idempotent producer."""
     numbers: dict[int, list[int]] = {}
     for (partition, _), value in sorted(log.values.items()):
         prefix, _, number = value.rpartition(".")

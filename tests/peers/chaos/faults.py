@@ -1,4 +1,6 @@
-"""What is done to the servers, and when: all of it follows from the seed, so that a run can be had again."""
+"""The faults of a run and their times. All of it is derived from a seed, so that a run can be
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-#: Nobody is struck before all are at work, nor so late that they could not come back before the end.
+#: Before the first fault, and kept free for recovery at the end of the run.
 CALM_SECONDS = 3.0
-#: Between two faults, so that the second falls now into a recovery that is nearly over and now into quiet work.
+#: Between two faults: short enough that some occur during a recovery, long enough that others do
+#: not.
 GAP_SECONDS = (1.0, 6.0)
-#: A gateway that is away for longer than a request may take, a broker for longer than a message may: both are among them now and then.
+#: Includes outages of a gateway longer than a request timeout, and of a broker longer than a send
+#: timeout.
 DOWN_SECONDS = (0.2, 3.0)
 PAUSED_SECONDS = (0.5, 12.0)
 
@@ -30,9 +34,11 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`at`: seconds from the beginning, at the earliest, for one waits until all clients have recovered from the one before.
+    """A fault of a server.
 
-    `duration`: seconds until it is started again, or let go on.
+    `at` is the earliest time in seconds from the start; a fault also waits until all clients have
+    recovered from the previous one. `duration` is in seconds, until the server is started again or
+    resumed.
     """
 
     at: float
@@ -47,7 +53,9 @@ class Fault:
 
 
 RECOVERY_SECONDS = {Target.GATEWAY: 4.0, Target.BROKER: 15.0, Target.BOTH: 18.0}
-"""What a process usually takes to serve again, for the plan alone: a gateway, a broker with its bookkeeper, one after the other."""
+"""Usual restart times, used only for planning: a gateway, a broker with its bookie, one after the
+other.
+"""
 
 GATEWAY_ONLY = tuple((Target.GATEWAY, action) for action in Action)
 WITH_BROKER = (
@@ -58,7 +66,7 @@ WITH_BROKER = (
 
 
 def plan_faults(seed: int, seconds: float, kinds: Sequence[tuple[Target, Action]]) -> list[Fault]:
-    """As many as there is time for. Every kind comes once before any comes again, in an order of its own each time."""
+    """As many faults as fit. Every kind occurs once before any is repeated, in a random order."""
     chance = random.Random(seed)
     faults: list[Fault] = []
     at = CALM_SECONDS

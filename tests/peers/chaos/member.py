@@ -1,5 +1,6 @@
-# A member of a group, confluent-kafka 1.0 on Python 3.6: host:port, topic, group and settings NAME=VALUE; a line of JSON an event, until its
-# standard input ends. As `tests/peers/members/confluent.py`, in the words of that age.
+# A group member with confluent-kafka 1.0 on Python 3.6. Arguments: host:port, topic, group and
+# settings NAME=VALUE. Prints one line of JSON per event until its standard input is closed. Same as
+# `tests/peers/members/confluent.py`, in old syntax.
 import json
 import select
 import sys
@@ -38,7 +39,8 @@ def main(bootstrap, topic, group, *settings):
         records += [record for record in consumer.consume(500, 0.1) if not record.error()]
         if not records:
             continue
-        # What is refused of one partition, while another has nothing to commit, is in the answer and raises nothing.
+        # If one partition is refused and another has nothing to commit, the error is only in the
+        # result and nothing is raised.
         try:
             failures = [
                 str(part.error) for part in consumer.commit(asynchronous=False) if part.error
@@ -46,7 +48,8 @@ def main(bootstrap, topic, group, *settings):
         except KafkaException as failure:
             failures = [str(failure)]
         if failures:
-            # The next commit is good for them too, unless another member gets their partition and reads them again.
+            # The next commit covers these records too, unless the partition moves to another
+            # member, which then reads them again.
             say({"failed": failures})
             continue
         for record in records:

@@ -1,4 +1,6 @@
-"""Those who look on while the servers are struck: a reader at the tail, one who asks where the groups stand; and the readers of the whole log at the end."""
+"""Observers that run during the faults (a tail reader and an OffsetFetch loop), and a reader of the
+whole log.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,15 @@ from tests.peers.chaos.evidence import Commits, Log, Observations
 from tests.peers.gateway import Peer
 from tests.peers.verifiable import TOPIC
 
-#: Between two questions.
+#: Between two OffsetFetch requests.
 PACE_SECONDS = 0.3
-#: A group is asked about by its own members, too: whoever does not know the newest versions.
+#: The newest version that the oldest members use as well.
 OFFSET_FETCH_VERSION = 7
-#: Of a reader who gets nothing although the end is not reached.
+#: Timeout of a reader that receives nothing before the log end offset.
 READ_MS = 240_000
 #: Timeout of a request while servers are killed and paused; the next request is answered.
 REQUEST_MS = 10_000
-#: Of one who asks while everything is struck: the next one will be answered.
+#: Timeout of a connection during faults; the next attempt is answered.
 ASK_SECONDS = 5.0
 
 
@@ -34,7 +36,7 @@ class Reachable(Protocol):
 
 
 class Observer:
-    """Two threads, which outlive every outage."""
+    """Two threads that survive every outage."""
 
     def __init__(
         self,
@@ -71,14 +73,15 @@ class Observer:
                 try:
                     self._tail_from(places)
                 except KafkaError as failure:
-                    # What a refresh of the metadata met comes out of kafka-python's poll() and of its constructor, and the consumer is of no more use.
+                    # A failed metadata refresh is raised by kafka-python's poll() and constructor.
+                    # The consumer cannot be used afterwards.
                     if not failure.retriable:
                         raise
         except BaseException as failure:
             self.failure = failure
 
     def _tail_from(self, places: dict[kafka.TopicPartition, int]) -> None:
-        """From there on; as long as there is no failure, or until it is over."""
+        """Read from these offsets on until a failure or the end of the run."""
         with closing(reader(self._gateway.bootstrap, REQUEST_MS)) as consumer:
             consumer.assign([*places])
             for place, offset in places.items():
@@ -110,12 +113,14 @@ class Observer:
                         group.check(answer, promised)
                         self.queries += 1
         except OSError:
-            # It is struck: the next one will be answered.
+            # A fault is active; retry in the next round.
             return
 
 
 def committed_offsets(peer: Peer, group: str, partitions: int) -> Mapping[int, int] | None:
-    """What a group has committed, by partition; None where the broker does not say at the moment. Raises OSError."""
+    """Committed offsets of a group by partition, or None if the broker returns an error. Raises
+    OSError.
+    """
     topic = OffsetFetchRequest.OffsetFetchRequestTopic(
         name=TOPIC, partition_indexes=list(range(partitions))
     )
@@ -139,10 +144,10 @@ def reader(bootstrap: str, request_ms: int = READ_MS) -> kafka.KafkaConsumer:
         check_crcs=True,
         fetch_max_wait_ms=100,
         enable_auto_commit=False,
-        # An offset that is not there any more is lost: no silent jump.
+        # Fail if an offset no longer exists, instead of silently skipping records.
         auto_offset_reset="none",
         request_timeout_ms=request_ms,
-        # Kafka-python's own at least.
+        # kafka-python's minimum.
         bootstrap_timeout_ms=max(request_ms, 30_000),
         reconnect_backoff_max_ms=500,
     )

@@ -1,4 +1,6 @@
-"""The log as it lies in Pulsar, read by its own client and unpacked by kafka-python: without the gateway and without its store."""
+"""Reads a topic directly from Pulsar with its client and kafka-python, without the gateway and its
+store.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ READ_MS = 240_000
 
 
 def read_log(service_url: str, namespace: str, partitions: int, found: Log) -> Log:
-    """Of a topic in one of the formats of batches. `hidden_copies` counts what readers must not see: copies, which begin before the end of what came before
-    them, what a replaced leader stored after its successor's first, and what it had stored where its successor began.
+    """Read a topic stored as Kafka batches.
+
+    `hidden_copies` counts messages that readers must not see: duplicates, which begin before the
+    end of the previous batch; batches stored by a replaced leader after its successor's first one;
+    and earlier ones at offsets that the successor assigned again.
     """
     values: dict[Position, str] = {}
     ends: dict[int, int] = {}
@@ -49,8 +54,11 @@ def read_log(service_url: str, namespace: str, partitions: int, found: Log) -> L
 
 
 def read_native_log(service_url: str, namespace: str, partitions: int, found: Log) -> Log:
-    """Of a topic in the format of native clients, who see each record as a message, in their order, and no offsets: those are of `found`. What is more
-    than that lies beyond the end."""
+    """Read a topic in the format of native clients, where each record is a message without a Kafka
+    offset.
+
+    The offsets are taken from `found` in order; further messages get offsets after the log end.
+    """
     values: dict[Position, str] = {}
     with closing(_client(service_url)) as client:
         for partition in range(partitions):

@@ -1,4 +1,4 @@
-"""What a run comes to: a line for each fault, and by wish a picture."""
+"""Formats the result of a run: one line per fault, and optionally a chart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.peers.chaos.run import Outcome, Recovery
 
 WIDTH, LABELS, RIGHT = 940, 290, 200
 TOP, ROW, BAR = 84, 26, 16
-#: Told apart by those who see no red or no green, too.
+#: Colors that color-blind readers can distinguish.
 DOWN, BACK, INK, GRID = "#d98324", "#2b6ca3", "#222222", "#dddddd"
 
 MEANING = """Seconds. `served`: from the blow until the servers answer again. From then on until each client works again, of those of a kind the slowest.
@@ -17,7 +17,7 @@ MEANING = """Seconds. `served`: from the blow until the servers answer again. Fr
 
 
 def summary(outcome: Outcome) -> str:
-    """All of it: the times, what was stored, and last what is wrong, or that nothing is."""
+    """The full report: recovery times, what was stored, and violations, if any."""
     failed = ", ".join(f"{count} of {name}" for name, count in outcome.failed.items())
     lines = (
         [
@@ -36,7 +36,7 @@ def summary(outcome: Outcome) -> str:
 
 
 def table(outcome: Outcome) -> str:
-    """A line a fault, and below them the longest of each column."""
+    """One line per fault, and the maximum of each column below."""
     if not outcome.recoveries:
         return ""
     kinds = sorted(
@@ -63,7 +63,7 @@ def table(outcome: Outcome) -> str:
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Only the fault is a text that begins at the left."""
+    """Only the fault's column is left-aligned."""
     cells = [
         cell.ljust(width) if at == 1 else cell.rjust(width)
         for at, (cell, width) in enumerate(zip(row, widths, strict=True))
@@ -83,7 +83,7 @@ def _slowest(recovery: Recovery, kinds: Iterable[tuple[str, str]]) -> list[float
 
 
 def _kind(name: str) -> tuple[str, str]:
-    """What a client is, and of which library; members of a group are one."""
+    """Kind and library of a client; all members of a group are one."""
     if name.startswith("member-"):
         return "group", name.removeprefix("member-").rpartition("-")[0]
     return "producer", name.removeprefix("producer-")
@@ -94,7 +94,11 @@ def _fault_text(one: Recovery) -> str:
 
 
 def draw_svg(recoveries: Sequence[Recovery], title: str) -> str:
-    """An SVG: a bar a fault, first the time without the servers, then the time until the last client was at work again, and which that was."""
+    """An SVG bar chart with one bar per fault.
+
+    It shows the time without servers, then the time until the last client recovered, and that
+    client's name.
+    """
     longest = max((one.served + max(one.clients.values()) for one in recoveries), default=1.0)
     height = TOP + ROW * len(recoveries) + 12
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100) if longest / step <= 12)
@@ -121,7 +125,7 @@ def draw_svg(recoveries: Sequence[Recovery], title: str) -> str:
             f'<text x="{LABELS - 10}" y="{top + BAR - 4}" text-anchor="end">{escape(_fault_text(one))}</text>',
             f'<rect x="{x(0):.1f}" y="{top}" width="{x(one.served) - x(0):.1f}" height="{BAR}" fill="{DOWN}"/>',
             f'<rect x="{x(one.served):.1f}" y="{top}" width="{x(back) - x(0):.1f}" height="{BAR}" fill="{BACK}"/>',
-            # The grid does not strike it out.
+            # A white outline keeps the grid from crossing the text.
             f'<text x="{x(one.served + back) + 6:.1f}" y="{top + BAR - 4}" stroke="#ffffff" stroke-width="4" paint-order="stroke">'
             f"{one.served + back:.1f} {escape(' '.join(reversed(_kind(last))))}</text>",
         ]

@@ -1,4 +1,4 @@
-"""A run: clients of three generations at work, the servers struck by a plan, and the judgement at the end."""
+"""A chaos run: clients of three generations, planned faults, and the checks at the end."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ from tests.peers.kafka import BrokerFailed
 from tests.peers.verifiable import TOPIC, ToolProcess
 
 PARTITIONS = 4
-#: In each group; every one has partitions.
+#: Per group; each of them has partitions.
 MEMBERS = 2
-#: Records a second of each producer: so many that some are under way at every moment, so few that all keep up on two cores.
+#: Records per second of each producer: enough that some are always in flight, few enough for two
+#: cores.
 PACE = 100
-#: A producer has recovered that was told of so many records more.
+#: Acknowledgements after which a producer counts as recovered.
 ANSWERS = 20
-#: For JVMs that start side by side on few cores, which others use as well.
+#: For JVMs that start concurrently on few cores that other processes use as well.
 START_SECONDS = 480.0
 #: Recovery of the slowest client after a fault: twice the session timeout of a member that a long
 #: pause expelled, and the longest back-off, on a busy machine.
 RECOVER_SECONDS = 480.0
-#: Faults that are carried out however long they take; fewer would show little.
+#: Faults that are injected regardless of time; fewer would show little.
 MIN_FAULTS = 4
 
 
 class NotRecovered(Exception):
-    """A client did not go on in time; the message says which, and what it and the gateway said last."""
+    """A client did not recover in time; the message has its last output and the gateway's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Seconds: `began` from the beginning of the run; `served` from the blow until the servers were there again; then, from that on, until each client
-    worked again."""
+    """Times in seconds.
+
+    `began` counts from the start of the run, `served` from the fault until the servers were ready
+    again, and `clients` from then on until each client had recovered.
+    """
 
     fault: Fault
     began: float
@@ -55,12 +59,12 @@ class Outcome:
     hidden_copies: int = 0
     failed: dict[str, int] = field(default_factory=dict)
     skipped_faults: int = 0
-    """How many faults of the plan there was no time for."""
+    """Planned faults for which there was no time."""
     unused_offsets: int = 0
 
 
 class Run:
-    """The clients and what is known of them. `say` is told what happens, a line each."""
+    """The clients and their results. `say` receives one line per event."""
 
     def __init__(
         self,
@@ -82,7 +86,7 @@ class Run:
         self._is_all_sent = False
 
     def start(self, stack: ExitStack) -> None:
-        """All clients, until each is at work."""
+        """Start all clients and wait until each makes progress."""
         with self._gateway.peer() as peer:
             peer.create_topic(TOPIC)
         bootstrap = self._gateway.bootstrap
@@ -106,7 +110,9 @@ class Run:
         self._began = time.monotonic()
 
     def run_faults(self, faults: Sequence[Fault], seconds: float) -> None:
-        """The faults that can begin within this time, in order, and at least the first LEAST_FAULTS."""
+        """Inject the faults that can begin within `seconds`, in order, and at least the first
+        MIN_FAULTS.
+        """
         for number, fault in enumerate(faults):
             if number >= MIN_FAULTS and time.monotonic() > self._began + seconds:
                 self.outcome.skipped_faults = len(faults) - number
@@ -132,7 +138,11 @@ class Run:
         )
 
     def _wait_for_recovery(self, seconds: float) -> dict[str, float]:
-        """When each client worked again, from now on: a producer is told of more, a group reads and commits what was stored since, each of its members some."""
+        """Seconds until each client has recovered.
+
+        A producer has recovered after ANSWERS new acknowledgements. A group has recovered when each
+        member has read records and committed up to what was stored meanwhile.
+        """
         began = time.monotonic()
         answers = {one.name: len(one.sent.stored) + ANSWERS for one in self.producers}
         reads = {one.name: one.read for one in self.members}
@@ -171,7 +181,7 @@ class Run:
         return times
 
     def _acknowledged_ends(self) -> dict[int, int]:
-        """The end of each partition, as far as producers were told."""
+        """Acknowledged log end offset of each partition."""
         ends: dict[int, int] = {}
         for one in self.producers:
             for (partition, offset), _ in one.sent.stored:
@@ -185,7 +195,7 @@ class Run:
         )
 
     def finish(self) -> None:
-        """Everybody comes to an end; the groups have read and committed everything by then."""
+        """Stop all clients, after the groups have read and committed everything."""
         for producer in self.producers:
             producer.finish()
             self.outcome.failed[producer.name] = len(producer.failed)
@@ -217,7 +227,7 @@ class Run:
         )
 
     def _watch(self, seconds: float, *, is_struck: bool = False) -> None:
-        """Nothing is done to anybody for so long."""
+        """Process client events for this time, without injecting a fault."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._receive(is_struck=is_struck)
@@ -249,7 +259,7 @@ class Run:
             self._gateway.assert_running()
 
     def _clients(self) -> list[ToolProcess]:
-        """Those who are at work."""
+        """Clients that are running."""
         return [*([] if self._is_all_sent else self.producers), *self.members]
 
 
@@ -264,8 +274,12 @@ def run_chaos(
     *,
     allows_gaps: bool = False,
 ) -> Outcome:
-    """The whole of it: `seconds` of faults from the moment at which everybody is at work. `others` are the log as somebody else than the gateway reads it, beside what is found there. A client or a server that
-    does not come back is the last complaint."""
+    """Run the clients, inject faults for `seconds` from the time at which all of them make
+    progress, and check the result.
+
+    `others` reads the log without the gateway, given what was read through it. A client or a server
+    that does not recover is the last complaint.
+    """
     here = Run(folder, gateway, servers, say)
     with ExitStack() as stack:
         gateway.launch()
@@ -279,7 +293,7 @@ def run_chaos(
                 here.finish()
             if observer.failure:
                 raise observer.failure
-            # What it has in memory must not be what is judged.
+            # Check what is stored, not the gateway's caches.
             gateway.end()
             gateway.launch()
             found = replace(read_whole_log(gateway.bootstrap, PARTITIONS), allows_gaps=allows_gaps)

@@ -1,4 +1,6 @@
-"""The servers that are struck: the gateway, always at the same address and on the same store, and the Pulsar broker behind it."""
+"""The servers of a run: a gateway, always at the same address and on the same store, and a Pulsar
+broker.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ from tests.peers.gateway import Peer
 from tests.peers.kafka import free_ports
 from tests.peers.pulsar import suspend
 
-#: On a Pulsar that has only just come itself, on a busy machine.
+#: On a Pulsar that has just started, on a busy machine.
 START_SECONDS = 480.0
 #: The gateway's own limits add up to about 10 s; the rest is for a busy machine.
 STOP_SECONDS = 180.0
 
 
 class Server(Protocol):
-    """A process that can be struck and comes again."""
+    """A process into which faults are injected and that can be restarted."""
 
     def kill(self) -> None: ...
     def pause(self) -> None: ...
@@ -34,11 +36,11 @@ class Server(Protocol):
 
 
 class GatewayDied(Exception):
-    """It ended, or did not start, without having been struck; the message ends with its log."""
+    """The gateway exited, or did not start, without a fault; the message ends with its log."""
 
 
 class RestartableGateway:
-    """`store` are the arguments that say where its records go; `settings` are for --set."""
+    """`store` are the command-line arguments for the store; `settings` are passed with --set."""
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class RestartableGateway:
         return self._process
 
     def launch(self, *arguments: str) -> None:
-        """Start it and wait until it serves."""
+        """Start the gateway and wait until it is ready."""
         with self._log.open("a") as errors:
             argv = [*self._argv, *arguments]
             self._process = process = subprocess.Popen(
@@ -99,7 +101,7 @@ class RestartableGateway:
         os.kill(self.process.pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """As at an upgrade."""
+        """Stop the gateway with SIGTERM, as for an upgrade."""
         self.process.terminate()
         try:
             code = self.process.wait(STOP_SECONDS)
@@ -111,7 +113,7 @@ class RestartableGateway:
             raise GatewayDied(f"exit code {code} after SIGTERM\n{self.log()}")
 
     def assert_running(self) -> None:
-        """Raises GatewayDied unless it does."""
+        """Raise GatewayDied if the process has exited."""
         if self.process.poll() is not None:
             raise GatewayDied(
                 f"exit code {self.process.returncode}, and nobody had struck it\n{self.log()}"
@@ -128,13 +130,16 @@ class RestartableGateway:
         return words in self._log.read_text(errors="replace")
 
     def unexpected_errors(self) -> list[str]:
-        """The lines of its log about what nobody foresaw."""
+        """Log lines about unexpected exceptions."""
         lines = self._log.read_text(errors="replace").splitlines()
         return [line for line in lines if " traceback=" in line or "which is a bug" in line]
 
 
 class RetryingGateway(RestartableGateway):
-    """Started again when it cannot start, as whoever keeps it running does: a Pulsar that has only just come may serve and yet store nothing."""
+    """A gateway that is started again if it cannot start, as by a service manager.
+
+    A Pulsar that has just started may be ready and still fail to store anything.
+    """
 
     def launch(self, *arguments: str) -> None:
         end = time.monotonic() + START_SECONDS
@@ -158,7 +163,7 @@ def inject(fault: Fault, servers: Mapping[Target, Server]) -> None:
 
 
 def recover(fault: Fault, servers: Mapping[Target, Server]) -> None:
-    """They serve again when this returns."""
+    """Restart or resume the servers, and return when they are ready."""
     for server in reversed(_targets(fault, servers)):
         if fault.action is Action.PAUSE:
             server.resume()
@@ -167,6 +172,6 @@ def recover(fault: Fault, servers: Mapping[Target, Server]) -> None:
 
 
 def _targets(fault: Fault, servers: Mapping[Target, Server]) -> list[Server]:
-    """The gateway first: it is the first to go and the last to come."""
+    """The gateway first: it is stopped first and started last."""
     targets = [Target.GATEWAY, Target.BROKER] if fault.target is Target.BOTH else [fault.target]
     return [servers[target] for target in targets]

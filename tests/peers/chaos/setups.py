@@ -1,4 +1,4 @@
-"""The stores that a run can be had on, with the servers that can be struck there."""
+"""The stores that a run can use, each with the servers that faults can be injected into."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from tests.peers.pulsar import Pulsar
 from tests.peers.tenant import Tenant
 
 SETTINGS = {"num_partitions": PARTITIONS, "group_initial_rebalance_delay_ms": 500}
-#: Shorter than the longest pause, so that such a one ends with partitions that begin anew.
+#: Shorter than the longest pause, so that after such a pause partitions are reopened.
 ON_PULSAR = {**SETTINGS, "pulsar_send_timeout_ms": 8_000}
-#: A broker that holds less than half of this machine's smallest peers.
+#: A broker that needs less than half the memory of the smallest test machine.
 BROKER_MEMORY = "400m"
-#: Its only bookie would be left alone for half an hour after a pause, for the writes that failed in it: nothing could be made any more.
+#: Otherwise the broker's client would exclude its only bookie for half an hour because of writes
+#: that failed during a pause, and nothing could be written.
 ONE_BOOKIE = {"bookkeeperClientHealthCheckEnabled": "false"}
 
 Say = Callable[[str], None]
 LogReader = Callable[[str, str, int, Log], Log]
-"""Reads the topic as it lies in Pulsar: the address, the namespace, how many partitions, and what the gateway has found there."""
+"""Reads the topic from Pulsar, given the address, the namespace, the number of partitions, and what
+was read through the gateway.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`kinds` are the faults that there can be."""
+    """`kinds` are the possible faults."""
 
     kinds: Sequence[tuple[Target, Action]]
     run: Callable[[Path, Sequence[Fault], float, Say], Outcome]
@@ -43,12 +46,14 @@ def on_embedded(folder: Path, faults: Sequence[Fault], seconds: float, say: Say)
 
 
 def on_pulsar(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:
-    """A broker of its own, which nobody else would like to have killed."""
+    """Use a separate broker, since it is killed."""
     return _on_pulsar(folder, faults, seconds, say, read_log)
 
 
 def on_native(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:
-    """As before, in the format that native clients share: there it is Pulsar that knows again what its client sends twice."""
+    """The same in the format of native clients, where Pulsar detects duplicate messages of its
+    client.
+    """
     return _on_pulsar(
         folder, faults, seconds, say, read_native_log, deduplicates=True, entry_format="pulsar"
     )

@@ -1,5 +1,8 @@
-"""A member of a group, confluent-kafka (librdkafka): host:port, topic, group and settings NAME=VALUE; a line of JSON an event, until its standard
-input ends."""
+"""A group member with confluent-kafka (librdkafka).
+
+Arguments: host:port, topic, group and settings NAME=VALUE. Prints one line of JSON per event until
+its standard input is closed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def say(**event: Any) -> None:
 
 
 class Listener:
-    """What it has: partitions come and go all at once or one by one, as the protocol says."""
+    """The assigned partitions, for eager and for incremental rebalancing."""
 
     def __init__(self, records: list[Any]) -> None:
         self._has: set[int] = set()
@@ -63,7 +66,8 @@ def main(bootstrap: str, topic: str, group: str, *settings: str) -> None:
         records += [record for record in consumer.consume(500, 0.1) if not record.error()]
         if not records:
             continue
-        # What is refused of one partition, while another has nothing to commit, is in the answer and raises nothing.
+        # If one partition is refused and another has nothing to commit, the error is only in the
+        # result and nothing is raised.
         try:
             failures = [
                 str(part.error) for part in consumer.commit(asynchronous=False) if part.error
@@ -71,7 +75,8 @@ def main(bootstrap: str, topic: str, group: str, *settings: str) -> None:
         except KafkaException as failure:
             failures = [str(failure)]
         if failures:
-            # The next commit is good for them too, unless another member gets their partition and reads them again.
+            # The next commit covers these records too, unless the partition moves to another
+            # member, which then reads them again.
             say(failed=failures)
             continue
         for record in records:

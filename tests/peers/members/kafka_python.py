@@ -1,4 +1,8 @@
-"""A member of a group, kafka-python 3: host:port, topic and group; a line of JSON an event, until its standard input ends."""
+"""A group member with kafka-python 3.
+
+Arguments: host:port, topic and group. Prints one line of JSON per event until its standard input is
+closed.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +48,15 @@ def main(bootstrap: str, topic: str, group: str) -> None:
     consumer = None
     while not select.select([sys.stdin], [], [], 0)[0]:
         try:
-            # A constructor that finds nobody raises too.
+            # The constructor raises as well if no broker is reachable.
             consumer = consumer or joined(bootstrap, topic, group)
-            # Longer than joining takes: if the time ends between the replies to JoinGroup and SyncGroup, 3.0.12 may never ask again.
+            # Longer than joining takes. If the timeout falls between the replies to JoinGroup and
+            # SyncGroup, 3.0.12 may never send another request.
             polled = consumer.poll(timeout_ms=1000)
         except KafkaError as failure:
-            # Of a refresh of the metadata that two coroutines waited for and that was refused, one catches it; the other's comes out of
-            # poll() and ends the loop that refreshes (kafka/cluster.py of 3.0.12). An application then begins anew.
+            # If two coroutines wait for a metadata refresh that fails, only one of them handles the
+            # error. The other's is raised by poll() and ends the refresh loop (kafka/cluster.py of
+            # 3.0.12). An application then creates a new consumer.
             say(failed=type(failure).__name__)
             if consumer is not None:
                 consumer.close(autocommit=False, timeout_ms=1_000)
@@ -63,7 +69,7 @@ def main(bootstrap: str, topic: str, group: str) -> None:
         try:
             consumer.commit()
         except KafkaError as failure:
-            # They will be read again, by whoever has their partition then.
+            # The records are read again, by the member that then has the partition.
             say(failed=type(failure).__name__)
             continue
         for record in records:
