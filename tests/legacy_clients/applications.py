@@ -40,14 +40,14 @@ COMPRESSIBLE_BYTES = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Writes:
+class ProduceStep:
     topic: str
     records: int = 200
     codec: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class ConsumeStep:
     """At most so many `records` of a topic that others have written to; without a group from its beginning on, by hand."""
 
     topic: str
@@ -55,7 +55,7 @@ class Reads:
     records: int = 100
 
 
-Deed = Writes | Reads
+Step = ProduceStep | ConsumeStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Application:
 
     client_id: str
     client: str
-    deeds: tuple[Deed, ...]
+    steps: tuple[Step, ...]
     user: str = ""
 
     @property
@@ -77,65 +77,74 @@ class Application:
 
     @property
     def topics(self) -> set[str]:
-        return {deed.topic for deed in self.deeds}
+        return {step.topic for step in self.steps}
 
     @property
     def groups(self) -> set[str]:
-        return {deed.group for deed in self.deeds if isinstance(deed, Reads) and deed.group}
+        return {step.group for step in self.steps if isinstance(step, ConsumeStep) and step.group}
 
     @property
     def is_producer(self) -> bool:
-        return any(isinstance(deed, Writes) for deed in self.deeds)
+        return any(isinstance(step, ProduceStep) for step in self.steps)
 
     @property
     def is_consumer(self) -> bool:
-        return any(isinstance(deed, Reads) for deed in self.deeds)
+        return any(isinstance(step, ConsumeStep) for step in self.steps)
 
 
 COMPANY = (
-    Application("shop", "java-4.4.0", (Writes("orders", 8000, "gzip"),), user="shop"),
-    Application("mobile-app", "kafkajs-2.2.4", (Writes("events", 400, "gzip"),)),
-    Application("warehouse", "confluent-0.11.6", (Writes("shipments"),)),
-    Application("ledger-import", "java-0.8.2.2", (Writes("ledger", 300, "gzip"),)),
-    Application("server-metrics", "sarama-1.19.0", (Writes("metrics", 400, "snappy"),)),
-    Application("door-sensors", "kafka-node-2.0.0", (Writes("metrics"),)),
-    Application("billing", "java-0.9.0.1", (Reads("orders", "billing", 4000),)),
-    Application("billing-next", "java-2.8.2", (Reads("orders", "billing", 4000),), user="finance"),
+    Application("shop", "java-4.4.0", (ProduceStep("orders", 8000, "gzip"),), user="shop"),
+    Application("mobile-app", "kafkajs-2.2.4", (ProduceStep("events", 400, "gzip"),)),
+    Application("warehouse", "confluent-0.11.6", (ProduceStep("shipments"),)),
+    Application("ledger-import", "java-0.8.2.2", (ProduceStep("ledger", 300, "gzip"),)),
+    Application("server-metrics", "sarama-1.19.0", (ProduceStep("metrics", 400, "snappy"),)),
+    Application("door-sensors", "kafka-node-2.0.0", (ProduceStep("metrics"),)),
+    Application("billing", "java-0.9.0.1", (ConsumeStep("orders", "billing", 4000),)),
     Application(
-        "orders-export", "kafka-python-1.0.2", (Reads("orders", records=3000), Reads("shipments"))
+        "billing-next", "java-2.8.2", (ConsumeStep("orders", "billing", 4000),), user="finance"
+    ),
+    Application(
+        "orders-export",
+        "kafka-python-1.0.2",
+        (ConsumeStep("orders", records=3000), ConsumeStep("shipments")),
     ),
     Application(
         "accounts",
         "java-0.10.2.2",
-        (Reads("ledger", "accounts"), Writes("invoices", 300)),
+        (ConsumeStep("ledger", "accounts"), ProduceStep("invoices", 300)),
         user="finance",
     ),
-    Application("invoice-mail", "kafka-python-2.0.2", (Reads("invoices", "mail"),), user="finance"),
-    Application("fraud-check", "java-1.1.1", (Reads("orders", "fraud", 2000),)),
-    Application("dashboards", "franz-go-1.22.2", (Reads("metrics", "dashboards"),)),
-    Application("search", "aiokafka-0.14.0", (Reads("events", "search"),), user="shop"),
-    Application("stock", "confluent-1.0.0", (Reads("shipments", "stock"),)),
-    Application("archive", "kcat-1.7.1", (Reads("events"), Reads("shipments"))),
+    Application(
+        "invoice-mail", "kafka-python-2.0.2", (ConsumeStep("invoices", "mail"),), user="finance"
+    ),
+    Application("fraud-check", "java-1.1.1", (ConsumeStep("orders", "fraud", 2000),)),
+    Application("dashboards", "franz-go-1.22.2", (ConsumeStep("metrics", "dashboards"),)),
+    Application("search", "aiokafka-0.14.0", (ConsumeStep("events", "search"),), user="shop"),
+    Application("stock", "confluent-1.0.0", (ConsumeStep("shipments", "stock"),)),
+    Application("archive", "kcat-1.7.1", (ConsumeStep("events"), ConsumeStep("shipments"))),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RunResult:
     """Who did all that it had to, and why others did not."""
 
     applications: list[Application] = field(default_factory=list)
     left_out: list[tuple[Application, str]] = field(default_factory=list)
 
 
-Told = Callable[[int, Application], None]
+ProgressCallback = Callable[[int, Application], None]
 """Is called before each application with its number, from 0 on."""
 
 
 def run(
-    company: Sequence[Application], folder: Path, log: Path, told: Told = lambda number, who: None
-) -> Ran:
+    company: Sequence[Application],
+    folder: Path,
+    log: Path,
+    told: ProgressCallback = lambda number, who: None,
+) -> RunResult:
     """All of them against a gateway of their own, whose store is in `folder` and whose traffic log in `log`; it has stopped when this returns."""
-    ran = Ran()
+    ran = RunResult()
     listeners: tuple[str, ...] = (OPEN_LISTENER,)
     arguments = [*NO_REBALANCE_DELAY, "--traffic-log", str(log)]
     if users := sorted({who.user for who in company if who.user}):
@@ -180,17 +189,17 @@ def _users_file(users: Sequence[str], file: Path) -> Path:
 def _problem_of(who: Application, broker: Broker, stands: Counter[str]) -> str:
     """Runs an application; the first line of what kept it from it, else nothing. `stands` is what is in each topic: where a writer was left out,
     there is nothing to read. An application may read what it writes itself."""
-    written = {deed.topic for deed in who.deeds if isinstance(deed, Writes)}
+    written = {step.topic for step in who.steps if isinstance(step, ProduceStep)}
     if empty := [
-        deed.topic
-        for deed in who.deeds
-        if isinstance(deed, Reads) and deed.topic not in written and not stands[deed.topic]
+        step.topic
+        for step in who.steps
+        if isinstance(step, ConsumeStep) and step.topic not in written and not stands[step.topic]
     ]:
         return f"nobody wrote to {empty[0]}"
     try:
         install(who.row)
-        for deed in who.deeds:
-            _do(who, deed, broker, stands)
+        for step in who.steps:
+            _do(who, step, broker, stands)
     except CannotInstall as error:
         return str(error).strip().splitlines()[0]
     except DriverFailed as error:
@@ -202,14 +211,14 @@ def _problem_of(who: Application, broker: Broker, stands: Counter[str]) -> str:
     return ""
 
 
-def _do(who: Application, deed: Deed, broker: Broker, stands: Counter[str]) -> None:
+def _do(who: Application, step: Step, broker: Broker, stands: Counter[str]) -> None:
     security = Security((who.user, PASSWORD)) if who.user else OPEN
     address = broker.listeners["SASL_PLAINTEXT" if who.user else "PLAINTEXT"]
-    match deed:
-        case Writes(topic, count, codec):
+    match step:
+        case ProduceStep(topic, count, codec):
             produce(who.row, address, _records(topic, count), codec=codec, security=security)
             stands[topic] += count
-        case Reads(topic, group, count):
+        case ConsumeStep(topic, group, count):
             count = min(count, stands[topic])
             if group:
                 consume_in_group(who.row, address, group, topic, count, security=security)

@@ -35,7 +35,7 @@ class Broker:
         return self.listeners["PLAINTEXT"]
 
 
-Stored = Callable[[Path], Sequence[str]]
+StoreArguments = Callable[[Path], Sequence[str]]
 """The arguments by which a gateway with that folder has a store that nobody else has."""
 
 
@@ -83,7 +83,7 @@ def gateway(
     folder: Path,
     listeners: Sequence[str] = ("PLAINTEXT://127.0.0.1:0",),
     arguments: Sequence[str] = (),
-    stored: Stored = embedded,
+    stored: StoreArguments = embedded,
 ) -> Iterator[Broker]:
     """`kopgate serve` on free ports with its log in `folder`; SIGTERM at the end must give exit code 0."""
     named = [word for listener in listeners for word in ("--listener", listener)]

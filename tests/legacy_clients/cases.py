@@ -58,7 +58,7 @@ def records(
     return made
 
 
-def sendable(client: Client, codec: str, wanted: Sequence[Record]) -> list[Record]:
+def sendable_records(client: Client, codec: str, wanted: Sequence[Record]) -> list[Record]:
     """The records that a client has words for (`cannot_send` in clients.toml)."""
     unspeakable = {"null-null": {None}, "null-empty": {None, b""}}
     pairs = [unspeakable[kind] for kind in client.cannot_send if kind in unspeakable]
@@ -68,7 +68,7 @@ def sendable(client: Client, codec: str, wanted: Sequence[Record]) -> list[Recor
     ]
 
 
-def seen(record: Record, producer: Client, consumer: Client) -> Record:
+def expected_record(record: Record, producer: Client, consumer: Client) -> Record:
     """The record as that consumer must get it: formats 0 and 1 carry no headers, format 0 no timestamp, whichever side speaks it."""
     carried = min(producer.writes, consumer.reads)
     timestamp = record.timestamp if carried >= 1 and producer.sets_timestamps else None

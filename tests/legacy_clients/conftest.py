@@ -10,7 +10,7 @@ import pytest
 from tests.legacy_clients.brokers import (
     NO_REBALANCE_DELAY,
     Broker,
-    Stored,
+    StoreArguments,
     are_required,
     embedded,
     gateway,
@@ -18,7 +18,7 @@ from tests.legacy_clients.brokers import (
     reference,
 )
 from tests.legacy_clients.clients import Client, table
-from tests.legacy_clients.grid import drawn, gathered
+from tests.legacy_clients.grid import outcomes_by_client, render_grid
 from tests.legacy_clients.install import install
 from tests.peers.cache import CannotInstall
 from tests.peers.pulsar import Pulsar
@@ -104,7 +104,7 @@ def pytest_terminal_summary(
             for one in kind
             if isinstance(one, pytest.TestReport)
         )
-        terminalreporter.write_line(drawn(table(), gathered(reports)))
+        terminalreporter.write_line(render_grid(table(), outcomes_by_client(reports)))
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +113,7 @@ def is_reference(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def kept(request: pytest.FixtureRequest) -> Stored:
+def store_arguments(request: pytest.FixtureRequest) -> StoreArguments:
     """Where each gateway keeps its records."""
     if request.config.getoption("--store", "embedded") == "embedded":
         return embedded
@@ -123,9 +123,11 @@ def kept(request: pytest.FixtureRequest) -> Stored:
 
 @pytest.fixture(scope="session")
 def broker(
-    is_reference: bool, kept: Stored, tmp_path_factory: pytest.TempPathFactory
+    is_reference: bool, store_arguments: StoreArguments, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Broker]:
-    ours = gateway(tmp_path_factory.mktemp("gateway"), arguments=NO_REBALANCE_DELAY, stored=kept)
+    ours = gateway(
+        tmp_path_factory.mktemp("gateway"), arguments=NO_REBALANCE_DELAY, stored=store_arguments
+    )
     with _installed_or_skipped(), reference() if is_reference else ours as running:
         yield running
 

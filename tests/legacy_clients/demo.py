@@ -17,7 +17,7 @@ from pathlib import Path
 from gateway.cli.progress import ProgressBar
 from reports.analysis.facts import DEFAULT_TARGET, target_names
 from reports.interrupts import Interrupted, SignalHandler
-from tests.legacy_clients.applications import COMPANY, Application, Ran, run
+from tests.legacy_clients.applications import COMPANY, Application, RunResult, run
 from tests.legacy_clients.brokers import GatewayFailed
 
 READY, NOT_READY = 0, 3
@@ -38,20 +38,20 @@ def main() -> int:
     )
     given = parser.parse_args()
     if given.out and (given.out / "log").exists():
-        return _say(f"Error: {given.out} has a log already; name a new folder", 1)
+        return _print_status(f"Error: {given.out} has a log already; name a new folder", 1)
     if missing := _missing():
-        return _say(f"Error: the report cannot be made: {'; '.join(missing)}", 1)
+        return _print_status(f"Error: the report cannot be made: {'; '.join(missing)}", 1)
     try:
         with SignalHandler().installed():
             return _demo(given.out or Path(tempfile.mkdtemp(prefix="kopgate-demo-")), given.target)
     except Interrupted as stopped:
         return stopped.exit_code
     except (GatewayFailed, OSError, subprocess.SubprocessError) as error:
-        return _say(f"Error: {error}", 1)
+        return _print_status(f"Error: {error}", 1)
 
 
 def _demo(out: Path, target: str) -> int:
-    _say(
+    _print_status(
         f"the log and the report go to {out}; clients that are not on this machine yet are fetched and built as their turn comes",
         0,
     )
@@ -65,18 +65,20 @@ def _demo(out: Path, target: str) -> int:
                 COMPANY,
                 Path(folder),
                 out / "log",
-                lambda number, who: progress.show(_turn(number, who)),
+                lambda number, who: progress.show(_progress_text(number, who)),
             )
         is_whole = True
     except Interrupted:
-        _say("stopped; clients that were fetched stay, and the same command begins anew", 0)
+        _print_status(
+            "stopped; clients that were fetched stay, and the same command begins anew", 0
+        )
         raise
     finally:
         if not is_whole:
             shutil.rmtree(out / "log", ignore_errors=True)
-    _tell(ran)
+    _report_left_out(ran)
     if not ran.applications:
-        return _say(
+        return _print_status(
             "Error: no client can run here: they need java and maven, node and npm, go, kcat, or Pythons 2.7 and 3.6",
             1,
         )
@@ -96,31 +98,33 @@ def _missing() -> list[str]:
     return [words for words, found in wanted.items() if not found]
 
 
-def _turn(number: int, who: Application) -> str:
+def _progress_text(number: int, who: Application) -> str:
     return f"[{number + 1:2}/{len(COMPANY)}] {who.client_id} ({who.row.library} {who.row.version})"
 
 
-def _tell(ran: Ran) -> None:
-    _say(f"{len(ran.applications)} applications ran", 0)
+def _report_left_out(ran: RunResult) -> None:
+    _print_status(f"{len(ran.applications)} applications ran", 0)
     for who, why in ran.left_out:
-        _say(f"left out: {who.client_id} ({who.client}): {why}", 0)
+        _print_status(f"left out: {who.client_id} ({who.client}): {why}", 0)
 
 
 def _report(out: Path, target: str) -> int:
     words = ["report", "--logs", str(out / "log"), "--out", str(out / "report"), "--target", target]
     code = 1
     try:
-        code = _to_its_end([sys.executable, "-m", "gateway", *words])
+        code = _run_to_end([sys.executable, "-m", "gateway", *words])
     finally:
         if code not in (READY, NOT_READY):
-            _say(f"the log is whole; the report alone is made by: kopgate {' '.join(words)}", 0)
+            _print_status(
+                f"the log is whole; the report alone is made by: kopgate {' '.join(words)}", 0
+            )
     if code not in (READY, NOT_READY):
         return code
     print(f"the report: {(out / 'report' / 'report.html').resolve().as_uri()}")
     return 0
 
 
-def _to_its_end(command: list[str]) -> int:
+def _run_to_end(command: list[str]) -> int:
     """Also where it is stopped: Ctrl-C comes to it as well, SIGTERM does not."""
     with subprocess.Popen(command) as process:
         try:
@@ -134,7 +138,7 @@ def _to_its_end(command: list[str]) -> int:
             raise
 
 
-def _say(words: str, code: int) -> int:
+def _print_status(words: str, code: int) -> int:
     sys.stderr.write(words + "\n")
     return code
 

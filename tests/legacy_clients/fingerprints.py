@@ -25,21 +25,21 @@ from tests.legacy_clients.install import install
 from tests.legacy_clients.observed import (
     LIBRARIES,
     Observation,
-    Whose,
-    merged,
+    RunIdentity,
+    encode,
+    merge,
     observation,
     read,
-    written,
 )
 from tests.legacy_clients.scenarios import (
     PATIENCE_SECONDS,
     Prepared,
-    carried_out,
-    connected,
+    connect,
+    run_scenario,
     scenarios_of,
 )
 from tests.legacy_clients.test_sasl import users_file
-from tests.legacy_clients.verdicts import given
+from tests.legacy_clients.verdicts import write_verdicts
 from tests.peers.cache import CannotInstall, command
 from tests.peers.traffic_rows import Row, read_rows
 
@@ -54,14 +54,14 @@ LISTENERS = ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0")
 PINS = ("--api-version", "--version", "--max-version", "broker.version.fallback")
 
 
-def pinned(client: Client) -> str | None:
+def pinned_options(client: Client) -> str | None:
     """The options by which a row tells its library what broker it speaks to, where it does."""
     text = " ".join(client.options)
     return text if any(word in text for word in PINS) else None
 
 
 @cache
-def version_of(client: Client) -> str:
+def library_version(client: Client) -> str:
     """The library's own: of librdkafka's bindings that of what they bind, as it says itself."""
     return (
         command([*install(client), "version"]).strip()
@@ -70,7 +70,7 @@ def version_of(client: Client) -> str:
     )
 
 
-class Watch:
+class TrafficLogWatch:
     """A gateway's traffic log, cut into what each run did.
 
     Before and after a run it connects to each listener. A listener takes connections in the order in which they come, and the log numbers them: what
@@ -89,7 +89,7 @@ class Watch:
         """All rows of the connections between two marks, once all of them are closed."""
         end = time.monotonic() + PATIENCE_SECONDS
         while True:
-            rows = [row for row in read_rows(self._log) if after < number_of(row) < before]
+            rows = [row for row in read_rows(self._log) if after < connection_number(row) < before]
             opened = {row["connection"] for row in rows}
             closed = {row["connection"] for row in rows if row.get("event") == "closed"}
             if opened == closed:
@@ -99,7 +99,7 @@ class Watch:
             time.sleep(0.05)
 
     def _passed(self, listener: str) -> int:
-        with connected(self.broker, listener) as peer:
+        with connect(self.broker, listener) as peer:
             port = peer.socket.getsockname()[1]
             end = time.monotonic() + PATIENCE_SECONDS
             while time.monotonic() < end:
@@ -110,17 +110,17 @@ class Watch:
                     if row["kind"] == "connection" and row["peer_port"] == port
                 ]
                 if rows and rows[-1]["event"] == "opened":
-                    return number_of(rows[-1])
+                    return connection_number(rows[-1])
                 time.sleep(0.02)
         raise TimeoutError(f"a connection to {listener} is not in the log")
 
 
-def number_of(row: Row) -> int:
+def connection_number(row: Row) -> int:
     return int(row["connection"].rpartition("-")[2])
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
+def watch_gateway() -> Iterator[TrafficLogWatch]:
     with tempfile.TemporaryDirectory(prefix="kopgate-fingerprints-") as name:
         folder = Path(name)
         arguments = [
@@ -131,21 +131,21 @@ def watched() -> Iterator[Watch]:
             f"users_file={users_file(folder)}",
         ]
         with gateway(folder, LISTENERS, arguments) as broker:
-            yield Watch(broker, folder / "traffic")
+            yield TrafficLogWatch(broker, folder / "traffic")
 
 
-def recorded(client: Client, scenario: str, watch: Watch) -> Observation:
+def record_once(client: Client, scenario: str, watch: TrafficLogWatch) -> Observation:
     """One run, and what the log said of it."""
-    with connected(watch.broker) as peer:
+    with connect(watch.broker) as peer:
         prepared = Prepared(peer, f"recorded-{uuid.uuid4().hex}", scenario)
         before = watch.mark()
-        carried_out(client, scenario, watch.broker, prepared)
+        run_scenario(client, scenario, watch.broker, prepared)
         rows = watch.between(before, watch.mark())
-    whose = Whose(
+    whose = RunIdentity(
         client=client.name,
         library=LIBRARIES.get(client.library, client.library),
-        version=version_of(client),
-        pinned=pinned(client),
+        version=library_version(client),
+        pinned=pinned_options(client),
         scenario=scenario,
         # The longer one first: the other is part of it.
         names=(prepared.group, prepared.topic),
@@ -153,11 +153,11 @@ def recorded(client: Client, scenario: str, watch: Watch) -> Observation:
     return observation(whose, rows)
 
 
-def patiently(client: Client, scenario: str, watch: Watch) -> Observation:
+def record_with_retry(client: Client, scenario: str, watch: TrafficLogWatch) -> Observation:
     """A client that gave up on a busy machine is run again."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return recorded(client, scenario, watch)
+            return record_once(client, scenario, watch)
         except DriverFailed:
             if attempt == ATTEMPTS:
                 raise
@@ -221,7 +221,9 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"no table has {', '.join(sorted(unknown))}")
     clients = [row for row in rows.values() if not wanted.client or row.name in wanted.client]
     if wanted.target_broker:
-        return given(clients, wanted.target_broker, wanted.out, told, wanted.scenario)
+        return write_verdicts(
+            clients, wanted.target_broker, wanted.out, show_progress, wanted.scenario
+        )
     return record(clients, wanted.out, wanted.runs, wanted.add, wanted.scenario)
 
 
@@ -236,39 +238,39 @@ def record(
         known = read(out)
         try:
             install(client)
-            with watched() as watch:
+            with watch_gateway() as watch:
                 for scenario in scenarios:
-                    told(done, total, f"{client} {scenario}")
-                    failed += _noted(client, scenario, watch, runs, known, adds)
+                    show_progress(done, total, f"{client} {scenario}")
+                    failed += _record_scenario(client, scenario, watch, runs, known, adds)
                     done += 1
         except (CannotInstall, GatewayFailed, subprocess.SubprocessError) as reason:
             failed.append(f"{client}: {reason}")
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(written(known.values()))
-    told(total, total, "done")
+        out.write_bytes(encode(known.values()))
+    show_progress(total, total, "done")
     sys.stderr.write("\n" + "".join(f"{one}\n" for one in failed))
     return 1 if failed else 0
 
 
-def _noted(
+def _record_scenario(
     client: Client,
     scenario: str,
-    watch: Watch,
+    watch: TrafficLogWatch,
     runs: int,
     known: dict[tuple[str, str], Observation],
     adds: bool,
 ) -> list[str]:
     """What was seen becomes `known`; why nothing was."""
     try:
-        seen = [patiently(client, scenario, watch) for _ in range(runs)]
+        seen = [record_with_retry(client, scenario, watch) for _ in range(runs)]
         key = seen[0].key
-        known[key] = merged([*seen, *([known[key]] if adds and key in known else [])])
+        known[key] = merge([*seen, *([known[key]] if adds and key in known else [])])
     except (DriverFailed, TimeoutError, ValueError) as failure:
         return [f"{client} {scenario}: {failure}"]
     return []
 
 
-def told(done: int, total: int, what: str) -> None:
+def show_progress(done: int, total: int, what: str) -> None:
     """One line that is written over."""
     width = 30
     bar = "#" * (width * done // max(total, 1))

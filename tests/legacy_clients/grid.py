@@ -21,7 +21,7 @@ REASON_CHARACTERS = 100
 
 
 @dataclass(slots=True)
-class Line:
+class ClientOutcome:
     """What is known of one client; `reasons` are those of tests that did not pass."""
 
     passed: int = 0
@@ -29,17 +29,17 @@ class Line:
     spoken: Versions = field(default_factory=dict)
 
 
-def gathered(reports: Iterable[pytest.TestReport]) -> dict[str, Line]:
+def outcomes_by_client(reports: Iterable[pytest.TestReport]) -> dict[str, ClientOutcome]:
     """By client: the tests that are parametrized with its name, alone or as `name+other`."""
-    lines: dict[str, Line] = {}
+    lines: dict[str, ClientOutcome] = {}
     for report in reports:
         named = re.search(r"\[([^\]]+)\]$", report.nodeid)
         for name in named[1].split("+") if named else ():
-            _note(report, lines.setdefault(name, Line()))
+            _add_report(report, lines.setdefault(name, ClientOutcome()))
     return lines
 
 
-def _note(report: pytest.TestReport, line: Line) -> None:
+def _add_report(report: pytest.TestReport, line: ClientOutcome) -> None:
     line.spoken |= dict(report.user_properties).get("spoken", {})
     if not report.passed:
         line.reasons.append(f"{report.outcome}: {_reason(report)}")
@@ -47,7 +47,7 @@ def _note(report: pytest.TestReport, line: Line) -> None:
         line.passed += 1
 
 
-def drawn(table: Mapping[str, Client], lines: Mapping[str, Line]) -> str:
+def render_grid(table: Mapping[str, Client], lines: Mapping[str, ClientOutcome]) -> str:
     """The grid in the table's order; a client that nothing was tested of has no line."""
     width = max(map(len, table))
     head = f"{'client':{width}}  " + "".join(f"{name:>3}" for name in APIS) + "  formats  outcome"
@@ -69,7 +69,7 @@ def _formats(client: Client) -> str:
     return str(client.writes) if client.reads < 0 else f"{client.writes} / {client.reads}"
 
 
-def _outcome(line: Line) -> str:
+def _outcome(line: ClientOutcome) -> str:
     return line.reasons[0] if line.reasons else f"passed ({line.passed})"
 
 

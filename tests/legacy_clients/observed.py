@@ -53,7 +53,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.client, self.scenario
 
 
-class Whose(msgspec.Struct, frozen=True, kw_only=True):
+class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a run before it; `names` are those that were made up for it."""
 
     client: str
@@ -64,7 +64,7 @@ class Whose(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
 
 
-def observation(whose: Whose, rows: Iterable[Row]) -> Observation:
+def observation(whose: RunIdentity, rows: Iterable[Row]) -> Observation:
     """What these rows say, which are all rows of the connections of one run."""
     rows = list(rows)
     closed = [
@@ -79,45 +79,49 @@ def observation(whose: Whose, rows: Iterable[Row]) -> Observation:
         version=whose.version,
         pinned=whose.pinned,
         scenario=whose.scenario,
-        road=_roads(row["road"] for row in closed),
-        mechanism=_one(row.get("mechanism") for row in closed),
-        software=_one(row.get("software") for row in closed),
-        software_version=_one(row.get("software_version") for row in closed),
+        road=_login_paths(row["road"] for row in closed),
+        mechanism=_single_value(row.get("mechanism") for row in closed),
+        software=_single_value(row.get("software") for row in closed),
+        software_version=_single_value(row.get("software_version") for row in closed),
         api_versions=max(requests.get("18", ()), default=None),
         api_versions_refused=any(row.get("api_versions_refused", False) for row in closed),
         client_ids=sorted(
-            {masked(one, whose.names) for row in closed for one in row.get("client_ids", ())}
+            {
+                mask_client_id(one, whose.names)
+                for row in closed
+                for one in row.get("client_ids", ())
+            }
         ),
         requests=requests,
         habits=_habits(row.get("habits", {}) for row in closed),
-        first=_distinct(folded(row["first_requests"]) for row in closed),
+        first=_distinct(fold_repetitions(row["first_requests"]) for row in closed),
     )
 
 
-def folded(requests: Sequence[str]) -> list[str]:
+def fold_repetitions(requests: Sequence[str]) -> list[str]:
     """The first requests of a connection, each named once where it follows itself: how often a client asks again is a matter of time."""
     return [one for one, _ in groupby(requests)][:FIRST]
 
 
-def masked(client_id: str, names: Iterable[str]) -> str:
+def mask_client_id(client_id: str, names: Iterable[str]) -> str:
     """A client id without what is of this run alone: names of topics and groups, random numbers, and counters at its end."""
     for name in names:
         client_id = client_id.replace(name, "{group}")
     return _COUNTER.sub("{n}", _UUID.sub("{n}", client_id))
 
 
-def merged(observations: Iterable[Observation]) -> Observation:
+def merge(observations: Iterable[Observation]) -> Observation:
     """Of several runs of one client in one scenario all that was seen. Raises ValueError where they are not the same client."""
     first, *others = observations
     for other in others:
-        if _fixed(other) != _fixed(first):
+        if _constant_fields(other) != _constant_fields(first):
             raise ValueError(
-                f"{first.client} {first.scenario}: it is not the same from run to run: {_fixed(first)}, {_fixed(other)}"
+                f"{first.client} {first.scenario}: it is not the same from run to run: {_constant_fields(first)}, {_constant_fields(other)}"
             )
     every = [first, *others]
     return msgspec.structs.replace(
         first,
-        road=_roads(one.road for one in every),
+        road=_login_paths(one.road for one in every),
         client_ids=sorted({name for one in every for name in one.client_ids}),
         requests=_union([one.requests for one in every], sorted_keys),
         habits=_union([one.habits for one in every]),
@@ -136,14 +140,14 @@ def read(file: Path) -> dict[tuple[str, str], Observation]:
     return {one.key: one for one in (msgspec.json.decode(line, type=Observation) for line in lines)}
 
 
-def written(observations: Iterable[Observation]) -> bytes:
+def encode(observations: Iterable[Observation]) -> bytes:
     """Lines in the order of clients and scenarios."""
     return b"".join(
         msgspec.json.encode(one) + b"\n" for one in sorted(observations, key=lambda one: one.key)
     )
 
 
-def _fixed(one: Observation) -> tuple[object, ...]:
+def _constant_fields(one: Observation) -> tuple[object, ...]:
     return (
         one.key,
         one.version,
@@ -155,13 +159,13 @@ def _fixed(one: Observation) -> tuple[object, ...]:
     )
 
 
-def _roads(roads: Iterable[str]) -> str:
+def _login_paths(roads: Iterable[str]) -> str:
     """How it logged in; there are libraries that do it in two ways on two connections."""
     seen = {road for roads_of_one in roads for road in roads_of_one.split("+")}
     return "+".join(sorted(seen - {"none"})) or "none"
 
 
-def _one(values: Iterable[str | None]) -> str | None:
+def _single_value(values: Iterable[str | None]) -> str | None:
     """What those connections say that say it; a run is of one library."""
     said = set(values) - {None}
     if len(said) > 1:

@@ -27,12 +27,12 @@ ACROSS = (
 )
 
 
-def chosen(table: Mapping[str, Client]) -> list[Pair]:
+def chosen_pairs(table: Mapping[str, Client]) -> list[Pair]:
     """Each age of a library led by its oldest and leading its newest, or led by that where it cannot; and some libraries beside each other."""
     within = [
         (leads, follows)
         for oldest, *_, newest in libraries(table)
-        for leads, follows in every(table)
+        for leads, follows in all_pairs(table)
         if leads.library == follows.library == oldest.library
         and (
             leads is oldest
@@ -43,7 +43,7 @@ def chosen(table: Mapping[str, Client]) -> list[Pair]:
     return [*within, *((table[first], table[second]) for first, second in ACROSS)]
 
 
-def every(table: Mapping[str, Client]) -> list[Pair]:
+def all_pairs(table: Mapping[str, Client]) -> list[Pair]:
     """All that can be in one group."""
     return [pair for pair in permutations(members(table), 2) if can_work(*pair)]
 

@@ -18,7 +18,7 @@ CHUNK_BYTES = 64 * 1024
 Versions = dict[int, int]
 
 
-class Requests:
+class RequestParser:
     """Cuts a client's bytes into requests and tells `heard` of each: client id, API key, version."""
 
     def __init__(self, heard: Callable[[str, int, int], None]) -> None:
@@ -67,7 +67,7 @@ class Relay:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             back = threading.Thread(target=_pump, args=(broker, client, None), daemon=True)
             back.start()
-            _pump(client, broker, Requests(self._note))
+            _pump(client, broker, RequestParser(self._note))
             back.join()
 
     def _note(self, client_id: str, key: int, version: int) -> None:
@@ -75,7 +75,7 @@ class Relay:
         spoken[key] = max(version, spoken.get(key, version))
 
 
-def _pump(source: socket.socket, sink: socket.socket, requests: Requests | None) -> None:
+def _pump(source: socket.socket, sink: socket.socket, requests: RequestParser | None) -> None:
     """Until one of them hangs up, which the other is told."""
     try:
         while data := source.recv(CHUNK_BYTES):

@@ -89,7 +89,7 @@ class Prepared:
         return int(reply.topics[0].partitions[0].committed_offset)
 
 
-def carried_out(
+def run_scenario(
     client: Client, scenario: str, broker: Broker, prepared: Prepared, seconds: float = RUN_SECONDS
 ) -> None:
     """One run, whose driver is given so long. Raises DriverFailed."""
@@ -134,6 +134,6 @@ def _until_done(asks: Callable[[], int]) -> None:
         time.sleep(0.1)
 
 
-def connected(broker: Broker, listener: str = "PLAINTEXT") -> Peer:
+def connect(broker: Broker, listener: str = "PLAINTEXT") -> Peer:
     host, _, port = broker.listeners[listener].rpartition(":")
     return Peer((host, int(port)), seconds=PATIENCE_SECONDS)

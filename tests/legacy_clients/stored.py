@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tests.legacy_clients.cases import NEAR_MS, difference, seen
+from tests.legacy_clients.cases import NEAR_MS, difference, expected_record
 from tests.legacy_clients.clients import Client, DriverFailed, Record, Span, consume, table
 
 BELOW_FETCH_10 = (
@@ -23,7 +23,7 @@ BELOW_FETCH_10 = (
 # A broker that answers nobody must not cost a deadline for every topic.
 ENOUGH_FAILURES = 3
 
-Turn = tuple[str, str]
+ProducerAndCodec = tuple[str, str]
 """A producer's name and the codec it compresses with."""
 
 
@@ -36,10 +36,10 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTopic:
     """What stands in a topic, by partition, and which turns wrote it."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[ProducerAndCodec, ...]
     partitions: tuple[tuple[Written, ...], ...]
 
     @property
@@ -57,7 +57,7 @@ class Stored:
         )
 
 
-def can_read(consumer: Client, what: Stored, is_reference: bool) -> bool:
+def can_read(consumer: Client, what: StoredTopic, is_reference: bool) -> bool:
     """Whoever has the codecs. And the gateway, unlike Kafka, turns zstd into gzip for whoever may not have it."""
     codecs = {codec for _, codec in what.turns}
     unreadable = what.kinds & set(consumer.cannot_read)
@@ -68,7 +68,9 @@ def can_read(consumer: Client, what: Stored, is_reference: bool) -> bool:
     return codecs <= set(consumer.decodes)
 
 
-def misread(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> Mapping[str, str]:
+def find_mistakes(
+    consumer: Client, bootstrap: str, topics: Mapping[str, StoredTopic]
+) -> Mapping[str, str]:
     """All of these topics, read in one process, as an application does: the first mistake in each that has one."""
     got = _read(consumer, bootstrap, topics)
     return {
@@ -85,7 +87,7 @@ def misread(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> M
     }
 
 
-def _read(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> list[Record]:
+def _read(consumer: Client, bootstrap: str, topics: Mapping[str, StoredTopic]) -> list[Record]:
     """When not all can be read, topic by topic, so that the failure names those that cannot."""
     spans = [
         Span(topic, partition, 0, len(written))
@@ -110,15 +112,17 @@ def _read(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> lis
 
 def compare(written: Sequence[Written], got: Sequence[Record], consumer: Client) -> str:
     """The first mistake of that consumer; empty when there is none."""
-    stamped = [_clock_checked(one, have, consumer) for one, have in zip(written, got, strict=False)]
+    stamped = [
+        _without_current_time(one, have, consumer) for one, have in zip(written, got, strict=False)
+    ]
     return difference(
-        [seen(one.record, one.producer, consumer) for one in written],
+        [expected_record(one.record, one.producer, consumer) for one in written],
         [*stamped, *got[len(written) :]],
     )
 
 
-def _clock_checked(one: Written, have: Record, consumer: Client) -> Record:
-    """Where the producer takes no timestamps and the formats carry them, that of its clock stands for none, as in `seen`, and any other for -1."""
+def _without_current_time(one: Written, have: Record, consumer: Client) -> Record:
+    """Where the producer takes no timestamps and the formats carry them, that of its clock stands for none, as in `expected_record`, and any other for -1."""
     if one.producer.sets_timestamps or min(one.producer.writes, consumer.reads) < 1:
         return have
     is_now = have.timestamp is not None and abs(have.timestamp - time.time() * 1000) < NEAR_MS

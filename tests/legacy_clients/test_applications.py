@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.legacy_clients.applications import COMPANY, Application, Reads, Writes, run
+from tests.legacy_clients.applications import COMPANY, Application, ConsumeStep, ProduceStep, run
 from tests.legacy_clients.clients import Client, table
 from tests.peers.traffic_rows import read_rows
 
@@ -27,9 +27,9 @@ def test_whoever_finds_nothing_to_read_is_left_out_and_the_others_run(
 ) -> None:
     client(WRITER)
     company = (
-        Application("reader-of-nothing", WRITER, (Reads("empty"),)),
-        Application("writer", WRITER, (Writes("full", 5),), user="somebody"),
-        Application("reader", WRITER, (Reads("full", records=1000),)),
+        Application("reader-of-nothing", WRITER, (ConsumeStep("empty"),)),
+        Application("writer", WRITER, (ProduceStep("full", 5),), user="somebody"),
+        Application("reader", WRITER, (ConsumeStep("full", records=1000),)),
     )
     told: list[tuple[int, str]] = []
     ran = run(
@@ -58,8 +58,8 @@ def test_whose_language_is_not_on_this_machine_is_left_out_and_the_others_run(
     (tmp_path / "bin" / "env").symlink_to(shutil.which("env") or "/usr/bin/env")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     company = (
-        Application("mobile-app", "kafkajs-2.2.4", (Writes("events"),)),
-        Application("writer", WRITER, (Writes("full", 5),), user="somebody"),
+        Application("mobile-app", "kafkajs-2.2.4", (ProduceStep("events"),)),
+        Application("writer", WRITER, (ProduceStep("full", 5),), user="somebody"),
     )
     ran = run(company, tmp_path, tmp_path / "log")
     assert ran.applications == [company[1]]
@@ -77,7 +77,9 @@ def test_the_company_is_of_clients_that_can_do_what_it_asks_of_them() -> None:
         assert who.is_consumer <= row.consumes
         assert bool(who.user) <= row.sasl_plain
         assert bool(who.groups) <= (row.groups == "member")
-        assert {deed.codec for deed in who.deeds if isinstance(deed, Writes)} <= set(row.codecs)
+        assert {step.codec for step in who.steps if isinstance(step, ProduceStep)} <= set(
+            row.codecs
+        )
 
 
 def demo(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -15,12 +15,12 @@ from tests.legacy_clients.fingerprints import (
     HERE,
     OBSERVED,
     ROOT,
-    Watch,
-    patiently,
-    pinned,
-    watched,
+    TrafficLogWatch,
+    pinned_options,
+    record_with_retry,
+    watch_gateway,
 )
-from tests.legacy_clients.observed import merged, read, written
+from tests.legacy_clients.observed import encode, merge, read
 from tests.legacy_clients.scenarios import scenarios_of
 
 UNSEEN = HERE / "unseen.toml"
@@ -51,7 +51,7 @@ def test_what_judges_is_recorded_whole_and_is_nowhere_in_the_data() -> None:
 def test_every_client_has_a_verdict_in_every_scenario() -> None:
     given = verdicts.read(VERDICTS)
     assert set(given) >= expected(HERE / "clients.toml", UNSEEN)
-    assert verdicts.written(given.values()) == VERDICTS.read_bytes()
+    assert verdicts.encode(given.values()) == VERDICTS.read_bytes()
 
 
 def test_who_sends_what_the_target_refuses_is_who_kafka_refuses() -> None:
@@ -71,7 +71,7 @@ def test_who_sends_what_the_target_refuses_is_who_kafka_refuses() -> None:
 
 @pytest.mark.parametrize("file", [OBSERVED, JUDGING / "unseen.jsonl"])
 def test_the_data_is_in_its_own_order(file: Path) -> None:
-    assert written(read(file).values()) == file.read_bytes()
+    assert encode(read(file).values()) == file.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -88,21 +88,23 @@ def test_the_data_is_in_its_own_order(file: Path) -> None:
     ],
 )
 def test_who_is_told_what_to_speak_is_marked(name: str, said: str | None) -> None:
-    assert pinned(table()[name]) == said
+    assert pinned_options(table()[name]) == said
 
 
 def test_a_name_of_its_own_is_no_mark() -> None:
     assert (
-        pinned(msgspec.structs.replace(table()["java-2.8.2"], options=("--client-id", "billing")))
+        pinned_options(
+            msgspec.structs.replace(table()["java-2.8.2"], options=("--client-id", "billing"))
+        )
         is None
     )
 
 
 @pytest.fixture(scope="module")
-def watch(is_reference: bool) -> Iterator[Watch]:
+def watch(is_reference: bool) -> Iterator[TrafficLogWatch]:
     if is_reference:
         pytest.skip("Kafka has no such log")
-    with watched() as running:
+    with watch_gateway() as running:
         yield running
 
 
@@ -110,11 +112,11 @@ def watch(is_reference: bool) -> Iterator[Watch]:
 @pytest.mark.parametrize("scenario", ["produce", "beginning", "group-sasl"])
 @pytest.mark.parametrize("name", ["java-0.10.2.2", "aiokafka-0.14.0"])
 def test_a_real_client_does_what_the_data_says(
-    name: str, scenario: str, watch: Watch, client: Callable[[str], Client]
+    name: str, scenario: str, watch: TrafficLogWatch, client: Callable[[str], Client]
 ) -> None:
     known = read(OBSERVED)[name, scenario]
-    seen = patiently(client(name), scenario, watch)
-    both = merged([known, seen])
+    seen = record_with_retry(client(name), scenario, watch)
+    both = merge([known, seen])
     # Which connection asks first is a matter of chance; all else is not.
     assert msgspec.structs.replace(both, first=known.first) == known
     assert {one[0] for one in seen.first} == {one[0] for one in known.first}

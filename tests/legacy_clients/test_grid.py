@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from tests.legacy_clients.clients import table
-from tests.legacy_clients.grid import drawn, gathered
+from tests.legacy_clients.grid import outcomes_by_client, render_grid
 
 
 def report(
@@ -31,7 +31,9 @@ def report(
 
 def line_of(name: str, *reports: pytest.TestReport) -> list[str]:
     (line,) = [
-        one for one in drawn(table(), gathered(reports)).splitlines() if one.startswith(f"{name} ")
+        one
+        for one in render_grid(table(), outcomes_by_client(reports)).splitlines()
+        if one.startswith(f"{name} ")
     ]
     return line.split()
 
@@ -85,5 +87,5 @@ def test_what_two_did_together_counts_for_each() -> None:
 def test_of_whom_nothing_was_tested_there_is_no_line() -> None:
     assert not any(
         one.startswith("kcat-1.7.1")
-        for one in drawn(table(), gathered([report("java-3.9.2")])).splitlines()
+        for one in render_grid(table(), outcomes_by_client([report("java-3.9.2")])).splitlines()
     )

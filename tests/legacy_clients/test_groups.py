@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, Stored, gateway, reference
+from tests.legacy_clients.brokers import (
+    NO_REBALANCE_DELAY,
+    Broker,
+    StoreArguments,
+    gateway,
+    reference,
+)
 from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, Record, consume_in_group, produce, table
 from tests.legacy_clients.install import install
@@ -29,7 +35,7 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class GroupOutcome:
     """What two members of one group, one after the other, read; and what was committed, by partition, when each had left."""
 
     sent: list[Record]
@@ -42,9 +48,9 @@ class Round:
 def rounds(
     request: pytest.FixtureRequest,
     is_reference: bool,
-    kept: Stored,
+    store_arguments: StoreArguments,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Mapping[str, Future[Round]]]:
+) -> Iterator[Mapping[str, Future[GroupOutcome]]]:
     """The rounds of all clients that are to be tested, under way side by side."""
     names = {
         item.callspec.params["name"]
@@ -53,35 +59,44 @@ def rounds(
     }
     rows = [table()[name] for name in CLIENTS if name in names]
     with (
-        overheard(is_reference, kept, tmp_path_factory.mktemp("groups")) as between,
+        broker_with_relay(
+            is_reference, store_arguments, tmp_path_factory.mktemp("groups")
+        ) as between,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
         create_topics(between.address, [topic_of(row) for row in rows], PARTITIONS)
-        yield {row.name: pool.submit(carried_out, row, between) for row in rows}
+        yield {row.name: pool.submit(use_group, row, between) for row in rows}
 
 
 @contextmanager
-def overheard(is_reference: bool, kept: Stored, folder: Path) -> Iterator[Relay]:
+def broker_with_relay(
+    is_reference: bool, store_arguments: StoreArguments, folder: Path
+) -> Iterator[Relay]:
     """A broker behind a relay, where clients connect."""
-    with relay() as between, broker_behind(between, is_reference, kept, folder) as broker:
+    with (
+        relay() as between,
+        broker_behind(between, is_reference, store_arguments, folder) as broker,
+    ):
         between.target = broker.bootstrap
         yield between
 
 
 def broker_behind(
-    between: Relay, is_reference: bool, kept: Stored, folder: Path
+    between: Relay, is_reference: bool, store_arguments: StoreArguments, folder: Path
 ) -> AbstractContextManager[Broker]:
     advertised = f"PLAINTEXT://{between.address}"
     if is_reference:
         return reference(advertised=advertised)
-    return gateway(folder, arguments=("--advertised", advertised, *NO_REBALANCE_DELAY), stored=kept)
+    return gateway(
+        folder, arguments=("--advertised", advertised, *NO_REBALANCE_DELAY), stored=store_arguments
+    )
 
 
 def topic_of(row: Client) -> str:
     return f"group-{row.name}"
 
 
-def carried_out(row: Client, between: Relay) -> Round:
+def use_group(row: Client, between: Relay) -> GroupOutcome:
     install(row)
     topic = topic_of(row)
     sent = [
@@ -94,7 +109,9 @@ def carried_out(row: Client, between: Relay) -> Round:
     for count in (FIRST_READS, len(sent) - FIRST_READS):
         read.append(consume_in_group(row, between.address, topic, topic, count))
         committed.append(commits(between.address, topic))
-    return Round(sent, (read[0], read[1]), (committed[0], committed[1]), between.spoken[row.name])
+    return GroupOutcome(
+        sent, (read[0], read[1]), (committed[0], committed[1]), between.spoken[row.name]
+    )
 
 
 def commits(bootstrap: str, group: str) -> Mapping[int, int]:
@@ -108,15 +125,15 @@ def commits(bootstrap: str, group: str) -> Mapping[int, int]:
 
 @pytest.fixture
 def outcome(
-    name: str, rounds: Mapping[str, Future[Round]], client: Callable[[str], Client]
-) -> Round:
+    name: str, rounds: Mapping[str, Future[GroupOutcome]], client: Callable[[str], Client]
+) -> GroupOutcome:
     client(name)
     return rounds[name].result()
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_second_member_goes_on_where_the_first_one_committed(
-    outcome: Round, record_property: Callable[[str, object], None]
+    outcome: GroupOutcome, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("spoken", outcome.spoken)
     first, second = outcome.read
@@ -133,7 +150,7 @@ def test_a_second_member_goes_on_where_the_first_one_committed(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_member_commits_what_follows_the_records_that_it_read(outcome: Round) -> None:
+def test_a_member_commits_what_follows_the_records_that_it_read(outcome: GroupOutcome) -> None:
     first, second = outcome.read
     assert [
         dict.fromkeys(range(PARTITIONS), 0) | dict(committed) for committed in outcome.committed

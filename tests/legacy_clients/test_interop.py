@@ -10,7 +10,14 @@ import pytest
 from tests.legacy_clients.brokers import Broker
 from tests.legacy_clients.cases import create_topics, records
 from tests.legacy_clients.clients import Client, Record, Span, consume, produce, table
-from tests.legacy_clients.stored import Stored, Turn, Written, can_read, compare, misread
+from tests.legacy_clients.stored import (
+    ProducerAndCodec,
+    StoredTopic,
+    Written,
+    can_read,
+    compare,
+    find_mistakes,
+)
 
 pytestmark = [pytest.mark.peer]
 
@@ -22,7 +29,7 @@ PARTITIONS = 2
 BATCH_BYTES = 2048
 
 # Every codec of every producer in a topic of its own, and all formats side by side in one, in codecs that every consumer has.
-PLAN: dict[str, tuple[Turn, ...]] = {
+PLAN: dict[str, tuple[ProducerAndCodec, ...]] = {
     f"{name}-{codec}": ((name, codec),) for name in PRODUCERS for codec in table()[name].codecs
 } | {
     "mixed": (
@@ -35,25 +42,27 @@ PLAN: dict[str, tuple[Turn, ...]] = {
 
 
 @pytest.fixture(scope="session")
-def stored(bootstrap: str, client: Callable[[str], Client]) -> Mapping[str, Stored]:
+def stored(bootstrap: str, client: Callable[[str], Client]) -> Mapping[str, StoredTopic]:
     """The plan, carried out."""
     create_topics(bootstrap, list(PLAN), PARTITIONS)
     made = {}
     for seed, (topic, turns) in enumerate(PLAN.items()):
         written = [
             one
-            for given, (name, codec) in shares(topic, seed, turns)
+            for given, (name, codec) in split_records(topic, seed, turns)
             for one in write(client(name), bootstrap, given, codec)
         ]
         by_partition = tuple(
             tuple(one for one in written if one.record.partition == partition)
             for partition in range(PARTITIONS)
         )
-        made[topic] = Stored(turns, by_partition)
+        made[topic] = StoredTopic(turns, by_partition)
     return made
 
 
-def shares(topic: str, seed: int, turns: tuple[Turn, ...]) -> Iterator[tuple[list[Record], Turn]]:
+def split_records(
+    topic: str, seed: int, turns: tuple[ProducerAndCodec, ...]
+) -> Iterator[tuple[list[Record], ProducerAndCodec]]:
     """The topic's records, an equal share of each partition for every turn."""
     whole = [records(topic, partition, seed) for partition in range(PARTITIONS)]
     size = -(-len(whole[0]) // len(turns))
@@ -72,7 +81,7 @@ def write(producer: Client, bootstrap: str, given: list[Record], codec: str) -> 
     ]
 
 
-def test_a_producer_is_told_consecutive_offsets_from_0(stored: Mapping[str, Stored]) -> None:
+def test_a_producer_is_told_consecutive_offsets_from_0(stored: Mapping[str, StoredTopic]) -> None:
     told = {
         topic: [[one.record.offset for one in partition] for partition in what.partitions]
         for topic, what in stored.items()
@@ -85,23 +94,23 @@ def test_a_producer_is_told_consecutive_offsets_from_0(stored: Mapping[str, Stor
 
 @pytest.mark.parametrize("name", CONSUMERS)
 def test_every_consumer_reads_what_every_age_of_producer_wrote(
-    name: str, broker: Broker, stored: Mapping[str, Stored], client: Callable[[str], Client]
+    name: str, broker: Broker, stored: Mapping[str, StoredTopic], client: Callable[[str], Client]
 ) -> None:
-    consumer = able(client(name), broker)
+    consumer = skip_unlike_kafka(client(name), broker)
     topics = {
         topic: what
         for topic, what in stored.items()
         if can_read(consumer, what, broker.is_reference)
     }
-    assert misread(consumer, broker.bootstrap, topics) == {}
+    assert find_mistakes(consumer, broker.bootstrap, topics) == {}
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
 def test_a_consumer_may_begin_inside_a_batch_and_fetch_less_than_one(
-    name: str, broker: Broker, stored: Mapping[str, Stored], client: Callable[[str], Client]
+    name: str, broker: Broker, stored: Mapping[str, StoredTopic], client: Callable[[str], Client]
 ) -> None:
     """From offset 3 on, with a fetch size that not every batch fits in."""
-    consumer = able(client(name), broker)
+    consumer = skip_unlike_kafka(client(name), broker)
     codecs = {"none", "gzip", "snappy"}
     readable = {
         topic: what
@@ -134,7 +143,7 @@ def test_a_consumer_may_begin_inside_a_batch_and_fetch_less_than_one(
     assert wrong == {}
 
 
-def able(consumer: Client, broker: Broker) -> Client:
+def skip_unlike_kafka(consumer: Client, broker: Broker) -> Client:
     if broker.is_reference and consumer.unlike_kafka:
         pytest.skip(consumer.unlike_kafka)
     return consumer

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.legacy_clients.clients import table
-from tests.legacy_clients.pairs import can_work, chosen, members
+from tests.legacy_clients.pairs import can_work, chosen_pairs, members
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = tuple(table())
@@ -69,9 +69,9 @@ def test_the_image_has_all_commands_that_the_real_clients_need() -> None:
 
 
 def test_every_member_leads_another_and_follows_another() -> None:
-    leading, following = (set(map(str, side)) for side in zip(*chosen(table()), strict=True))
+    leading, following = (set(map(str, side)) for side in zip(*chosen_pairs(table()), strict=True))
     assert leading == following == set(map(str, members(table())))
 
 
 def test_who_is_put_together_can_work_together() -> None:
-    assert [pair for pair in chosen(table()) if not can_work(*pair)] == []
+    assert [pair for pair in chosen_pairs(table()) if not can_work(*pair)] == []

@@ -8,9 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.legacy_clients.observed import Whose, folded, masked, merged, observation, read, written
+from tests.legacy_clients.observed import (
+    RunIdentity,
+    encode,
+    fold_repetitions,
+    mask_client_id,
+    merge,
+    observation,
+    read,
+)
 
-WHOSE = Whose(
+WHOSE = RunIdentity(
     client="java-2.8.2",
     library="java",
     version="2.8.2",
@@ -36,7 +44,7 @@ def used(api_key: int, version: int) -> dict[str, Any]:
 
 
 def test_a_request_that_follows_itself_is_told_once() -> None:
-    assert folded(["18:3", "3:11", "3:11", "3:11", "1:12", "3:11"]) == [
+    assert fold_repetitions(["18:3", "3:11", "3:11", "3:11", "1:12", "3:11"]) == [
         "18:3",
         "3:11",
         "1:12",
@@ -45,7 +53,7 @@ def test_a_request_that_follows_itself_is_told_once() -> None:
 
 
 def test_of_the_first_requests_six_are_told_after_folding() -> None:
-    assert folded(["3:0", "3:0", "1:0", "2:0", "3:0", "1:0", "2:0", "3:0"]) == [
+    assert fold_repetitions(["3:0", "3:0", "1:0", "2:0", "3:0", "1:0", "2:0", "3:0"]) == [
         "3:0",
         "1:0",
         "2:0",
@@ -69,7 +77,7 @@ def test_of_the_first_requests_six_are_told_after_folding() -> None:
     ],
 )
 def test_a_client_id_is_shown_without_what_is_of_one_run(client_id: str, shown: str) -> None:
-    assert masked(client_id, WHOSE.names) == shown
+    assert mask_client_id(client_id, WHOSE.names) == shown
 
 
 def test_versions_are_gathered_from_all_that_tells_of_them() -> None:
@@ -105,7 +113,7 @@ def test_connections_are_told_once_each_and_in_order_and_so_are_their_habits() -
 
 def test_who_never_asked_for_versions_has_none() -> None:
     seen = observation(WHOSE, [closed(1, first_requests=["3:0"], highest={"3": 0})])
-    assert b"api_versions" not in written([seen])
+    assert b"api_versions" not in encode([seen])
 
 
 def test_a_log_in_is_told_even_where_one_connection_had_none() -> None:
@@ -118,8 +126,8 @@ def test_who_logs_in_in_two_ways_has_both_roads() -> None:
         WHOSE, [closed(1, road="handshake-v1"), closed(2, road="handshake-v0-bare"), closed(3)]
     )
     assert seen.road == "handshake-v0-bare+handshake-v1"
-    assert merged([msgspec.structs.replace(seen, road="handshake-v1"), seen]).road == seen.road
-    assert merged([msgspec.structs.replace(seen, road="none")] * 2).road == "none"
+    assert merge([msgspec.structs.replace(seen, road="handshake-v1"), seen]).road == seen.road
+    assert merge([msgspec.structs.replace(seen, road="none")] * 2).road == "none"
 
 
 def test_one_run_is_of_one_library() -> None:
@@ -142,8 +150,8 @@ def test_of_several_runs_all_is_kept_that_was_seen() -> None:
             )
         ],
     )
-    both = merged([one, other])
-    assert both == merged([other, one]) == merged([both, both])
+    both = merge([one, other])
+    assert both == merge([other, one]) == merge([both, both])
     assert both.requests == {"3": [11], "12": [4], "18": [3]}
     assert both.habits == {"acks": [1], "metadata_all": [True]}
     assert both.first == [["18:3", "3:11"], ["3:11"]]
@@ -152,7 +160,7 @@ def test_of_several_runs_all_is_kept_that_was_seen() -> None:
 def test_runs_of_different_clients_are_not_merged() -> None:
     one = observation(WHOSE, [closed(1)])
     with pytest.raises(ValueError, match="not the same"):
-        merged([one, msgspec.structs.replace(one, software="other")])
+        merge([one, msgspec.structs.replace(one, software="other")])
 
 
 def test_what_was_written_is_read_again_and_written_the_same(tmp_path: Path) -> None:
@@ -162,9 +170,9 @@ def test_what_was_written_is_read_again_and_written_the_same(tmp_path: Path) -> 
     consume = msgspec.structs.replace(group, scenario="consume")
     file = tmp_path / "observed.jsonl"
     assert read(file) == {}
-    file.write_bytes(written([group, consume]))
+    file.write_bytes(encode([group, consume]))
     assert read(file) == {("java-2.8.2", "consume"): consume, ("java-2.8.2", "group"): group}
-    assert written(read(file).values()) == file.read_bytes()
+    assert encode(read(file).values()) == file.read_bytes()
     assert [msgspec.json.decode(line)["scenario"] for line in file.read_bytes().splitlines()] == [
         "consume",
         "group",

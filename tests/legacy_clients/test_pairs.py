@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Stored, gateway, reference
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, StoreArguments, gateway, reference
 from tests.legacy_clients.clients import Client, DriverFailed, Record, consume_in_group, table
 from tests.legacy_clients.install import install
-from tests.legacy_clients.pairs import chosen, every
+from tests.legacy_clients.pairs import all_pairs, chosen_pairs
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
@@ -24,13 +24,13 @@ PARTITIONS = (0, 1)
 # They wait more than they work.
 AT_ONCE = 4
 #: No assignor of one is the other's.
-STRANGERS = (
+WITHOUT_COMMON_ASSIGNOR = (
     "java-0.9.0.1+kafkajs-2.2.4",
     "kafkajs-1.0.1+java-4.4.0",
     "franz-go-1.22.2+kafka-python-3.0.12",
 )
 #: One of each has groups without members, where an application shares the partitions out by itself, as with Kafka 0.8.2.
-SUCCESSORS = (
+MEMBER_AND_COMMITTER = (
     "java-0.9.0.1+sarama-1.10.0",
     "sarama-1.10.0+java-4.4.0",
     "sarama-1.19.0+confluent-2.16.1",
@@ -44,12 +44,16 @@ PATIENCE_SECONDS = 20.0
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "pair" in metafunc.fixturenames:
-        pairs = every(table()) if metafunc.config.getoption("--every-pair") else chosen(table())
+        pairs = (
+            all_pairs(table())
+            if metafunc.config.getoption("--every-pair")
+            else chosen_pairs(table())
+        )
         metafunc.parametrize("pair", [f"{leads}+{follows}" for leads, follows in pairs])
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class PairOutcome:
     """What happened: who had which partition as long as both were there, the assignor, what each read, and what was committed at the end."""
 
     shares: Mapping[str, Sequence[int]]
@@ -109,9 +113,11 @@ def until(is_so: Callable[[], bool], what: str, *drivers: Future[list[Record]]) 
 
 @pytest.fixture(scope="module")
 def bootstrap(
-    is_reference: bool, kept: Stored, tmp_path_factory: pytest.TempPathFactory
+    is_reference: bool, store_arguments: StoreArguments, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    ours = gateway(tmp_path_factory.mktemp("pairs"), arguments=NO_REBALANCE_DELAY, stored=kept)
+    ours = gateway(
+        tmp_path_factory.mktemp("pairs"), arguments=NO_REBALANCE_DELAY, stored=store_arguments
+    )
     with reference() if is_reference else ours as broker:
         yield broker.bootstrap
 
@@ -124,7 +130,7 @@ def observer(bootstrap: str) -> Observer:
 @pytest.fixture(scope="module")
 def rounds(
     request: pytest.FixtureRequest, bootstrap: str, observer: Observer
-) -> Iterator[Mapping[str, Future[Round]]]:
+) -> Iterator[Mapping[str, Future[PairOutcome]]]:
     """The rounds of all pairs that are to be tested, under way side by side."""
     items = [
         item
@@ -133,15 +139,15 @@ def rounds(
     ]
     pairs = [item.callspec.params["pair"] for item in items if "pair" in item.callspec.params]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {pair: pool.submit(carried_out, pair, bootstrap, observer) for pair in pairs}
+        yield {pair: pool.submit(share_group, pair, bootstrap, observer) for pair in pairs}
 
 
-def carried_out(pair: str, bootstrap: str, observer: Observer) -> Round:
+def share_group(pair: str, bootstrap: str, observer: Observer) -> PairOutcome:
     """Whoever leads leaves first, so that leading is handed over, too."""
     leads, follows = (table()[name] for name in pair.split("+"))
     for row in (leads, follows):
         install(row)
-    place = place_of(pair)
+    place = name_of(pair)
     observer.makes(place)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(
@@ -155,7 +161,7 @@ def carried_out(pair: str, bootstrap: str, observer: Observer) -> Round:
         second = pool.submit(
             consume_in_group, follows, bootstrap, place, place, 3 * EACH, timeout=SECONDS
         )
-        shares, assignor = divided(observer, place, first, second)
+        shares, assignor = wait_until_divided(observer, place, first, second)
 
         observer.sends(place, PARTITIONS, range(EACH))
         until(
@@ -181,10 +187,10 @@ def carried_out(pair: str, bootstrap: str, observer: Observer) -> Round:
             second,
         )
         observer.sends(place, PARTITIONS, range(2 * EACH, 2 * EACH + 1))
-        return Round(shares, assignor, (read, second.result()), observer.commits(place))
+        return PairOutcome(shares, assignor, (read, second.result()), observer.commits(place))
 
 
-def divided(
+def wait_until_divided(
     observer: Observer, place: str, *drivers: Future[list[Record]]
 ) -> tuple[Mapping[str, Sequence[int]], str]:
     """Who has which partition, once each has one, and by which assignor."""
@@ -198,28 +204,28 @@ def divided(
     return seen[-1]
 
 
-def place_of(pair: str) -> str:
+def name_of(pair: str) -> str:
     """The name of the topic and of the group."""
     return pair.replace("+", "_")
 
 
 @pytest.fixture
 def outcome(
-    pair: str, rounds: Mapping[str, Future[Round]], client: Callable[[str], Client]
-) -> Round:
+    pair: str, rounds: Mapping[str, Future[PairOutcome]], client: Callable[[str], Client]
+) -> PairOutcome:
     for name in pair.split("+"):
         client(name)
     return rounds[pair].result()
 
 
 def test_members_of_two_kinds_share_a_topic_and_who_stays_goes_on_where_who_left_committed(
-    pair: str, outcome: Round
+    pair: str, outcome: PairOutcome
 ) -> None:
     leads, follows = (table()[name] for name in pair.split("+"))
     (left,), (stayed,) = outcome.shares[leads.name], outcome.shares[follows.name]
     assert {left, stayed} == set(PARTITIONS)
     assert outcome.assignor in set(leads.assignors) & set(follows.assignors)
-    first, second = map(read_of, outcome.read)
+    first, second = map(numbers_by_partition, outcome.read)
     assert first == {left: list(range(EACH + 1))}
     assert second == {
         stayed: [*range(EACH), *range(EACH + 1, 2 * EACH + 1)],
@@ -228,12 +234,12 @@ def test_members_of_two_kinds_share_a_topic_and_who_stays_goes_on_where_who_left
     assert outcome.committed == {stayed: 2 * EACH, left: 2 * EACH + 1}
 
 
-@pytest.mark.parametrize("strangers", STRANGERS)
+@pytest.mark.parametrize("strangers", WITHOUT_COMMON_ASSIGNOR)
 def test_who_has_no_assignor_of_the_groups_is_refused_and_disturbs_nobody(
     strangers: str, bootstrap: str, observer: Observer, client: Callable[[str], Client]
 ) -> None:
     member, stranger = map(client, strangers.split("+"))
-    place = place_of(strangers)
+    place = name_of(strangers)
     observer.makes(place)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(
@@ -250,10 +256,10 @@ def test_who_has_no_assignor_of_the_groups_is_refused_and_disturbs_nobody(
             consume_in_group(stranger, bootstrap, place, place, 1, timeout=PATIENCE_SECONDS)
         assert observer.shares(place)[0] == {member.name: [0, 1]}
         observer.sends(place, PARTITIONS[:1], range(EACH))
-        assert read_of(reading.result()) == {0: list(range(EACH))}
+        assert numbers_by_partition(reading.result()) == {0: list(range(EACH))}
 
 
-@pytest.mark.parametrize("successors", SUCCESSORS)
+@pytest.mark.parametrize("successors", MEMBER_AND_COMMITTER)
 def test_members_and_who_only_commits_go_on_at_each_others_commits(
     successors: str,
     bootstrap: str,
@@ -264,13 +270,13 @@ def test_members_and_who_only_commits_go_on_at_each_others_commits(
     pair = [*map(client, successors.split("+"))]
     if is_reference and (whys := [row.unlike_kafka for row in pair if row.unlike_kafka]):
         pytest.skip(whys[0])
-    place = place_of(successors)
+    place = name_of(successors)
     observer.makes(place)
     observer.sends(place, PARTITIONS, range(EACH))
     # Neither a partition's worth nor all of it.
     counts = (EACH - 2, EACH + 2)
     first, second = (
-        read_of(consume_in_group(row, bootstrap, place, place, count))
+        numbers_by_partition(consume_in_group(row, bootstrap, place, place, count))
         for row, count in zip(pair, counts, strict=True)
     )
     together = [[*first.get(part, []), *second.get(part, [])] for part in PARTITIONS]
@@ -278,7 +284,7 @@ def test_members_and_who_only_commits_go_on_at_each_others_commits(
     assert observer.commits(place) == dict.fromkeys(PARTITIONS, EACH)
 
 
-def read_of(records: Sequence[Record]) -> Mapping[int, list[int]]:
+def numbers_by_partition(records: Sequence[Record]) -> Mapping[int, list[int]]:
     """The numbers that were read, by partition, in their order."""
     read: dict[int, list[int]] = {}
     for one in records:

@@ -13,11 +13,11 @@ from tests.legacy_clients.cases import (
     PLAIN_HEADERS,
     create_where_old_clients_need_it,
     records,
-    sendable,
+    sendable_records,
 )
 from tests.legacy_clients.clients import Client, produce, table
 from tests.legacy_clients.install import install
-from tests.legacy_clients.stored import Stored, Written, can_read, misread
+from tests.legacy_clients.stored import StoredTopic, Written, can_read, find_mistakes
 
 # Half an hour: the first test waits until all producers are done.
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -29,7 +29,7 @@ READERS = ("kafka-python-3.0.12", "java-3.9.2")
 COMMON_CODEC = "gzip"
 AT_ONCE = 3
 
-Sent = Mapping[str, Stored]
+Sent = Mapping[str, StoredTopic]
 """What should stand in a producer's topics."""
 Misread = Mapping[str, str]
 """The topics that a consumer did not read as they were sent, each with its first mistake."""
@@ -84,13 +84,13 @@ def send(producer: Client, broker: Broker) -> Sent:
     topics = {f"all-{producer.name}-{codec}": codec for codec in producer.codecs}
     create_where_old_clients_need_it(broker, list(topics))
     return {
-        topic: Stored(((producer.name, codec),), (written(producer, broker, topic, codec),))
+        topic: StoredTopic(((producer.name, codec),), (written(producer, broker, topic, codec),))
         for topic, codec in topics.items()
     }
 
 
 def written(producer: Client, broker: Broker, topic: str, codec: str) -> tuple[Written, ...]:
-    given = sendable(producer, codec, records(topic, 0, 7, PLAIN_HEADERS))
+    given = sendable_records(producer, codec, records(topic, 0, 7, PLAIN_HEADERS))
     answers = produce(producer, broker.bootstrap, given, codec=codec, batch_bytes=2048)
     told = [answer.offset for answer in answers]
     assert told == (list(range(len(given))) if producer.tells_offsets else [None] * len(given)), (
@@ -101,7 +101,7 @@ def written(producer: Client, broker: Broker, topic: str, codec: str) -> tuple[W
 
 def read(consumer: Client, broker: Broker, topics: Sent) -> Misread:
     install(consumer)
-    return misread(
+    return find_mistakes(
         consumer,
         broker.bootstrap,
         {

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tests.legacy_clients.relay import Requests
+from tests.legacy_clients.relay import RequestParser
 
 # Metadata v1 of a client with a name, Fetch v0 of one without, by hand: size, key, version, correlation id, client id, the rest.
 NAMED = bytes.fromhex("00000011 0003 0001 00000007 0003") + b"old" + bytes(4)
@@ -16,7 +16,7 @@ UNNAMED = bytes.fromhex("0000000c 0001 0000 00000008 ffff 0000")
 @pytest.mark.parametrize("step", [1, 5, 1000])
 def test_requests_are_heard_whatever_pieces_they_come_in(step: int) -> None:
     heard: list[tuple[str, int, int]] = []
-    requests = Requests(lambda *one: heard.append(one))
+    requests = RequestParser(lambda *one: heard.append(one))
     wire = NAMED + UNNAMED + NAMED[:-1]
     for at in range(0, len(wire), step):
         requests.feed(wire[at : at + step])

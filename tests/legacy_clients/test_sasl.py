@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import Authority
-from tests.legacy_clients.brokers import Broker, Stored, gateway, reference
+from tests.legacy_clients.brokers import Broker, StoreArguments, gateway, reference
 from tests.legacy_clients.cases import create_where_old_clients_need_it
 from tests.legacy_clients.clients import Client, DriverFailed, Record, Security, produce, table
 from tests.peers.kafka import Secured
@@ -52,7 +52,10 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
 
 @pytest.fixture(scope="session")
 def secured(
-    is_reference: bool, kept: Stored, tls: Tls, tmp_path_factory: pytest.TempPathFactory
+    is_reference: bool,
+    store_arguments: StoreArguments,
+    tls: Tls,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Broker]:
     """A broker with one user, on a listener with TLS and one without."""
     folder = tmp_path_factory.mktemp("secured")
@@ -68,7 +71,7 @@ def secured(
             folder,
             LISTENERS,
             [word for name, file in files.items() for word in ("--set", f"{name}={file}")],
-            kept,
+            store_arguments,
         )
     with running as broker:
         yield broker

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, Stored, gateway
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, StoreArguments, gateway
 from tests.legacy_clients.clients import (
     SESSION_MS,
     Client,
@@ -31,7 +31,7 @@ PRODUCE, FETCH, METADATA, API_VERSIONS = "0", "1", "3", "18"
 NEVER = -1
 
 
-class Speaks(NamedTuple):
+class HighestVersions(NamedTuple):
     """The highest versions that a library sends, as they were seen between it and Apache Kafka 3.9.2; NEVER where it has no such request."""
 
     produce: int
@@ -41,19 +41,19 @@ class Speaks(NamedTuple):
 
 
 KNOWN = {
-    "java-0.8.2.2": Speaks(0, NEVER, 0, NEVER),
-    "java-0.9.0.1": Speaks(1, 1, 0, NEVER),
-    "java-0.10.2.2": Speaks(2, 3, 2, 0),
-    "java-0.11.0.3": Speaks(3, 5, 4, 1),
-    "java-1.1.1": Speaks(5, 7, 5, 1),
-    "java-2.8.2": Speaks(9, 12, 11, 3),
-    "kafka-python-1.0.2": Speaks(0, 0, 0, NEVER),
-    "kafka-node-2.0.0": Speaks(0, 0, 0, NEVER),
-    "confluent-0.11.6": Speaks(3, 4, 2, 0),
-    "kafkajs-2.2.4": Speaks(7, 11, 6, 2),
-    "sarama-1.19.0": Speaks(0, 0, 0, NEVER),
-    "franz-go-1.22.2-as-0.10": Speaks(2, 2, 1, 0),
-    "kcat-1.7.1": Speaks(7, 11, 4, 3),
+    "java-0.8.2.2": HighestVersions(0, NEVER, 0, NEVER),
+    "java-0.9.0.1": HighestVersions(1, 1, 0, NEVER),
+    "java-0.10.2.2": HighestVersions(2, 3, 2, 0),
+    "java-0.11.0.3": HighestVersions(3, 5, 4, 1),
+    "java-1.1.1": HighestVersions(5, 7, 5, 1),
+    "java-2.8.2": HighestVersions(9, 12, 11, 3),
+    "kafka-python-1.0.2": HighestVersions(0, 0, 0, NEVER),
+    "kafka-node-2.0.0": HighestVersions(0, 0, 0, NEVER),
+    "confluent-0.11.6": HighestVersions(3, 4, 2, 0),
+    "kafkajs-2.2.4": HighestVersions(7, 11, 6, 2),
+    "sarama-1.19.0": HighestVersions(0, 0, 0, NEVER),
+    "franz-go-1.22.2-as-0.10": HighestVersions(2, 2, 1, 0),
+    "kcat-1.7.1": HighestVersions(7, 11, 4, 3),
 }
 
 #: What says its name, which takes ApiVersions 3.
@@ -71,15 +71,15 @@ ROADS = {
 }
 
 
-class Watched(NamedTuple):
+class LoggedBroker(NamedTuple):
     broker: Broker
     log: Path
 
 
 @pytest.fixture(scope="module")
 def watched(
-    kept: Stored, is_reference: bool, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Watched]:
+    store_arguments: StoreArguments, is_reference: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LoggedBroker]:
     if is_reference:
         pytest.skip("Kafka has no such log")
     folder = tmp_path_factory.mktemp("watched")
@@ -92,17 +92,24 @@ def watched(
         f"users_file={users_file(folder)}",
     ]
     with gateway(
-        folder, ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0"), arguments, kept
+        folder,
+        ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0"),
+        arguments,
+        store_arguments,
     ) as broker:
-        yield Watched(broker, log)
+        yield LoggedBroker(broker, log)
 
 
 def records_to(topic: str) -> list[Record]:
     return [Record(topic, 0, b"key", b"value %d" % number) for number in range(RECORDS)]
 
 
-def ended(
-    watched: Watched, client: Client, *did: int, topic: str | None = None, group: str | None = None
+def wait_for_rows(
+    watched: LoggedBroker,
+    client: Client,
+    *did: int,
+    topic: str | None = None,
+    group: str | None = None,
 ) -> tuple[list[Row], list[Row]]:
     """All that the log has of this client: the last rows of its connections, and its rows of use of that topic or group. It `did` these requests,
     the last thing of all among them, with which everything is told that began before."""
@@ -144,15 +151,17 @@ def summed(used: list[Row], api_key: int, field: str) -> Any:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_versions_formats_and_records_of_a_client_are_told(
-    name: str, watched: Watched, client: Callable[[str], Client]
+    name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
     row, bootstrap = client(name), watched.broker.bootstrap
     topic = f"told-{name}-{uuid.uuid4().hex[:6]}"
     produce(row, bootstrap, records_to(topic))
     if row.consumes:
         assert len(consume(row, bootstrap, [Span(topic, 0, 0, RECORDS)])) == RECORDS
-    closed, used = ended(watched, row, *([0, 1] if row.consumes else [0]), topic=topic)
-    seen = Speaks(*(highest(closed, key) for key in (PRODUCE, FETCH, METADATA, API_VERSIONS)))
+    closed, used = wait_for_rows(watched, row, *([0, 1] if row.consumes else [0]), topic=topic)
+    seen = HighestVersions(
+        *(highest(closed, key) for key in (PRODUCE, FETCH, METADATA, API_VERSIONS))
+    )
     assert seen == KNOWN[name]
     assert {one.get("software") for one in closed} == {NAMES.get(name)}
     assert not any(one.get("api_versions_refused") for one in closed)
@@ -165,12 +174,12 @@ def test_versions_formats_and_records_of_a_client_are_told(
 
 
 def test_a_first_request_for_versions_that_is_too_new_is_told(
-    watched: Watched, client: Callable[[str], Client]
+    watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
     row = client("java-4.4.0")
     topic = f"told-{row.name}-{uuid.uuid4().hex[:6]}"
     produce(row, watched.broker.bootstrap, records_to(topic))
-    closed, _ = ended(watched, row, 0, topic=topic)
+    closed, _ = wait_for_rows(watched, row, 0, topic=topic)
     assert [
         (one["api_versions"], one["api_versions_refused"], one["software"]) for one in closed
     ] == [(5, True, NAMES[row.name])] * len(closed)
@@ -179,29 +188,29 @@ def test_a_first_request_for_versions_that_is_too_new_is_told(
 
 @pytest.mark.parametrize("name", ["java-0.9.0.1", "java-0.10.2.2", "kafka-node-2.0.0"])
 def test_what_was_converted_for_an_old_consumer_is_told(
-    name: str, watched: Watched, client: Callable[[str], Client]
+    name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
     row, producer = client(name), client("kafka-python-3.0.12")
     topic = f"converted-{name}-{uuid.uuid4().hex[:6]}"
     produce(producer, watched.broker.bootstrap, records_to(topic))
     consume(row, watched.broker.bootstrap, [Span(topic, 0, 0, RECORDS)])
-    _, used = ended(watched, row, 1, topic=topic)
+    _, used = wait_for_rows(watched, row, 1, topic=topic)
     assert summed(used, 1, "converted_records") >= RECORDS
     assert set(summed(used, 1, "magic_out")) == {str(row.reads)}
     assert summed(used, 1, "conversion_cpu_us") > 0
-    _, made = ended(watched, producer, 0, topic=topic)
+    _, made = wait_for_rows(watched, producer, 0, topic=topic)
     assert summed(made, 1, "conversions") == 0
 
 
 @pytest.mark.parametrize("name", ["java-0.9.0.1", "java-3.9.2", "sarama-1.61.1"])
 def test_a_group_and_what_its_member_asks_for_are_told(
-    name: str, watched: Watched, client: Callable[[str], Client]
+    name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
     row, bootstrap = client(name), watched.broker.bootstrap
     topic, group = f"grouped-{name}-{uuid.uuid4().hex[:6]}", f"group-{name}-{uuid.uuid4().hex[:6]}"
     produce(client("kafka-python-3.0.12"), bootstrap, records_to(topic))
     assert len(consume_in_group(row, bootstrap, group, topic, RECORDS)) == RECORDS
-    closed, used = ended(watched, row, 11, 14, 8, 9, group=group)
+    closed, used = wait_for_rows(watched, row, 11, 14, 8, 9, group=group)
     assert {one["topic"] for one in used if "topic" in one} == {topic}
     (habits,) = [one["habits"] for one in closed if "protocols" in one.get("habits", {})]
     assert set(row.assignors) <= set(habits["protocols"])
@@ -211,14 +220,14 @@ def test_a_group_and_what_its_member_asks_for_are_told(
 
 @pytest.mark.parametrize("name", ROADS)
 def test_the_road_of_a_log_in_is_told(
-    name: str, watched: Watched, client: Callable[[str], Client]
+    name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
     row = client(name)
     topic = f"logged-in-{name}-{uuid.uuid4().hex[:6]}"
     produce(
         row, watched.broker.listeners["SASL_PLAINTEXT"], records_to(topic), security=Security(USER)
     )
-    closed, used = ended(watched, row, 0, topic=topic)
+    closed, used = wait_for_rows(watched, row, 0, topic=topic)
     seen = [one for one in closed if one["listener"] == "SASL_PLAINTEXT"]
     assert {(one["road"], one["mechanism"], one["principal"]) for one in seen} == {
         (ROADS[name], "PLAIN", "User:alice")

@@ -15,7 +15,7 @@ from tests.certificates import Authority
 from tests.legacy_clients.brokers import Broker, reference
 from tests.legacy_clients.clients import Client, DriverFailed
 from tests.legacy_clients.install import install
-from tests.legacy_clients.scenarios import Prepared, carried_out, connected, scenarios_of
+from tests.legacy_clients.scenarios import Prepared, connect, run_scenario, scenarios_of
 from tests.legacy_clients.test_sasl import USER
 from tests.peers.kafka import Secured
 
@@ -25,7 +25,7 @@ SECONDS = 20.0
 #: What failed beside others is run again when most of it is over: on a busy machine a second may be too short for anybody.
 ATTEMPTS = 2
 
-Told = Callable[[int, int, str], None]
+ProgressCallback = Callable[[int, int, str], None]
 """Is called with how many runs are done, of how many, and which one was the last."""
 
 
@@ -44,14 +44,18 @@ def read(file: Path) -> dict[tuple[str, str], Verdict]:
     return {one.key: one for one in (msgspec.json.decode(line, type=Verdict) for line in lines)}
 
 
-def written(verdicts: Iterable[Verdict]) -> bytes:
+def encode(verdicts: Iterable[Verdict]) -> bytes:
     return b"".join(
         msgspec.json.encode(one) + b"\n" for one in sorted(verdicts, key=lambda one: one.key)
     )
 
 
-def given(
-    clients: Sequence[Client], version: str, out: Path, told: Told, only: Sequence[str] = ()
+def write_verdicts(
+    clients: Sequence[Client],
+    version: str,
+    out: Path,
+    told: ProgressCallback,
+    only: Sequence[str] = (),
 ) -> int:
     """The file has those of these clients anew, and of others as they were; of `only` some scenarios where they are named. Raises CannotInstall."""
     for client in clients:
@@ -63,7 +67,7 @@ def given(
         for _ in range(ATTEMPTS):
             again = [run for run, does in works.items() if not does]
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                under_way = {pool.submit(_does, *run, broker): run for run in again}
+                under_way = {pool.submit(_works, *run, broker): run for run in again}
                 for number, done in enumerate(as_completed(under_way)):
                     works[under_way[done]] = done.result()
                     told(number + 1, len(again), " ".join(map(str, under_way[done])))
@@ -72,15 +76,15 @@ def given(
         for (client, scenario), does in works.items()
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(written((read(out) | verdicts).values()))
+    out.write_bytes(encode((read(out) | verdicts).values()))
     return 0
 
 
-def _does(client: Client, scenario: str, broker: Broker) -> bool:
-    with connected(broker) as peer:
+def _works(client: Client, scenario: str, broker: Broker) -> bool:
+    with connect(broker) as peer:
         prepared = Prepared(peer, f"judged-{uuid.uuid4().hex}", scenario)
         try:
-            carried_out(client, scenario, broker, prepared, SECONDS)
+            run_scenario(client, scenario, broker, prepared, SECONDS)
         except DriverFailed:
             return False
     return True

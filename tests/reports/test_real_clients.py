@@ -15,7 +15,7 @@ import pytest
 
 from reports.analysis import facts
 from reports.analysis.facts import DEFAULT_TARGET
-from tests.legacy_clients.applications import COMPANY, Reads, Writes
+from tests.legacy_clients.applications import COMPANY, ConsumeStep, ProduceStep
 from tests.legacy_clients.brokers import are_required
 from tests.legacy_clients.clients import table
 from tests.legacy_clients.test_traffic_log import (
@@ -25,7 +25,7 @@ from tests.legacy_clients.test_traffic_log import (
     METADATA,
     NEVER,
     PRODUCE,
-    Speaks,
+    HighestVersions,
 )
 from tests.reports.browser import CUT, MEDIA, SCREEN
 
@@ -37,11 +37,11 @@ LEFT_OUT = re.compile(r"^left out: (\S+) \((.+)$", re.MULTILINE)
 #: The highest versions of clients missing in the other table: for the newest, what Apache Kafka 4.3
 #: serves, since they send ApiVersions first.
 SPEAKS = KNOWN | {
-    "java-4.4.0": Speaks(13, 18, 13, 5),
-    "kafka-python-2.0.2": Speaks(7, 4, 1, 0),
-    "franz-go-1.22.2": Speaks(13, 18, 13, 5),
-    "aiokafka-0.14.0": Speaks(7, 11, 5, 0),
-    "confluent-1.0.0": Speaks(7, 4, 2, 0),
+    "java-4.4.0": HighestVersions(13, 18, 13, 5),
+    "kafka-python-2.0.2": HighestVersions(7, 4, 1, 0),
+    "franz-go-1.22.2": HighestVersions(13, 18, 13, 5),
+    "aiokafka-0.14.0": HighestVersions(7, 11, 5, 0),
+    "confluent-1.0.0": HighestVersions(7, 4, 2, 0),
 }
 #: What Kafka 4 refuses, from KIP-896 and each library's code; the second is refused by 4.0.0 only.
 REFUSED = {
@@ -196,7 +196,7 @@ def test_each_application_sent_the_versions_of_its_library(report, company):
     for row in report[1]["matrix"]:
         found[row["client_id"]][row["api_key"]] = int(row["highest"])
     seen = {
-        name: Speaks(
+        name: HighestVersions(
             *(found[name].get(key, NEVER) for key in (PRODUCE, FETCH, METADATA, API_VERSIONS))
         )
         for name in company
@@ -245,17 +245,17 @@ def test_conversions_are_those_of_readers_of_another_format(report, company):
     """Readers of magic 2 get only magic 2; others get nothing newer than they support."""
     formats = defaultdict(set)
     for who in company.values():
-        for deed in who.deeds:
-            if isinstance(deed, Writes):
-                formats[deed.topic].add(who.row.writes)
+        for step in who.steps:
+            if isinstance(step, ProduceStep):
+                formats[step.topic].add(who.row.writes)
     wanted = {}
     for who in company.values():
-        for deed in who.deeds:
+        for step in who.steps:
             knows = who.row.reads
-            if isinstance(deed, Reads) and any(
-                one < knows if knows == 2 else one > knows for one in formats[deed.topic]
+            if isinstance(step, ConsumeStep) and any(
+                one < knows if knows == 2 else one > knows for one in formats[step.topic]
             ):
-                wanted[who.client_id, deed.topic] = deed.records
+                wanted[who.client_id, step.topic] = step.records
     found = {(row["client_id"], row["topic"]): row for row in report[1]["conversions"]}
     assert set(found) == set(wanted)
     # A fetch converts all of its result, which may be more than is then consumed.

@@ -13,7 +13,7 @@ import pytest
 
 from compat.fingerprint.table import OBSERVED, version_numbers
 from reports.analysis import facts
-from tests.legacy_clients.applications import Application, Reads, Writes, run
+from tests.legacy_clients.applications import Application, ConsumeStep, ProduceStep, run
 from tests.legacy_clients.brokers import are_required
 from tests.reports import known_traffic
 from tests.reports.test_run import reported
@@ -199,7 +199,9 @@ def real(spark, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared-by-real-clients")
     company = [
         Application(
-            client_id, name, (Writes("events", 50), Reads("events", f"group-of-{name}", 50))
+            client_id,
+            name,
+            (ProduceStep("events", 50), ConsumeStep("events", f"group-of-{name}", 50)),
         )
         for client_id, names in REAL.items()
         for name in names
