@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twisted.internet.defer import Deferred
 
 from storage.lmdb import changes, queries
 from storage.lmdb.layout import LogRow, Slot
-from storage.lmdb.write_burst import Append, Burst, DurableLog, Task
+from storage.lmdb.write_burst import Append, Burst, DurableLog, StoreAccess, Task
 from storage.log import Entry, LogClosed, OffsetOutOfRange, StorageFailed
 from storage.tail import CachedTail
-
-if TYPE_CHECKING:
-    from storage.lmdb.store import LmdbStore
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +28,7 @@ class LmdbLog:
 
     leader_epoch = 0
 
-    def __init__(self, store: LmdbStore, durable: DurableLog) -> None:
+    def __init__(self, store: StoreAccess, durable: DurableLog) -> None:
         self._store = store
         self._log_id = durable.log_id
         self._start_offset = durable.start_offset

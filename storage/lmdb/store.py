@@ -18,7 +18,15 @@ from storage.lmdb.log import LmdbLog
 from storage.lmdb.queries import log_row
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.table import LmdbTable
-from storage.lmdb.write_burst import Append, DurableLog, Operation, Outcome, Task, WriterState
+from storage.lmdb.write_burst import (
+    Append,
+    DurableLog,
+    Operation,
+    Outcome,
+    Task,
+    WatchedLog,
+    WriterState,
+)
 from storage.lmdb.writer import LmdbWriter
 from storage.log import LogClosed, StorageFailed, Topic, UnknownTopic, VolumeUsage
 from storage.tail import TailCache
@@ -56,7 +64,7 @@ class LmdbStore:
         self._topics_by_name: dict[str, Topic] = {}
         self._logs: SingleFlightCache[tuple[str, int], LmdbLog] = SingleFlightCache()
         self._tables: SingleFlightCache[str, LmdbTable] = SingleFlightCache()
-        self._changed_logs: dict[LmdbLog, None] = {}
+        self._changed_logs: dict[WatchedLog, None] = {}
 
     async def open(self) -> None:
         """`Store.open`; creates the directory if missing."""
@@ -272,7 +280,7 @@ class LmdbStore:
                 operation.on_complete(operation, error)
             operation.done.errback(error)
 
-    def mark_changed(self, log: LmdbLog) -> None:
+    def mark_changed(self, log: WatchedLog) -> None:
         """Notify the watchers of `log` after the current burst."""
         self._changed_logs[log] = None
 

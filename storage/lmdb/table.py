@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twisted.internet.defer import Deferred
 
 from storage.lmdb import changes
 from storage.lmdb.layout import U32
-from storage.lmdb.write_burst import Task
-
-if TYPE_CHECKING:
-    from storage.lmdb.store import LmdbStore
+from storage.lmdb.write_burst import StoreAccess, Task
 
 MAX_KEY_BYTES = 480
 """The limit of the interface. LMDB keys have up to 511 bytes, including 4 for the table id."""
@@ -21,7 +18,7 @@ MAX_KEY_BYTES = 480
 class LmdbTable:
     """A `StateTable`."""
 
-    def __init__(self, store: LmdbStore, table_id: int) -> None:
+    def __init__(self, store: StoreAccess, table_id: int) -> None:
         self._store = store
         self._table_id = table_id
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
 from storage.lmdb.environment import LmdbEnvironment
-from storage.lmdb.layout import SLOT, U64
+from storage.lmdb.layout import SLOT, U64, LogRow
 from storage.log import Entry, LogClosed, StorageError, StorageFailed
+from storage.tail import TailCache
 
 T = TypeVar("T")
 
@@ -90,6 +91,24 @@ class Task(Generic[T]):
 
 Operation = Append | Task[Any]
 Outcome = tuple[Operation, Any, Exception | None]
+
+
+class WatchedLog(Protocol):
+    """A log with watchers."""
+
+    def notify_watchers(self) -> None: ...
+
+
+class StoreAccess(Protocol):
+    """The store as its logs and tables use it; implemented by `LmdbStore`."""
+
+    tail: TailCache
+
+    def write(self, task: Task[T], /) -> Deferred[T]: ...
+    def submit(self, operation: Operation, /) -> None: ...
+    def mark_changed(self, log: WatchedLog, /) -> None: ...
+    def query(self, database: str, call: Callable[[Any], T], /) -> Deferred[T]: ...
+    def query_log(self, log_id: int, call: Callable[[Any, LogRow], T], /) -> Deferred[T]: ...
 
 
 @dataclass(slots=True)
