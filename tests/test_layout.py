@@ -156,3 +156,57 @@ def test_every_place_of_the_table_exists():
     assert [
         place for places in BELONGS_TO.values() for place in places if not (ROOT / place).exists()
     ] == []
+
+
+def import_cycles(sources):
+    """Groups of modules that import each other, directly or through others."""
+    graph = {}
+    for name, source in sources.items():
+        found = {one if one in sources else one.rpartition(".")[0] for one in imports(source)}
+        graph[name] = found & set(sources) - {name}
+    reachable = {name: _reachable_from(name, graph) for name in graph}
+    cycles = {
+        frozenset(other for other in reached if name in reachable[other])
+        for name, reached in reachable.items()
+        if name in reached
+    }
+    return sorted(sorted(cycle) for cycle in cycles)
+
+
+def _reachable_from(name, graph):
+    reached = set()
+    waiting = [name]
+    while waiting:
+        new = graph[waiting.pop()] - reached
+        reached |= new
+        waiting += new
+    return reached
+
+
+def module_sources():
+    """Source by dotted name; a compiled module counts, since a package's `__init__` may be imported for it."""
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    sources = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path.read_text("utf-8")
+        for path in paths
+    }
+    compiled = [path for package in PACKAGES for path in (ROOT / package).rglob("*.pyx")]
+    return sources | {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): "" for path in compiled
+    }
+
+
+def test_modules_do_not_import_each_other_in_cycles():
+    assert import_cycles(module_sources()) == []
+
+
+def test_import_cycles_are_found():
+    sources = {
+        "a.one": "from a import two",
+        "a.two": "import a.three",
+        "a.three": "def f():\n    from a.one import g",
+        "a.four": "import a.one",
+    }
+    assert import_cycles(sources) == [["a.one", "a.three", "a.two"]]
