@@ -1,4 +1,4 @@
-"""Real admin clients get from the gateway what they get from Kafka 3.9.2."""
+"""Real admin clients get the same results from the gateway as from Kafka 3.9.2."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]
 
 
 def java(program: str, clients: str) -> list[str]:
-    """The argv of a program in one file, with kafka-clients of that version."""
+    """The argv of a single-file program, with this version of kafka-clients."""
     jars = maven_jars(
         (
             f"org.apache.kafka:kafka-clients:{clients}",
@@ -62,7 +62,9 @@ def java(program: str, clients: str) -> list[str]:
 
 
 def installed(argv: Callable[[], Sequence[str]]) -> list[str]:
-    """What a function that may have to install something gives; where it cannot, the test is skipped, or in CI fails."""
+    """The result of `argv`, which may install something. If that fails, the test is skipped, or
+    fails in CI.
+    """
     try:
         return list(argv())
     except CannotInstall as missing:
@@ -92,8 +94,9 @@ def test_the_new_java_admin_client(sides: ComparedBrokers, clients: str) -> None
     agree(ours, theirs)
 
 
-#: What every method of Admin gives at the gateway, where that is not what it gives at Kafka 3.9.2: there is no metadata quorum, and
-#: there are neither quotas nor transactions. Kafka 4 has another message for features and for unknown brokers, and lists all resources.
+#: Results of Admin methods that differ from Kafka 3.9.2's. The gateway has no metadata quorum, no
+#: quotas and no transactions. For features, unknown brokers and the list of resources it follows
+#: Kafka 4.
 DIFFERENT = {
     "alterClientQuotas": "{ClientQuotaEntity(entries={client-id=c})=InvalidRequestException: Client quotas are not supported}",
     "updateFeatures": "{nonsense=InvalidUpdateVersionException: The update failed for all features since the following feature had an "
@@ -123,7 +126,7 @@ def test_every_method_of_the_java_admin_client_gets_an_answer(sides: ComparedBro
         for line in lines
     ]
     agree(ours, CommandOutput(theirs.code, "\n".join(expected), theirs.errors))
-    # Calls that timed out, connections that were closed, and methods that the program does not know.
+    # Calls that timed out, closed connections, and methods that the program does not call.
     assert [line for line in lines if line.startswith("!")] == []
 
 
@@ -189,7 +192,9 @@ def test_kcat_lists_the_same_cluster(sides: ComparedBrokers) -> None:
 
 
 def test_aiokafka_takes_the_topic_of_committed_offsets_for_internal(sides: ComparedBrokers) -> None:
-    """What `exclude_internal_topics` goes by; and a consumer that reads it all the same is told why it cannot."""
+    """`exclude_internal_topics` relies on this. A consumer that reads the topic anyway gets an
+    authorization error.
+    """
 
     async def look(address: str) -> tuple[bool, bool]:
         client = AIOKafkaClient(bootstrap_servers=address)

@@ -1,4 +1,6 @@
-"""Our assignors beside those of Kafka 3.9.2: range gives the same, uniform is as even and moves no more."""
+"""Compares our assignors with Kafka 3.9.2's: range is identical; uniform is as even and moves as
+few partitions.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ pytestmark = pytest.mark.peer
 PROGRAM = Path(__file__).parent / "assignors" / "Assign.java"
 ROUNDS = 150
 
-#: Of some groups Kafka 3.9's uniform assignor makes nothing when subscriptions differ; Kafka 4 has another one there.
+#: Kafka 3.9's uniform assignor fails for some groups with different subscriptions; Kafka 4 replaced
+#: it.
 FAILURE = (
     "Mismatch in partition movement record with respect to partition ownership during a rebalance"
 )
@@ -40,7 +43,9 @@ def number_of(topic_id: bytes) -> str:
 
 
 def groups(seed: int, *, are_alike: bool) -> Iterator[Group]:
-    """Groups that nobody has assigned yet, and each of them again with what it was assigned, after members came and went."""
+    """Groups without an assignment, each followed by the same group after members joined and
+    left.
+    """
     chance = random.Random(seed)
     for _ in range(ROUNDS):
         partitions = {
@@ -109,7 +114,9 @@ Answers = dict[tuple[str, bool], list[tuple[Group, dict[str, AssignedPartitions]
 
 @pytest.fixture(scope="module")
 def kafka_s() -> Answers:
-    """What Kafka makes of each group, by assignor and whether its members subscribe alike."""
+    """Kafka's assignment for each group, by assignor and whether all members have the same
+    subscription.
+    """
     try:
         argv = java(str(PROGRAM), log_level="OFF")
     except CannotInstall as reason:
@@ -160,7 +167,7 @@ def test_uniform_is_as_even_and_moves_no_more(are_alike: bool, kafka_s: Answers)
     if are_alike:
         assert all(unevenness(ours) == unevenness(theirs) for _, ours, theirs in rows)
         assert all(moved(group, ours) <= moved(group, theirs) for group, ours, theirs in rows)
-    # Where subscriptions differ, now the one and now the other is a partition away from the best.
+    # With different subscriptions, either assignor can be one partition away from the optimum.
     assert sum(unevenness(ours) for _, ours, _ in rows) <= 1.001 * sum(
         unevenness(theirs) for _, _, theirs in rows
     )

@@ -1,4 +1,6 @@
-"""The chaos run's own parts: a broken promise is seen, whichever it is, and a seed gives the same faults again."""
+"""The checks of a chaos run find each kind of violation, and a seed always gives the same
+faults.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def judged(
     seen: Mapping[Position, str] | None = None,
     **more: Any,
 ) -> list[str]:
-    """What is wrong with that log, of which everything was acknowledged that is in `GOOD`."""
+    """Violations in this log, when everything in `GOOD` was acknowledged."""
     idempotent = ProducerRecords(
         "java-4.3.1",
         "4",
@@ -86,7 +88,7 @@ def test_where_offsets_may_be_left_out_only_those_that_somebody_was_told_of_are_
 
 
 def test_an_offset_that_held_something_else_before_is_seen() -> None:
-    """Not acknowledged, but a consumer saw it: it was given out twice."""
+    """The record was not acknowledged, but a consumer saw it: the offset was assigned twice."""
     assert judged(seen={**GOOD, (0, 1): "16"}) == ["0:1 was seen as '16' and is '17'"]
 
 
@@ -133,7 +135,7 @@ def test_a_seed_gives_the_same_faults_again_and_another_seed_gives_others() -> N
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_kind_of_fault_comes_before_any_comes_again(seed: int) -> None:
-    """And none so late that it could not end: 40 s is what the longest takes."""
+    """And no fault is so late that it could not end: the longest takes 40 s."""
     faults = plan_faults(seed, 600, WITH_BROKER)
     assert {(one.target, one.action) for one in faults[: len(WITH_BROKER)]} == set(WITH_BROKER)
     assert faults[-1].at + 40 > 560

@@ -1,4 +1,6 @@
-"""Real clients commit and go on where they stood, also when the gateway is killed: what was acknowledged never goes back."""
+"""Real clients commit and resume from their offsets, also after the gateway was killed:
+acknowledged commits are never lost.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ TOPIC = "orders"
 RECORDS = 40
 SECONDS = 90.0
 
-#: A member that leaves just before a kill may be in its group again, until its session has ended. Longer than a machine stands still.
+#: A member that leaves just before a kill may still be in its group until its session times out.
+#: Longer than pauses of a busy machine.
 SESSION_MS = 15_000
 HEARTBEAT_MS = 1_000
 
@@ -50,7 +53,7 @@ def committing(group: str, offset: int, retention_ms: int = -1) -> OffsetCommitR
 
 
 def commits(peer: Peer, group: str, offset: int, version: int, retention_ms: int = -1) -> int:
-    """The error."""
+    """Commit an offset and return the error code."""
     return (
         peer.request(committing(group, offset, retention_ms), OffsetCommitResponse, version)
         .topics[0]
@@ -60,7 +63,7 @@ def commits(peer: Peer, group: str, offset: int, version: int, retention_ms: int
 
 
 def stands(peer: Peer, group: str, version: int = 1, topic: str = TOPIC) -> tuple[int, int]:
-    """Offset and error of the partition."""
+    """Committed offset and error code of partition 0."""
     asked = OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=[0])
     row = (
         peer.request(
@@ -73,7 +76,7 @@ def stands(peer: Peer, group: str, version: int = 1, topic: str = TOPIC) -> tupl
 
 
 def fill(address: tuple[str, int]) -> None:
-    """Records 0, 1, 2 ... in one partition."""
+    """Write records 0, 1, 2, ... to one partition."""
     producer = kafka.KafkaProducer(bootstrap_servers=bootstrap(address))
     for number in range(RECORDS):
         producer.send(TOPIC, b"%d" % number, partition=0)
@@ -81,7 +84,7 @@ def fill(address: tuple[str, int]) -> None:
     producer.close()
 
 
-# Clients of Kafka 0.8, byte by byte
+# Raw requests of Kafka 0.8 clients
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -125,7 +128,9 @@ def test_an_offset_expires_when_its_client_said_and_stays_away_through_a_kill(
 
 
 class Committer(threading.Thread):
-    """Commits 1, 2, 3 ... for a group of its own, a few of them on the way at a time, until its connection breaks."""
+    """Commits offsets 1, 2, 3, ... for one group, four requests at a time, until the connection
+    breaks.
+    """
 
     def __init__(self, address: tuple[str, int], group: str, first: int) -> None:
         super().__init__(daemon=True)
@@ -185,7 +190,9 @@ def waits_for_a_commit_of_each(committers: list[Committer], stood: dict[str, int
 
 
 def check(running: GatewayProcess, committers: list[Committer], stood: dict[str, int]) -> None:
-    """Each group stands at the last commit that was acknowledged, or at one that was on its way; `stood` is brought up to it."""
+    """Check that each group's offset is the last acknowledged commit or a later one in flight, and
+    update `stood`.
+    """
     with running.peer() as peer:
         peer.create_topic(TOPIC)
         for one in committers:
@@ -196,7 +203,7 @@ def check(running: GatewayProcess, committers: list[Committer], stood: dict[str,
             stood[one.group] = offset
 
 
-# Today's clients
+# Current clients
 
 
 def librdkafka(address: tuple[str, int], **more: object) -> confluent_kafka.Consumer:
@@ -226,7 +233,7 @@ def numbers(values: Iterable[bytes]) -> list[int]:
 
 
 def consume_librdkafka(address: tuple[str, int], *, is_member: bool) -> list[int]:
-    """Ten records, and a commit behind them."""
+    """Read ten records and commit the offset after them."""
     consumer = librdkafka(address)
     if is_member:
         consumer.subscribe([TOPIC])

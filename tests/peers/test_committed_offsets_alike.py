@@ -1,4 +1,6 @@
-"""What Apache Kafka 3.9.2 answers to requests of committed offsets, the gateway answers, field by field."""
+"""The gateway replies to requests about committed offsets field by field as Apache Kafka 3.9.2
+does.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from tests.peers.groups import create_topic
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("committed offsets")]
 
-#: The newest versions that 3.9.2 knows.
+#: Versions supported by Kafka 3.9.2.
 COMMITS, FETCHES = range(1, 10), range(1, 10)
 
 Commit = OffsetCommitRequest.OffsetCommitRequestTopic
@@ -36,7 +38,10 @@ Delete = OffsetDeleteRequest.OffsetDeleteRequestTopic
 
 
 def in_order(reply: dict[str, Any]) -> dict[str, Any]:
-    """The reply with its partitions in one list by topic and index: Kafka gathers those of a topic, and puts what it refuses first."""
+    """The reply with all partitions in one list sorted by topic and index.
+
+    Kafka groups partitions by topic and puts refused ones first.
+    """
     groups = [in_order(group) for group in reply.get("groups", [])]
     rows = (
         [(topic["name"], *row.values()) for topic in reply["topics"] for row in topic["partitions"]]
@@ -47,7 +52,7 @@ def in_order(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 class Both:
-    """A connection to each: what the one answers, the other must."""
+    """A connection to each broker; their replies must be equal."""
 
     def __init__(self, ours: Peer, theirs: Peer) -> None:
         self.peers = (ours, theirs)
@@ -208,7 +213,7 @@ def test_metadata_has_the_same_bounds(both: Both, metadata: str) -> None:
 def test_groups_that_are_not_there_or_have_no_name_are_answered_alike(both: Both) -> None:
     both.commit([("orders", 0, 1)], group="")
     both.fetch([("orders", [0])], group="")
-    # From version 9 on, Kafka 3.9 answers as 4 does only where it is set to have consumer groups.
+    # Since version 9, Kafka 3.9 replies as Kafka 4 does only if consumer groups are enabled.
     both.commit(
         [("orders", 0, 1)], 8, group="not there", generation_id_or_member_epoch=3, member_id="me"
     )
@@ -256,7 +261,7 @@ def test_members_are_answered_alike(both: Both) -> None:
 
 
 def _joins(peer: Peer) -> tuple[str, int]:
-    """Its id and generation, as the only member of a group of consumers, subscribed to orders."""
+    """Member id and generation of the only member of a consumer group subscribed to `orders`."""
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(
         name="range", metadata=b"\0\0\0\0\0\1\0\6orders\xff\xff\xff\xff"
     )

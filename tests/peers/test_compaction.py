@@ -1,4 +1,6 @@
-"""One story of a compacted topic, told by real clients to the gateway and to Apache Kafka 3.9.2: both come to the same records."""
+"""The same writes to a compacted topic leave the same records in the gateway and in Apache Kafka
+3.9.2.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("compaction")]
 
 TOPIC = "table"
 SECONDS = 180.0
-#: With the last record, nothing else fits into the segment that is left alone.
+#: The last record fills the active segment, which is not compacted.
 SEGMENT_BYTES = 1024
 LAST_VALUE = b"." * 930
 VALUE = b"." * 600
@@ -82,7 +84,7 @@ def create(bootstrap: str, topic: str, **configs: str) -> None:
 
 
 def read_all(bootstrap: str, topic: str) -> list[Seen]:
-    """Everything that kafka-python finds from the beginning to the end as it is now."""
+    """All records up to the current log end offset, read with kafka-python."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
     try:
         partition = TopicPartition(topic, 0)
@@ -103,7 +105,7 @@ def read_all(bootstrap: str, topic: str) -> list[Seen]:
 
 
 def read_until(bootstrap: str, topic: str, expected: list[Seen]) -> None:
-    """Compaction comes when it comes: until then there may be more records."""
+    """Read until compaction is done; before that there may be additional records."""
     deadline = time.monotonic() + SECONDS
     found = read_all(bootstrap, topic)
     while found != expected and time.monotonic() < deadline:

@@ -1,4 +1,6 @@
-"""A compacted topic in a real Pulsar over hours in a minute: written again and again, compacted and freed, and found as it must be by every consumer."""
+"""Repeated writes to a compacted topic on a real Pulsar: space is reclaimed, and every consumer
+finds the last value of each key.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.peers.pulsar_gateway import bootstrap, gateway_on
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
-#: A reader that meets a topic while its ledger is ended waits for half a minute.
+#: A reader that opens a topic while its ledger is being closed waits for half a minute.
 SECONDS = 240.0
 TOPIC = "table"
 KEYS = 5
@@ -37,7 +39,7 @@ Records = list[tuple[bytes, bytes, int]]
 
 
 class Table:
-    """The topic as its producer knows it."""
+    """A compacted topic and the records written to it."""
 
     def __init__(self, tenant, settings):
         self.tenant = tenant
@@ -52,7 +54,7 @@ class Table:
             made.result(SECONDS)
 
     def write(self, running, rounds=4):
-        """Each key some times; then the ledger ends."""
+        """Write each key several times, then close the ledger by unloading the topic."""
         producer = Producer(
             {
                 "bootstrap.servers": bootstrap(running),
@@ -83,13 +85,15 @@ class Table:
             time.sleep(0.1)
 
     def has_fewer_records_than(self, count, running):
-        """New records are compacted by one of the next rounds."""
+        """Wait for compaction of new records, which takes one of the next rounds."""
         deadline = time.monotonic() + SECONDS
         while (found := len(self.read(running))) >= count:
             assert time.monotonic() < deadline, f"{found} records stay"
 
     def read(self, running) -> Records:
-        """From the beginning to the end as it is now; each of them was written, and of each key the last is there."""
+        """Read from the beginning to the current end. Check that each record was written and that
+        the last one of each key is present.
+        """
         config = {
             "bootstrap.servers": bootstrap(running),
             "group.id": "g",
@@ -128,7 +132,8 @@ def test_what_a_compacted_topic_takes_in_pulsar_is_bounded_and_the_last_value_of
                 table.create(running)
             table.write(running)
             table.write(running)
-            # One ledger of the six: the last entries are left alone, and a ledger goes as a whole.
+            # One ledger of six: the newest entries are not compacted, and a ledger is deleted only
+            # as a whole.
             table.shrinks_to(1.5 * 4 * KEYS * VALUE_BYTES)
             table.has_fewer_records_than(5 * KEYS, running)
             assert running.stop() == 0

@@ -1,5 +1,7 @@
-"""What Apache Kafka answers to members of consumer groups (KIP-848), the gateway answers, field by field: Kafka 3.9.2 to version 0 of their
-requests, 4.3.1 to version 1."""
+"""The gateway replies to members of consumer groups (KIP-848) field by field as Apache Kafka does.
+
+Version 0 of the requests is compared with Kafka 3.9.2, version 1 with 4.3.1.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,16 @@ from tests.peers.kafka import MODERN, VERSION, Kafka
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("consumer protocol alike")]
 
-#: Longer than any scene takes on a busy machine, except those that wait for the timeout.
+#: Longer than any scenario takes on a busy machine, except those that wait for the timeout.
 SESSION_MS = 30_000
 
-#: For the gateway and for Kafka, by Kafka's names; members that are not heard of for so long are gone.
+#: Settings of the gateway and of Kafka, by Kafka's names.
 SETTINGS = {
     "group.consumer.session.timeout.ms": str(SESSION_MS),
     "group.consumer.heartbeat.interval.ms": "1000",
 }
-#: What Kafka needs besides: it does not take such short times, and 4 makes targets beside the request, and no more than one a second.
+#: Additional settings of Kafka. Its minimum timeouts are higher by default, and Kafka 4 computes
+#: assignments in the background, at most once a second.
 KAFKA = {
     VERSION: {
         "group.coordinator.rebalance.protocols": "classic,consumer",
@@ -50,7 +53,7 @@ KAFKA = {
 }
 GATEWAY = {"group.consumer.assignment.interval.ms": "0"}
 
-#: Which way groups may change protocols.
+#: group.consumer.migration.policy: the conversions between group protocols that are allowed.
 BOTH_WAYS = "bidirectional"
 ONE_WAY = ("upgrade", "downgrade", "disabled")
 
@@ -63,7 +66,9 @@ class Stage:
 
     addresses: tuple[str, str]
     is_modern: bool
-    """Whether it is Kafka 4. In 3.9 it is a preview: what is done there by another rule than in 4 is done by that of 4 here."""
+    """Whether this is Kafka 4. The protocol was a preview in 3.9; where its rules changed, the
+    gateway follows Kafka 4.
+    """
     policy: str
 
     @property
@@ -71,7 +76,7 @@ class Stage:
         return int(self.is_modern)
 
     def play(self, scene: Scene) -> None:
-        # A new group's first epoch is 2 in Kafka 4, and 1 before and here.
+        # A new group's first epoch is 2 in Kafka 4, and 1 in Kafka 3.9 and in the gateway.
         play(self.addresses, self.version, int(self.is_modern), scene)
 
 
@@ -97,7 +102,7 @@ def stage(
             gateway(folder, arguments=[*MATCHING_OPTIONS, *arguments]) as ours,
         ):
             yield Stage((ours.bootstrap, kafka.bootstrap), version == MODERN, policy)
-            # It would take its time to end in good order.
+            # A clean shutdown would take longer.
             os.kill(kafka.pid, signal.SIGKILL)
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
@@ -106,7 +111,7 @@ def stage(
 in_kafka_4 = pytest.mark.parametrize(
     "stage", [pytest.param(IN_4, id=MODERN)], indirect=True, scope="module"
 )
-#: All but the usual way take a broker each.
+#: Every other policy needs a separate broker.
 whichever_way = pytest.mark.parametrize(
     "stage",
     [
@@ -212,7 +217,7 @@ def test_what_contradicts_itself_is_refused_alike(stage: Stage) -> None:
 
 def test_partitions_change_hands_in_two_steps_alike(stage: Stage) -> None:
     def describe_group(side: RecordedBroker) -> None:
-        # What somebody has to give back is not shown in 3.9.
+        # Kafka 3.9 does not show partitions that are pending revocation.
         if stage.is_modern:
             side.describe("steps")
 
@@ -228,7 +233,7 @@ def test_partitions_change_hands_in_two_steps_alike(stage: Stage) -> None:
         second.heartbeat()
         first.heartbeat()
         describe_group(side)
-        # It still has what it was told to give back, then a part of it, then nothing of it.
+        # The member still owns the revoked partitions, then a part of them, then none.
         first.heartbeat()
         first.report_owned(steps=[0, 1, 2, 3])
         first.commit(steps=[0, 3])
@@ -246,7 +251,7 @@ def test_partitions_change_hands_in_two_steps_alike(stage: Stage) -> None:
         first.heartbeat()
         second.heartbeat()
         describe_group(side)
-        # One goes before it has given anything back.
+        # A member leaves before it has given up revoked partitions.
         first.leave()
         third.heartbeat()
         second.heartbeat()
@@ -272,7 +277,7 @@ def test_an_answer_that_was_lost_is_given_again_alike(stage: Stage) -> None:
         before = first.epoch
         first.heartbeat()
         first.report_owned(lost=[0, 1])
-        # It has not heard of its new epoch.
+        # The member has not received its new epoch.
         first.heartbeat(member_epoch=before)
         first.full_heartbeat("lost", owned={"lost": [0, 1]}, member_epoch=before)
         first.full_heartbeat("lost", owned={"lost": [0, 1, 2]}, member_epoch=before)
@@ -315,7 +320,7 @@ def test_uniform_shares_alike_as_far_as_numbers_go(stage: Stage) -> None:
             for row in one.assignment.topic_partitions
         )
         side.answers.append(("uniform", (described.assignor_name, counts)))
-        # What most members want is what is done.
+        # The assignor requested by most members is used.
         first.heartbeat(server_assignor="range")
         second.heartbeat(server_assignor="range")
         described = side.describe("uniform")
@@ -376,7 +381,7 @@ def test_a_static_member_comes_back_alike(stage: Stage) -> None:
         first.report_owned(static=[0, 1])
         second.heartbeat()
         side.describe("static")
-        # There is one of each, and it is not gone.
+        # The instance id is in use by a member that has not left.
         ConsumerMember(side, "static", "m-3", "one").join("static")
         ConsumerMember(side, "static", "m-3", "one").heartbeat(member_epoch=first.epoch)
         ConsumerMember(side, "static", "m-3", "three").heartbeat(member_epoch=1)
@@ -399,7 +404,7 @@ def test_a_static_member_comes_back_alike(stage: Stage) -> None:
         first.heartbeat(member_epoch=epoch)
         side.commit("static", {"static": [0]}, first.id, epoch)
         side.commit("static", {"static": [0]}, again.id, again.epoch)
-        # It comes back with another subscription, so the target is another.
+        # The member rejoins with another subscription, so the target assignment changes.
         again.leave(-2)
         third = ConsumerMember(side, "static", "m-5", "one")
         third.join("nowhere")
@@ -422,7 +427,7 @@ def test_commits_and_fetches_of_a_wrong_epoch_are_refused_alike(stage: Stage) ->
     def scene(side: RecordedBroker) -> None:
         side.create_topic("commits", 4)
         group = "commits"
-        # Before there is a group, and while it has members.
+        # Before the group exists, and while it has members.
         side.commit(group, {"commits": [0]}, "m-1", 1)
         side.fetch_offsets(group, "commits", 4, "m-1", 1)
         side.fetch_offsets(group, "commits", 4)
@@ -519,7 +524,8 @@ def test_sessions_end_alike(stage: Stage) -> None:
         away.leave(-2)
         static.join("sessions")
         member.join("sessions")
-        # One of the classic protocol in a consumer group has the session that it asked for, and is to fetch its assignment in time.
+        # A classic member of a consumer group has the session timeout that it requested, and must
+        # fetch its assignment within the rebalance timeout.
         lively = ConsumerMember(side, "lively", "!")
         lively.join("sessions")
         classic, slow = (
@@ -560,13 +566,13 @@ def test_regular_expressions_are_heeded_alike(stage: Stage) -> None:
             one.join(subscribed_topic_regex=wrong)
         side.describe(group)
         one.join(subscribed_topic_regex="re-.*")
-        # Kafka looks for them beside the request.
+        # Kafka resolves regular expressions in the background.
         side.answers.pop()
         one.wait_for_assignment({"re-orders": [0, 1], "re-bills": [0]})
         side.describe(group)
         one.heartbeat(subscribed_topic_regex="[")
         one.heartbeat()
-        # A regular expression and names are taken together.
+        # Topics of the regular expression and of the name list are combined.
         one.heartbeat(subscribed_topic_names=["xre-orders"])
         one.wait_for_assignment({"re-orders": [0, 1], "re-bills": [0], "xre-orders": [0]})
         one.heartbeat(subscribed_topic_regex="", subscribed_topic_names=["re-bills"])
@@ -592,7 +598,9 @@ def test_regular_expressions_are_heeded_alike(stage: Stage) -> None:
 
 
 def stands(side: RecordedBroker, group: str, topic: str, partitions: int) -> ClassicMember:
-    """A classic group of one, which has everything. It has a generation, which a consumer group goes on from."""
+    """A classic group with one member that owns all partitions. A consumer group continues from its
+    generation.
+    """
     side.start_group(classic=True)
     one = ClassicMember(side, group, topic)
     one.join()
@@ -613,7 +621,8 @@ def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Sta
         new.join(group)
         side.describe(group)
         side.delete_groups(group)
-        # The classic member is told by its heartbeat, and goes on as it does in any rebalance; a new one has yet to give anything back.
+        # The classic member sees REBALANCE_IN_PROGRESS in its heartbeat and rejoins as usual; a
+        # consumer member must first give up partitions.
         old.commit(upgraded=[1])
         old.heartbeat()
         old.heartbeat(99)
@@ -636,7 +645,7 @@ def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Sta
         old.sync(protocol_name="sticky")
         old.sync(protocol_type="connect")
         side.describe(group)
-        # A stranger, and one of the new protocol that speaks as a classic one.
+        # An unknown member, and a member of the consumer protocol that sends classic requests.
         ClassicMember(side, group, sticky=b"").join()
         ClassicMember(side, group, sticky=subscription(group)).join()
         ClassicMember(side, group, group).join(protocol_type="connect")
@@ -644,7 +653,7 @@ def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Sta
         stranger.id, stranger.generation = new.id, new.epoch
         stranger.heartbeat()
         stranger.sync()
-        # Without the last of the new protocol it is a classic group.
+        # After the last member of the consumer protocol has left, the group is a classic group.
         new.leave()
         side.describe(group)
         new.heartbeat()
@@ -657,7 +666,8 @@ def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Sta
         side.describe(group)
         old.leave()
         side.describe(group)
-        # Empty, it becomes either; one that may not become a classic group has been a consumer group all the time.
+        # An empty group can be converted either way. With a policy that does not allow downgrades
+        # it has stayed a consumer group.
         side.start_group(classic=stage.policy == "upgrade")
         new.join(group)
         new.leave()
@@ -676,7 +686,7 @@ def test_a_classic_member_joins_a_consumer_group_alike(stage: Stage) -> None:
     def scene(side: RecordedBroker) -> None:
         group = "joined"
         side.create_topic(group, 4)
-        # An id before all that may be made up.
+        # A member id that sorts before all generated ids.
         new = ConsumerMember(side, group, "!")
         new.join(group)
         for version in (0, 3, 4, 9):
@@ -718,11 +728,11 @@ def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> Non
         )
         old.join()
         old.sync({old.id: assignment(3, cooperative=range(4))})
-        # An id behind all that may be made up.
+        # A member id that sorts after all generated ids.
         new = ConsumerMember(side, group, "~")
         new.join(group)
         old.heartbeat()
-        # It has not given anything back, then says that it has.
+        # The member has not given up its partitions; then it reports that it has.
         old.protocols = {
             "cooperative_sticky": subscription(
                 group, version=3, owned={group: range(4)}, generation=old.generation
@@ -743,7 +753,8 @@ def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> Non
         old.heartbeat()
         new.heartbeat()
         side.describe(group)
-        # The newcomer goes: what it had comes back to the classic one, in a classic group.
+        # After the new member leaves, its partitions return to the classic member, in a classic
+        # group.
         new.leave()
         old.heartbeat()
         side.describe(group)
@@ -791,7 +802,8 @@ def test_static_members_change_protocols_alike(stage: Stage) -> None:
         old = ClassicMember(side, group, group, instance="one")
         old.join()
         old.sync({old.id: assignment(**{group: [0, 1]})})
-        # The same instance, now of the new protocol: nobody else is there, so it is a consumer group from now on.
+        # The same instance id rejoins with the consumer protocol. It is the only member, so the
+        # group becomes a consumer group.
         new = ConsumerMember(side, group, "m-1", "one")
         new.join(group, "nowhere")
         side.describe(group)
@@ -799,7 +811,8 @@ def test_static_members_change_protocols_alike(stage: Stage) -> None:
         old.commit(**{group: [0]})
         new.report_owned(**{group: [0, 1]})
         side.describe(group)
-        # And back: whoever comes in its place speaks the old one, and whether it said that it went makes no difference.
+        # And back: a member that replaces it uses the classic protocol, whether or not the old one
+        # has left.
         for is_gone in (False, True):
             if is_gone:
                 new.leave(-2)
@@ -856,7 +869,7 @@ def test_offsets_of_topics_that_members_read_are_kept_alike(stage: Stage) -> Non
         one.join("kept-a", subscribed_topic_regex="kept-b")
         side.answers.pop()
         one.wait_for_assignment({"kept-a": [0], "kept-b": [0]})
-        # Kafka has got there in two steps.
+        # Kafka reaches this state in two steps.
         side.answers.pop()
         side.delete_offsets(group, "kept-a", "kept-b", "kept-c", "nowhere")
         side.fetch_offsets(group, "kept-c", 1)
@@ -911,7 +924,7 @@ def test_a_static_member_changes_protocols_beside_another_member_alike(stage: St
         stays.heartbeat()
         stays.report_owned(**{group: [0, 1]})
         new.heartbeat()
-        # Its place is taken though it has not gone.
+        # The instance id is still in use; the member has not left.
         old = ClassicMember(side, group, group, instance="two")
         old.join()
         new.heartbeat()

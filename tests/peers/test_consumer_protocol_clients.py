@@ -1,5 +1,8 @@
-"""Real clients of the new protocol (KIP-848) with others in one group: of another library, of the old protocol while a group moves from the one to the
-other and back, and of Kafka 0.9 beside it."""
+"""Real clients of the consumer protocol (KIP-848) in groups with other clients.
+
+The others use another library, the classic protocol while a group migrates from one protocol to the
+other and back, or are Kafka 0.9 clients of another group.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from tests.peers.group_scenario import (
 
 pytestmark = [pytest.mark.peer]
 
-#: Beyond whatever happens here: whoever has to join again did so without need.
+#: A session timeout longer than any test, so that no member has to rejoin.
 PATIENT = "60000"
 NEW_JAVA = java_member("4.4.0", group_protocol="consumer")
 SETTINGS = {
@@ -36,7 +39,8 @@ SETTINGS = {
 
 NEW_CONFLUENT = python_member("confluent.py", group_protocol="consumer")
 
-#: A member of old and one of the new protocol. Some give everything back before they join, others what they are asked for.
+#: A member of the classic and one of the consumer protocol. Some give up all partitions before they
+#: rejoin (eager), others only those that are revoked (cooperative).
 MOVES = [
     pytest.param(
         java_member(
@@ -71,7 +75,7 @@ def kind_of(here: GroupScenario) -> str:
 
 
 def stands(here: GroupScenario, group: str) -> dict[int, int]:
-    """What the group has committed."""
+    """The committed offsets of the group."""
     assert here.gateway is not None
     topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=PARTITIONS)
     with here.gateway.peer() as peer:
@@ -84,7 +88,7 @@ def stands(here: GroupScenario, group: str) -> dict[int, int]:
 
 
 def held(member: GroupMember) -> Iterable[tuple[int, int, int]]:
-    """Each time that it had a partition: which, from when, and until when."""
+    """Each period in which the member owned a partition: partition, begin and end."""
     moments = [
         *member.assignments,
         (1 << 63, member.assignments[-1][1] if member.assignments else frozenset()),
@@ -122,14 +126,14 @@ def test_members_of_two_libraries_share_a_topic_beside_a_group_of_kafka_09(
         here.wait_until_all_read(GROUP, "old")
         before = {group: stands(here, group) for group in (GROUP, "old")}
         assert before[GROUP] == before["old"] == dict.fromkeys(PARTITIONS, 10)
-        before = [len(member.assignments) for member in here.members]
+        assignments = [len(member.assignments) for member in here.members]
 
         here.kill()
         here.start()
         assert {group: stands(here, group) for group in before} == before
         here.send(40)
         here.wait_until_all_read(GROUP, "old")
-        assert [len(member.assignments) for member in here.members] == before, (
+        assert [len(member.assignments) for member in here.members] == assignments, (
             "somebody had to join again"
         )
         assert first.read
@@ -160,7 +164,7 @@ def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(
                 here.wait_until_all_read()
                 assert kind_of(here) == "consumer"
                 if len(here.members) == 3:
-                    # Two members of the one protocol and one of the other.
+                    # Two members of one protocol and one of the other.
                     here.kill()
                     here.start()
                     here.send(12)

@@ -1,4 +1,6 @@
-"""The gateway is killed under load, again and again: nothing that a producer was told is stored is lost, nothing of an idempotent one is there twice."""
+"""The gateway is killed repeatedly under load: no acknowledged record is lost, and no record of an
+idempotent producer is duplicated.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ PARTITIONS = 3
 START_SECONDS = 480.0
 RECOVER_SECONDS = 240.0
 DRAIN_SECONDS = 180.0
-#: A producer waits while so many of its records are unanswered; together they keep the gateway busy at every moment.
+#: Limit of unacknowledged records per producer; together they always keep the gateway busy.
 UNANSWERED = 400
-#: So many answers must have come before the next blow.
+#: Acknowledgements per producer before the next signal.
 ANSWERS = 300
 
 Stored = tuple[int, int, bytes]
@@ -71,7 +73,7 @@ class Gateway:
         assert re.match(r"ready listeners=", line), f"{line!r}\n{self.log()}"
 
     def strike(self, blow: signal.Signals) -> int:
-        """Send it a signal; its exit code."""
+        """Send the process a signal and return its exit code."""
         assert self._process
         self._process.send_signal(blow)
         return self._process.wait(DRAIN_SECONDS)
@@ -90,7 +92,10 @@ class Gateway:
 
 @dataclass
 class Load:
-    """What a producer has sent and what it was told, and the thread that sends. `client` sends one value and calls back with what became of it."""
+    """A producer, the thread that sends, and the results.
+
+    `client` sends one value and reports the result to `told` or `failed`.
+    """
 
     name: str
     client: Any
@@ -132,7 +137,7 @@ class Load:
             self._change.notify_all()
 
     def wait_for_answers(self, count: int) -> None:
-        """Until so many more have come."""
+        """Wait until `count` more records are acknowledged."""
         with self._change:
             goal = len(self.stored) + count
             came = self._change.wait_for(
@@ -141,7 +146,7 @@ class Load:
             assert came, f"{self.name}: no {count} answers within {RECOVER_SECONDS:.0f} s"
 
     def stop(self) -> None:
-        """Send no more, and wait until everything is answered."""
+        """Stop sending and wait until all records are acknowledged or failed."""
         self._is_over = True
         self._thread.join()
         self.client.finish()
@@ -197,7 +202,7 @@ class Confluent:
                 load.failed(str(failure))
 
         self._producer.produce(TOPIC, value, on_delivery=told)
-        # Answers come only to those who poll.
+        # Delivery reports are only processed by poll().
         while self._producer.poll(0) or len(self._producer) >= UNANSWERED:
             self._producer.poll(0.05)
 

@@ -1,4 +1,6 @@
-"""Our definitions of messages, which kafka-python lacks, say what Kafka's own do, which its jar of clients brings along."""
+"""The message definitions that kafka-python lacks have the same layout as those in the jar of
+Kafka's clients.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ pytestmark = pytest.mark.peer
 KAFKA = "4.4.0"
 OURS = sorted(Path(*schemas.__path__).glob("*.json"))
 
-#: What says how bytes are laid out; the rest is for people and for Kafka's own checks.
+#: The keys that define the byte layout; the others are documentation or are used by Kafka's own
+#: checks.
 LAYOUT = ("name", "type", "versions", "nullableVersions", "default", "tag", "taggedVersions")
 
-#: kafka-python's name for an int32 whose bits are read one by one.
+#: kafka-python's name for an int32 that holds flags.
 BITFIELD = "bitfield"
 
 
@@ -45,7 +48,7 @@ def parse(text):
 
 
 def laid_out(message):
-    """Everything of a definition that reaches the wire, structures that are shared put in their places."""
+    """The parts of a definition that affect the encoding, with shared structures expanded."""
     shared = {struct["name"]: struct["fields"] for struct in message.get("commonStructs", ())}
 
     def rows(fields):

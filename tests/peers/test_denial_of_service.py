@@ -1,6 +1,7 @@
-"""One client makes the gateway work hard or keeps something of it occupied: how long the others wait for it.
+"""How long other clients wait while one client causes expensive work or occupies a limited
+resource.
 
-The bounds are in seconds by the stopwatch, so that what other processes take of the machine does not count.
+The limits are in seconds of the stopwatch, which does not count time used by other processes.
 """
 
 from __future__ import annotations
@@ -39,22 +40,25 @@ SMALL = batch([Sample(0, TIME, b"k", b"v" * 100)])
 BOMBS = 240
 BOMB_BYTES = 95 * MIB
 
-#: For another consumer that needs a conversion. The aim is 1 s: on an idle machine it waits 0.4 s, and 1.5 s by the
-#: stopwatch at a load average of 30, since the conversions in front of it take longer where caches and cores are
-#: shared. Without turns it waited a minute for each attacker.
+#: For another consumer that needs a conversion. The target is 1 s. It waits 0.4 s on an idle
+#: machine, and 1.5 s by the stopwatch at a load average of 30, because the conversions before it
+#: take longer when caches and cores are shared. Without fair scheduling it waited a minute for each
+#: attacker.
 CONSUMER_SECONDS = 5.0
 
-#: For a producer that is logged in while others that are not hold frames back: some ms. It waited for the end of their log-in time, 30 s.
+#: For an authenticated producer while unauthenticated clients hold partial frames: some
+#: milliseconds. It used to wait until their authentication timeout, 30 s.
 PRODUCER_SECONDS = 5.0
 
-#: For a log-in while others send wrong passwords. The aim is 2 s: on an idle machine it takes half a second, and up to
-#: 3.2 s by the stopwatch at a load average of 30, since hashing counts in full. Without turns every one was reset.
+#: For an authentication while other clients send wrong passwords. The target is 2 s. It takes half
+#: a second on an idle machine, and up to 3.2 s by the stopwatch at a load average of 30, because
+#: hashing counts in full. Without fair scheduling every connection was reset.
 LOG_IN_SECONDS = 15.0
 
 
 @contextmanager
 def attackers(count, attack):
-    """`attack` again and again in so many threads."""
+    """Repeat `attack` in `count` threads."""
     is_over = threading.Event()
 
     def run():
@@ -74,7 +78,7 @@ def attackers(count, attack):
 
 
 def says_and_vanishes(address, *frames, seconds=0.1, host="127.0.0.1"):
-    """A client at another address of loopback, perhaps, that sends something and goes."""
+    """Connect from `host`, send frames and reset the connection after `seconds`."""
     with socket.socket() as attacker:
         attacker.bind((host, 0))
         attacker.connect(address)
@@ -85,7 +89,7 @@ def says_and_vanishes(address, *frames, seconds=0.1, host="127.0.0.1"):
 
 @pytest.fixture
 def bombed(tmp_path):
-    """A gateway with a topic of small batches that unpack to much."""
+    """A gateway with a topic of small batches that decompress to a large size."""
     with gateway(tmp_path) as started:
         with started.peer() as peer:
             peer.create_topic("bombs")
@@ -115,12 +119,12 @@ def test_a_shutdown_does_not_wait_for_conversions(bombed):
     peers = [bombed.peer() for _ in range(2)]
     for peer in peers:
         peer.send(fetch)
-    # Both threads are at work.
+    # Both conversion threads are busy.
     time.sleep(0.3)
     watch = Stopwatch(bombed)
     code, seconds = bombed.stop_measured(watch)
     assert code == 0
-    # A minute and more without a limit on what one fetch converts.
+    # Without a limit on the size of one conversion it took over a minute.
     assert seconds < 5.0
     for peer in peers:
         peer.reset()
@@ -134,12 +138,12 @@ def test_an_old_consumer_gets_past_records_that_unpack_to_much_in_the_end(bombed
             assert records
             offset += count_of(records)
             fetches += 1
-        # Each is worth a fetch of its own, or nearly.
+        # Each batch needs nearly one fetch.
         assert fetches >= 2
 
 
 def count_of(message_set):
-    """The messages of a set, each a wrapper of one record."""
+    """Number of messages in a message set; each wraps one record."""
     count = position = 0
     while position + 12 <= len(message_set):
         position += 12 + struct.unpack_from(">i", message_set, position + 8)[0]
@@ -147,14 +151,14 @@ def count_of(message_set):
     return count
 
 
-# log-in
+# Authentication
 
 HANDSHAKE = encode_request(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0)
 
 
 @contextmanager
 def locked(folder, **settings):
-    """A gateway with a log-in, for alice and bob."""
+    """A gateway with SASL/PLAIN users alice and bob."""
     users = folder / "users"
     with edit_users(users) as found:
         found["alice"], found["bob"] = PasswordHash.of("secret"), PasswordHash.of("secret")
@@ -163,7 +167,7 @@ def locked(folder, **settings):
 
 
 def logs_in(server, name):
-    """A connection that is logged in, or None."""
+    """An authenticated connection, or None."""
     peer = server.peer()
     peer.send(HANDSHAKE)
     if peer.receive() is not None:
@@ -177,7 +181,7 @@ def logs_in(server, name):
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
 def test_wrong_passwords_of_one_host_keep_nobody_out(tmp_path, host):
     guess = (HANDSHAKE, b"\0alice\0guess")
-    # From another address they may even wait for their answers.
+    # Attackers at another address may wait for their replies.
     seconds = 0.02 if host == "127.0.0.1" else 0.3
     slowest = 0.0
     with locked(tmp_path, sasl_max_waiting_checks=20) as server:
@@ -225,12 +229,13 @@ def test_unfinished_frames_before_the_log_in_hold_nobody_up(tmp_path):
             slowest = max(slowest, watch.seconds())
         assert slowest < PRODUCER_SECONDS
         assert logs_in(server, b"bob") is not None
-        # What they hold has a limit of its own: those that began first had to go.
+        # Partial frames of unauthenticated clients have a separate limit; the oldest of these
+        # connections are closed.
         assert hoarders[0].is_closed()
         assert server.stop() == 0
 
 
-# strings
+# Strings
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""The regular expressions of subscriptions mean to the gateway what they mean to Kafka's brokers, which read them with RE2/J."""
+"""Regular expressions of subscriptions match the same topics in the gateway as in Kafka's brokers,
+which use RE2/J.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,16 @@ from tests.peers.cache import CannotInstall, maven_jars
 
 pytestmark = pytest.mark.peer
 
-#: What Kafka 4 depends on.
+#: The version that Kafka 4 depends on.
 RE2J = "com.google.re2j:re2j:1.8"
 PROGRAM = Path(__file__).parent / "expressions" / "Match.java"
-#: Expressions that were thought of, and parts that others are made of by chance.
+#: Hand-written expressions; and parts from which random expressions are built.
 WRITTEN = (PROGRAM.parent / "written.txt").read_text("utf-8")
 PIECES = r"a b ab . \. \w [ab] [^a] (a|b) (?:ab) (?i) | ^ $ * + ? {2} {1,} ( ) [ \d orders \b"
 TOPICS = "orders Orders ORDERS orders-eu orders.v2 orders_v2 a b ab aab abab aaa 0 42 a.b x-y_z.0 __internal"
 NAMES = sorted(TOPICS.split())
 
-#: Nobody refers to groups here, so that two have one name is not looked at.
+#: Two groups with one name are accepted, because subscriptions never refer to groups.
 TAKEN_BY_US_ALONE = "(?P<n>a)(?P<n>b)"
 
 

@@ -1,7 +1,7 @@
-"""A gateway of its own process whose disk fails under the embedded store, at each place where a commit can fail.
+"""A gateway whose disk fails below the embedded store, at each step at which a commit can fail.
 
-What the disk refuses is answered so and seen by nobody; what was acknowledged is there, also after the process was killed or the power cut; and
-when the disk is well again everything goes on by itself.
+A refused record gets an error and is never visible. An acknowledged record stays, also after a kill
+or a power cut. When the disk works again, writes continue without a restart.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ TOPIC = "orders"
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 KAFKA_STORAGE_ERROR = 56
 
-#: What a commit consists of, each failing alone.
+#: The steps of a commit; each fails alone.
 FAILURES = ["data", "data full", "sync", "meta", "meta-undone"]
 
 
 @dataclass
 class Disk:
-    """A disk that fails while the file `orders` is there, as that says, and what a power cut would leave; see failing_disk.c."""
+    """A disk that fails as the file `orders` says while that exists, and its contents after a power
+    cut. See failing_disk.c.
+    """
 
     orders: Path
     shim: Path
@@ -58,7 +60,7 @@ class Disk:
         return self.orders.with_name("medium")
 
     def loses_power(self, folder):
-        """The gateway on it is dead: its store becomes what the medium has."""
+        """Replace the store of a killed gateway by what had reached the medium."""
         shutil.copy(self.medium, folder / "store" / "data.mdb")
 
     @contextmanager
@@ -74,7 +76,7 @@ class Disk:
 
 @pytest.fixture(scope="session")
 def shim():
-    """The library that fails; built once."""
+    """The library loaded with LD_PRELOAD; built once."""
     library = SHIM.with_suffix(".so").name
 
     def build(folder):
@@ -106,7 +108,9 @@ def disk(tmp_path, shim, request):
 
 
 def starting(folder, disk):
-    """A gateway on that disk. It keeps nothing in memory, so that every read is one of the store."""
+    """A gateway on that disk that keeps no records in memory, so that every read is served from the
+    store.
+    """
     return gateway(folder, environment=disk.environment, lmdb_resident_bytes=0)
 
 
@@ -127,7 +131,7 @@ class BrokerEnvironment:
 
 @pytest.fixture
 def env(standing, request):
-    """A topic with one record on a gateway whose disk is to fail."""
+    """A topic with one record, on a gateway whose disk can fail."""
     server, disk = standing
     topic = request.function.__name__
     with server.peer() as peer:
@@ -138,14 +142,14 @@ def env(standing, request):
 
 
 def produced(peer, topic, value, producer=(-1, -1, -1)):
-    """The offset at which it was stored, None where it was refused."""
+    """Produce a record and return its offset, or None if it was refused."""
     reply = peer.produce(topic, one_record(value.encode(), producer))
     assert reply.error_code in (0, KAFKA_STORAGE_ERROR)
     return None if reply.error_code else reply.base_offset
 
 
 def producer_of(peer):
-    """A new one's id and epoch."""
+    """Producer id and epoch of a new producer."""
     asked = InitProducerIdRequest(version=0, transactional_id=None, transaction_timeout_ms=1000)
     identity = peer.request(asked, InitProducerIdResponse, 0)
     assert identity.error_code == 0
@@ -153,7 +157,9 @@ def producer_of(peer):
 
 
 def visible(server, topic):
-    """All that a consumer sees; offsets are continuous from 0 to the end."""
+    """All values that a consumer sees. Offsets are checked to be continuous from 0 to the high
+    watermark.
+    """
     found = []
     with server.peer() as peer:
         while True:
@@ -202,7 +208,9 @@ def test_whoever_reads_is_served_all_the_while(env):
 
 
 class Reader:
-    """A consumer that reads the beginning of the topic again and again. `failures` are the answers without records."""
+    """A consumer that repeatedly reads the first record. `failures` are the replies without
+    records.
+    """
 
     def __init__(self, server, topic):
         self._server = server
@@ -222,7 +230,7 @@ class Reader:
         self._thread.join(240)
 
     def waits_for_answers(self, more):
-        """Whether so many come from now on."""
+        """Whether `more` replies arrive from now on."""
         with self._change:
             wanted = self.answers + more
             return self._change.wait_for(lambda: self.answers >= wanted, 240)
@@ -294,7 +302,8 @@ def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_whe
             for _ in range(3):
                 peer.send(*frames)
                 codes = [answer_in(peer.receive()).error_code for _ in frames]
-                # From one on that comes to its turn only when the first has failed they follow nothing.
+                # A batch written after the first one has failed is refused because of the sequence
+                # gap.
                 late = codes.count(OUT_OF_ORDER_SEQUENCE_NUMBER)
                 assert late < len(codes)
                 assert (
@@ -332,7 +341,11 @@ def test_after_a_power_cut_while_the_disk_fails_exactly_what_was_acknowledged_is
 
 
 def told_until_it_was_killed(disk, folder):
-    """An idempotent producer through bad hours of the disk: who it is, what was acknowledged, and whether the last was."""
+    """Run an idempotent producer through several disk failures, then kill the gateway.
+
+    Returns the producer's identity, the acknowledged values, and whether the last value was
+    acknowledged.
+    """
     told = []
     with starting(folder, disk) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
@@ -351,7 +364,7 @@ def told_until_it_was_killed(disk, folder):
 
 
 def tell(told, peer, who):
-    """Produce the next number; whether it was acknowledged, in which case it is added to what was told."""
+    """Produce the next number. If it is acknowledged, append it to `told` and return True."""
     number = len(told)
     offset = produced(peer, TOPIC, str(number), (*who, number))
     if offset is None:
@@ -439,7 +452,9 @@ def test_an_idempotent_client_gets_each_record_stored_once_and_in_order_whatever
 
 
 class Load:
-    """librdkafka's idempotent producer, which sends numbers for as long as it lasts; at its end all are answered."""
+    """librdkafka's idempotent producer, which sends numbers while the context is open and then
+    waits for all acknowledgements.
+    """
 
     def __init__(self, server):
         self._producer = confluent_kafka.Producer(

@@ -1,4 +1,6 @@
-"""A gateway of its own process on a small volume that fills up: produce is refused, reads go on, and room that comes again is used at once."""
+"""A gateway on a small volume that fills up: Produce is refused, reads continue, and freed space is
+used at once.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,23 @@ from tests.peers.gateway import MIB, gateway, one_record
 
 pytestmark = [pytest.mark.peer]
 
-#: The store leaves 64 MiB of it to deletions.
+#: The store reserves 64 MiB of it for deletions.
 VOLUME = 96 * MIB
 VALUE = 1_000_000
 TOPIC = "orders"
 OTHERS = "others"
 KAFKA_STORAGE_ERROR = 56
 
-#: A command on a volume of its own, which goes with it: `sh` is told the size, the place, and the command. As root, or as anybody who may.
+#: Runs a command on a tmpfs that is removed with the process. Arguments of `sh` are the size, the
+#: mount point and the command. With or without root privileges.
 NAMESPACES = [["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]]
 MOUNTED = ["sh", "-c", 'mount -t tmpfs -o size="$0" none "$1" && shift && exec "$@"']
 
 
 class Volume:
-    """What the store's folder lies on. Where no tmpfs can be mounted it is a limit on how large the files of the gateway may be."""
+    """The volume of the store's folder. Where no tmpfs can be mounted, a limit on the file size of
+    the gateway stands for it.
+    """
 
     def __init__(self, folder):
         self._store = folder / "store"
@@ -57,7 +62,7 @@ class Volume:
         self.others_leave()
 
     def others_fill_it(self):
-        """To the last byte."""
+        """Fill the volume to the last byte."""
         if not self.within:
             prlimit(
                 self._pid, RLIMIT_FSIZE, (self._inside("data.mdb").stat().st_size, RLIM_INFINITY)
@@ -98,7 +103,9 @@ def volume(tmp_path):
 
 @pytest.fixture
 def server(volume, tmp_path):
-    """A gateway on that volume. It keeps nothing in memory, so that every read is one of the store."""
+    """A gateway on that volume that keeps no records in memory, so that every read is served from
+    the store.
+    """
     with gateway(tmp_path, within=volume.within, lmdb_resident_bytes=0) as started:
         volume.holds(started)
         with started.peer() as peer:
@@ -109,7 +116,7 @@ def server(volume, tmp_path):
 
 
 def fill(peer, topic, at_most=1000):
-    """Produce until it is refused; how many records were stored."""
+    """Produce until a record is refused, and return the number of stored records."""
     for number in range(at_most):
         stored = peer.produce(topic, one_record(os.urandom(VALUE)))
         if stored.error_code:
@@ -119,7 +126,7 @@ def fill(peer, topic, at_most=1000):
 
 
 def deletes_records(peer):
-    """The first half of them."""
+    """Delete the first half of the records."""
     topic = DeleteRecordsRequest.DeleteRecordsTopic
     half = peer.fetch(TOPIC, 0).high_watermark // 2
     rows = [
@@ -137,7 +144,7 @@ def deletes_the_other_topic(peer):
 
 
 def makes_progress(peer, seconds=240.0):
-    """Whether produce works within this time, for what was deleted is freed bit by bit."""
+    """Whether Produce succeeds within this time. Deleted space is freed gradually."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if fill(peer, TOPIC, 1):
@@ -150,7 +157,9 @@ def is_read(peer, offsets):
 
 
 def one_line_each(server):
-    """The line with which the store said that writing fails, and the one that it succeeds again; there are no others."""
+    """The log lines at the first failed and the first successful write; there must be no other
+    errors or warnings.
+    """
     began, ended = server.wait_for_lines(2, "storage.lmdb")
     assert [line for line in server.lines() if " warning " in line or " error " in line] == [
         began,
