@@ -39,8 +39,8 @@ BELONGS_TO = {
     "kafka": ("gateway/protocol/wire/", "gateway/handlers/", "gateway/cli/"),
     "re2": ("gateway/groups/consumer/topic_regexes.py",),
     "click": ("gateway/cli/",),
-    "pydantic": ("gateway/settings/model.py", "gateway/settings/layers.py"),
-    "pydantic_settings": ("gateway/settings/model.py", "gateway/settings/layers.py"),
+    "pydantic": ("gateway/settings/",),
+    "pydantic_settings": ("gateway/settings/",),
     "pyspark": ("reports/",),
     "OpenSSL": ("auth/tls.py", "gateway/net/connection.py", "storage/pulsar/admin/admin_tls.py"),
 }

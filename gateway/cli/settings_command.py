@@ -1,6 +1,6 @@
 """`kopgate settings`: lists the settings from the model.
 
-The settings table of docs/operations.md is generated from the same model.
+docs/settings.md is its output with `--markdown`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,18 @@ from typing import Any
 
 import click
 
-from gateway.settings.model import Settings
+from gateway.settings.model import SECTIONS
+
+_MARKDOWN_HEAD = """\
+# Settings
+
+Generated from the settings themselves (`kopgate settings --markdown > docs/settings.md`). Where
+they are set and which source takes precedence: [operations.md](operations.md#settings). Times are
+in milliseconds, sizes in bytes; -1 means no limit where it is allowed."""
 
 
 @click.command()
-@click.option("--markdown", is_flag=True, help="Print a Markdown table.")
+@click.option("--markdown", is_flag=True, help="Print docs/settings.md.")
 def settings(markdown: bool) -> None:
     """List every setting with its default and description.
 
@@ -28,17 +35,23 @@ def settings(markdown: bool) -> None:
 def as_text() -> str:
     """Return one paragraph per setting."""
     return "\n\n".join(
-        f"{name} = {default}\n{_indented(meaning)}" for name, default, meaning in _rows()
+        f"{name} = {default}\n{_indented(meaning)}"
+        for title in SECTIONS
+        for name, default, meaning in _rows(title)
     )
 
 
 def as_markdown() -> str:
-    """Return a table with one row per setting."""
-    rows = [
-        f"| `{name}` | `{default}` | {meaning.replace('|', chr(92) + '|')} |"
-        for name, default, meaning in _rows()
-    ]
-    return "\n".join(["| setting | default | what it is for |", "|---|---|---|", *rows])
+    """Return docs/settings.md: a table for each section, with one row per setting."""
+    parts = [_MARKDOWN_HEAD]
+    for title in SECTIONS:
+        rows = [
+            f"| `{name}` | `{default}` | {meaning.replace('|', chr(92) + '|')} |"
+            for name, default, meaning in _rows(title)
+        ]
+        head = ["| setting | default | what it is for |", "|---|---|---|"]
+        parts.append("\n".join([f"## {title}", "", *head, *rows]))
+    return "\n\n".join(parts)
 
 
 def _indented(text: str) -> str:
@@ -47,10 +60,10 @@ def _indented(text: str) -> str:
     )
 
 
-def _rows() -> list[tuple[str, str, str]]:
+def _rows(title: str) -> list[tuple[str, str, str]]:
     return [
         (name, _format_value(field.default), field.description or "")
-        for name, field in Settings.model_fields.items()
+        for name, field in SECTIONS[title].model_fields.items()
     ]
 
 

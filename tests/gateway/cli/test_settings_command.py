@@ -4,13 +4,14 @@ from click.testing import CliRunner
 
 from gateway.cli.main import main
 from gateway.cli.settings_command import as_markdown
-from gateway.settings.model import Settings
+from gateway.settings.model import SECTIONS, Settings
 
 
 def test_every_setting_is_listed_with_default():
     lines = CliRunner().invoke(main, ["settings"]).stdout.splitlines()
     heads = [line.split(" = ")[0] for line in lines if line and not line.startswith(" ")]
-    assert heads == list(Settings.model_fields)
+    assert heads == [name for section in SECTIONS.values() for name in section.model_fields]
+    assert set(heads) == set(Settings.model_fields)
     assert "listeners = PLAINTEXT://127.0.0.1:9092" in lines
     assert "auto_create_topics_enable = true" in lines
     assert "users_file = none" in lines
@@ -18,9 +19,11 @@ def test_every_setting_is_listed_with_default():
 
 
 def test_markdown_table_has_row_per_setting():
-    assert len(as_markdown().splitlines()) == len(Settings.model_fields) + 2
+    rows = [line for line in as_markdown().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(Settings.model_fields)
     assert "| `node_id` | `0` | Kafka's broker id of this gateway. |" in as_markdown()
 
 
 def test_no_cell_breaks_the_table():
-    assert all(line.replace("\\|", "").count("|") == 4 for line in as_markdown().splitlines())
+    rows = [line for line in as_markdown().splitlines() if line.startswith("|")]
+    assert all(line.replace("\\|", "").count("|") == 4 for line in rows)

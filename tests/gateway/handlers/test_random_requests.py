@@ -11,7 +11,7 @@ from gateway.protocol.errors import Refused
 from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import REQUESTS
-from gateway.settings.model import INT32_MAX
+from gateway.settings.field_types import INT32_MAX
 from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.handler_calls import call, decode_response, start_call
 from tests.gateway.protocol.wire.values import int8s, int16s, int32s, int64s, texts

@@ -18,7 +18,7 @@ from gateway.groups.consumer.consumer_rows import (
     row_key,
 )
 from gateway.groups.consumer.consumer_states import MemberState
-from gateway.settings.model import MAX_GROUP_ID_BYTES
+from gateway.settings.field_types import MAX_GROUP_ID_BYTES
 
 GROUP = ConsumerGroupRow(7, 6, 3, b"12345678", 1_700_000_000_000, {"a.*": frozenset({"a1", "a2"})})
 MEMBER = ConsumerGroupMember(

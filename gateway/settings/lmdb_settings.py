@@ -1,0 +1,38 @@
+"""Settings: The embedded store (LMDB)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+from pydantic_settings import NoDecode
+
+from gateway.settings.addresses import StoreAddress, parse_store
+from gateway.settings.field_types import GIB, MIB, SECTION_CONFIG, from_text
+
+
+class EmbeddedStoreSettings(BaseModel):
+    """The embedded store (LMDB)."""
+
+    model_config = SECTION_CONFIG
+
+    store: Annotated[StoreAddress, from_text(parse_store), NoDecode] = Field(
+        parse_store("lmdb:./data"),
+        description="The store that holds the topics: `lmdb:DIRECTORY`, `pulsar://HOST:PORT` or "
+        "`pulsar+ssl://HOST:PORT` (several brokers separated by commas).",
+    )
+    lmdb_initial_map_bytes: int = Field(
+        1 * GIB,
+        ge=1 * MIB,
+        description=(
+            "Initial address space (not disk space) of the embedded store. It grows automatically."
+        ),
+    )
+    lmdb_resident_bytes: int = Field(
+        64 * MIB,
+        ge=0,
+        description=(
+            "Size of the in-memory cache of the newest batches, so that consumers at the end of "
+            "the log need no disk reads."
+        ),
+    )
