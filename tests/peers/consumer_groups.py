@@ -524,7 +524,7 @@ class ClassicMember:
 
 
 def play(
-    addresses: tuple[str, str], version: int, ahead: int, scene: Callable[[RecordedBroker], None]
+    addresses: tuple[str, str], version: int, ahead: int, scenario: Callable[[RecordedBroker], None]
 ) -> None:
     """Run a scene against the gateway and Kafka and compare all replies.
 
@@ -536,12 +536,12 @@ def play(
             RecordedBroker(addresses[1], version, stack, ahead),
         )
 
-        def acts(side: RecordedBroker) -> None:
+        def run(side: RecordedBroker) -> None:
             wait_for_coordinator(side.peer)
-            scene(side)
+            scenario(side)
 
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(acts, (ours, theirs)))
+            list(pool.map(run, (ours, theirs)))
         differences = []
         for number, ((what, our), (asked, their)) in enumerate(
             zip_longest(ours.answers, theirs.answers, fillvalue=("nothing", None))

@@ -244,7 +244,7 @@ def group_scenario(
 ) -> Iterator[GroupScenario]:
     """A scenario with a running gateway; `client` is the default for `join`."""
     with ExitStack() as stack:
-        made = GroupScenario(folder, client, stack, **settings)
-        made.start()
-        stack.callback(made.kill)
-        yield made
+        scenario = GroupScenario(folder, client, stack, **settings)
+        scenario.start()
+        stack.callback(scenario.kill)
+        yield scenario

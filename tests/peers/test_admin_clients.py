@@ -61,7 +61,7 @@ def java(program: str, clients: str) -> list[str]:
     return jvm.argv([f"{jars}/*"], PROGRAMS / program, "{}", flags=["-Xmx256m", *jvm.CLIENT, quiet])
 
 
-def installed(argv: Callable[[], Sequence[str]]) -> list[str]:
+def argv_or_skip(argv: Callable[[], Sequence[str]]) -> list[str]:
     """The result of `argv`, which may install something. If that fails, the test is skipped, or
     fails in CI.
     """
@@ -71,7 +71,7 @@ def installed(argv: Callable[[], Sequence[str]]) -> list[str]:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
-def agree(ours: CommandOutput, theirs: CommandOutput) -> None:
+def assert_same_output(ours: CommandOutput, theirs: CommandOutput) -> None:
     assert theirs.code == 0, theirs.output + theirs.errors
     differences = list(
         difflib.unified_diff(
@@ -83,15 +83,15 @@ def agree(ours: CommandOutput, theirs: CommandOutput) -> None:
 
 
 @pytest.mark.parametrize("clients", ["0.11.0.3", "2.8.2"])
-def test_the_old_java_admin_client(sides: ComparedBrokers, clients: str) -> None:
-    ours, theirs = sides.run(installed(lambda: java("OldAdmin.java", clients)))
-    agree(ours, theirs)
+def test_old_java_admin_client_gets_same_results(sides: ComparedBrokers, clients: str) -> None:
+    ours, theirs = sides.run(argv_or_skip(lambda: java("OldAdmin.java", clients)))
+    assert_same_output(ours, theirs)
 
 
 @pytest.mark.parametrize("clients", ["3.9.2", "4.4.0"])
-def test_the_new_java_admin_client(sides: ComparedBrokers, clients: str) -> None:
-    ours, theirs = sides.run(installed(lambda: java("NewAdmin.java", clients)))
-    agree(ours, theirs)
+def test_new_java_admin_client_gets_same_results(sides: ComparedBrokers, clients: str) -> None:
+    ours, theirs = sides.run(argv_or_skip(lambda: java("NewAdmin.java", clients)))
+    assert_same_output(ours, theirs)
 
 
 #: Results of Admin methods that differ from Kafka 3.9.2's. The gateway has no metadata quorum, no
@@ -116,8 +116,8 @@ DIFFERENT = {
 }
 
 
-def test_every_method_of_the_java_admin_client_gets_an_answer(sides: ComparedBrokers) -> None:
-    ours, theirs = sides.run(installed(lambda: java("EveryMethod.java", "4.4.0")))
+def test_every_java_admin_method_gets_a_reply(sides: ComparedBrokers) -> None:
+    ours, theirs = sides.run(argv_or_skip(lambda: java("EveryMethod.java", "4.4.0")))
     lines = theirs.output.splitlines()
     names = {line.partition(": ")[0] for line in lines}
     assert set(DIFFERENT) < names
@@ -125,12 +125,12 @@ def test_every_method_of_the_java_admin_client_gets_an_answer(sides: ComparedBro
         f"{name}: {DIFFERENT[name]}" if (name := line.partition(": ")[0]) in DIFFERENT else line
         for line in lines
     ]
-    agree(ours, CommandOutput(theirs.code, "\n".join(expected), theirs.errors))
+    assert_same_output(ours, CommandOutput(theirs.code, "\n".join(expected), theirs.errors))
     # Calls that timed out, closed connections, and methods that the program does not call.
     assert [line for line in lines if line.startswith("!")] == []
 
 
-def test_the_admin_client_of_confluent_kafka(sides: ComparedBrokers) -> None:
+def test_confluent_admin_client_gets_same_results(sides: ComparedBrokers) -> None:
     def argv() -> list[str]:
         build = ["-m", "pip", "install", "-q", "--no-warn-script-location", "--target"]
         site = cached(
@@ -146,15 +146,15 @@ def test_the_admin_client_of_confluent_kafka(sides: ComparedBrokers) -> None:
             "{}",
         ]
 
-    ours, theirs = sides.run(installed(argv))
-    agree(ours, theirs)
+    ours, theirs = sides.run(argv_or_skip(argv))
+    assert_same_output(ours, theirs)
 
 
 def _done(_: str) -> None:
     return None
 
 
-def test_the_admin_client_of_kafka_python(sides: ComparedBrokers) -> None:
+def test_kafka_python_admin_client_changes_topics(sides: ComparedBrokers) -> None:
     admin = KafkaAdminClient(bootstrap_servers=sides.gateway)
     topic = ConfigResource(ConfigResourceType.TOPIC, "python", {"max.message.bytes": "2000"})
     try:
@@ -172,7 +172,7 @@ def test_the_admin_client_of_kafka_python(sides: ComparedBrokers) -> None:
         admin.close()
 
 
-def test_kcat_lists_the_same_cluster(sides: ComparedBrokers) -> None:
+def test_kcat_lists_same_cluster(sides: ComparedBrokers) -> None:
     kcat = shutil.which("kcat") or shutil.which("kafkacat")
     if kcat is None:
         (pytest.fail if are_required() else pytest.skip)(
@@ -191,7 +191,7 @@ def test_kcat_lists_the_same_cluster(sides: ComparedBrokers) -> None:
     assert lists[0] == lists[1]
 
 
-def test_aiokafka_takes_the_topic_of_committed_offsets_for_internal(sides: ComparedBrokers) -> None:
+def test_aiokafka_treats_offsets_topic_as_internal(sides: ComparedBrokers) -> None:
     """`exclude_internal_topics` relies on this. A consumer that reads the topic anyway gets an
     authorization error.
     """

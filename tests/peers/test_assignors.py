@@ -73,7 +73,7 @@ def groups(seed: int, *, are_alike: bool) -> Iterator[Group]:
         )
 
 
-def told(owned: Mapping[bytes, frozenset[int]]) -> str:
+def format_partitions(owned: Mapping[bytes, frozenset[int]]) -> str:
     return ";".join(
         f"{number_of(topic_id)}={'.'.join(map(str, sorted(indexes)))}"
         for topic_id, indexes in sorted(owned.items())
@@ -83,7 +83,7 @@ def told(owned: Mapping[bytes, frozenset[int]]) -> str:
 def line(assignor: str, group: Group) -> str:
     members, partitions = group
     rows = [
-        f"{name}:{one.instance_id or ''}:{','.join(map(number_of, sorted(one.topics)))}:{told(one.owned)}"
+        f"{name}:{one.instance_id or ''}:{','.join(map(number_of, sorted(one.topics)))}:{format_partitions(one.owned)}"
         for name, one in members.items()
     ]
     return " ".join(
@@ -113,7 +113,7 @@ Answers = dict[tuple[str, bool], list[tuple[Group, dict[str, AssignedPartitions]
 
 
 @pytest.fixture(scope="module")
-def kafka_s() -> Answers:
+def kafka_assignments() -> Answers:
     """Kafka's assignment for each group, by assignor and whether all members have the same
     subscription.
     """
@@ -151,14 +151,16 @@ def moved(group: Group, assigned: Mapping[str, AssignedPartitions]) -> int:
 
 
 @pytest.mark.parametrize("are_alike", [True, False], ids=["alike", "mixed"])
-def test_a_range_is_the_same(are_alike: bool, kafka_s: Answers) -> None:
-    for group, theirs in kafka_s["range", are_alike]:
+def test_range_assignment_is_identical(are_alike: bool, kafka_assignments: Answers) -> None:
+    for group, theirs in kafka_assignments["range", are_alike]:
         assert assign_range(*group) == theirs
 
 
 @pytest.mark.parametrize("are_alike", [True, False], ids=["alike", "mixed"])
-def test_uniform_is_as_even_and_moves_no_more(are_alike: bool, kafka_s: Answers) -> None:
-    answers = kafka_s["uniform", are_alike]
+def test_uniform_assignment_is_as_even_and_moves_no_more_partitions(
+    are_alike: bool, kafka_assignments: Answers
+) -> None:
+    answers = kafka_assignments["uniform", are_alike]
     rows = [
         (group, assign_uniform(*group), theirs) for group, theirs in answers if theirs is not None
     ]

@@ -42,7 +42,7 @@ def bootstrap(address: tuple[str, int]) -> str:
     return f"{address[0]}:{address[1]}"
 
 
-def committing(group: str, offset: int, retention_ms: int = -1) -> OffsetCommitRequest:
+def commit_request(group: str, offset: int, retention_ms: int = -1) -> OffsetCommitRequest:
     topic = OffsetCommitRequest.OffsetCommitRequestTopic
     row = topic.OffsetCommitRequestPartition(
         partition_index=0, committed_offset=offset, commit_timestamp=-1, committed_metadata="mine"
@@ -52,17 +52,17 @@ def committing(group: str, offset: int, retention_ms: int = -1) -> OffsetCommitR
     )
 
 
-def commits(peer: Peer, group: str, offset: int, version: int, retention_ms: int = -1) -> int:
+def commit_offset(peer: Peer, group: str, offset: int, version: int, retention_ms: int = -1) -> int:
     """Commit an offset and return the error code."""
     return (
-        peer.request(committing(group, offset, retention_ms), OffsetCommitResponse, version)
+        peer.request(commit_request(group, offset, retention_ms), OffsetCommitResponse, version)
         .topics[0]
         .partitions[0]
         .error_code
     )
 
 
-def stands(peer: Peer, group: str, version: int = 1, topic: str = TOPIC) -> tuple[int, int]:
+def fetch_offset(peer: Peer, group: str, version: int = 1, topic: str = TOPIC) -> tuple[int, int]:
     """Committed offset and error code of partition 0."""
     asked = OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=[0])
     row = (
@@ -88,40 +88,40 @@ def fill(address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_commits_of_old_clients_survive_a_kill(tmp_path: Path, version: int) -> None:
+def test_commits_of_old_clients_survive_kill(tmp_path: Path, version: int) -> None:
     with gateway(tmp_path) as first, first.peer() as peer:
         peer.create_topic(TOPIC)
-        assert stands(peer, "g", 0) == (-1, 3)
-        assert [commits(peer, "g", offset, version) for offset in (3, 7)] == [0, 0]
+        assert fetch_offset(peer, "g", 0) == (-1, 3)
+        assert [commit_offset(peer, "g", offset, version) for offset in (3, 7)] == [0, 0]
     with gateway(tmp_path) as second, second.peer() as peer:
-        assert [stands(peer, "g", version) for version in (0, 1, 5)] == [(7, 0)] * 3
-        assert stands(peer, "g", 0, topic="nothing") == (-1, 3)
+        assert [fetch_offset(peer, "g", version) for version in (0, 1, 5)] == [(7, 0)] * 3
+        assert fetch_offset(peer, "g", 0, topic="nothing") == (-1, 3)
 
 
-def test_a_deleted_topic_s_offsets_stay_away_through_a_kill(tmp_path: Path) -> None:
+def test_offsets_of_deleted_topic_stay_deleted_after_kill(tmp_path: Path) -> None:
     with gateway(tmp_path) as first, first.peer() as peer:
         peer.create_topic(TOPIC)
-        assert commits(peer, "g", 7, 1) == 0
+        assert commit_offset(peer, "g", 7, 1) == 0
         admin = kafka.KafkaAdminClient(bootstrap_servers=bootstrap(first.address))
         admin.delete_topics([TOPIC])
-        assert commits(peer, "g", 8, 1) == 3
+        assert commit_offset(peer, "g", 8, 1) == 3
         admin.close()
     with gateway(tmp_path) as second, second.peer() as peer:
         peer.create_topic(TOPIC)
-        assert stands(peer, "g") == (-1, 0)
+        assert fetch_offset(peer, "g") == (-1, 0)
 
 
-def test_an_offset_expires_when_its_client_said_and_stays_away_through_a_kill(
+def test_offset_expires_after_requested_retention_and_stays_expired_after_kill(
     tmp_path: Path,
 ) -> None:
     with gateway(tmp_path, offsets_retention_check_interval_ms=50) as first, first.peer() as peer:
         peer.create_topic(TOPIC)
-        assert commits(peer, "kept", 7, 2, retention_ms=600_000) == 0
-        assert commits(peer, "g", 7, 2, retention_ms=1) == 0
+        assert commit_offset(peer, "kept", 7, 2, retention_ms=600_000) == 0
+        assert commit_offset(peer, "g", 7, 2, retention_ms=1) == 0
         assert first.wait_for_lines(1, "offsets expired")
-        assert [stands(peer, group) for group in ("g", "kept")] == [(-1, 0), (7, 0)]
+        assert [fetch_offset(peer, group) for group in ("g", "kept")] == [(-1, 0), (7, 0)]
     with gateway(tmp_path) as second, second.peer() as peer:
-        assert [stands(peer, group) for group in ("g", "kept")] == [(-1, 0), (7, 0)]
+        assert [fetch_offset(peer, group) for group in ("g", "kept")] == [(-1, 0), (7, 0)]
 
 
 # Kills
@@ -138,14 +138,14 @@ class Committer(threading.Thread):
         self.group = group
         self.acknowledged = first - 1
         self.sent = first - 1
-        self.wrong: list[int] = []
+        self.errors: list[int] = []
 
     def run(self) -> None:
         try:
             while True:
                 for _ in range(4):
                     self.sent += 1
-                    self.peer.send(encode_request(committing(self.group, self.sent), 2))
+                    self.peer.send(encode_request(commit_request(self.group, self.sent), 2))
                 for _ in range(4):
                     frame = self.peer.receive()
                     if frame is None:
@@ -153,13 +153,13 @@ class Committer(threading.Thread):
                     # Correlation id; one topic, its name, one partition: index and error.
                     (error,) = struct.unpack(">h", frame[-2:])
                     if error:
-                        self.wrong.append(error)
+                        self.errors.append(error)
                     self.acknowledged += 1
         except OSError:
             return
 
 
-def test_acknowledged_commits_never_go_back_however_often_the_gateway_is_killed(
+def test_acknowledged_commits_survive_repeated_kills(
     tmp_path: Path,
 ) -> None:
     chance = random.Random(7)
@@ -173,7 +173,7 @@ def test_acknowledged_commits_never_go_back_however_often_the_gateway_is_killed(
             ]
             for one in committers:
                 one.start()
-            waits_for_a_commit_of_each(committers, stood)
+            wait_for_commits(committers, stood)
             committers[0].join(chance.uniform(0.1, 0.4))
             running.process.kill()
             for one in committers:
@@ -182,7 +182,7 @@ def test_acknowledged_commits_never_go_back_however_often_the_gateway_is_killed(
         check(running, committers, stood)
 
 
-def waits_for_a_commit_of_each(committers: list[Committer], stood: dict[str, int]) -> None:
+def wait_for_commits(committers: list[Committer], stood: dict[str, int]) -> None:
     end = time.monotonic() + SECONDS
     while not all(one.acknowledged > stood[one.group] for one in committers):
         assert time.monotonic() < end, "nothing is committed"
@@ -196,8 +196,8 @@ def check(running: GatewayProcess, committers: list[Committer], stood: dict[str,
     with running.peer() as peer:
         peer.create_topic(TOPIC)
         for one in committers:
-            assert one.wrong == []
-            offset, error = stands(peer, one.group)
+            assert one.errors == []
+            offset, error = fetch_offset(peer, one.group)
             assert error == 0
             assert one.acknowledged <= offset <= one.sent
             stood[one.group] = offset
@@ -268,7 +268,7 @@ def consume_kafka_python(address: tuple[str, int], *, is_member: bool) -> list[i
 
 @pytest.mark.parametrize("consume", [consume_librdkafka, consume_kafka_python])
 @pytest.mark.parametrize("is_member", [False, True], ids=["alone", "in-a-group"])
-def test_a_consumer_goes_on_where_the_one_before_it_stood(
+def test_consumer_resumes_at_committed_offset(
     tmp_path: Path, consume: Callable[..., list[int]], is_member: bool
 ) -> None:
     with gateway(tmp_path, group_initial_rebalance_delay_ms=0) as first:
@@ -279,17 +279,17 @@ def test_a_consumer_goes_on_where_the_one_before_it_stood(
         assert consume(second.address, is_member=is_member) == list(range(20, 30))
 
 
-def test_clients_of_different_libraries_take_over_from_each_other(tmp_path: Path) -> None:
+def test_committed_offsets_are_shared_between_libraries(tmp_path: Path) -> None:
     with gateway(tmp_path, group_initial_rebalance_delay_ms=0) as running, running.peer() as peer:
         fill(running.address)
         assert consume_librdkafka(running.address, is_member=True) == list(range(10))
         assert consume_kafka_python(running.address, is_member=False) == list(range(10, 20))
-        assert stands(peer, "g", 0) == (20, 0)
-        assert commits(peer, "g", 25, 0) == 0
+        assert fetch_offset(peer, "g", 0) == (20, 0)
+        assert commit_offset(peer, "g", 25, 0) == 0
         assert consume_kafka_python(running.address, is_member=True) == list(range(25, 35))
 
 
-def test_a_consumer_that_stays_commits_on_through_kills(tmp_path: Path) -> None:
+def test_running_consumer_continues_to_commit_after_kills(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     arguments = ("--listener", f"PLAINTEXT://127.0.0.1:{port}")
     consumer = None
@@ -310,5 +310,5 @@ def test_a_consumer_that_stays_commits_on_through_kills(tmp_path: Path) -> None:
     assert consumer is not None
     consumer.close()
     with gateway(tmp_path) as last, last.peer() as peer:
-        assert stands(peer, "g") == (stood + 1, 0)
+        assert fetch_offset(peer, "g") == (stood + 1, 0)
     assert stood == 29

@@ -51,7 +51,7 @@ def in_order(reply: dict[str, Any]) -> dict[str, Any]:
     return {**reply, "groups": groups, "topics": sorted(rows)}
 
 
-class Both:
+class BothBrokers:
     """A connection to each broker; their replies must be equal."""
 
     def __init__(self, ours: Peer, theirs: Peer) -> None:
@@ -135,11 +135,11 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
 
 
 @pytest.fixture
-def both(addresses: tuple[str, str]) -> Iterator[Both]:
+def both(addresses: tuple[str, str]) -> Iterator[BothBrokers]:
     with _peer(addresses[0]) as ours, _peer(addresses[1]) as theirs:
         for peer in (ours, theirs):
             wait_for_coordinator(peer)
-        yield Both(ours, theirs)
+        yield BothBrokers(ours, theirs)
 
 
 def _peer(address: str) -> Peer:
@@ -148,7 +148,9 @@ def _peer(address: str) -> Peer:
 
 
 @pytest.mark.parametrize("version", COMMITS)
-def test_every_version_of_a_commit_is_answered_alike(both: Both, version: int) -> None:
+def test_offset_commit_replies_equal_kafka_in_every_version(
+    both: BothBrokers, version: int
+) -> None:
     rows = [
         ("orders", 0, 5),
         ("nowhere", 0, 1),
@@ -170,7 +172,7 @@ def test_every_version_of_a_commit_is_answered_alike(both: Both, version: int) -
 
 
 @pytest.mark.parametrize("version", FETCHES)
-def test_every_version_of_a_fetch_is_answered_alike(both: Both, version: int) -> None:
+def test_offset_fetch_replies_equal_kafka_in_every_version(both: BothBrokers, version: int) -> None:
     both.commit([("bills", 0, 7)], group=f"fetch-{version}", metadata="mine")
     both.fetch(
         [("bills", [0]), ("orders", [1, 0]), ("orders", [9]), ("nowhere", [0])],
@@ -185,7 +187,7 @@ def test_every_version_of_a_fetch_is_answered_alike(both: Both, version: int) ->
         both.fetch(None, version, group="nobody's")
 
 
-def test_leader_epochs_and_retention_times_are_taken_alike(both: Both) -> None:
+def test_leader_epoch_and_retention_time_are_handled_as_in_kafka(both: BothBrokers) -> None:
     both.commit([("orders", 0, 5)], 2, group="times", retention_time_ms=60_000)
     topics = [
         Commit(
@@ -206,11 +208,11 @@ def test_leader_epochs_and_retention_times_are_taken_alike(both: Both) -> None:
     ["x" * 4096, "x" * 4097, "ü" * 4096, "ü" * 4097],
     ids=["most", "more", "most-wide", "more-wide"],
 )
-def test_metadata_has_the_same_bounds(both: Both, metadata: str) -> None:
+def test_metadata_size_limit_equals_kafka(both: BothBrokers, metadata: str) -> None:
     both.commit([("orders", 0, 1)], group="metadata", metadata=metadata)
 
 
-def test_groups_that_are_not_there_or_have_no_name_are_answered_alike(both: Both) -> None:
+def test_missing_and_unnamed_groups_get_same_errors(both: BothBrokers) -> None:
     both.commit([("orders", 0, 1)], group="")
     both.fetch([("orders", [0])], group="")
     # Since version 9, Kafka 3.9 replies as Kafka 4 does only if consumer groups are enabled.
@@ -226,15 +228,15 @@ def test_groups_that_are_not_there_or_have_no_name_are_answered_alike(both: Both
         both.delete([], group=group)
 
 
-def test_deletions_are_answered_alike(both: Both) -> None:
+def test_offset_delete_replies_equal_kafka(both: BothBrokers) -> None:
     both.commit([("orders", 0, 1), ("orders", 1, 2), ("bills", 0, 3)], group="deletes")
     both.delete([("orders", 0), ("nowhere", 0), ("orders", 9), ("bills", 0)], group="deletes")
     both.fetch(None, group="deletes")
     both.delete([("orders", 0)], group="deletes")
 
 
-def test_members_are_answered_alike(both: Both) -> None:
-    members = [_joins(peer) for peer in both.peers]
+def test_commits_of_members_get_same_replies(both: BothBrokers) -> None:
+    members = [_join(peer) for peer in both.peers]
     assert {generation for _, generation in members} == {1}
     rows = [("orders", 0, 4), ("nowhere", 0, 1), ("bills", 0, 5)]
     for known, generation, instance in (
@@ -247,7 +249,7 @@ def test_members_are_answered_alike(both: Both) -> None:
     ):
         replies = []
         for peer, (member_id, _) in zip(both.peers, members, strict=True):
-            one = Both(peer, peer)
+            one = BothBrokers(peer, peer)
             said = {
                 "member_id": member_id if known else "somebody",
                 "generation_id_or_member_epoch": generation,
@@ -260,7 +262,7 @@ def test_members_are_answered_alike(both: Both) -> None:
     both.fetch(None, group="members")
 
 
-def _joins(peer: Peer) -> tuple[str, int]:
+def _join(peer: Peer) -> tuple[str, int]:
     """Member id and generation of the only member of a consumer group subscribed to `orders`."""
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(
         name="range", metadata=b"\0\0\0\0\0\1\0\6orders\xff\xff\xff\xff"

@@ -26,7 +26,12 @@ SECONDS = 180.0
 SEGMENT_BYTES = 1024
 LAST_VALUE = b"." * 930
 VALUE = b"." * 600
-OFTEN = ["--set", "log_cleaner_backoff_ms=200", "--set", "log_retention_check_interval_ms=200"]
+FREQUENT_CLEANING = [
+    "--set",
+    "log_cleaner_backoff_ms=200",
+    "--set",
+    "log_retention_check_interval_ms=200",
+]
 
 CONFIGS = {
     "cleanup.policy": "compact",
@@ -49,13 +54,15 @@ def bootstrap(
 ) -> Iterator[str]:
     try:
         if request.param == "gateway":
-            with gateway(tmp_path_factory.mktemp("gateway"), arguments=OFTEN) as running:
+            with gateway(
+                tmp_path_factory.mktemp("gateway"), arguments=FREQUENT_CLEANING
+            ) as running:
                 yield running.bootstrap
         elif request.param == "gateway on Pulsar":
             tenant = request.getfixturevalue("pulsar")
             with gateway(
                 tmp_path_factory.mktemp("gateway"),
-                arguments=OFTEN,
+                arguments=FREQUENT_CLEANING,
                 stored=lambda _: in_pulsar(tenant),
             ) as running:
                 yield running.bootstrap
@@ -117,7 +124,7 @@ def read_until(bootstrap: str, topic: str, expected: list[Seen]) -> None:
     assert found == expected
 
 
-def test_the_last_record_of_each_key_is_left_for_consumers_of_every_age(bootstrap):
+def test_compaction_keeps_last_record_of_each_key_for_all_clients(bootstrap):
     create(bootstrap, TOPIC)
     producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=0)
     try:
@@ -144,7 +151,7 @@ def test_the_last_record_of_each_key_is_left_for_consumers_of_every_age(bootstra
         assert [Seen(one.offset, one.key, one.value) for one in got] == expected
 
 
-def test_what_old_producers_wrote_is_compacted_in_its_format(bootstrap):
+def test_records_of_old_producers_are_compacted_in_their_format(bootstrap):
     topic = "old-table"
     create(bootstrap, topic)
     for name in ("java-0.9.0.1", "java-0.10.0.1"):
@@ -168,7 +175,7 @@ def test_what_old_producers_wrote_is_compacted_in_its_format(bootstrap):
     assert [Seen(one.offset, one.key, one.value) for one in got] == expected
 
 
-def test_a_record_without_a_key_is_refused(bootstrap):
+def test_record_without_key_is_refused(bootstrap):
     topic = "strict-table"
     create(bootstrap, topic)
     producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=False)

@@ -32,7 +32,12 @@ CONFIGS = {
     "segment.bytes": "30000",
     "min.cleanable.dirty.ratio": "0.01",
 }
-OFTEN = ("--set", "log_cleaner_backoff_ms=200", "--set", "log_retention_check_interval_ms=200")
+FREQUENT_CLEANING = (
+    "--set",
+    "log_cleaner_backoff_ms=200",
+    "--set",
+    "log_retention_check_interval_ms=200",
+)
 
 #: Key, value and offset of each record.
 Records = list[tuple[bytes, bytes, int]]
@@ -78,13 +83,13 @@ class Table:
     def size(self):
         return self.tenant.admin("GET", f"{self.path}/internalStats")["totalSize"]
 
-    def shrinks_to(self, size):
+    def wait_for_size(self, size):
         deadline = time.monotonic() + SECONDS
         while self.size() > size:
             assert time.monotonic() < deadline, f"{self.size()} bytes stay"
             time.sleep(0.1)
 
-    def has_fewer_records_than(self, count, running):
+    def wait_for_fewer_records(self, count, running):
         """Wait for compaction of new records, which takes one of the next rounds."""
         deadline = time.monotonic() + SECONDS
         while (found := len(self.read(running))) >= count:
@@ -119,58 +124,52 @@ def last_values(records):
     return {key: value for key, value, _ in records}
 
 
-def test_what_a_compacted_topic_takes_in_pulsar_is_bounded_and_the_last_value_of_each_key_is_there(
-    pulsar, tmp_path
-):
+def test_compacted_topic_stays_small_in_pulsar_and_keeps_last_values(pulsar, tmp_path):
     settings = pulsar.settings()
     table = Table(pulsar, settings)
     for number in range(3):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with gateway_on(settings, folder, *OFTEN) as running:
+        with gateway_on(settings, folder, *FREQUENT_CLEANING) as running:
             if not number:
                 table.create(running)
             table.write(running)
             table.write(running)
             # One ledger of six: the newest entries are not compacted, and a ledger is deleted only
             # as a whole.
-            table.shrinks_to(1.5 * 4 * KEYS * VALUE_BYTES)
-            table.has_fewer_records_than(5 * KEYS, running)
+            table.wait_for_size(1.5 * 4 * KEYS * VALUE_BYTES)
+            table.wait_for_fewer_records(5 * KEYS, running)
             assert running.stop() == 0
             assert not [line for line in running.lines() if "ERROR" in line or "Traceback" in line]
 
 
-def test_a_gateway_that_is_killed_in_the_middle_of_it_again_and_again_loses_no_last_value(
-    pulsar, tmp_path
-):
+def test_repeated_kills_during_compaction_lose_no_last_value(pulsar, tmp_path):
     settings = pulsar.settings()
     table = Table(pulsar, settings)
     for number, seconds in enumerate((0.2, 1.0, 0.5, 1.7, 0.0)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with gateway_on(settings, folder, *OFTEN) as running:
+        with gateway_on(settings, folder, *FREQUENT_CLEANING) as running:
             if not number:
                 table.create(running)
             table.read(running)
             table.write(running)
             time.sleep(seconds)
-    with gateway_on(settings, tmp_path, *OFTEN) as running:
+    with gateway_on(settings, tmp_path, *FREQUENT_CLEANING) as running:
         table.read(running)
-        table.shrinks_to(1.5 * 4 * KEYS * VALUE_BYTES)
+        table.wait_for_size(1.5 * 4 * KEYS * VALUE_BYTES)
         table.read(running)
         assert running.stop() == 0
 
 
-def test_what_was_compacted_is_read_as_it_was_when_native_clients_share_the_topic_later(
-    pulsar, tmp_path
-):
+def test_compacted_records_stay_after_switch_to_native_entry_format(pulsar, tmp_path):
     settings = pulsar.settings()
     table = Table(pulsar, settings)
-    with gateway_on(settings, tmp_path, *OFTEN) as running:
+    with gateway_on(settings, tmp_path, *FREQUENT_CLEANING) as running:
         table.create(running)
         table.write(running)
         table.write(running)
-        table.shrinks_to(1.5 * 4 * KEYS * VALUE_BYTES)
+        table.wait_for_size(1.5 * 4 * KEYS * VALUE_BYTES)
         before = table.read(running)
         admin = AdminClient({"bootstrap.servers": bootstrap(running)})
         switched = ConfigEntry(
@@ -192,10 +191,10 @@ def test_what_was_compacted_is_read_as_it_was_when_native_clients_share_the_topi
         assert running.stop() == 0
 
 
-def test_what_native_clients_share_pulsar_compacts_for_those_that_ask_for_it(pulsar, tmp_path):
+def test_pulsar_compacts_native_topics_for_compacted_readers(pulsar, tmp_path):
     settings = pulsar.settings()
     table = Table(pulsar, settings)
-    with gateway_on(settings, tmp_path, *OFTEN) as running:
+    with gateway_on(settings, tmp_path, *FREQUENT_CLEANING) as running:
         table.create(running, **{"entry.format": "pulsar"})
         table.write(running)
         assert (

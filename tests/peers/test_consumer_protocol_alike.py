@@ -57,11 +57,11 @@ GATEWAY = {"group.consumer.assignment.interval.ms": "0"}
 BOTH_WAYS = "bidirectional"
 ONE_WAY = ("upgrade", "downgrade", "disabled")
 
-Scene = Callable[[RecordedBroker], None]
+Scenario = Callable[[RecordedBroker], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class BrokerPair:
     """`addresses` are the gateway's and Kafka's."""
 
     addresses: tuple[str, str]
@@ -75,18 +75,18 @@ class Stage:
     def version(self) -> int:
         return int(self.is_modern)
 
-    def play(self, scene: Scene) -> None:
+    def play(self, scenario: Scenario) -> None:
         # A new group's first epoch is 2 in Kafka 4, and 1 in Kafka 3.9 and in the gateway.
-        play(self.addresses, self.version, int(self.is_modern), scene)
+        play(self.addresses, self.version, int(self.is_modern), scenario)
 
 
 IN_3, IN_4 = (VERSION, BOTH_WAYS), (MODERN, BOTH_WAYS)
 
 
 @pytest.fixture(scope="module", params=[IN_3, IN_4], ids=[VERSION, MODERN])
-def stage(
+def brokers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
+) -> Iterator[BrokerPair]:
     version, policy = request.param
     common = SETTINGS | {"group.consumer.migration.policy": policy}
     arguments = [
@@ -101,7 +101,7 @@ def stage(
             Kafka.start(version=version, **settings) as kafka,
             gateway(folder, arguments=[*MATCHING_OPTIONS, *arguments]) as ours,
         ):
-            yield Stage((ours.bootstrap, kafka.bootstrap), version == MODERN, policy)
+            yield BrokerPair((ours.bootstrap, kafka.bootstrap), version == MODERN, policy)
             # A clean shutdown would take longer.
             os.kill(kafka.pid, signal.SIGKILL)
     except CannotInstall as missing:
@@ -109,11 +109,11 @@ def stage(
 
 
 in_kafka_4 = pytest.mark.parametrize(
-    "stage", [pytest.param(IN_4, id=MODERN)], indirect=True, scope="module"
+    "brokers", [pytest.param(IN_4, id=MODERN)], indirect=True, scope="module"
 )
 #: Every other policy needs a separate broker.
-whichever_way = pytest.mark.parametrize(
-    "stage",
+every_policy = pytest.mark.parametrize(
+    "brokers",
     [
         pytest.param(IN_4, id=MODERN),
         *(pytest.param((MODERN, one), id=one, marks=pytest.mark.slow) for one in ONE_WAY),
@@ -123,8 +123,8 @@ whichever_way = pytest.mark.parametrize(
 )
 
 
-def test_a_member_alone_lives_and_leaves_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_single_member_joins_and_leaves_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         group = "alone"
         side.create_topic("alone", 2)
         side.describe(group)
@@ -156,22 +156,22 @@ def test_a_member_alone_lives_and_leaves_alike(stage: Stage) -> None:
         side.describe(group)
         one.heartbeat()
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-def test_a_newcomer_without_an_id_is_told_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_join_without_member_id_is_answered_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         side.create_topic("nameless", 1)
         one = ConsumerMember(side, "nameless")
         one.join("nameless")
         one.heartbeat()
         one.leave()
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-def test_what_contradicts_itself_is_refused_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_invalid_heartbeats_get_same_errors(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         side.create_topic("refused", 1)
         one = ConsumerMember(side, "refused", "m-1")
         refused = [
@@ -203,7 +203,7 @@ def test_what_contradicts_itself_is_refused_alike(stage: Stage) -> None:
             member.join("refused", rebalance_timeout_ms=timeout)
             member.leave()
         member = ConsumerMember(side, "refused", "empty")
-        if stage.is_modern:
+        if brokers.is_modern:
             member.join(subscribed_topic_names=[])
         member.join("refused", "refused", "never-made", "no/topic", "")
         side.describe("refused")
@@ -212,16 +212,16 @@ def test_what_contradicts_itself_is_refused_alike(stage: Stage) -> None:
         side.describe("refused")
         member.leave()
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-def test_partitions_change_hands_in_two_steps_alike(stage: Stage) -> None:
+def test_partitions_are_revoked_before_reassignment_as_in_kafka(brokers: BrokerPair) -> None:
     def describe_group(side: RecordedBroker) -> None:
         # Kafka 3.9 does not show partitions that are pending revocation.
-        if stage.is_modern:
+        if brokers.is_modern:
             side.describe("steps")
 
-    def scene(side: RecordedBroker) -> None:
+    def scenario(side: RecordedBroker) -> None:
         side.create_topic("steps", 4)
         first, second, third = (
             ConsumerMember(side, "steps", f"m-{number}") for number in (1, 2, 3)
@@ -256,7 +256,7 @@ def test_partitions_change_hands_in_two_steps_alike(stage: Stage) -> None:
         third.heartbeat()
         second.heartbeat()
         describe_group(side)
-        if stage.is_modern:
+        if brokers.is_modern:
             second.report_owned(steps=[2])
         second.report_owned(steps=[])
         third.heartbeat()
@@ -265,11 +265,11 @@ def test_partitions_change_hands_in_two_steps_alike(stage: Stage) -> None:
         third.heartbeat()
         third.leave()
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-def test_an_answer_that_was_lost_is_given_again_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_lost_reply_is_repeated_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         side.create_topic("lost", 4)
         first, second = ConsumerMember(side, "lost", "m-1"), ConsumerMember(side, "lost", "m-2")
         first.join("lost")
@@ -287,17 +287,17 @@ def test_an_answer_that_was_lost_is_given_again_alike(stage: Stage) -> None:
         second.join("lost", topic_partitions=None)
         side.describe("lost")
         second.heartbeat()
-        if stage.is_modern:
+        if brokers.is_modern:
             first.join("lost")
             side.describe("lost")
         first.leave()
         second.leave()
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-def test_uniform_shares_alike_as_far_as_numbers_go(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_uniform_assignor_gives_same_partition_counts(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         side.create_topic("uniform", 5)
         members = [ConsumerMember(side, "uniform", f"m-{number}") for number in range(2)]
         first, second = members
@@ -328,11 +328,11 @@ def test_uniform_shares_alike_as_far_as_numbers_go(stage: Stage) -> None:
         side.answers.append(("range", described.assignor_name))
         assert described.group_epoch == described.assignment_epoch == first.epoch
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-def test_who_subscribes_to_something_else_gets_that_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_changed_subscription_changes_assignment_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         side.create_topic("this", 2)
         side.create_topic("that", 2)
         first, second = (
@@ -353,7 +353,7 @@ def test_who_subscribes_to_something_else_gets_that_alike(stage: Stage) -> None:
         first.heartbeat()
         first.report_owned(this=[0], that=[0])
         second.heartbeat(subscribed_topic_names=["this"])
-        if stage.is_modern:
+        if brokers.is_modern:
             side.describe("changed")
         second.report_owned(this=[1])
         first.heartbeat()
@@ -365,11 +365,11 @@ def test_who_subscribes_to_something_else_gets_that_alike(stage: Stage) -> None:
         second.report_owned(this=[0, 1])
         side.describe("changed")
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-def test_a_static_member_comes_back_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_static_member_rejoins_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         side.create_topic("static", 4)
         first, second = (
             ConsumerMember(side, "static", "m-1", "one"),
@@ -420,11 +420,11 @@ def test_a_static_member_comes_back_alike(stage: Stage) -> None:
         side.describe("static")
         side.delete_groups("static")
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-def test_commits_and_fetches_of_a_wrong_epoch_are_refused_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_offset_requests_with_wrong_epoch_get_same_errors(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         side.create_topic("commits", 4)
         group = "commits"
         # Before the group exists, and while it has members.
@@ -458,11 +458,13 @@ def test_commits_and_fetches_of_a_wrong_epoch_are_refused_alike(stage: Stage) ->
         second.join("commits")
         side.fetch_offsets(group, "commits", 4, second.id, second.epoch)
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-def test_topics_that_come_grow_and_go_are_heeded_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_created_grown_and_deleted_topics_change_assignment_as_in_kafka(
+    brokers: BrokerPair,
+) -> None:
+    def scenario(side: RecordedBroker) -> None:
         group = "topics"
         one = ConsumerMember(side, group, "m-1")
         one.join("later", "early")
@@ -485,13 +487,13 @@ def test_topics_that_come_grow_and_go_are_heeded_alike(stage: Stage) -> None:
         side.fetch_offsets(group, "later", 3, one.id, one.epoch)
         side.fetch_offsets(group, "early", 1, one.id, one.epoch)
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-def test_whoever_is_not_heard_of_or_keeps_what_it_shall_give_back_is_gone_alike(
-    stage: Stage,
+def test_members_are_removed_after_session_and_rebalance_timeouts_as_in_kafka(
+    brokers: BrokerPair,
 ) -> None:
-    def scene(side: RecordedBroker) -> None:
+    def scenario(side: RecordedBroker) -> None:
         side.create_topic("gone", 4)
         slow, eager = ConsumerMember(side, "slow", "m-1"), ConsumerMember(side, "slow", "m-2")
         slow.join("gone", rebalance_timeout_ms=1_000)
@@ -501,19 +503,19 @@ def test_whoever_is_not_heard_of_or_keeps_what_it_shall_give_back_is_gone_alike(
             lambda: (
                 bool(slow.report_owned(gone=[0, 1, 2, 3]).error_code) and side.state("slow")[1] == 1
             ),
-            "it is put out",
+            "the member is removed",
         )
         slow.heartbeat()
         side.describe("slow")
         eager.heartbeat()
         eager.leave()
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
 @in_kafka_4
-def test_sessions_end_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_sessions_of_both_protocols_expire_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         side.create_topic("sessions", 4)
         member, static = (
             ConsumerMember(side, "silent", "m-1"),
@@ -545,19 +547,19 @@ def test_sessions_end_alike(stage: Stage) -> None:
             one.heartbeat()
         side.describe("lively")
         side.wait_until(
-            lambda: side.state("silent")[1] == side.state("away")[1] == 0, "they are gone"
+            lambda: side.state("silent")[1] == side.state("away")[1] == 0, "the members are removed"
         )
         side.describe("silent")
         side.describe("away")
         member.heartbeat()
         away.join("sessions")
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
 @in_kafka_4
-def test_regular_expressions_are_heeded_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_regex_subscriptions_are_resolved_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         group = "regex"
         for name, partitions in {"re-orders": 2, "re-bills": 1, "xre-orders": 1}.items():
             side.create_topic(name, partitions)
@@ -591,13 +593,15 @@ def test_regular_expressions_are_heeded_alike(stage: Stage) -> None:
         two.heartbeat()
         side.describe(group)
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
 # Members of both protocols in one group
 
 
-def stands(side: RecordedBroker, group: str, topic: str, partitions: int) -> ClassicMember:
+def single_member_group(
+    side: RecordedBroker, group: str, topic: str, partitions: int
+) -> ClassicMember:
     """A classic group with one member that owns all partitions. A consumer group continues from its
     generation.
     """
@@ -609,12 +613,12 @@ def stands(side: RecordedBroker, group: str, topic: str, partitions: int) -> Cla
     return one
 
 
-@whichever_way
-def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+@every_policy
+def test_classic_group_is_upgraded_and_downgraded_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         group = "upgraded"
         side.create_topic(group, 4)
-        old = stands(side, group, group, 4)
+        old = single_member_group(side, group, group, 4)
         old.commit(upgraded=[0])
         side.describe(group)
         new = ConsumerMember(side, group, "!")
@@ -668,7 +672,7 @@ def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Sta
         side.describe(group)
         # An empty group can be converted either way. With a policy that does not allow downgrades
         # it has stayed a consumer group.
-        side.start_group(classic=stage.policy == "upgrade")
+        side.start_group(classic=brokers.policy == "upgrade")
         new.join(group)
         new.leave()
         side.start_group(classic=True)
@@ -678,12 +682,12 @@ def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Sta
         again.leave()
         side.delete_groups(group)
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-@whichever_way
-def test_a_classic_member_joins_a_consumer_group_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+@every_policy
+def test_classic_member_joins_consumer_group_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         group = "joined"
         side.create_topic(group, 4)
         # A member id that sorts before all generated ids.
@@ -714,12 +718,12 @@ def test_a_classic_member_joins_a_consumer_group_alike(stage: Stage) -> None:
         old.heartbeat()
         old.leave()
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-@whichever_way
-def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+@every_policy
+def test_classic_member_revokes_partitions_by_rejoining_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         group = "cooperative"
         side.create_topic(group, 4)
         side.start_group(classic=True)
@@ -760,12 +764,12 @@ def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> Non
         side.describe(group)
         old.join()
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
 @in_kafka_4
-def test_classic_groups_that_are_none_of_topics_stay_what_they_are_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_unusual_classic_groups_are_kept_or_converted_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         side.create_topic("strange", 2)
         side.start_group(classic=True)
         strange = {
@@ -790,12 +794,12 @@ def test_classic_groups_that_are_none_of_topics_stay_what_they_are_alike(stage: 
             old.heartbeat()
             side.describe(group)
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-@whichever_way
-def test_static_members_change_protocols_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+@every_policy
+def test_static_member_changes_protocol_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         group = "static-changes"
         side.create_topic(group, 2)
         side.start_group(classic=True)
@@ -827,12 +831,12 @@ def test_static_members_change_protocols_alike(stage: Stage) -> None:
             new.report_owned(**{group: [0, 1]})
             side.describe(group)
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
 @in_kafka_4
-def test_members_are_put_out_by_others_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_members_are_removed_by_leave_group_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         group = "put-out"
         side.create_topic(group, 4)
         new, static = ConsumerMember(side, group, "!"), ConsumerMember(side, group, "m-2", "two")
@@ -855,12 +859,12 @@ def test_members_are_put_out_by_others_alike(stage: Stage) -> None:
         side.describe(group)
         new.heartbeat()
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
 @in_kafka_4
-def test_offsets_of_topics_that_members_read_are_kept_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_offsets_of_subscribed_topics_cannot_be_deleted_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         group = "kept"
         for name in ("kept-a", "kept-b", "kept-c"):
             side.create_topic(name, 1)
@@ -877,12 +881,12 @@ def test_offsets_of_topics_that_members_read_are_kept_alike(stage: Stage) -> Non
         side.delete_offsets(group, "kept-a", "kept-b", "nowhere")
         side.fetch_offsets(group, "kept-a", 1)
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
 @in_kafka_4
-def test_classic_members_speak_a_protocol_that_all_of_them_know_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+def test_classic_members_need_common_assignor_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         group = "spoken"
         side.create_topic(group, 4)
         ConsumerMember(side, group, "!").join(group)
@@ -907,12 +911,12 @@ def test_classic_members_speak_a_protocol_that_all_of_them_know_alike(stage: Sta
         both.leave()
         side.describe(group)
 
-    stage.play(scene)
+    brokers.play(scenario)
 
 
-@whichever_way
-def test_a_static_member_changes_protocols_beside_another_member_alike(stage: Stage) -> None:
-    def scene(side: RecordedBroker) -> None:
+@every_policy
+def test_static_member_changes_protocol_in_group_of_two_as_in_kafka(brokers: BrokerPair) -> None:
+    def scenario(side: RecordedBroker) -> None:
         group = "static-beside"
         side.create_topic(group, 4)
         stays, new = (
@@ -943,4 +947,4 @@ def test_a_static_member_changes_protocols_beside_another_member_alike(stage: St
         new.report_owned(**{group: [2, 3]})
         side.describe(group)
 
-    stage.play(scene)
+    brokers.play(scenario)

@@ -30,10 +30,10 @@ from tests.peers.group_scenario import (
 pytestmark = [pytest.mark.peer]
 
 #: A session timeout longer than any test, so that no member has to rejoin.
-PATIENT = "60000"
+LONG_TIMEOUT_MS = "60000"
 NEW_JAVA = java_member("4.4.0", group_protocol="consumer")
 SETTINGS = {
-    "group_consumer_session_timeout_ms": int(PATIENT),
+    "group_consumer_session_timeout_ms": int(LONG_TIMEOUT_MS),
     "group_consumer_heartbeat_interval_ms": 300,
 }
 
@@ -45,19 +45,19 @@ MOVES = [
     pytest.param(
         java_member(
             "3.9.2",
-            session_timeout_ms=PATIENT,
+            session_timeout_ms=LONG_TIMEOUT_MS,
             partition_assignment_strategy="org.apache.kafka.clients.consumer.CooperativeStickyAssignor",
         ),
         NEW_JAVA,
         id="java-3.9.2-cooperative",
     ),
     pytest.param(
-        python_member("confluent.py", session_timeout_ms=PATIENT),
+        python_member("confluent.py", session_timeout_ms=LONG_TIMEOUT_MS),
         NEW_CONFLUENT,
         id="confluent-range",
     ),
     pytest.param(
-        java_member("2.8.2", session_timeout_ms=PATIENT),
+        java_member("2.8.2", session_timeout_ms=LONG_TIMEOUT_MS),
         NEW_JAVA,
         id="java-2.8.2-range",
         marks=pytest.mark.slow,
@@ -65,20 +65,20 @@ MOVES = [
 ]
 
 
-def kind_of(here: GroupScenario) -> str:
-    assert here.gateway is not None
-    with here.gateway.peer() as peer:
+def group_type(scenario: GroupScenario) -> str:
+    assert scenario.gateway is not None
+    with scenario.gateway.peer() as peer:
         rows = peer.request(
             ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse, 5
         ).groups
     return next(row.group_type for row in rows if row.group_id == GROUP)
 
 
-def stands(here: GroupScenario, group: str) -> dict[int, int]:
+def committed_offsets(scenario: GroupScenario, group: str) -> dict[int, int]:
     """The committed offsets of the group."""
-    assert here.gateway is not None
+    assert scenario.gateway is not None
     topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=PARTITIONS)
-    with here.gateway.peer() as peer:
+    with scenario.gateway.peer() as peer:
         reply = peer.request(
             OffsetFetchRequest(group_id=group, topics=[topic], require_stable=True),
             OffsetFetchResponse,
@@ -87,7 +87,7 @@ def stands(here: GroupScenario, group: str) -> dict[int, int]:
     return {row.partition_index: row.committed_offset for row in reply.topics[0].partitions}
 
 
-def held(member: GroupMember) -> Iterable[tuple[int, int, int]]:
+def ownership_periods(member: GroupMember) -> Iterable[tuple[int, int, int]]:
     """Each period in which the member owned a partition: partition, begin and end."""
     moments = [
         *member.assignments,
@@ -100,8 +100,8 @@ def held(member: GroupMember) -> Iterable[tuple[int, int, int]]:
 
 def assert_nothing_had_two_owners(members: Iterable[GroupMember]) -> None:
     for one, other in combinations(members, 2):
-        for partition, begin, end in held(one):
-            for same, other_begin, other_end in held(other):
+        for partition, begin, end in ownership_periods(one):
+            for same, other_begin, other_end in ownership_periods(other):
                 assert partition != same or end <= other_begin or other_end <= begin, (
                     partition,
                     one.assignments,
@@ -110,94 +110,94 @@ def assert_nothing_had_two_owners(members: Iterable[GroupMember]) -> None:
 
 
 @pytest.mark.parametrize("assignor", ["uniform", "range"])
-def test_members_of_two_libraries_share_a_topic_beside_a_group_of_kafka_09(
+def test_members_of_two_libraries_share_topic_next_to_kafka_09_group(
     assignor: str, tmp_path: Path
 ) -> None:
     ours: list[MemberCommand] = [
         java_member("4.4.0", group_protocol="consumer", group_remote_assignor=assignor),
         python_member("confluent.py", group_protocol="consumer", group_remote_assignor=assignor),
     ]
-    with group_scenario(tmp_path, NEW_JAVA, **SETTINGS) as here:
-        here.send(40)
-        first, second = (here.join(client) for client in ours)
-        old = here.join(java_member("0.9.0.1", session_timeout_ms="30000"), group="old")
-        here.wait_until_assigned_to(first, second)
-        here.wait_until_assigned_to(old)
-        here.wait_until_all_read(GROUP, "old")
-        before = {group: stands(here, group) for group in (GROUP, "old")}
+    with group_scenario(tmp_path, NEW_JAVA, **SETTINGS) as scenario:
+        scenario.send(40)
+        first, second = (scenario.join(client) for client in ours)
+        old = scenario.join(java_member("0.9.0.1", session_timeout_ms="30000"), group="old")
+        scenario.wait_until_assigned_to(first, second)
+        scenario.wait_until_assigned_to(old)
+        scenario.wait_until_all_read(GROUP, "old")
+        before = {group: committed_offsets(scenario, group) for group in (GROUP, "old")}
         assert before[GROUP] == before["old"] == dict.fromkeys(PARTITIONS, 10)
-        assignments = [len(member.assignments) for member in here.members]
+        assignments = [len(member.assignments) for member in scenario.members]
 
-        here.kill()
-        here.start()
-        assert {group: stands(here, group) for group in before} == before
-        here.send(40)
-        here.wait_until_all_read(GROUP, "old")
-        assert [len(member.assignments) for member in here.members] == assignments, (
-            "somebody had to join again"
+        scenario.kill()
+        scenario.start()
+        assert {group: committed_offsets(scenario, group) for group in before} == before
+        scenario.send(40)
+        scenario.wait_until_all_read(GROUP, "old")
+        assert [len(member.assignments) for member in scenario.members] == assignments, (
+            "a member had to rejoin"
         )
         assert first.read
         assert second.read
 
         second.leave()
-        here.wait_until_assigned_to(first)
+        scenario.wait_until_assigned_to(first)
         for group in before:
-            assert sorted(here.values_read(group), key=int) == here.sent
+            assert sorted(scenario.values_read(group), key=int) == scenario.sent
         assert_nothing_had_two_owners([first, second])
 
 
 @pytest.mark.parametrize(("old", "new"), MOVES)
-def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(
+def test_group_migrates_to_consumer_protocol_and_back_member_by_member(
     old: MemberCommand, new: MemberCommand, tmp_path: Path
 ) -> None:
-    with group_scenario(tmp_path, new, **SETTINGS) as here:
-        here.send(40)
-        present = [here.join(old) for _ in range(2)]
-        here.wait_until_assigned_to(*present)
-        here.wait_until_all_read()
-        assert kind_of(here) == "classic"
+    with group_scenario(tmp_path, new, **SETTINGS) as scenario:
+        scenario.send(40)
+        present = [scenario.join(old) for _ in range(2)]
+        scenario.wait_until_assigned_to(*present)
+        scenario.wait_until_all_read()
+        assert group_type(scenario) == "classic"
         for successor, kind in ((new, "consumer"), (old, "classic")):
             for _ in range(2):
-                present.append(here.join(successor))
-                here.wait_until_assigned_to(*present)
-                here.send(12)
-                here.wait_until_all_read()
-                assert kind_of(here) == "consumer"
-                if len(here.members) == 3:
+                present.append(scenario.join(successor))
+                scenario.wait_until_assigned_to(*present)
+                scenario.send(12)
+                scenario.wait_until_all_read()
+                assert group_type(scenario) == "consumer"
+                if len(scenario.members) == 3:
                     # Two members of one protocol and one of the other.
-                    here.kill()
-                    here.start()
-                    here.send(12)
-                    here.wait_until_all_read()
+                    scenario.kill()
+                    scenario.start()
+                    scenario.send(12)
+                    scenario.wait_until_all_read()
                 present.pop(0).leave()
-                here.wait_until_assigned_to(*present)
-                here.send(12)
-                here.wait_until_all_read()
-            assert kind_of(here) == kind
-        assert sorted(here.values_read(), key=int) == here.sent
-        assert_nothing_had_two_owners(here.members)
-        assert stands(here, GROUP) == {
-            part: len([one for one in here.sent if int(one) % len(PARTITIONS) == part])
+                scenario.wait_until_assigned_to(*present)
+                scenario.send(12)
+                scenario.wait_until_all_read()
+            assert group_type(scenario) == kind
+        assert sorted(scenario.values_read(), key=int) == scenario.sent
+        assert_nothing_had_two_owners(scenario.members)
+        assert committed_offsets(scenario, GROUP) == {
+            part: len([one for one in scenario.sent if int(one) % len(PARTITIONS) == part])
             for part in PARTITIONS
         }
 
 
-def test_members_that_subscribe_by_a_regular_expression_read_a_topic_that_comes_later(
+def test_regex_subscribers_read_topic_created_later(
     tmp_path: Path,
 ) -> None:
     clients = {"java": NEW_JAVA, "confluent": NEW_CONFLUENT}
-    with group_scenario(tmp_path, NEW_JAVA, **SETTINGS) as here:
-        here.send(4)
+    with group_scenario(tmp_path, NEW_JAVA, **SETTINGS) as scenario:
+        scenario.send(4)
         for group, client in clients.items():
-            here.join(client, group, topic="^or[d]ers(-.*)?")
-        here.wait_until_all_read(*clients)
-        producer = kafka.KafkaProducer(bootstrap_servers=here.bootstrap)
+            scenario.join(client, group, topic="^or[d]ers(-.*)?")
+        scenario.wait_until_all_read(*clients)
+        producer = kafka.KafkaProducer(bootstrap_servers=scenario.bootstrap)
         for topic in ("orders-eu", "bills"):
             producer.send(topic, topic.encode()).get(120)
         producer.close()
-        here.wait_until(
-            lambda: all("orders-eu" in here.values_read(group) for group in clients),
+        scenario.wait_until(
+            lambda: all("orders-eu" in scenario.values_read(group) for group in clients),
             "the new topic is read",
         )
         for group in clients:
-            assert sorted(here.values_read(group)) == [*here.sent, "orders-eu"]
+            assert sorted(scenario.values_read(group)) == [*scenario.sent, "orders-eu"]

@@ -72,10 +72,10 @@ class Gateway:
         overdue.cancel()
         assert re.match(r"ready listeners=", line), f"{line!r}\n{self.log()}"
 
-    def strike(self, blow: signal.Signals) -> int:
+    def send_signal(self, signal_number: signal.Signals) -> int:
         """Send the process a signal and return its exit code."""
         assert self._process
-        self._process.send_signal(blow)
+        self._process.send_signal(signal_number)
         return self._process.wait(DRAIN_SECONDS)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Gateway:
 class Load:
     """A producer, the thread that sends, and the results.
 
-    `client` sends one value and reports the result to `told` or `failed`.
+    `client` sends one value and reports the result to `acknowledged` or `failed`.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Load:
                 self.sent += 1
             self.client.send(value, self)
 
-    def told(self, partition: int, offset: int, value: bytes) -> None:
+    def acknowledged(self, partition: int, offset: int, value: bytes) -> None:
         with self._change:
             self.stored.append((partition, offset, value))
             self._change.notify_all()
@@ -170,7 +170,7 @@ class KafkaPython:
 
     def send(self, value: bytes, load: Load) -> None:
         sending = self._producer.send(TOPIC, value)
-        sending.add_callback(lambda where: load.told(where.partition, where.offset, value))
+        sending.add_callback(lambda where: load.acknowledged(where.partition, where.offset, value))
         sending.add_errback(lambda failure: load.failed(repr(failure)))
 
     def finish(self) -> None:
@@ -195,13 +195,13 @@ class Confluent:
         )
 
     def send(self, value: bytes, load: Load) -> None:
-        def told(failure: Any, message: Any) -> None:
+        def report(failure: Any, message: Any) -> None:
             if failure is None:
-                load.told(message.partition(), message.offset(), value)
+                load.acknowledged(message.partition(), message.offset(), value)
             else:
                 load.failed(str(failure))
 
-        self._producer.produce(TOPIC, value, on_delivery=told)
+        self._producer.produce(TOPIC, value, on_delivery=report)
         # Delivery reports are only processed by poll().
         while self._producer.poll(0) or len(self._producer) >= UNANSWERED:
             self._producer.poll(0.05)
@@ -218,7 +218,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     gateway.close()
 
 
-def loads_on(bootstrap: str) -> list[Load]:
+def create_loads(bootstrap: str) -> list[Load]:
     return [
         Load("plain", KafkaPython(bootstrap, is_idempotent=False), is_idempotent=False),
         Load("python", KafkaPython(bootstrap, is_idempotent=True), is_idempotent=True),
@@ -265,11 +265,11 @@ def check(loads: list[Load], found: list[Stored]) -> None:
             assert all(times[value] == 1 for value in mine), f"{load.name}: there more than once"
 
 
-def survive(
-    gateway: Gateway, rounds: int, blow: signal.Signals, expected_code: int, seed: int
+def run_with_restarts(
+    gateway: Gateway, rounds: int, signal_number: signal.Signals, expected_code: int, seed: int
 ) -> None:
     chance = random.Random(seed)
-    loads = loads_on(gateway.bootstrap)
+    loads = create_loads(gateway.bootstrap)
     never = threading.Event()
     try:
         for load in loads:
@@ -278,7 +278,7 @@ def survive(
             for load in loads:
                 load.wait_for_answers(ANSWERS)
             never.wait(chance.uniform(0, 0.4))
-            assert gateway.strike(blow) == expected_code, gateway.log()
+            assert gateway.send_signal(signal_number) == expected_code, gateway.log()
             gateway.start()
         for load in loads:
             load.wait_for_answers(ANSWERS)
@@ -289,19 +289,19 @@ def survive(
     assert " error " not in gateway.log()
 
 
-def test_three_killings_lose_nothing_and_double_nothing(gateway: Gateway) -> None:
-    survive(gateway, 3, signal.SIGKILL, -signal.SIGKILL, seed=3)
+def test_three_kills_lose_and_duplicate_nothing(gateway: Gateway) -> None:
+    run_with_restarts(gateway, 3, signal.SIGKILL, -signal.SIGKILL, seed=3)
 
 
-def test_shutdowns_under_load_end_well_and_lose_nothing(gateway: Gateway) -> None:
-    survive(gateway, 3, signal.SIGTERM, 0, seed=5)
+def test_shutdowns_under_load_succeed_and_lose_nothing(gateway: Gateway) -> None:
+    run_with_restarts(gateway, 3, signal.SIGTERM, 0, seed=5)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seed", [11, 12])
-def test_twelve_killings_lose_nothing_and_double_nothing(gateway: Gateway, seed: int) -> None:
-    survive(
+def test_twelve_kills_lose_and_duplicate_nothing(gateway: Gateway, seed: int) -> None:
+    run_with_restarts(
         gateway,
         12,
         signal.SIGKILL,

@@ -66,10 +66,10 @@ def laid_out(message):
 
 
 @pytest.mark.parametrize("ours", OURS, ids=[path.stem for path in OURS])
-def test_a_definition_of_ours_lays_a_message_out_as_kafka_s_does(ours, jar):
+def test_message_definition_has_same_layout_as_kafka(ours, jar):
     kafka = jar.read(f"common/message/{ours.name}").decode()
     assert laid_out(parse(ours.read_text("utf-8"))) == laid_out(parse(kafka))
 
 
-def test_there_are_definitions_to_hold():
+def test_message_definitions_exist():
     assert OURS

@@ -77,7 +77,7 @@ def attackers(count, attack):
     assert not any(thread.is_alive() for thread in threads)
 
 
-def says_and_vanishes(address, *frames, seconds=0.1, host="127.0.0.1"):
+def send_and_reset(address, *frames, seconds=0.1, host="127.0.0.1"):
     """Connect from `host`, send frames and reset the connection after `seconds`."""
     with socket.socket() as attacker:
         attacker.bind((host, 0))
@@ -88,7 +88,7 @@ def says_and_vanishes(address, *frames, seconds=0.1, host="127.0.0.1"):
 
 
 @pytest.fixture
-def bombed(tmp_path):
+def gateway_with_bombs(tmp_path):
     """A gateway with a topic of small batches that decompress to a large size."""
     with gateway(tmp_path) as started:
         with started.peer() as peer:
@@ -100,29 +100,32 @@ def bombed(tmp_path):
         yield started
 
 
-def test_an_old_consumer_does_not_wait_for_the_conversions_of_others(bombed):
+def test_old_consumer_does_not_wait_for_conversions_of_other_clients(gateway_with_bombs):
     fetch = encode_request(fetch_request("bombs", 0, 2), 2)
     slowest = 0.0
-    with attackers(4, lambda: says_and_vanishes(bombed.address, fetch)), bombed.peer() as consumer:
+    with (
+        attackers(4, lambda: send_and_reset(gateway_with_bombs.address, fetch)),
+        gateway_with_bombs.peer() as consumer,
+    ):
         time.sleep(0.5)
         for _ in range(10):
             offset = consumer.produce("records", SMALL).base_offset
-            watch = Stopwatch(bombed)
+            watch = Stopwatch(gateway_with_bombs)
             assert consumer.fetch("records", offset, 2).records
             slowest = max(slowest, watch.seconds())
     assert slowest < CONSUMER_SECONDS
-    assert bombed.stop() == 0
+    assert gateway_with_bombs.stop() == 0
 
 
-def test_a_shutdown_does_not_wait_for_conversions(bombed):
+def test_shutdown_does_not_wait_for_conversions(gateway_with_bombs):
     fetch = encode_request(fetch_request("bombs", 0, 2), 2)
-    peers = [bombed.peer() for _ in range(2)]
+    peers = [gateway_with_bombs.peer() for _ in range(2)]
     for peer in peers:
         peer.send(fetch)
     # Both conversion threads are busy.
     time.sleep(0.3)
-    watch = Stopwatch(bombed)
-    code, seconds = bombed.stop_measured(watch)
+    watch = Stopwatch(gateway_with_bombs)
+    code, seconds = gateway_with_bombs.stop_measured(watch)
     assert code == 0
     # Without a limit on the size of one conversion it took over a minute.
     assert seconds < 5.0
@@ -130,8 +133,8 @@ def test_a_shutdown_does_not_wait_for_conversions(bombed):
         peer.reset()
 
 
-def test_an_old_consumer_gets_past_records_that_unpack_to_much_in_the_end(bombed):
-    with bombed.peer() as consumer:
+def test_old_consumer_gets_past_records_with_large_decompressed_size(gateway_with_bombs):
+    with gateway_with_bombs.peer() as consumer:
         offset = fetches = 0
         while offset < 20:
             records = consumer.fetch("bombs", offset, 2, max_bytes=4 * MIB).records
@@ -157,7 +160,7 @@ HANDSHAKE = encode_request(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0
 
 
 @contextmanager
-def locked(folder, **settings):
+def sasl_gateway(folder, **settings):
     """A gateway with SASL/PLAIN users alice and bob."""
     users = folder / "users"
     with edit_users(users) as found:
@@ -166,7 +169,7 @@ def locked(folder, **settings):
         yield started
 
 
-def logs_in(server, name):
+def authenticate(server, name):
     """An authenticated connection, or None."""
     peer = server.peer()
     peer.send(HANDSHAKE)
@@ -179,20 +182,20 @@ def logs_in(server, name):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
-def test_wrong_passwords_of_one_host_keep_nobody_out(tmp_path, host):
+def test_wrong_passwords_of_one_host_do_not_block_other_users(tmp_path, host):
     guess = (HANDSHAKE, b"\0alice\0guess")
     # Attackers at another address may wait for their replies.
     seconds = 0.02 if host == "127.0.0.1" else 0.3
     slowest = 0.0
-    with locked(tmp_path, sasl_max_waiting_checks=20) as server:
+    with sasl_gateway(tmp_path, sasl_max_waiting_checks=20) as server:
         with attackers(
             10 if host == "127.0.0.1" else 40,
-            lambda: says_and_vanishes(server.address, *guess, seconds=seconds, host=host),
+            lambda: send_and_reset(server.address, *guess, seconds=seconds, host=host),
         ):
             time.sleep(1)
             for n in range(8):
                 watch = Stopwatch(server)
-                peer = logs_in(server, (b"alice", b"bob")[n % 2])
+                peer = authenticate(server, (b"alice", b"bob")[n % 2])
                 assert peer is not None
                 slowest = max(slowest, watch.seconds())
                 peer.reset()
@@ -200,38 +203,40 @@ def test_wrong_passwords_of_one_host_keep_nobody_out(tmp_path, host):
         assert server.stop() == 0
 
 
-def test_a_password_that_was_right_a_moment_ago_is_not_hashed_again(tmp_path):
-    with locked(tmp_path, sasl_max_waiting_checks=1) as server:
-        assert logs_in(server, b"alice") is not None
+def test_recently_verified_password_is_not_hashed_again(tmp_path):
+    with sasl_gateway(tmp_path, sasl_max_waiting_checks=1) as server:
+        assert authenticate(server, b"alice") is not None
         with attackers(
-            20, lambda: says_and_vanishes(server.address, HANDSHAKE, b"\0alice\0guess", seconds=5.0)
+            20, lambda: send_and_reset(server.address, HANDSHAKE, b"\0alice\0guess", seconds=5.0)
         ):
             server.wait_for_lines(1, "too many password checks are waiting")
             for _ in range(10):
-                peer = logs_in(server, b"alice")
+                peer = authenticate(server, b"alice")
                 assert peer is not None
                 peer.reset()
 
 
-def test_unfinished_frames_before_the_log_in_hold_nobody_up(tmp_path):
+def test_partial_frames_before_authentication_do_not_block_others(tmp_path):
     most = 32 * MIB
-    with locked(tmp_path, max_in_flight_bytes=most, socket_request_max_bytes=16 * MIB) as server:
-        producer = logs_in(server, b"alice")
+    with sasl_gateway(
+        tmp_path, max_in_flight_bytes=most, socket_request_max_bytes=16 * MIB
+    ) as server:
+        producer = authenticate(server, b"alice")
         producer.create_topic("records")
         held = 60_000
-        hoarders = [server.peer() for _ in range(most * 5 // 4 // held)]
-        for hoarder in hoarders:
-            hoarder.send_bytes(struct.pack(">i", held + 1) + bytes(held))
+        holders = [server.peer() for _ in range(most * 5 // 4 // held)]
+        for holder in holders:
+            holder.send_bytes(struct.pack(">i", held + 1) + bytes(held))
         slowest = 0.0
         for _ in range(5):
             watch = Stopwatch(server)
             assert producer.produce("records", SMALL).error_code == 0
             slowest = max(slowest, watch.seconds())
         assert slowest < PRODUCER_SECONDS
-        assert logs_in(server, b"bob") is not None
+        assert authenticate(server, b"bob") is not None
         # Partial frames of unauthenticated clients have a separate limit; the oldest of these
         # connections are closed.
-        assert hoarders[0].is_closed()
+        assert holders[0].is_closed()
         assert server.stop() == 0
 
 
@@ -239,14 +244,14 @@ def test_unfinished_frames_before_the_log_in_hold_nobody_up(tmp_path):
 
 
 @pytest.fixture
-def open_to_all(tmp_path):
+def plain_gateway(tmp_path):
     with gateway(tmp_path) as started:
         yield started
         assert started.stop() == 0
         assert not [line for line in started.lines() if " error " in line]
 
 
-def test_a_string_that_old_versions_cannot_write_gets_into_no_group(open_to_all):
+def test_strings_too_long_for_old_versions_are_not_stored_in_groups(plain_gateway):
     for protocol_type, client_id in (("x" * 40_000, "c"), ("consumer", "c" * 32_767)):
         request = JoinGroupRequest(
             version=6,
@@ -259,7 +264,7 @@ def test_a_string_that_old_versions_cannot_write_gets_into_no_group(open_to_all)
         )
         request.API_VERSION = 3 if protocol_type == "consumer" else 6
         request.with_header(1, client_id)
-        with open_to_all.peer() as member, open_to_all.peer() as admin:
+        with plain_gateway.peer() as member, plain_gateway.peer() as admin:
             member.send(bytes(request.encode(version=request.API_VERSION, header=True)))
             member.receive()
             assert (
@@ -271,9 +276,9 @@ def test_a_string_that_old_versions_cannot_write_gets_into_no_group(open_to_all)
             assert described.groups[0].error_code == 0
 
 
-def test_a_config_that_grows_can_always_be_described(open_to_all):
+def test_growing_config_can_always_be_described(plain_gateway):
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
-    with open_to_all.peer() as peer:
+    with plain_gateway.peer() as peer:
         peer.create_topic("t")
         for first in range(10_000, 60_000, 5_000):
             items = ",".join(f"{n}:1" for n in range(first, first + 3_000))

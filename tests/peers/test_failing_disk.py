@@ -59,7 +59,7 @@ class Disk:
     def medium(self):
         return self.orders.with_name("medium")
 
-    def loses_power(self, folder):
+    def lose_power(self, folder):
         """Replace the store of a killed gateway by what had reached the medium."""
         shutil.copy(self.medium, folder / "store" / "data.mdb")
 
@@ -107,7 +107,7 @@ def disk(tmp_path, shim, request):
     return Disk(tmp_path / "orders", shim, request.param)
 
 
-def starting(folder, disk):
+def start_on(folder, disk):
     """A gateway on that disk that keeps no records in memory, so that every read is served from the
     store.
     """
@@ -115,10 +115,10 @@ def starting(folder, disk):
 
 
 @pytest.fixture(scope="module", params=FAILURES)
-def standing(request, shim, tmp_path_factory):
+def shared_gateway(request, shim, tmp_path_factory):
     folder = tmp_path_factory.mktemp("failing")
     disk = Disk(folder / "orders", shim, request.param)
-    with starting(folder, disk) as server:
+    with start_on(folder, disk) as server:
         yield server, disk
 
 
@@ -130,25 +130,25 @@ class BrokerEnvironment:
 
 
 @pytest.fixture
-def env(standing, request):
+def env(shared_gateway, request):
     """A topic with one record, on a gateway whose disk can fail."""
-    server, disk = standing
+    server, disk = shared_gateway
     topic = request.function.__name__
     with server.peer() as peer:
         peer.create_topic(topic)
-        assert produced(peer, topic, "first") == 0
+        assert produce_value(peer, topic, "first") == 0
     yield BrokerEnvironment(server, disk, topic)
     assert server.process.poll() is None
 
 
-def produced(peer, topic, value, producer=(-1, -1, -1)):
+def produce_value(peer, topic, value, producer=(-1, -1, -1)):
     """Produce a record and return its offset, or None if it was refused."""
     reply = peer.produce(topic, one_record(value.encode(), producer))
     assert reply.error_code in (0, KAFKA_STORAGE_ERROR)
     return None if reply.error_code else reply.base_offset
 
 
-def producer_of(peer):
+def new_producer(peer):
     """Producer id and epoch of a new producer."""
     asked = InitProducerIdRequest(version=0, transactional_id=None, transaction_timeout_ms=1000)
     identity = peer.request(asked, InitProducerIdResponse, 0)
@@ -180,30 +180,30 @@ def batches(raw):
         yield one
 
 
-def answer_in(frame):
+def parse_produce_reply(frame):
     return ProduceResponse.decode(frame[4:], version=7).responses[0].partition_responses[0]
 
 
-def test_what_the_disk_refuses_is_refused_and_seen_by_nobody_and_then_it_goes_on_without_a_gap(
+def test_refused_writes_stay_invisible_and_leave_no_offset_gap(
     env,
 ):
     server, topic = env.server, env.topic
     with server.peer() as peer:
         with env.disk.failing():
             for _ in range(10):
-                assert produced(peer, topic, "lost") is None
+                assert produce_value(peer, topic, "lost") is None
                 assert visible(server, topic) == ["first"]
-        assert [produced(peer, topic, value) for value in ("second", "third")] == [1, 2]
+        assert [produce_value(peer, topic, value) for value in ("second", "third")] == [1, 2]
     assert visible(server, topic) == ["first", "second", "third"]
 
 
-def test_whoever_reads_is_served_all_the_while(env):
+def test_reads_continue_while_disk_fails(env):
     with env.server.peer() as peer, Reader(env.server, env.topic) as reader:
         with env.disk.failing():
             for _ in range(100):
-                assert produced(peer, env.topic, "lost") is None
-            assert reader.waits_for_answers(20)
-        assert produced(peer, env.topic, "second") == 1
+                assert produce_value(peer, env.topic, "lost") is None
+            assert reader.wait_for_replies(20)
+        assert produce_value(peer, env.topic, "second") == 1
     assert not reader.failures
 
 
@@ -229,7 +229,7 @@ class Reader:
         self._is_over.set()
         self._thread.join(240)
 
-    def waits_for_answers(self, more):
+    def wait_for_replies(self, more):
         """Whether `more` replies arrive from now on."""
         with self._change:
             wanted = self.answers + more
@@ -247,15 +247,15 @@ class Reader:
 
 
 @pytest.mark.parametrize("disk", FAILURES, indirect=True)
-def test_a_bad_hour_is_one_line_of_log_when_it_begins_and_one_when_it_ends(disk, tmp_path):
-    with starting(tmp_path, disk) as server, server.peer() as peer:
+def test_disk_failure_logs_one_line_at_start_and_one_at_end(disk, tmp_path):
+    with start_on(tmp_path, disk) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
         with disk.failing():
             for _ in range(20):
-                assert produced(peer, TOPIC, "lost") is None
-        assert produced(peer, TOPIC, "first") == 0
+                assert produce_value(peer, TOPIC, "lost") is None
+        assert produce_value(peer, TOPIC, "first") == 0
         began, ended = server.wait_for_lines(2, " storage.lmdb")
-        assert complaints(server) == [began, ended]
+        assert warnings_and_errors(server) == [began, ended]
     reason = os.strerror(errno.ENOSPC if "full" in disk.failure else errno.EIO)
     assert (
         f' error storage.lmdb.writer message text="appending in {tmp_path / "store"} fails: mdb_txn_commit: {reason}; '
@@ -268,32 +268,32 @@ def test_a_bad_hour_is_one_line_of_log_when_it_begins_and_one_when_it_ends(disk,
 
 
 @pytest.mark.parametrize("disk", ["sync"], indirect=True)
-def test_appends_that_only_follow_a_refused_one_do_not_end_a_bad_hour(disk, tmp_path):
-    with starting(tmp_path, disk) as server, server.peer() as peer:
+def test_appends_refused_without_a_write_do_not_end_disk_failure(disk, tmp_path):
+    with start_on(tmp_path, disk) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
         frames = [encode_request(produce_request(TOPIC, one_record(b"lost")), 7)] * 50
         with disk.failing():
             for _ in range(20):
                 peer.send(*frames)
-                assert [answer_in(peer.receive()).error_code for _ in frames] == [
+                assert [parse_produce_reply(peer.receive()).error_code for _ in frames] == [
                     KAFKA_STORAGE_ERROR
                 ] * 50
-        assert produced(peer, TOPIC, "first") == 0
+        assert produce_value(peer, TOPIC, "first") == 0
         began, ended = server.wait_for_lines(2, " storage.lmdb")
-        assert complaints(server) == [began, ended]
+        assert warnings_and_errors(server) == [began, ended]
 
 
-def complaints(server):
+def warnings_and_errors(server):
     return [line for line in server.lines() if " warning " in line or " error " in line]
 
 
-def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_when_they_are_tried_again(
+def test_retries_of_refused_idempotent_batches_are_stored_once(
     env,
 ):
     server, topic = env.server, env.topic
     with server.peer() as peer:
-        who = producer_of(peer)
-        assert produced(peer, topic, "number 0", (*who, 0)) == 1
+        who = new_producer(peer)
+        assert produce_value(peer, topic, "number 0", (*who, 0)) == 1
         frames = [
             encode_request(produce_request(topic, one_record(b"number %d" % n, (*who, n))), 7)
             for n in range(1, 5)
@@ -301,7 +301,7 @@ def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_whe
         with env.disk.failing():
             for _ in range(3):
                 peer.send(*frames)
-                codes = [answer_in(peer.receive()).error_code for _ in frames]
+                codes = [parse_produce_reply(peer.receive()).error_code for _ in frames]
                 # A batch written after the first one has failed is refused because of the sequence
                 # gap.
                 late = codes.count(OUT_OF_ORDER_SEQUENCE_NUMBER)
@@ -313,137 +313,132 @@ def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_whe
                 )
         for _ in range(2):
             peer.send(*frames)
-            assert [answer_in(peer.receive()).base_offset for _ in frames] == [2, 3, 4, 5]
+            assert [parse_produce_reply(peer.receive()).base_offset for _ in frames] == [2, 3, 4, 5]
     assert visible(server, topic) == ["first", *(f"number {n}" for n in range(5))]
 
 
 @pytest.mark.parametrize("disk", [*FAILURES, "meta-kept"], indirect=True)
-def test_after_a_killing_while_the_disk_fails_exactly_what_was_acknowledged_is_there(
-    disk, tmp_path
-):
-    who, told, last = told_until_it_was_killed(disk, tmp_path)
+def test_kill_during_disk_failure_leaves_exactly_acknowledged_records(disk, tmp_path):
+    who, acknowledged, last = produce_until_killed(disk, tmp_path)
     with gateway(tmp_path) as again, again.peer() as peer:
-        assert visible(again, TOPIC) == told
+        assert visible(again, TOPIC) == acknowledged
         if not last:
-            assert tell(told, peer, who)
-        assert produced(peer, TOPIC, told[-1], (*who, len(told) - 1)) == len(told) - 1
-        assert visible(again, TOPIC) == told
+            assert produce_next(acknowledged, peer, who)
+        assert (
+            produce_value(peer, TOPIC, acknowledged[-1], (*who, len(acknowledged) - 1))
+            == len(acknowledged) - 1
+        )
+        assert visible(again, TOPIC) == acknowledged
 
 
 @pytest.mark.parametrize("disk", FAILURES, indirect=True)
-def test_after_a_power_cut_while_the_disk_fails_exactly_what_was_acknowledged_is_there(
-    disk, tmp_path
-):
-    _, told, _ = told_until_it_was_killed(disk, tmp_path)
-    disk.loses_power(tmp_path)
+def test_power_cut_during_disk_failure_leaves_exactly_acknowledged_records(disk, tmp_path):
+    _, acknowledged, _ = produce_until_killed(disk, tmp_path)
+    disk.lose_power(tmp_path)
     with gateway(tmp_path) as again:
-        assert visible(again, TOPIC) == told
+        assert visible(again, TOPIC) == acknowledged
 
 
-def told_until_it_was_killed(disk, folder):
+def produce_until_killed(disk, folder):
     """Run an idempotent producer through several disk failures, then kill the gateway.
 
     Returns the producer's identity, the acknowledged values, and whether the last value was
     acknowledged.
     """
-    told = []
-    with starting(folder, disk) as server, server.peer() as peer:
+    acknowledged = []
+    with start_on(folder, disk) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
-        who = producer_of(peer)
+        who = new_producer(peer)
         for _ in range(5):
-            assert tell(told, peer, who)
+            assert produce_next(acknowledged, peer, who)
             with disk.failing():
                 for _ in range(2):
-                    tell(told, peer, who)
-                    assert visible(server, TOPIC) == told
+                    produce_next(acknowledged, peer, who)
+                    assert visible(server, TOPIC) == acknowledged
         with disk.failing():
-            last = tell(told, peer, who)
+            last = produce_next(acknowledged, peer, who)
             server.process.kill()
             server.process.wait()
-    return who, told, last
+    return who, acknowledged, last
 
 
-def tell(told, peer, who):
-    """Produce the next number. If it is acknowledged, append it to `told` and return True."""
-    number = len(told)
-    offset = produced(peer, TOPIC, str(number), (*who, number))
+def produce_next(acknowledged, peer, who):
+    """Produce the next number. If it is acknowledged, append it to `acknowledged` and return True."""
+    number = len(acknowledged)
+    offset = produce_value(peer, TOPIC, str(number), (*who, number))
     if offset is None:
         return False
     assert offset == number
-    told.append(str(number))
+    acknowledged.append(str(number))
     return True
 
 
 @pytest.mark.parametrize("disk", ["meta-kept"], indirect=True)
-def test_a_commit_that_stands_although_its_write_failed_is_acknowledged(disk, tmp_path):
-    with starting(tmp_path, disk) as server, server.peer() as peer:
+def test_commit_that_took_effect_despite_write_error_is_acknowledged(disk, tmp_path):
+    with start_on(tmp_path, disk) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
         with disk.failing():
-            assert produced(peer, TOPIC, "first") == 0
+            assert produce_value(peer, TOPIC, "first") == 0
         assert visible(server, TOPIC) == ["first"]
 
 
 @pytest.mark.parametrize("disk", ["meta-kept unsynced"], indirect=True)
-def test_nobody_is_told_of_a_commit_that_stands_before_it_is_synced(disk, tmp_path):
-    with starting(tmp_path, disk) as server, server.peer() as peer:
+def test_effective_commit_is_not_acknowledged_or_visible_before_sync(disk, tmp_path):
+    with start_on(tmp_path, disk) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
         with disk.failing():
             peer.send(encode_request(produce_request(TOPIC, one_record(b"first")), 7))
             assert server.wait_for_lines(1, " error storage.lmdb")
             assert visible(server, TOPIC) == []
             assert not select.select([peer.socket], [], [], 0)[0]
-        answer = answer_in(peer.receive())
+        answer = parse_produce_reply(peer.receive())
         assert (answer.error_code, answer.base_offset) == (0, 0)
         assert visible(server, TOPIC) == ["first"]
 
 
 @pytest.mark.parametrize("disk", [""], indirect=True)
-def test_a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged(disk, tmp_path):
+def test_power_cut_at_random_time_loses_no_acknowledged_record(disk, tmp_path):
     moments = random.Random(7)
-    told = []
+    acknowledged = []
     for _ in range(4):
-        with starting(tmp_path, disk) as server, server.peer() as peer:
+        with start_on(tmp_path, disk) as server, server.peer() as peer:
             peer.create_topic(TOPIC)
             found = visible(server, TOPIC)
-            assert found[: len(told)] == told
-            told = found
+            assert found[: len(acknowledged)] == acknowledged
+            acknowledged = found
             peer.send(
                 *(
                     encode_request(produce_request(TOPIC, one_record(str(number).encode())), 7)
-                    for number in range(len(told), len(told) + 300)
+                    for number in range(len(acknowledged), len(acknowledged) + 300)
                 )
             )
             for _ in range(moments.randint(1, 250)):
-                told.append(str(answer_in(peer.receive()).base_offset))
+                acknowledged.append(str(parse_produce_reply(peer.receive()).base_offset))
             server.process.kill()
             while (frame := peer.receive()) is not None:
-                told.append(str(answer_in(frame).base_offset))
-        disk.loses_power(tmp_path)
+                acknowledged.append(str(parse_produce_reply(frame).base_offset))
+        disk.lose_power(tmp_path)
     with gateway(tmp_path) as again:
-        assert visible(again, TOPIC)[: len(told)] == told
+        assert visible(again, TOPIC)[: len(acknowledged)] == acknowledged
 
 
 @pytest.mark.parametrize("disk", ["meta-kept"], indirect=True)
-def test_a_power_cut_after_a_commit_that_stands_although_its_write_failed_loses_nothing(
-    disk, tmp_path
-):
-    with starting(tmp_path, disk) as server, server.peer() as peer:
+def test_power_cut_after_effective_commit_with_write_error_loses_nothing(disk, tmp_path):
+    with start_on(tmp_path, disk) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
         with disk.failing():
-            assert produced(peer, TOPIC, "first") == 0
-    disk.loses_power(tmp_path)
+            assert produce_value(peer, TOPIC, "first") == 0
+    disk.lose_power(tmp_path)
     with gateway(tmp_path) as again:
         assert visible(again, TOPIC) == ["first"]
 
 
 @pytest.mark.parametrize("disk", [""], indirect=True)
-def test_an_idempotent_client_gets_each_record_stored_once_and_in_order_whatever_fails(
-    disk, tmp_path
-):
-    with starting(tmp_path, disk) as server:
+def test_idempotent_client_stores_records_once_and_in_order_through_failures(disk, tmp_path):
+    with start_on(tmp_path, disk) as server:
         with Load(server) as load:
             for count, disk.failure in enumerate(FAILURES * 2, start=1):
-                load.waits_for_answers(50)
+                load.wait_for_replies(50)
                 with disk.failing():
                     assert len(server.wait_for_lines(count, " error storage.lmdb")) == count
                 assert len(server.wait_for_lines(count, " warning storage.lmdb")) == count
@@ -481,12 +476,12 @@ class Load:
         self._is_over.set()
         self._thread.join()
 
-    def waits_for_answers(self, more):
+    def wait_for_replies(self, more):
         with self._change:
             wanted = self._answers + more
             assert self._change.wait_for(lambda: self._answers >= wanted, 240)
 
-    def _told(self, failure, _):
+    def _record_reply(self, failure, _):
         with self._change:
             self._answers += 1
             if failure:
@@ -495,7 +490,7 @@ class Load:
 
     def _run(self):
         while not self._is_over.is_set():
-            self._producer.produce(TOPIC, str(self.sent).encode(), on_delivery=self._told)
+            self._producer.produce(TOPIC, str(self.sent).encode(), on_delivery=self._record_reply)
             self.sent += 1
             while self._producer.poll(0) or len(self._producer) >= 100:
                 self._producer.poll(0.05)

@@ -57,11 +57,11 @@ class Volume:
     def _command(self, namespace):
         return [*namespace, *MOUNTED, str(VOLUME), str(self._store)]
 
-    def holds(self, server):
+    def attach(self, server):
         self._pid = server.process.pid
-        self.others_leave()
+        self.free_space()
 
-    def others_fill_it(self):
+    def fill_completely(self):
         """Fill the volume to the last byte."""
         if not self.within:
             prlimit(
@@ -72,9 +72,9 @@ class Volume:
             self._inside("of others").open("wb", buffering=0) as file,
             pytest.raises(OSError, match="No space left"),
         ):
-            write_for_ever(file)
+            write_until_full(file)
 
-    def others_leave(self):
+    def free_space(self):
         if not self.within:
             prlimit(self._pid, RLIMIT_FSIZE, (VOLUME, RLIM_INFINITY))
             return
@@ -84,7 +84,7 @@ class Volume:
         return Path(f"/proc/{self._pid}/root{self._store / name}")
 
 
-def write_for_ever(file):
+def write_until_full(file):
     while True:
         file.write(bytes(MIB))
 
@@ -107,7 +107,7 @@ def server(volume, tmp_path):
     the store.
     """
     with gateway(tmp_path, within=volume.within, lmdb_resident_bytes=0) as started:
-        volume.holds(started)
+        volume.attach(started)
         with started.peer() as peer:
             peer.create_topic(TOPIC)
             peer.create_topic(OTHERS)
@@ -125,7 +125,7 @@ def fill(peer, topic, at_most=1000):
     return at_most
 
 
-def deletes_records(peer):
+def delete_records(peer):
     """Delete the first half of the records."""
     topic = DeleteRecordsRequest.DeleteRecordsTopic
     half = peer.fetch(TOPIC, 0).high_watermark // 2
@@ -138,7 +138,7 @@ def deletes_records(peer):
     assert reply.topics[0].partitions[0].error_code == 0
 
 
-def deletes_the_other_topic(peer):
+def delete_other_topic(peer):
     asked = DeleteTopicsRequest(version=3, topic_names=[OTHERS], timeout_ms=10_000)
     assert peer.request(asked, DeleteTopicsResponse, 3).responses[0].error_code == 0
 
@@ -156,7 +156,7 @@ def is_read(peer, offsets):
     return all(len(peer.fetch(TOPIC, offset, max_bytes=1).records) > VALUE for offset in offsets)
 
 
-def one_line_each(server):
+def failure_lines(server):
     """The log lines at the first failed and the first successful write; there must be no other
     errors or warnings.
     """
@@ -168,8 +168,8 @@ def one_line_each(server):
     return began, ended
 
 
-@pytest.mark.parametrize("deletes", [deletes_records, deletes_the_other_topic])
-def test_a_full_volume_refuses_produce_and_serves_reads_until_something_is_deleted(server, deletes):
+@pytest.mark.parametrize("deletes", [delete_records, delete_other_topic])
+def test_full_volume_refuses_produce_and_serves_reads_until_deletion(server, deletes):
     with server.peer() as peer:
         assert fill(peer, OTHERS, 15) == 15
         stored = fill(peer, TOPIC)
@@ -178,22 +178,20 @@ def test_a_full_volume_refuses_produce_and_serves_reads_until_something_is_delet
         assert is_read(peer, range(stored))
         deletes(peer)
         assert makes_progress(peer)
-        assert "the disk is full" in one_line_each(server)[0]
+        assert "the disk is full" in failure_lines(server)[0]
         # Space is freed between writes, so a write can still be refused.
         assert all(makes_progress(peer) for _ in range(4))
         assert is_read(peer, range(stored // 2, stored + 1 + 4))
 
 
-def test_a_volume_that_others_fill_to_the_last_byte_refuses_writes_and_serves_reads_until_they_leave(
-    server, volume
-):
+def test_volume_filled_by_other_files_refuses_writes_and_serves_reads(server, volume):
     with server.peer() as peer:
         assert fill(peer, TOPIC, 10) == 10
-        volume.others_fill_it()
+        volume.fill_completely()
         assert fill(peer, TOPIC) == fill(peer, OTHERS) == 0
         assert is_read(peer, range(10))
-        volume.others_leave()
+        volume.free_space()
         assert makes_progress(peer)
-        one_line_each(server)
+        failure_lines(server)
         assert fill(peer, TOPIC, 5) == 5
         assert is_read(peer, range(16))

@@ -17,7 +17,7 @@ from kafka.protocol.producer.produce import ProduceResponse
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall, cached, command, fingerprint
 from tests.peers.gateway import MIB, Stopwatch, encode_request, gateway, one_record, produce_request
-from tests.peers.test_full_disk import NAMESPACES, succeeds, write_for_ever
+from tests.peers.test_full_disk import NAMESPACES, succeeds, write_until_full
 from tests.peers.traffic_rows import read_lines, read_rows, wait_for_rows
 
 pytestmark = [pytest.mark.peer]
@@ -67,7 +67,7 @@ def test_full_disk_drops_rows_without_affecting_service(tmp_path, volume):
         assert wait_for_rows(log, lambda row: row["kind"] == "usage")
         filler = log / "of others"
         with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-            write_for_ever(file)
+            write_until_full(file)
         assert is_logged(server, peer, "traffic rows dropped")
         assert peer.produce(TOPIC, one_record(b"v")).error_code == 0
         filler.unlink()
