@@ -1,7 +1,8 @@
-"""A made-up company: applications of many ages that share topics and groups, each a real client. What they do here is what a report must find.
+"""Example applications: real clients of many ages that share topics and groups.
 
-They run one after the other against a gateway with a traffic log, so that who reads finds what others wrote. Whatever is told of an application
-(its versions, whether Kafka 4 refuses it) stands elsewhere: this says only who runs, as whom, and what it does.
+They run one after the other against a gateway with a traffic log, so that consumers find what
+producers wrote. A report on the log must find what is defined here: which application runs, as
+which user, and what it does. Client versions and Kafka 4 verdicts are defined elsewhere.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.peers.cache import CannotInstall
 OPEN_LISTENER, LOGIN_LISTENER = "PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0"
 PASSWORD = "of-the-demo"
 VALUE_BYTES = 1000
-#: Of each value; the rest is chance, so that compression has work to do.
+#: The compressible part of each value; the rest is random.
 COMPRESSIBLE_BYTES = 600
 
 
@@ -48,7 +49,10 @@ class ProduceStep:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeStep:
-    """At most so many `records` of a topic that others have written to; without a group from its beginning on, by hand."""
+    """Consumes up to `records` records of a topic that another application wrote.
+
+    Without a group, partitions are assigned manually and read from the beginning.
+    """
 
     topic: str
     group: str = ""
@@ -60,7 +64,10 @@ Step = ProduceStep | ConsumeStep
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A client of the table under the name of an application; `user` where it logs in with SASL/PLAIN."""
+    """A client of the table with the client id of an application.
+
+    `user` is set if it authenticates with SASL/PLAIN.
+    """
 
     client_id: str
     client: str
@@ -98,7 +105,7 @@ COMPANY = (
     Application("warehouse", "confluent-0.11.6", (ProduceStep("shipments"),)),
     Application("ledger-import", "java-0.8.2.2", (ProduceStep("ledger", 300, "gzip"),)),
     Application("server-metrics", "sarama-1.19.0", (ProduceStep("metrics", 400, "snappy"),)),
-    Application("door-sensors", "kafka-node-2.0.0", (ProduceStep("metrics"),)),
+    Application("air-sensors", "kafka-node-2.0.0", (ProduceStep("metrics"),)),
     Application("billing", "java-0.9.0.1", (ConsumeStep("orders", "billing", 4000),)),
     Application(
         "billing-next", "java-2.8.2", (ConsumeStep("orders", "billing", 4000),), user="finance"
@@ -127,14 +134,14 @@ COMPANY = (
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Who did all that it had to, and why others did not."""
+    """The applications that completed, and the reason for each that did not."""
 
     applications: list[Application] = field(default_factory=list)
     left_out: list[tuple[Application, str]] = field(default_factory=list)
 
 
 ProgressCallback = Callable[[int, Application], None]
-"""Is called before each application with its number, from 0 on."""
+"""Called before each application with its number, from 0."""
 
 
 def run(
@@ -143,7 +150,10 @@ def run(
     log: Path,
     told: ProgressCallback = lambda number, who: None,
 ) -> RunResult:
-    """All of them against a gateway of their own, whose store is in `folder` and whose traffic log in `log`; it has stopped when this returns."""
+    """Run all applications against a new gateway, which has stopped when this returns.
+
+    `folder` holds the store, `log` the traffic log.
+    """
     ran = RunResult()
     listeners: tuple[str, ...] = (OPEN_LISTENER,)
     arguments = [*NO_REBALANCE_DELAY, "--traffic-log", str(log)]
@@ -151,10 +161,10 @@ def run(
         listeners += (LOGIN_LISTENER,)
         arguments += ["--set", f"users_file={_users_file(users, folder / 'users')}"]
     with gateway(folder, listeners, arguments) as broker:
-        stands: Counter[str] = Counter()
+        stored: Counter[str] = Counter()
         for number, who in enumerate(company):
             told(number, who)
-            if problem := _problem_of(who, broker, stands):
+            if problem := _problem_of(who, broker, stored):
                 ran.left_out.append((who, problem))
             else:
                 ran.applications.append(who)
@@ -186,20 +196,23 @@ def _users_file(users: Sequence[str], file: Path) -> Path:
     return file
 
 
-def _problem_of(who: Application, broker: Broker, stands: Counter[str]) -> str:
-    """Runs an application; the first line of what kept it from it, else nothing. `stands` is what is in each topic: where a writer was left out,
-    there is nothing to read. An application may read what it writes itself."""
+def _problem_of(who: Application, broker: Broker, stored: Counter[str]) -> str:
+    """Run an application; return the first line of its error, or an empty string.
+
+    `stored` has the number of records per topic. An application whose topics are empty because a
+    producer was left out does not run; it may read what it writes itself.
+    """
     written = {step.topic for step in who.steps if isinstance(step, ProduceStep)}
     if empty := [
         step.topic
         for step in who.steps
-        if isinstance(step, ConsumeStep) and step.topic not in written and not stands[step.topic]
+        if isinstance(step, ConsumeStep) and step.topic not in written and not stored[step.topic]
     ]:
-        return f"nobody wrote to {empty[0]}"
+        return f"no application wrote to {empty[0]}"
     try:
         install(who.row)
         for step in who.steps:
-            _do(who, step, broker, stands)
+            _do(who, step, broker, stored)
     except CannotInstall as error:
         return str(error).strip().splitlines()[0]
     except DriverFailed as error:
@@ -211,15 +224,15 @@ def _problem_of(who: Application, broker: Broker, stands: Counter[str]) -> str:
     return ""
 
 
-def _do(who: Application, step: Step, broker: Broker, stands: Counter[str]) -> None:
+def _do(who: Application, step: Step, broker: Broker, stored: Counter[str]) -> None:
     security = Security((who.user, PASSWORD)) if who.user else OPEN
     address = broker.listeners["SASL_PLAINTEXT" if who.user else "PLAINTEXT"]
     match step:
         case ProduceStep(topic, count, codec):
             produce(who.row, address, _records(topic, count), codec=codec, security=security)
-            stands[topic] += count
+            stored[topic] += count
         case ConsumeStep(topic, group, count):
-            count = min(count, stands[topic])
+            count = min(count, stored[topic])
             if group:
                 consume_in_group(who.row, address, group, topic, count, security=security)
             else:

@@ -1,4 +1,6 @@
-"""The broker that the clients are pointed at: the gateway, or Apache Kafka 3.9.2 to prove the tests and the table themselves."""
+"""The broker that the clients use: the gateway, or Apache Kafka 3.9.2 to verify the tests
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from pathlib import Path
 from tests.peers.kafka import VERSION, Kafka, Secured
 from tests.peers.tenant import Tenant
 
-#: Its tables in Pulsar are read first, and others may be busy there.
+#: The gateway reads its tables in Pulsar first, which may be busy with other tests.
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
-#: A group that was empty waits for nobody, as the reference is set, too.
+#: An empty group starts its first rebalance at once; the reference has the same setting.
 NO_REBALANCE_DELAY = ("--set", "group_initial_rebalance_delay_ms=0")
 READY = re.compile(r"^ready listeners=(\S+) store=\S+ node=-?\d+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """Where clients connect, by listener name; `is_reference` when it is Kafka itself."""
+    """Client addresses by listener name; `is_reference` for Kafka itself."""
 
     listeners: Mapping[str, str]
     is_reference: bool
@@ -36,7 +38,7 @@ class Broker:
 
 
 StoreArguments = Callable[[Path], Sequence[str]]
-"""The arguments by which a gateway with that folder has a store that nobody else has."""
+"""Returns the arguments that give the gateway with this folder a separate store."""
 
 
 def embedded(folder: Path) -> Sequence[str]:
@@ -44,7 +46,7 @@ def embedded(folder: Path) -> Sequence[str]:
 
 
 def in_pulsar(tenant: Tenant) -> Sequence[str]:
-    """In two namespaces of the tenant's, which are made for it."""
+    """Arguments for two new namespaces of the tenant."""
     places = {f"pulsar_{name}": tenant.namespace() for name in ("namespace", "metadata_namespace")}
     settings = {
         "pulsar_admin": tenant.admin_url,
@@ -52,7 +54,7 @@ def in_pulsar(tenant: Tenant) -> Sequence[str]:
         "pulsar_metadata_tenant": tenant.name,
         **places,
     }
-    # A Pulsar that others keep busy stands still for seconds, and some clients do not repeat the commit with which they leave.
+    # Pulsar on a busy machine stalls for seconds, and some clients do not retry their last commit.
     settings["offsets_commit_timeout_ms"] = "20000"
     return (
         "--store",
@@ -62,14 +64,14 @@ def in_pulsar(tenant: Tenant) -> Sequence[str]:
 
 
 class GatewayFailed(Exception):
-    """The gateway did not start, or did not stop as it should; ends with the tail of its stderr."""
+    """The gateway failed to start or to stop; the message ends with the tail of its stderr."""
 
 
 @contextmanager
 def reference(
     secured: Secured | None = None, advertised: str | None = None, version: str = VERSION
 ) -> Iterator[Broker]:
-    """`advertised` is an endpoint, NAME://host:port, that clients are told instead of the listener's own."""
+    """Apache Kafka. `advertised` is an endpoint, NAME://host:port, to advertise."""
     with Kafka.start(
         version=version,
         secured=secured,
@@ -85,7 +87,10 @@ def gateway(
     arguments: Sequence[str] = (),
     stored: StoreArguments = embedded,
 ) -> Iterator[Broker]:
-    """`kopgate serve` on free ports with its log in `folder`; SIGTERM at the end must give exit code 0."""
+    """Run `kopgate serve` on free ports with its log in `folder`.
+
+    SIGTERM at the end must give exit code 0.
+    """
     named = [word for listener in listeners for word in ("--listener", listener)]
     argv = [sys.executable, "-m", "gateway", "serve", *named, *stored(folder), *arguments]
     log = folder / "gateway.log"
@@ -127,5 +132,5 @@ def _tail(log: Path) -> str:
 
 
 def are_required() -> bool:
-    """In CI a peer that cannot run is a failure; elsewhere its tests are skipped with the reason."""
+    """Whether a peer that cannot run is a failure, as in CI; otherwise its tests are skipped."""
     return bool(os.environ.get("CI") or os.environ.get("TESTS_REQUIRE_PEERS"))

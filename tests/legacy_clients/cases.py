@@ -1,4 +1,4 @@
-"""The records that producers send and what each consumer must see of them."""
+"""The records that producers send and what each consumer must receive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kafka.admin import KafkaAdminClient
 from tests.legacy_clients.brokers import Broker
 from tests.legacy_clients.clients import Client, Record
 
-# An hour ago, in whole seconds: old enough to be told from a clock's own stamp, young enough for any retention.
+# An hour ago, in whole seconds: distinguishable from the current time, and within any retention.
 EPOCH = int(time.time()) * 1000 - 3_600_000
 NEAR_MS = 600_000
 LZ4_BLOCK_BYTES = 64 * 1024
@@ -23,7 +23,7 @@ PLAIN_HEADERS: tuple[tuple[str, bytes | None], ...] = (
     ("leer", b""),
     ("schl\u00fcssel", b"\xff\xfe\x80"),
 )
-# A repeated name and a null value are legal, and some libraries cannot send them.
+# Repeated names and null values are legal, but some libraries cannot send them.
 ALL_HEADERS = (*PLAIN_HEADERS, ("trace", b"43"), ("null", None))
 
 
@@ -33,7 +33,11 @@ def records(
     seed: int,
     headers: tuple[tuple[str, bytes | None], ...] = ALL_HEADERS,
 ) -> list[Record]:
-    """Thirty records of all kinds: nulls, empties, every byte, headers, 100 KiB, and enough small ones for several batches of 2 KiB."""
+    """Thirty different records.
+
+    They have nulls, empty values, every byte, headers, 100 KiB, and enough small values for several
+    batches of 2 KiB.
+    """
     noise = random.Random(seed)
     every_byte = bytes(range(256))
     pairs: list[tuple[bytes | None, bytes | None]] = [
@@ -53,15 +57,15 @@ def records(
     ]
     made[1] = replace(made[1], headers=headers)
     made[20] = replace(made[20], headers=headers[:1])
-    # Timestamps need not rise.
+    # Timestamps need not increase.
     made[9] = replace(made[9], timestamp=EPOCH - 5000)
     return made
 
 
 def sendable_records(client: Client, codec: str, wanted: Sequence[Record]) -> list[Record]:
-    """The records that a client has words for (`cannot_send` in clients.toml)."""
-    unspeakable = {"null-null": {None}, "null-empty": {None, b""}}
-    pairs = [unspeakable[kind] for kind in client.cannot_send if kind in unspeakable]
+    """The records that a client can send (`cannot_send` in clients.toml)."""
+    not_sendable = {"null-null": {None}, "null-empty": {None, b""}}
+    pairs = [not_sendable[kind] for kind in client.cannot_send if kind in not_sendable]
     limit = LZ4_BLOCK_BYTES if codec == "lz4" and "large-lz4" in client.cannot_send else sys.maxsize
     return [
         one for one in wanted if {one.key, one.value} not in pairs and len(one.value or b"") < limit
@@ -69,7 +73,11 @@ def sendable_records(client: Client, codec: str, wanted: Sequence[Record]) -> li
 
 
 def expected_record(record: Record, producer: Client, consumer: Client) -> Record:
-    """The record as that consumer must get it: formats 0 and 1 carry no headers, format 0 no timestamp, whichever side speaks it."""
+    """The record as the consumer must receive it.
+
+    Formats 0 and 1 have no headers and format 0 no timestamp; the older format of both sides
+    applies.
+    """
     carried = min(producer.writes, consumer.reads)
     timestamp = record.timestamp if carried >= 1 and producer.sets_timestamps else None
     headers = record.headers if carried == 2 else ()
@@ -80,7 +88,7 @@ def expected_record(record: Record, producer: Client, consumer: Client) -> Recor
 
 
 def create_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None:
-    """Creates the topics with kafka-python's admin client, as an application of today would."""
+    """Create the topics with kafka-python's admin client."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         wanted = {name: {"num_partitions": partitions, "replication_factor": 1} for name in names}
@@ -89,14 +97,18 @@ def create_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None
         admin.close()
 
 
-def create_where_old_clients_need_it(broker: Broker, names: Sequence[str]) -> None:
-    """Kafka answers error 3 while it creates a topic by itself, which confluent-kafka 1.0 takes for final; the gateway creates it first."""
+def create_topics_on_kafka(broker: Broker, names: Sequence[str]) -> None:
+    """Create the topics on Kafka only.
+
+    Kafka returns error 3 while it creates a topic automatically, which confluent-kafka 1.0 does not
+    retry; the gateway creates the topic first.
+    """
     if broker.is_reference:
         create_topics(broker.bootstrap, names, 1)
 
 
 def difference(expected: Sequence[Record], got: Sequence[Record]) -> str:
-    """The first place where two lists differ, in words short enough to read; empty when they do not."""
+    """Describe the first difference between two lists; empty if they are equal."""
     for index, (want, have) in enumerate(zip(expected, got, strict=False)):
         if want != have:
             fields = [

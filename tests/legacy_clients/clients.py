@@ -1,7 +1,8 @@
-"""Real Kafka clients as tests use them: which there are, what each can do, and one way to run them all.
+"""Real Kafka clients: the table of clients, their capabilities, and how to run them.
 
-`clients.toml` is the table, `drivers/README.md` the command line of the programs that stand between a test and a library. A driver is a
-process of its own with a deadline; it is always reaped, and a failure carries the last words of its stderr.
+`clients.toml` is the table. `drivers/README.md` describes the command line of the drivers, the
+programs between a test and a library. A driver runs in a separate process with a deadline and is
+always reaped; a failure includes the tail of its stderr.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ import msgspec
 
 from tests.legacy_clients.install import install
 
-# Limit of one run of a driver, which takes a few seconds on an idle machine.
+# Limit of one run of a driver, in seconds; it takes a few on an idle machine.
 TIMEOUT_SECONDS = 180.0
-# What a driver may take beyond its own timeout: a JVM or an old interpreter on a busy machine needs seconds to start.
+# Allowed beyond the driver's own timeout: a JVM or an old interpreter starts slowly on a busy
+# machine.
 GRACE_SECONDS = 120.0
 TAIL_CHARACTERS = 3000
 # Longer than a busy machine stalls: old clients send heartbeats only while they poll.
 SESSION_MS = 30_000
-# What most libraries let a fetch wait is half a second, which a test would pay at the end of each partition.
+# The default of most libraries is 500 ms, which a test would wait at the end of each partition.
 FETCH_WAIT_MS = 100
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of the table; its fields are explained at the head of `clients.toml`."""
+    """One row of the table; `clients.toml` explains the fields."""
 
     name: str
     library: str
@@ -72,17 +74,23 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @cache
 def table(file: Path = Path(__file__).parent / "clients.toml") -> dict[str, Client]:
-    """All clients by name, in the table's order; a misspelt or ill-typed field raises msgspec.ValidationError."""
+    """All clients by name, in the table's order.
+
+    Raises msgspec.ValidationError for a wrong field name or type.
+    """
     rows = msgspec.convert(tomllib.loads(file.read_text())["client"], list[Client])
     named = {row.name: row for row in rows}
     if len(named) != len(rows):
-        raise ValueError(f"{file.name}: two rows of one name")
+        raise ValueError(f"{file.name}: two rows have the same name")
     return named
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record as a client gives or gets it; `timestamp` in ms since the epoch, `offset` only once it is stored."""
+    """A record as sent or received by a client.
+
+    `timestamp` is in ms since the epoch; `offset` is set once it is stored.
+    """
 
     topic: str
     partition: int
@@ -95,7 +103,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """What the producer was told; the offset is None when it was told nothing (acks 0)."""
+    """The producer's response; the offset is None without acknowledgements (acks 0)."""
 
     topic: str
     partition: int
@@ -104,7 +112,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`count` records of a partition from offset `start` on."""
+    """`count` records of a partition from offset `start`."""
 
     topic: str
     partition: int
@@ -117,7 +125,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How to reach a secured listener: user and password for SASL/PLAIN, the PEM file of the authority for TLS."""
+    """Credentials for SASL/PLAIN and the authority's PEM file for TLS."""
 
     user: tuple[str, str] | None = None
     authority: Path | None = None
@@ -131,7 +139,7 @@ OPEN = Security()
 
 
 class DriverFailed(Exception):
-    """A driver ended with an error or not in time. `output` is what it had printed: acknowledged or consumed lines."""
+    """A driver failed or timed out. `output` has the lines that it had printed."""
 
     def __init__(self, client: Client, verb: str, why: str, output: str, errors: str) -> None:
         super().__init__(f"{client} {verb}: {why}\n{errors[-TAIL_CHARACTERS:]}")
@@ -152,7 +160,10 @@ def produce(
     timeout: float = TIMEOUT_SECONDS,
     security: Security = OPEN,
 ) -> list[Acknowledged]:
-    """Sends the records with the real client; one answer a record, in their order. Raises DriverFailed unless all are acknowledged."""
+    """Send the records with the real client; return one response per record, in order.
+
+    Raises DriverFailed unless all are acknowledged.
+    """
     words = [
         "--codec",
         codec,
@@ -196,7 +207,10 @@ def consume(
     timeout: float = TIMEOUT_SECONDS,
     security: Security = OPEN,
 ) -> list[Record]:
-    """Reads exactly the spans, partitions assigned by hand; ordered within a partition. Raises DriverFailed when some do not come."""
+    """Read exactly these spans from manually assigned partitions; ordered within a partition.
+
+    Raises DriverFailed if records are missing.
+    """
     words = [
         "--fetch-wait",
         str(FETCH_WAIT_MS),
@@ -225,9 +239,11 @@ def consume_in_group(
     timeout: float = TIMEOUT_SECONDS,
     security: Security = OPEN,
 ) -> list[Record]:
-    """One member's life: it joins, reads `count` records from the commit or the beginning on, commits what follows them, and leaves.
+    """Join a group, read `count` records from the committed offset, commit and leave.
 
-    Whose `groups` is "offsets" takes all partitions without joining. Ordered within a partition. Raises DriverFailed when some do not come.
+    Starts at the beginning without a commit. A client whose `groups` is "offsets" takes all
+    partitions without joining. Ordered within a partition. Raises DriverFailed if records are
+    missing.
     """
     words = [
         "--group",
@@ -252,9 +268,10 @@ def producing(
     timeout: float = TIMEOUT_SECONDS,
     security: Security = OPEN,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A producer under the caller's hand: lines go into `stdin`, acknowledgements are read from `stdout` while it runs.
+    """Run a producer: write lines to `stdin`, read acknowledgements from `stdout`.
 
-    stderr goes to a temporary file, so that nothing blocks on it; the process is killed and reaped at the end.
+    stderr goes to a temporary file, so that nothing blocks on it. The process is killed and reaped
+    at the end.
     """
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -282,7 +299,11 @@ def run(
     timeout: float = TIMEOUT_SECONDS,
     security: Security = OPEN,
 ) -> str:
-    """What the driver prints. An empty client id is the library's own. Raises DriverFailed unless its exit code is 0, and in time."""
+    """Run the driver and return its output.
+
+    An empty client id leaves the library's default. Raises DriverFailed for a non-zero exit code or
+    a timeout.
+    """
     __tracebackhide__ = True
     argv = _argv(client, verb, bootstrap, words, client_id, timeout, security)
     with subprocess.Popen(
@@ -314,7 +335,7 @@ def run(
 
 
 def line_of(record: Record) -> str:
-    """A record as a driver's `produce` reads it."""
+    """A record in the input format of a driver's `produce`."""
     timestamp = "-" if record.timestamp is None else str(record.timestamp)
     headers = (
         ",".join(f"{quote(name, safe='')}={_text(value)}" for name, value in record.headers) or "-"
@@ -335,13 +356,13 @@ def line_of(record: Record) -> str:
 
 
 def acknowledged_from(line: str) -> Acknowledged:
-    """What a driver's `produce` prints."""
+    """Parse an output line of a driver's `produce`."""
     topic, partition, offset = line.split("\t")
     return Acknowledged(topic, int(partition), int(offset) if int(offset) >= 0 else None)
 
 
 def record_from(line: str) -> Record:
-    """What a driver's `consume` prints."""
+    """Parse an output line of a driver's `consume`."""
     topic, partition, offset, timestamp, key, value, headers = line.split("\t")
     pairs = [] if headers == "-" else [one.partition("=") for one in headers.split(",")]
     return Record(

@@ -1,4 +1,7 @@
-"""One broker for all tests of a worker: the gateway on its embedded store or on Apache Pulsar, or with `--reference` Apache Kafka 3.9.2."""
+"""One broker for all tests of a worker.
+
+The gateway on its embedded store or on Apache Pulsar, or with `--reference` Apache Kafka 3.9.2.
+"""
 
 from __future__ import annotations
 
@@ -37,25 +40,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--store",
         choices=["embedded", "pulsar"],
         default="embedded",
-        help="what the gateway keeps its records in",
+        help="the gateway's store",
     )
     parser.addoption(
         "--client",
         action="append",
         default=[],
         metavar="NAME",
-        help="of the real clients this one alone (or legacy-NAME); may be repeated",
+        help="run only this real client (or legacy-NAME); may be repeated",
     )
     parser.addoption(
         "--every-pair",
         action="store_true",
-        help="all pairs that can be in one group, all codecs to all consumers",
+        help="test all pairs that can share a group, and all codecs with all consumers",
     )
-    parser.addoption("--grid", action="store_true", help="print what became of each real client")
+    parser.addoption("--grid", action="store_true", help="print the outcome of each real client")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One Pulsar for all workers; they are told of it as of one that runs already."""
+    """Start one Pulsar for all workers, which find it by TESTS_PULSAR."""
     is_worker = hasattr(config, "workerinput")
     if (
         is_worker
@@ -67,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         broker = Pulsar.start(memory=PULSAR_MEMORY)
     except CannotInstall:
-        # Each test says so for itself.
+        # Each test reports it.
         return
     config.add_cleanup(broker.stop)
     config.add_cleanup(lambda: os.environ.pop("TESTS_PULSAR"))
@@ -85,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def names_in(item: pytest.Item) -> set[str]:
-    """The clients that a test is about: one, or two as `one+other`."""
+    """The clients in the id of a test: one, or two as `one+other`."""
     return (
         set(item.callspec.id.split("+"))
         if isinstance(item, pytest.Function) and hasattr(item, "callspec")
@@ -114,7 +117,7 @@ def is_reference(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def store_arguments(request: pytest.FixtureRequest) -> StoreArguments:
-    """Where each gateway keeps its records."""
+    """The store of each gateway."""
     if request.config.getoption("--store", "embedded") == "embedded":
         return embedded
     tenant = request.getfixturevalue("pulsar")
@@ -140,7 +143,7 @@ def bootstrap(broker: Broker) -> str:
 
 @pytest.fixture(scope="session")
 def client() -> Callable[[str], Client]:
-    """The client of that name, installed; the test is skipped, or in CI fails, when that is impossible."""
+    """Return the client of this name, installed; otherwise skip the test, or fail it in CI."""
 
     def ready(name: str) -> Client:
         row = table()[name]

@@ -1,6 +1,7 @@
-"""`make demo`: a company's applications of all ages against a gateway with a traffic log, and the report on what they sent.
+"""`make demo`: run example applications against a gateway with a traffic log, and report on it.
 
-The gateway has its store in a temporary folder; the log and the report stay. A client that this machine cannot run is left out, and named.
+The gateway's store is in a temporary folder; the log and the report remain. A client that cannot
+run on this machine is left out and named.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from tests.legacy_clients.applications import COMPANY, Application, RunResult, r
 from tests.legacy_clients.brokers import GatewayFailed
 
 READY, NOT_READY = 0, 3
-"""Exit codes of `kopgate report` that are an answer."""
+"""Exit codes of `kopgate report` if it created the report."""
 LAST_SECONDS = 40.0
-"""For a report that is stopped: it ends Spark, and removes what is half."""
+"""Limit for a stopped report to end Spark and remove incomplete files."""
 
 
 def main() -> int:
@@ -31,7 +32,7 @@ def main() -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        help="where the log and the report go (default: a new folder among the temporary files)",
+        help="folder for the log and the report (default: a new temporary folder)",
     )
     parser.add_argument(
         "--target", choices=target_names(), default=DEFAULT_TARGET, help="default: %(default)s"
@@ -40,7 +41,7 @@ def main() -> int:
     if given.out and (given.out / "log").exists():
         return _print_status(f"Error: {given.out} has a log already; name a new folder", 1)
     if missing := _missing():
-        return _print_status(f"Error: the report cannot be made: {'; '.join(missing)}", 1)
+        return _print_status(f"Error: cannot create the report: {'; '.join(missing)}", 1)
     try:
         with SignalHandler().installed():
             return _demo(given.out or Path(tempfile.mkdtemp(prefix="kopgate-demo-")), given.target)
@@ -52,7 +53,8 @@ def main() -> int:
 
 def _demo(out: Path, target: str) -> int:
     _print_status(
-        f"the log and the report go to {out}; clients that are not on this machine yet are fetched and built as their turn comes",
+        f"the log and the report go to {out}; missing clients are downloaded and built when they "
+        "are needed",
         0,
     )
     is_whole = False
@@ -69,9 +71,7 @@ def _demo(out: Path, target: str) -> int:
             )
         is_whole = True
     except Interrupted:
-        _print_status(
-            "stopped; clients that were fetched stay, and the same command begins anew", 0
-        )
+        _print_status("stopped; downloaded clients are kept, and the same command starts again", 0)
         raise
     finally:
         if not is_whole:
@@ -79,21 +79,21 @@ def _demo(out: Path, target: str) -> int:
     _report_left_out(ran)
     if not ran.applications:
         return _print_status(
-            "Error: no client can run here: they need java and maven, node and npm, go, kcat, or Pythons 2.7 and 3.6",
+            "Error: no client can run here: they need java and maven, node and npm, go, kcat, "
+            "or Pythons 2.7 and 3.6",
             1,
         )
     return _report(out, target)
 
 
 def _missing() -> list[str]:
+    pyspark = (
+        "there is no PySpark (`make demo` installs it; manually: pip install 'kopgate[report]')"
+    )
+    java = "there is no Java (on Debian: apt-get install openjdk-17-jdk-headless)"
     wanted = {
-        "there is no PySpark (`make demo` installs it; by hand: pip install 'kopgate[report]')": importlib.util.find_spec(
-            "pyspark"
-        ),
-        "there is no Java (on Debian: apt-get install openjdk-17-jdk-headless)": shutil.which(
-            "java"
-        )
-        or os.environ.get("JAVA_HOME"),
+        pyspark: importlib.util.find_spec("pyspark"),
+        java: shutil.which("java") or os.environ.get("JAVA_HOME"),
     }
     return [words for words, found in wanted.items() if not found]
 
@@ -116,7 +116,7 @@ def _report(out: Path, target: str) -> int:
     finally:
         if code not in (READY, NOT_READY):
             _print_status(
-                f"the log is whole; the report alone is made by: kopgate {' '.join(words)}", 0
+                f"the log is complete; to create only the report: kopgate {' '.join(words)}", 0
             )
     if code not in (READY, NOT_READY):
         return code
@@ -125,7 +125,10 @@ def _report(out: Path, target: str) -> int:
 
 
 def _run_to_end(command: list[str]) -> int:
-    """Also where it is stopped: Ctrl-C comes to it as well, SIGTERM does not."""
+    """Run the command and return its exit code.
+
+    When stopped, terminate it: it receives Ctrl-C by itself, but not SIGTERM.
+    """
     with subprocess.Popen(command) as process:
         try:
             return process.wait()

@@ -1,9 +1,12 @@
-"""Runs every real client against a gateway with a traffic log, and writes down what the log said of it: the data of `compat/fingerprint`.
+"""Runs every real client against a gateway with a traffic log and records what the log shows.
 
-    python -m tests.legacy_clients.fingerprints [--clients FILE.toml ...] [--client NAME ...] [--scenario NAME ...] [--out FILE] [--runs N] [--add]
-    python -m tests.legacy_clients.fingerprints --target-broker VERSION --out FILE [--clients FILE.toml ...] [--client NAME ...] [--scenario NAME ...]
+    python -m tests.legacy_clients.fingerprints [--clients FILE.toml ...] [--client NAME ...]
+        [--scenario NAME ...] [--out FILE] [--runs N] [--add]
+    python -m tests.legacy_clients.fingerprints --target-broker VERSION --out FILE
+        [--clients FILE.toml ...] [--client NAME ...] [--scenario NAME ...]
 
-The second way runs them against that Apache Kafka, and writes down what of it worked.
+The first form records the data of `compat/fingerprint`. The second form runs the clients against
+that Apache Kafka and records which scenarios work.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from tests.legacy_clients.observed import (
 )
 from tests.legacy_clients.scenarios import (
     PATIENCE_SECONDS,
-    Prepared,
+    PreparedRun,
     connect,
     run_scenario,
     scenarios_of,
@@ -50,19 +53,19 @@ OBSERVED = ROOT / "compat" / "fingerprint" / "observed.jsonl"
 ATTEMPTS = 2
 
 LISTENERS = ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0")
-#: What is in the options of whoever is told which versions to speak.
+#: Options that pin the protocol versions.
 PINS = ("--api-version", "--version", "--max-version", "broker.version.fallback")
 
 
 def pinned_options(client: Client) -> str | None:
-    """The options by which a row tells its library what broker it speaks to, where it does."""
+    """The options of a row that pin the broker version, or None."""
     text = " ".join(client.options)
     return text if any(word in text for word in PINS) else None
 
 
 @cache
 def library_version(client: Client) -> str:
-    """The library's own: of librdkafka's bindings that of what they bind, as it says itself."""
+    """The library's version; for bindings of librdkafka the version of librdkafka."""
     return (
         command([*install(client), "version"]).strip()
         if client.library in ("confluent-kafka", "kcat")
@@ -71,10 +74,11 @@ def library_version(client: Client) -> str:
 
 
 class TrafficLogWatch:
-    """A gateway's traffic log, cut into what each run did.
+    """A gateway's traffic log, divided by runs.
 
-    Before and after a run it connects to each listener. A listener takes connections in the order in which they come, and the log numbers them: what
-    has a number between the two is of the run, whatever name it gave itself.
+    It connects to each listener before and after a run. A listener accepts connections in order and
+    the log numbers them, so connections with a number in between belong to the run, whatever their
+    client id.
     """
 
     def __init__(self, broker: Broker, log: Path) -> None:
@@ -82,11 +86,11 @@ class TrafficLogWatch:
         self._log = log
 
     def mark(self) -> int:
-        """The number of the newest connection."""
+        """Return the number of the newest connection."""
         return max(self._passed(listener) for listener in self.broker.listeners)
 
     def between(self, after: int, before: int) -> list[Row]:
-        """All rows of the connections between two marks, once all of them are closed."""
+        """Return all rows of the connections between two marks, once all are closed."""
         end = time.monotonic() + PATIENCE_SECONDS
         while True:
             rows = [row for row in read_rows(self._log) if after < connection_number(row) < before]
@@ -103,7 +107,7 @@ class TrafficLogWatch:
             port = peer.socket.getsockname()[1]
             end = time.monotonic() + PATIENCE_SECONDS
             while time.monotonic() < end:
-                # The newest: ports come again.
+                # The newest: ports are reused.
                 rows = [
                     row
                     for row in read_rows(self._log)
@@ -135,9 +139,9 @@ def watch_gateway() -> Iterator[TrafficLogWatch]:
 
 
 def record_once(client: Client, scenario: str, watch: TrafficLogWatch) -> Observation:
-    """One run, and what the log said of it."""
+    """Run a client once; return its observation."""
     with connect(watch.broker) as peer:
-        prepared = Prepared(peer, f"recorded-{uuid.uuid4().hex}", scenario)
+        prepared = PreparedRun(peer, f"recorded-{uuid.uuid4().hex}", scenario)
         before = watch.mark()
         run_scenario(client, scenario, watch.broker, prepared)
         rows = watch.between(before, watch.mark())
@@ -147,14 +151,14 @@ def record_once(client: Client, scenario: str, watch: TrafficLogWatch) -> Observ
         version=library_version(client),
         pinned=pinned_options(client),
         scenario=scenario,
-        # The longer one first: the other is part of it.
+        # The longer name first: it contains the other.
         names=(prepared.group, prepared.topic),
     )
     return observation(whose, rows)
 
 
 def record_with_retry(client: Client, scenario: str, watch: TrafficLogWatch) -> Observation:
-    """A client that gave up on a busy machine is run again."""
+    """Record a client; repeat a run that timed out on a busy machine."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return record_once(client, scenario, watch)
@@ -167,7 +171,7 @@ def record_with_retry(client: Client, scenario: str, watch: TrafficLogWatch) -> 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.legacy_clients.fingerprints",
-        description="What real clients look like in the traffic log.",
+        description="Record what real clients look like in the traffic log.",
     )
     add = parser.add_argument
     add(
@@ -182,34 +186,34 @@ def main(words: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="NAME",
-        help="this one alone; may be repeated",
+        help="only this one; may be repeated",
     )
     add(
         "--scenario",
         action="append",
         default=[],
         metavar="NAME",
-        help="this one alone; may be repeated",
+        help="only this one; may be repeated",
     )
     add(
         "--out",
         type=Path,
         metavar="FILE",
         default=OBSERVED,
-        help="where the lines go; those of others stay (default: %(default)s)",
+        help="output file; lines of other clients stay (default: %(default)s)",
     )
     add(
         "--runs",
         type=int,
         default=2,
         metavar="N",
-        help="runs of each, of which all is kept that was seen (default: %(default)s)",
+        help="number of runs, whose observations are merged (default: %(default)s)",
     )
-    add("--add", action="store_true", help="keep what the file has of them, too")
+    add("--add", action="store_true", help="merge with the observations in the file")
     add(
         "--target-broker",
         metavar="VERSION",
-        help="run them against this Apache Kafka instead, and say what worked",
+        help="run them against this Apache Kafka instead, and record what works",
     )
     wanted = parser.parse_args(words)
     rows = {
@@ -230,7 +234,11 @@ def main(words: Sequence[str] | None = None) -> int:
 def record(
     clients: Sequence[Client], out: Path, runs: int, adds: bool, only: Sequence[str] = ()
 ) -> int:
-    """The file is whole after each client; of `only` some scenarios where they are named. The exit code is 1 where something could not be recorded: those lines stay as they were."""
+    """Record the clients; the file is complete after each client.
+
+    `only` selects scenarios. Returns exit code 1 if a scenario could not be recorded; its old lines
+    stay.
+    """
     failed: list[str] = []
     todo = [(client, scenarios_of(client, only)) for client in clients]
     total, done = sum(len(scenarios) for _, scenarios in todo), 0
@@ -260,7 +268,7 @@ def _record_scenario(
     known: dict[tuple[str, str], Observation],
     adds: bool,
 ) -> list[str]:
-    """What was seen becomes `known`; why nothing was."""
+    """Add the observation to `known`; return errors."""
     try:
         seen = [record_with_retry(client, scenario, watch) for _ in range(runs)]
         key = seen[0].key
@@ -271,7 +279,7 @@ def _record_scenario(
 
 
 def show_progress(done: int, total: int, what: str) -> None:
-    """One line that is written over."""
+    """Overwrite the progress line."""
     width = 30
     bar = "#" * (width * done // max(total, 1))
     sys.stderr.write(f"\r\x1b[K[{bar:{width}}] {done}/{total} {what}")

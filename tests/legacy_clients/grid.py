@@ -1,4 +1,4 @@
-"""What a run of the real clients comes to, one line for each: the versions that it spoke, its record formats, and passed or the reason."""
+"""Summary of a run of the real clients, one line each: versions, record formats and outcome."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import pytest
 from tests.legacy_clients.clients import Client
 from tests.legacy_clients.relay import Versions
 
-#: Columns: what is above, and the API's key.
+#: Column heading and API key.
 APIS = {"P": 0, "F": 1, "M": 3, "AV": 18, "FC": 10, "JG": 11, "OC": 8, "OF": 9}
 LEGEND = (
-    "P Produce, F Fetch, M Metadata, AV ApiVersions, FC FindCoordinator, JG JoinGroup, OC OffsetCommit, OF OffsetFetch: the highest version that was sent.\n"
-    "formats: of the records that it writes and the newest that it is served."
+    "P Produce, F Fetch, M Metadata, AV ApiVersions, FC FindCoordinator, JG JoinGroup, "
+    "OC OffsetCommit, OF OffsetFetch: the highest version sent.\n"
+    "formats: of the records that it writes, and the newest that it is sent."
 )
 REASON_CHARACTERS = 100
 
 
 @dataclass(slots=True)
 class ClientOutcome:
-    """What is known of one client; `reasons` are those of tests that did not pass."""
+    """The result of one client; `reasons` are those of tests that did not pass."""
 
     passed: int = 0
     reasons: list[str] = field(default_factory=list)
@@ -30,7 +31,7 @@ class ClientOutcome:
 
 
 def outcomes_by_client(reports: Iterable[pytest.TestReport]) -> dict[str, ClientOutcome]:
-    """By client: the tests that are parametrized with its name, alone or as `name+other`."""
+    """Outcomes by client, from tests parametrized with its name, alone or as `name+other`."""
     lines: dict[str, ClientOutcome] = {}
     for report in reports:
         named = re.search(r"\[([^\]]+)\]$", report.nodeid)
@@ -48,7 +49,7 @@ def _add_report(report: pytest.TestReport, line: ClientOutcome) -> None:
 
 
 def render_grid(table: Mapping[str, Client], lines: Mapping[str, ClientOutcome]) -> str:
-    """The grid in the table's order; a client that nothing was tested of has no line."""
+    """The grid in the table's order; clients without tests have no line."""
     width = max(map(len, table))
     head = f"{'client':{width}}  " + "".join(f"{name:>3}" for name in APIS) + "  formats  outcome"
     rows = [

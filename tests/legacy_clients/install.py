@@ -1,4 +1,7 @@
-"""Fetches and builds one client of the table with the machine's own pip, npm, go, mvn or apt, once, into the tests' cache."""
+"""Downloads and builds a client of the table, once, into the tests' cache.
+
+Uses the machine's pip, npm, go, mvn and apt.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,16 @@ if TYPE_CHECKING:
     from tests.legacy_clients.clients import Client
 
 DRIVERS = Path(__file__).parent / "drivers"
-# The last virtualenv that can make an environment for Python 2.7 and 3.6.
+# The last virtualenv release that supports Python 2.7 and 3.6.
 VIRTUALENV = "virtualenv==20.21.1"
 
 
 @cache
 def install(client: Client) -> tuple[str, ...]:
-    """The argv that runs the client's driver; the first call on a machine downloads and builds.
+    """Return the command of the client's driver; the first call on a machine downloads and builds
+    it.
 
-    Raises CannotInstall, whose message says which command failed and ends with the tail of its output.
+    Raises CannotInstall with the failed command and the tail of its output.
     """
     return tuple(INSTALLERS[client.driver](client))
 
@@ -44,7 +48,10 @@ def _sources(client: Client) -> list[Path]:
 
 
 def _place(client: Client, *parts: str) -> str:
-    """A cache name that changes with anything the build depends on; rows that differ only in options share it."""
+    """A cache name that changes with everything the build depends on.
+
+    Rows that differ only in options share it.
+    """
     sources = _sources(client)
     own = Path(__file__).read_bytes()
     mark = fingerprint(
@@ -63,7 +70,7 @@ def _copied(client: Client, folder: Path) -> list[Path]:
 
 
 def _java(client: Client) -> list[str]:
-    # slf4j-simple writes to stderr, where a failing driver's last words are looked for.
+    # slf4j-simple writes to stderr, whose tail a failure includes.
     jars = maven_jars(
         (*client.install, "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36")
     )
@@ -72,7 +79,8 @@ def _java(client: Client) -> list[str]:
         command(["javac", "-nowarn", "-d", folder, "-cp", f"{jars}/*", *_copied(client, folder)])
 
     classes = cached(_place(client), build)
-    # Client, serial and small: dozens of these start in a test run and live for a second.
+    # Client compiler, serial collector and a small heap: dozens of JVMs start in a test run and
+    # live for a second.
     flags = ["-Xmx256m", *jvm.CLIENT, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
     return jvm.argv([classes, f"{jars}/*"], "Driver", flags=flags)
 
@@ -98,7 +106,8 @@ def _python(client: Client) -> list[str]:
             return
         environment = folder / "environment"
         tool = cached(f"tools/{VIRTUALENV}", lambda at: _pip_into(at, VIRTUALENV))
-        # An isolated environment only for its pip: old interpreters come without one, or with one too old for today's wheels.
+        # A virtual environment only for its pip: old interpreters have none, or one too old for
+        # current wheels.
         command(
             [sys.executable, "-m", "virtualenv", "-q", "-p", interpreter, environment],
             env={"PYTHONPATH": str(tool)},
@@ -122,7 +131,10 @@ def _pip_into(folder: Path, requirement: str) -> None:
 
 
 def find_python(version: str) -> str:
-    """An interpreter of that version: from pyenv, else from PATH; "3" is the one that runs the tests."""
+    """Find an interpreter of that version in pyenv, then in PATH.
+
+    "3" is the interpreter that runs the tests.
+    """
     if version == "3":
         return sys.executable
     candidates = [
@@ -136,11 +148,12 @@ def find_python(version: str) -> str:
             done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
         except OSError:
             continue
-        # A pyenv shim on PATH exists for versions that are not active, and fails.
+        # A pyenv shim on PATH exists for inactive versions, too, and fails.
         if done.returncode == 0 and done.stdout.strip() == version:
             return candidate
     raise CannotInstall(
-        f"no Python {version}: install one with `pyenv install {version}` or put python{version} on PATH"
+        f"no Python {version}: install one with `pyenv install {version}` "
+        f"or put python{version} on PATH"
     )
 
 
@@ -189,7 +202,7 @@ def _go(client: Client) -> list[str]:
 
 
 def _kcat(client: Client) -> list[str]:
-    """kcat from PATH, else Debian's package and the libraries it needs, unpacked without installing them."""
+    """kcat from PATH, otherwise Debian's package with its libraries, unpacked but not installed."""
 
     def build(folder: Path) -> None:
         listed = command(["apt-cache", "depends", "--recurse", *_NO_EXTRAS, *client.install])
@@ -213,11 +226,13 @@ _NO_EXTRAS = [
     f"--no-{kind}"
     for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")
 ]
-# The C library must be the running system's own.
+# The C library must be that of the running system.
 _EVERYWHERE = {"libc6", "libgcc-s1", "gcc-12-base", "gcc-14-base", "libcrypt1"}
 _KCAT_SCRIPT = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
-for lib in "$here"/root/usr/lib/*-linux-gnu "$here"/root/lib/*-linux-gnu; do path="$path${path:+:}$lib"; done
+for lib in "$here"/root/usr/lib/*-linux-gnu "$here"/root/lib/*-linux-gnu; do
+    path="$path${path:+:}$lib"
+done
 LD_LIBRARY_PATH=$path exec "$here/root/usr/bin/kcat" "$@"
 """
 

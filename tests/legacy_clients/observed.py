@@ -1,7 +1,8 @@
-"""What a traffic log says of a client, in one line that stays the same from run to run: the data by which libraries are told apart.
+"""Observations: what a traffic log shows of a client, the data that identifies libraries.
 
-Nothing of a run itself is in it: no times, ports, names of topics and groups, no counters. What comes in different ways from run to run, such as which
-connection asked first, is there in all the ways that were seen.
+An observation has nothing specific to a run: no times, ports, counters, or names of topics and
+groups. What varies from run to run, such as which connection sends the first request, is included
+in all observed forms.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import msgspec
 
 from tests.peers.traffic_rows import Row
 
-#: Of a connection's first requests so many are kept, repetitions folded: what tells libraries apart is how they begin.
+#: Number of first requests kept per connection, without repetitions: libraries differ in how a
+#: connection begins.
 FIRST = 6
-#: What the grid calls its clients, by what the reports call their library. Both bindings are librdkafka.
+#: The grid's client name by the reports' library name. Both bindings use librdkafka.
 LIBRARIES = {"kafka-clients": "java", "confluent-kafka": "librdkafka", "kcat": "librdkafka"}
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
@@ -30,7 +32,7 @@ Habit = bool | int | str | list[str]
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One client in one scenario; each field is described in docs/reports.md."""
+    """One client in one scenario; docs/reports.md describes each field."""
 
     client: str
     library: str
@@ -54,7 +56,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a run before it; `names` are those that were made up for it."""
+    """What identifies a run; `names` are the names of its topic and group."""
 
     client: str
     library: str
@@ -65,7 +67,7 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def observation(whose: RunIdentity, rows: Iterable[Row]) -> Observation:
-    """What these rows say, which are all rows of the connections of one run."""
+    """Build the observation from all rows of the connections of one run."""
     rows = list(rows)
     closed = [
         row
@@ -99,24 +101,31 @@ def observation(whose: RunIdentity, rows: Iterable[Row]) -> Observation:
 
 
 def fold_repetitions(requests: Sequence[str]) -> list[str]:
-    """The first requests of a connection, each named once where it follows itself: how often a client asks again is a matter of time."""
+    """The first requests of a connection, without consecutive repetitions.
+
+    How often a client repeats a request depends on timing.
+    """
     return [one for one, _ in groupby(requests)][:FIRST]
 
 
 def mask_client_id(client_id: str, names: Iterable[str]) -> str:
-    """A client id without what is of this run alone: names of topics and groups, random numbers, and counters at its end."""
+    """A client id without the names of topics and groups, random numbers and counters of a run."""
     for name in names:
         client_id = client_id.replace(name, "{group}")
     return _COUNTER.sub("{n}", _UUID.sub("{n}", client_id))
 
 
 def merge(observations: Iterable[Observation]) -> Observation:
-    """Of several runs of one client in one scenario all that was seen. Raises ValueError where they are not the same client."""
+    """Merge several runs of one client in one scenario.
+
+    Raises ValueError if they differ in what must be constant.
+    """
     first, *others = observations
     for other in others:
         if _constant_fields(other) != _constant_fields(first):
             raise ValueError(
-                f"{first.client} {first.scenario}: it is not the same from run to run: {_constant_fields(first)}, {_constant_fields(other)}"
+                f"{first.client} {first.scenario}: runs differ: "
+                f"{_constant_fields(first)}, {_constant_fields(other)}"
             )
     every = [first, *others]
     return msgspec.structs.replace(
@@ -130,18 +139,18 @@ def merge(observations: Iterable[Observation]) -> Observation:
 
 
 def sorted_keys(names: Iterable[str]) -> list[str]:
-    """API keys in the order of their numbers."""
+    """API keys in numerical order."""
     return sorted(names, key=int)
 
 
 def read(file: Path) -> dict[tuple[str, str], Observation]:
-    """What is in the file, by client and scenario; nothing where there is none."""
+    """Read a file's observations by client and scenario; empty if it does not exist."""
     lines = file.read_bytes().splitlines() if file.exists() else []
     return {one.key: one for one in (msgspec.json.decode(line, type=Observation) for line in lines)}
 
 
 def encode(observations: Iterable[Observation]) -> bytes:
-    """Lines in the order of clients and scenarios."""
+    """Encode observations as lines, sorted by client and scenario."""
     return b"".join(
         msgspec.json.encode(one) + b"\n" for one in sorted(observations, key=lambda one: one.key)
     )
@@ -159,14 +168,14 @@ def _constant_fields(one: Observation) -> tuple[object, ...]:
     )
 
 
-def _login_paths(roads: Iterable[str]) -> str:
-    """How it logged in; there are libraries that do it in two ways on two connections."""
-    seen = {road for roads_of_one in roads for road in roads_of_one.split("+")}
+def _login_paths(paths: Iterable[str]) -> str:
+    """How the client authenticated; some libraries do it differently on two connections."""
+    seen = {path for joined in paths for path in joined.split("+")}
     return "+".join(sorted(seen - {"none"})) or "none"
 
 
 def _single_value(values: Iterable[str | None]) -> str | None:
-    """What those connections say that say it; a run is of one library."""
+    """The only value of these connections; None if none has one."""
     said = set(values) - {None}
     if len(said) > 1:
         raise ValueError(f"connections of one run differ: {sorted(map(str, said))}")
@@ -174,7 +183,10 @@ def _single_value(values: Iterable[str | None]) -> str | None:
 
 
 def _requests(rows: Iterable[Row]) -> dict[str, list[int]]:
-    """Versions by API key, from all that tells of them: use is counted of what was served, the first and the highest of what was refused, too."""
+    """Versions by API key, from all sources.
+
+    Usage rows cover served requests; the first requests and highest versions include refused ones.
+    """
     seen: dict[str, set[int]] = {}
     for row in rows:
         if row["kind"] == "usage":
@@ -194,7 +206,7 @@ def _habits(habits: Iterable[dict[str, Habit]]) -> dict[str, list[Habit]]:
 def _union(
     every: Sequence[Mapping[str, Iterable[T]]], order: Callable[[Iterable[str]], list[str]] = sorted
 ) -> dict[str, list[T]]:
-    """By name, all values that any of them has."""
+    """By name, all values of all mappings."""
     return {
         name: _distinct(value for one in every for value in one.get(name, ()))
         for name in order({name for one in every for name in one})
@@ -202,6 +214,6 @@ def _union(
 
 
 def _distinct(values: Iterable[T]) -> list[T]:
-    """Each once and in order, whatever they are; lists have no hash."""
+    """Distinct values, sorted; lists cannot be hashed."""
     kept: dict[bytes, Any] = {msgspec.json.encode(value): value for value in values}
     return sorted(kept.values())

@@ -1,4 +1,7 @@
-"""Which clients are put together into one group: whoever leads shares the partitions out by an assignor that the other has, too."""
+"""The pairs of clients that are tested in one group.
+
+The leader assigns partitions with an assignor that both members support.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from operator import attrgetter
 
 from tests.legacy_clients.clients import Client
 
-#: Who joins first, and so leads, and who joins then.
+#: The client that joins first and becomes leader, and the one that joins second.
 Pair = tuple[Client, Client]
 
-#: Libraries that meet in one group when an application is rewritten: each bridges to the next by an assignor that both have unasked.
+#: Pairs of libraries that share a group when an application is rewritten; both have a common
+#: assignor by default.
 ACROSS = (
     ("java-0.9.0.1", "confluent-2.16.1"),
     ("java-0.9.0.1", "kafka-python-3.0.12"),
@@ -28,7 +32,11 @@ ACROSS = (
 
 
 def chosen_pairs(table: Mapping[str, Client]) -> list[Pair]:
-    """Each age of a library led by its oldest and leading its newest, or led by that where it cannot; and some libraries beside each other."""
+    """Pairs within each library, and some pairs of libraries.
+
+    In each library the oldest client leads every other and every other leads the newest; where it
+    cannot, the newest leads it.
+    """
     within = [
         (leads, follows)
         for oldest, *_, newest in libraries(table)
@@ -44,12 +52,12 @@ def chosen_pairs(table: Mapping[str, Client]) -> list[Pair]:
 
 
 def all_pairs(table: Mapping[str, Client]) -> list[Pair]:
-    """All that can be in one group."""
+    """All pairs that can share a group."""
     return [pair for pair in permutations(members(table), 2) if can_work(*pair)]
 
 
 def libraries(table: Mapping[str, Client]) -> Iterator[list[Client]]:
-    """The members of each library that has several, from its oldest to its newest."""
+    """The members of each library with several clients, from oldest to newest."""
     for _, rows in groupby(
         sorted(members(table), key=attrgetter("library")), attrgetter("library")
     ):
@@ -62,7 +70,11 @@ def members(table: Mapping[str, Client]) -> Sequence[Client]:
 
 
 def can_work(leads: Client, follows: Client) -> bool:
-    """Kafka refuses whoever has no assignor of the group's (INCONSISTENT_GROUP_PROTOCOL); and whoever leads must understand the other's subscription."""
+    """Whether both can share a group.
+
+    Kafka refuses a member without a common assignor (INCONSISTENT_GROUP_PROTOCOL), and the leader
+    must understand the other's subscription.
+    """
     return (
         bool(set(leads.assignors) & set(follows.assignors))
         and follows.subscribes <= leads.reads_subscriptions

@@ -1,6 +1,6 @@
-"""Stands between clients and a broker, and notes which version of each API every client id spoke.
+"""A relay between clients and a broker that records the highest API versions by client id.
 
-The broker advertises the relay's address, so that whoever bootstraps here comes back here.
+The broker advertises the relay's address, so that clients connect only to the relay.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import contextmanager
 
 CHUNK_BYTES = 64 * 1024
 
-#: API key -> the highest version that was sent.
+#: API key -> highest version sent.
 Versions = dict[int, int]
 
 
 class RequestParser:
-    """Cuts a client's bytes into requests and tells `heard` of each: client id, API key, version."""
+    """Splits a client's bytes into requests; calls `heard` with client id, API key and version."""
 
     def __init__(self, heard: Callable[[str, int, int], None]) -> None:
         self._heard = heard
@@ -37,17 +37,17 @@ class RequestParser:
 
 
 class Relay:
-    """Listens from the beginning on, so that a broker can be told of it before it starts; `target` is set once that runs."""
+    """Listens from its creation, so that a broker can advertise it before `target` is set."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.target = ""
         self.spoken: defaultdict[str, Versions] = defaultdict(dict)
-        """By client id."""
+        """Versions by client id."""
 
     def run(self) -> None:
-        """Until it is closed."""
+        """Accept connections until the relay is closed."""
         while True:
             try:
                 client, _ = self._listener.accept()
@@ -56,7 +56,7 @@ class Relay:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def close(self) -> None:
-        # Closing alone does not wake whoever waits in accept.
+        # Closing alone does not interrupt accept.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -76,7 +76,7 @@ class Relay:
 
 
 def _pump(source: socket.socket, sink: socket.socket, requests: RequestParser | None) -> None:
-    """Until one of them hangs up, which the other is told."""
+    """Copy bytes until the source closes, then shut down the sink."""
     try:
         while data := source.recv(CHUNK_BYTES):
             if requests:
@@ -90,7 +90,7 @@ def _pump(source: socket.socket, sink: socket.socket, requests: RequestParser | 
 
 @contextmanager
 def relay() -> Iterator[Relay]:
-    """A relay that runs."""
+    """A running relay."""
     running = Relay()
     accepting = threading.Thread(target=running.run, daemon=True)
     accepting.start()

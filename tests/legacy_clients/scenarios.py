@@ -1,6 +1,7 @@
-"""What applications do that set nothing: produce, consume from an offset or from the beginning, consume in a group; with a log-in and without. One run of a real client is one of these.
+"""Scenarios of applications with default settings; each is one run of a real client.
 
-Clients go by the library's own client id, and have its own times and sizes.
+Produce, consume from an offset or from the beginning, consume in a group; with and without
+authentication. Clients have the library's default client id, timeouts and sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.legacy_clients.test_sasl import USER
 from tests.peers.gateway import Peer
 
 RECORDS = 10
-#: A member that has committed what there was gets more after so long: libraries heartbeat every three seconds, unless told otherwise.
+#: Later records follow after this pause: by default libraries send a heartbeat every three seconds.
 HEARTBEAT_SECONDS = 3.6
 LATER_RECORDS = 2
 PATIENCE_SECONDS = 120.0
@@ -27,7 +28,7 @@ RUN_SECONDS = 180.0
 
 
 def scenarios_of(client: Client, only: Sequence[str] = ()) -> list[str]:
-    """What the library can do and its driver drives; of `only` some where they are named."""
+    """The scenarios that the library and its driver support; only those in `only`, if any."""
     groups = client.groups != "none"
     able = [
         ("produce", client.produces),
@@ -42,19 +43,24 @@ def scenarios_of(client: Client, only: Sequence[str] = ()) -> list[str]:
     return [name for name, is_able in able if is_able and (not only or name in only)]
 
 
-class Prepared:
-    """The topic and the group of one run. All that is done to them goes over one connection, which is open before the run begins."""
+class PreparedRun:
+    """The topic and the group of one run.
+
+    All requests for them use one connection, opened before the run.
+    """
 
     def __init__(self, peer: Peer, topic: str, scenario: str) -> None:
         self._peer = peer
         self.topic = topic
         self.group = f"group-of-{topic}"
-        self._makes()
+        self._create_topic()
         if not scenario.startswith("produce"):
-            self._fills(RECORDS)
+            self._fill(RECORDS)
 
-    def _makes(self) -> None:
-        """A topic that is there when clients first ask: some of the old ones take UNKNOWN_TOPIC_OR_PARTITION for final."""
+    def _create_topic(self) -> None:
+        """Create the topic before clients ask for it: some old ones do not retry
+        UNKNOWN_TOPIC_OR_PARTITION.
+        """
         asked = MetadataRequest(
             version=4,
             topics=[MetadataRequest.MetadataRequestTopic(name=self.topic)],
@@ -64,18 +70,18 @@ class Prepared:
             lambda: int(self._peer.request(asked, MetadataResponse, 4).topics[0].error_code)
         )
 
-    def _fills(self, count: int) -> None:
+    def _fill(self, count: int) -> None:
         now = int(time.time() * 1000)
         records = batch([Sample(index, now, b"key", b"value") for index in range(count)])
         _until_done(lambda: int(self._peer.produce(self.topic, records).error_code))
 
-    def adds_later(self, is_over: threading.Event) -> None:
-        """More records, some time after the group has committed the first ones."""
+    def add_later(self, is_over: threading.Event) -> None:
+        """Add records some time after the group has committed the first ones."""
         end = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < end and self._committed() < RECORDS and not is_over.wait(0.1):
             pass
         is_over.wait(HEARTBEAT_SECONDS)
-        self._fills(LATER_RECORDS)
+        self._fill(LATER_RECORDS)
 
     def _committed(self) -> int:
         topics = [
@@ -90,9 +96,13 @@ class Prepared:
 
 
 def run_scenario(
-    client: Client, scenario: str, broker: Broker, prepared: Prepared, seconds: float = RUN_SECONDS
+    client: Client,
+    scenario: str,
+    broker: Broker,
+    prepared: PreparedRun,
+    seconds: float = RUN_SECONDS,
 ) -> None:
-    """One run, whose driver is given so long. Raises DriverFailed."""
+    """Run the driver once, with this time limit. Raises DriverFailed."""
     verb, _, secured = scenario.partition("-")
     bootstrap = broker.listeners["SASL_PLAINTEXT" if secured else "PLAINTEXT"]
     words: list[str] = []
@@ -106,7 +116,7 @@ def run_scenario(
     else:
         words = ["--group", prepared.group, f"{prepared.topic}:{RECORDS + LATER_RECORDS}"]
     is_over = threading.Event()
-    later = threading.Thread(target=prepared.adds_later, args=(is_over,))
+    later = threading.Thread(target=prepared.add_later, args=(is_over,))
     if verb == "group":
         later.start()
     try:
@@ -126,7 +136,7 @@ def run_scenario(
 
 
 def _until_done(asks: Callable[[], int]) -> None:
-    """Again while it gives an error: a topic that was just made has no leader yet with Kafka."""
+    """Retry while there is an error: on Kafka a new topic has no leader yet."""
     end = time.monotonic() + PATIENCE_SECONDS
     while code := asks():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""What stands in topics, who can read it, and whether they did."""
+"""The expected content of topics, which clients can read it, and whether they did."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ BELOW_FETCH_10 = (
     "sarama-1.19.0-as-2.0.0",
     "franz-go-1.22.2-as-0.11",
 )
-"""They read format 2 and send a Fetch that is older than zstd: the gateway gives them gzip."""
-# A broker that answers nobody must not cost a deadline for every topic.
+"""They read format 2 with Fetch versions before zstd: the gateway sends them gzip."""
+# Do not wait for a deadline per topic if the broker answers no client.
 ENOUGH_FAILURES = 3
 
 ProducerAndCodec = tuple[str, str]
-"""A producer's name and the codec it compresses with."""
+"""A producer's name and its compression codec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A record with the offset that it must have."""
+    """A record with its expected offset."""
 
     producer: Client
     record: Record
@@ -37,14 +37,16 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class StoredTopic:
-    """What stands in a topic, by partition, and which turns wrote it."""
+    """The expected content of a topic by partition, and its producers."""
 
     turns: tuple[ProducerAndCodec, ...]
     partitions: tuple[tuple[Written, ...], ...]
 
     @property
     def kinds(self) -> set[str]:
-        """What some clients cannot read though they know each format and each codec (`cannot_read` in clients.toml)."""
+        """Properties that some clients cannot read although they support each format and codec
+        (`cannot_read` in clients.toml).
+        """
         written = [(table()[name].writes, codec) for name, codec in self.turns]
         formats = {format for format, _ in written}
         older = {"older"} if formats & {0, 1} else set()
@@ -58,7 +60,10 @@ class StoredTopic:
 
 
 def can_read(consumer: Client, what: StoredTopic, is_reference: bool) -> bool:
-    """Whoever has the codecs. And the gateway, unlike Kafka, turns zstd into gzip for whoever may not have it."""
+    """Whether the consumer supports the codecs.
+
+    Unlike Kafka, the gateway converts zstd to gzip for consumers that may not receive it.
+    """
     codecs = {codec for _, codec in what.turns}
     unreadable = what.kinds & set(consumer.cannot_read)
     if any(not is_reference or "-of-" in kind for kind in unreadable):
@@ -71,7 +76,7 @@ def can_read(consumer: Client, what: StoredTopic, is_reference: bool) -> bool:
 def find_mistakes(
     consumer: Client, bootstrap: str, topics: Mapping[str, StoredTopic]
 ) -> Mapping[str, str]:
-    """All of these topics, read in one process, as an application does: the first mistake in each that has one."""
+    """Read these topics in one process; return the first mistake per topic, if any."""
     got = _read(consumer, bootstrap, topics)
     return {
         topic: found
@@ -88,7 +93,7 @@ def find_mistakes(
 
 
 def _read(consumer: Client, bootstrap: str, topics: Mapping[str, StoredTopic]) -> list[Record]:
-    """When not all can be read, topic by topic, so that the failure names those that cannot."""
+    """Read all spans at once; if that fails, read each topic to name those that fail."""
     spans = [
         Span(topic, partition, 0, len(written))
         for topic, what in topics.items()
@@ -111,7 +116,7 @@ def _read(consumer: Client, bootstrap: str, topics: Mapping[str, StoredTopic]) -
 
 
 def compare(written: Sequence[Written], got: Sequence[Record], consumer: Client) -> str:
-    """The first mistake of that consumer; empty when there is none."""
+    """The first mistake of the consumer; empty if there is none."""
     stamped = [
         _without_current_time(one, have, consumer) for one, have in zip(written, got, strict=False)
     ]
@@ -122,7 +127,11 @@ def compare(written: Sequence[Written], got: Sequence[Record], consumer: Client)
 
 
 def _without_current_time(one: Written, have: Record, consumer: Client) -> Record:
-    """Where the producer takes no timestamps and the formats carry them, that of its clock stands for none, as in `expected_record`, and any other for -1."""
+    """Replace the timestamp of a producer that cannot set timestamps.
+
+    Where the formats have timestamps: None for a current time, as in `expected_record`; otherwise
+    -1.
+    """
     if one.producer.sets_timestamps or min(one.producer.writes, consumer.reads) < 1:
         return have
     is_now = have.timestamp is not None and abs(have.timestamp - time.time() * 1000) < NEAR_MS

@@ -22,13 +22,13 @@ ROOT = Path(__file__).parents[2]
 WRITER = "kafka-python-3.0.12"
 
 
-def test_whoever_finds_nothing_to_read_is_left_out_and_the_others_run(
+def test_application_without_records_to_read_is_left_out_and_others_run(
     tmp_path: Path, client: Callable[[str], Client]
 ) -> None:
     client(WRITER)
     company = (
         Application("reader-of-nothing", WRITER, (ConsumeStep("empty"),)),
-        Application("writer", WRITER, (ProduceStep("full", 5),), user="somebody"),
+        Application("writer", WRITER, (ProduceStep("full", 5),), user="alice"),
         Application("reader", WRITER, (ConsumeStep("full", records=1000),)),
     )
     told: list[tuple[int, str]] = []
@@ -39,27 +39,27 @@ def test_whoever_finds_nothing_to_read_is_left_out_and_the_others_run(
         lambda number, who: told.append((number, who.client_id)),
     )
     assert ran.applications == [*company[1:]]
-    assert ran.left_out == [(company[0], "nobody wrote to empty")]
+    assert ran.left_out == [(company[0], "no application wrote to empty")]
     assert told == [(0, "reader-of-nothing"), (1, "writer"), (2, "reader")]
     used = {
         (row["client_id"], row["principal"])
         for row in read_rows(tmp_path / "log")
         if row["kind"] == "usage"
     }
-    assert used == {("writer", "User:somebody"), ("reader", "User:ANONYMOUS")}
+    assert used == {("writer", "User:alice"), ("reader", "User:ANONYMOUS")}
 
 
-def test_whose_language_is_not_on_this_machine_is_left_out_and_the_others_run(
+def test_application_without_its_interpreter_is_left_out_and_others_run(
     tmp_path: Path, client: Callable[[str], Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it was installed while the language was there, or never."""
+    """Whether or not its client has been installed before."""
     client(WRITER)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "env").symlink_to(shutil.which("env") or "/usr/bin/env")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     company = (
         Application("mobile-app", "kafkajs-2.2.4", (ProduceStep("events"),)),
-        Application("writer", WRITER, (ProduceStep("full", 5),), user="somebody"),
+        Application("writer", WRITER, (ProduceStep("full", 5),), user="alice"),
     )
     ran = run(company, tmp_path, tmp_path / "log")
     assert ran.applications == [company[1]]
@@ -68,7 +68,7 @@ def test_whose_language_is_not_on_this_machine_is_left_out_and_the_others_run(
     assert re.match(r"`(node|npm)` is not on this machine", why)
 
 
-def test_the_company_is_of_clients_that_can_do_what_it_asks_of_them() -> None:
+def test_example_applications_use_only_what_their_clients_support() -> None:
     names = [who.client_id for who in COMPANY]
     assert len(names) == len(set(names)) >= 12
     for who in COMPANY:
@@ -94,14 +94,14 @@ def demo(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_folder_that_has_a_log_is_left_alone(tmp_path: Path) -> None:
+def test_demo_refuses_a_folder_that_has_a_log(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     done = demo("--out", str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert "has a log already; name a new folder" in done.stderr
 
 
-def test_without_java_nothing_is_begun_and_it_says_what_to_install(tmp_path: Path) -> None:
+def test_demo_without_java_fails_naming_the_package(tmp_path: Path) -> None:
     done = demo("--out", str(tmp_path / "out"), PATH=str(tmp_path), JAVA_HOME="")
     assert (done.returncode, done.stdout, (tmp_path / "out").exists()) == (1, "", False)
     assert "there is no Java (on Debian: apt-get install openjdk-17-jdk-headless)" in done.stderr

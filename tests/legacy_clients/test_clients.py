@@ -1,4 +1,4 @@
-"""The table is well-formed, and drivers' lines carry every record."""
+"""The table is well-formed, and drivers' lines encode every record."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ HEADERS = st.lists(
         HEADERS,
     )
 )
-def test_a_line_carries_a_whole_record(record: Record) -> None:
-    """A driver prints what it was given, with an offset behind the partition."""
+def test_line_encodes_the_whole_record(record: Record) -> None:
+    """A driver prints its input with an offset after the partition."""
     topic, partition, *rest = line_of(record).removesuffix("\n").split("\t")
     read = record_from("\t".join([topic, partition, "17", *rest]))
     assert (read.offset, read.key, read.value, read.timestamp, read.headers) == (
@@ -40,7 +40,7 @@ def test_a_line_carries_a_whole_record(record: Record) -> None:
 
 
 @pytest.mark.parametrize("client", table().values(), ids=str)
-def test_a_row_names_a_driver_that_is_there_and_only_sources_that_are(client: Client) -> None:
+def test_driver_and_sources_of_a_row_exist(client: Client) -> None:
     assert client.driver in INSTALLERS
     there = {file.name for file in (DRIVERS / client.driver).glob("*")} or {
         file.name for file in DRIVERS.glob(f"{client.driver}.*")
@@ -50,7 +50,7 @@ def test_a_row_names_a_driver_that_is_there_and_only_sources_that_are(client: Cl
 
 
 @pytest.mark.parametrize("client", table().values(), ids=str)
-def test_a_row_says_what_a_consumer_gets_and_what_a_producer_writes(client: Client) -> None:
+def test_row_has_formats_codecs_and_assignors(client: Client) -> None:
     assert client.writes in (0, 1, 2)
     assert (client.reads in (0, 1, 2) and bool(client.decodes)) == client.consumes
     assert bool(client.assignors) == (client.groups == "member")

@@ -1,4 +1,6 @@
-"""The recorded data is whole, apart from what judges it, and real clients still do what it says."""
+"""The recorded observations are complete, separate from the test data, and still true for real
+clients.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ from tests.legacy_clients.observed import encode, merge, read
 from tests.legacy_clients.scenarios import scenarios_of
 
 UNSEEN = HERE / "unseen.toml"
-JUDGING = ROOT / "tests" / "compat" / "fingerprint"
-VERDICTS = JUDGING / "kafka-4.jsonl"
+TEST_DATA = ROOT / "tests" / "compat" / "fingerprint"
+VERDICTS = TEST_DATA / "kafka-4.jsonl"
 
 
 def expected(*tables: Path) -> set[tuple[str, str]]:
@@ -37,12 +39,12 @@ def expected(*tables: Path) -> set[tuple[str, str]]:
     }
 
 
-def test_every_client_of_the_table_is_recorded_in_every_scenario() -> None:
+def test_every_client_is_recorded_in_every_scenario() -> None:
     assert expected(HERE / "clients.toml") <= set(read(OBSERVED))
 
 
-def test_what_judges_is_recorded_whole_and_is_nowhere_in_the_data() -> None:
-    seen, unseen = read(OBSERVED), read(JUDGING / "unseen.jsonl")
+def test_test_data_is_complete_and_not_in_the_training_data() -> None:
+    seen, unseen = read(OBSERVED), read(TEST_DATA / "unseen.jsonl")
     assert set(unseen) == expected(UNSEEN)
     libraries = {(one.library, one.version) for one in seen.values()}
     assert not {(one.library, one.version) for one in unseen.values()} & libraries
@@ -54,13 +56,13 @@ def test_every_client_has_a_verdict_in_every_scenario() -> None:
     assert verdicts.encode(given.values()) == VERDICTS.read_bytes()
 
 
-def test_who_sends_what_the_target_refuses_is_who_kafka_refuses() -> None:
+def test_requests_below_the_targets_minimums_predict_the_verdicts() -> None:
     minimums = tomllib.loads((ROOT / "reports" / "targets" / "kafka-4.x.toml").read_text())[
         "minimums"
     ]
     given = verdicts.read(VERDICTS)
     wrong = {}
-    for key, one in (read(OBSERVED) | read(JUDGING / "unseen.jsonl")).items():
+    for key, one in (read(OBSERVED) | read(TEST_DATA / "unseen.jsonl")).items():
         refused = {
             api: low for api, (low, *_) in one.requests.items() if low < minimums.get(api, 0)
         }
@@ -69,13 +71,13 @@ def test_who_sends_what_the_target_refuses_is_who_kafka_refuses() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("file", [OBSERVED, JUDGING / "unseen.jsonl"])
-def test_the_data_is_in_its_own_order(file: Path) -> None:
+@pytest.mark.parametrize("file", [OBSERVED, TEST_DATA / "unseen.jsonl"])
+def test_recorded_data_is_sorted(file: Path) -> None:
     assert encode(read(file).values()) == file.read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected_options"),
     [
         ("java-2.8.2", None),
         ("kafka-python-2.0.2-as-0.9", "--api-version 0.9"),
@@ -87,11 +89,13 @@ def test_the_data_is_in_its_own_order(file: Path) -> None:
         ("franz-go-1.22.2-as-0.10", "--max-version v0.10.0"),
     ],
 )
-def test_who_is_told_what_to_speak_is_marked(name: str, said: str | None) -> None:
-    assert pinned_options(table()[name]) == said
+def test_pinned_protocol_versions_are_found_in_the_options(
+    name: str, expected_options: str | None
+) -> None:
+    assert pinned_options(table()[name]) == expected_options
 
 
-def test_a_name_of_its_own_is_no_mark() -> None:
+def test_client_id_option_does_not_pin_versions() -> None:
     assert (
         pinned_options(
             msgspec.structs.replace(table()["java-2.8.2"], options=("--client-id", "billing"))
@@ -111,12 +115,12 @@ def watch(is_reference: bool) -> Iterator[TrafficLogWatch]:
 @pytest.mark.peer
 @pytest.mark.parametrize("scenario", ["produce", "beginning", "group-sasl"])
 @pytest.mark.parametrize("name", ["java-0.10.2.2", "aiokafka-0.14.0"])
-def test_a_real_client_does_what_the_data_says(
+def test_real_client_matches_its_recorded_observation(
     name: str, scenario: str, watch: TrafficLogWatch, client: Callable[[str], Client]
 ) -> None:
     known = read(OBSERVED)[name, scenario]
     seen = record_with_retry(client(name), scenario, watch)
     both = merge([known, seen])
-    # Which connection asks first is a matter of chance; all else is not.
+    # Which connection sends the first request varies; everything else is constant.
     assert msgspec.structs.replace(both, first=known.first) == known
     assert {one[0] for one in seen.first} == {one[0] for one in known.first}

@@ -1,4 +1,4 @@
-"""The grid says of each client what it spoke and what became of it."""
+"""The grid shows the versions, formats and outcome of each client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def line_of(name: str, *reports: pytest.TestReport) -> list[str]:
     return line.split()
 
 
-def test_who_passed_shows_the_highest_versions_that_it_sent_and_its_formats() -> None:
+def test_passed_client_shows_highest_versions_and_formats() -> None:
     spoken = {0: 1, 1: 1, 3: 0, 8: 2, 9: 1, 10: 0, 11: 0}
     found = line_of(
         "java-0.9.0.1",
@@ -64,19 +64,19 @@ def test_who_passed_shows_the_highest_versions_that_it_sent_and_its_formats() ->
     ]
 
 
-def test_who_failed_shows_the_reason() -> None:
+def test_failed_client_shows_the_reason() -> None:
     found = line_of(
         "kcat-1.7.1", report("kcat-1.7.1"), report("kcat-1.7.1", "failed", "it timed out\nand more")
     )
     assert " ".join(found[12:]) == "failed: it timed out"
 
 
-def test_who_could_not_run_shows_the_reason() -> None:
+def test_skipped_client_shows_the_reason() -> None:
     found = line_of("kcat-1.7.1", report("kcat-1.7.1", "skipped", "no kcat here", when="setup"))
     assert " ".join(found[12:]) == "skipped: no kcat here"
 
 
-def test_what_two_did_together_counts_for_each() -> None:
+def test_test_of_a_pair_counts_for_both_clients() -> None:
     for name in ("java-0.9.0.1", "java-4.4.0"):
         found = line_of(
             name, report(name), report("java-0.9.0.1+java-4.4.0", "failed", "they did not meet")
@@ -84,7 +84,7 @@ def test_what_two_did_together_counts_for_each() -> None:
         assert " ".join(found[12:]) == "failed: they did not meet"
 
 
-def test_of_whom_nothing_was_tested_there_is_no_line() -> None:
+def test_client_without_tests_has_no_line() -> None:
     assert not any(
         one.startswith("kcat-1.7.1")
         for one in render_grid(table(), outcomes_by_client([report("java-3.9.2")])).splitlines()

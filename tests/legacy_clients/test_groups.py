@@ -1,4 +1,4 @@
-"""Every client in a group of its own: it produces, one member reads some of it, commits and leaves, and a second goes on at the commit."""
+"""Every client in a separate group: a member reads, commits and leaves; the next continues."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ pytestmark = [pytest.mark.peer]
 CLIENTS = tuple(row.name for row in table().values() if row.groups != "none")
 PARTITIONS = 2
 EACH = 10
-# Neither a partition's worth nor all of it, so that a commit stands in the middle of one.
+# Neither one partition nor both, so that one commit is in the middle of a partition.
 FIRST_READS = 13
-# They wait more than they work.
+# They mostly wait.
 AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """What two members of one group, one after the other, read; and what was committed, by partition, when each had left."""
+    """What two consecutive members of a group read, and the offsets committed by each."""
 
     sent: list[Record]
     read: tuple[list[Record], list[Record]]
@@ -51,7 +51,7 @@ def rounds(
     store_arguments: StoreArguments,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Mapping[str, Future[GroupOutcome]]]:
-    """The rounds of all clients that are to be tested, under way side by side."""
+    """The outcomes of all tested clients, which run concurrently."""
     names = {
         item.callspec.params["name"]
         for item in request.session.items
@@ -72,7 +72,7 @@ def rounds(
 def broker_with_relay(
     is_reference: bool, store_arguments: StoreArguments, folder: Path
 ) -> Iterator[Relay]:
-    """A broker behind a relay, where clients connect."""
+    """A relay in front of a broker that advertises it."""
     with (
         relay() as between,
         broker_behind(between, is_reference, store_arguments, folder) as broker,
@@ -108,14 +108,14 @@ def use_group(row: Client, between: Relay) -> GroupOutcome:
     read, committed = [], []
     for count in (FIRST_READS, len(sent) - FIRST_READS):
         read.append(consume_in_group(row, between.address, topic, topic, count))
-        committed.append(commits(between.address, topic))
+        committed.append(committed_offsets(between.address, topic))
     return GroupOutcome(
         sent, (read[0], read[1]), (committed[0], committed[1]), between.spoken[row.name]
     )
 
 
-def commits(bootstrap: str, group: str) -> Mapping[int, int]:
-    """What the broker says, whatever the members say of themselves."""
+def committed_offsets(bootstrap: str, group: str) -> Mapping[int, int]:
+    """The committed offsets by partition, from the broker."""
     with closing(KafkaAdminClient(bootstrap_servers=bootstrap, client_id="observer")) as admin:
         return {
             where.partition: what.offset
@@ -132,7 +132,7 @@ def outcome(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_second_member_goes_on_where_the_first_one_committed(
+def test_second_member_continues_at_the_commit_of_the_first(
     outcome: GroupOutcome, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("spoken", outcome.spoken)
@@ -150,17 +150,17 @@ def test_a_second_member_goes_on_where_the_first_one_committed(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_member_commits_what_follows_the_records_that_it_read(outcome: GroupOutcome) -> None:
+def test_member_commits_the_offset_after_the_last_record_read(outcome: GroupOutcome) -> None:
     first, second = outcome.read
     assert [
         dict.fromkeys(range(PARTITIONS), 0) | dict(committed) for committed in outcome.committed
     ] == [
-        following(first),
-        following([*first, *second]),
+        offsets_after(first),
+        offsets_after([*first, *second]),
     ]
 
 
-def following(read: list[Record]) -> Mapping[int, int]:
+def offsets_after(read: list[Record]) -> Mapping[int, int]:
     return {
         partition: sum(one.partition == partition for one in read)
         for partition in range(PARTITIONS)

@@ -1,4 +1,4 @@
-"""What one age of producers wrote, every age of consumers reads: the same records at the same offsets."""
+"""Consumers of every age read what producers of every age wrote, at the same offsets."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from tests.legacy_clients.stored import (
 
 pytestmark = [pytest.mark.peer]
 
-# One for each record format: 0, 1 and 2.
+# One per record format: 0, 1 and 2.
 PRODUCERS = ("java-0.8.2.2", "java-0.10.2.2", "java-3.9.2")
 CONSUMERS = tuple(row.name for row in table().values() if row.consumes)
 PARTITIONS = 2
-# Small enough that thirty records make several batches in each partition.
+# Small enough for several batches per partition.
 BATCH_BYTES = 2048
 
-# Every codec of every producer in a topic of its own, and all formats side by side in one, in codecs that every consumer has.
+# A topic per producer and codec, and one topic with all formats, in codecs that every consumer
+# supports.
 PLAN: dict[str, tuple[ProducerAndCodec, ...]] = {
     f"{name}-{codec}": ((name, codec),) for name in PRODUCERS for codec in table()[name].codecs
 } | {
@@ -43,7 +44,7 @@ PLAN: dict[str, tuple[ProducerAndCodec, ...]] = {
 
 @pytest.fixture(scope="session")
 def stored(bootstrap: str, client: Callable[[str], Client]) -> Mapping[str, StoredTopic]:
-    """The plan, carried out."""
+    """The topics of the plan, written by their producers."""
     create_topics(bootstrap, list(PLAN), PARTITIONS)
     made = {}
     for seed, (topic, turns) in enumerate(PLAN.items()):
@@ -63,7 +64,7 @@ def stored(bootstrap: str, client: Callable[[str], Client]) -> Mapping[str, Stor
 def split_records(
     topic: str, seed: int, turns: tuple[ProducerAndCodec, ...]
 ) -> Iterator[tuple[list[Record], ProducerAndCodec]]:
-    """The topic's records, an equal share of each partition for every turn."""
+    """The topic's records, divided equally among the producers in each partition."""
     whole = [records(topic, partition, seed) for partition in range(PARTITIONS)]
     size = -(-len(whole[0]) // len(turns))
     for number, turn in enumerate(turns):
@@ -81,7 +82,7 @@ def write(producer: Client, bootstrap: str, given: list[Record], codec: str) -> 
     ]
 
 
-def test_a_producer_is_told_consecutive_offsets_from_0(stored: Mapping[str, StoredTopic]) -> None:
+def test_producers_get_consecutive_offsets_from_0(stored: Mapping[str, StoredTopic]) -> None:
     told = {
         topic: [[one.record.offset for one in partition] for partition in what.partitions]
         for topic, what in stored.items()
@@ -93,7 +94,7 @@ def test_a_producer_is_told_consecutive_offsets_from_0(stored: Mapping[str, Stor
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_every_consumer_reads_what_every_age_of_producer_wrote(
+def test_consumer_reads_records_of_all_producers(
     name: str, broker: Broker, stored: Mapping[str, StoredTopic], client: Callable[[str], Client]
 ) -> None:
     consumer = skip_unlike_kafka(client(name), broker)
@@ -106,10 +107,10 @@ def test_every_consumer_reads_what_every_age_of_producer_wrote(
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_a_consumer_may_begin_inside_a_batch_and_fetch_less_than_one(
+def test_consumer_can_start_inside_a_batch_with_a_small_fetch_size(
     name: str, broker: Broker, stored: Mapping[str, StoredTopic], client: Callable[[str], Client]
 ) -> None:
-    """From offset 3 on, with a fetch size that not every batch fits in."""
+    """From offset 3, with a fetch size smaller than some batches."""
     consumer = skip_unlike_kafka(client(name), broker)
     codecs = {"none", "gzip", "snappy"}
     readable = {

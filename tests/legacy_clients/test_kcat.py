@@ -1,4 +1,4 @@
-"""kcat -L, the first thing an operator types."""
+"""`kcat -L` on a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one table of clients, and those who repeat its names: tox.ini, docker-compose.yml and the image that its services run in."""
+"""The table of clients agrees with tox.ini, docker-compose.yml and the image of its services."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_compose_has_a_service_for_each_client(services: dict[str, Any]) -> None
     }
 
 
-def test_a_clients_service_is_one_that_compose_takes_and_comes_up_only_when_asked_for(
+def test_service_of_a_client_is_valid_and_only_in_the_profile_legacy(
     services: dict[str, Any],
 ) -> None:
-    """The keys and the shapes of the Compose specification, for machines without Docker."""
+    """Checks keys and types of the Compose specification, for machines without Docker."""
     for name, service in services.items():
         assert re.fullmatch(r"[a-zA-Z0-9._-]+", name)
         assert service.keys() == {"profiles", "build", "image", "volumes", "command"}
@@ -48,15 +48,17 @@ def test_a_clients_service_is_one_that_compose_takes_and_comes_up_only_when_aske
         assert all(isinstance(word, str) for word in service["command"])
 
 
-def test_the_image_has_every_python_that_the_table_names() -> None:
+def test_image_has_every_python_of_the_table() -> None:
     (installed,) = re.findall(r"pyenv install (.*)", IMAGE)
     assert {version.rpartition(".")[0] for version in installed.split()} == {
         row.python for row in table().values()
     } - {"", "3"}
 
 
-def test_the_image_has_all_commands_that_the_real_clients_need() -> None:
-    """As `.ci/run` names them; Python's own image has a compiler, Go comes from its own, and no real client is looked at with Chromium."""
+def test_image_has_all_commands_of_the_real_clients() -> None:
+    """Compares with `.ci/run`. Python's image has a compiler, Go is copied from its image, and real
+    clients do not need Chromium.
+    """
     (needed,) = re.findall(
         r"^declare -A needed=\((.*)\)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE
     )
@@ -68,10 +70,10 @@ def test_the_image_has_all_commands_that_the_real_clients_need() -> None:
     assert "COPY --from=go /usr/local/go /usr/local/go" in IMAGE
 
 
-def test_every_member_leads_another_and_follows_another() -> None:
+def test_every_member_leads_and_follows_in_a_chosen_pair() -> None:
     leading, following = (set(map(str, side)) for side in zip(*chosen_pairs(table()), strict=True))
     assert leading == following == set(map(str, members(table())))
 
 
-def test_who_is_put_together_can_work_together() -> None:
+def test_chosen_pairs_can_share_a_group() -> None:
     assert [pair for pair in chosen_pairs(table()) if not can_work(*pair)] == []

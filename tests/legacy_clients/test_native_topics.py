@@ -1,4 +1,6 @@
-"""Topics in the entry format `pulsar`: applications of Kafka of every age and native ones of Pulsar write to them and read from them."""
+"""Topics in the entry format `pulsar`, used by Kafka clients of every age and native Pulsar
+clients.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ pytestmark = [pytest.mark.peer]
 
 #: Record formats 0, 1 and 2.
 PRODUCERS = ("java-0.9.0.1", "java-0.10.2.2", "kafka-python-3.0.12")
-#: Of Fetch 0-1, 2-3 and later.
+#: With Fetch 0-1, 2-3 and later.
 CONSUMERS = ("java-0.9.0.1", "java-0.10.2.2", "kafka-python-3.0.12")
 TIME = 1_700_000_000_000
 WAIT_MS = 180_000
@@ -27,14 +29,14 @@ WAIT_MS = 180_000
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A gateway whose topics are native ones unless told otherwise, and a native application's client."""
+    """A gateway with native topics by default, and a native Pulsar client."""
 
     broker: Broker
     client: native.Client
     namespace: str
 
     def topic(self, name: str) -> str:
-        """What Pulsar calls the only partition of a new topic."""
+        """Create a topic; return the Pulsar topic of its only partition."""
         create_topics(self.broker.bootstrap, [name], 1)
         return f"persistent://{self.namespace}/{name}-partition-0"
 
@@ -86,7 +88,7 @@ def some(topic: str, who: str, count: int = 20) -> list[Record]:
 
 
 @pytest.mark.parametrize("name", PRODUCERS)
-def test_a_native_consumer_reads_what_a_kafka_producer_wrote(
+def test_native_consumer_reads_records_of_kafka_producer(
     scene: Scene, client: Callable[[str], Client], name: str
 ) -> None:
     topic = scene.topic(f"to-native-{name}")
@@ -100,7 +102,7 @@ def test_a_native_consumer_reads_what_a_kafka_producer_wrote(
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_a_kafka_consumer_reads_what_a_native_producer_wrote(
+def test_kafka_consumer_reads_messages_of_native_producer(
     scene: Scene, client: Callable[[str], Client], name: str
 ) -> None:
     topic = scene.topic(f"from-native-{name}")
@@ -115,13 +117,13 @@ def test_a_kafka_consumer_reads_what_a_native_producer_wrote(
     )
     assert [(one.offset, one.key, one.value) for one in found] == [
         *((number, b"native", b"%d" % number) for number in range(20)),
-        # Each of its two chunks takes one.
+        # Each of its two chunks has an offset.
         (21, b"native", b"c" * 6_000_000),
         (22, b"native", b"last"),
     ]
 
 
-def test_all_together_see_the_same_records_at_the_same_offsets(
+def test_concurrent_kafka_and_native_clients_see_the_same_log(
     scene: Scene, client: Callable[[str], Client]
 ) -> None:
     topic = scene.topic("shared")
@@ -161,7 +163,7 @@ def test_all_together_see_the_same_records_at_the_same_offsets(
     ]
 
 
-def test_a_group_goes_on_at_its_commit_over_native_deliveries(
+def test_group_continues_at_its_commit_in_a_native_topic(
     scene: Scene, client: Callable[[str], Client]
 ) -> None:
     topic = scene.topic("grouped")

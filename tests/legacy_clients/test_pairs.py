@@ -1,4 +1,7 @@
-"""Two ages of a client, or two libraries, in one group: they share a topic, each record is read once, one leaves and the other goes on at its commit."""
+"""Two ages of a client, or two libraries, share a topic in one group.
+
+Each record is read once; one member leaves and the other continues at its commit.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,28 @@ from tests.legacy_clients.pairs import all_pairs, chosen_pairs
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
-#: Records of a partition at a time.
+#: Records per partition and step.
 EACH = 5
 PARTITIONS = (0, 1)
-# They wait more than they work.
+# They mostly wait.
 AT_ONCE = 4
-#: No assignor of one is the other's.
+#: Pairs without a common assignor.
 WITHOUT_COMMON_ASSIGNOR = (
     "java-0.9.0.1+kafkajs-2.2.4",
     "kafkajs-1.0.1+java-4.4.0",
     "franz-go-1.22.2+kafka-python-3.0.12",
 )
-#: One of each has groups without members, where an application shares the partitions out by itself, as with Kafka 0.8.2.
+#: One client of each pair only commits offsets and assigns partitions itself, as with Kafka 0.8.2.
 MEMBER_AND_COMMITTER = (
     "java-0.9.0.1+sarama-1.10.0",
     "sarama-1.10.0+java-4.4.0",
     "sarama-1.19.0+confluent-2.16.1",
     "kafka-python-3.0.12+sarama-1.19.0",
 )
-#: A JVM on a busy machine starts in a few seconds, and each step waits for two heartbeats at most.
+#: A JVM on a busy machine starts in a few seconds, and each step waits for at most two heartbeats.
 SECONDS = 400.0
-#: Limit for a client that is refused, which takes two seconds on an idle machine; some clients retry forever.
+#: Limit for a client that is refused, which takes two seconds on an idle machine; some clients
+#: retry forever.
 PATIENCE_SECONDS = 20.0
 
 
@@ -54,54 +58,56 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PairOutcome:
-    """What happened: who had which partition as long as both were there, the assignor, what each read, and what was committed at the end."""
+    """Partitions of each member while both were in the group, the assignor, the records read, and
+    the final commits.
+    """
 
-    shares: Mapping[str, Sequence[int]]
+    assignments: Mapping[str, Sequence[int]]
     assignor: str
     read: tuple[list[Record], list[Record]]
     committed: Mapping[int, int]
 
 
 class Observer:
-    """Someone outside the group who makes its topic, fills it and asks the broker what becomes of it. For all pairs together."""
+    """An administrator that creates and fills the topics and queries the groups of all pairs."""
 
     def __init__(self, bootstrap: str) -> None:
-        # It outlives the broker.
+        # It runs longer than the broker.
         settings: dict[str, str | int] = {"bootstrap.servers": bootstrap, "log_level": 0}
         self._admin = AdminClient(settings)
         self._producer = Producer(
             {**settings, "linger.ms": 0, "topic.metadata.refresh.fast.interval.ms": 20}
         )
 
-    def makes(self, topic: str) -> None:
+    def create_topic(self, topic: str) -> None:
         self._admin.create_topics([NewTopic(topic, len(PARTITIONS), 1)])[topic].result(SECONDS)
 
-    def sends(self, topic: str, partitions: Sequence[int], numbers: range) -> None:
+    def send(self, topic: str, partitions: Sequence[int], numbers: range) -> None:
         for partition in partitions:
             for number in numbers:
                 self._producer.produce(topic, b"%d" % number, b"key", partition=partition)
         assert self._producer.flush(SECONDS) == 0
 
-    def shares(self, group: str) -> tuple[Mapping[str, Sequence[int]], str]:
-        """Who has which partitions, by client id, and by which assignor; nobody has any before the group is stable."""
+    def assignments(self, group: str) -> tuple[Mapping[str, Sequence[int]], str]:
+        """Partitions by client id, and the assignor; empty until the group is stable."""
         seen = self._admin.describe_consumer_groups([group])[group].result(SECONDS)
         if seen.state is not ConsumerGroupState.STABLE:
             return {}, ""
-        shares = {
+        assignments = {
             one.client_id: sorted(part.partition for part in one.assignment.topic_partitions)
             for one in seen.members
         }
-        return shares, seen.partition_assignor
+        return assignments, seen.partition_assignor
 
-    def commits(self, group: str) -> Mapping[int, int]:
+    def committed_offsets(self, group: str) -> Mapping[int, int]:
         seen = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[
             group
         ].result(SECONDS)
         return {part.partition: part.offset for part in seen.topic_partitions}
 
 
-def until(is_so: Callable[[], bool], what: str, *drivers: Future[list[Record]]) -> None:
-    """Until that is so, or a driver fails, or the time is up."""
+def wait_until(is_so: Callable[[], bool], what: str, *drivers: Future[list[Record]]) -> None:
+    """Wait until it is so; fail if a driver fails or the time is up."""
     end = time.monotonic() + SECONDS
     while not is_so():
         for driver in drivers:
@@ -131,7 +137,7 @@ def observer(bootstrap: str) -> Observer:
 def rounds(
     request: pytest.FixtureRequest, bootstrap: str, observer: Observer
 ) -> Iterator[Mapping[str, Future[PairOutcome]]]:
-    """The rounds of all pairs that are to be tested, under way side by side."""
+    """The outcomes of all tested pairs, which run concurrently."""
     items = [
         item
         for item in request.session.items
@@ -143,69 +149,73 @@ def rounds(
 
 
 def share_group(pair: str, bootstrap: str, observer: Observer) -> PairOutcome:
-    """Whoever leads leaves first, so that leading is handed over, too."""
+    """Run a pair. The leader leaves first, so that the other becomes leader."""
     leads, follows = (table()[name] for name in pair.split("+"))
     for row in (leads, follows):
         install(row)
     place = name_of(pair)
-    observer.makes(place)
+    observer.create_topic(place)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(
             consume_in_group, leads, bootstrap, place, place, EACH + 1, timeout=SECONDS
         )
-        until(
-            lambda: observer.shares(place)[0] == {leads.name: [0, 1]},
+        wait_until(
+            lambda: observer.assignments(place)[0] == {leads.name: [0, 1]},
             "the first has all partitions",
             first,
         )
         second = pool.submit(
             consume_in_group, follows, bootstrap, place, place, 3 * EACH, timeout=SECONDS
         )
-        shares, assignor = wait_until_divided(observer, place, first, second)
+        assignments, assignor = wait_until_divided(observer, place, first, second)
 
-        observer.sends(place, PARTITIONS, range(EACH))
-        until(
-            lambda: observer.commits(place) == dict.fromkeys(PARTITIONS, EACH),
+        observer.send(place, PARTITIONS, range(EACH))
+        wait_until(
+            lambda: observer.committed_offsets(place) == dict.fromkeys(PARTITIONS, EACH),
             "each has committed what it read",
             first,
             second,
         )
-        # Nothing is under way in the other partition when the first reads its last record and leaves.
-        observer.sends(place, shares[leads.name], range(EACH, EACH + 1))
+        # No record is in flight in the other partition when the first member reads its last record
+        # and leaves.
+        observer.send(place, assignments[leads.name], range(EACH, EACH + 1))
         read = first.result()
-        until(
-            lambda: observer.shares(place)[0] == {follows.name: [0, 1]},
-            "who stays has all partitions",
+        wait_until(
+            lambda: observer.assignments(place)[0] == {follows.name: [0, 1]},
+            "the remaining member has all partitions",
             second,
         )
-        # Not the last yet: KafkaJS 1.0.1 leaves before it commits when it ends with its first fetch of a generation, and a commit after that is refused.
-        observer.sends(place, PARTITIONS, range(EACH + 1, 2 * EACH))
-        (left,), (stayed,) = shares[leads.name], shares[follows.name]
-        until(
-            lambda: observer.commits(place) == {stayed: 2 * EACH - 1, left: 2 * EACH},
-            "who stays has committed what it read",
+        # Not yet the last records: KafkaJS 1.0.1 leaves before it commits if it ends with the first
+        # fetch of a generation, and a later commit is refused.
+        observer.send(place, PARTITIONS, range(EACH + 1, 2 * EACH))
+        (left,), (stayed,) = assignments[leads.name], assignments[follows.name]
+        wait_until(
+            lambda: observer.committed_offsets(place) == {stayed: 2 * EACH - 1, left: 2 * EACH},
+            "the remaining member has committed what it read",
             second,
         )
-        observer.sends(place, PARTITIONS, range(2 * EACH, 2 * EACH + 1))
-        return PairOutcome(shares, assignor, (read, second.result()), observer.commits(place))
+        observer.send(place, PARTITIONS, range(2 * EACH, 2 * EACH + 1))
+        return PairOutcome(
+            assignments, assignor, (read, second.result()), observer.committed_offsets(place)
+        )
 
 
 def wait_until_divided(
     observer: Observer, place: str, *drivers: Future[list[Record]]
 ) -> tuple[Mapping[str, Sequence[int]], str]:
-    """Who has which partition, once each has one, and by which assignor."""
+    """Wait until each member has a partition; return the assignments and the assignor."""
     seen: list[tuple[Mapping[str, Sequence[int]], str]] = []
 
     def is_divided() -> bool:
-        seen.append(observer.shares(place))
+        seen.append(observer.assignments(place))
         return [*map(len, seen[-1][0].values())] == [1, 1]
 
-    until(is_divided, "each has a partition", *drivers)
+    wait_until(is_divided, "each has a partition", *drivers)
     return seen[-1]
 
 
 def name_of(pair: str) -> str:
-    """The name of the topic and of the group."""
+    """The name of the pair's topic and group."""
     return pair.replace("+", "_")
 
 
@@ -218,11 +228,11 @@ def outcome(
     return rounds[pair].result()
 
 
-def test_members_of_two_kinds_share_a_topic_and_who_stays_goes_on_where_who_left_committed(
+def test_pair_shares_a_topic_and_the_remaining_member_continues_at_the_commit(
     pair: str, outcome: PairOutcome
 ) -> None:
     leads, follows = (table()[name] for name in pair.split("+"))
-    (left,), (stayed,) = outcome.shares[leads.name], outcome.shares[follows.name]
+    (left,), (stayed,) = outcome.assignments[leads.name], outcome.assignments[follows.name]
     assert {left, stayed} == set(PARTITIONS)
     assert outcome.assignor in set(leads.assignors) & set(follows.assignors)
     first, second = map(numbers_by_partition, outcome.read)
@@ -235,18 +245,18 @@ def test_members_of_two_kinds_share_a_topic_and_who_stays_goes_on_where_who_left
 
 
 @pytest.mark.parametrize("strangers", WITHOUT_COMMON_ASSIGNOR)
-def test_who_has_no_assignor_of_the_groups_is_refused_and_disturbs_nobody(
+def test_member_without_common_assignor_is_refused_without_a_rebalance(
     strangers: str, bootstrap: str, observer: Observer, client: Callable[[str], Client]
 ) -> None:
     member, stranger = map(client, strangers.split("+"))
     place = name_of(strangers)
-    observer.makes(place)
+    observer.create_topic(place)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(
             consume_in_group, member, bootstrap, place, place, EACH, timeout=SECONDS
         )
-        until(
-            lambda: observer.shares(place)[0] == {member.name: [0, 1]},
+        wait_until(
+            lambda: observer.assignments(place)[0] == {member.name: [0, 1]},
             "the member has all partitions",
             reading,
         )
@@ -254,13 +264,13 @@ def test_who_has_no_assignor_of_the_groups_is_refused_and_disturbs_nobody(
             DriverFailed, match=r"(?i)inconsistent|incompatible with those of existing members"
         ):
             consume_in_group(stranger, bootstrap, place, place, 1, timeout=PATIENCE_SECONDS)
-        assert observer.shares(place)[0] == {member.name: [0, 1]}
-        observer.sends(place, PARTITIONS[:1], range(EACH))
+        assert observer.assignments(place)[0] == {member.name: [0, 1]}
+        observer.send(place, PARTITIONS[:1], range(EACH))
         assert numbers_by_partition(reading.result()) == {0: list(range(EACH))}
 
 
 @pytest.mark.parametrize("successors", MEMBER_AND_COMMITTER)
-def test_members_and_who_only_commits_go_on_at_each_others_commits(
+def test_member_and_offset_only_client_continue_at_each_others_commits(
     successors: str,
     bootstrap: str,
     is_reference: bool,
@@ -271,9 +281,9 @@ def test_members_and_who_only_commits_go_on_at_each_others_commits(
     if is_reference and (whys := [row.unlike_kafka for row in pair if row.unlike_kafka]):
         pytest.skip(whys[0])
     place = name_of(successors)
-    observer.makes(place)
-    observer.sends(place, PARTITIONS, range(EACH))
-    # Neither a partition's worth nor all of it.
+    observer.create_topic(place)
+    observer.send(place, PARTITIONS, range(EACH))
+    # Neither one partition nor both.
     counts = (EACH - 2, EACH + 2)
     first, second = (
         numbers_by_partition(consume_in_group(row, bootstrap, place, place, count))
@@ -281,11 +291,11 @@ def test_members_and_who_only_commits_go_on_at_each_others_commits(
     )
     together = [[*first.get(part, []), *second.get(part, [])] for part in PARTITIONS]
     assert together == [list(range(EACH))] * len(PARTITIONS)
-    assert observer.commits(place) == dict.fromkeys(PARTITIONS, EACH)
+    assert observer.committed_offsets(place) == dict.fromkeys(PARTITIONS, EACH)
 
 
 def numbers_by_partition(records: Sequence[Record]) -> Mapping[int, list[int]]:
-    """The numbers that were read, by partition, in their order."""
+    """The numbers read, in order, by partition."""
     read: dict[int, list[int]] = {}
     for one in records:
         read.setdefault(one.partition, []).append(int(one.value or b"-1"))

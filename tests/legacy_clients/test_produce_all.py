@@ -1,4 +1,7 @@
-"""Every producer, with every codec it has, to topics that nobody created; read back by two of today's consumers, and in one codec by every other."""
+"""Every producer with each of its codecs, to automatically created topics.
+
+Two current consumers read all topics, and every other consumer those in one codec.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from tests.legacy_clients.brokers import Broker
 from tests.legacy_clients.cases import (
     PLAIN_HEADERS,
-    create_where_old_clients_need_it,
+    create_topics_on_kafka,
     records,
     sendable_records,
 )
@@ -24,23 +27,25 @@ pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 PRODUCERS = tuple(row.name for row in table().values() if row.produces)
 CONSUMERS = tuple(row.name for row in table().values() if row.consumes)
-# They read everything; the others what all producers and consumers have, and the rest with --every-pair.
+# They read everything. Other consumers read the codec that all support; everything with
+# --every-pair.
 READERS = ("kafka-python-3.0.12", "java-3.9.2")
 COMMON_CODEC = "gzip"
 AT_ONCE = 3
 
 Sent = Mapping[str, StoredTopic]
-"""What should stand in a producer's topics."""
+"""The expected content of a producer's topics."""
 Misread = Mapping[str, str]
-"""The topics that a consumer did not read as they were sent, each with its first mistake."""
+"""The first mistake of a consumer, by topic."""
 
 
 @pytest.fixture(scope="module")
 def sent(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Mapping[str, Future[Sent]]]:
-    """By producer."""
+    """The topics by producer."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {
-            name: pool.submit(send, table()[name], broker) for name in names_of(request, "producer")
+            name: pool.submit(send, table()[name], broker)
+            for name in clients_tested_as(request, "producer")
         }
 
 
@@ -48,7 +53,10 @@ def sent(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Mapping[str
 def reading(
     request: pytest.FixtureRequest, broker: Broker, sent: Mapping[str, Future[Sent]]
 ) -> Iterator[Mapping[str, Future[Misread]]]:
-    """By consumer. What a producer could not send is missing, and its own test says so."""
+    """The mistakes by consumer.
+
+    Topics of a failed producer are missing; that producer's test reports it.
+    """
     topics = {
         topic: what
         for one in sent.values()
@@ -62,15 +70,15 @@ def reading(
     }
     eager = table() if request.config.getoption("--every-pair") else READERS
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        names = dict.fromkeys([*READERS, *names_of(request, "consumer")])
+        names = dict.fromkeys([*READERS, *clients_tested_as(request, "consumer")])
         yield {
             name: pool.submit(read, table()[name], broker, topics if name in eager else common)
             for name in names
         }
 
 
-def names_of(request: pytest.FixtureRequest, role: str) -> Sequence[str]:
-    """The clients that this run tests in that role."""
+def clients_tested_as(request: pytest.FixtureRequest, role: str) -> Sequence[str]:
+    """The clients that this run tests in this role."""
     items = [
         item
         for item in request.session.items
@@ -82,7 +90,7 @@ def names_of(request: pytest.FixtureRequest, role: str) -> Sequence[str]:
 def send(producer: Client, broker: Broker) -> Sent:
     install(producer)
     topics = {f"all-{producer.name}-{codec}": codec for codec in producer.codecs}
-    create_where_old_clients_need_it(broker, list(topics))
+    create_topics_on_kafka(broker, list(topics))
     return {
         topic: StoredTopic(((producer.name, codec),), (written(producer, broker, topic, codec),))
         for topic, codec in topics.items()
@@ -113,7 +121,7 @@ def read(consumer: Client, broker: Broker, topics: Sent) -> Misread:
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)
-def test_what_a_producer_sent_is_read_back_whole(
+def test_records_of_a_producer_are_read_back(
     producer: str,
     sent: Mapping[str, Future[Sent]],
     reading: Mapping[str, Future[Misread]],
@@ -131,7 +139,7 @@ def test_what_a_producer_sent_is_read_back_whole(
 
 
 @pytest.mark.parametrize("consumer", CONSUMERS)
-def test_a_consumer_reads_what_every_producer_sent(
+def test_consumer_reads_records_of_every_producer(
     consumer: str,
     broker: Broker,
     reading: Mapping[str, Future[Misread]],

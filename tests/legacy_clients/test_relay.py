@@ -1,4 +1,4 @@
-"""The relay hears every request, however its bytes arrive."""
+"""The relay recognizes every request, however its bytes are divided."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import pytest
 
 from tests.legacy_clients.relay import RequestParser
 
-# Metadata v1 of a client with a name, Fetch v0 of one without, by hand: size, key, version, correlation id, client id, the rest.
+# Hand-written: Metadata v1 with a client id and Fetch v0 without: size, key, version, correlation
+# id, client id, the rest.
 NAMED = bytes.fromhex("00000011 0003 0001 00000007 0003") + b"old" + bytes(4)
 UNNAMED = bytes.fromhex("0000000c 0001 0000 00000008 ffff 0000")
 
 
 @pytest.mark.parametrize("step", [1, 5, 1000])
-def test_requests_are_heard_whatever_pieces_they_come_in(step: int) -> None:
+def test_requests_are_recognized_in_chunks_of_any_size(step: int) -> None:
     heard: list[tuple[str, int, int]] = []
     requests = RequestParser(lambda *one: heard.append(one))
     wire = NAMED + UNNAMED + NAMED[:-1]
@@ -23,7 +24,7 @@ def test_requests_are_heard_whatever_pieces_they_come_in(step: int) -> None:
     assert heard == [("old", 3, 1), ("", 1, 0)]
 
 
-def test_the_examples_are_as_long_as_they_say() -> None:
+def test_sizes_of_the_examples_are_correct() -> None:
     assert [struct.unpack(">i", one[:4])[0] for one in (NAMED, UNNAMED)] == [
         len(NAMED) - 4,
         len(UNNAMED) - 4,

@@ -1,4 +1,7 @@
-"""Real clients log in with SASL/PLAIN over both roads: SaslHandshake v0 with bare tokens, and v1 with SaslAuthenticate; with TLS and without."""
+"""Real clients authenticate with SASL/PLAIN, with SaslHandshake v0 and v1, with TLS and without.
+
+After v0 tokens are sent as bare frames, after v1 in SaslAuthenticate.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,19 @@ import pytest
 
 from tests.certificates import Authority
 from tests.legacy_clients.brokers import Broker, StoreArguments, gateway, reference
-from tests.legacy_clients.cases import create_where_old_clients_need_it
+from tests.legacy_clients.cases import create_topics_on_kafka
 from tests.legacy_clients.clients import Client, DriverFailed, Record, Security, produce, table
 from tests.peers.kafka import Secured
 
 pytestmark = [pytest.mark.peer]
 
-# A colon, since drivers are given `user:password`, and what LDAP passwords are made of.
+# A colon, because drivers get `user:password`, and characters common in LDAP passwords.
 USER = ("alice", "pass:word with=signs, and;more")
 WRONG = (USER[0], "password")
-# Clients of SaslHandshake v0 cannot know why they are hung up on, and try again for all of this time; the others are told, once they have started.
+# Clients with SaslHandshake v0 get no error, only a closed connection, and retry until this
+# timeout; other clients get an error.
 PATIENCE_SECONDS = 6.0
-TOLD_SECONDS = 180.0
+RUN_SECONDS = 180.0
 LISTENERS = ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0", "SASL_SSL://127.0.0.1:0")
 CLIENTS = tuple(row.name for row in table().values() if row.sasl_plain)
 WITH_TLS = tuple(row.name for row in table().values() if row.sasl_plain and row.tls)
@@ -32,7 +36,9 @@ WITH_TLS = tuple(row.name for row in table().values() if row.sasl_plain and row.
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files: what clients trust, what the server shows, its key, and both of these in one, as Kafka wants them."""
+    """PEM files: the authority, the server's certificate, its key, and both in one file as Kafka
+    requires.
+    """
 
     authority: Path
     certificate: Path
@@ -98,14 +104,14 @@ def users_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_with_the_right_password_produces(
+def test_client_with_the_right_password_produces(
     name: str, secured: Broker, client: Callable[[str], Client]
 ) -> None:
     assert offsets_of_two(client(name), secured, "SASL_PLAINTEXT", Security(USER)) == [0, 1]
 
 
 @pytest.mark.parametrize("name", WITH_TLS)
-def test_a_client_with_the_right_password_produces_over_tls(
+def test_client_with_the_right_password_produces_over_tls(
     name: str, secured: Broker, tls: Tls, client: Callable[[str], Client]
 ) -> None:
     assert offsets_of_two(client(name), secured, "SASL_SSL", Security(USER, tls.authority)) == [
@@ -115,26 +121,26 @@ def test_a_client_with_the_right_password_produces_over_tls(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_with_a_wrong_password_is_refused_and_not_left_hanging(
+def test_client_with_a_wrong_password_fails_without_hanging(
     name: str, secured: Broker, client: Callable[[str], Client]
 ) -> None:
     row = client(name)
-    patience = TOLD_SECONDS if row.tells_refusal else PATIENCE_SECONDS
+    patience = RUN_SECONDS if row.tells_refusal else PATIENCE_SECONDS
     with pytest.raises(
         DriverFailed, match=r"(?i)authentication|SASL" if row.tells_refusal else "driver: "
     ) as refused:
         offsets_of_two(row, secured, "SASL_PLAINTEXT", Security(WRONG), patience)
-    # The client gave up by itself; the driver did not have to be killed.
+    # The client failed by itself; its driver did not have to be killed.
     assert "exit code " in str(refused.value).splitlines()[0]
     assert "driver: " in refused.value.errors
 
 
 def offsets_of_two(
-    client: Client, broker: Broker, listener: str, security: Security, timeout: float = TOLD_SECONDS
+    client: Client, broker: Broker, listener: str, security: Security, timeout: float = RUN_SECONDS
 ) -> list[int | None]:
-    """Two records to a topic of their own."""
+    """Produce two records to a new topic; return their offsets."""
     topic = f"sasl-{client.name}-{uuid.uuid4().hex[:6]}"
-    create_where_old_clients_need_it(broker, [topic])
+    create_topics_on_kafka(broker, [topic])
     records = [Record(topic, 0, b"key", b"value"), Record(topic, 0, None, b"value")]
     answers = produce(
         client, broker.listeners[listener], records, timeout=timeout, security=security

@@ -1,4 +1,6 @@
-"""Real clients that use one connection for several things at once: no request waits for as long as a Fetch may."""
+"""Real clients that use one connection for several things: no request waits for a long-polling
+Fetch.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,18 @@ from tests.legacy_clients.clients import Client, run
 # 300 s: the first run on a machine also downloads and builds the clients.
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
 
-#: Ten times what most clients let a Fetch wait, so that a machine that stands still is no such wait. Each
-#: round needs some milliseconds, or where it waits for a Fetch as long as that.
+#: Ten times most clients' default, so that a stalled machine is not mistaken for a wait for the
+#: Fetch. A round takes milliseconds, or this long if it waits for the Fetch.
 FETCH_WAIT_MS = 5000
-HALF_A_WAIT = FETCH_WAIT_MS / 2000
+HALF_FETCH_WAIT_SECONDS = FETCH_WAIT_MS / 2000
 
 
 @pytest.mark.parametrize("is_grouped", [False, True], ids=["assigned", "group"])
 @pytest.mark.parametrize("name", ["sarama-1.19.0-as-2.0.0", "sarama-1.61.1"])
-def test_a_producer_does_not_wait_for_the_consumer_beside_it(
+def test_produce_does_not_wait_for_a_fetch_on_its_connection(
     broker: Broker, is_reference: bool, client: Callable[[str], Client], name: str, is_grouped: bool
 ) -> None:
-    """Sarama 1.19 sends its Produce behind the Fetch, 1.61 waits with it until the Fetch is answered."""
+    """Sarama 1.19 sends its Produce after the Fetch; 1.61 waits for the Fetch response first."""
     row, topic = client(name), f"echo-{name}-{is_grouped}"
     create_topics(broker.bootstrap, [topic], 1)
     words = [
@@ -39,12 +41,12 @@ def test_a_producer_does_not_wait_for_the_consumer_beside_it(
     ]
     assert len(rounds) == 11
     if is_reference:
-        assert median(rounds) > HALF_A_WAIT
+        assert median(rounds) > HALF_FETCH_WAIT_SECONDS
     else:
-        assert median(rounds) < HALF_A_WAIT
+        assert median(rounds) < HALF_FETCH_WAIT_SECONDS
 
 
-def test_a_commit_does_not_wait_for_the_fetch_before_it(
+def test_commit_does_not_wait_for_a_fetch_on_its_connection(
     broker: Broker, is_reference: bool, client: Callable[[str], Client]
 ) -> None:
     """librdkafka 0.11 sends both on one connection."""
@@ -58,6 +60,6 @@ def test_a_commit_does_not_wait_for_the_fetch_before_it(
     ]
     assert len(commits) == 11
     if is_reference:
-        assert median(commits) > HALF_A_WAIT
+        assert median(commits) > HALF_FETCH_WAIT_SECONDS
     else:
-        assert median(commits) < HALF_A_WAIT
+        assert median(commits) < HALF_FETCH_WAIT_SECONDS

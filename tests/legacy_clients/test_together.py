@@ -1,4 +1,7 @@
-"""Producers and consumers of every age at the same time on one topic: the consumers wait first, and each sees all, in one order."""
+"""Producers and consumers of every age on one topic at the same time.
+
+The consumers start first; each sees all records in the same order.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.legacy_clients.clients import Client, Record, Span, consume, produce
 
 pytestmark = [pytest.mark.peer]
 
-# Record formats 0, 1 and 2, each from two libraries' worth of codecs that all of the consumers have.
+# Record formats 0, 1 and 2, in codecs that all of the consumers support.
 PRODUCERS = (
     ("kafka-python-1.0.2", "snappy"),
     ("java-0.10.2.2", "gzip"),
@@ -26,7 +29,7 @@ TOPIC = "together"
 
 @pytest.fixture(scope="module")
 def logs(broker: Broker, client: Callable[[str], Client]) -> dict[str, list[Record]]:
-    """What each consumer read, having begun before there was anything."""
+    """What each consumer read, having started before the producers."""
     producers = [(client(name), codec) for name, codec in PRODUCERS]
     consumers = [client(name) for name in CONSUMERS]
     create_topics(broker.bootstrap, [TOPIC], 1)
@@ -46,7 +49,7 @@ def sent_by(client: Client) -> list[Record]:
     return [Record(TOPIC, 0, client.name.encode(), b"%d" % number) for number in range(EACH)]
 
 
-def test_every_consumer_sees_the_same_records_at_the_same_offsets(
+def test_consumers_see_the_same_records_at_the_same_offsets(
     logs: dict[str, list[Record]],
 ) -> None:
     told = {name: [(one.offset, one.key, one.value) for one in log] for name, log in logs.items()}
@@ -55,7 +58,7 @@ def test_every_consumer_sees_the_same_records_at_the_same_offsets(
     assert {name for name, log in told.items() if log != first} == set()
 
 
-def test_each_producers_records_are_all_there_in_its_order(logs: dict[str, list[Record]]) -> None:
+def test_records_of_each_producer_are_complete_and_in_order(logs: dict[str, list[Record]]) -> None:
     log = logs[CONSUMERS[0]]
     by_producer = {
         name: [int(one.value or b"-1") for one in log if one.key == name.encode()]

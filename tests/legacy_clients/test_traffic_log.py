@@ -1,4 +1,4 @@
-"""Real clients of all ages against a gateway with a traffic log: the log says what they did."""
+"""Real clients of all ages against a gateway with a traffic log: the log shows what they did."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ NEVER = -1
 
 
 class HighestVersions(NamedTuple):
-    """The highest versions that a library sends, as they were seen between it and Apache Kafka 3.9.2; NEVER where it has no such request."""
+    """The highest versions that a library sends to Apache Kafka 3.9.2; NEVER if it has no such
+    request.
+    """
 
     produce: int
     fetch: int
@@ -56,14 +58,14 @@ KNOWN = {
     "kcat-1.7.1": HighestVersions(7, 11, 4, 3),
 }
 
-#: What says its name, which takes ApiVersions 3.
+#: Clients that send their name, with ApiVersions 3.
 NAMES = {
     "java-2.8.2": "apache-kafka-java",
     "java-4.4.0": "apache-kafka-java",
     "kcat-1.7.1": "librdkafka",
 }
 
-ROADS = {
+LOGIN_PATHS = {
     "java-0.10.2.2": "handshake-v0-bare",
     "kafka-python-2.0.2": "handshake-v0-bare",
     "java-1.0.0": "handshake-v1",
@@ -111,8 +113,11 @@ def wait_for_rows(
     topic: str | None = None,
     group: str | None = None,
 ) -> tuple[list[Row], list[Row]]:
-    """All that the log has of this client: the last rows of its connections, and its rows of use of that topic or group. It `did` these requests,
-    the last thing of all among them, with which everything is told that began before."""
+    """Return the last rows of this client's connections, and its usage rows of the topic or group.
+
+    Waits until all its connections are closed and the log has all requests in `did`. They must
+    include the client's last request, because earlier ones are logged before it.
+    """
 
     def is_wanted(row: Row) -> bool:
         is_of_it = row.get("group") == group if topic is None else row.get("topic") == topic
@@ -139,7 +144,7 @@ def highest(closed: list[Row], api_key: str) -> int:
 
 
 def summed(used: list[Row], api_key: int, field: str) -> Any:
-    """Of counts their sum, of objects the sums by name."""
+    """The sum of counts; of objects the sums by name."""
     values = [row[field] for row in used if row["api_key"] == api_key and field in row]
     if values and isinstance(values[0], dict):
         return {
@@ -150,7 +155,7 @@ def summed(used: list[Row], api_key: int, field: str) -> Any:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_versions_formats_and_records_of_a_client_are_told(
+def test_versions_formats_and_records_of_a_client_are_logged(
     name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
     row, bootstrap = client(name), watched.broker.bootstrap
@@ -168,12 +173,12 @@ def test_versions_formats_and_records_of_a_client_are_told(
     assert summed(used, 0, "records") == RECORDS
     assert set(summed(used, 0, "magic_in")) == {str(row.writes)}
     if row.consumes:
-        # Whoever knows format 2 gets nothing else.
+        # A client that supports format 2 gets nothing else.
         assert set(summed(used, 1, "magic_out")) == {str(2 if row.reads == 2 else row.writes)}
     assert not any("errors" in one for one in used)
 
 
-def test_a_first_request_for_versions_that_is_too_new_is_told(
+def test_unsupported_api_versions_request_is_logged(
     watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
     row = client("java-4.4.0")
@@ -187,7 +192,7 @@ def test_a_first_request_for_versions_that_is_too_new_is_told(
 
 
 @pytest.mark.parametrize("name", ["java-0.9.0.1", "java-0.10.2.2", "kafka-node-2.0.0"])
-def test_what_was_converted_for_an_old_consumer_is_told(
+def test_conversion_for_an_old_consumer_is_logged(
     name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
     row, producer = client(name), client("kafka-python-3.0.12")
@@ -203,7 +208,7 @@ def test_what_was_converted_for_an_old_consumer_is_told(
 
 
 @pytest.mark.parametrize("name", ["java-0.9.0.1", "java-3.9.2", "sarama-1.61.1"])
-def test_a_group_and_what_its_member_asks_for_are_told(
+def test_group_and_habits_of_its_member_are_logged(
     name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
     row, bootstrap = client(name), watched.broker.bootstrap
@@ -218,8 +223,8 @@ def test_a_group_and_what_its_member_asks_for_are_told(
     assert ("rebalance_timeout_ms" in habits) == (name != "java-0.9.0.1")
 
 
-@pytest.mark.parametrize("name", ROADS)
-def test_the_road_of_a_log_in_is_told(
+@pytest.mark.parametrize("name", LOGIN_PATHS)
+def test_login_path_is_logged(
     name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
     row = client(name)
@@ -230,6 +235,6 @@ def test_the_road_of_a_log_in_is_told(
     closed, used = wait_for_rows(watched, row, 0, topic=topic)
     seen = [one for one in closed if one["listener"] == "SASL_PLAINTEXT"]
     assert {(one["road"], one["mechanism"], one["principal"]) for one in seen} == {
-        (ROADS[name], "PLAIN", "User:alice")
+        (LOGIN_PATHS[name], "PLAIN", "User:alice")
     }
     assert {one["principal"] for one in used if one["topic"] == topic} == {"User:alice"}

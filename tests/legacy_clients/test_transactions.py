@@ -1,4 +1,4 @@
-"""Real transactional producers, whose ids the gateway refuses: they stop at once, with an error that names the id."""
+"""Real transactional producers fail at once, because the gateway refuses transactional ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.peers.gateway import GatewayProcess, gateway
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
-#: A client that retries the error does so for this long; one that does not needs less than a second.
+#: Time limit: a client that retries the error takes this long; one that does not takes less than a
+#: second.
 TIMEOUT_SECONDS = 120.0
 
 ERRORS = {
@@ -35,7 +36,7 @@ def server(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_a_transactional_producer_is_refused_once_and_does_not_ask_again(
+def test_transactional_producer_is_refused_and_does_not_retry(
     request: pytest.FixtureRequest, is_reference: bool, client: Callable[[str], Client], name: str
 ) -> None:
     row = client(name)
@@ -52,7 +53,7 @@ def test_a_transactional_producer_is_refused_once_and_does_not_ask_again(
     ).split()
     assert error == ERRORS[name]
     assert float(seconds) < TIMEOUT_SECONDS / 4
-    # The log has its lines in order, so that after this one all of the client's are there.
+    # Log lines are ordered: after this one all lines of the client are present.
     with server.peer() as peer:
         peer.request(
             InitProducerIdRequest(transactional_id=f"after-{name}", transaction_timeout_ms=1000),

@@ -1,4 +1,7 @@
-"""What a Kafka says of each real client: which scenarios work there. It is the judge of whoever says from a traffic log that a client is ready for it."""
+"""Verdicts of a Kafka broker: which scenarios of each real client work there.
+
+Predictions made from a traffic log are compared with them.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ from tests.certificates import Authority
 from tests.legacy_clients.brokers import Broker, reference
 from tests.legacy_clients.clients import Client, DriverFailed
 from tests.legacy_clients.install import install
-from tests.legacy_clients.scenarios import Prepared, connect, run_scenario, scenarios_of
+from tests.legacy_clients.scenarios import PreparedRun, connect, run_scenario, scenarios_of
 from tests.legacy_clients.test_sasl import USER
 from tests.peers.kafka import Secured
 
-#: Who is refused tries again until its time is up, so that most of a run is waiting.
+#: A refused client retries until its timeout, so that most of a run is waiting.
 AT_ONCE = 4
 SECONDS = 20.0
-#: What failed beside others is run again when most of it is over: on a busy machine a second may be too short for anybody.
+#: Failed runs are repeated when fewer run at once: on a busy machine the timeout may be too short.
 ATTEMPTS = 2
 
 ProgressCallback = Callable[[int, int, str], None]
-"""Is called with how many runs are done, of how many, and which one was the last."""
+"""Called with the number of completed runs, the total, and the last run."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -54,10 +57,13 @@ def write_verdicts(
     clients: Sequence[Client],
     version: str,
     out: Path,
-    told: ProgressCallback,
+    show_progress: ProgressCallback,
     only: Sequence[str] = (),
 ) -> int:
-    """The file has those of these clients anew, and of others as they were; of `only` some scenarios where they are named. Raises CannotInstall."""
+    """Update the verdicts of these clients in the file; others stay.
+
+    `only` selects scenarios. Raises CannotInstall.
+    """
     for client in clients:
         install(client)
     works = {
@@ -70,7 +76,7 @@ def write_verdicts(
                 under_way = {pool.submit(_works, *run, broker): run for run in again}
                 for number, done in enumerate(as_completed(under_way)):
                     works[under_way[done]] = done.result()
-                    told(number + 1, len(again), " ".join(map(str, under_way[done])))
+                    show_progress(number + 1, len(again), " ".join(map(str, under_way[done])))
     verdicts = {
         (str(client), scenario): Verdict(str(client), scenario, does)
         for (client, scenario), does in works.items()
@@ -82,7 +88,7 @@ def write_verdicts(
 
 def _works(client: Client, scenario: str, broker: Broker) -> bool:
     with connect(broker) as peer:
-        prepared = Prepared(peer, f"judged-{uuid.uuid4().hex}", scenario)
+        prepared = PreparedRun(peer, f"judged-{uuid.uuid4().hex}", scenario)
         try:
             run_scenario(client, scenario, broker, prepared, SECONDS)
         except DriverFailed:

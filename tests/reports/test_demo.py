@@ -32,4 +32,4 @@ def test_ctrl_c_during_clients_exits_130_and_command_can_be_repeated(tmp_path):
         time.sleep(0.05)
     *_, turn, word = lines_of(written, COLUMNS * 10)
     assert turn.startswith("[ ")
-    assert word == "stopped; clients that were fetched stay, and the same command begins anew"
+    assert word == "stopped; downloaded clients are kept, and the same command starts again"

@@ -47,7 +47,7 @@ SPEAKS = KNOWN | {
 REFUSED = {
     "ledger-import": ({"Produce 0"}, set()),
     "server-metrics": ({"Produce 0"}, set()),
-    "door-sensors": ({"Produce 0"}, set()),
+    "air-sensors": ({"Produce 0"}, set()),
     "orders-export": ({"Fetch 0"}, set()),
     "billing": ({"Fetch 1", "ListOffsets 0"}, {"JoinGroup 0"}),
     "accounts": ({"Fetch 3", "Produce 2"}, {"JoinGroup 1"}),
@@ -66,7 +66,7 @@ TOLD = {
     "warehouse": ("librdkafka", {"below"}),
     "ledger-import": ("", {"refused"}),
     "server-metrics": ("", {"refused"}),
-    "door-sensors": ("", {"refused"}),
+    "air-sensors": ("", {"refused"}),
     "billing": ("java", {"refused"}),
     "billing-next": ("java", {"fine"}),
     "orders-export": ("", {"refused"}),
@@ -300,8 +300,8 @@ def test_each_application_has_expected_library_and_state(report, company):
 
 def test_undetermined_application_is_advised_for_each_candidate(report, company):
     """The client is kafka-node, which is not served in any version."""
-    if "door-sensors" in company:
-        needs = by_application(report[1]["clients"])["door-sensors"]["needs"]
+    if "air-sensors" in company:
+        needs = by_application(report[1]["clients"])["air-sensors"]["needs"]
         assert needs.startswith(
             "java 2.1.0 or librdkafka 1.8.2 or kafkajs 1.15.0 or sarama 1.41.0 or "
             "kafka-python 2.0.2 or "
