@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it signs, as PEM files."""
+"""Certificates for tests: an authority and the certificates that it signs, as PEM files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 DAY = datetime.timedelta(days=1)
-# Clients on Python 3.13 and later take no authority without it (RFC 5280, 4.2.1.3).
+# Clients on Python 3.13 and later reject an authority without it (RFC 5280, 4.2.1.3).
 SIGNS = x509.KeyUsage(
     digital_signature=False,
     content_commitment=False,
@@ -44,8 +44,8 @@ def _name(common_name: str) -> x509.Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
-    """A certificate and its key; `write` makes the two files."""
+class SignedCertificate:
+    """A certificate and its key."""
 
     certificate: x509.Certificate
     key: rsa.RSAPrivateKey
@@ -59,7 +59,7 @@ class Signed:
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1, ::1 and localhost, good for a day."""
+    """Signs certificates for 127.0.0.1, ::1 and localhost that are valid for a day."""
 
     def __init__(self, common_name: str = "Test Authority") -> None:
         self._key = rsa.generate_private_key(65537, 2048)
@@ -79,10 +79,10 @@ class Authority:
 
     def sign(
         self, common_name: str = "localhost", names: Sequence[x509.GeneralName] | None = None
-    ) -> Signed:
-        """For this machine, or for these names; with none of them the extension is left out."""
+    ) -> SignedCertificate:
+        """Sign for this machine or for `names`; an empty sequence omits the extension."""
         key = rsa.generate_private_key(65537, 2048)
-        # Python 2.7 looks for an address among the host names.
+        # Python 2.7 searches for an IP address among the DNS names.
         hosts = [x509.DNSName("localhost"), x509.DNSName("127.0.0.1")]
         if names is None:
             names = [
@@ -95,7 +95,7 @@ class Authority:
         builder = self._builder(_name(common_name), key)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        return Signed(builder.sign(self._key, hashes.SHA256()), key)
+        return SignedCertificate(builder.sign(self._key, hashes.SHA256()), key)
 
     def _builder(self, subject: x509.Name, key: rsa.RSAPrivateKey) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)

@@ -1,4 +1,8 @@
-"""For all tests: properties have no deadline for an example, since a busy machine would fail them; pytest-timeout ends what hangs."""
+"""Settings of all tests.
+
+Properties have no deadline per example, because a busy machine would exceed it; pytest-timeout
+stops hanging tests.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,24 @@ from hypothesis import HealthCheck, settings
 #: The fixture `pulsar`, and the second run of failed tests with real peers.
 pytest_plugins = ["tests.peers.pulsar", "tests.reruns"]
 
-#: Files whose few tests take longest, by their names: five to seven minutes each.
+#: Names of files whose few tests take longest: five to seven minutes each.
 LONGEST = ("test_pulsar_chaos.py", "test_pulsar_outages.py", "test_pulsar_silences.py")
 
-# In CI (Hypothesis looks for it) this inherits that examples are the same each time: what fails there fails again. Elsewhere each run has others.
+# In CI Hypothesis makes examples deterministic, so that failures are reproducible. Elsewhere each
+# run has different examples.
 settings.register_profile("kopgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# `make check` looks at a quarter of the examples, so that it stays a matter of two minutes; `make test` looks at all of them.
+# `make check` runs a quarter of the examples and takes two minutes; `make test` runs all.
 settings.register_profile("quick", settings.get_profile("kopgate"), max_examples=25)
 settings.load_profile("kopgate")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """The longest files first, then those with the most tests: with `--dist loadfile --no-loadscope-reorder` files are handed out in this order, and
-    the last ones should be short, or one worker has a long one while the others have nothing left."""
+    """Sort the longest files first, then files by the number of their tests.
+
+    With `--dist loadfile --no-loadscope-reorder` files are distributed in this order. Short files
+    last keep all workers busy until the end.
+    """
     tests = Counter(item.path for item in items)
     found = {path: number for number, path in enumerate(tests)}
 
@@ -40,7 +48,11 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """pytest-twisted wraps a property's inner test anew for each parameter, the wrapped one too, and then refuses to run it: unwrap in between."""
+    """Restore a property's inner test after each call.
+
+    pytest-twisted wraps the inner test again for each parameter, including the wrapped one, and
+    then refuses to run it.
+    """
     handle = getattr(pyfuncitem.obj, "hypothesis", None)
     inner = handle.inner_test if handle else None
     try:

@@ -1,15 +1,15 @@
-"""Runs failed tests with real peers once more, alone, after all others; those that then pass are "unstable".
+"""Runs failed tests with real peers again, alone, after all others; those that pass are "unstable".
 
 Real brokers, clients and Spark can fail a test for reasons that are not defects of the gateway: a
-machine that stalls, a port that is taken, a fault of the peer's own. `--rerun-failed-peers` gives each
-failed test marked `peer` or `spark` a second run in a process of its own, with no other test beside it.
+machine that stalls, a port that is taken, a fault of the peer. `--rerun-failed-peers` runs each
+failed test marked `peer` or `spark` again in a separate process, without other tests beside it.
 
-- A test that passes its second run does not fail the session. It is counted as "unstable", its first
-  failure is printed, and it is added to `tests/unstable.txt`.
+- A test that passes its second run does not fail the session. It is counted as "unstable", its
+  first failure is printed, and it is added to `tests/unstable.txt`.
 - A test that fails twice, or that runs without peers, fails the session as usual.
-- Nothing is run again when more than MAX_RERUNS tests failed or the session was interrupted.
+- Nothing is run again if more than MAX_RERUNS tests failed or the session was interrupted.
 
-`tests/test_reruns.py` holds the rule that a change to a list that is not empty empties it.
+`tests/test_reruns.py` requires that a change to a list that is not empty empties it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import IO
 
 import pytest
 
-#: More failures than this are a defect, or a broken machine, and are not worth the time.
+#: More failures than this indicate a defect or a broken machine and are not run again.
 MAX_RERUNS = 20
-#: The limit of the second run as a whole, in seconds.
+#: Limit of the whole second run, in seconds.
 MAX_RERUN_SECONDS = 1500.0
-#: What an interrupted second run may take to stop its brokers, in seconds.
+#: Limit for an interrupted second run to stop its brokers, in seconds.
 MAX_STOP_SECONDS = 60.0
 MARKERS = frozenset({"peer", "spark"})
 
@@ -66,9 +66,10 @@ def unstable_list(root: Path) -> Path:
 
 
 def list_versions(root: Path) -> list[str]:
-    """The texts of the unstable list at `root`, newest first: the file as it is now, then as committed.
+    """The texts of the unstable list at `root`, newest first: the current file, then its commits.
 
-    Versions that say the same as their predecessor are left out. Without git there is only the file.
+    Versions with the same entries as their predecessor are omitted. Without git only the file is
+    returned.
     """
     listed = unstable_list(root)
     name = listed.relative_to(root).as_posix()
@@ -108,7 +109,7 @@ class FirstRun:
             if MARKERS & set(report.keywords):
                 self._with_peers.add(report.nodeid)
 
-    # Innermost, so that the workers have ended before it and the terminal's summary comes after it.
+    # Innermost: after the workers have ended and before the terminal's summary.
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:
         result = yield
@@ -182,7 +183,7 @@ class FirstRun:
 
 
 class SecondRun:
-    """Runs only the tests named in a file, and leaves in it those that passed."""
+    """Runs only the tests named in a file, and keeps those that passed in it."""
 
     def __init__(self, listed: Path) -> None:
         self._listed = listed
@@ -222,7 +223,7 @@ def _exit_code(argv: list[str], folder: Path, output: IO[bytes]) -> int | None:
         try:
             return process.wait(MAX_RERUN_SECONDS)
         except subprocess.TimeoutExpired:
-            # An interrupt lets fixtures stop their brokers; what is left after that is killed.
+            # An interrupt allows fixtures to stop their brokers; remaining processes are killed.
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(MAX_STOP_SECONDS)

@@ -1,4 +1,7 @@
-"""Imports point one way, and each library keeps to the part that it belongs to. The table is the rule; to change it is to change the design."""
+"""Imports point one way, and each library is used only in its part of the project.
+
+The tables are the rule; changing them changes the design.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "auth", "compat", "storage", "reports")
 
-#: Which of our packages a package may import besides itself.
+#: The packages of this project that a package may import besides itself.
 MAY_IMPORT = {
     "gateway": {"auth", "compat", "storage", "reports"},
     "auth": set(),
@@ -20,7 +23,7 @@ MAY_IMPORT = {
     "reports": {"compat"},
 }
 
-#: Where a library may be imported: files, or folders with a slash at the end.
+#: The files, or folders with a trailing slash, that may import a library.
 BELONGS_TO = {
     "twisted": (
         "gateway/cli/main.py",
@@ -45,18 +48,20 @@ BELONGS_TO = {
     "OpenSSL": ("auth/tls.py", "gateway/net/connection.py", "storage/pulsar/admin/admin_tls.py"),
 }
 
-#: The one module that names the reactor; everything else is given it.
-NAMES_THE_REACTOR = "gateway/cli/main.py"
+#: The only module that imports the reactor; others get it as an argument.
+IMPORTS_THE_REACTOR = "gateway/cli/main.py"
 
-#: What hands rows to Python processes, one by one or in pieces: no worker has a Python with this in it, and each row would be copied there and back.
+#: Spark functions that pass rows to Python processes. Workers do not have this project's Python
+#: environment, and each row would be copied in both directions.
 ROWS_IN_PYTHON = {
-    "udf", "udtf", "pandas_udf", "mapInPandas", "mapInArrow", "applyInPandas", "applyInArrow", "applyInPandasWithState", "transformWithState",
-    "transformWithStateInPandas", "rdd", "foreach", "foreachPartition", "parallelize",
+    "udf", "udtf", "pandas_udf", "mapInPandas", "mapInArrow", "applyInPandas", "applyInArrow",
+    "applyInPandasWithState", "transformWithState", "transformWithStateInPandas", "rdd", "foreach",
+    "foreachPartition", "parallelize",
 }  # fmt: skip
 
 
 def imports(source: str) -> Iterator[str]:
-    """Every module that `source` imports, wherever in it: `import a.b` gives a.b, `from a import b` gives a.b too."""
+    """Every module that `source` imports: a.b for `import a.b` and for `from a import b`."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):
@@ -73,9 +78,9 @@ def complaints(path: str, source: str) -> list[str]:
     for module in imports(source):
         first = module.split(".", 1)[0]
         if not first:
-            found.append(f"{path} imports by a relative name; write the whole one")
+            found.append(f"{path} has a relative import; use the absolute name")
         elif first in PACKAGES and first != package and first not in MAY_IMPORT[package]:
-            found.append(f"{path} imports {module}: {package} may not know {first}")
+            found.append(f"{path} imports {module}: {package} may not import {first}")
         elif first in BELONGS_TO and not any(
             path == place or (place.endswith("/") and path.startswith(place))
             for place in BELONGS_TO[first]
@@ -83,13 +88,13 @@ def complaints(path: str, source: str) -> list[str]:
             found.append(
                 f"{path} imports {module}: {first} stays in {', '.join(BELONGS_TO[first])}"
             )
-        elif module == "twisted.internet.reactor" and path != NAMES_THE_REACTOR:
-            found.append(f"{path} names the reactor; it is given one")
+        elif module == "twisted.internet.reactor" and path != IMPORTS_THE_REACTOR:
+            found.append(f"{path} imports the reactor; pass it as an argument")
     return found
 
 
 def rows_in_python(source: str) -> list[str]:
-    """What `source` names of it, as an attribute or as an import."""
+    """The names of ROWS_IN_PYTHON that `source` uses as attributes or imports."""
     tree = list(ast.walk(ast.parse(source)))
     named = [node.attr for node in tree if isinstance(node, ast.Attribute)]
     named += [name.name for node in tree if isinstance(node, ast.ImportFrom) for name in node.names]
@@ -105,12 +110,12 @@ def modules() -> list[str]:
 
 
 @pytest.mark.parametrize("path", modules())
-def test_a_module_imports_only_what_its_place_allows(path):
+def test_module_imports_only_what_its_place_allows(path):
     assert complaints(path, (ROOT / path).read_text("utf-8")) == []
 
 
 @pytest.mark.parametrize("package", sorted({path.split("/")[0] for path in modules()}))
-def test_a_package_says_that_it_is_typed(package):
+def test_package_is_marked_as_typed(package):
     assert (ROOT / package / "py.typed").exists()
 
 
@@ -129,12 +134,12 @@ def test_a_package_says_that_it_is_typed(package):
         ("gateway/fetch/fetch_reader.py", "from . import logs"),
     ],
 )
-def test_what_breaks_the_rule_is_seen(path, source):
+def test_forbidden_import_is_found(path, source):
     assert len(complaints(path, source)) == 1
 
 
 @pytest.mark.parametrize("path", [path for path in modules() if path.startswith("reports/")])
-def test_no_row_of_a_report_passes_through_python(path):
+def test_reports_pass_no_rows_through_python(path):
     assert rows_in_python((ROOT / path).read_text("utf-8")) == []
 
 
@@ -148,11 +153,11 @@ def test_no_row_of_a_report_passes_through_python(path):
         "rows.rdd.map(f)",
     ],
 )
-def test_what_would_pass_rows_through_python_is_seen(source):
+def test_functions_that_pass_rows_through_python_are_found(source):
     assert len(rows_in_python(source)) == 1
 
 
-def test_every_place_of_the_table_exists():
+def test_every_path_of_the_table_exists():
     assert [
         place for places in BELONGS_TO.values() for place in places if not (ROOT / place).exists()
     ] == []
@@ -184,7 +189,10 @@ def _reachable_from(name, graph):
 
 
 def module_sources():
-    """Source by dotted name; a compiled module counts, since a package's `__init__` may be imported for it."""
+    """Source by dotted module name.
+
+    Compiled modules are included, because their import also runs a package's `__init__`.
+    """
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     sources = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(

@@ -1,4 +1,4 @@
-"""The check of words and widths: `tests/prose.py`."""
+"""Tests of the check of words and widths, `tests/prose.py`."""
 
 from __future__ import annotations
 

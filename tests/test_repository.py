@@ -1,4 +1,4 @@
-"""The repository's own files: what they say agrees with each other and with the settings."""
+"""The repository's own files agree with each other and with the settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.peers.pulsar import VERSION as PULSAR
 
 ROOT = Path(__file__).parent.parent
 COMMAND = r"kopgate ([a-z]+) ?((?:[a-z]+(?:-[a-z]+)*)?)"
-"""A command and, where it has one, its own."""
+"""A command and its subcommand, if any."""
 PINNED = re.compile(r"([A-Za-z0-9_.-]+)==(\S+)")
 
 
@@ -56,7 +56,7 @@ def pulsar_service(compose):
     return compose["services"]["pulsar"]
 
 
-def test_compose_brings_a_pulsar_and_the_gateway_on_it(compose, gateway, pulsar_service):
+def test_compose_starts_pulsar_and_the_gateway(compose, gateway, pulsar_service):
     assert {name for name, service in compose["services"].items() if "profiles" not in service} == {
         "gateway",
         "pulsar",
@@ -69,7 +69,7 @@ def test_compose_brings_a_pulsar_and_the_gateway_on_it(compose, gateway, pulsar_
     assert pulsar_service["environment"]["PULSAR_PREFIX_advertisedAddress"] == "pulsar"
 
 
-def test_the_pulsar_of_compose_is_that_of_the_tests_and_set_alike(pulsar_service):
+def test_pulsar_of_compose_has_version_and_settings_of_the_tests(pulsar_service):
     assert pulsar_service["image"] == f"apachepulsar/pulsar:{PULSAR}"
     prefix = "PULSAR_PREFIX_"
     settings = {
@@ -85,7 +85,7 @@ def test_the_pulsar_of_compose_is_that_of_the_tests_and_set_alike(pulsar_service
     assert settings == {**ours, "advertisedAddress": "pulsar"}
 
 
-def test_every_value_that_compose_gives_to_an_environment_is_text(gateway, pulsar_service):
+def test_environment_values_in_compose_are_strings(gateway, pulsar_service):
     assert all(
         isinstance(value, str)
         for service in (gateway, pulsar_service)
@@ -93,7 +93,7 @@ def test_every_value_that_compose_gives_to_an_environment_is_text(gateway, pulsa
     )
 
 
-def test_what_compose_names_in_a_service_is_there(compose):
+def test_volumes_and_dockerfiles_of_compose_exist(compose):
     assert set(compose) - {"x-legacy"} == {"services", "volumes"}
     services = compose["services"].values()
     assert {
@@ -108,9 +108,9 @@ def test_what_compose_names_in_a_service_is_there(compose):
     not shutil.which("docker")
     or subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode
     != 0,
-    reason="there is no `docker compose` on this machine; the file is checked by hand above",
+    reason="there is no `docker compose` on this machine; other tests check the file",
 )
-def test_compose_is_what_docker_takes():
+def test_docker_accepts_the_compose_file():
     done = subprocess.run(
         ["docker", "compose", "-f", str(ROOT / "docker-compose.yml"), "config", "--quiet"],
         capture_output=True,
@@ -120,7 +120,7 @@ def test_compose_is_what_docker_takes():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_image_starts_with_settings_that_hold(image_environment, gateway, monkeypatch):
+def test_image_in_compose_has_valid_settings(image_environment, gateway, monkeypatch):
     for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
         monkeypatch.delenv(name)
     for name, value in {**image_environment, **gateway["environment"]}.items():
@@ -134,9 +134,7 @@ def test_the_image_starts_with_settings_that_hold(image_environment, gateway, mo
     )
 
 
-def test_the_image_by_itself_starts_on_the_embedded_store_in_its_volume(
-    image_environment, monkeypatch
-):
+def test_image_uses_the_embedded_store_in_its_volume_by_default(image_environment, monkeypatch):
     for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
         monkeypatch.delenv(name)
     for name, value in image_environment.items():
@@ -146,30 +144,30 @@ def test_the_image_by_itself_starts_on_the_embedded_store_in_its_volume(
     assert "VOLUME /data" in read("Dockerfile").splitlines()
 
 
-def test_the_published_port_is_the_one_that_the_gateway_advertises(gateway):
+def test_published_port_is_the_advertised_one(gateway):
     (port,) = gateway["ports"]
     assert gateway["environment"]["KOPGATE_ADVERTISED"].rsplit(":", 1)[1] == port.split(":")[1]
 
 
-def test_the_container_is_given_time_to_drain(gateway):
+def test_stop_grace_period_exceeds_the_drain_timeout(gateway):
     assert (
         int(gateway["stop_grace_period"].removesuffix("s")) * 1000 > Settings().shutdown_timeout_ms
     )
 
 
-def test_the_image_runs_as_nobody_of_importance():
+def test_image_runs_as_unprivileged_user():
     lines = read("Dockerfile").splitlines()
     assert "--uid 10001" in read("Dockerfile")
     assert "--gid 10001" in read("Dockerfile")
     assert lines.index("USER 10001:10001") < lines.index('ENTRYPOINT ["kopgate"]')
 
 
-def test_the_image_is_healthy_while_its_first_listener_is_open():
+def test_health_check_succeeds_while_the_first_listener_is_open():
     command = json.loads(
         re.search(r"^HEALTHCHECK (?:.*\\\n)*.*CMD (.*)$", read("Dockerfile"), re.MULTILINE)[1]
     )
     assert command[0] == "python"
-    # Bound from the beginning, so that no other process takes the port while it is closed.
+    # Bound before it listens, so that no other process takes the port.
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listeners = f"PLAINTEXT://0.0.0.0:{listener.getsockname()[1]},SSL://0.0.0.0:9093"
@@ -182,18 +180,18 @@ def test_the_image_is_healthy_while_its_first_listener_is_open():
     assert (open_.returncode, closed.returncode) == (0, 1)
 
 
-def test_what_was_compiled_elsewhere_stays_out_of_the_image():
-    left_out = set(read(".dockerignore").splitlines())
+def test_compiled_files_are_excluded_from_the_image():
+    excluded = set(read(".dockerignore").splitlines())
     sources = {
         str(path.relative_to(ROOT).with_suffix(".c"))
         for folder in ("gateway", "compat")
         for path in (ROOT / folder).rglob("*.pyx")
     }
-    assert {"**/*.so", *sources} <= left_out
+    assert {"**/*.so", *sources} <= excluded
 
 
-def test_the_image_is_given_all_that_an_installation_needs():
-    let_in = {line[1:] for line in read(".dockerignore").splitlines() if line.startswith("!")}
+def test_image_context_includes_the_files_of_an_installation():
+    included = {line[1:] for line in read(".dockerignore").splitlines() if line.startswith("!")}
     packages = {path.parent.name for path in ROOT.glob("*/py.typed")}
     assert {
         "pyproject.toml",
@@ -201,7 +199,7 @@ def test_the_image_is_given_all_that_an_installation_needs():
         "constraints.txt",
         "README.md",
         "LICENSE",
-    } | packages <= let_in
+    } | packages <= included
 
 
 def requirement_names(text):
@@ -233,8 +231,10 @@ def test_every_constraint_is_an_exact_version():
     ] == []
 
 
-def test_tox_pins_what_it_installs_and_not_what_the_tests_install():
-    """PIP_CONSTRAINT would hold for the libraries of old clients, too, which are there in their own versions."""
+def test_tox_constrains_its_packages_and_not_those_of_the_tests():
+    """PIP_CONSTRAINT would also apply to the libraries of old clients, which have their own
+    versions.
+    """
     tox = configparser.ConfigParser()
     tox.read(ROOT / "tox.ini", "utf-8")
     assert "--constraint {tox_root}/constraints.txt" in tox["testenv"]["install_command"]
@@ -247,9 +247,11 @@ def test_settings_page_is_generated_from_the_model():
     )
 
 
-def test_every_setting_that_may_have_its_name_in_kop_is_told():
-    (told,) = re.findall(r"^KoP's setting names(?:.+\n)+", read("docs/operations.md"), re.MULTILINE)
-    assert [name for name in SETTING_BY_KOP_NAME if f"`{name}`" not in told] == []
+def test_manual_lists_every_kop_alias():
+    (listed,) = re.findall(
+        r"^KoP's setting names(?:.+\n)+", read("docs/operations.md"), re.MULTILINE
+    )
+    assert [name for name in SETTING_BY_KOP_NAME if f"`{name}`" not in listed] == []
 
 
 def documents():
@@ -261,7 +263,7 @@ def documents():
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
-def test_a_link_to_a_file_leads_somewhere(path):
+def test_linked_file_exists(path):
     targets = [
         target.split("#")[0]
         for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8"))
@@ -271,8 +273,8 @@ def test_a_link_to_a_file_leads_somewhere(path):
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
-def test_a_module_in_a_document_exists(path):
-    """Except new modules in the examples of how to add one."""
+def test_module_in_a_document_exists(path):
+    """Except the new modules in the examples of "How to add"."""
     text = path.read_text("utf-8").partition("\n## How to add\n")[0]
     folders = "gateway|auth|compat|storage|reports|tests|bench"
     named = re.findall(rf"`((?:{folders})/[\w/.-]*)`", text)
@@ -280,7 +282,7 @@ def test_a_module_in_a_document_exists(path):
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
-def test_a_setting_in_a_document_exists(path):
+def test_setting_in_a_document_exists(path):
     text = path.read_text("utf-8")
     named = set(re.findall(r"\bKOPGATE_([A-Z_]+)\b", text)) | {
         name.upper() for name in re.findall(r"--set ([a-z_]+)=", text)
@@ -297,14 +299,14 @@ def shell_lines(path):
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
-def test_a_kopgate_command_in_a_document_is_one(path):
+def test_kopgate_command_in_a_document_exists(path):
     for command, sub in re.findall(rf"\b{COMMAND}", shell_lines(path)):
         words = [command, sub] if command in ("topics", "groups", "users") else [command]
         assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0, words
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
-def test_an_option_of_kopgate_in_a_document_is_one(path):
+def test_kopgate_option_in_a_document_exists(path):
     for command, sub, rest in re.findall(rf"\b{COMMAND}(.*)", shell_lines(path)):
         words = [command, sub] if command in ("topics", "groups", "users") else [command]
         options = set(re.findall(r"--[a-z-]+", CliRunner().invoke(main, [*words, "--help"]).stdout))
@@ -312,7 +314,7 @@ def test_an_option_of_kopgate_in_a_document_is_one(path):
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
-def test_a_make_target_in_a_document_is_one(path):
+def test_make_target_in_a_document_exists(path):
     assert (
         set(re.findall(r"\bmake ([a-z]+)", shell_lines(path)))
         - set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
@@ -323,12 +325,12 @@ def test_a_make_target_in_a_document_is_one(path):
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda path: path.name
 )
-def test_a_decision_fits_on_a_screen(path):
+def test_decision_has_at_most_50_lines(path):
     assert len(path.read_text("utf-8").splitlines()) <= 50
     assert re.fullmatch(r"\d{3}-[a-z0-9-]+\.md", path.name)
 
 
-def test_a_python_that_is_too_old_is_told_so(tmp_path):
+def test_make_refuses_an_old_python(tmp_path):
     old = tmp_path / "python-old"
     old.write_text('#!/bin/sh\n[ "$1" = -V ] && { echo Python 3.9.2; exit 0; }\nexit 1\n')
     old.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The second run of failed tests with real peers, in test sessions of its own."""
+"""The second run of failed tests with real peers, in separate test sessions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PEER = "    @pytest.mark.peer"
 
 
 class Sessions:
-    """Test sessions in a folder that is laid out like this repository."""
+    """Test sessions in a folder with the layout of this repository."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class Sessions:
         (self.folder / "test_it.py").write_text(f"import os\nimport pytest\n\n{text}")
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        # The outer session may be a worker's.
+        # The outer session may be that of a worker.
         outside = {
             name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
         }
@@ -85,7 +85,7 @@ def test_failed_peer_test_that_passes_alone_is_unstable(
     assert done.returncode == 0, done.stdout
     assert "1 passed, 1 unstable in" in done.stdout
     assert "UNSTABLE test_it.py::test_late" in done.stdout
-    # The first failure is there to be read.
+    # The first failure is printed.
     assert ">       assert was_there" in done.stdout
     assert sessions.unstable() == ["test_it.py::test_late"]
 
@@ -161,7 +161,9 @@ def test_failing_setup_and_teardown_are_run_again(sessions: Sessions) -> None:
 
 def test_many_failures_are_not_run_again(sessions: Sessions) -> None:
     sessions.write(
-        f"    @pytest.mark.peer\n    @pytest.mark.parametrize('n', range({MAX_RERUNS + 1}))\n    def test_it(n):\n        assert False\n"
+        "    @pytest.mark.peer\n"
+        f"    @pytest.mark.parametrize('n', range({MAX_RERUNS + 1}))\n"
+        "    def test_it(n):\n        assert False\n"
     )
     done = sessions.run()
     assert done.returncode == 1
@@ -184,7 +186,7 @@ def test_test_that_vanishes_in_the_second_run_fails_the_session(sessions: Sessio
 
 
 def were_mended(versions: list[str]) -> bool:
-    """Whether the newest version of an unstable list is empty, or is the first since an empty one."""
+    """Whether the newest version of the list is empty or the first after an empty one."""
     newest, *older = map(entries, versions)
     return not newest or not older or not older[0]
 
