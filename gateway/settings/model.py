@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import BaseModel, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.settings.addresses import Endpoint, SecurityProtocol
@@ -25,7 +25,7 @@ from gateway.settings.security_settings import SecuritySettings
 from gateway.settings.topic_settings import TopicSettings
 
 #: The sections by title, in the order in which they are listed.
-SECTIONS = {
+SECTIONS: dict[str, type[BaseModel]] = {
     "Listeners": ListenerSettings,
     "TLS and authentication": SecuritySettings,
     "Connections": ConnectionSettings,
