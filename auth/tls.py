@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 from OpenSSL import SSL
 
 from auth.mechanism import Principal
+from auth.watched_files import WatchedFiles
 
 Key = RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey
 TlsVersion = Literal["TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"]
@@ -87,11 +88,9 @@ class TlsContextFactory:
         self, files: TlsFiles, clock: Callable[[], float], on_problem: Callable[[str], None]
     ) -> None:
         self._files = files
-        self._clock = clock
         self._on_problem = on_problem
-        self._stamp = _files_stamp(files)
+        self._watched = WatchedFiles(files.paths(), clock, RECHECK_SECONDS)
         self._context = build_context(files)
-        self._checked_at = clock()
 
     def serverConnectionForTLS(self, _protocol: object) -> SSL.Connection:
         """Create a connection with the current context (IOpenSSLServerConnectionCreator)."""
@@ -99,23 +98,14 @@ class TlsContextFactory:
 
     def context(self) -> SSL.Context:
         """The current context, reloaded if the files have changed."""
-        now = self._clock()
-        if now - self._checked_at >= RECHECK_SECONDS:
-            self._checked_at = now
-            self._reload_if_changed()
+        if self._watched.changed():
+            try:
+                self._context = build_context(self._files)
+            except TlsError as error:
+                # Certificate and key are two files: between two writes they do not match. The next
+                # check finds both.
+                self._on_problem(f"{error}; keeping the previous certificates")
         return self._context
-
-    def _reload_if_changed(self) -> None:
-        stamp = _files_stamp(self._files)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._context = build_context(self._files)
-        except TlsError as error:
-            # Certificate and key are two files: between two writes they do not match. The next
-            # check finds both.
-            self._on_problem(f"{error}; keeping the previous certificates")
 
 
 def build_context(files: TlsFiles) -> SSL.Context:
@@ -210,18 +200,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise TlsError(f"{path}: {error.strerror}") from None
-
-
-def _files_stamp(files: TlsFiles) -> list[tuple[int, int, int] | None]:
-    return [_file_stamp(path) for path in files.paths()]
-
-
-def _file_stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _reason(error: SSL.Error) -> str:

@@ -23,6 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from auth.watched_files import WatchedFiles
+
 MAX_NAME_CHARS = 249
 RECHECK_SECONDS = 1.0
 """Minimum interval between checks for a changed file; checked at authentication."""
@@ -112,10 +114,9 @@ class UsersFile:
         self._clock = clock
         self._on_problem = on_problem
         self._lock = threading.Lock()
-        self._stamp = _file_stamp(path)
+        self._watched = WatchedFiles([path], clock, RECHECK_SECONDS)
         self._hashes = read_users(path)
         self._dummy = _dummy_hash(self._hashes)
-        self._checked_at = clock()
         # Verified passwords: HMAC of name and password -> (the user's stored hash, expiry). The key
         # exists only in this process.
         self._key = secrets.token_bytes(32)
@@ -133,10 +134,7 @@ class UsersFile:
             found = self._cache.get(self._digest(name, password))
             if found is None or found[1] < self._clock() or self._hashes.get(name) != found[0]:
                 return False
-            return (
-                self._clock() - self._checked_at < RECHECK_SECONDS
-                or _file_stamp(self._path) == self._stamp
-            )
+            return self._watched.is_current()
         finally:
             self._lock.release()
 
@@ -162,14 +160,8 @@ class UsersFile:
         return hmac.digest(self._key, f"{name}\0{password}".encode(), "sha256")
 
     def _reload_if_changed(self) -> None:
-        now = self._clock()
-        if now - self._checked_at < RECHECK_SECONDS:
+        if not self._watched.changed():
             return
-        self._checked_at = now
-        stamp = _file_stamp(self._path)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
         try:
             self._hashes = read_users(self._path)
         except UsersFileError as error:
@@ -287,14 +279,6 @@ def _dummy_hash(hashes: Mapping[str, PasswordHash]) -> PasswordHash:
         secrets.token_bytes(16),
         secrets.token_bytes(32),
     )
-
-
-def _file_stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _scrypt(

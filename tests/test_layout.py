@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "gateway": {"auth", "compat", "storage", "reports"},
     "auth": set(),
     "compat": set(),
-    "storage": set(),
+    "storage": {"auth"},
     "reports": {"compat"},
 }
 

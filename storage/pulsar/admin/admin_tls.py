@@ -22,12 +22,11 @@ from twisted.python.failure import Failure
 from twisted.web.iweb import IPolicyForHTTPS
 from zope.interface.declarations import classImplements
 
+from auth.watched_files import WatchedFiles
 from storage.log import StorageFailed
 from storage.pulsar.settings import PulsarSettings
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-
-FileStamps = tuple[tuple[int, int], ...]
 
 
 class AdminTls:
@@ -39,7 +38,9 @@ class AdminTls:
         self._trust = settings.tls_trust_file
         self._certificate = settings.tls_certificate_file
         self._key = settings.tls_key_file
-        self._cached: tuple[FileStamps, dict[str, Any]] | None = None
+        files = (self._trust, self._certificate, self._key)
+        self._watched = WatchedFiles(path for path in files if path)
+        self._loaded: dict[str, Any] | None = None
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
         """The connection creator for that host (Twisted's IPolicyForHTTPS).
@@ -50,18 +51,16 @@ class AdminTls:
         return HostCheckingCreator(optionsForClientTLS(host, **self._options()), host)
 
     def _options(self) -> dict[str, Any]:
+        if self._watched.changed():
+            self._loaded = None
         try:
-            files = [path for path in (self._trust, self._certificate, self._key) if path]
-            stamps = tuple(
-                (status.st_mtime_ns, status.st_ino) for status in (path.stat() for path in files)
-            )
-            if self._cached is None or self._cached[0] != stamps:
-                self._cached = stamps, self._read()
+            if self._loaded is None:
+                self._loaded = self._read()
         except OSError as error:
             raise StorageFailed(
                 f"TLS to Pulsar's admin API: {error.filename} cannot be read: {error.strerror}"
             ) from None
-        return self._cached[1]
+        return self._loaded
 
     def _read(self) -> dict[str, Any]:
         options: dict[str, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from auth.watched_files import WatchedFiles
 from storage.log import StorageFailed
 
 log = logging.getLogger(__name__)
@@ -17,32 +18,33 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: tuple[tuple[int, int, int], str] | None = None
+        self._watched = WatchedFiles([path])
+        self._text: str | None = None
         self._last = ""
 
     def read(self) -> str:
         """The current token. Raises StorageFailed, whose message never contains the file's
         contents.
         """
+        if self._watched.changed():
+            self._text = None
         try:
-            status = self._path.stat()
-            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-            known = self._known
-            if known is None or known[0] != stamp:
-                known = self._known = stamp, self._path.read_text("ascii").strip()
+            token = self._text
+            if token is None:
+                token = self._text = self._path.read_text("ascii").strip()
         except OSError as error:
             raise StorageFailed(
                 f"the token for Pulsar cannot be read from {self._path}: {error.strerror}"
             ) from None
         except UnicodeDecodeError:
-            known = None
-        if known is None or not known[1] or not known[1].isprintable() or " " in known[1]:
+            token = ""
+        if not token or not token.isprintable() or " " in token:
             raise StorageFailed(
                 f"{self._path} holds no token: it must be one line, "
                 "as `pulsar tokens create` prints it"
             )
-        self._last = known[1]
-        return self._last
+        self._last = token
+        return token
 
     def __call__(self) -> str:
         """The current token, else the last one. Must not raise: the client library calls it when it
