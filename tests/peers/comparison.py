@@ -126,7 +126,7 @@ def wait_for_offsets_topic(address: str) -> None:
         while "__consumer_offsets" not in {topic["name"] for topic in admin.describe_topics()}:
             assert time.monotonic() < deadline, f"{address} lists no topic of committed offsets"
             with suppress(KafkaError):
-                admin.describe_groups(["nobody"])
+                admin.describe_groups(["unknown"])
             time.sleep(0.1)
     finally:
         admin.close()

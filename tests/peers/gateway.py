@@ -226,7 +226,7 @@ class Peer:
         """Send one request and decode its reply."""
         self.send(encode_request(request, version))
         frame = self.receive()
-        assert frame is not None, "the gateway hung up"
+        assert frame is not None, "the gateway closed the connection"
         is_flexible = request.flexible_version_q(version)
         return response.decode(frame[5 if is_flexible else 4 :], version=version)
 

@@ -120,7 +120,10 @@ class GroupMember:
     def __str__(self) -> str:
         code = self.process.poll()
         words = self._errors.read_text(errors="replace")[-2000:]
-        return f"member of {self.group}: exit code {code}, has {self.assigned}, read {len(self.read)}, said {words!r}"
+        return (
+            f"member of {self.group}: exit code {code}, assigned {self.assigned}, "
+            f"{len(self.read)} records read, stderr {words!r}"
+        )
 
     def leave(self) -> None:
         assert self.process.stdin is not None
@@ -210,7 +213,7 @@ class GroupScenario:
             if is_so():
                 return
             assert time.monotonic() < end, "\n".join(
-                [f"not so: {what}", *map(str, self.members), self._log()]
+                [f"timed out: {what}", *map(str, self.members), self._log()]
             )
             time.sleep(0.02)
 
@@ -223,9 +226,7 @@ class GroupScenario:
                 part for one in members for part in one.assigned or []
             ) == PARTITIONS and all(one.assigned for one in members)
 
-        self.wait_until(
-            is_shared, "every partition has one of these members, and each of them has some"
-        )
+        self.wait_until(is_shared, "these members have all partitions, and each of them has some")
 
     def values_read(self, group: str = GROUP) -> list[str]:
         """Values that members of the group have read and committed, including duplicates."""

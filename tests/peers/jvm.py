@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.peers.cache import CannotInstall
 
-#: The JVM's own output stays out of a program's stdout, which is compared: no performance data file, about
-#: whose lock it warns when another process has the same id, and every other warning of its own on stderr.
+#: Keeps the JVM's own output out of a program's stdout, which is compared. A performance data file
+#: would cause a warning when another process has the same id; other warnings are sent to stderr.
 QUIET = ("-XX:-UsePerfData", "-Xlog:disable", "-Xlog:all=warning:stderr")
 #: For small or short-lived processes on few cores, where parallel collectors would compete.
 SERIAL = ("-XX:+UseSerialGC",)

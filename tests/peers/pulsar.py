@@ -54,7 +54,8 @@ MAX_CONFLICTS = 20
 SETTINGS = {
     "allowAutoTopicCreation": "false",
     "brokerDeleteInactiveTopicsEnabled": "false",
-    "brokerEntryMetadataInterceptors": "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor,"
+    "brokerEntryMetadataInterceptors": "org.apache.pulsar.common.intercept."
+    "AppendIndexMetadataInterceptor,"
     "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor",
     "defaultRetentionSizeInMB": "-1",
     "defaultRetentionTimeInMinutes": "-1",
@@ -185,7 +186,8 @@ class Pulsar:
                 return
             self.kill()
         raise BrokerFailed(
-            f"Pulsar's bookie lost its registration again and again in each of {CONFLICT_ATTEMPTS} starts:\n{self.log()}"
+            f"Pulsar's bookie repeatedly lost its registration in each of "
+            f"{CONFLICT_ATTEMPTS} starts:\n{self.log()}"
         )
 
     def _launch(self) -> None:

@@ -45,7 +45,8 @@ def wait_until_lock_released(settings):
     """Wait until the broker has noticed that a killed gateway is gone; until then the store is
     locked.
     """
-    lock = f"{settings.admin_url}/admin/v2/persistent/{settings.metadata_tenant}/{settings.metadata_namespace}/__kopgate.lock/stats"
+    namespace = f"{settings.metadata_tenant}/{settings.metadata_namespace}"
+    lock = f"{settings.admin_url}/admin/v2/persistent/{namespace}/__kopgate.lock/stats"
     end = time.monotonic() + END_SECONDS
     # Brokers with authentication refuse this request. Gateways in those tests are stopped, not
     # killed.

@@ -49,19 +49,27 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--data",
         type=Path,
         default=Path("data-pulsar"),
-        help="the folder of its data and its log (data-pulsar)",
+        help="folder for data and log (default data-pulsar)",
+    )
+    parser.add_argument("--port", type=int, default=6650, help="port of the broker (default 6650)")
+    parser.add_argument(
+        "--web-port", type=int, default=8080, help="port of the admin API (default 8080)"
     )
     parser.add_argument(
-        "--port", type=int, default=6650, help="of the broker, for clients of Pulsar (6650)"
+        "--memory", default="1g", help="heap size, and limit of direct memory (default 1g)"
     )
-    parser.add_argument("--web-port", type=int, default=8080, help="of the admin API (8080)")
-    parser.add_argument("--memory", default="1g", help="of the heap, and as much beside it (1g)")
     return parser.parse_args(arguments)
 
 
 def _ready_text(broker: Pulsar) -> str:
-    gateway = f"kopgate serve --store {broker.service_url} --pulsar-admin {broker.admin_url} --pulsar-setup"
-    return f"ready {broker.service_url} {broker.admin_url}\nA gateway on it: {gateway}\nCtrl-C ends it."
+    gateway = (
+        f"kopgate serve --store {broker.service_url} "
+        f"--pulsar-admin {broker.admin_url} --pulsar-setup"
+    )
+    return (
+        f"ready {broker.service_url} {broker.admin_url}\n"
+        f"Start a gateway with: {gateway}\nStop Pulsar with Ctrl-C."
+    )
 
 
 if __name__ == "__main__":

@@ -98,20 +98,25 @@ def test_new_java_admin_client_gets_same_results(sides: ComparedBrokers, clients
 #: quotas and no transactions. For features, unknown brokers and the list of resources it follows
 #: Kafka 4.
 DIFFERENT = {
-    "alterClientQuotas": "{ClientQuotaEntity(entries={client-id=c})=InvalidRequestException: Client quotas are not supported}",
-    "updateFeatures": "{nonsense=InvalidUpdateVersionException: The update failed for all features since the following feature had an "
-    "error: Invalid update version 1 for feature nonsense. Local controller 1 does not support this feature.}",
-    "updateFeatures metadata.version": "{metadata.version=InvalidUpdateVersionException: The update failed for all features since the "
-    "following feature had an error: Invalid update version 999 for feature metadata.version. Local controller 1 does not support this "
-    "feature.}",
-    "describeMetadataQuorum": "UnsupportedVersionException: This cluster has no metadata quorum: its metadata is in its store.",
+    "alterClientQuotas": "{ClientQuotaEntity(entries={client-id=c})=InvalidRequestException: "
+    "Client quotas are not supported}",
+    "updateFeatures": "{nonsense=InvalidUpdateVersionException: The update failed for all features "
+    "since the following feature had an error: Invalid update version 1 for feature nonsense. "
+    "Local controller 1 does not support this feature.}",
+    "updateFeatures metadata.version": "{metadata.version=InvalidUpdateVersionException: "
+    "The update failed for all features since the following feature had an error: "
+    "Invalid update version 999 for feature metadata.version. "
+    "Local controller 1 does not support this feature.}",
+    "describeMetadataQuorum": "UnsupportedVersionException: This cluster has no metadata quorum: "
+    "its metadata is in its store.",
     "unregisterBroker": "BrokerIdNotRegisteredException: Broker ID 77 is not currently registered",
-    "abortTransaction": "ClusterAuthorizationException: WriteTxnMarkers request with AbortTransactionSpec(topicPartition=every-0, "
-    "producerId=77, producerEpoch=1, coordinatorEpoch=0) failed due to cluster authorization error",
-    "forceTerminateTransaction": "TransactionalIdAuthorizationException: InitProducerId request for transactionalId `never` failed due to "
-    "transactional ID authorization failure",
-    "fenceProducers": "{never=TransactionalIdAuthorizationException: InitProducerId request for transactionalId `never` failed due to "
-    "transactional ID authorization failure}",
+    "abortTransaction": "ClusterAuthorizationException: WriteTxnMarkers request with "
+    "AbortTransactionSpec(topicPartition=every-0, producerId=77, "
+    "producerEpoch=1, coordinatorEpoch=0) failed due to cluster authorization error",
+    "forceTerminateTransaction": "TransactionalIdAuthorizationException: InitProducerId request "
+    "for transactionalId `never` failed due to transactional ID authorization failure",
+    "fenceProducers": "{never=TransactionalIdAuthorizationException: InitProducerId request "
+    "for transactionalId `never` failed due to transactional ID authorization failure}",
     "listConfigResources all": "[BROKER 1, BROKER_LOGGER 1, TOPIC every]",
 }
 

@@ -83,7 +83,8 @@ def format_partitions(owned: Mapping[bytes, frozenset[int]]) -> str:
 def line(assignor: str, group: Group) -> str:
     members, partitions = group
     rows = [
-        f"{name}:{one.instance_id or ''}:{','.join(map(number_of, sorted(one.topics)))}:{format_partitions(one.owned)}"
+        f"{name}:{one.instance_id or ''}:{','.join(map(number_of, sorted(one.topics)))}"
+        f":{format_partitions(one.owned)}"
         for name, one in members.items()
     ]
     return " ".join(

@@ -58,12 +58,12 @@ def test_lost_acknowledged_record_is_reported() -> None:
     (lost,) = [
         one for one in complaints_for({**GOOD, (1, 0): "4.3"}, seen={}) if "acknowledged" in one
     ]
-    assert lost.startswith("java-4.3.1: 1 acknowledged and not there")
+    assert lost.startswith("java-4.3.1: 1 acknowledged and lost")
 
 
 def test_duplicate_of_idempotent_producer_is_reported() -> None:
     assert complaints_for({**GOOD, (1, 1): "4.2"}, {0: 3, 1: 2}) == [
-        "java-4.3.1: 1 there more than once: [2]"
+        "java-4.3.1: 1 duplicates: [2]"
     ]
 
 
@@ -73,7 +73,7 @@ def test_duplicate_of_plain_producer_is_allowed() -> None:
 
 def test_reordered_records_of_idempotent_producer_are_reported() -> None:
     assert complaints_for({**GOOD, (1, 1): "4.1000", (1, 2): "4.999"}, {0: 3, 1: 3}) == [
-        "java-4.3.1: not in its order in partition 1"
+        "java-4.3.1: reordered in partition 1"
     ]
 
 
@@ -87,39 +87,43 @@ def test_allowed_gaps_do_not_hide_lost_acknowledged_records() -> None:
     assert complaints(log, [], Observations(), ()) == []
     producer = ProducerRecords("someone", "", False, [((0, 3), "c")])
     assert complaints(log, [producer], Observations(), ()) == [
-        "someone: 1 acknowledged and not there: [((0, 3), 'c')]"
+        "someone: 1 acknowledged and lost: [((0, 3), 'c')]"
     ]
     assert complaints(Log({(0, 6): "b"}, {0: 6}, allows_gaps=True), [], Observations(), ()) != []
 
 
 def test_offset_with_two_values_over_time_is_reported() -> None:
     """The record was not acknowledged, but a consumer saw it: the offset was assigned twice."""
-    assert complaints_for(seen={**GOOD, (0, 1): "16"}) == ["0:1 was seen as '16' and is '17'"]
+    assert complaints_for(seen={**GOOD, (0, 1): "16"}) == ["0:1 was read as '16' and is '17'"]
 
 
 def test_record_that_disappears_after_a_read_is_reported() -> None:
-    assert complaints_for(seen={**GOOD, (1, 1): "18"}) == ["1:1 was seen as '18' and is None"]
+    assert complaints_for(seen={**GOOD, (1, 1): "18"}) == ["1:1 was read as '18' and is None"]
 
 
 def test_different_values_seen_at_one_offset_are_reported() -> None:
     observations = Observations()
     observations.note("a", (0, 7), "x")
     observations.note("b", (0, 7), "y")
-    assert observations.contradictions == ["0:7 was 'x', and to b it is 'y'"]
+    assert observations.contradictions == ["0:7 was 'x', but b read 'y'"]
 
 
 def test_committed_offset_that_goes_back_is_reported() -> None:
     commits = Commits("group")
     commits.check({0: 5}, commits.minimums())
     commits.check({0: 4}, commits.minimums())
-    assert complaints_for(commits=[commits]) == ["group, partition 0: stood at 5, and then at 4"]
+    assert complaints_for(commits=[commits]) == [
+        "group, partition 0: committed offset went from 5 to 4"
+    ]
 
 
 def test_lost_acknowledged_commit_is_reported() -> None:
     commits = Commits("group")
     commits.acknowledged(0, 9)
     commits.check({0: 5}, commits.minimums())
-    assert complaints_for(commits=[commits]) == ["group, partition 0: stood at 9, and then at 5"]
+    assert complaints_for(commits=[commits]) == [
+        "group, partition 0: committed offset went from 9 to 5"
+    ]
 
 
 def test_commit_during_offset_fetch_is_not_reported() -> None:
@@ -177,9 +181,9 @@ def test_table_shows_slowest_client_of_each_kind_and_maximum() -> None:
 
 
 def test_summary_ends_with_complaints_or_success() -> None:
-    assert summary(Outcome([RECOVERY])).endswith("\nEVERY PROMISE WAS KEPT")
+    assert summary(Outcome([RECOVERY])).endswith("\nALL CHECKS PASSED")
     assert summary(Outcome([RECOVERY], complaints=["lost", "moved"])).endswith(
-        "\nBROKEN, 2:\nlost\nmoved"
+        "\nFAILED CHECKS, 2:\nlost\nmoved"
     )
 
 

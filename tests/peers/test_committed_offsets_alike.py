@@ -161,8 +161,8 @@ def test_offset_commit_replies_equal_kafka_in_every_version(
     both.commit(rows, version, group=f"commit-{version}", metadata="mine")
     both.commit([("orders", 0, -1)], version, group=f"commit-{version}", metadata=None)
     both.commit([("orders", 0, 1), ("orders", 0, 2)], version, group=f"commit-{version}")
-    both.commit([], version, group="nobody's")
-    both.commit([("nowhere", 0, 1)], version, group="nobody's")
+    both.commit([], version, group="unknown")
+    both.commit([("nowhere", 0, 1)], version, group="unknown")
     for fetch_version in FETCHES:
         both.fetch(
             [("orders", [0, 1]), ("bills", [0]), ("nowhere", [0])],
@@ -180,11 +180,11 @@ def test_offset_fetch_replies_equal_kafka_in_every_version(both: BothBrokers, ve
         group=f"fetch-{version}",
     )
     both.fetch([], version, group=f"fetch-{version}")
-    both.fetch([("orders", [0])], version, group="nobody's")
+    both.fetch([("orders", [0])], version, group="unknown")
     both.fetch([("orders", [0])], version, group="")
     if version >= 2:
         both.fetch(None, version, group=f"fetch-{version}")
-        both.fetch(None, version, group="nobody's")
+        both.fetch(None, version, group="unknown")
 
 
 def test_leader_epoch_and_retention_time_are_handled_as_in_kafka(both: BothBrokers) -> None:
@@ -251,7 +251,7 @@ def test_commits_of_members_get_same_replies(both: BothBrokers) -> None:
         for peer, (member_id, _) in zip(both.peers, members, strict=True):
             one = BothBrokers(peer, peer)
             said = {
-                "member_id": member_id if known else "somebody",
+                "member_id": member_id if known else "unknown",
                 "generation_id_or_member_epoch": generation,
                 "group_instance_id": instance,
             }

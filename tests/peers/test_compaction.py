@@ -117,7 +117,7 @@ def read_until(bootstrap: str, topic: str, expected: list[Seen]) -> None:
     found = read_all(bootstrap, topic)
     while found != expected and time.monotonic() < deadline:
         assert [one for one in found if one in expected] == expected, (
-            "a record that must stay has gone"
+            "a record that must stay was removed"
         )
         time.sleep(0.2)
         found = read_all(bootstrap, topic)

@@ -441,11 +441,11 @@ def test_offset_requests_with_wrong_epoch_get_same_errors(brokers: BrokerPair) -
         for version in range(2, 9):
             first.commit(version=version, commits=[3])
         side.commit(group, {"commits": [3]})
-        side.commit(group, {"commits": [3]}, "nobody", first.epoch)
+        side.commit(group, {"commits": [3]}, "unknown", first.epoch)
         side.commit(group, {"commits": [3]}, "", first.epoch)
         side.commit(group, {"commits": [0, 9], "nowhere": [0]}, first.id, first.epoch)
         side.fetch_offsets(group, "commits", 4)
-        side.fetch_offsets(group, "commits", 4, "nobody", first.epoch)
+        side.fetch_offsets(group, "commits", 4, "unknown", first.epoch)
         side.fetch_offsets(group, "commits", 4, "", first.epoch)
         side.fetch_offsets(group, "commits", 4, "", -1)
         side.fetch_offsets(group, "nowhere", 2, first.id, first.epoch)
@@ -846,9 +846,9 @@ def test_members_are_removed_by_leave_group_as_in_kafka(brokers: BrokerPair) -> 
         old.join()
         for names in (
             ("!", None),
-            ("nobody", None),
-            ("", "nobody"),
-            ("nobody", "two"),
+            ("unknown", None),
+            ("", "unknown"),
+            ("unknown", "two"),
             ("!", "two"),
             ("", "two"),
             ("", "three"),

@@ -143,7 +143,9 @@ class Load:
             came = self._change.wait_for(
                 lambda: len(self.stored) >= goal or self.failures, RECOVER_SECONDS
             )
-            assert came, f"{self.name}: no {count} answers within {RECOVER_SECONDS:.0f} s"
+            assert came, (
+                f"{self.name}: fewer than {count} acknowledgements within {RECOVER_SECONDS:.0f} s"
+            )
 
     def stop(self) -> None:
         """Stop sending and wait until all records are acknowledged or failed."""
@@ -239,7 +241,7 @@ def read_all(gateway: Gateway) -> list[Stored]:
     found: list[Stored] = []
     while any(consumer.position(partition) < ends[partition] for partition in partitions):
         polled = consumer.poll(timeout_ms=RECOVER_SECONDS * 1000)
-        assert polled, f"nothing comes although the end is not reached\n{gateway.log()}"
+        assert polled, f"no records before the log end offset\n{gateway.log()}"
         found += [
             (record.partition, record.offset, record.value)
             for records in polled.values()
@@ -259,10 +261,10 @@ def check(loads: list[Load], found: list[Stored]) -> None:
         assert not load.failures, f"{load.name}: {load.failures[:3]}"
         assert len(load.stored) == load.sent
         lost = [one for one in load.stored if there.get(one[:2]) != one[2]]
-        assert not lost, f"{load.name}: acknowledged and not there: {lost[:3]}"
+        assert not lost, f"{load.name}: acknowledged and lost: {lost[:3]}"
         if load.is_idempotent:
             mine = [value for _, _, value in load.stored]
-            assert all(times[value] == 1 for value in mine), f"{load.name}: there more than once"
+            assert all(times[value] == 1 for value in mine), f"{load.name}: duplicates"
 
 
 def run_with_restarts(

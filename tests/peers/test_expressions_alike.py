@@ -24,7 +24,10 @@ PROGRAM = Path(__file__).parent / "expressions" / "Match.java"
 #: Hand-written expressions; and parts from which random expressions are built.
 WRITTEN = (PROGRAM.parent / "written.txt").read_text("utf-8")
 PIECES = r"a b ab . \. \w [ab] [^a] (a|b) (?:ab) (?i) | ^ $ * + ? {2} {1,} ( ) [ \d orders \b"
-TOPICS = "orders Orders ORDERS orders-eu orders.v2 orders_v2 a b ab aab abab aaa 0 42 a.b x-y_z.0 __internal"
+TOPICS = (
+    "orders Orders ORDERS orders-eu orders.v2 orders_v2 "
+    "a b ab aab abab aaa 0 42 a.b x-y_z.0 __internal"
+)
 NAMES = sorted(TOPICS.split())
 
 #: Two groups with one name are accepted, because subscriptions never refer to groups.

@@ -258,12 +258,12 @@ def test_disk_failure_logs_one_line_at_start_and_one_at_end(disk, tmp_path):
         assert warnings_and_errors(server) == [began, ended]
     reason = os.strerror(errno.ENOSPC if "full" in disk.failure else errno.EIO)
     assert (
-        f' error storage.lmdb.writer message text="appending in {tmp_path / "store"} fails: mdb_txn_commit: {reason}; '
-        in began
+        f' error storage.lmdb.writer message text="appending in {tmp_path / "store"} fails: '
+        f"mdb_txn_commit: {reason}; " in began
     )
     assert (
-        f' warning storage.lmdb.writer message text="appending in {tmp_path / "store"} succeeds again"'
-        in ended
+        f' warning storage.lmdb.writer message text="appending in {tmp_path / "store"} '
+        'succeeds again"' in ended
     )
 
 
@@ -363,7 +363,7 @@ def produce_until_killed(disk, folder):
 
 
 def produce_next(acknowledged, peer, who):
-    """Produce the next number. If it is acknowledged, append it to `acknowledged` and return True."""
+    """Produce the next number; if it is acknowledged, append it to the list and return True."""
     number = len(acknowledged)
     offset = produce_value(peer, TOPIC, str(number), (*who, number))
     if offset is None:

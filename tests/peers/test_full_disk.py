@@ -50,7 +50,7 @@ class Volume:
         )
         if not self.within:
             warnings.warn(
-                "no tmpfs can be mounted here, so a limit on the size of files stands for the full disk",
+                "cannot mount a tmpfs: using a file size limit instead of a full disk",
                 stacklevel=2,
             )
 

@@ -84,7 +84,7 @@ class Writers:
         self._is_over = True
         for thread in self._threads:
             thread.join(WAIT_SECONDS)
-            assert not thread.is_alive(), "a client was left without an answer"
+            assert not thread.is_alive(), "a client received no reply"
 
 
 class IdempotentProducer:
@@ -190,4 +190,4 @@ def assert_written_in_turn(log: Log, first: Writers, second: Writers) -> None:
     of_first = [offset for (_, offset), value in log.values.items() if value.startswith("first ")]
     of_second = [offset for (_, offset), value in log.values.items() if value.startswith("second ")]
     assert max(of_first) < min(of_second)
-    assert len(set(log.values.values())) == len(log.values), "something is there twice"
+    assert len(set(log.values.values())) == len(log.values), "duplicate values"

@@ -23,7 +23,7 @@ def arguments() -> argparse.Namespace:
         "--seed",
         type=int,
         default=random.randrange(1 << 16),
-        help="that of an earlier run, to have its faults again",
+        help="repeat the faults of an earlier run",
     )
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--store", choices=sorted(SETUPS), default="pulsar")
@@ -31,10 +31,10 @@ def arguments() -> argparse.Namespace:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="draw the times to recover into this file, as .svg",
+        help="write a chart of the recovery times to this file, as .svg",
     )
     parser.add_argument(
-        "--folder", type=Path, help="keep there what everybody said; it must be empty"
+        "--folder", type=Path, help="folder for the logs of all processes; it must be empty"
     )
     return parser.parse_args()
 
@@ -54,7 +54,7 @@ def main() -> int:
     install_clients()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="kopgate-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    print(f"what everybody says goes to {folder}", flush=True)
+    print(f"logs of all processes: {folder}", flush=True)
     outcome = stage.run(folder, faults, asked.minutes * 60, lambda line: print(line, flush=True))
     print("", summary(outcome), sep="\n")
     if asked.plot:

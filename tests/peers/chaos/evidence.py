@@ -28,7 +28,7 @@ class Observations:
             before = self.values.setdefault(place, value)
             if before != value:
                 self.contradictions.append(
-                    f"{place[0]}:{place[1]} was {before!r}, and to {who} it is {value!r}"
+                    f"{place[0]}:{place[1]} was {before!r}, but {who} read {value!r}"
                 )
 
 
@@ -70,7 +70,8 @@ class Commits:
                 stands = answer.get(partition, 0)
                 if stands < least:
                     self.complaints.append(
-                        f"{self.group}, partition {partition}: stood at {least}, and then at {stands}"
+                        f"{self.group}, partition {partition}: "
+                        f"committed offset went from {least} to {stands}"
                     )
             self.positions = dict(answer)
 
@@ -126,7 +127,8 @@ def _gaps(log: Log) -> list[str]:
         if offsets != set(range(end)):
             odd = sorted(offsets ^ set(range(end)))
             found.append(
-                f"partition {partition} should have the offsets 0 to {end - 1}: {len(odd)} are not as they should be, {odd[:EXAMPLES]}"
+                f"partition {partition} should have the offsets 0 to {end - 1}: "
+                f"{len(odd)} are missing or unexpected, {odd[:EXAMPLES]}"
             )
     return found
 
@@ -141,7 +143,7 @@ def _changed(log: Log, sightings: Observations) -> list[str]:
         if log.values.get(place) != value
     ]
     return [
-        f"{place[0]}:{place[1]} was seen as {value!r} and is {log.values.get(place)!r}"
+        f"{place[0]}:{place[1]} was read as {value!r} and is {log.values.get(place)!r}"
         for place, value in odd[:EXAMPLES]
     ]
 
@@ -149,9 +151,7 @@ def _changed(log: Log, sightings: Observations) -> list[str]:
 def _lost(log: Log, producer: ProducerRecords) -> list[str]:
     lost = [(place, value) for place, value in producer.stored if log.values.get(place) != value]
     return (
-        [f"{producer.name}: {len(lost)} acknowledged and not there: {lost[:EXAMPLES]}"]
-        if lost
-        else []
+        [f"{producer.name}: {len(lost)} acknowledged and lost: {lost[:EXAMPLES]}"] if lost else []
     )
 
 
@@ -164,11 +164,9 @@ def _duplicated(log: Log, producer: ProducerRecords) -> list[str]:
             numbers.setdefault(partition, []).append(int(number))
     times = Counter(number for each in numbers.values() for number in each)
     twice = sorted(number for number, count in times.items() if count > 1)
-    found = (
-        [f"{producer.name}: {len(twice)} there more than once: {twice[:EXAMPLES]}"] if twice else []
-    )
+    found = [f"{producer.name}: {len(twice)} duplicates: {twice[:EXAMPLES]}"] if twice else []
     return found + [
-        f"{producer.name}: not in its order in partition {where}"
+        f"{producer.name}: reordered in partition {where}"
         for where, each in numbers.items()
         if each != sorted(each)
     ]

@@ -167,7 +167,7 @@ def read_whole_log(bootstrap: str, partitions: int) -> Log:
         while any(consumer.position(place) < ends[place] for place in places):
             polled = consumer.poll(timeout_ms=READ_MS)
             if not polled:
-                raise KafkaError("nothing comes although the end is not reached")
+                raise KafkaError("no records before the log end offset")
             found |= {
                 (one.partition, one.offset): one.value.decode()
                 for records in polled.values()

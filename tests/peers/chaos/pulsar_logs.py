@@ -34,7 +34,7 @@ def read_log(service_url: str, namespace: str, partitions: int, found: Log) -> L
             end, epoch = 0, -1
             for message in _messages(client, f"{namespace}/{TOPIC}-partition-{partition}"):
                 header = parse_header(message.properties())
-                assert header, f"a message of somebody else's in partition {partition}"
+                assert header, f"a message without a batch header in partition {partition}"
                 if header.leader_epoch > epoch:
                     epoch = header.leader_epoch
                     void = [(partition, offset) for offset in range(header.base_offset, end)]

@@ -12,8 +12,9 @@ TOP, ROW, BAR = 84, 26, 16
 #: Colors that color-blind readers can distinguish.
 DOWN, BACK, INK, GRID = "#d98324", "#2b6ca3", "#222222", "#dddddd"
 
-MEANING = """Seconds. `served`: from the blow until the servers answer again. From then on until each client works again, of those of a kind the slowest.
-`all`: from the blow until the last client works again."""
+MEANING = """Seconds. `served`: from the fault until the servers reply again. Clients: from then on
+until the slowest of each kind has recovered. `all`: from the fault until the last client has
+recovered."""
 
 
 def summary(outcome: Outcome) -> str:
@@ -22,17 +23,20 @@ def summary(outcome: Outcome) -> str:
     lines = (
         [
             table(outcome),
-            f"{len(outcome.recoveries)} faults; there was no time for {outcome.skipped_faults} more of the plan.",
+            f"{len(outcome.recoveries)} faults; "
+            f"no time for {outcome.skipped_faults} further planned ones.",
         ]
         if outcome.recoveries
         else []
     )
     lines.append(
-        f"{outcome.records} records; refused, so that their producer knows: {failed or 'none'}; {outcome.hidden_copies} copies hidden from readers; {outcome.unused_offsets} offsets of no record."
+        f"{outcome.records} records; reported to their producers as failed: {failed or 'none'}; "
+        f"{outcome.hidden_copies} duplicates hidden from readers; "
+        f"{outcome.unused_offsets} offsets without a record."
     )
     if not outcome.complaints:
-        return "\n".join([*lines, "EVERY PROMISE WAS KEPT"])
-    return "\n".join([*lines, f"BROKEN, {len(outcome.complaints)}:", *outcome.complaints])
+        return "\n".join([*lines, "ALL CHECKS PASSED"])
+    return "\n".join([*lines, f"FAILED CHECKS, {len(outcome.complaints)}:", *outcome.complaints])
 
 
 def table(outcome: Outcome) -> str:
@@ -107,26 +111,33 @@ def draw_svg(recoveries: Sequence[Recovery], title: str) -> str:
         return LABELS + (WIDTH - LABELS - RIGHT) * seconds / longest
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12" fill="{INK}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'font-family="sans-serif" font-size="12" fill="{INK}">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         f'<text x="12" y="22" font-size="14" font-weight="bold">{escape(title)}</text>',
-        f'<text x="12" y="44">Seconds from the blow: <tspan fill="{DOWN}">■</tspan> until the servers answer again, '
-        f'<tspan fill="{BACK}">■</tspan> then until the last client works again</text>',
+        '<text x="12" y="44">Seconds from the fault: '
+        f'<tspan fill="{DOWN}">■</tspan> until the servers reply again, '
+        f'<tspan fill="{BACK}">■</tspan> then until the last client has recovered</text>',
     ]
     for tick in range(0, int(longest) + 1, step):
         parts.append(
-            f'<line x1="{x(tick):.1f}" y1="{TOP - 6}" x2="{x(tick):.1f}" y2="{height - 8}" stroke="{GRID}"/>'
+            f'<line x1="{x(tick):.1f}" y1="{TOP - 6}" x2="{x(tick):.1f}" y2="{height - 8}" '
+            f'stroke="{GRID}"/>'
         )
         parts.append(f'<text x="{x(tick):.1f}" y="{TOP - 10}" text-anchor="middle">{tick}</text>')
     for number, one in enumerate(recoveries):
         top, last = TOP + ROW * number, max(one.clients, key=lambda name: one.clients[name])
         back = one.clients[last]
         parts += [
-            f'<text x="{LABELS - 10}" y="{top + BAR - 4}" text-anchor="end">{escape(_fault_text(one))}</text>',
-            f'<rect x="{x(0):.1f}" y="{top}" width="{x(one.served) - x(0):.1f}" height="{BAR}" fill="{DOWN}"/>',
-            f'<rect x="{x(one.served):.1f}" y="{top}" width="{x(back) - x(0):.1f}" height="{BAR}" fill="{BACK}"/>',
+            f'<text x="{LABELS - 10}" y="{top + BAR - 4}" text-anchor="end">'
+            f"{escape(_fault_text(one))}</text>",
+            f'<rect x="{x(0):.1f}" y="{top}" width="{x(one.served) - x(0):.1f}" '
+            f'height="{BAR}" fill="{DOWN}"/>',
+            f'<rect x="{x(one.served):.1f}" y="{top}" width="{x(back) - x(0):.1f}" '
+            f'height="{BAR}" fill="{BACK}"/>',
             # A white outline keeps the grid from crossing the text.
-            f'<text x="{x(one.served + back) + 6:.1f}" y="{top + BAR - 4}" stroke="#ffffff" stroke-width="4" paint-order="stroke">'
+            f'<text x="{x(one.served + back) + 6:.1f}" y="{top + BAR - 4}" stroke="#ffffff" '
+            'stroke-width="4" paint-order="stroke">'
             f"{one.served + back:.1f} {escape(' '.join(reversed(_kind(last))))}</text>",
         ]
     return "\n".join([*parts, "</svg>", ""])

@@ -121,7 +121,8 @@ class Run:
             self.outcome.recoveries.append(recovery := self._run_fault(fault))
             slowest = max(recovery.clients, key=lambda name: recovery.clients[name])
             self._say(
-                f"{fault}: served after {recovery.served:.1f} s, all at work {recovery.clients[slowest]:.1f} s later ({slowest} last)"
+                f"{fault}: servers ready after {recovery.served:.1f} s, clients recovered "
+                f"{recovery.clients[slowest]:.1f} s later ({slowest} last)"
             )
 
     def _run_fault(self, fault: Fault) -> Recovery:
@@ -175,7 +176,7 @@ class Run:
             looks,
             seconds,
             lambda: (
-                f"these work again: {', '.join(sorted((answers.keys() | reads.keys()) - times.keys()))}"
+                "recovery of " + ", ".join(sorted((answers.keys() | reads.keys()) - times.keys()))
             ),
         )
         return times
@@ -213,7 +214,8 @@ class Run:
             is_read,
             RECOVER_SECONDS,
             lambda: (
-                f"every group reads to the end, {ends}: {[one.minimums() for one in self.commits.values()]}"
+                f"every group reads to the end, {ends}: "
+                f"{[one.minimums() for one in self.commits.values()]}"
             ),
         )
         for member in self.members:
@@ -254,7 +256,7 @@ class Run:
         for client in self._clients():
             client.receive()
             if client.process.poll() is not None:
-                raise NotRecovered(f"it ended by itself: {client.errors()}\n{self._gateway.log()}")
+                raise NotRecovered(f"the client exited: {client.errors()}\n{self._gateway.log()}")
         if not is_struck:
             self._gateway.assert_running()
 

@@ -115,9 +115,7 @@ class RestartableGateway:
     def assert_running(self) -> None:
         """Raise GatewayDied if the process has exited."""
         if self.process.poll() is not None:
-            raise GatewayDied(
-                f"exit code {self.process.returncode}, and nobody had struck it\n{self.log()}"
-            )
+            raise GatewayDied(f"exit code {self.process.returncode} without a fault\n{self.log()}")
 
     def peer(self, seconds: float = 240.0) -> Peer:
         return Peer(("127.0.0.1", self.port), seconds=seconds)
