@@ -24,7 +24,7 @@ from gateway.fetch.fetch_sessions import CachedPartition
 from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import MAGIC, magic_of
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.errors import ErrorCode, KafkaError, code_for_version
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
@@ -34,10 +34,6 @@ from storage.log import Buffer, Entry
 _FIRST_FETCH_WITH_ZSTD = 10
 
 _UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
-
-#: Consumers of older versions may not know KAFKA_STORAGE_ERROR, and fail on unknown codes
-#: (KIP-112).
-_FIRST_FETCH_WITH_STORAGE_ERROR = 6
 
 #: Limits on scanning entries that an old consumer cannot see: reads per request and bytes per read.
 #: The next fetch continues from there.
@@ -121,12 +117,7 @@ class FetchReader:
             try:
                 fetched = await self._read_one(cached, result.size)
             except KafkaError as failure:
-                code = failure.code
-                if (
-                    code is ErrorCode.KAFKA_STORAGE_ERROR
-                    and self._request.version < _FIRST_FETCH_WITH_STORAGE_ERROR
-                ):
-                    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+                code = code_for_version(failure.code, ApiKey.FETCH, self._request.version)
                 if code in _UNKNOWN_TOPIC and not cached.topic_id:
                     # A deleted topic had an id here and may be recreated under its name.
                     result.has_unknown_topics = True

@@ -32,7 +32,7 @@ from gateway.fetch.conversion import SourcePartition
 from gateway.fetch.fetch_reader import check_epoch
 from gateway.partitions.partition import Partition
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
+from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames, code_for_version
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
@@ -55,9 +55,6 @@ SPECIAL_TIMESTAMPS = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING_UPLOAD: 11,
 }
-
-#: Consumers of Kafka 0.11 send v2, do not know KAFKA_STORAGE_ERROR and treat it as fatal.
-FIRST_VERSION_WITH_STORAGE_ERROR = 3
 
 #: Bytes per read while searching past the first entry.
 _READ_BYTES = 1 << 20
@@ -122,12 +119,7 @@ async def _partition_row(topic: str, requested: Any, count: int, caller: Caller)
         check_epoch(requested.current_leader_epoch, partition.log.leader_epoch)
         offset, timestamp = await find_offset(partition, requested.timestamp, caller)
     except KafkaError as failure:
-        code = failure.code
-        if (
-            code is ErrorCode.KAFKA_STORAGE_ERROR
-            and caller.api_version < FIRST_VERSION_WITH_STORAGE_ERROR
-        ):
-            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        code = code_for_version(failure.code, ApiKey.LIST_OFFSETS, caller.api_version)
         return _Partition(partition_index=requested.partition_index, error_code=code)
     epoch = partition.log.leader_epoch if offset >= 0 else -1
     return _Partition(

@@ -36,7 +36,7 @@ from gateway.partitions.message_sets import (
 from gateway.partitions.partition import AppendResult, Partition, storage_error
 from gateway.partitions.record_batch import BatchHeader, check_batch
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode, KafkaError, Refused, clear_frames
+from gateway.protocol.errors import ErrorCode, KafkaError, Refused, clear_frames, code_for_version
 from gateway.protocol.large_requests import SLICE_ROWS
 from gateway.protocol.routes import DelayedReply, serves
 from gateway.protocol.wire.api_keys import ApiKey
@@ -59,10 +59,6 @@ MANY_RECORDS = 500
 #: Maximum invalid records listed in one response, about 100 bytes each. A producer treats the
 #: records that are not listed as failed, too.
 MAX_RECORD_ERRORS = 10_000
-
-#: First version whose clients know KAFKA_STORAGE_ERROR (KIP-112). Older clients receive
-#: NOT_LEADER_OR_FOLLOWER, which they retry.
-FIRST_PRODUCE_VERSION_WITH_STORAGE_ERROR = 4
 
 
 class InvalidRecords(KafkaError):
@@ -390,12 +386,7 @@ def _row(
     caller: Caller,
 ) -> PartitionProduced:
     if isinstance(outcome, KafkaError):
-        code = outcome.code
-        if (
-            code is ErrorCode.KAFKA_STORAGE_ERROR
-            and caller.api_version < FIRST_PRODUCE_VERSION_WITH_STORAGE_ERROR
-        ):
-            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        code = code_for_version(outcome.code, ApiKey.PRODUCE, caller.api_version)
         caller.traffic.topic_accessed(ApiKey.PRODUCE, caller.api_version, topic, (code,))
         records = outcome.records if isinstance(outcome, InvalidRecords) else ()
         return PartitionProduced(index, code, error_message=outcome.message, record_errors=records)

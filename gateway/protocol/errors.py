@@ -10,6 +10,8 @@ from contextlib import suppress
 from enum import IntEnum
 from traceback import walk_tb
 
+from gateway.protocol.wire.api_keys import ApiKey
+
 
 class ErrorCode(IntEnum):
     """Kafka's error codes (int16 on the wire)."""
@@ -125,6 +127,21 @@ class KafkaError(Exception):
         super().__init__(message or code.name)
         self.code = code
         self.message = message or _MESSAGES.get(code) or code.name.replace("_", " ").capitalize()
+
+
+#: First versions whose clients know KAFKA_STORAGE_ERROR (KIP-112). Older clients fail on codes that
+#: they do not know.
+_FIRST_VERSION_WITH_STORAGE_ERROR = {ApiKey.PRODUCE: 4, ApiKey.FETCH: 6, ApiKey.LIST_OFFSETS: 3}
+
+
+def code_for_version(code: ErrorCode, api_key: ApiKey, version: int) -> ErrorCode:
+    """`code`, or NOT_LEADER_OR_FOLLOWER, which every client retries, if the version has no such code."""
+    if (
+        code is ErrorCode.KAFKA_STORAGE_ERROR
+        and version < _FIRST_VERSION_WITH_STORAGE_ERROR[api_key]
+    ):
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return code
 
 
 class Refused(Exception):
