@@ -1,18 +1,19 @@
-/* A disk that fails when it is told to: loaded before the C library (LD_PRELOAD), it stands before the calls by which LMDB writes data.mdb.
+/* Simulates a failing disk. Loaded with LD_PRELOAD, it intercepts the calls with which LMDB writes data.mdb.
  *
- * The file that FAILING_DISK names says what fails for as long as it is there; any of these words:
+ * While the file named by FAILING_DISK exists, its words say what fails:
  *
  *   data         writes of pages other than the two meta pages
  *   sync         fsync, fdatasync, msync
- *   meta         writes of a meta page; LMDB makes the one that counts through a descriptor opened with O_DSYNC
- *   meta-undone  that write fails although it is made; LMDB then puts the old page back, and may
- *   meta-kept    the first such write fails although it is made, and LMDB may not put the old page back: the commit stands
+ *   meta         writes of a meta page; LMDB commits through a descriptor opened with O_DSYNC
+ *   meta-undone  the committing write takes effect but returns an error; LMDB restores the old page
+ *   meta-kept    the first such write takes effect but returns an error, and restoring the old page
+ *                fails: the commit is effective
  *   unsynced     fsync and fdatasync, once a meta page was kept
- *   full         the error is ENOSPC and not EIO
+ *   full         the error is ENOSPC instead of EIO
  *
- * The file that POWER_CUT names, where it does, is made what data.mdb would be after a power cut: it gets what is written with O_DSYNC, and the
- * rest when that is synced. What was written before a sync that failed, or by a write that failed, never reaches it, for Linux then takes the
- * pages for clean, and the next sync has nothing to do.
+ * The file named by POWER_CUT, if any, receives what data.mdb would contain after a power cut: writes
+ * with O_DSYNC at once, other writes when they are synced. Data written before a failed sync, or by a
+ * failed write, never reaches it: Linux then considers the pages clean, and the next sync skips them.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,7 +27,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Since this was ordered. */
+/* Since `meta-kept` was requested. */
 static int meta_was_kept;
 
 /* Written, but not synced. LMDB has one writer. */
@@ -35,7 +36,7 @@ static size_t unsynced_count;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
-/* What fails now, each word between blanks; empty where nothing does. */
+/* What fails now, each word between spaces; empty if nothing fails. */
 static void read_orders(char *orders, size_t size)
 {
     const char *path = getenv("FAILING_DISK");
@@ -76,7 +77,7 @@ static void put_into_medium(int fd, off_t offset, size_t size)
 {
     char link[64], *bytes = malloc(size);
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    /* The descriptor itself may be for writing only. */
+    /* The descriptor itself may be write-only. */
     int readable = open(link, O_RDONLY | O_CLOEXEC);
     int medium = open(getenv("POWER_CUT"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (medium < 0 || !bytes || readable < 0 || pread(readable, bytes, size, offset) != (ssize_t)size ||

@@ -1,5 +1,5 @@
-/* A disk that hangs while it is told to: loaded before the C library (LD_PRELOAD), it stands before the writes into files of the traffic log that
- * are being written. While the file that HANGING_DISK names is there, such a write does not come back, and does nothing.
+/* Simulates a disk that hangs. Loaded with LD_PRELOAD, it intercepts writes to the files of the traffic
+ * log that are being written. While the file named by HANGING_DISK exists, such a write blocks.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -13,8 +13,9 @@ import org.apache.kafka.common.quota.*;
 import org.apache.kafka.common.resource.*;
 
 /**
- * Calls every method of Admin and prints one line for each: its name and its answer or error. Lines that begin with a `!` say what must not be:
- * a method that has no step here, a call that took all of its time, connections that the other side closed.
+ * Calls every method of Admin and prints its name and result or error, one line each. Lines that
+ * begin with `!` are failures: a method without a step here, a call that timed out, or connections
+ * closed by the broker.
  */
 public class EveryMethod {
     interface Step { Object run() throws Exception; }
@@ -23,7 +24,7 @@ public class EveryMethod {
     static Admin admin;
     static double closed;
 
-    /** `method` may be followed by a blank and a word that tells two steps of one method apart. */
+    /** `method` may be followed by a space and a word that distinguishes steps of one method. */
     static void step(String method, Step step) throws Exception {
         CALLED.add(method.split(" ")[0]);
         String result;
@@ -51,7 +52,7 @@ public class EveryMethod {
             .mapToDouble(one -> (Double) one.getValue().metricValue()).sum();
     }
 
-    /** What a map of results holds, in the order of its keys; errors by their classes and messages. */
+    /** The results of a map sorted by key; errors as class and message. */
     static <K> Object each(Map<K, ? extends KafkaFuture<?>> results) throws Exception {
         Map<String, Object> shown = new TreeMap<>();
         for (Map.Entry<K, ? extends KafkaFuture<?>> one : results.entrySet()) {
@@ -145,9 +146,9 @@ public class EveryMethod {
                 List.of(new ClientQuotaAlteration(quota, List.of(new ClientQuotaAlteration.Op("consumer_byte_rate", 100.0)))),
                 new AlterClientQuotasOptions().validateOnly(true)).values()));
             step("describeUserScramCredentials", () -> admin.describeUserScramCredentials().all().get());
-            step("describeUserScramCredentials one", () -> admin.describeUserScramCredentials(List.of("nobody")).description("nobody").get());
+            step("describeUserScramCredentials one", () -> admin.describeUserScramCredentials(List.of("unknown")).description("unknown").get());
             step("alterUserScramCredentials", () -> each(admin.alterUserScramCredentials(
-                List.of(new UserScramCredentialDeletion("nobody", ScramMechanism.SCRAM_SHA_256))).values()));
+                List.of(new UserScramCredentialDeletion("unknown", ScramMechanism.SCRAM_SHA_256))).values()));
 
             step("describeFeatures", () -> admin.describeFeatures().featureMetadata().get() != null);
             step("updateFeatures", () -> each(admin.updateFeatures(
@@ -171,7 +172,7 @@ public class EveryMethod {
 
             step("listConfigResources", () -> admin.listConfigResources(
                 Set.of(ConfigResource.Type.CLIENT_METRICS), new ListConfigResourcesOptions()).all().get());
-            // Other tests make topics, too.
+            // Other tests create topics, too.
             step("listConfigResources all", () -> new TreeSet<>(admin.listConfigResources().all().get().stream()
                 .filter(one -> one.type() != ConfigResource.Type.TOPIC || one.name().equals("every")).map(one -> one.type() + " " + one.name()).toList()));
             step("listClientMetricsResources", () -> admin.listClientMetricsResources().all().get());
@@ -200,7 +201,7 @@ public class EveryMethod {
         } finally {
             admin.close();
         }
-        // These send nothing.
+        // These send no requests.
         CALLED.addAll(List.of("close", "metrics", "registerMetricForSubscription", "unregisterMetricFromSubscription"));
         for (Method method : Admin.class.getMethods()) {
             if (!Modifier.isStatic(method.getModifiers()) && !CALLED.contains(method.getName())) {

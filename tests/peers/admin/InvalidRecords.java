@@ -4,14 +4,17 @@ import org.apache.kafka.clients.admin.*;
 import org.apache.kafka.clients.producer.*;
 import org.apache.kafka.common.serialization.StringSerializer;
 
-/** One batch of 100 records for a compacted topic, ten of them without a key, and what the producer says of each; then the others alone. */
+/**
+ * Sends one batch of 100 records to a compacted topic, ten of them without a key, and prints the
+ * result of each; then the same without the invalid ones.
+ */
 public class InvalidRecords {
     static final int RECORDS = 100;
 
     public static void main(String[] arguments) throws Exception {
         Map<String, Object> settings = new HashMap<>(Map.of(
             "bootstrap.servers", arguments[0],
-            // One batch: nothing is sent before the flush, and there is room for all.
+            // One batch: nothing is sent before the flush, and all records fit.
             "linger.ms", 300_000, "delivery.timeout.ms", 600_000, "batch.size", 1_000_000,
             "compression.type", arguments[1]));
         try (Admin admin = Admin.create(Map.of("bootstrap.servers", arguments[0]))) {

@@ -4,7 +4,7 @@ import org.apache.kafka.clients.admin.*;
 import org.apache.kafka.common.*;
 import org.apache.kafka.common.config.ConfigResource;
 
-/** What today's Admin can do with topics, one line a step. It sends the newest versions that both sides know. */
+/** Topic operations of the current Admin client; prints one line per step. It uses the newest common versions. */
 public class NewAdmin {
     interface Step { Object run() throws Exception; }
 
@@ -16,7 +16,7 @@ public class NewAdmin {
         }
     }
 
-    /** Kafka takes a moment until all of it knows of a change: asked again until it does, for a minute at most. */
+    /** Retry for at most a minute: Kafka's brokers see a change a moment after its controller. */
     static void eventually(String name, String expected, Step step) throws Exception {
         long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
         String result = "";
@@ -35,7 +35,7 @@ public class NewAdmin {
     }
 
     public static void main(String[] arguments) throws Exception {
-        // A request that is sent again after a timeout would be answered otherwise, for example that the topic exists.
+        // A request retried after a timeout would get another reply, for example that the topic exists.
         Map<String, Object> settings = Map.of(
             "bootstrap.servers", arguments[0], "request.timeout.ms", "120000", "default.api.timeout.ms", "120000");
         ConfigResource topic = new ConfigResource(ConfigResource.Type.TOPIC, "new");

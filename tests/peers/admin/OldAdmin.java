@@ -3,7 +3,10 @@ import java.util.concurrent.*;
 import org.apache.kafka.clients.admin.*;
 import org.apache.kafka.common.config.ConfigResource;
 
-/** What the AdminClient of 0.11 can do with a topic, one line a step. It sends the oldest versions: DescribeConfigs 0, AlterConfigs 0, CreateTopics 2. */
+/**
+ * Topic operations of the AdminClient of 0.11; prints one line per step. It sends the oldest
+ * versions: DescribeConfigs 0, AlterConfigs 0, CreateTopics 2.
+ */
 public class OldAdmin {
     interface Step { Object run() throws Exception; }
 
@@ -15,7 +18,7 @@ public class OldAdmin {
         }
     }
 
-    /** Kafka takes a moment until all of it knows of a change: asked again until it does, for a minute at most. */
+    /** Retry for at most a minute: Kafka's brokers see a change a moment after its controller. */
     static void eventually(String name, String expected, Step step) throws Exception {
         long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
         String result = "";

@@ -5,14 +5,17 @@ import java.util.List;
 import org.apache.kafka.common.utils.Exit;
 
 /**
- * Runs Kafka's tools one after the other in one process, which spares most of their time: each argument is a main class and its arguments with
- * tabs between them. After what a tool printed, which need not end a line, stands a line with its exit code. What tools write to System.err
- * goes to stdout, too; the process's stderr is left to the JVM.
+ * Runs Kafka's tools in sequence in one process, which saves most of their start-up time.
+ *
+ * Each argument is a main class and its arguments, separated by tabs. The output of a tool, which
+ * may lack a final newline, is followed by a line with its exit code. System.err is redirected to
+ * stdout; the process's stderr is used only by the JVM.
  */
 public class Tools {
     public static void main(String[] commands) throws Exception {
         System.setErr(System.out);
-        // A tool's exit is only noted: it is the last thing that a tool does, and some would catch whatever were thrown here.
+        // Record the exit code and return. A tool does nothing after exit(), and some would catch an
+        // exception thrown here.
         List<Integer> exits = new ArrayList<>();
         Exit.setExitProcedure((code, message) -> exits.add(code));
         for (String command : commands) {
@@ -23,7 +26,7 @@ public class Tools {
                 Class.forName(words[0]).getMethod("main", String[].class).invoke(null, arguments);
             } catch (InvocationTargetException ended) {
                 if (exits.isEmpty()) {
-                    // As when the tool had its own process.
+                    // What the JVM prints when the tool is the main class.
                     System.out.println("Exception: " + ended.getCause());
                     exits.add(1);
                 }

@@ -1,6 +1,8 @@
-// Kafka's own assignors. A line of stdin is a group, a line of stdout what its members are assigned:
-//   range 1=3,2=3 a:i1:1,2:1=0.1 b::2:        assignor, partitions by topic, then member:instance:topics:owned partitions by topic
-//   a:1=0.1;2=0 b:2=1.2                       or why there is no assignment
+// Runs Kafka's own assignors. Each line of stdin is a group:
+//   range 1=3,2=3 a:i1:1,2:1=0.1 b::2:
+// with the assignor, the partition count of each topic, and for each member
+// member:instance:topics:owned partitions by topic. Each line of stdout is an assignment, or an error:
+//   a:1=0.1;2=0 b:2=1.2
 import java.util.*;
 import java.util.stream.*;
 import org.apache.kafka.common.Uuid;

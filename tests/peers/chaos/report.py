@@ -13,8 +13,7 @@ TOP, ROW, BAR = 84, 26, 16
 DOWN, BACK, INK, GRID = "#d98324", "#2b6ca3", "#222222", "#dddddd"
 
 MEANING = """Seconds. `served`: from the fault until the servers reply again. Clients: from then on
-until the slowest of each kind has recovered. `all`: from the fault until the last client has
-recovered."""
+until the slowest has recovered. `all`: from the fault until the last client has recovered."""
 
 
 def summary(outcome: Outcome) -> str:

@@ -1,5 +1,6 @@
-// What RE2/J makes of expressions, as Kafka's group coordinator uses it. Each line of stdin is a row of words in hex, an expression and names;
-// each line of stdout says which of the names it matches whole, a 0 or 1 for each, or "refused".
+// Matches regular expressions with RE2/J, as Kafka's group coordinator does. Each line of stdin has
+// an expression and names, as words in hex; each line of stdout has a 1 for each name that matches
+// as a whole and a 0 for each other one, or "refused".
 import com.google.re2j.*;
 import java.util.*;
 import java.util.stream.*;

@@ -1,5 +1,6 @@
-// A member of a group, kafka-clients 0.9 and later: host:port, topic, group and settings NAME=VALUE; a line of JSON an event, until its standard
-// input ends. A topic that begins with ^ is a regular expression, which the group evaluates.
+// A group member with kafka-clients 0.9 or later. Arguments: host:port, topic, group and settings
+// NAME=VALUE. Prints one line of JSON per event until its standard input is closed. A topic that
+// begins with ^ is a regular expression that the group coordinator evaluates.
 
 import java.time.Duration;
 import java.util.ArrayList;
@@ -41,7 +42,8 @@ public class Member {
                 try {
                     consumer.commitSync();
                 } catch (KafkaException failure) {
-                    // The next commit is good for them too, unless another member gets their partition and reads them again.
+                    // The next commit covers these records too, unless the partition moves to
+                    // another member, which then reads them again.
                     say("{\"failed\": \"" + failure.getClass().getSimpleName() + "\"}");
                     continue;
                 }
@@ -59,13 +61,13 @@ public class Member {
             consumer.subscribe(List.of(topic), listener);
             return;
         }
-        // Not known before 4.0.
+        // Added in 4.0.
         Class<?> pattern = Class.forName("org.apache.kafka.clients.consumer.SubscriptionPattern");
         KafkaConsumer.class.getMethod("subscribe", pattern, ConsumerRebalanceListener.class)
             .invoke(consumer, pattern.getConstructor(String.class).newInstance(topic), listener);
     }
 
-    // poll(long) until 3.x, poll(Duration) since 2.0.
+    // poll(Duration) was added in 2.0, and poll(long) was removed in 4.0.
     @SuppressWarnings("unchecked")
     private static ConsumerRecords<String, String> poll(KafkaConsumer<String, String> consumer) throws Exception {
         try {
@@ -86,14 +88,14 @@ public class Member {
             has(partitions);
         }
 
-        // Not known before 2.4.
+        // Called since 2.4.
         public void onPartitionsLost(Collection<TopicPartition> partitions) {
             has(partitions);
         }
 
         @Override
         public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
-            // What is new alone is told where the assignor is a cooperative one: what it has in all is asked for.
+            // With a cooperative assignor the argument has only the new partitions.
             has(List.of());
         }
 
