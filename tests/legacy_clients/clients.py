@@ -66,6 +66,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     needs: str = ""
     tells_offsets: bool = True
     tells_refusal: bool = True
+    retries_refusal: bool = False
     notes: str = ""
 
     def __str__(self) -> str:
