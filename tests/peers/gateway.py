@@ -342,15 +342,15 @@ class Stopwatch:
         )
 
     def seconds(self) -> float:
-        began, had_then, stood = self._began
-        took = time.monotonic() - began
+        began, cpu_before, stood = self._began
+        elapsed = time.monotonic() - began
         self.note()
         # The sum over all threads: they hand work to each other, or hold what another thread waits
         # for (a lock, Python's GIL), so their delays are sequential.
-        let_off = sum(
+        waited = sum(
             seconds - stood.get(thread, 0.0) for thread, seconds in self._run_queue.items()
         )
-        return max(took - let_off, min(took, cpu_seconds(self._process) - had_then))
+        return max(elapsed - waited, min(elapsed, cpu_seconds(self._process) - cpu_before))
 
 
 TESTS = Path("/proc/self")
