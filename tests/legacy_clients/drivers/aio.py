@@ -39,7 +39,7 @@ def common(options):
     settings = {"bootstrap_servers": options["bootstrap"]}
     if "client-id" in options:
         settings["client_id"] = options["client-id"]
-    # Once every object had to be told its loop.
+    # Older versions require the event loop as an argument.
     if VERSION < (0, 7):
         settings["loop"] = asyncio.get_event_loop()
     user, ca = options.get("sasl-plain"), options.get("tls-ca")

@@ -103,7 +103,7 @@ def produce(options):
     if "idempotent" in options:
         settings["enable.idempotence"] = True
     if version() < (1, 0):
-        # Otherwise only the last record of a batch is told its offset.
+        # Otherwise only the last record of a batch gets its offset.
         settings["produce.offset.report"] = True
     if "batch-bytes" in options:
         batch = int(options["batch-bytes"])
@@ -169,7 +169,7 @@ def reading(options, failures):
 def consume(options, spans):
     failures = []
     settings = reading(options, failures)
-    # The group is only a name that librdkafka insists on: partitions are assigned by hand and nothing is committed.
+    # librdkafka requires a group id, but partitions are assigned manually and nothing is committed.
     settings.update({"group.id": "legacy-driver", "enable.auto.commit": False, "enable.partition.eof": False, "auto.offset.reset": "error"})
     if "fetch-bytes" in options:
         settings["fetch.message.max.bytes"] = int(options["fetch-bytes"])

@@ -207,7 +207,8 @@ def group(options, spans):
         if time.time() > deadline:
             raise RuntimeError("timed out, records still missing: %d" % missing)
         following = {}
-        # 3.0 is lost when a poll ends between the two halves of joining anew: it forgets the second half, and reads and heartbeats no more.
+        # If a poll of 3.0 ends between JoinGroup and SyncGroup, the client skips SyncGroup and
+        # stops fetching and sending heartbeats.
         patience = 200 if VERSION < (3, 0) else max(0, int(1000 * (deadline - time.time())))
         for where, records in consumer.poll(patience).items():
             for record in records[:missing]:

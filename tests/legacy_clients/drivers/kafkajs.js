@@ -135,7 +135,7 @@ function show(topic, partition, { offset, timestamp, key, value, headers }) {
   fs.writeSync(1, [topic, partition, offset, at, encoded(key), encoded(value), headersTo(headers)].join('\t') + '\n')
 }
 
-// It knows no other way than a group: one of its own, which nobody else is in and where nothing is committed by itself.
+// KafkaJS consumes only in groups: a group without other members and without automatic commits.
 async function consume(options) {
   const spans = new Map()
   for (const span of options.spans) {

@@ -176,7 +176,7 @@ func produce(opts options) {
 		settings = append(settings, kgo.ProducerBatchMaxBytes(int32(max(number(batch), 1<<20))))
 	}
 	settings = append(settings, kgo.MaxBufferedRecords(10000), kgo.AllowAutoTopicCreation())
-	// Written for idempotence unless it is impossible: KIP-98 came with 0.11 and wants acks=all.
+	// Idempotent unless impossible: KIP-98 requires 0.11 and acks=all.
 	if opts.get("acks", "all") != "all" || opts.get("max-version", "") != "" && opts.get("idempotent", "") == "" {
 		settings = append(settings, kgo.DisableIdempotentWrite())
 	}

@@ -1,6 +1,6 @@
-// Drives Sarama by the command line described in ../README.md. The import path is the newest one; an old version takes its
-// place by a replace directive. What differs between versions stands in modern.go and ancient.go, of which one is built; so do the two ways of
-// a group, a member's (members.go) and that of Kafka 0.8 (offsets.go).
+// Drives Sarama by the command line described in ../README.md. The import path is the newest one; a
+// replace directive substitutes an old version. Either modern.go or ancient.go is built, for what
+// differs between versions, and either members.go for groups or offsets.go for those of Kafka 0.8.
 package main
 
 import (

@@ -27,7 +27,7 @@ func setup(config *sarama.Config, opts options) {
 	canLabel = config.Version.IsAtLeast(sarama.V0_11_0_0)
 }
 
-// Whoever is told to write an older format may not give headers.
+// Headers are not allowed if an older record format is configured.
 var canLabel bool
 
 func stamp(message *sarama.ProducerMessage, ms int64) { message.Timestamp = time.UnixMilli(ms) }
