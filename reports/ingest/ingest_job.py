@@ -50,8 +50,8 @@ FilesProgress = Callable[[int, int], None]
 class IngestResult:
     """The result of a run.
 
-    `repeated_rows` were in the tables already. `damaged` has names and reasons of files of which
-    nothing was ingested.
+    `repeated_rows` were in the tables already. `damaged` has the names and reasons of
+    files that were not ingested.
     """
 
     files: int = 0

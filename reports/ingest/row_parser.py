@@ -128,8 +128,8 @@ def process_of(connection: str) -> Column:
 
 
 def _unknown_version() -> Column:
-    is_told = F.col("row.v").between(0, MAX_NAMED_VERSION)
-    number = F.when(is_told, F.concat(F.lit(" "), F.col("row.v").cast("string"))).otherwise(
+    is_named = F.col("row.v").between(0, MAX_NAMED_VERSION)
+    number = F.when(is_named, F.concat(F.lit(" "), F.col("row.v").cast("string"))).otherwise(
         F.lit("")
     )
     return F.concat(F.lit(UNKNOWN_VERSION), number)

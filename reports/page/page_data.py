@@ -105,9 +105,9 @@ def _most(grouped: DataFrame, by: str, most: int) -> DataFrame:
         .limit(most)
     )
     told = grouped.join(
-        F.broadcast(top.select("kind", F.lit(True).alias("is_told"))), "kind", "left"
+        F.broadcast(top.select("kind", F.lit(True).alias("is_top"))), "kind", "left"
     )
-    return told.groupBy(F.when(F.col("is_told"), F.col("kind")).alias("kind"), by).agg(
+    return told.groupBy(F.when(F.col("is_top"), F.col("kind")).alias("kind"), by).agg(
         F.sum("count").alias("count")
     )
 

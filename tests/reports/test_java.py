@@ -28,12 +28,12 @@ def calls_ended_java():
 
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def hangs_up():
+        def close_connection():
             connection, _ = server.accept()
             connection.recv(100)
             connection.close()
 
-        java = threading.Thread(target=hangs_up)
+        java = threading.Thread(target=close_connection)
         java.start()
         client = GatewayClient(gateway_parameters=GatewayParameters(port=server.getsockname()[1]))
         assert client.send_command("m\nd\no1\ne\n", retry=False) == "x"

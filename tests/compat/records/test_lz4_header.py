@@ -11,7 +11,7 @@ from tests.compat.records.building import lz4_frame
         (b"", 0x02CC5D05),
         (b"a", 0x550D7456),
         (b"abc", 0x32D153FF),
-        (b"Nobody inspects the spammish repetition", 0xE2293B2F),
+        (b"Nobody inspects the spammish repetition", 0xE2293B2F),  # prose: quoted
     ],
 )
 def test_xxh32_equals_reference_library(content, expected):
