@@ -135,7 +135,7 @@ _FIRST_VERSION_WITH_STORAGE_ERROR = {ApiKey.PRODUCE: 4, ApiKey.FETCH: 6, ApiKey.
 
 
 def code_for_version(code: ErrorCode, api_key: ApiKey, version: int) -> ErrorCode:
-    """`code`, or NOT_LEADER_OR_FOLLOWER, which every client retries, if the version has no such code."""
+    """`code`, or NOT_LEADER_OR_FOLLOWER, which clients retry, if the version lacks it."""
     if (
         code is ErrorCode.KAFKA_STORAGE_ERROR
         and version < _FIRST_VERSION_WITH_STORAGE_ERROR[api_key]
