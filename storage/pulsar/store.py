@@ -168,7 +168,9 @@ class PulsarStore:
 
     async def _release(self) -> None:
         self._stalls.stop()
-        for table in self._tables.created.values():
+        while self._tables.created:
+            # A table whose opening began before `close` may be added meanwhile.
+            _, table = self._tables.created.popitem()
             await self._within(Deferred.fromCoroutine(table.close()))
         self._catalog.close()
         await self._within(Deferred.fromCoroutine(self._cache.close()))

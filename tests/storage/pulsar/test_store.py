@@ -354,6 +354,25 @@ async def test_close_stores_end_offsets_of_partitions_concurrently(store, monkey
 
 
 @ensureDeferred
+async def test_close_also_closes_table_opened_meanwhile(store, monkeypatch):
+    first, late = await store.table("first"), await store.table("late")
+    closed = []
+    for table in (first, late):
+        close = table.close
+        monkeypatch.setattr(table, "close", lambda table=table, close=close: add_late(table, close))
+    del store._tables.created["late"]
+
+    async def add_late(table, close):
+        closed.append(table)
+        if table is first:
+            store._tables.created["late"] = late
+        await close()
+
+    await store.close()
+    assert set(closed) >= {first, late}
+
+
+@ensureDeferred
 async def test_close_ends_in_time_without_pulsar(between):
     hour = 3600.0
     settings = replace(

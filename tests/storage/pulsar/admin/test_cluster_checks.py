@@ -453,4 +453,4 @@ async def test_token_rejected_only_by_binary_protocol_is_reported(
         problem for problem in problems if "may not produce in acme/shop" in problem.text
     )
     assert produce.is_fatal
-    assert "TLS is used on both sides" in produce.remedy
+    assert "both sides use TLS" in produce.remedy

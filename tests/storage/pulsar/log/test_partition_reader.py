@@ -111,7 +111,7 @@ async def test_foreign_messages_are_skipped_and_get_no_offset(partition, side, c
     reader = side.reader(partition)
     assert offsets([await reader.first(), await reader.last()]) == [0, 3]
     assert offsets(await reader.read(0, 4, ALL)) == [0, 1, 2, 3]
-    assert caplog.text.count("did not write") == 1
+    assert caplog.text.count("not written by kopgate") == 1
 
 
 @ensureDeferred
