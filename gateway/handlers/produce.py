@@ -61,7 +61,7 @@ MANY_RECORDS = 500
 MAX_RECORD_ERRORS = 10_000
 
 
-class InvalidRecords(KafkaError):
+class InvalidRecordError(KafkaError):
     """INVALID_RECORD with the invalid records of a batch (KIP-467)."""
 
     def __init__(self, count: int, records: Sequence[RecordError]) -> None:
@@ -113,7 +113,7 @@ async def produce(
     for topic in request.topics:
         for sent in topic.partitions:
             prepared = await _prepare(topic.topic, sent, caller, unnamed, named)
-            if isinstance(prepared, InvalidRecords):
+            if isinstance(prepared, InvalidRecordError):
                 unnamed -= len(prepared.records)
             ready.append(prepared)
             if len(ready) % TURN_PARTITIONS == 0:
@@ -260,7 +260,7 @@ async def _check_keys(
     count, indexes = found
     if count:
         message = _missing_key_message(partition)
-        raise InvalidRecords(count, [RecordError(index, message) for index in indexes])
+        raise InvalidRecordError(count, [RecordError(index, message) for index in indexes])
 
 
 def _null_keys(records: memoryview, limit: int, most: int) -> tuple[int, list[int]]:
@@ -388,7 +388,7 @@ def _row(
     if isinstance(outcome, KafkaError):
         code = code_for_version(outcome.code, ApiKey.PRODUCE, caller.api_version)
         caller.traffic.topic_accessed(ApiKey.PRODUCE, caller.api_version, topic, (code,))
-        records = outcome.records if isinstance(outcome, InvalidRecords) else ()
+        records = outcome.records if isinstance(outcome, InvalidRecordError) else ()
         return PartitionProduced(index, code, error_message=outcome.message, record_errors=records)
     if outcome is PENDING:
         caller.traffic.topic_accessed(
