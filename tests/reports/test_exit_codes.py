@@ -125,7 +125,7 @@ def test_missing_java_is_reported_with_requirements(logs, tmp_path):
     assert (code, answer, files_below(tmp_path / "out")) == (1, "", set())
     assert told.splitlines()[0] == "starting Spark"
     assert "this Java is broken" in told
-    assert "it must be 17 or newer" in told.splitlines()[-1]
+    assert "it must be version 17 or newer" in told.splitlines()[-1]
     assert "Traceback" not in told
 
 
