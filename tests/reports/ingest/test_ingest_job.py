@@ -513,7 +513,7 @@ def test_file_dated_in_the_future_is_reported_and_ingested_on_its_day(
     process.file("2027-01-01", 0, some(process, 1, at=ms("2027-01-01")))
     process.file("2027-01-01", 1, some(process, 1, at=ms("2027-01-01", 1)), packed=False)
     process.file(DAY, 12, some(process, 1))
-    with pytest.raises(TablesError, match="the clock of this machine says that it is 1970-01-01"):
+    with pytest.raises(TablesError, match="the clock of this machine says 1970-01-01"):
         ingest(spark, process.logs, Tables(tmp_path / "tables"), datetime(1970, 1, 1, tzinfo=UTC))
     taken = ingest_files()
     assert ({reason for _, reason in taken.damaged}, len(taken.damaged)) == (
