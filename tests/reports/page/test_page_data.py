@@ -21,7 +21,7 @@ def test_library_without_upper_version_is_distinguished_from_whole_library(spark
     from reports.page.page_data import kind_of
 
     rows = small_table(spark, CLIENTS, "library string, version string, generation string")
-    assert [row[0] for row in rows.select(kind_of("version")).build_page_model()] == [
+    assert [row[0] for row in rows.select(kind_of("version")).collect()] == [
         "java 2.8",
         "kafka-python 1.4",
         "kafka-python, no upper version",
