@@ -68,9 +68,9 @@ class StoreLock:
     """The lock of the store whose tables are in the metadata namespace of `settings`."""
 
     def __init__(
-        self, session: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings, reactor: Reactor
+        self, client: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings, reactor: Reactor
     ) -> None:
-        self._session = session
+        self._client = client
         self._admin = admin
         self._settings = settings
         self._reactor = reactor
@@ -109,7 +109,7 @@ class StoreLock:
         access = Access.ExclusiveWithFencing if takeover else Access.Exclusive
 
         def open_and_announce() -> Any:
-            producer = self._session.producer(self._topic, access)
+            producer = self._client.producer(self._topic, access)
             try:
                 producer.send(msgspec.json.encode(holder))
             except pulsar.PulsarException:
@@ -119,7 +119,7 @@ class StoreLock:
             return producer
 
         try:
-            self._producer = await self._session.run(open_and_announce)
+            self._producer = await self._client.run(open_and_announce)
         except Fenced:
             other = await self._last_holder()
             is_left = other is not None and appears_dead(
@@ -160,12 +160,12 @@ class StoreLock:
         producer = self._drop_producer()
         if producer is not None:
             try:
-                await self._session.run(producer.close)
+                await self._client.run(producer.close)
             except StorageError as error:
                 log.warning("store lock not released cleanly: %s", error)
 
     def _open(self, access: Any) -> Deferred[Any]:
-        return self._session.run(lambda: self._session.producer(self._topic, access))
+        return self._client.run(lambda: self._client.producer(self._topic, access))
 
     def _heartbeat(self) -> None:
         """Send the holder's message."""
@@ -173,7 +173,7 @@ class StoreLock:
         self._is_heartbeat_in_flight = True
         self._sent_confirmations += self._queued_confirmations
         self._queued_confirmations = []
-        producer, wake = self._producer, self._session.reactor_calls
+        producer, wake = self._producer, self._client.reactor_calls
         assert self._holder
         said = msgspec.structs.replace(self._holder, said=time.time())
 
@@ -255,7 +255,7 @@ class StoreLock:
                 self._schedule(RETRY_SECONDS, self._reacquire)
             return
         if self._producer is not refused:
-            await self._session.run(producer.close)
+            await self._client.run(producer.close)
             return
         self._producer = producer
         log.warning("store lock reacquired")
@@ -297,10 +297,10 @@ class StoreLock:
 
     async def _last_holder(self) -> LockHolder | None:
         """The sender of the topic's last message; None if there is none or it has been deleted."""
-        return await self._session.run(self._read_last)
+        return await self._client.run(self._read_last)
 
     def _read_last(self) -> LockHolder | None:
-        reader = self._session.reader(self._topic, pulsar.MessageId.latest)
+        reader = self._client.reader(self._topic, pulsar.MessageId.latest)
         try:
             if not reader.has_message_available():
                 return None

@@ -66,15 +66,15 @@ class PulsarStore:
     ) -> None:
         self.settings = settings
         self._reactor = reactor
-        self._session = PulsarClient(settings, reactor)
+        self._client = PulsarClient(settings, reactor)
         self._admin = PulsarAdmin(settings, reactor)
         self._catalog = TopicCatalog(settings, self._admin, reactor)
-        self._cache = ReaderCache(self._session, settings.readers)
+        self._cache = ReaderCache(self._client, settings.readers)
         self._tail = TailCache(settings.tail_bytes)
-        self._side_topics = SideTopics(self._session, self._admin, settings)
+        self._side_topics = SideTopics(self._client, self._admin, settings)
         self._in_flight_limit = InFlightLimit(settings.queue_bytes, settings.queue_operations)
         self._log_opener = PulsarLogOpener(
-            self._session,
+            self._client,
             self._admin,
             self._cache,
             self._in_flight_limit,
@@ -89,7 +89,7 @@ class PulsarStore:
         self._full_names: dict[bytes, str] = {}
         """Full topic names of the partitions opened since the start, by partition key."""
         self._rows: PulsarTable | None = None
-        self._lock = StoreLock(self._session, self._admin, settings, reactor)
+        self._lock = StoreLock(self._client, self._admin, settings, reactor)
         self._mirror = CursorMirror(self._admin, self._cursor_position, reactor, settings)
         self._trimming = DeferredLock()
         self._is_open = False
@@ -103,12 +103,12 @@ class PulsarStore:
 
     async def open(self) -> None:
         """`Store.open`. If it fails, everything opened so far is closed."""
-        await self._session.open()
+        await self._client.open()
         try:
             if self.settings.checks_at_start:
-                await prepare(self.settings, self._admin, self._session)
-            self._session.message_bytes = (
-                await largest_message(self._admin) or self._session.message_bytes
+                await prepare(self.settings, self._admin, self._client)
+            self._client.message_bytes = (
+                await largest_message(self._admin) or self._client.message_bytes
             )
             self._stalls.start()
             await self._lock.take(self.settings.node, self.settings.takeover)
@@ -176,7 +176,7 @@ class PulsarStore:
         await self._within(Deferred.fromCoroutine(self._cache.close()))
         await self._within(Deferred.fromCoroutine(self._lock.release()))
         await self._within(Deferred.fromCoroutine(self._admin.close()))
-        await self._session.close()
+        await self._client.close()
 
     def _within(self, step: Deferred[Any]) -> Deferred[None]:
         """Fires when `step` has ended or after `close_timeout_seconds`; failures are logged."""
@@ -450,7 +450,7 @@ class PulsarStore:
     def _open_table(self, name: str) -> Deferred[PulsarTable]:
         async def make() -> PulsarTable:
             await self.confirm_held()
-            table = PulsarTable(self._session, self._admin, self.settings, self._reactor, name)
+            table = PulsarTable(self._client, self._admin, self.settings, self._reactor, name)
             await table.open()
             self._tables.created[name] = table
             return table

@@ -40,7 +40,7 @@ NOTHING = Retention(0, 0)
 SEND_LARGE_MESSAGES, SEND_TABLE_ROWS = "send large messages", "send rows of tables"
 
 
-async def prepare(settings: PulsarSettings, admin: PulsarAdmin, session: PulsarClient) -> None:
+async def prepare(settings: PulsarSettings, admin: PulsarAdmin, client: PulsarClient) -> None:
     """Set up the cluster if `settings.setup`, then check it. Warnings are logged.
 
     Raises StorageFailed with the fatal problems, one per line; NotReady if all of them are
@@ -54,7 +54,7 @@ async def prepare(settings: PulsarSettings, admin: PulsarAdmin, session: PulsarC
             raise
         except StorageFailed as failure:
             log.warning("Pulsar could not be set up: %s", failure)
-    problems = await check(settings, admin, session)
+    problems = await check(settings, admin, client)
     for problem in problems:
         if not problem.is_fatal:
             log.warning("%s", problem)
@@ -65,7 +65,7 @@ async def prepare(settings: PulsarSettings, admin: PulsarAdmin, session: PulsarC
 
 
 async def check(
-    settings: PulsarSettings, admin: PulsarAdmin, session: PulsarClient
+    settings: PulsarSettings, admin: PulsarAdmin, client: PulsarClient
 ) -> list[ClusterProblem]:
     """All problems of the cluster.
 
@@ -75,13 +75,13 @@ async def check(
     both = gatherResults(
         [
             Deferred.fromCoroutine(_reach_admin(settings, admin)),
-            Deferred.fromCoroutine(_reach_brokers(settings, session)),
+            Deferred.fromCoroutine(_reach_brokers(settings, client)),
         ]
     )
     problems = [problem for problem in await both if problem]
     if problems:
         return problems
-    return await ClusterChecks(settings, admin, session).all()
+    return await ClusterChecks(settings, admin, client).all()
 
 
 async def _reach_admin(settings: PulsarSettings, admin: PulsarAdmin) -> ClusterProblem | None:
@@ -110,8 +110,8 @@ async def _reach_admin(settings: PulsarSettings, admin: PulsarAdmin) -> ClusterP
     return None
 
 
-async def _reach_brokers(settings: PulsarSettings, session: PulsarClient) -> ClusterProblem | None:
-    reason = await session.run(
+async def _reach_brokers(settings: PulsarSettings, client: PulsarClient) -> ClusterProblem | None:
+    reason = await client.run(
         lambda: connect_error(settings.service_url, settings.operation_timeout_seconds)
     )
     if reason is None:
@@ -127,10 +127,10 @@ async def _reach_brokers(settings: PulsarSettings, session: PulsarClient) -> Clu
 class ClusterChecks:
     """Checks of a reachable cluster. `_unknown` collects what this role may not read."""
 
-    def __init__(self, settings: PulsarSettings, admin: PulsarAdmin, session: PulsarClient) -> None:
+    def __init__(self, settings: PulsarSettings, admin: PulsarAdmin, client: PulsarClient) -> None:
         self._settings = settings
         self._admin = admin
-        self._session = session
+        self._client = client
         self._remedies = Remedies(settings)
         self._found: list[ClusterProblem] = []
         self._unknown: list[str] = []
@@ -210,7 +210,7 @@ class ClusterChecks:
         )
         if namespace == metadata:
             sizes[SEND_TABLE_ROWS] = self._settings.table_burst_bytes
-        result = await probe(self._admin, self._session, namespace, sizes)
+        result = await probe(self._admin, self._client, namespace, sizes)
         self._note_message_size(result)
         for what, failure in result.refused.items():
             self._add_refusal(namespace, what, failure, is_needed=namespace == metadata)
@@ -229,9 +229,7 @@ class ClusterChecks:
         """Set the message size limit from the probe; only a superuser can read it."""
         largest = result.accepted_bytes + MAX_MESSAGE_OVERHEAD
         is_all = not result.refused.keys() & {SEND_LARGE_MESSAGES, SEND_TABLE_ROWS}
-        self._session.message_bytes = (
-            max(largest, self._session.message_bytes) if is_all else largest
-        )
+        self._client.message_bytes = max(largest, self._client.message_bytes) if is_all else largest
 
     def _add_refusal(
         self, namespace: str, what: str, failure: StorageError, is_needed: bool

@@ -51,7 +51,7 @@ class ProbeResult:
 
 
 async def probe(
-    admin: PulsarAdmin, session: PulsarClient, namespace: str, sizes: Mapping[str, int]
+    admin: PulsarAdmin, client: PulsarClient, namespace: str, sizes: Mapping[str, int]
 ) -> ProbeResult:
     """Probe `namespace`. Raises StorageFailed if the admin API does not answer.
 
@@ -69,7 +69,7 @@ async def probe(
         return result
     try:
         await _read_policies(admin, topic, result)
-        await _produce_and_read(session, partition_name(topic, 0), sizes, result)
+        await _produce_and_read(client, partition_name(topic, 0), sizes, result)
     except NotReady:
         # Deleting would fail too; the next attempt uses the same topic.
         raise
@@ -126,10 +126,10 @@ async def _read_policies(admin: PulsarAdmin, topic: str, result: ProbeResult) ->
 
 
 async def _produce_and_read(
-    session: PulsarClient, topic: str, sizes: Mapping[str, int], result: ProbeResult
+    client: PulsarClient, topic: str, sizes: Mapping[str, int], result: ProbeResult
 ) -> None:
     def write() -> None:
-        producer = session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
+        producer = client.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
         try:
             for what, size in sorted(sizes.items(), key=lambda pair: pair[1]):
                 try:
@@ -143,12 +143,12 @@ async def _produce_and_read(
             producer.close()
 
     def read() -> None:
-        session.reader(topic, pulsar.MessageId.earliest).close()
+        client.reader(topic, pulsar.MessageId.earliest).close()
 
     tries: list[tuple[str, Callable[[], Any]]] = [("produce", write), ("consume", read)]
     for what, call in tries:
         try:
-            await session.run(call)
+            await client.run(call)
         except StorageFailed as failure:
             result.refused[what] = failure
             if isinstance(failure.__cause__, pulsar.Timeout):

@@ -136,13 +136,13 @@ class ExclusiveProducer:
 
     def __init__(
         self,
-        session: PulsarClient,
+        client: PulsarClient,
         producer: Any,
         room: InFlightLimit,
         on_stored: Callable[[list[InFlightMessage]], None],
         on_closed: Callable[[StorageError, list[InFlightMessage]], None],
     ) -> None:
-        self._session = session
+        self._client = client
         self._producer = producer
         self._room = room
         self._on_stored = on_stored
@@ -168,7 +168,7 @@ class ExclusiveProducer:
         self._responses.append(sent)
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._session.reactor_calls.post(self._handle_responses)
+            self._client.reactor_calls.post(self._handle_responses)
 
     def _handle_responses(self) -> None:
         # Reset first: a response from here on schedules another wake-up; an earlier one is in the
@@ -219,7 +219,7 @@ class ExclusiveProducer:
                 self._release(sent)
 
         try:
-            closed = self._session.run(close)
+            closed = self._client.run(close)
         except LogClosed:
             closed = succeed(None)
         closed.addBoth(settle)

@@ -25,8 +25,8 @@ class ReaderCache:
     For the reactor thread.
     """
 
-    def __init__(self, session: PulsarClient, limit: int) -> None:
-        self._session = session
+    def __init__(self, client: PulsarClient, limit: int) -> None:
+        self._client = client
         self._limit = limit
         self._idle: OrderedDict[OpenReader, None] = OrderedDict()
         self._in_use: set[OpenReader] = set()
@@ -54,7 +54,7 @@ class ReaderCache:
         has not started is not started.
         """
         done: Deferred[T] = Deferred()
-        running = self._session.run(lambda: None if done.called else call())
+        running = self._client.run(lambda: None if done.called else call())
         self._in_use.add(reader)
         self._evict()
         running.addBoth(partial(self._returned, reader, done))
@@ -94,7 +94,7 @@ class ReaderCache:
         """Close a reader in a thread; only `close` waits for it."""
         del self._idle[reader]
         try:
-            closing = self._session.run(reader.close)
+            closing = self._client.run(reader.close)
         except StorageError:
             # The client is closed, and all its readers with it.
             return

@@ -59,10 +59,10 @@ class ReaderSource:
     threads read it.
     """
 
-    def __init__(self, session: PulsarClient, topic: str) -> None:
-        self.session = session
+    def __init__(self, client: PulsarClient, topic: str) -> None:
+        self.client = client
         self.topic = topic
-        self.settings = session.settings
+        self.settings = client.settings
         self.began: tuple[tuple[int, int], ...] = ()
         self.is_closed = False
         self._message_bytes = 0.0
@@ -164,7 +164,7 @@ def find_message(
     Includes messages that only mark an offset.
     """
     found: tuple[Header, Position, Any] | None = None
-    reader = source.session.reader(
+    reader = source.client.reader(
         source.topic,
         message_id_of(start),
         queue=source.queue if for_last or source.has_foreign_messages else 1,
@@ -286,7 +286,7 @@ class OpenReader:
             self._reader = None
         if self._reader is None:
             self._queue = queue
-            self._reader = self.source.session.reader(
+            self._reader = self.source.client.reader(
                 self.source.topic, message_id_of(self._start), queue=queue
             )
         return self._reader

@@ -52,8 +52,8 @@ class SideTopics:
     The last ones read are cached, up to `compacted_bytes`.
     """
 
-    def __init__(self, session: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings) -> None:
-        self._session = session
+    def __init__(self, client: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings) -> None:
+        self._client = client
         self._admin = admin
         self._settings = settings
         self._cached: OrderedDict[str, tuple[list[Entry], int]] = OrderedDict()
@@ -97,8 +97,8 @@ class SideTopics:
             return ReplacedRange(first, last, 0, 0, 0, generation, max_timestamp=-1)
         token = uuid4().hex
         topic = side_topic_name(self._settings, partition, generation)
-        place, messages = await self._session.run(
-            lambda: write_batch(self._session, topic, token, entries)
+        place, messages = await self._client.run(
+            lambda: write_batch(self._client, topic, token, entries)
         )
         newest = max(entry.max_timestamp for entry in entries)
         return ReplacedRange(
@@ -125,7 +125,7 @@ class SideTopics:
             entries = cached[0]
         else:
             topic = side_topic_name(self._settings, partition, replaced.generation)
-            entries = await self._session.run(lambda: read_batch(self._session, topic, replaced))
+            entries = await self._client.run(lambda: read_batch(self._client, topic, replaced))
             self._cache(replaced.token, entries)
         return [
             entry
@@ -159,13 +159,13 @@ def split_into_messages(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def write_batch(
-    session: PulsarClient, topic: str, token: str, entries: Sequence[Entry]
+    client: PulsarClient, topic: str, token: str, entries: Sequence[Entry]
 ) -> tuple[Any, int]:
     """Send a batch; returns the position of its first message, and the number of messages.
 
     Blocking. The exclusive producer keeps messages of other batches from coming between.
     """
-    producer = session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
+    producer = client.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
     try:
         places = []
         for number, some in enumerate(split_into_messages(entries)):
@@ -189,11 +189,11 @@ def write_batch(
             producer.close()
 
 
-def read_batch(session: PulsarClient, topic: str, replaced: ReplacedRange) -> list[Entry]:
+def read_batch(client: PulsarClient, topic: str, replaced: ReplacedRange) -> list[Entry]:
     """All entries of a range's batch. Blocking. Skips messages resent after a broker crash."""
-    deadline = time.monotonic() + session.settings.read_timeout_seconds
+    deadline = time.monotonic() + client.settings.read_timeout_seconds
     place = pulsar.MessageId(-1, replaced.ledger_id, replaced.entry_id, -1)
-    reader = session.reader(topic, place)
+    reader = client.reader(topic, place)
     found: list[Entry] = []
     number = 0
     try:
@@ -205,7 +205,7 @@ def read_batch(session: PulsarClient, topic: str, replaced: ReplacedRange) -> li
                 found += unpack_entries(header, message.data())
                 number += 1
     except pulsar.Timeout:
-        seconds = session.settings.read_timeout_seconds
+        seconds = client.settings.read_timeout_seconds
         raise StorageFailed(
             f"{topic}: received {number} of {replaced.messages} replacement messages "
             f"within {seconds:g} s"

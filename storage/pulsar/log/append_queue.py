@@ -45,7 +45,7 @@ class OpenedPartition:
     readable bytes before it.
     """
 
-    session: PulsarClient
+    client: PulsarClient
     topic: str
     entry_format: str
     producer: Any
@@ -73,12 +73,12 @@ class AppendQueue:
     ) -> None:
         self._opened = opened
         self._partition = opened.partition
-        self._settings = opened.session.settings
+        self._settings = opened.client.settings
         self._in_flight_limit = in_flight_limit
         self._on_stored = on_stored
         self._on_end = on_end
         self._producer = ExclusiveProducer(
-            opened.session, opened.producer, in_flight_limit, self._acknowledged, self._ended
+            opened.client, opened.producer, in_flight_limit, self._acknowledged, self._ended
         )
         self.next = self._sent_end = opened.end
         self.end_reason: StorageError | None = None
@@ -150,7 +150,7 @@ class AppendQueue:
             time = max(time, entry.max_timestamp)
         if len(kept) > 1:
             payload = pack_entries(kept)
-        largest = self._opened.session.message_bytes - MAX_MESSAGE_OVERHEAD
+        largest = self._opened.client.message_bytes - MAX_MESSAGE_OVERHEAD
         if len(payload) > largest:
             raise EntryTooLarge(
                 f"{len(payload)} bytes exceed the largest Pulsar message, {largest} bytes "

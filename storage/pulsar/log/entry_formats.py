@@ -50,7 +50,7 @@ class PulsarLogOpener:
     Without `batch_format` it opens no topics in the format `pulsar`.
     """
 
-    session: PulsarClient
+    client: PulsarClient
     admin: PulsarAdmin
     cache: ReaderCache
     in_flight_limit: InFlightLimit
@@ -104,7 +104,7 @@ class PulsarLogOpener:
     ) -> PulsarPartitionLog:
         if format_range.is_native:
             return await open_native_log(
-                self.session,
+                self.client,
                 self.admin,
                 topic,
                 self._require_batch_format(topic),
@@ -115,7 +115,7 @@ class PulsarLogOpener:
                 format_range,
             )
         opened = await open_partition(
-            self.session, self.admin, self.cache, topic, entry_format, partition
+            self.client, self.admin, self.cache, topic, entry_format, partition
         )
         log = PulsarLog(
             _not_before(opened, format_range.first_offset),
@@ -150,7 +150,7 @@ class PulsarLogOpener:
             )
         epochs = partition.row.epochs
         stored = NativeEntries(
-            self.session,
+            self.client,
             EntryFinder(self.admin, topic),
             self._require_batch_format(topic),
             format_range.base,
@@ -160,7 +160,7 @@ class PulsarLogOpener:
         return NativeRangeReader(format_range, end_offset, stored)
 
     def _reader(self, topic: str, partition: PartitionState) -> PartitionReader:
-        reader = PartitionReader(self.session, self.admin, self.cache, topic, self.session.settings)
+        reader = PartitionReader(self.client, self.admin, self.cache, topic, self.client.settings)
         for epoch, begin in partition.row.epochs:
             reader.add_epoch(epoch, begin)
         return reader
@@ -201,9 +201,7 @@ class PulsarLogOpener:
             await partition.change(format_ranges=(FormatRange(0, 0),))
             return
         # Fence other writers first, so that no batch is appended after the end was read.
-        opened = await open_partition(
-            self.session, self.admin, self.cache, topic, NATIVE, partition
-        )
+        opened = await open_partition(self.client, self.admin, self.cache, topic, NATIVE, partition)
         try:
             end = opened.end
             header = Header(
@@ -232,8 +230,8 @@ class PulsarLogOpener:
         need not skip all native messages.
         """
         base = format_ranges[-1].base or 0
-        producer = await self.session.run(
-            partial(self.session.producer, topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
+        producer = await self.client.run(
+            partial(self.client.producer, topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
         )
         try:
             finder = EntryFinder(self.admin, topic)
@@ -260,7 +258,7 @@ class PulsarLogOpener:
 
     async def _send_marker(self, topic: str, producer: pulsar.Producer, header: Header) -> int:
         """Send a message without records that stores the next offset; return its broker index."""
-        message_id = await self.session.run(
+        message_id = await self.client.run(
             lambda: producer.send(b"", properties=header.properties("mixed_kafka"))
         )
         return await EntryFinder(self.admin, topic).index_of(
@@ -269,7 +267,7 @@ class PulsarLogOpener:
 
     async def _close_producer(self, producer: pulsar.Producer) -> None:
         """Close the producer, and wait for it: the broker admits the next one only after that."""
-        await self.session.run(producer.close)
+        await self.client.run(producer.close)
 
 
 def _not_before(opened: OpenedPartition, first_offset: int) -> OpenedPartition:

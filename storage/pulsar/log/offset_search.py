@@ -168,6 +168,6 @@ class MessageSearch:
     def _lookup(
         self, start: Position, last: Position, *, for_last: bool = False
     ) -> Awaitable[StoredMessage | None]:
-        return self._source.session.run(
+        return self._source.client.run(
             partial(find_message, self._source, start, last, for_last=for_last)
         )

@@ -44,7 +44,7 @@ class PulsarLog:
         self._reader = opened.reader
         topic_entries = PartitionEntries(opened.reader)
         self._entries = Overlay(topic_entries, side_topics, opened.partition)
-        settings = opened.session.settings
+        settings = opened.client.settings
         self._replacer = EntryReplacer(
             topic_entries, self._entries, side_topics, opened.partition, settings
         )

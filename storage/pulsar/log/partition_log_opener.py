@@ -23,7 +23,7 @@ EPOCH_PROPERTY = "pulsar.topic.epoch"
 
 
 async def open_partition(
-    session: PulsarClient,
+    client: PulsarClient,
     admin: PulsarAdmin,
     cache: ReaderCache,
     topic: str,
@@ -34,10 +34,10 @@ async def open_partition(
 
     Raises UnknownTopic, LogClosed, StorageFailed.
     """
-    producer = await session.run(
-        lambda: session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
+    producer = await client.run(
+        lambda: client.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
     )
-    reader = PartitionReader(session, admin, cache, topic, session.settings)
+    reader = PartitionReader(client, admin, cache, topic, client.settings)
     try:
         epoch = await leader_epoch(admin, topic)
         row = partition.row
@@ -63,7 +63,7 @@ async def open_partition(
         for one in add_epoch(row.epochs, epoch, end.offset, start[0]):
             reader.add_epoch(*one)
         return OpenedPartition(
-            session,
+            client,
             topic,
             entry_format,
             producer,
@@ -75,7 +75,7 @@ async def open_partition(
             last is None,
         )
     except BaseException:
-        close_unused_producer(session, producer)
+        close_unused_producer(client, producer)
         await reader.close()
         raise
 
@@ -94,7 +94,7 @@ async def leader_epoch(admin: PulsarAdmin, topic: str) -> int:
     return int(text)
 
 
-def close_unused_producer(session: PulsarClient, producer: Any) -> None:
+def close_unused_producer(client: PulsarClient, producer: Any) -> None:
     """Close a producer that has sent nothing, without waiting for it."""
 
     def close() -> None:
@@ -104,7 +104,7 @@ def close_unused_producer(session: PulsarClient, producer: Any) -> None:
             log.debug("closing an unused producer failed: %s", type(error).__name__)
 
     try:
-        session.run(close).addErrback(lambda failure: failure.trap(StorageError))
+        client.run(close).addErrback(lambda failure: failure.trap(StorageError))
     except StorageError:
-        # The session is closed, and all producers with it.
+        # The client is closed, and all producers with it.
         return

@@ -35,7 +35,7 @@ class PartitionReader:
 
     def __init__(
         self,
-        session: PulsarClient,
+        client: PulsarClient,
         admin: PulsarAdmin,
         cache: ReaderCache,
         topic: str,
@@ -43,7 +43,7 @@ class PartitionReader:
     ) -> None:
         self._settings = settings
         self._cache = cache
-        self._source = ReaderSource(session, topic)
+        self._source = ReaderSource(client, topic)
         self._index = OffsetIndex(settings.index_marks)
         self._message_search = MessageSearch(self._source, admin, self._index)
         self._newest: IndexEntry | None = None

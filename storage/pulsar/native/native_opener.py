@@ -19,7 +19,7 @@ from storage.tail import TailCache
 
 
 async def open_native_log(
-    session: PulsarClient,
+    client: PulsarClient,
     admin: PulsarAdmin,
     topic: str,
     batch_format: BatchFormat,
@@ -41,7 +41,7 @@ async def open_native_log(
     await partition.producer_released
     epochs = partition.row.epochs
     native_entries = NativeEntries(
-        session,
+        client,
         EntryFinder(admin, topic),
         batch_format,
         format_range.base or 0,
@@ -53,9 +53,9 @@ async def open_native_log(
         tail_cache,
         on_end,
     )
-    producer = await open_producer(session, topic)
+    producer = await open_producer(client, topic)
     log.sender = NativeSender(
-        session,
+        client,
         producer,
         batch_format,
         in_flight_limit,
@@ -67,7 +67,7 @@ async def open_native_log(
         log.end(Fenced(f"reading the topic's tail failed: {error}"))
 
     log.tail = TailReader(
-        session, topic, batch_format, native_entries.last, log.tail_entries.add, lost
+        client, topic, batch_format, native_entries.last, log.tail_entries.add, lost
     )
     log.tail_entries.release = log.tail.release
     try:

@@ -94,13 +94,13 @@ class NativeReader:
 
     def __init__(
         self,
-        session: PulsarClient,
+        client: PulsarClient,
         topic: str,
         batch_format: BatchFormat,
         position: Position,
         queue: int,
     ) -> None:
-        self._session = session
+        self._client = client
         self._topic = topic
         self._format = batch_format
         self._position = position
@@ -116,7 +116,7 @@ class NativeReader:
         `max_bytes`, because it would not be read again. Raises StorageFailed.
         """
         if self._reader is None:
-            self._reader = self._session.reader(
+            self._reader = self._client.reader(
                 self._topic, reading_start(self._position), queue=self._queue
             )
         found: list[PackedEntry] = []

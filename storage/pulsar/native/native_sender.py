@@ -79,13 +79,13 @@ def build_message(fields: MessageFields) -> Any:
     return builder.build()
 
 
-async def open_producer(session: PulsarClient, topic: str) -> Any:
+async def open_producer(client: PulsarClient, topic: str) -> Any:
     """A shared producer, which does not fence others.
 
     Compression lets a batch that a Kafka producer compressed well still fit into one message.
     """
-    return await session.run(
-        lambda: session.producer(
+    return await client.run(
+        lambda: client.producer(
             topic,
             pulsar.ProducerAccessMode.Shared,
             batching=True,
@@ -106,14 +106,14 @@ class NativeSender:
 
     def __init__(
         self,
-        session: PulsarClient,
+        client: PulsarClient,
         producer: Any,
         batch_format: BatchFormat,
         in_flight_limit: InFlightLimit,
         on_stored: Callable[[PendingAppend], None],
         on_end: Callable[[StorageError], object],
     ) -> None:
-        self._session = session
+        self._client = client
         self._producer = producer
         self._format = batch_format
         self._in_flight_limit = in_flight_limit
@@ -127,7 +127,7 @@ class NativeSender:
 
     def send(self, pending: PendingAppend) -> None:
         """Queue a batch. Raises EntryTooLarge, and StorageFailed if too much is in flight."""
-        limit = self._session.settings.queue_operations
+        limit = self._client.settings.queue_operations
         if pending.records > limit:
             raise EntryTooLarge(
                 f"the batch has {pending.records} records, more than the {limit} that may be in "
@@ -144,7 +144,7 @@ class NativeSender:
         self._queue.append(pending)
         if not self._is_sending:
             self._is_sending = True
-            self._session.run(self._send_queued).addErrback(
+            self._client.run(self._send_queued).addErrback(
                 lambda failure: self.end(Fenced(f"sending a batch failed: {failure.value}"))
             )
 
@@ -156,12 +156,12 @@ class NativeSender:
             except IndexError:
                 break
             self._send_batch(pending)
-        self._session.reactor_calls.post(self._sending_finished)
+        self._client.reactor_calls.post(self._sending_finished)
 
     def _sending_finished(self) -> None:
         self._is_sending = bool(self._queue)
         if self._is_sending:
-            self._session.run(self._send_queued).addErrback(
+            self._client.run(self._send_queued).addErrback(
                 lambda failure: self.end(Fenced(f"sending a batch failed: {failure.value}"))
             )
 
@@ -169,7 +169,7 @@ class NativeSender:
         try:
             batch = self._format.unpack(pending.payload)
         except ValueError as error:
-            self._session.reactor_calls.post(
+            self._client.reactor_calls.post(
                 partial(
                     self._finish,
                     pending,
@@ -188,7 +188,7 @@ class NativeSender:
             send(messages[-1], partial(self._acknowledged, pending, len(messages)))
             self._producer._producer.flush_async(_ignore)
         except pulsar.PulsarException as error:
-            self._session.reactor_calls.post(
+            self._client.reactor_calls.post(
                 partial(self._finish, pending, error_for_result(type(error).__name__))
             )
 
@@ -216,7 +216,7 @@ class NativeSender:
                     failure = Fenced("pulsar-client split a batch into several entries")
         except Exception as error:  # noqa: BLE001 - reported to the caller
             failure = Fenced(f"invalid acknowledgement: {error}")
-        self._session.reactor_calls.post(partial(self._finish, pending, failure))
+        self._client.reactor_calls.post(partial(self._finish, pending, failure))
 
     def _finish(self, pending: PendingAppend, failure: StorageError | None) -> None:
         self._release(pending)
@@ -262,7 +262,7 @@ class NativeSender:
                 self._release(pending)
 
         try:
-            closed = self._session.run(close)
+            closed = self._client.run(close)
         except LogClosed:
             closed = succeed(None)
         closed.addBoth(release_all)

@@ -58,13 +58,13 @@ class NativeEntries:
 
     def __init__(
         self,
-        session: PulsarClient,
+        client: PulsarClient,
         finder: EntryFinder,
         batch_format: BatchFormat,
         base: int,
         leader_epoch: int,
     ) -> None:
-        self.session = session
+        self.client = client
         self.finder = finder
         self.batch_format = batch_format
         self.base = base
@@ -110,7 +110,7 @@ class NativeEntries:
     async def _read_on(self, cursor: ReadCursor, offset: int, max_bytes: int) -> bool:
         """Read more entries into the cursor; returns whether there were any."""
         last = self.last
-        packed_entries = await self.session.run(lambda: cursor.reader.read(max(max_bytes, 1), last))
+        packed_entries = await self.client.run(lambda: cursor.reader.read(max(max_bytes, 1), last))
         for packed in packed_entries:
             entry = await self.assign_offsets(cursor.counter, packed)
             if entry.last_offset >= offset:
@@ -181,10 +181,10 @@ class NativeEntries:
             return None
         fewest, most = READER_QUEUE_MESSAGES
         queue = min(
-            max(self.session.settings.reader_queue_bytes // self.average_bytes, fewest), most
+            max(self.client.settings.reader_queue_bytes // self.average_bytes, fewest), most
         )
         return ReadCursor(
-            NativeReader(self.session, self.finder.topic, self.batch_format, found[0], queue)
+            NativeReader(self.client, self.finder.topic, self.batch_format, found[0], queue)
         )
 
     async def _find(self, offset: int) -> tuple[Position, PeekedEntry] | None:
@@ -197,4 +197,4 @@ class NativeEntries:
             self._close(self._cursors.popitem(last=False)[0])
 
     def _close(self, cursor: ReadCursor) -> None:
-        self.session.run(cursor.reader.close).addErrback(lambda _: None)
+        self.client.run(cursor.reader.close).addErrback(lambda _: None)

@@ -137,7 +137,7 @@ class TailEntries:
                     self._stored.finder.topic,
                     error,
                 )
-                await self._stored.session.pause(INDEX_RETRY_SECONDS)
+                await self._stored.client.pause(INDEX_RETRY_SECONDS)
         return await self._stored.assign_offsets(self._counter, packed)
 
     def _failed(self, failure: Any) -> None:

@@ -59,14 +59,14 @@ class TailReader:
 
     def __init__(
         self,
-        session: PulsarClient,
+        client: PulsarClient,
         topic: str,
         batch_format: BatchFormat,
         after: Position,
         on_entry: Callable[[PackedEntry], None],
         on_failure: Callable[[StorageError], None],
     ) -> None:
-        self._session = session
+        self._client = client
         self._topic = topic
         self._format = batch_format
         self._after = after
@@ -74,14 +74,14 @@ class TailReader:
         self._id_parser = MessageIdParser()
         self._on_entry = on_entry
         self._on_failure = on_failure
-        self._gate = ByteGate(session.settings.arriving_bytes)
+        self._gate = ByteGate(client.settings.arriving_bytes)
         self._is_closed = False
         self._reader: Any = None
 
     async def open(self) -> None:
         start = pulsar.MessageId.earliest if self._after == START else reading_start(self._after)
-        self._reader = await self._session.run(
-            lambda: self._session.reader(self._topic, start, listener=self._on_message)
+        self._reader = await self._client.run(
+            lambda: self._client.reader(self._topic, start, listener=self._on_message)
         )
 
     def _on_message(self, reader: Any, message: pulsar.Message) -> None:
@@ -101,10 +101,10 @@ class TailReader:
                 if isinstance(error, StorageError)
                 else StorageFailed(f"reading an entry failed: {error!r}")
             )
-            self._session.reactor_calls.post(partial(self._on_failure, failure))
+            self._client.reactor_calls.post(partial(self._on_failure, failure))
             return
         if self._gate.acquire(len(packed.payload)):
-            self._session.reactor_calls.post(partial(self._on_entry, packed))
+            self._client.reactor_calls.post(partial(self._on_entry, packed))
 
     def release(self, packed: PackedEntry) -> None:
         self._gate.release(len(packed.payload))
@@ -114,7 +114,7 @@ class TailReader:
         self._gate.close()
         reader, self._reader = self._reader, None
         if reader is not None:
-            await self._session.run(lambda: _close(reader))
+            await self._client.run(lambda: _close(reader))
 
 
 def _close(reader: Any) -> None:

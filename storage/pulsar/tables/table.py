@@ -23,23 +23,23 @@ from storage.pulsar.tables.table_writer import TableWriter, failed
 
 
 class PulsarTable:
-    """A `StateTable`. Open it before use, and close it before the session."""
+    """A `StateTable`. Open it before use, and close it before the client."""
 
     def __init__(
         self,
-        session: PulsarClient,
+        client: PulsarClient,
         admin: PulsarAdmin,
         settings: PulsarSettings,
         reactor: Reactor,
         name: str,
     ) -> None:
-        self._session = session
+        self._client = client
         self._admin = admin
         self._settings = settings
         self._topic = table_topic(settings, name)
         self._compactor = TableCompactor(admin, settings, reactor, self._topic)
         self._writer = TableWriter(
-            session, settings, reactor, self._topic, self._compactor.add_written
+            client, settings, reactor, self._topic, self._compactor.add_written
         )
         self._loading = DeferredLock()
 
@@ -64,7 +64,7 @@ class PulsarTable:
         try:
             end = os.urandom(16)
             await self._writer.send({END_KEY: end}, MAX_MESSAGE_OVERHEAD)
-            rows = await load(self._session, self._admin, self._topic, end)
+            rows = await load(self._client, self._admin, self._topic, end)
         finally:
             self._loading.release()
         return sorted(rows.items())

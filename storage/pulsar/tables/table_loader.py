@@ -58,7 +58,7 @@ async def topic_space(admin: PulsarAdmin, topic: str) -> TopicSpace:
 
 
 async def load(
-    session: PulsarClient, admin: PulsarAdmin, topic: str, end: bytes
+    client: PulsarClient, admin: PulsarAdmin, topic: str, end: bytes
 ) -> dict[bytes, bytes]:
     """All rows up to the message with END_KEY and payload `end`, which was written before.
 
@@ -66,7 +66,7 @@ async def load(
     """
     for _ in range(ATTEMPTS):
         before = (await topic_space(admin, topic)).state
-        rows = await session.run(lambda: read_rows(session, topic, end))
+        rows = await client.run(lambda: read_rows(client, topic, end))
         if (await topic_space(admin, topic)).state == before:
             return rows
     raise StorageFailed(
@@ -74,11 +74,11 @@ async def load(
     )
 
 
-def read_rows(session: PulsarClient, topic: str, end: bytes) -> dict[bytes, bytes]:
+def read_rows(client: PulsarClient, topic: str, end: bytes) -> dict[bytes, bytes]:
     """All rows, without checking for a compaction during the read. Blocking."""
-    settings = session.settings
+    settings = client.settings
     timeout = max(1, round(settings.operation_timeout_seconds * 1000))
-    reader = session.reader(
+    reader = client.reader(
         topic, pulsar.MessageId.earliest, compacted=True, queue=settings.table_reader_messages
     )
     rows: dict[bytes, bytes] = {}

@@ -60,13 +60,13 @@ class TableWriter:
 
     def __init__(
         self,
-        session: PulsarClient,
+        client: PulsarClient,
         settings: PulsarSettings,
         reactor: Reactor,
         topic: str,
         on_stored: Callable[[int], None],
     ) -> None:
-        self._session = session
+        self._client = client
         self._settings = settings
         self._reactor = reactor
         self._topic = topic
@@ -87,8 +87,8 @@ class TableWriter:
 
         Raises StorageFailed, UnknownTopic.
         """
-        producer = await self._session.run(
-            lambda: self._session.producer(
+        producer = await self._client.run(
+            lambda: self._client.producer(
                 self._topic,
                 pulsar.ProducerAccessMode.ExclusiveWithFencing,
                 batching=True,
@@ -100,7 +100,7 @@ class TableWriter:
         )
         self._producer = producer
         self._last_assigned_id = producer.last_sequence_id()
-        self._thread = WorkerPool(self._session.reactor_calls, 1, 1, "pulsar-table")
+        self._thread = WorkerPool(self._client.reactor_calls, 1, 1, "pulsar-table")
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Deferred[None]:
         """`StateTable.put`."""
@@ -161,7 +161,7 @@ class TableWriter:
         if thread is not None:
             thread.stop(lambda: None)
             try:
-                await self._session.run(self._producer.close)
+                await self._client.run(self._producer.close)
             except StorageError as error:
                 log.warning(
                     "closing the table's producer failed topic=%s error=%s", self._topic, error

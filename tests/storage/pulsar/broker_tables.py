@@ -51,15 +51,15 @@ class BrokerTables:
         name: str = "rows",
         *,
         settings: PulsarSettings | None = None,
-        session: PulsarClient | None = None,
+        client: PulsarClient | None = None,
     ) -> PulsarTable:
         """Open the table as another process would."""
         settings = settings or self.settings
-        session = session or PulsarClient(settings, reactor)
+        client = client or PulsarClient(settings, reactor)
         admin = PulsarAdmin(settings, reactor)
-        await session.open()
-        table = PulsarTable(session, admin, settings, reactor, name)
-        self._opened.append((table, admin, session))
+        await client.open()
+        table = PulsarTable(client, admin, settings, reactor, name)
+        self._opened.append((table, admin, client))
         await table.open()
         return table
 
@@ -68,10 +68,10 @@ class BrokerTables:
         return await (await self.open(name)).items()
 
     def close(self) -> None:
-        for table, admin, session in self._opened:
+        for table, admin, client in self._opened:
             settle(table.close())
             settle(admin.close())
-            settle(session.close())
+            settle(client.close())
 
     def admin(self, method: str, what: str = "", body: object = None, name: str = "rows") -> Any:
         """Call the admin API for the table's topic. Blocking."""

@@ -48,7 +48,7 @@ def open_side(reading_settings: PulsarSettings) -> Iterator[SideOpener]:
     async def open_one(**others: Any) -> ReadingStack:
         names = {name: getattr(reading_settings, name) for name in PulsarSettings.__slots__}
         side = ReadingStack(PulsarSettings(**{**names, **others}), reactor)
-        await side.session.open()
+        await side.client.open()
         sides.append(side)
         return side
 

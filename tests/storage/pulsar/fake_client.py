@@ -1,4 +1,4 @@
-"""Fakes of the client library's producer, of a session and of a table; tests give the answers."""
+"""Fakes of the client library's producer, of a client and of a table; tests give the answers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class FakeWake:
             call()
 
 
-class FakeSession:
+class FakeClient:
     """Runs calls at once."""
 
     def __init__(self, **settings: Any) -> None:

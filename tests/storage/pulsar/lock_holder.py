@@ -23,9 +23,9 @@ def lost(reason: str) -> None:
 
 
 async def hold(node: str, settings: PulsarSettings) -> None:
-    session = PulsarClient(settings, reactor)
-    await session.open()
-    lock = StoreLock(session, PulsarAdmin(settings, reactor), settings, reactor)
+    client = PulsarClient(settings, reactor)
+    await client.open()
+    lock = StoreLock(client, PulsarAdmin(settings, reactor), settings, reactor)
     lock.when_lost(lost)
     await lock.take(node, False)
     print("taken", flush=True)

@@ -117,7 +117,7 @@ class PartitionTopic:
         ]
 
 
-class CountingSession(PulsarClient):
+class CountingClient(PulsarClient):
     """Counts the readers that were opened."""
 
     readers = 0
@@ -132,17 +132,17 @@ class ReadingStack:
 
     def __init__(self, settings: PulsarSettings, reactor: Any) -> None:
         self.settings = settings
-        self.session = CountingSession(settings, reactor)
+        self.client = CountingClient(settings, reactor)
         self.admin = PulsarAdmin(settings, reactor)
-        self.cache = ReaderCache(self.session, settings.readers)
+        self.cache = ReaderCache(self.client, settings.readers)
 
     def reader(self, partition: PartitionTopic) -> PartitionReader:
-        return PartitionReader(self.session, self.admin, self.cache, partition.topic, self.settings)
+        return PartitionReader(self.client, self.admin, self.cache, partition.topic, self.settings)
 
     async def close(self) -> None:
         await self.cache.close()
         await self.admin.close()
-        await self.session.close()
+        await self.client.close()
 
 
 def offsets(messages: Sequence[StoredMessage]) -> list[int]:

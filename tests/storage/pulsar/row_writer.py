@@ -34,9 +34,9 @@ async def put_for_ever(table: PulsarTable, lane: str) -> None:
 
 
 async def write(settings: PulsarSettings, run: str) -> None:
-    session = PulsarClient(settings, reactor)
-    await session.open()
-    table = PulsarTable(session, PulsarAdmin(settings, reactor), settings, reactor, "rows")
+    client = PulsarClient(settings, reactor)
+    await client.open()
+    table = PulsarTable(client, PulsarAdmin(settings, reactor), settings, reactor, "rows")
     await table.open()
     await table.items()
     for lane in range(LANES):

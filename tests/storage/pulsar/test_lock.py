@@ -50,11 +50,11 @@ class Locks:
 
     async def make(self, lost: Deferred[str] | None = None, **settings: float) -> StoreLock:
         chosen = replace(self.settings, **settings)
-        session, admin = PulsarClient(chosen, reactor), PulsarAdmin(chosen, reactor)
-        await session.open()
-        lock = StoreLock(session, admin, chosen, reactor)
+        client, admin = PulsarClient(chosen, reactor), PulsarAdmin(chosen, reactor)
+        await client.open()
+        lock = StoreLock(client, admin, chosen, reactor)
         lock.when_lost(lost.callback if lost else self.reasons.append)
-        self._opened.append((lock, admin, session))
+        self._opened.append((lock, admin, client))
         return lock
 
     async def taken(
@@ -91,10 +91,10 @@ class Locks:
             process.wait()
             assert process.stdout
             process.stdout.close()
-        for lock, admin, session in self._opened:
+        for lock, admin, client in self._opened:
             settle(lock.release())
             settle(admin.close())
-            settle(session.close())
+            settle(client.close())
 
 
 @pytest.fixture

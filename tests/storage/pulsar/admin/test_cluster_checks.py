@@ -46,18 +46,18 @@ def checking() -> Iterator[Checking]:
         return await check(settings, *used[-1])
 
     yield checked
-    for admin, session in used:
-        settle(session.close())
+    for admin, client in used:
+        settle(client.close())
         settle(admin.close())
 
 
 async def preparing(settings: PulsarSettings) -> None:
-    admin, session = PulsarAdmin(settings, reactor), PulsarClient(settings, reactor)
-    await session.open()
+    admin, client = PulsarAdmin(settings, reactor), PulsarClient(settings, reactor)
+    await client.open()
     try:
-        await prepare(settings, admin, session)
+        await prepare(settings, admin, client)
     finally:
-        await session.close()
+        await client.close()
         await admin.close()
 
 
@@ -241,13 +241,13 @@ async def test_message_size_limit_is_probed(
     pulsar: Tenant, batch: int, assumed: int, least: int, most: int
 ) -> None:
     settings = pulsar.settings(message_max_bytes=batch, message_bytes=assumed)
-    admin, session = PulsarAdmin(settings, reactor), PulsarClient(settings, reactor)
-    await session.open()
+    admin, client = PulsarAdmin(settings, reactor), PulsarClient(settings, reactor)
+    await client.open()
     try:
-        await check(settings, admin, session)
-        assert least <= session.message_bytes - MAX_MESSAGE_OVERHEAD <= most
+        await check(settings, admin, client)
+        assert least <= client.message_bytes - MAX_MESSAGE_OVERHEAD <= most
     finally:
-        await session.close()
+        await client.close()
         await admin.close()
 
 

@@ -17,18 +17,18 @@ from storage.pulsar.client.exclusive_producer import (
     LogEnd,
 )
 from storage.pulsar.log.entry_messages import Header
-from tests.storage.pulsar.fake_client import FakeProducer, FakeSession, Ok, Timeout
+from tests.storage.pulsar.fake_client import FakeClient, FakeProducer, Ok, Timeout
 
 
 class Scene:
     def __init__(self, limit_bytes: int = 1 << 20, limit_operations: int = 100) -> None:
-        self.session = FakeSession()
+        self.client = FakeClient()
         self.producer = FakeProducer()
         self.room = InFlightLimit(limit_bytes, limit_operations)
         self.stored: list[list[int]] = []
         self.ends: list[tuple[StorageError, list[int]]] = []
         self.exclusive = ExclusiveProducer(
-            self.session, self.producer, self.room, self._stored, self._ended
+            self.client, self.producer, self.room, self._stored, self._ended
         )
 
     def _stored(self, messages: list[InFlightMessage]) -> None:
@@ -52,15 +52,15 @@ class Scene:
 
     def answer(self, *results: Any) -> None:
         self.producer.answer(*results)
-        self.session.reactor_calls.run()
+        self.client.reactor_calls.run()
 
 
 def test_queued_responses_share_one_wake_up_and_one_burst():
     scene = Scene()
     scene.send(0, 1, 2)
     scene.producer.answer(Ok, Ok)
-    assert len(scene.session.reactor_calls.posted) == 1
-    scene.session.reactor_calls.run()
+    assert len(scene.client.reactor_calls.posted) == 1
+    scene.client.reactor_calls.run()
     scene.answer(Ok)
     assert scene.stored == [[0, 1], [2]]
     assert (scene.room.reserved_bytes, scene.room.reserved_operations) == (0, 0)
@@ -75,7 +75,7 @@ def test_failed_send_closes_producer_and_leaves_rest_unknown():
     assert isinstance(error, Fenced)
     assert left == [1, 2, 3]
     assert scene.producer.closed == 1
-    scene.session.reactor_calls.run()
+    scene.client.reactor_calls.run()
     assert (scene.room.reserved_bytes, scene.room.reserved_operations) == (0, 0)
 
 
@@ -100,10 +100,10 @@ def test_response_within_send_is_handled_in_order():
     scene.send(1)
     scene.producer.waiting.pop(1)(pulsar.Result.ProducerFenced, None)
     assert scene.ends == []
-    scene.session.reactor_calls.run()
+    scene.client.reactor_calls.run()
     assert [left for _, left in scene.ends] == [[0, 1]]
     callback(Ok, None)
-    scene.session.reactor_calls.run()
+    scene.client.reactor_calls.run()
     assert scene.stored == []
     assert scene.room.reserved_operations == 0
 
@@ -120,7 +120,7 @@ def test_close_is_idempotent():
     scene.send(0)
     scene.exclusive.close(LogClosed("deleted"))
     scene.exclusive.close(LogClosed("closed"))
-    scene.session.reactor_calls.run()
+    scene.client.reactor_calls.run()
     assert [(str(error), left) for error, left in scene.ends] == [("deleted", [0])]
     assert scene.producer.closed == 1
 

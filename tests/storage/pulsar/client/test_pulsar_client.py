@@ -77,53 +77,53 @@ def test_library_errors_become_storage_errors(error, meaning):
 
 @ensureDeferred
 async def test_open_does_not_wait_for_a_broker(silent_address):
-    session = PulsarClient(patient(silent_address), reactor)
-    await soon(session.open())
-    await soon(session.close())
+    client = PulsarClient(patient(silent_address), reactor)
+    await soon(client.open())
+    await soon(client.close())
 
 
 @ensureDeferred
 async def test_request_to_silent_broker_times_out(silent_address):
-    session = PulsarClient(impatient(silent_address), reactor)
-    await session.open()
+    client = PulsarClient(impatient(silent_address), reactor)
+    await client.open()
     with pytest.raises(StorageFailed):
-        await session.run(
-            lambda: session.producer(
+        await client.run(
+            lambda: client.producer(
                 "persistent://public/default/t", pulsar.ProducerAccessMode.Shared
             )
         )
-    await session.close()
+    await client.close()
 
 
 @ensureDeferred
 async def test_close_does_not_wait_for_running_calls(silent_address):
-    session = PulsarClient(patient(silent_address), reactor)
-    await session.open()
+    client = PulsarClient(patient(silent_address), reactor)
+    await client.open()
     begun: Deferred[None] = Deferred()
 
     def ask() -> pulsar.Producer:
-        session.reactor_calls.post(lambda: begun.callback(None))
-        return session.producer("persistent://public/default/t", pulsar.ProducerAccessMode.Shared)
+        client.reactor_calls.post(lambda: begun.callback(None))
+        return client.producer("persistent://public/default/t", pulsar.ProducerAccessMode.Shared)
 
-    asked = session.run(ask)
+    asked = client.run(ask)
     asked.addErrback(lambda failure: failure.trap(StorageError))
     await begun
-    await soon(session.close())
+    await soon(client.close())
     await asked.addTimeout(60, reactor)
 
 
 @ensureDeferred
 async def test_closed_client_refuses_calls(silent_address):
-    session = PulsarClient(impatient(silent_address), reactor)
-    await session.open()
-    await session.close()
-    await session.close()
+    client = PulsarClient(impatient(silent_address), reactor)
+    await client.open()
+    await client.close()
+    await client.close()
     with pytest.raises(LogClosed):
-        session.run(lambda: None)
+        client.run(lambda: None)
 
 
 @ensureDeferred
 async def test_invalid_address_fails_at_open():
-    session = PulsarClient(PulsarSettings("nonsense://", "http://127.0.0.1:1"), reactor)
+    client = PulsarClient(PulsarSettings("nonsense://", "http://127.0.0.1:1"), reactor)
     with pytest.raises(StorageFailed, match="nonsense"):
-        await session.open()
+        await client.open()

@@ -23,11 +23,11 @@ async def test_consumers_at_different_offsets_use_separate_readers(partition, si
     reader = side.reader(partition)
     await reader.read(0, 20, 0)
     await reader.read(10, 20, 0)
-    opened = side.session.readers
+    opened = side.client.readers
     for step in range(1, 10):
         assert offsets(await reader.read(step, 20, 0)) == [step]
         assert offsets(await reader.read(10 + step, 20, 0)) == [10 + step]
-    assert side.session.readers == opened
+    assert side.client.readers == opened
 
 
 @ensureDeferred
@@ -38,7 +38,7 @@ async def test_consumers_at_the_same_offset_use_separate_readers(partition, side
         both = [Deferred.fromCoroutine(reader.read(step, 20, 0)) for _ in range(2)]
         assert [offsets(await one) for one in both] == [[step], [step]]
     # One each for the first and the last message, and one for reading.
-    assert side.session.readers <= 2 * 3
+    assert side.client.readers <= 2 * 3
 
 
 @ensureDeferred
@@ -49,15 +49,15 @@ async def test_least_recently_used_reader_is_closed(partition, open_side):
     for begin in (0, 20, 40, 60):
         await reader.read(begin, 100, 0)
         assert len(side.cache) <= 3
-    opened = side.session.readers
+    opened = side.client.readers
     assert offsets(
         await reader.read(61, 100, 0)
         + await reader.read(41, 100, 0)
         + await reader.read(21, 100, 0)
     ) == [61, 41, 21]
-    assert side.session.readers == opened
+    assert side.client.readers == opened
     assert offsets(await reader.read(1, 100, 0)) == [1]
-    assert side.session.readers > opened
+    assert side.client.readers > opened
 
 
 @ensureDeferred
@@ -71,7 +71,7 @@ async def test_reader_of_cancelled_read_returns_to_cache(partition, side):
         await given_up
     # Queued in the same threads behind the running read.
     while not len(side.cache):
-        await side.session.run(lambda: None)
+        await side.client.run(lambda: None)
     assert offsets(await reader.read(2, 100, 0)) == [2]
     assert len(side.cache) <= 2
 
@@ -81,16 +81,16 @@ async def test_cancelled_queued_read_is_not_started(partition, open_side):
     side = await open_side(threads=1)
     may_go_on = threading.Event()
     begun = []
-    busy = side.session.run(may_go_on.wait)
+    busy = side.client.run(may_go_on.wait)
     given_up = side.cache.use(
-        OpenReader(ReaderSource(side.session, partition.topic), None), lambda: begun.append(True)
+        OpenReader(ReaderSource(side.client, partition.topic), None), lambda: begun.append(True)
     )
     given_up.cancel()
     with pytest.raises(CancelledError):
         await given_up
     may_go_on.set()
     await busy
-    await side.session.run(lambda: None)
+    await side.client.run(lambda: None)
     assert begun == []
 
 
@@ -106,9 +106,9 @@ async def test_closed_partition_loses_its_readers_only(
         await readers[-1].read(0, 9, 0)
     await readers[0].close()
     assert len(side.cache) == 1
-    opened = side.session.readers
+    opened = side.client.readers
     assert offsets(await readers[1].read(1, 9, 0)) == [1]
-    assert side.session.readers == opened
+    assert side.client.readers == opened
 
 
 @ensureDeferred
@@ -129,7 +129,7 @@ async def test_read_after_client_is_closed_fails(partition, side):
     partition.write(numbered(0, 9))
     reader = side.reader(partition)
     await reader.read(0, 9, 0)
-    await side.session.close()
+    await side.client.close()
     with pytest.raises(LogClosed):
         await reader.read(1, 9, 0)
     await reader.close()

@@ -23,7 +23,7 @@ from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_rows import PartitionRow, PartitionState, load_partitions
 from tests.contract.entries import plain
-from tests.storage.pulsar.fake_client import FakeSession
+from tests.storage.pulsar.fake_client import FakeClient
 
 
 class Topic:
@@ -152,7 +152,7 @@ class Scene:
         self.side_topics = MemorySideTopics()
         self.table = MemoryTable()
         self.partition = PartitionState(self.table, KEY, PartitionRow(), ReplacedRanges())
-        self.settings = FakeSession(compacted_garbage_bytes=garbage, compacted_windows=50).settings
+        self.settings = FakeClient(compacted_garbage_bytes=garbage, compacted_windows=50).settings
         self.open()
 
     def open(self) -> None:

@@ -22,7 +22,7 @@ from storage.pulsar.compaction.replaced_ranges import ReplacedRanges
 from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD, AppendQueue, OpenedPartition
 from storage.pulsar.log.entry_messages import parse_header
 from storage.pulsar.log.partition_rows import PartitionRow, PartitionState, decode_row
-from tests.storage.pulsar.fake_client import FakeProducer, FakeSession, FakeTable, Ok, Timeout
+from tests.storage.pulsar.fake_client import FakeClient, FakeProducer, FakeTable, Ok, Timeout
 
 KEY = b"k" * 20
 
@@ -31,7 +31,7 @@ class Scene:
     """A partition that ends at offset 10, or an empty one; `reserve_offsets` is 100."""
 
     def __init__(self, *, is_empty: bool = False, reserved: int = 0, **settings: Any) -> None:
-        self.session = FakeSession(reserve_offsets=100, **settings)
+        self.client = FakeClient(reserve_offsets=100, **settings)
         self.producer = FakeProducer()
         self.table = FakeTable()
         self.partition = PartitionState(
@@ -43,7 +43,7 @@ class Scene:
         self.room = InFlightLimit(1 << 30, 1000)
         end = LogEnd(reserved, 0, -1) if is_empty else LogEnd(10, 1000, 7)
         opened = OpenedPartition(
-            self.session,
+            self.client,
             "persistent://a/b/t",
             "mixed_kafka",
             self.producer,
@@ -77,7 +77,7 @@ class Scene:
 
     def answer(self, *results: Any) -> None:
         self.producer.answer(*results)
-        self.session.reactor_calls.run()
+        self.client.reactor_calls.run()
 
     def row(self) -> PartitionRow:
         """The row that is being stored."""
@@ -229,7 +229,7 @@ def test_failed_send_fails_later_appends():
     outcomes = [scene.append(), scene.append(), scene.append(records=500)]
     scene.answer(Timeout)
     assert all(outcome[0].check(Fenced) for outcome in outcomes)
-    scene.session.reactor_calls.run()
+    scene.client.reactor_calls.run()
     assert scene.room.reserved_operations == 0
     scene.table.land()
     assert len(scene.producer.sent) == 3

@@ -239,11 +239,11 @@ async def test_distant_offset_is_found_with_few_lookups(partition, side):
     assert offsets(await reader.read(3777, 5000, 0)) == [3777]
     # Lookups of the first and last message, five bisection steps from 10 MB to below 512 KiB, and
     # one read.
-    assert side.session.readers <= 2 + 5 + 1
-    opened = side.session.readers
+    assert side.client.readers <= 2 + 5 + 1
+    opened = side.client.readers
     assert offsets(await reader.read(3600, 5000, 0)) == [3600]
     # Between 2500 and 3750, which are in the index by now.
-    assert side.session.readers <= opened + 3 + 1
+    assert side.client.readers <= opened + 3 + 1
 
 
 async def read_through(reader, end):
@@ -264,7 +264,7 @@ async def test_sequential_reads_share_one_reader(partition, side):
     reader = side.reader(partition)
     note_all(reader, messages, partition.write(messages))
     assert await read_through(reader, 300) == list(range(300))
-    assert side.session.readers == 1
+    assert side.client.readers == 1
 
 
 @ensureDeferred
@@ -274,7 +274,7 @@ async def test_reader_is_replaced_to_match_message_size(partition, open_side):
     reader = side.reader(partition)
     note_all(reader, messages, partition.write(messages))
     assert await read_through(reader, 300) == list(range(300))
-    assert side.session.readers == 2
+    assert side.client.readers == 2
 
 
 @ensureDeferred
@@ -293,10 +293,10 @@ async def test_rest_of_message_is_read_without_new_reader(partition, side):
     reader = side.reader(partition)
     assert offsets(await reader.read(0, 30, 0)) == [0]
     assert offsets(await reader.read(4, 30, 0)) == [0]
-    opened = side.session.readers
+    opened = side.client.readers
     assert offsets(await reader.read(9, 30, 2)) == [0, 10]
     assert offsets(await reader.read(15, 30, 2)) == [10, 20]
-    assert side.session.readers == opened
+    assert side.client.readers == opened
 
 
 @ensureDeferred
@@ -328,7 +328,7 @@ async def test_message_at_byte_position_is_found_with_few_lookups(partition, sid
     assert offsets([await reader.at_byte(3777 * 2000 + 1999, 0, 5000)]) == [3777]
     # Lookups of the first and last message, five bisection steps from 10 MB to below 512 KiB, and
     # one read.
-    assert side.session.readers <= 2 + 5 + 1
+    assert side.client.readers <= 2 + 5 + 1
     wanted = {(0, 0): 0, (1999, 0): 0, (2000, 0): 1, (2000, 7): 7, (9_999_999, 0): 4999}
     assert {
         (byte, start): offsets([await reader.at_byte(byte, start, 5000)])[0]

@@ -35,7 +35,7 @@ async def test_read_from_hanging_broker_ends_in_time():
             broker.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error)
         )
         side = ReadingStack(settings, reactor)
-        await side.session.open()
+        await side.client.open()
         partition = PartitionTopic(tenant, settings, client)
         partition.write(numbered(0, 300, size=1000))
         client.close()

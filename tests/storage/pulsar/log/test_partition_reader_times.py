@@ -108,7 +108,7 @@ async def test_distant_timestamp_is_found_with_few_lookups(partition, side):
     assert found(await reader.at_time(37_761, 0, 5000)) == 3777
     # Lookups of the first and last message, five bisection steps from 10 MB to below 512 KiB, and
     # one read.
-    assert side.session.readers <= 2 + 5 + 1
+    assert side.client.readers <= 2 + 5 + 1
 
 
 @ensureDeferred

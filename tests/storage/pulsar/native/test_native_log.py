@@ -62,14 +62,14 @@ class Bench:
 
     def __post_init__(self) -> None:
         settings = self.sender.settings
-        self.session = PulsarClient(settings, reactor)
+        self.client = PulsarClient(settings, reactor)
         self.admin = PulsarAdmin(settings, reactor)
 
     async def open(self) -> NativeLog:
         if not self.logs:
-            await self.session.open()
+            await self.client.open()
         log = await open_native_log(
-            self.session,
+            self.client,
             self.admin,
             self.sender.topic,
             FORMAT,
@@ -91,7 +91,7 @@ class Bench:
         for log in self.logs:
             await log.close()
         await self.admin.close()
-        await self.session.close()
+        await self.client.close()
 
 
 @pytest.fixture

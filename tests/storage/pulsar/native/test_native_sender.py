@@ -22,7 +22,7 @@ Answer = Callable[[Any, Any], None]
 
 
 class Library:
-    """Fake session and producer: calls run at once, and tests answer sent messages."""
+    """Fake client and producer: calls run at once, and tests answer sent messages."""
 
     settings = PulsarSettings("pulsar://localhost:6650", "http://localhost:8080")
 

@@ -203,7 +203,7 @@ class DroppingClient(PulsarClient):
 async def test_put_with_dropped_row_fails_and_later_puts_succeed(
     tables: BrokerTables,
 ) -> None:
-    table = await tables.open(session=DroppingClient(tables.settings, reactor))
+    table = await tables.open(client=DroppingClient(tables.settings, reactor))
     await table.put({b"a": b"1"})
     with pytest.raises(StorageFailed, match="did not send exactly the given rows"):
         await table.put({b"%d" % number: b"" for number in range(11)})

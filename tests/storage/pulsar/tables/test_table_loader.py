@@ -38,7 +38,7 @@ class Interrupted:
         self._reader.close()
 
 
-class InterruptedSession(PulsarClient):
+class InterruptedClient(PulsarClient):
     """Interrupts its first `times` readers."""
 
     def __init__(self, settings: PulsarSettings, happens: Callable[[], None], times: int) -> None:
@@ -77,9 +77,9 @@ async def test_row_deleted_and_compacted_during_load_stays_deleted(
     tables: BrokerTables,
 ) -> None:
     await put_and_delete(tables)
-    session = InterruptedSession(tables.settings, tables.compact, 1)
-    rows = dict(await (await tables.open(session=session)).items())
-    assert session.left == 0
+    client = InterruptedClient(tables.settings, tables.compact, 1)
+    rows = dict(await (await tables.open(client=client)).items())
+    assert client.left == 0
     assert len(rows) == 200
     assert b"a" not in rows
 
@@ -89,7 +89,7 @@ async def test_load_fails_if_every_read_meets_compaction(
     tables: BrokerTables,
 ) -> None:
     await put_and_delete(tables)
-    table = await tables.open(session=InterruptedSession(tables.settings, tables.compact, ATTEMPTS))
+    table = await tables.open(client=InterruptedClient(tables.settings, tables.compact, ATTEMPTS))
     with pytest.raises(StorageFailed, match="was compacted or moved"):
         await table.items()
     assert len(await table.items()) == 200
@@ -111,8 +111,8 @@ async def test_table_that_moves_during_load_is_read_completely(
     tables.move()
     await table.put({b"last": b"v"})
     tables.trim()
-    session = InterruptedSession(tables.settings, tables.move, 1)
-    rows = dict(await (await tables.open(session=session)).items())
-    assert session.left == 0
-    assert session.readers == 2
+    client = InterruptedClient(tables.settings, tables.move, 1)
+    rows = dict(await (await tables.open(client=client)).items())
+    assert client.left == 0
+    assert client.readers == 2
     assert len(rows) == 201
