@@ -11,7 +11,7 @@ COPY . .
 # not installed; with -I it does not import them from /src.
 RUN python -m venv /opt/kopgate \
     && PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt /opt/kopgate/bin/pip install --no-cache-dir . \
-    && /opt/kopgate/bin/python -I -c "import compat.records._kernel, gateway.protocol.wire._plain"
+    && /opt/kopgate/bin/python -I -c "import records._kernel, gateway.protocol.wire._plain"
 
 FROM python:3.13-slim
 RUN groupadd --gid 10001 kopgate \

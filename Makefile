@@ -8,9 +8,9 @@ PY := $(VENV)/bin/python
 # The constraints also apply to build dependencies: older versions of pip read PIP_CONSTRAINT for
 # these, newer ones PIP_BUILD_CONSTRAINT.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(PY) -m pip --disable-pip-version-check --no-input
-SOURCES := gateway auth compat storage reports tests bench
+SOURCES := gateway auth compat records storage reports tests bench
 # The environment is updated when one of these changes; the packages are installed in editable mode.
-INPUTS := pyproject.toml constraints.txt $(wildcard setup.py compat/records/*.p[yx][xi] compat/records/*.h gateway/protocol/wire/*.pyx)
+INPUTS := pyproject.toml constraints.txt $(wildcard setup.py records/*.p[yx][xi] records/*.h gateway/protocol/wire/*.pyx)
 
 # Recreate an environment whose Python does not run any more (upgraded, or copied from another machine).
 ifneq ($(wildcard $(VENV)/.made),)
@@ -99,7 +99,7 @@ tox: $(VENV)/.dev ## fast tests on each installed Python version
 
 clean: ## remove environments and build output; keeps data
 	rm -rf $(VENV) .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
-	rm -f compat/records/_kernel.c compat/records/_kernel*.so gateway/protocol/wire/_plain.c gateway/protocol/wire/_plain*.so
+	rm -f records/_kernel.c records/_kernel*.so gateway/protocol/wire/_plain.c gateway/protocol/wire/_plain*.so
 
 # One environment with three sets of dependencies, each a superset of the one before.
 $(VENV)/.made:

@@ -5,15 +5,15 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "compat.records._kernel",
-            ["compat/records/_kernel.pyx"],
+            "records._kernel",
+            ["records/_kernel.pyx"],
             depends=[
-                "compat/records/_crc32.h",
-                "compat/records/_messages.pxi",
-                "compat/records/_batches.pxi",
-                "compat/records/_jobs.pxi",
+                "records/_crc32.h",
+                "records/_messages.pxi",
+                "records/_batches.pxi",
+                "records/_jobs.pxi",
             ],
-            include_dirs=["compat/records"],
+            include_dirs=["records"],
             extra_compile_args=["-O3"],
             optional=True,
         ),

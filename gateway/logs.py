@@ -30,7 +30,7 @@ import msgspec
 
 Field = str | int | float | bool | bytes | None
 
-OWN_PACKAGES = ("gateway", "auth", "compat", "storage")
+OWN_PACKAGES = ("gateway", "auth", "compat", "records", "storage")
 """The packages that `log_level` applies to. Others log from `warning` up unless set otherwise."""
 
 MAX_VALUE_CHARS = 1_000

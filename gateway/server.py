@@ -16,7 +16,6 @@ from twisted.python.failure import Failure
 from auth.mechanism import AuthenticationBusy
 from auth.tls import TlsContextFactory, TlsError
 from auth.users import UsersFileError
-from compat.records import KERNEL, KERNEL_REASON
 from gateway import handlers as handlers  # registers their routes
 from gateway import logs, memory
 from gateway.app import make_mechanisms, make_tls, open_broker
@@ -32,6 +31,7 @@ from gateway.settings.addresses import Endpoint
 from gateway.settings.model import Settings
 from gateway.settings.stores import make_store
 from gateway.workers import FairWorkers, TooManyWaiting
+from records import KERNEL, KERNEL_REASON
 from storage.log import NotReady, StorageError, Store
 
 __all__ = ["run"]

@@ -20,7 +20,7 @@ QUOTED = re.compile(r"(?:#|//|<!--) prose: quoted(?: -->)?$")
 
 #: Files and folders that are checked.
 CHECKED = (
-    "gateway", "auth", "compat", "storage", "reports", "tests", "bench", "docs",
+    "gateway", "auth", "compat", "records", "storage", "reports", "tests", "bench", "docs",
     "README.md", "CHANGELOG.md", "Makefile", "Dockerfile", "docker-compose.yml", "tox.ini",
     "pyproject.toml", "setup.py", ".ci/run",
 )  # fmt: skip

@@ -184,7 +184,7 @@ def test_compiled_files_are_excluded_from_the_image():
     excluded = set(read(".dockerignore").splitlines())
     sources = {
         str(path.relative_to(ROOT).with_suffix(".c"))
-        for folder in ("gateway", "compat")
+        for folder in ("gateway", "records")
         for path in (ROOT / folder).rglob("*.pyx")
     }
     assert {"**/*.so", *sources} <= excluded
@@ -276,7 +276,7 @@ def test_linked_file_exists(path):
 def test_module_in_a_document_exists(path):
     """Except the new modules in the examples of "How to add"."""
     text = path.read_text("utf-8").partition("\n## How to add\n")[0]
-    folders = "gateway|auth|compat|storage|reports|tests|bench"
+    folders = "gateway|auth|compat|records|storage|reports|tests|bench"
     named = re.findall(rf"`((?:{folders})/[\w/.-]*)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
 

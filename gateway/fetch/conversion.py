@@ -1,6 +1,6 @@
 """Converts records for consumers of other formats, off the reactor thread.
 
-`compat.records` does the conversion. This module adds threads, a cache, and jobs shared by all
+`compat.message_sets` does the conversion. This module adds threads, a cache, and jobs shared by all
 consumers that need the same entries.
 """
 
@@ -14,18 +14,12 @@ from typing import Any, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from compat.records import (
-    NoMemory,
-    RecordsError,
-    RecordsTooLarge,
-    down_convert_all,
-    up_convert,
-    zstd_to_gzip,
-)
+from compat.message_sets import down_convert_all, up_convert, zstd_to_gzip
 from gateway import logs
 from gateway.coroutines import Cancel, SharedResult, start
 from gateway.partitions.record_batch import ATTRIBUTES, HEADER_BYTES, magic_of
 from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
+from records import NoMemory, RecordsError, RecordsTooLarge
 from storage.log import Buffer, Entry
 
 #: (topic id, partition, base offset, size, checksum, magic). Compaction changes entries, and a

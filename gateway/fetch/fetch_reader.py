@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 
-from compat.records import RecordsError, cut, fix_lz4_checksums, has_legacy_lz4
+from compat.message_sets import cut, fix_lz4_checksums, has_legacy_lz4
 from gateway.fetch.conversion import (
     V2_WITH_ZSTD,
     V2_WITHOUT_ZSTD,
@@ -28,6 +28,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError, code_for_version
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
+from records import RecordsError
 from storage.log import Buffer, Entry
 
 #: Consumers of older versions may not support zstd (KIP-110).

@@ -27,7 +27,7 @@ from typing import Any
 
 from kafka.protocol.consumer.offsets import ListOffsetsResponse, OffsetForLeaderEpochResponse
 
-from compat.records import NoMemory, RecordsError, first_at_or_after, read_records
+from compat.message_sets import first_at_or_after, read_records
 from gateway.fetch.conversion import SourcePartition
 from gateway.fetch.fetch_reader import check_epoch
 from gateway.partitions.partition import Partition
@@ -36,6 +36,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames, code_fo
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
+from records import NoMemory, RecordsError
 from storage.log import Entry, StorageError
 
 LATEST = -1

@@ -25,7 +25,7 @@ from typing import Any
 
 from kafka.protocol.producer.transaction import InitProducerIdResponse
 
-from compat.records import MessageSet, RecordsError, RecordsTooLarge, record_keys
+from compat.message_sets import MessageSet, record_keys
 from gateway import logs
 from gateway.coroutines import PENDING, TaskGroup, Waiter, gather, shield_with_timeout
 from gateway.partitions.message_sets import (
@@ -48,6 +48,7 @@ from gateway.protocol.wire.produce_codec import (
     RecordError,
 )
 from gateway.topics.topic_names import RESERVED_TOPICS
+from records import RecordsError, RecordsTooLarge
 from storage.log import StorageError
 
 _log = logs.get_logger(__name__)

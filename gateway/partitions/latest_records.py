@@ -12,8 +12,9 @@ from time import sleep
 
 import msgspec
 
-from compat.records import RecordsError, empty_batch, filter_records, newest_timestamp, record_keys
+from compat.message_sets import empty_batch, filter_records, newest_timestamp, record_keys
 from gateway.partitions.record_batch import HEADER_BYTES, magic_of, read_batch
+from records import RecordsError
 from storage.log import Entry
 
 #: Keys of at least this many bytes are replaced by a hash of this size, as in Kafka's

@@ -9,19 +9,17 @@ from __future__ import annotations
 from contextlib import suppress
 from time import thread_time_ns
 
-from compat.records import (
-    CorruptRecords,
-    InvalidTimestamp,
-    MessageSet,
-    RecordsError,
-    RecordsTooLarge,
-    UnsupportedCodec,
-    check_message_set,
-    up_convert,
-)
+from compat.message_sets import MessageSet, check_message_set, up_convert
 from gateway.partitions.record_batch import BatchHeader, read_batch
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
+from records import (
+    CorruptRecords,
+    InvalidTimestamp,
+    RecordsError,
+    RecordsTooLarge,
+    UnsupportedCodec,
+)
 
 #: Message sets of at least this size, also when unpacked, are processed on another thread.
 LARGE_MESSAGE_SET = 64 << 10

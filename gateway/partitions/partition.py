@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from compat.records import MessageSet, stamp_message_set
+from compat.message_sets import MessageSet, stamp_message_set
 from gateway.configs.topic_configs import TopicConfig
 from gateway.coroutines import SharedResult, has_fired, start
 from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager

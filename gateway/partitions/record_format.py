@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compat.records import MAX_DECOMPRESSED_BYTES, RecordsError, read_records
-from compat.records.layout import BatchHeader, build_batch
+from compat.message_sets import read_records
 from gateway.partitions.record_batch import magic_of, read_batch, stamp_batch
+from records import MAX_DECOMPRESSED_BYTES, RecordsError
+from records.layout import BatchHeader, build_batch
 from storage.log import Buffer
 from storage.plain_records import PlainBatch, PlainRecord, ProducerSequence
 

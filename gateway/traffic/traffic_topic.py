@@ -7,9 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from itertools import accumulate, groupby
 from typing import Any
 
-from compat.records import Codec
-from compat.records.codecs import compress
-from compat.records.layout import BATCH_OVERHEAD, build_batch, read_batch
 from gateway.coroutines import Clock, SharedResult
 from gateway.partitions import record_batch
 from gateway.partitions.partition import Partition
@@ -18,6 +15,9 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.registry import Topics
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from gateway.traffic.dropped_lines import DroppedLines
+from records import Codec
+from records.codecs import compress
+from records.layout import BATCH_OVERHEAD, build_batch, read_batch
 from storage.plain_records import PlainBatch, PlainRecord
 
 #: Uncompressed bytes of rows in one batch. Compressed it is about a tenth, far below any limit on

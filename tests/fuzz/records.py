@@ -41,7 +41,7 @@ def main() -> int:
 def _guided(name: str, seconds: int, seed: int) -> int:
     import atheris
 
-    with atheris.instrument_imports(include=["compat.records"]):
+    with atheris.instrument_imports(include=["compat.message_sets", "records"]):
         target = _target(name)
     with tempfile.TemporaryDirectory() as corpus:
         for number, content in enumerate(_seeds()):
@@ -120,7 +120,7 @@ def _seeds() -> list[bytes]:
     """Valid sets of every format and codec, prefixed with the selecting byte, and the records of a
     batch.
     """
-    from tests.compat.records.building import Sample, batch, message_set, wrapper
+    from tests.records.building import Sample, batch, message_set, wrapper
 
     found = [
         Sample(

@@ -1,4 +1,4 @@
-"""Fuzz targets: every entry point of `compat.records`, and both implementations of its loops.
+"""Fuzz targets: every entry point of `compat.message_sets`, and both implementations of its loops.
 
 A target returns nothing. It raises if there is a defect: an exception other than RecordsError, or
 two implementations that differ.
@@ -15,9 +15,7 @@ from types import ModuleType
 
 import crc32c
 
-from compat.records import (
-    RecordsError,
-    _pure,
+from compat.message_sets import (
     check_message_set,
     cut,
     down_convert,
@@ -31,13 +29,14 @@ from compat.records import (
     stamp_message_set,
     up_convert,
 )
-from compat.records.down_conversion import convert_single
+from compat.message_sets.down_conversion import convert_single
+from records import RecordsError, _pure
 
 LIMIT = 1 << 20
 
 kernel: ModuleType | None
 try:
-    kernel = importlib.import_module("compat.records._kernel")
+    kernel = importlib.import_module("records._kernel")
 except ImportError:
     kernel = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from compat.records import read_records
+from compat.message_sets import read_records
 from gateway.app import open_broker, open_traffic
 from gateway.net.flow_control import OutgoingBytes
 from gateway.protocol.session import LoginSession

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compat.records import check_message_set
+from compat.message_sets import check_message_set
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.housekeeping import Housekeeping
 from gateway.partitions.record_batch import check_batch

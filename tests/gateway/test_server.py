@@ -17,7 +17,6 @@ from kafka.protocol.producer.produce import ProduceResponse
 
 from gateway.net.transport import HALF_CLOSE_SECONDS
 from tests.certificates import Authority
-from tests.compat.records.building import Sample, batch
 from tests.peers.gateway import (
     MIB,
     Peer,
@@ -27,6 +26,7 @@ from tests.peers.gateway import (
     gateway,
     produce_request,
 )
+from tests.records.building import Sample, batch
 
 pytestmark = [pytest.mark.peer]
 
@@ -386,10 +386,10 @@ def test_port_scan_is_not_logged(tmp_path, files):
 @pytest.mark.parametrize(
     ("missing", "words"),
     [
-        (["compat.records._kernel"], "records are converted in plain Python"),
+        (["records._kernel"], "records are converted in plain Python"),
         (["gateway.protocol.wire._plain"], "produce requests are read in plain Python"),
         (
-            ["compat.records._kernel", "gateway.protocol.wire._plain"],
+            ["records._kernel", "gateway.protocol.wire._plain"],
             "records are converted in plain Python",
         ),
     ],

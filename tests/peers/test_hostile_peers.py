@@ -24,7 +24,6 @@ from kafka.protocol.sasl import (
     SaslHandshakeResponse,
 )
 
-from tests.compat.records.building import GZIP, LZ4, SNAPPY, ZSTD, Sample, batch, compress, message
 from tests.peers.gateway import (
     MIB,
     BackgroundClient,
@@ -33,6 +32,7 @@ from tests.peers.gateway import (
     gateway,
     produce_request,
 )
+from tests.records.building import GZIP, LZ4, SNAPPY, ZSTD, Sample, batch, compress, message
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile")]
 

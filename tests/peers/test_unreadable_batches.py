@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.compat.records.building import GZIP, NONE, Sample, batch
 from tests.legacy_clients.brokers import are_required
 from tests.legacy_clients.clients import Record, Span, consume, table
 from tests.legacy_clients.install import install
 from tests.peers.cache import CannotInstall
 from tests.peers.gateway import GatewayProcess, gateway
+from tests.records.building import GZIP, NONE, Sample, batch
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("unreadable")]
 

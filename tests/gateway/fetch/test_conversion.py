@@ -6,17 +6,17 @@ import logging
 
 import pytest
 
-from compat.records import NoMemory
 from gateway.fetch import conversion
 from gateway.fetch.conversion import ENTRY_OVERHEAD, ConversionBudget, Converter, SourcePartition
 from gateway.partitions.record_batch import read_batch, stamp_batch
 from gateway.protocol.errors import ErrorCode
+from records import NoMemory
 from storage.log import Entry
-from tests.compat.records import building
-from tests.compat.records.building import Sample
-from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import Started, Threads, ended
 from tests.gateway.sets import TIME, batch, old_set
+from tests.records import building
+from tests.records.building import Sample
+from tests.records.peers import read_with_kafka_python
 
 SOURCE = SourcePartition("t", b"t" * 16, 0)
 

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compat.records import NoMemory
 from gateway.fetch import conversion, fetch_reader
 from gateway.fetch.fetch_reader import check_epoch
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.fetch_codec import FetchPartition
+from records import NoMemory
 from storage.log import Entry
-from tests.compat.records import building
-from tests.compat.records.building import GZIP, LZ4, NONE, SNAPPY, ZSTD, Sample
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.fetch_requests import (
     LARGE,
@@ -30,6 +28,8 @@ from tests.gateway.handlers.fetch_requests import (
     start_fetch,
     stored_entry,
 )
+from tests.records import building
+from tests.records.building import GZIP, LZ4, NONE, SNAPPY, ZSTD, Sample
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from gateway.protocol.wire.fetch_codec import (
     write_fetch_response,
 )
 from storage.log import Entry
-from tests.compat.records import building
-from tests.compat.records.building import Sample
 from tests.fakes.broker import BrokerEnvironment, Started
+from tests.records import building
+from tests.records.building import Sample
 
 LARGE = 1 << 30
 

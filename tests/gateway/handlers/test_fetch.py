@@ -11,7 +11,6 @@ from gateway.handlers import fetch as handler
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.fetch_codec import FetchPartition
 from storage.log import StorageFailed
-from tests.compat.records.building import GZIP, Sample, batch
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.handlers.fetch_requests import (
     batch_entry,
@@ -24,6 +23,7 @@ from tests.gateway.handlers.fetch_requests import (
     start_fetch,
     stored_entry,
 )
+from tests.records.building import GZIP, Sample, batch
 
 NEW = 12
 WAIT = 500

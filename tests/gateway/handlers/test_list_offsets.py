@@ -8,16 +8,17 @@ import pytest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from twisted.internet.defer import Deferred
 
-from compat.records import NoMemory, check_message_set
+from compat.message_sets import check_message_set
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode
+from records import NoMemory
 from storage.log import StorageFailed
-from tests.compat.records import building
-from tests.compat.records.building import Sample
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import events
 from tests.gateway.handlers.handler_calls import call, start_call
 from tests.gateway.sets import old_set
+from tests.records import building
+from tests.records.building import Sample
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(
     -1, -7, -1

@@ -26,13 +26,13 @@ from gateway.protocol.wire.produce_codec import (
     write_produce_response,
 )
 from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
-from tests.compat.records import building
-from tests.compat.records.building import Sample
-from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.fakes.connection import Client, events
 from tests.gateway.handlers.handler_calls import call
 from tests.gateway.sets import batch, old_set
+from tests.records import building
+from tests.records.building import Sample
+from tests.records.peers import read_with_kafka_python
 
 NEW = 11
 

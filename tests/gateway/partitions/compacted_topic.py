@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compat.records import check_message_set
+from compat.message_sets import check_message_set
 from gateway.partitions.compaction import LogCleaner
 from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import check_batch

@@ -13,9 +13,6 @@ from gateway.housekeeping import Housekeeping
 from gateway.partitions.compaction import LogCleaner
 from gateway.partitions.record_batch import check_batch
 from storage.log import Entry, StorageFailed
-from tests.compat.records import building
-from tests.compat.records.building import Sample
-from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.handlers import handler_calls
 from tests.gateway.partitions.compacted_topic import (
@@ -30,6 +27,9 @@ from tests.gateway.partitions.compacted_topic import (
     values,
 )
 from tests.gateway.sets import batch
+from tests.records import building
+from tests.records.building import Sample
+from tests.records.peers import read_with_kafka_python
 
 HOUR = 3_600_000
 TWO_TIMES = [Sample(0, 9_000, b"a", b"1"), Sample(1, 1_000, b"b", b"1")]

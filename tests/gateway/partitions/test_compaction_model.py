@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.log import StorageFailed
-from tests.compat.records.strategies import prop
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.partitions.compacted_topic import (
     FETCH_VERSIONS,
@@ -19,6 +18,7 @@ from tests.gateway.partitions.compacted_topic import (
     table,
 )
 from tests.gateway.sets import Pair
+from tests.records.strategies import prop
 
 LONG = b"a key that is longer than its hash"
 

@@ -9,8 +9,8 @@ from gateway.partitions import latest_records
 from gateway.partitions.latest_records import DeleteHorizon, OffsetMap, add_delete_horizon
 from gateway.partitions.record_batch import stamp_batch
 from storage.log import Entry
-from tests.compat.records.strategies import prop
 from tests.gateway.sets import TIME, batch
+from tests.records.strategies import prop
 
 HOUR = 3_600_000
 

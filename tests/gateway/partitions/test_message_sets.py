@@ -12,15 +12,15 @@ import pytest
 from gateway.partitions.message_sets import LARGE_MESSAGE_SET
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.produce_codec import PartitionProduced
-from tests.compat.records.building import GZIP, LZ4, SNAPPY, Sample, batch, message_set, wrapper
-from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
-from tests.compat.records.test_up_conversion import with_epoch
+from tests.compat.message_sets.test_up_conversion import with_epoch
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.fetch_requests import from_offset, payload, rows, start_fetch
 from tests.gateway.handlers.fetch_requests import request as fetching
 from tests.gateway.handlers.test_produce import produce
 from tests.gateway.sets import batch as new_batch
 from tests.gateway.sets import old_set
+from tests.records.building import GZIP, LZ4, SNAPPY, Sample, batch, message_set, wrapper
+from tests.records.peers import read_with_aiokafka, read_with_kafka_python
 
 A, B = Sample(0, 1000, b"k", b"first"), Sample(1, 990, None, None)
 

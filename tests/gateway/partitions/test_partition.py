@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from compat.records import check_message_set
+from compat.message_sets import check_message_set
 from gateway.partitions.partition import Partition, storage_error
 from gateway.partitions.record_batch import check_batch, read_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -23,9 +23,9 @@ from storage.log import (
     TopicExists,
     UnknownTopic,
 )
-from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.sets import TIME, batch, old_set
+from tests.records.peers import read_with_kafka_python
 
 LATER = NOW + 5
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 
-from compat.records import check_message_set
+from compat.message_sets import check_message_set
 from gateway.partitions import producer_snapshots
 from gateway.partitions.partition import Partition
 from gateway.partitions.producer_snapshots import SNAPSHOT_BYTES

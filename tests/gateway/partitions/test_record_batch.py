@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gateway.partitions.record_batch import check_batch, magic_of, read_batch, stamp_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
-from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
 from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
 from tests.gateway.sets import TIME, batch, batch_of_aiokafka, old_set, pairs
+from tests.records.peers import read_with_aiokafka, read_with_kafka_python
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from compat.records import read_records
+from compat.message_sets import read_records
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from gateway.traffic.dropped_lines import DroppedLines
 from gateway.traffic.traffic_topic import BATCH_BYTES, TopicSink

@@ -9,7 +9,7 @@ from kafka.protocol.consumer.group import OffsetCommitRequest, OffsetFetchReques
 from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
-from compat.records import check_message_set
+from compat.message_sets import check_message_set
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode

@@ -1,0 +1,31 @@
+from collections.abc import Sequence
+
+from records.layout import Buffer, Converted, Scan
+
+INTERFACE: int
+
+def scan(messages: Buffer, magic: int, is_inner: bool) -> Scan: ...
+def plain_run(messages: Buffer, start: int) -> int: ...
+def cut(messages: Buffer, offset: int, max_bytes: int) -> tuple[int, int]: ...
+def stamp(messages: bytearray | memoryview, base_offset: int, append_time: int | None) -> int: ...
+def down_batch(
+    records: Buffer,
+    count: int,
+    base_offset: int,
+    last_delta: int,
+    base_timestamp: int,
+    append_time: int | None,
+    magic: int,
+    is_relative: bool,
+) -> Converted: ...
+def use_lz4(unpack: int, pack: int, state_bytes: int) -> None: ...
+def down_all(payloads: Sequence[Buffer], magic: int, limit: int) -> list[bytes | None]: ...
+def down_messages(messages: Buffer, shift: int) -> Converted: ...
+def up_messages(
+    messages: Buffer,
+    magic: int,
+    shift: int,
+    base_offset: int,
+    base_timestamp: int,
+    append_time: int | None,
+) -> Converted: ...

@@ -1,0 +1,3 @@
+from tests.records.implementations import implementation
+
+__all__ = ["implementation"]
