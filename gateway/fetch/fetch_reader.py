@@ -19,6 +19,7 @@ from gateway.fetch.conversion import (
     ConversionBudget,
     SourcePartition,
     is_readable,
+    is_zstd,
 )
 from gateway.fetch.fetch_sessions import CachedPartition
 from gateway.partitions.partition import Partition
@@ -278,8 +279,11 @@ class FetchReader:
         converted. The list is shorter than `entries` if the conversion budget is exhausted.
         """
         newest = self._magic
-        if newest == V2_WITH_ZSTD and all(
-            len(entry.payload) > MAGIC and entry.payload[MAGIC] == 2 for entry in entries
+        if newest in (V2_WITHOUT_ZSTD, V2_WITH_ZSTD) and all(
+            len(entry.payload) > MAGIC
+            and entry.payload[MAGIC] == 2
+            and (newest == V2_WITH_ZSTD or not is_zstd(entry.payload))
+            for entry in entries
         ):
             # The common case.
             return [entry.payload for entry in entries]
