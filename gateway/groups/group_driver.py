@@ -14,13 +14,19 @@ from gateway.coroutines import Cancel, Clock, SharedResult, shield_with_timeout
 from gateway.groups.classic import classic_rows
 from gateway.groups.classic.classic_group import ClassicGroup
 from gateway.groups.classic.classic_member import JoinResult, SyncResult
-from gateway.groups.classic.rebalance import NEVER
 from gateway.groups.consumer import consumer_rows
 from gateway.groups.consumer.consumer_group import ConsumerGroup
 from gateway.groups.consumer.consumer_member import ConsumerGroupMember, HeartbeatResult
 from gateway.groups.consumer.consumer_rows import ConsumerGroupRow
 from gateway.groups.consumer.topology import Topology
-from gateway.groups.group_effects import Effect, LogEvent, Reply, StoreClassicGroup, StoreRows
+from gateway.groups.group_effects import (
+    NEVER,
+    Effect,
+    LogEvent,
+    Reply,
+    StoreClassicGroup,
+    StoreRows,
+)
 from gateway.groups.group_loader import load_groups
 from gateway.groups.group_timers import GroupTimers
 from gateway.protocol.errors import ErrorCode, KafkaError

@@ -11,6 +11,9 @@ from gateway.groups.consumer.consumer_member import ConsumerGroupMember, Heartbe
 from gateway.groups.consumer.consumer_rows import ConsumerGroupRow
 from gateway.protocol.errors import ErrorCode
 
+#: The time of a timer that is not running.
+NEVER = float("inf")
+
 #: Identifies a request that waits for its reply. Opaque to the group.
 RequestHandle = Hashable
 
@@ -77,8 +80,9 @@ class WaitingRequests:
     def has_join(self, member_id: str) -> bool:
         return member_id in self._joins
 
-    def has_sync(self, member_id: str) -> bool:
-        return member_id in self._syncs
+    def has_any(self, member_id: str) -> bool:
+        """Whether a JoinGroup or SyncGroup of the member is waiting."""
+        return member_id in self._joins or member_id in self._syncs
 
     def handles(self) -> set[RequestHandle]:
         return {*self._joins.values(), *self._syncs.values()}
@@ -115,8 +119,11 @@ class WaitingRequests:
                 return True
         return False
 
+    def refuse(self, member_id: str, code: ErrorCode, named: str) -> None:
+        """Refuse the member's requests. `named` is the member id in a JoinGroup reply."""
+        self.answer_join(member_id, JoinResult(code, named))
+        self.answer_sync(member_id, SyncResult(code))
+
     def refuse_all(self, code: ErrorCode) -> None:
-        for member_id in list(self._joins):
-            self.answer_join(member_id, JoinResult(code, member_id))
-        for member_id in list(self._syncs):
-            self.answer_sync(member_id, SyncResult(code))
+        for member_id in [*self._joins, *self._syncs]:
+            self.refuse(member_id, code, member_id)

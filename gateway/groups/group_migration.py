@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.classic.classic_group import ClassicGroup, GroupState
 from gateway.groups.classic.classic_member import ClassicGroupMember
 from gateway.groups.classic.classic_roster import ClassicRoster
 from gateway.groups.classic.classic_rows import GroupRow, MemberRow
-from gateway.groups.classic.classic_states import GroupState
 from gateway.groups.classic.subscription import (
     CONSUMER_PROTOCOL_TYPE,
     MAX_ELEMENTS,

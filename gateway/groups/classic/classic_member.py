@@ -144,3 +144,19 @@ class ClassicGroupMember:
         return size + sum(
             len(name) + len(metadata) + NAME_BYTES for name, metadata in self.protocols
         )
+
+
+def new_member(request: MemberJoin, member_id: str, deadline: float) -> ClassicGroupMember:
+    """The member that this first JoinGroup adds to the group."""
+    return ClassicGroupMember(
+        member_id,
+        request.instance_id,
+        request.client_id,
+        request.client_host,
+        request.protocols,
+        request.session_timeout_ms,
+        request.rebalance_timeout_ms,
+        deadline,
+        is_new=True,
+        can_rejoin=bool(request.member_id) or request.instance_id is not None,
+    )

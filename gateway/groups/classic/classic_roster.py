@@ -1,4 +1,4 @@
-"""Members of a classic group, its leader, and the protocols that all members support.
+"""Members of a classic group, its leader, the protocols that all support, and pending member ids.
 
 Members are found by member id and by instance id (KIP-345).
 """
@@ -9,6 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gateway.groups.classic.classic_member import ClassicGroupMember, MemberJoin, Protocols
+from gateway.protocol.errors import ErrorCode, KafkaError
+
+#: Approximate size in memory of a pending member id without its characters, in bytes.
+_PENDING_BYTES = 300
 
 
 class ClassicRoster:
@@ -19,8 +23,11 @@ class ClassicRoster:
         self._static: dict[str, str] = {}
         self._protocol_counts: Counter[str] = Counter()
         self.leader: str | None = None
+        self.pending: dict[str, float] = {}
+        """Deadlines of member ids that were assigned but have not joined yet (KIP-394)."""
         self.size = 0
         """Approximate size of the members in memory, in bytes."""
+        self.pending_size = 0
 
     def __len__(self) -> int:
         return len(self._members)
@@ -37,6 +44,19 @@ class ClassicRoster:
     def member_id_of(self, instance_id: str) -> str | None:
         """The current member id of a static member."""
         return self._static.get(instance_id)
+
+    def require(self, member_id: str, instance_id: str | None) -> ClassicGroupMember:
+        """The member with these ids.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if the instance id belongs to
+        another member.
+        """
+        if instance_id is not None and self._static.get(instance_id, member_id) != member_id:
+            raise KafkaError(ErrorCode.FENCED_INSTANCE_ID)
+        member = self._members.get(member_id)
+        if member is None or (instance_id is not None and member.instance_id != instance_id):
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
+        return member
 
     def add(self, member: ClassicGroupMember) -> None:
         """Add a member; the first one becomes the leader.
@@ -62,6 +82,22 @@ class ClassicRoster:
         self._remove_protocols(member)
         if self.leader == member.member_id:
             self.leader = next(iter(self._members), None)
+
+    def add_pending(self, member_id: str, until: float) -> None:
+        """Reserve a member id that the client must rejoin with before `until`."""
+        self.pending[member_id] = until
+        self.pending_size += _PENDING_BYTES + len(member_id)
+
+    def remove_pending(self, member_id: str) -> bool:
+        """Returns whether the id was pending."""
+        if self.pending.pop(member_id, None) is None:
+            return False
+        self.pending_size -= _PENDING_BYTES + len(member_id)
+        return True
+
+    def expire_pending(self, now: float) -> None:
+        for member_id in [one for one, until in self.pending.items() if until <= now]:
+            self.remove_pending(member_id)
 
     def change_member_id(self, member: ClassicGroupMember, member_id: str) -> None:
         """Give a rejoining static member its new member id; it stays the leader if it was."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.groups.classic.classic_member import Protocols
+from gateway.groups.classic.classic_member import ClassicGroupMember, Protocols
 
 
 class MemberRow(msgspec.Struct, frozen=True, array_like=True):
@@ -35,6 +35,34 @@ class GroupRow(msgspec.Struct, frozen=True, array_like=True):
     leader: str | None
     changed_at: int
     members: tuple[MemberRow, ...] = ()
+
+
+def member_row(member: ClassicGroupMember, assignment: bytes) -> MemberRow:
+    return MemberRow(
+        member.member_id,
+        member.instance_id,
+        member.client_id,
+        member.client_host,
+        member.session_timeout_ms,
+        member.rebalance_timeout_ms,
+        member.protocols,
+        assignment,
+    )
+
+
+def restored_member(row: MemberRow) -> ClassicGroupMember:
+    """The stored member. Its session has not started."""
+    return ClassicGroupMember(
+        row.member_id,
+        row.instance_id,
+        row.client_id,
+        row.client_host,
+        row.protocols,
+        row.session_timeout_ms,
+        row.rebalance_timeout_ms,
+        deadline=0,
+        assignment=row.assignment,
+    )
 
 
 def row_key(group_id: str) -> bytes:

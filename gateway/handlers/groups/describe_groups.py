@@ -11,9 +11,8 @@ from kafka.protocol.admin.groups import (
     ListGroupsResponse,
 )
 
-from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.classic.classic_group import ClassicGroup, GroupState
 from gateway.groups.classic.classic_member import ClassicGroupMember
-from gateway.groups.classic.classic_states import GroupState
 from gateway.handlers.metadata import OPERATIONS_OMITTED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.groups.classic.classic_group import GroupState
 from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync
 from gateway.groups.classic.classic_rows import GroupRow, MemberRow, encode
-from gateway.groups.classic.classic_states import GroupState
 from gateway.protocol.errors import ErrorCode, KafkaError
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
 from tests.fakes.memory_store import Medium

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.classic.classic_group import ClassicGroup, GroupState
 from gateway.groups.classic.classic_member import MemberJoin, MemberSync
-from gateway.groups.classic.classic_states import GroupState
 from gateway.groups.classic.subscription import MAX_ELEMENTS, encode_assignment, parse_assignment
 from gateway.groups.consumer.consumer_member import ClassicMemberMetadata, ConsumerGroupMember
 from gateway.groups.consumer.consumer_states import STATIC_LEAVE_EPOCH

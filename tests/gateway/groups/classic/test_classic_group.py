@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from gateway.groups.classic.classic_group import NEW_MEMBER_JOIN_TIMEOUT_MS, ClassicGroup
+from gateway.groups.classic.classic_group import (
+    ANSWERS,
+    NEW_MEMBER_JOIN_TIMEOUT_MS,
+    TRANSITIONS,
+    ClassicGroup,
+    GroupState,
+)
 from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
-from gateway.groups.classic.classic_states import GroupState
 from gateway.groups.group_effects import LogEvent, Reply, StoreClassicGroup
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
@@ -308,3 +313,23 @@ def test_leave_logs_removal_and_rebalance(stable):
         ("member removed", "left", "b"),
         ("rebalance started", "member removed: left", "b"),
     ]
+
+
+def test_every_state_has_transitions():
+    assert set(TRANSITIONS) == set(GroupState)
+
+
+@pytest.mark.parametrize("state", GroupState)
+def test_dead_is_reachable_from_all_states_and_final(state):
+    assert (GroupState.DEAD in TRANSITIONS[state]) == (state is not GroupState.DEAD)
+    assert not TRANSITIONS[GroupState.DEAD]
+
+
+def test_invalid_transition_raises():
+    group = ClassicGroup("g", Settings(), 0)
+    with pytest.raises(RuntimeError, match="Empty cannot move to Stable"):
+        group._transition(GroupState.STABLE, 0)
+
+
+def test_every_state_with_members_has_answers():
+    assert set(ANSWERS) == set(GroupState) - {GroupState.EMPTY, GroupState.DEAD}

@@ -20,12 +20,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.classic.classic_group import ClassicGroup, GroupState
 from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.groups.classic.classic_rows import decode, encode
-from gateway.groups.classic.classic_states import GroupState
-from gateway.groups.classic.rebalance import NEVER
-from gateway.groups.group_effects import Reply, StoreClassicGroup
+from gateway.groups.group_effects import NEVER, Reply, StoreClassicGroup
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 
@@ -133,7 +131,7 @@ class GroupModel(RuleBasedStateMachine):
     def _member(self, which):
         """A member or pending id, with its instance id."""
         candidates = [(member.member_id, member.instance_id) for member in self.group.roster] + [
-            (name, None) for name in self.group.pending_members
+            (name, None) for name in self.group.roster.pending
         ]
         return candidates[which % len(candidates)] if candidates else ("unknown", None)
 
@@ -320,7 +318,7 @@ class GroupModel(RuleBasedStateMachine):
             for member in group.roster
             if member.instance_id
         ), "(6)"
-        assert not set(ids) & set(group.pending_members), "(6)"
+        assert not set(ids) & set(group.roster.pending), "(6)"
         assert group.roster.size == sum(member.size for member in group.roster)
         if group.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             assert group.roster.leader in ids, "(4)"
@@ -347,7 +345,7 @@ class GroupModel(RuleBasedStateMachine):
             self._take()
         assert not self.waiting, "it waits for ever (2)"
         assert not len(self.group.roster), "a silent member stays (2)"
-        assert not self.group.pending_members, "(2)"
+        assert not self.group.roster.pending, "(2)"
         assert self.group.state is GroupState.EMPTY
         assert self.group.next_expire_at == NEVER
 

@@ -14,7 +14,7 @@ from kafka.protocol.admin.groups import (
 from kafka.protocol.consumer.group import HeartbeatRequest, OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
-from gateway.groups.classic.classic_states import GroupState
+from gateway.groups.classic.classic_group import GroupState
 from gateway.groups.consumer.consumer_states import ConsumerGroupState
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
