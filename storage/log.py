@@ -19,6 +19,7 @@ Rules that every store keeps:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,6 +27,10 @@ from typing import Protocol
 import msgspec
 
 Buffer = bytes | bytearray | memoryview
+
+LOG_CLOSED = "the log is closed: its topic was deleted or the store was closed"
+
+logger = logging.getLogger(__name__)
 
 
 class StorageError(Exception):
@@ -254,6 +259,46 @@ class PartitionLog(Protocol):
     def unwatch(self, on_change: Callable[[], None]) -> None:
         """Undo `watch`; no effect if `on_change` is not registered."""
         ...
+
+
+class LogStatus:
+    """Whether a log is open, and the watchers of its changes.
+
+    Every `PartitionLog` has one. `end_reason` is set once the log is closed or fenced.
+    """
+
+    __slots__ = ("end_reason", "watchers")
+
+    def __init__(self) -> None:
+        self.end_reason: StorageError | None = None
+        self.watchers: list[Callable[[], None]] = []
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        self.watchers.append(on_change)
+
+    def unwatch(self, on_change: Callable[[], None]) -> None:
+        if on_change in self.watchers:
+            self.watchers.remove(on_change)
+
+    def notify(self) -> None:
+        """Call all watchers; an error in one of them is logged."""
+        for on_change in tuple(self.watchers):
+            try:
+                on_change()
+            except Exception:
+                logger.exception("bug: a watcher of a log raised")
+
+    def end(self, reason: StorageError) -> None:
+        """Make `check_open` fail from now on; later reasons are ignored. Does not call `notify`."""
+        self.end_reason = self.end_reason or reason
+
+    def check_open(self) -> None:
+        """Raise a new exception like the end reason, if there is one.
+
+        An exception that is raised repeatedly would grow its traceback.
+        """
+        if self.end_reason is not None:
+            raise type(self.end_reason)(str(self.end_reason))
 
 
 class StateTable(Protocol):

@@ -27,25 +27,31 @@ class CachedTail:
     """The cached entries of one log.
 
     `begin` is the index of the first one: evicted entries are removed from the list in larger
-    pieces.
+    pieces. `cleared` is the number of entries that were removed by `clear` before their eviction
+    was due.
     """
 
-    __slots__ = ("begin", "entries")
+    __slots__ = ("begin", "cleared", "entries")
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.begin = 0
+        self.cleared = 0
 
     def evict_oldest(self) -> None:
-        """Drop the oldest entry; no effect if the tail was cleared."""
-        if self.begin < len(self.entries):
-            self.entries[self.begin] = _EVICTED
-            self.begin += 1
-            if self.begin * 2 > len(self.entries):
-                del self.entries[: self.begin]
-                self.begin = 0
+        """Drop the entry that was added first; no effect if it was cleared."""
+        if self.cleared:
+            self.cleared -= 1
+            return
+        self.entries[self.begin] = _EVICTED
+        self.begin += 1
+        if self.begin * 2 > len(self.entries):
+            del self.entries[: self.begin]
+            self.begin = 0
 
     def clear(self) -> None:
+        """Remove all entries. Entries added later are not evicted before their turn."""
+        self.cleared += len(self.entries) - self.begin
         self.entries.clear()
         self.begin = 0
 

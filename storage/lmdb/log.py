@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,10 +11,17 @@ from twisted.internet.defer import Deferred
 from storage.lmdb import changes, queries
 from storage.lmdb.layout import LogRow, Slot
 from storage.lmdb.write_burst import Append, Burst, DurableLog, StoreAccess, Task
-from storage.log import Entry, LogClosed, OffsetOutOfRange, StorageFailed
+from storage.log import (
+    LOG_CLOSED,
+    Entry,
+    LogClosed,
+    LogStatus,
+    OffsetOutOfRange,
+    StorageError,
+    StorageFailed,
+)
+from storage.log_checks import check_append, check_readable, check_replacement
 from storage.tail import CachedTail
-
-logger = logging.getLogger(__name__)
 
 SCAN_KEYS = 10_000
 """Keys scanned per read transaction, 10 to 30 ms. Growing the map, and so every write, waits for
@@ -37,8 +43,7 @@ class LmdbLog:
         self._cached_tail = CachedTail()
         self._in_flight = 0
         self._failure = ""
-        self._is_closed = False
-        self._watchers: list[Callable[[], None]] = []
+        self.status = LogStatus()
 
     @property
     def start_offset(self) -> int:
@@ -60,31 +65,23 @@ class LmdbLog:
         """`PartitionLog.append`. Payloads are not copied; bytes and bytearray stay in the tail
         cache.
         """
-        size = 0
-        expected = self._next_offset
         append = Append(self._log_id, entries, 0, self._append_completed)
         try:
-            self._check_open()
+            self.status.check_open()
             if self._failure:
                 # The appends in flight fail one by one; the next offset is unknown until the last
                 # has failed.
                 raise StorageFailed(self._failure)
-            for entry in entries:
-                if entry.base_offset != expected or entry.last_offset < expected:
-                    raise OffsetOutOfRange(
-                        f"the append must continue at offset {expected}, "
-                        f"got {entry.base_offset} to {entry.last_offset}"
-                    )
-                expected = entry.last_offset + 1
-                size += len(entry.payload)
+            next_offset = check_append(entries, self._next_offset)
             if entries:
-                append.size = size
+                for entry in entries:
+                    append.size += len(entry.payload)
                 self._store.submit(append)
-                self._next_offset = expected
+                self._next_offset = next_offset
                 self._in_flight += 1
             else:
                 append.done.callback(None)
-        except (LogClosed, OffsetOutOfRange, StorageFailed) as error:
+        except StorageError as error:
             append.done.errback(error)
         return append.done
 
@@ -96,7 +93,7 @@ class LmdbLog:
             self._size += append.size
             for entry in entries:
                 self._store.tail.add(self._cached_tail, entry)
-            self._store.mark_changed(self)
+            self._store.mark_changed(self.status)
         elif isinstance(error, StorageFailed):
             self._failure = str(error)
         if self._in_flight == 0 and self._failure:
@@ -104,11 +101,8 @@ class LmdbLog:
             self._next_offset = self._end_offset
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
-        self._check_open()
-        if not self._start_offset <= offset <= self._end_offset:
-            raise OffsetOutOfRange(
-                f"offset {offset} is not within {self._start_offset} to {self._end_offset}"
-            )
+        self.status.check_open()
+        check_readable(offset, self._start_offset, self._end_offset)
         if offset == self._end_offset:
             return []
         return self._cached_tail.read(offset, max_bytes)
@@ -121,12 +115,9 @@ class LmdbLog:
         entries: list[Entry] = await self._query(
             lambda cursor: queries.read(cursor, log_id, offset, end, max_bytes)
         )
-        self._check_open()
-        if offset < self._start_offset:
-            # Deleted during the read, possibly between two of its entries.
-            raise OffsetOutOfRange(
-                f"offset {offset} is not within {self._start_offset} to {self._end_offset}"
-            )
+        self.status.check_open()
+        # The entries may have been deleted during the read.
+        check_readable(offset, self._start_offset, self._end_offset)
         return entries
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
@@ -171,7 +162,7 @@ class LmdbLog:
         deleted.
         """
         while True:
-            self._check_open()
+            self.status.check_open()
             start = self._start_offset
             slot = await search(start, self._end_offset)
             entry: Entry | None = (
@@ -180,7 +171,7 @@ class LmdbLog:
                 else await self._query(partial(queries.entry_of_slot, slot=slot))
             )
             if start == self._start_offset and (entry is None) is (slot is None):
-                self._check_open()
+                self.status.check_open()
                 return entry
 
     def _query(self, query: Callable[[Any], Any]) -> Deferred[Any]:
@@ -191,7 +182,7 @@ class LmdbLog:
         return (0, self._end_offset) if leader_epoch == 0 else (-1, -1)
 
     async def delete_before(self, offset: int) -> int:
-        self._check_open()
+        self.status.check_open()
         if offset > self._end_offset:
             raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self._end_offset}")
         if offset > self._start_offset:
@@ -204,10 +195,10 @@ class LmdbLog:
 
     def _start_moved(self, start_and_size: tuple[int, int]) -> None:
         self._start_offset, self._size = start_and_size
-        self._store.mark_changed(self)
+        self._store.mark_changed(self.status)
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
-        self._check_open()
+        self.status.check_open()
         log_id, start, end, size = self._log_id, self._start_offset, self._end_offset, self._size
 
         def find(cursor: Any, row: LogRow) -> int:
@@ -231,15 +222,8 @@ class LmdbLog:
         return True
 
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
-        self._check_open()
-        expected = first
-        for entry in entries:
-            if not expected <= entry.base_offset <= entry.last_offset <= last:
-                raise ValueError(
-                    f"the replacement {entry.base_offset}-{entry.last_offset} is not in order "
-                    f"within {first}-{last}"
-                )
-            expected = entry.last_offset + 1
+        self.status.check_open()
+        check_replacement(first, last, entries)
         size = sum(len(entry.payload) for entry in entries)
 
         def run(burst: Burst) -> int:
@@ -250,33 +234,18 @@ class LmdbLog:
     def _replaced(self, size: int) -> None:
         self._size = size
         self._cached_tail.clear()
-        # A new object: the cleared one's queued evictions must not evict entries added later.
-        self._cached_tail = CachedTail()
 
     async def reclaim(self) -> None:
         """Nothing to do: the writer frees deleted entries."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        self._watchers.append(on_change)
+        self.status.watch(on_change)
 
     def unwatch(self, on_change: Callable[[], None]) -> None:
-        if on_change in self._watchers:
-            self._watchers.remove(on_change)
-
-    def notify_watchers(self) -> None:
-        for on_change in tuple(self._watchers):
-            try:
-                on_change()
-            except Exception:
-                logger.exception("a watcher of a log raised, which is a bug")
+        self.status.unwatch(on_change)
 
     def close(self) -> None:
         """Refuse all further calls: the topic was deleted or the store closed."""
-        self._is_closed = True
+        self.status.end(LogClosed(LOG_CLOSED))
         self._cached_tail.clear()
-        self._cached_tail = CachedTail()
-        self.notify_watchers()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise LogClosed("the log is closed: its topic was deleted or the store was closed")
+        self.status.notify()

@@ -24,11 +24,10 @@ from storage.lmdb.write_burst import (
     Operation,
     Outcome,
     Task,
-    WatchedLog,
     WriterState,
 )
 from storage.lmdb.writer import LmdbWriter
-from storage.log import LogClosed, StorageFailed, Topic, UnknownTopic, VolumeUsage
+from storage.log import LogClosed, LogStatus, StorageFailed, Topic, UnknownTopic, VolumeUsage
 from storage.tail import TailCache
 
 T = TypeVar("T")
@@ -64,7 +63,7 @@ class LmdbStore:
         self._topics_by_name: dict[str, Topic] = {}
         self._logs: SingleFlightCache[tuple[str, int], LmdbLog] = SingleFlightCache()
         self._tables: SingleFlightCache[str, LmdbTable] = SingleFlightCache()
-        self._changed_logs: dict[WatchedLog, None] = {}
+        self._changed_logs: dict[LogStatus, None] = {}
 
     async def open(self) -> None:
         """`Store.open`; creates the directory if missing."""
@@ -271,7 +270,7 @@ class LmdbStore:
                 operation.on_complete(value)
         moved, self._changed_logs = self._changed_logs, {}
         for log in moved:
-            log.notify_watchers()
+            log.notify()
         for operation, value, error in outcomes:
             if error is None:
                 operation.done.callback(value)
@@ -280,7 +279,7 @@ class LmdbStore:
                 operation.on_complete(operation, error)
             operation.done.errback(error)
 
-    def mark_changed(self, log: WatchedLog) -> None:
+    def mark_changed(self, log: LogStatus) -> None:
         """Notify the watchers of `log` after the current burst."""
         self._changed_logs[log] = None
 

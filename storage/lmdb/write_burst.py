@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred
 
 from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.layout import SLOT, U64, LogRow
-from storage.log import Entry, LogClosed, StorageError, StorageFailed
+from storage.log import Entry, LogClosed, LogStatus, StorageError, StorageFailed
 from storage.tail import TailCache
 
 T = TypeVar("T")
@@ -93,12 +93,6 @@ Operation = Append | Task[Any]
 Outcome = tuple[Operation, Any, Exception | None]
 
 
-class WatchedLog(Protocol):
-    """A log with watchers."""
-
-    def notify_watchers(self) -> None: ...
-
-
 class StoreAccess(Protocol):
     """The store as its logs and tables use it; implemented by `LmdbStore`."""
 
@@ -106,7 +100,7 @@ class StoreAccess(Protocol):
 
     def write(self, task: Task[T], /) -> Deferred[T]: ...
     def submit(self, operation: Operation, /) -> None: ...
-    def mark_changed(self, log: WatchedLog, /) -> None: ...
+    def mark_changed(self, log: LogStatus, /) -> None: ...
     def query(self, database: str, call: Callable[[Any], T], /) -> Deferred[T]: ...
     def query_log(self, log_id: int, call: Callable[[Any, LogRow], T], /) -> Deferred[T]: ...
 

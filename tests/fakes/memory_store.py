@@ -21,9 +21,11 @@ from types import MappingProxyType
 from twisted.internet.defer import Deferred
 
 from storage.log import (
+    LOG_CLOSED,
     Entry,
     Fenced,
     LogClosed,
+    LogStatus,
     OffsetOutOfRange,
     StorageFailed,
     StoreInUse,
@@ -91,9 +93,7 @@ class MemoryLog:
         self._next_offset = rows.end_offset
         self._pending = 0
         self._failing = ""
-        self._watchers: list[Callable[[], None]] = []
-        self._closed = False
-        self._fenced = False
+        self.status = LogStatus()
 
     @property
     def start_offset(self) -> int:
@@ -114,7 +114,7 @@ class MemoryLog:
     def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
         copies = [copy_of(entry) for entry in entries]
         try:
-            self._check_open()
+            self.status.check_open()
             if self._failing:
                 raise StorageFailed(self._failing)
             if self._store.is_full:
@@ -134,13 +134,11 @@ class MemoryLog:
 
     def _apply(self, entries: list[Entry]) -> None:
         self._pending -= 1
-        if self._fenced:
-            if self._store.stores_fenced:
-                self._rows.entries.extend(entries)
-                self._rows.end_offset = entries[-1].last_offset + 1
-            raise Fenced("another writer leads this partition")
+        if isinstance(self.status.end_reason, Fenced) and self._store.stores_fenced:
+            self._rows.entries.extend(entries)
+            self._rows.end_offset = entries[-1].last_offset + 1
         try:
-            self._check_open()
+            self.status.check_open()
             if self._failing:
                 raise StorageFailed(self._failing)
             self._store.check_medium()
@@ -155,10 +153,10 @@ class MemoryLog:
                 self._failing = ""
                 self._next_offset = self._rows.end_offset
         if entries:
-            self.changed()
+            self.status.notify()
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
-        self._check_open()
+        self.status.check_open()
         self._check_readable(offset)
         found: list[Entry] = []
         room = max_bytes
@@ -173,13 +171,13 @@ class MemoryLog:
         return self.read_resident(offset, max_bytes) or []
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
-        self._check_open()
+        self.status.check_open()
         return next(
             (entry for entry in self._rows.entries if entry.max_timestamp >= timestamp), None
         )
 
     async def latest_by_time(self) -> Entry | None:
-        self._check_open()
+        self.status.check_open()
         latest = max(self._rows.entries, key=lambda entry: entry.max_timestamp, default=None)
         return latest if latest and latest.max_timestamp >= 0 else None
 
@@ -189,14 +187,14 @@ class MemoryLog:
         )
 
     async def delete_before(self, offset: int) -> int:
-        self._check_open()
+        self.status.check_open()
         if offset > self.end_offset:
             raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self.end_offset}")
         await self._store.write(lambda: self._move_start(offset))
         return self.start_offset
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
-        self._check_open()
+        self.status.check_open()
         kept = self._rows.entries
         if since is not None:
             kept = kept[
@@ -215,21 +213,21 @@ class MemoryLog:
         return self.start_offset
 
     def _move_start(self, offset: int) -> None:
-        self._check_open()
+        self.status.check_open()
         self._store.check_medium()
         if offset > self._rows.start_offset:
             self._rows.start_offset = offset
             del self._rows.entries[: bisect_left(self._rows.entries, offset, key=last_offset)]
-            self.changed()
+            self.status.notify()
 
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
-        self._check_open()
+        self.status.check_open()
         check_replacement(first, last, entries)
         copies = [copy_of(entry) for entry in entries]
         await self._store.write(lambda: self._replace(first, last, copies))
 
     def _replace(self, first: int, last: int, entries: list[Entry]) -> None:
-        self._check_open()
+        self.status.check_open()
         self._store.check_medium()
         rows = self._rows.entries
         entries = [entry for entry in entries if entry.last_offset >= self.start_offset]
@@ -243,29 +241,18 @@ class MemoryLog:
         """Nothing waits to be freed."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        self._watchers.append(on_change)
+        self.status.watch(on_change)
 
     def unwatch(self, on_change: Callable[[], None]) -> None:
-        if on_change in self._watchers:
-            self._watchers.remove(on_change)
-
-    def changed(self) -> None:
-        for on_change in tuple(self._watchers):
-            on_change()
+        self.status.unwatch(on_change)
 
     def shut(self) -> None:
-        self._closed = True
-        self.changed()
+        self.status.end(LogClosed(LOG_CLOSED))
+        self.status.notify()
 
     def fence(self) -> None:
-        self._fenced = True
-        self.changed()
-
-    def _check_open(self) -> None:
-        if self._fenced:
-            raise Fenced("another writer leads this partition")
-        if self._closed:
-            raise LogClosed("the log is closed: its topic was deleted or the store was closed")
+        self.status.end(Fenced("another writer leads this partition"))
+        self.status.notify()
 
     def _check_readable(self, offset: int) -> None:
         if not self.start_offset <= offset <= self.end_offset:

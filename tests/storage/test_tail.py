@@ -68,10 +68,9 @@ def test_queued_evictions_do_not_affect_a_cleared_tail() -> None:
     tail, log_tail = TailCache(3 * (100 + ENTRY_OVERHEAD)), CachedTail()
     tail.add(log_tail, sized(0, 100))
     log_tail.clear()
-    fresh = CachedTail()
     for base in (1, 2, 3):
-        tail.add(fresh, sized(base, 100))
-    assert bases(fresh.read(1, 1000) or []) == [1, 2, 3]
+        tail.add(log_tail, sized(base, 100))
+    assert bases(log_tail.read(1, 1000) or []) == [1, 2, 3]
 
 
 @given(

@@ -15,11 +15,11 @@ from storage.log import (
     Entry,
     EntryTooLarge,
     Fenced,
-    LogClosed,
-    OffsetOutOfRange,
+    LogStatus,
     StorageError,
     StorageFailed,
 )
+from storage.log_checks import check_append
 from storage.pulsar.client.exclusive_producer import (
     ExclusiveProducer,
     InFlightLimit,
@@ -68,6 +68,7 @@ class AppendQueue:
         self,
         opened: OpenedPartition,
         in_flight_limit: InFlightLimit,
+        status: LogStatus,
         on_stored: Callable[[list[InFlightMessage]], None],
         on_end: Callable[[StorageError, list[InFlightMessage]], None],
     ) -> None:
@@ -75,13 +76,13 @@ class AppendQueue:
         self._partition = opened.partition
         self._settings = opened.client.settings
         self._in_flight_limit = in_flight_limit
+        self._status = status
         self._on_stored = on_stored
         self._on_end = on_end
         self._producer = ExclusiveProducer(
             opened.client, opened.producer, in_flight_limit, self._acknowledged, self._ended
         )
         self.next = self._sent_end = opened.end
-        self.end_reason: StorageError | None = None
         self.has_stored_epoch = False
         """Whether this leader epoch, and offsets for it, are stored in the partition's row."""
         self._is_empty = opened.is_empty
@@ -97,6 +98,7 @@ class AppendQueue:
         """
         result: Deferred[None] = Deferred()
         try:
+            self._status.check_open()
             if self._reservation_error:
                 # The pending appends are being failed one by one. Until that is done the next
                 # offset is not known.
@@ -128,24 +130,19 @@ class AppendQueue:
 
     def end(self, error: StorageError) -> Deferred[None]:
         """Refuse further appends. Fires when the producer is closed."""
-        self.end_reason = self.end_reason or error
+        self._status.end(error)
         return self._producer.close(error)
 
     def _build_message(self, entries: Sequence[Entry], result: Deferred[None]) -> InFlightMessage:
         """The message with these entries. Raises OffsetOutOfRange, EntryTooLarge."""
         before = self.next
-        expected, size, time = before.offset, 0, -1
+        size, time = 0, -1
+        expected = check_append(entries, before.offset)
         kept: list[Entry] = []
         for entry in entries:
-            if entry.base_offset != expected or entry.last_offset < expected:
-                raise OffsetOutOfRange(
-                    f"append expected at offset {expected}, "
-                    f"got {entry.base_offset} to {entry.last_offset}"
-                )
             # Returns the same object if it is bytes.
             payload = bytes(entry.payload)
-            kept.append(Entry(expected, entry.last_offset, entry.max_timestamp, payload))
-            expected = entry.last_offset + 1
+            kept.append(Entry(entry.base_offset, entry.last_offset, entry.max_timestamp, payload))
             size += len(payload)
             time = max(time, entry.max_timestamp)
         if len(kept) > 1:
@@ -209,7 +206,7 @@ class AppendQueue:
                 )
                 self.end(Fenced(f"reserving offsets failed: {result.value}"))
             # Appends that arrived while failed ones were completed need another reservation.
-            if self._pending and not self.end_reason and self._row_update is None:
+            if self._pending and not self._status.end_reason and self._row_update is None:
                 self._start_row_update(self._reserve())
             update.callback(None)
 
@@ -221,7 +218,7 @@ class AppendQueue:
 
     async def _reserve(self) -> None:
         """Store the epoch and reserve offsets before any message with them is sent."""
-        while not self.end_reason:
+        while not self._status.end_reason:
             row = self._partition.row
             reserved = (
                 row.reserved
@@ -233,13 +230,13 @@ class AppendQueue:
                     reserved=reserved, epochs=self.epochs(self._sent_end.offset, row.start_offset)
                 )
             except StorageError as failure:
-                if not self.end_reason:
+                if not self._status.end_reason:
                     self._fail_pending(failure)
                 return
             self.has_stored_epoch = True
             while (
                 self._pending
-                and not self.end_reason
+                and not self._status.end_reason
                 and self._is_reserved(self._pending[0].end.offset)
             ):
                 self._send_now(self._pending.popleft())
@@ -259,7 +256,7 @@ class AppendQueue:
 
         Nothing is reserved before, so a process that is killed before this skips no offset.
         """
-        while self._awaiting_reservation and not self.end_reason:
+        while self._awaiting_reservation and not self._status.end_reason:
             try:
                 await self._partition.change(
                     reserved=self.next.offset + self._settings.reserve_offsets
@@ -268,7 +265,7 @@ class AppendQueue:
                 self.end(Fenced(f"offsets could not be reserved: {failure}"))
                 return
             if (
-                not self.end_reason
+                not self._status.end_reason
                 and self._awaiting_reservation[-1].end.offset <= self._partition.row.reserved
             ):
                 self._is_empty = False
@@ -296,15 +293,9 @@ class AppendQueue:
         self._reservation_error = None
 
     def _ended(self, error: StorageError, left: list[InFlightMessage]) -> None:
-        self.end_reason = self.end_reason or error
+        self._status.end(error)
         pending, self._pending = self._pending, deque()
         unreserved, self._awaiting_reservation = self._awaiting_reservation, []
         for sent in pending:
             self._in_flight_limit.release(sent.cost)
-        self._on_end(self.end_reason, [*unreserved, *left, *pending])
-
-
-def end_error(error: StorageError) -> LogClosed | Fenced:
-    """A new exception for a call on a log that has ended with `error`."""
-    kind = LogClosed if isinstance(error, LogClosed) else Fenced
-    return kind(str(error))
+        self._on_end(self._status.end_reason or error, [*unreserved, *left, *pending])

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from twisted.internet.defer import Deferred
 
-from storage.log import Entry, OffsetOutOfRange, PartitionLog, StorageFailed
+from storage.log import Entry, LogStatus, PartitionLog, StorageFailed
+from storage.log_checks import check_readable
 from storage.pulsar.log.format_ranges import FormatRangeReader
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_rows import PartitionState
@@ -21,9 +22,8 @@ class PulsarPartitionLog(PartitionLog, Protocol):
 
     topic: str
     partition: PartitionState
+    status: LogStatus
 
-    @property
-    def has_ended(self) -> bool: ...
     async def idle(self) -> None: ...
     async def store_end_offset(self) -> None: ...
     def close(self) -> Deferred[None]: ...
@@ -49,7 +49,7 @@ class MultiFormatLog:
         self._current = current
         self._start_offset = start_offset
         self._current_offset = range_readers[-1].end_offset
-        self._watchers: list[Callable[[], None]] = []
+        self.status = current.status
 
     @property
     def leader_epoch(self) -> int:
@@ -75,22 +75,14 @@ class MultiFormatLog:
     def size(self) -> int:
         return self._current.size
 
-    @property
-    def has_ended(self) -> bool:
-        return self._current.has_ended
-
     def append(self, entries: Sequence[Entry]) -> Awaitable[int | None]:
         return self._current.append(entries)
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
         if offset >= self._current_offset:
             return self._current.read_resident(offset, max_bytes)
-        # Raises the error of a log that has ended.
-        self._current.read_resident(self.end_offset, 0)
-        if offset < self._start_offset:
-            raise OffsetOutOfRange(
-                f"offset {offset} is outside {self._start_offset} to {self.end_offset}"
-            )
+        self.status.check_open()
+        check_readable(offset, self._start_offset, self.end_offset)
         return None
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
@@ -133,14 +125,13 @@ class MultiFormatLog:
         return self._current.end_offset_for_epoch(leader_epoch)
 
     async def delete_before(self, offset: int) -> int:
-        self._current.read_resident(self.end_offset, 0)
+        self.status.check_open()
         if offset > self._current_offset:
             self._start_offset = max(self._start_offset, await self._current.delete_before(offset))
         elif offset > self._start_offset:
             await self.partition.change(start_offset=offset)
             self._start_offset = max(self._start_offset, offset)
-            for on_change in tuple(self._watchers):
-                on_change()
+            self.status.notify()
         return self.start_offset
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
@@ -168,13 +159,10 @@ class MultiFormatLog:
         """Nothing to do: no entries are replaced here."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        self._watchers.append(on_change)
-        self._current.watch(on_change)
+        self.status.watch(on_change)
 
     def unwatch(self, on_change: Callable[[], None]) -> None:
-        if on_change in self._watchers:
-            self._watchers.remove(on_change)
-        self._current.unwatch(on_change)
+        self.status.unwatch(on_change)
 
     async def idle(self) -> None:
         await self._current.idle()

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred
 
-from storage.log import Entry, LogClosed, OffsetOutOfRange, StorageError
+from storage.log import (
+    LOG_CLOSED,
+    Entry,
+    LogClosed,
+    LogStatus,
+    OffsetOutOfRange,
+    StorageError,
+)
+from storage.log_checks import check_readable, check_replacement
 from storage.pulsar.client.exclusive_producer import InFlightLimit, InFlightMessage, LogEnd
 from storage.pulsar.compaction.overlay import Overlay
 from storage.pulsar.compaction.range_merge import RangeMerger
 from storage.pulsar.compaction.replacement import EntryReplacer
 from storage.pulsar.compaction.side_topic import SideTopics
 from storage.pulsar.compaction.space_reclaim import SpaceReclaimer, TopicTrimmer
-from storage.pulsar.log.append_queue import AppendQueue, OpenedPartition, end_error
+from storage.pulsar.log.append_queue import AppendQueue, OpenedPartition
 from storage.pulsar.log.entries import PartitionEntries
 from storage.pulsar.log.partition_reader import Position
 from storage.pulsar.log.partition_rows import epoch_end_offset, replaced_range_row
 from storage.tail import CachedTail, TailCache
-
-logger = logging.getLogger(__name__)
 
 
 class PulsarLog:
@@ -54,15 +59,15 @@ class PulsarLog:
         self._reclaimer = SpaceReclaimer(
             opened.topic, opened.reader, merger, opened.partition, trimmer, self._bounds
         )
+        self.status = LogStatus()
         self._append_queue = AppendQueue(
-            opened, in_flight_limit, self._on_stored, self._on_append_end
+            opened, in_flight_limit, self.status, self._on_stored, self._on_append_end
         )
         self._end = opened.end
         self._start_offset, self._start_bytes = opened.start
         self._cached_first_entry: Entry | None = None
         self._tail = tail
         self._resident = CachedTail()
-        self._watchers: list[Callable[[], None]] = []
         self._on_end = on_end
 
     @property
@@ -81,14 +86,8 @@ class PulsarLog:
     def size(self) -> int:
         return self._end.bytes - self.partition.replaced_ranges.bytes_saved - self._start_bytes
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the log is fenced or closed; `Store.log` then opens a new one."""
-        return self._append_queue.end_reason is not None
-
     def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
-        over = self._append_queue.end_reason
-        return fail(end_error(over)) if over else self._append_queue.append(entries)
+        return self._append_queue.append(entries)
 
     def _on_stored(self, messages: list[InFlightMessage]) -> None:
         """Handle acknowledged messages: update the log, notify watchers, then complete the appends.
@@ -102,22 +101,22 @@ class PulsarLog:
             )
             for entry in sent.entries:
                 self._tail.add(self._resident, entry)
-        self._notify_watchers()
+        self.status.notify()
         for sent in messages:
             sent.done.callback(None)
 
     def _on_append_end(self, error: StorageError, left: list[InFlightMessage]) -> None:
         """End the log; `left` are the appends that were not acknowledged."""
-        self._clear_resident()
+        self._resident.clear()
         self._on_end(self, error)
-        self._notify_watchers()
+        self.status.notify()
         Deferred.fromCoroutine(self._reader.close())
         for sent in left:
             sent.done.errback(error)
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
-        self._check_open()
-        self._check_offset(offset)
+        self.status.check_open()
+        check_readable(offset, self._start_offset, self._end.offset)
         if offset == self._end.offset:
             return []
         return self._resident.read(offset, max_bytes)
@@ -127,14 +126,14 @@ class PulsarLog:
         if resident is not None:
             return resident
         entries = await self._entries.read(offset, self._end.offset, max_bytes)
-        self._check_open()
+        self.status.check_open()
         if not entries or (
             entries[0].base_offset > offset
             and not self.partition.replaced_ranges.containing(offset)
         ):
             await self.update_start_offset()
         # The entries may have been deleted during the read.
-        self._check_offset(offset)
+        check_readable(offset, self._start_offset, self._end.offset)
         return entries
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
@@ -146,10 +145,10 @@ class PulsarLog:
     async def _find(self, search: Callable[[int, int], Awaitable[Entry | None]]) -> Entry | None:
         """The entry that `search` finds; searches again if the log start moved meanwhile."""
         while True:
-            self._check_open()
+            self.status.check_open()
             start = self._start_offset
             entry = await search(start, self._end.offset)
-            self._check_open()
+            self.status.check_open()
             if start == self._start_offset:
                 return entry
 
@@ -161,14 +160,14 @@ class PulsarLog:
         )
 
     async def delete_before(self, offset: int) -> int:
-        self._check_open()
+        self.status.check_open()
         if offset > self._end.offset:
             raise OffsetOutOfRange(
                 f"offset {offset} is beyond the log end offset {self._end.offset}"
             )
         await self.partition.lock.acquire()
         try:
-            self._check_open()
+            self.status.check_open()
             if offset > self._start_offset:
                 await self._delete_before(offset)
         finally:
@@ -179,7 +178,7 @@ class PulsarLog:
         """Move the log start, and drop the replaced ranges that end before it."""
         partition = self.partition
         before = await self._entries.bytes_before(offset, self._end.offset, self._end.bytes)
-        self._check_open()
+        self.status.check_open()
         dropped, added = partition.replaced_ranges.trim_before(offset)
         before += sum(replaced.hidden_bytes - replaced.size for replaced in dropped) - sum(
             replaced.hidden_bytes - replaced.size for replaced in added
@@ -198,13 +197,13 @@ class PulsarLog:
         The partition's lock is held from the search to the deletion, because other deletions and
         replacements change how many bytes remain.
         """
-        self._check_open()
+        self.status.check_open()
         await self.update_start_offset()
         await self.partition.lock.acquire()
         try:
-            self._check_open()
+            self.status.check_open()
             offset = await self._retained_from(since, at_most_bytes)
-            self._check_open()
+            self.status.check_open()
             if offset > self._start_offset:
                 await self._delete_before(offset)
         finally:
@@ -240,47 +239,40 @@ class PulsarLog:
         """Move the log start past messages that Pulsar's own retention has deleted."""
         end = self._end
         first = await self._reader.first()
-        self._check_open()
+        self.status.check_open()
         base = first.header.base_offset if first else end.offset
         # Offsets below `trim_offset` were trimmed, but are still readable from the side topic.
         if base > self._start_offset and (base > self.partition.row.trim_offset or not first):
             before = await self._entries.bytes_before(base, end.offset, end.bytes)
-            self._check_open()
+            self.status.check_open()
             self._move_start(base, before)
 
     def _move_start(self, offset: int, bytes_before: int) -> None:
         if offset > self._start_offset:
             self._start_offset, self._start_bytes = offset, bytes_before
             self._reader.forget_before(offset)
-            self._notify_watchers()
+            self.status.notify()
 
     @property
     def can_replace(self) -> bool:
         return True
 
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
-        self._check_open()
-        expected = first
-        for entry in entries:
-            if not expected <= entry.base_offset <= entry.last_offset <= last:
-                raise ValueError(
-                    f"replacement {entry.base_offset}-{entry.last_offset} is out of order in "
-                    f"{first}-{last}"
-                )
-            expected = entry.last_offset + 1
+        self.status.check_open()
+        check_replacement(first, last, entries)
         await self.partition.lock.acquire()
         try:
-            self._check_open()
+            self.status.check_open()
             await self._replacer.replace(
                 first, last, entries, self._start_offset, self._end.offset, self._end.bytes
             )
-            self._clear_resident()
+            self._resident.clear()
             self._cached_first_entry = None
         finally:
             self.partition.lock.release()
 
     async def reclaim(self) -> None:
-        self._check_open()
+        self.status.check_open()
         await self._reclaimer.reclaim()
 
     async def idle(self) -> None:
@@ -292,7 +284,7 @@ class PulsarLog:
 
         Call it after the last append. Raises StorageError.
         """
-        if self._append_queue.has_stored_epoch and not self.has_ended:
+        if self._append_queue.has_stored_epoch and self.status.end_reason is None:
             await self.partition.change(reserved=self._end.offset)
 
     def close(self) -> Deferred[None]:
@@ -300,47 +292,18 @@ class PulsarLog:
 
         Fires when the producer is closed.
         """
-        return self._append_queue.end(
-            LogClosed("the log was closed: its topic was deleted or the store is closing")
-        )
+        return self._append_queue.end(LogClosed(LOG_CLOSED))
 
     async def position_of(self, offset: int) -> Position | None:
         """The position in Pulsar's topic of the message with `offset`."""
         return await self._reader.position_of(offset)
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        self._watchers.append(on_change)
+        self.status.watch(on_change)
 
     def unwatch(self, on_change: Callable[[], None]) -> None:
-        if on_change in self._watchers:
-            self._watchers.remove(on_change)
-
-    def _notify_watchers(self) -> None:
-        for on_change in tuple(self._watchers):
-            try:
-                on_change()
-            except Exception:
-                logger.exception("bug: a watcher of a log raised")
-
-    def _clear_resident(self) -> None:
-        """Clear the cached tail and start a new one.
-
-        The tail cache still has references to the old one; they must not evict entries of the new
-        one.
-        """
-        self._resident.clear()
-        self._resident = CachedTail()
+        self.status.unwatch(on_change)
 
     def _bounds(self) -> tuple[int, LogEnd]:
-        self._check_open()
+        self.status.check_open()
         return self._start_offset, self._end
-
-    def _check_open(self) -> None:
-        if self._append_queue.end_reason:
-            raise end_error(self._append_queue.end_reason)
-
-    def _check_offset(self, offset: int) -> None:
-        if not self._start_offset <= offset <= self._end.offset:
-            raise OffsetOutOfRange(
-                f"offset {offset} is outside {self._start_offset} to {self._end.offset}"
-            )

@@ -5,14 +5,23 @@ The broker assigns the offsets.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
 
-from storage.log import Entry, Fenced, LogClosed, OffsetOutOfRange, StorageError, StorageFailed
+from storage.log import (
+    LOG_CLOSED,
+    Entry,
+    Fenced,
+    LogClosed,
+    LogStatus,
+    OffsetOutOfRange,
+    StorageError,
+    StorageFailed,
+)
+from storage.log_checks import check_append, check_readable
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_rows import PartitionState, epoch_end_offset
 from storage.pulsar.native.native_sender import NativeSender, PendingAppend
@@ -20,8 +29,6 @@ from storage.pulsar.native.stored_entries import NativeEntries
 from storage.pulsar.native.tail_entries import TailEntries
 from storage.pulsar.native.tail_reader import TailReader
 from storage.tail import CachedTail, TailCache
-
-logger = logging.getLogger(__name__)
 
 FIRST_PROVISIONAL_OFFSET = 1 << 62
 """Appends in flight have provisional offsets from here on, which no record ever reaches."""
@@ -92,13 +99,12 @@ class NativeLog:
         self._end_offset = max(opened.end_offset, self._start_offset)
         self._next_offset = FIRST_PROVISIONAL_OFFSET
         self._size = opened.size
+        self.status = LogStatus()
         self.tail_entries = TailEntries(
-            native_entries, self._on_entry, self._notify_watchers, self.end
+            native_entries, self._on_entry, self.status.notify, self.end
         )
         self._latest_timestamp = LatestTimestampSearch()
-        self._watchers: list[Callable[[], None]] = []
         self._idle: list[Deferred[None]] = []
-        self._failure: StorageError | None = None
         self.sender: NativeSender | None = None
         self.tail: TailReader | None = None
 
@@ -123,24 +129,18 @@ class NativeLog:
 
         Each entry is stored atomically, but several entries are not one atomic step.
         """
-        expected = self._next_offset
         try:
-            sender = self._writable()
-            for entry in entries:
-                if entry.base_offset != expected or entry.last_offset < expected:
-                    raise OffsetOutOfRange(
-                        f"append expected at offset {expected}, "
-                        f"got {entry.base_offset} to {entry.last_offset}"
-                    )
-                expected = entry.last_offset + 1
+            self.status.check_open()
+            next_offset = check_append(entries, self._next_offset)
             if len(entries) != 1:
                 raise StorageFailed("a topic in the format `pulsar` takes one batch per append")
             (entry,) = entries
             pending = PendingAppend(entry.payload, entry.last_offset - entry.base_offset + 1)
-            sender.send(pending)
+            assert self.sender
+            self.sender.send(pending)
         except StorageError as error:
             return fail(error)
-        self._next_offset = expected
+        self._next_offset = next_offset
         self.tail_entries.in_flight += 1
         pending.result.addBoth(self._append_finished)
         return _uncancelled(pending.result)
@@ -182,12 +182,8 @@ class NativeLog:
         return [] if offset == self._end_offset else self._resident.read(offset, max_bytes)
 
     def _check_offset(self, offset: int) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if not self._start_offset <= offset <= self._end_offset:
-            raise OffsetOutOfRange(
-                f"offset {offset} is outside {self._start_offset} to {self._end_offset}"
-            )
+        self.status.check_open()
+        check_readable(offset, self._start_offset, self._end_offset)
 
     async def _update_start_offset(self) -> None:
         """Move the log start past messages that Pulsar's own retention has deleted."""
@@ -195,7 +191,7 @@ class NativeLog:
         start = self._end_offset if first is None else min(first, self._end_offset)
         if start > self._start_offset:
             self._start_offset = start
-            self._notify_watchers()
+            self.status.notify()
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
         """`PartitionLog.entry_for_time`.
@@ -231,8 +227,7 @@ class NativeLog:
 
     async def delete_before(self, offset: int) -> int:
         """`PartitionLog.delete_before`. Pulsar frees the space according to its own retention."""
-        if self._failure is not None:
-            raise self._failure
+        self.status.check_open()
         if offset > self._end_offset:
             raise OffsetOutOfRange(
                 f"offset {offset} is beyond the log end offset {self._end_offset}"
@@ -240,7 +235,7 @@ class NativeLog:
         if offset > self._start_offset:
             await self.partition.change(start_offset=offset)
             self._start_offset = max(self._start_offset, offset)
-            self._notify_watchers()
+            self.status.notify()
         return self._start_offset
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
@@ -274,46 +269,24 @@ class NativeLog:
         """Nothing to do: no entries are replaced here."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        self._watchers.append(on_change)
+        self.status.watch(on_change)
 
     def unwatch(self, on_change: Callable[[], None]) -> None:
-        if on_change in self._watchers:
-            self._watchers.remove(on_change)
-
-    def _notify_watchers(self) -> None:
-        for on_change in tuple(self._watchers):
-            try:
-                on_change()
-            except Exception:
-                logger.exception("bug: a watcher of a log raised")
-
-    def _writable(self) -> NativeSender:
-        if self._failure is not None:
-            raise self._failure
-        assert self.sender
-        return self.sender
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the log was fenced, closed, or failed; every call then raises."""
-        return self._failure is not None
+        self.status.unwatch(on_change)
 
     def end(self, error: StorageError) -> Deferred[None]:
         """End the log: fail appends in flight and all later calls.
 
         Fires when the client library has released the producer and the readers.
         """
-        if self._failure is not None:
+        if self.status.end_reason is not None:
             return succeed(None)
-        self._failure = error
-        # Start a new cached tail. The tail cache still has references to the old one; they must not
-        # evict entries of the new one.
+        self.status.end(error)
         self._resident.clear()
-        self._resident = CachedTail()
         self.tail_entries.end(error)
         released = Deferred.fromCoroutine(self._release(error))
         self._on_end(self, error)
-        self._notify_watchers()
+        self.status.notify()
         self._notify_idle()
         return released
 
@@ -327,13 +300,11 @@ class NativeLog:
 
     def close(self) -> Deferred[None]:
         """Close the log because the topic was deleted or the store is closing."""
-        return self.end(
-            LogClosed("the log was closed: its topic was deleted or the store is closing")
-        )
+        return self.end(LogClosed(LOG_CLOSED))
 
     async def idle(self) -> None:
         """Return when no append is in flight."""
-        if self.tail_entries.in_flight and self._failure is None:
+        if self.tail_entries.in_flight and self.status.end_reason is None:
             result: Deferred[None] = Deferred()
             self._idle.append(result)
             await result
@@ -343,7 +314,7 @@ class NativeLog:
 
         Raises StorageError.
         """
-        if self._failure is None and self.partition.row.reserved != self._end_offset:
+        if self.status.end_reason is None and self.partition.row.reserved != self._end_offset:
             await self.partition.change(reserved=self._end_offset)
 
     async def position_of(self, offset: int) -> Position | None:

@@ -34,7 +34,7 @@ def followed(env: BrokerEnvironment, current: FetchSession, index: int = 0, offs
 
 
 def watchers(env: BrokerEnvironment, index: int = 0) -> int:
-    return len(env.partition("orders", index).log._watchers)
+    return len(env.partition("orders", index).log.status.watchers)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_recreated_topic_is_watched_instead_of_old_one(env):
     env.topic("orders", 3)
     followed(env, current)
     assert old is not cached.partition
-    assert (len(old.log._watchers), watchers(env)) == (0, 1)
+    assert (len(old.log.status.watchers), watchers(env)) == (0, 1)
 
 
 def test_consumer_at_log_end_has_no_unread_records(env):

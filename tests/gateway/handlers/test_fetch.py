@@ -53,7 +53,7 @@ def poll(env: BrokerEnvironment, *partitions: Any, version: int = NEW, **more: A
 
 
 def watchers(env: BrokerEnvironment) -> list[int]:
-    return [len(env.partition("orders", index).log._watchers) for index in range(3)]
+    return [len(env.partition("orders", index).log.status.watchers) for index in range(3)]
 
 
 def indexes(response: Any) -> list[int]:
@@ -205,7 +205,7 @@ def test_topic_deletion_wakes_poll(env):
     logs = [env.partition("orders", index).log for index in range(3)]
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     assert rows(polling.result)["orders", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert [len(log._watchers) for log in logs] == [0, 0, 0]
+    assert [len(log.status.watchers) for log in logs] == [0, 0, 0]
 
 
 def test_partition_error_ends_poll(env):

@@ -194,7 +194,7 @@ class Session(RuleBasedStateMachine):
     def only_sessions_watch_partitions(self) -> None:
         kept = self.env.broker.fetch_sessions
         for index in range(PARTITIONS):
-            assert len(self.log(index)._watchers) <= len(kept)
+            assert len(self.log(index).status.watchers) <= len(kept)
 
     @invariant()
     def nothing_is_left_on_the_clock(self) -> None:

@@ -229,7 +229,7 @@ async def test_log_is_not_returned_if_topic_is_deleted_while_opening(store):
     await store.delete_topic("orders")
     with suppress(UnknownTopic, StorageFailed):
         # It may have been open before the topic was deleted.
-        assert (await opening).has_ended
+        assert (await opening).status.end_reason is not None
     assert "orders" not in store.topics
     # Nothing is left in the broker that would conflict with the next topic.
     await store.create_topic(topic())
@@ -273,7 +273,7 @@ async def test_suspended_store_takes_no_partition_after_takeover(pulsar, monkeyp
         with pytest.raises(Fenced, match="another process has taken over the store"):
             await old.log("orders", 0)
         await log.append([entry(1)])
-        assert (log.has_ended, await new.log("orders", 0) is log) == (False, True)
+        assert (log.status.end_reason, await new.log("orders", 0) is log) == (None, True)
     finally:
         await new.close()
         await old.close()

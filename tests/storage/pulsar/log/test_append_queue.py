@@ -13,6 +13,7 @@ from storage.log import (
     EntryTooLarge,
     Fenced,
     LogClosed,
+    LogStatus,
     OffsetOutOfRange,
     StorageError,
     StorageFailed,
@@ -55,7 +56,7 @@ class Scene:
             is_empty,
         )
         self.stored: list[int] = []
-        self.appending = AppendQueue(opened, self.room, self._stored, self._ended)
+        self.appending = AppendQueue(opened, self.room, LogStatus(), self._stored, self._ended)
         self.over: StorageError | None = None
 
     def _stored(self, messages: list[InFlightMessage]) -> None:
