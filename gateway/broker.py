@@ -18,9 +18,9 @@ from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.reply_cache import ReplyCache
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
+from gateway.topics.reply_cache import ReplyCache
 from gateway.traffic.traffic_log import NO_TRAFFIC_LOG, RecorderFactory
 from storage.log import StorageError, Store
 

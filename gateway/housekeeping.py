@@ -12,9 +12,9 @@ from typing import Any
 
 from gateway import logs
 from gateway.broker import Broker
+from gateway.compaction import LogCleaner
 from gateway.coroutines import Cancel, Waiter, call_later
 from gateway.groups.offsets.offset_expiry import OffsetExpiry
-from gateway.partitions.compaction import LogCleaner
 from gateway.protocol.errors import KafkaError
 from gateway.settings.model import Settings
 from gateway.topics.topic_state import TopicState

@@ -29,7 +29,7 @@ from gateway.net.transport import Port
 from gateway.protocol.wire import compiled
 from gateway.settings.addresses import Endpoint
 from gateway.settings.model import Settings
-from gateway.settings.stores import make_store
+from gateway.stores import make_store
 from gateway.workers import FairWorkers, TooManyWaiting
 from records import KERNEL, KERNEL_REASON
 from storage.log import NotReady, StorageError, Store

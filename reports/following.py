@@ -21,9 +21,9 @@ from pyspark.sql import functions as F
 
 from reports.ingest.ingest_job import Ingester, IngestResult
 from reports.ingest.row_parser import to_rows
+from reports.ingest.spark_errors import translate_errors
 from reports.ingest.taken_files import Tables, TablesError
 from reports.places import argument
-from reports.spark_errors import translate_errors
 from reports.spark_session import open_session
 
 TOPIC = "__kopgate_traffic"

@@ -6,10 +6,10 @@ import signal
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from reports.ingest.spark_errors import translate_errors
 from reports.interrupts import Interrupted, SignalHandler
 from reports.java import JavaProcess
 from reports.run import ReportRequest, run
-from reports.spark_errors import translate_errors
 from reports.spark_session import open_session
 
 

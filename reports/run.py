@@ -21,13 +21,13 @@ from reports.analysis.trend import forecast, trend
 from reports.ingest.ingest_job import IngestResult, ingest_new, stored
 from reports.ingest.quarantine_retry import retry_quarantined
 from reports.ingest.schema import CONNECTION, USAGE
+from reports.ingest.spark_errors import translate_errors
 from reports.ingest.taken_files import Tables, TablesError
 from reports.outputs import Outputs
 from reports.page.answer import count_of
 from reports.page.page_data import build_page_model
 from reports.page.report_page import page
 from reports.preconditions import check_folders_apart
-from reports.spark_errors import translate_errors
 
 DEFAULT_DAYS = 30
 """Default period: a month contains every weekly and monthly job."""

@@ -13,11 +13,11 @@ from typing import Any
 from gateway import logs
 from gateway.configs.topic_configs import effective_config
 from gateway.coroutines import Clock, SharedResult, shield, start
-from gateway.partitions.opener import PartitionOpener
 from gateway.partitions.partition import Partition, storage_error
 from gateway.partitions.producer_snapshots import ProducerSnapshots
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
+from gateway.topics.opener import PartitionOpener
 from gateway.topics.topic_names import (
     INTERNAL_PARTITIONS,
     INTERNAL_TOPICS,

@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 from compat.fingerprint.table import protocol_settings
 from reports.analysis.facts import MigrationTarget
 from reports.analysis.identity import version_key
-from reports.analysis.small_tables import small_table
 from reports.analysis.terms import BELOW, REFUSED
+from reports.ingest.small_tables import small_table
 
 
 def baselines(spark: SparkSession, target: MigrationTarget) -> DataFrame:

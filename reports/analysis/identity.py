@@ -21,8 +21,8 @@ from compat.fingerprint.table import LibraryTable, build_table, read_runs
 from reports.analysis.activity import SOFTWARE
 from reports.analysis.behaviour import MAX_KEPT, parse_kind, requests_of
 from reports.analysis.facts import api_names, generations, library_names
-from reports.analysis.small_tables import small_table
 from reports.analysis.terms import APPLICATION
+from reports.ingest.small_tables import small_table
 
 STATED_CONFIDENCE = 1.0
 """Confidence of a library that the client states itself."""

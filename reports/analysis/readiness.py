@@ -12,8 +12,8 @@ from reports.analysis.activity import FORMATS, SUMS
 from reports.analysis.advice import baselines, needs
 from reports.analysis.facts import NO_VERSION, MigrationTarget, api_names
 from reports.analysis.identity import PART, STATED_CONFIDENCE, version_key
-from reports.analysis.small_tables import small_table
 from reports.analysis.terms import APPLICATION, BELOW, FINE, REFUSED, STATES, UNKNOWN
+from reports.ingest.small_tables import small_table
 
 MAX_REASONS = 50
 """Refused requests listed per application; blockers has all of them."""

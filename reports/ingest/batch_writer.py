@@ -13,12 +13,12 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from reports.analysis.small_tables import small_table
 from reports.ingest.file_check import ExaminedFile
 from reports.ingest.log_files import LogFile
 from reports.ingest.row_parser import process_of, to_quarantine_lines
 from reports.ingest.row_spans import RowSpan
 from reports.ingest.schema import QUARANTINE, STORED
+from reports.ingest.small_tables import small_table
 
 MAX_PROCESSES = 10_000
 """Gateway processes per compared batch, each about a hundred bytes in its file.

@@ -17,7 +17,6 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from reports.analysis.small_tables import empty_table
 from reports.ingest import batch_writer, file_check, log_files
 from reports.ingest.file_check import ExaminedFile
 from reports.ingest.file_selection import (
@@ -30,8 +29,9 @@ from reports.ingest.log_files import LogFile, UnreadableError
 from reports.ingest.row_parser import EARLIEST, to_rows
 from reports.ingest.row_spans import RowSpan, RowSpans
 from reports.ingest.schema import CONNECTION, STORED, USAGE
+from reports.ingest.small_tables import empty_table
+from reports.ingest.spark_errors import is_spark_error, translate_errors
 from reports.ingest.taken_files import IngestedBatch, Tables, TablesError, TakenFile
-from reports.spark_errors import is_spark_error, translate_errors
 
 BATCH_BYTES = 8 << 30
 """Size on disk of the files in a batch: the work that is repeated after an interruption, some

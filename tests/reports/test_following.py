@@ -137,9 +137,9 @@ def test_rows_of_topic_and_files_count_once_despite_killed_process(spark, follow
 def test_row_counts_on_day_of_its_record_if_clock_jumped(spark, tmp_path):
     from pyspark.sql import functions as F
 
-    from reports.analysis.small_tables import small_table
     from reports.following import ingest_batch
     from reports.ingest.ingest_job import stored
+    from reports.ingest.small_tables import small_table
     from reports.ingest.taken_files import Tables
 
     process, written = Process(tmp_path), ms("2026-11-20", 0, 10)
@@ -172,10 +172,10 @@ def test_batch_with_too_many_processes_keeps_the_largest_and_continues(
 ):
     from pyspark.sql import functions as F
 
-    from reports.analysis.small_tables import small_table
     from reports.following import ingest_batch
     from reports.ingest import batch_writer
     from reports.ingest.ingest_job import stored
+    from reports.ingest.small_tables import small_table
     from reports.ingest.taken_files import Tables
 
     monkeypatch.setattr(batch_writer, "MAX_PROCESSES", 2)

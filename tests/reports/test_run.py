@@ -429,7 +429,7 @@ def test_any_clock_year_gives_valid_times(spark, tmp_path):
 
 
 def test_page_shows_most_frequent_libraries_and_combines_others(spark, monkeypatch):
-    from reports.analysis.small_tables import small_table
+    from reports.ingest.small_tables import small_table
     from reports.page import page_data
 
     monkeypatch.setattr(page_data, "MAX_KINDS", 2)

@@ -23,8 +23,8 @@ def before(*refused, last=1, apart=1):
 
 
 def seen(spark, days):
-    from reports.analysis.small_tables import small_table
     from reports.analysis.trend import forecast
+    from reports.ingest.small_tables import small_table
 
     return forecast(
         small_table(

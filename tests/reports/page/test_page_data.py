@@ -17,7 +17,7 @@ CLIENTS = [
 
 
 def test_library_without_upper_version_is_distinguished_from_whole_library(spark):
-    from reports.analysis.small_tables import small_table
+    from reports.ingest.small_tables import small_table
     from reports.page.page_data import kind_of
 
     rows = small_table(spark, CLIENTS, "library string, version string, generation string")

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
+from gateway.compaction import LogCleaner
 from gateway.handlers.list_offsets import find_offset
 from gateway.housekeeping import Housekeeping
-from gateway.partitions.compaction import LogCleaner
 from gateway.partitions.record_batch import check_batch
 from storage.log import Entry, StorageFailed
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
-from tests.gateway.handlers import handler_calls
-from tests.gateway.partitions.compacted_topic import (
+from tests.gateway.compacted_topic import (
     FETCH_VERSIONS,
     FORMATS,
     close,
@@ -26,6 +25,7 @@ from tests.gateway.partitions.compacted_topic import (
     table,
     values,
 )
+from tests.gateway.handlers import handler_calls
 from tests.gateway.sets import batch
 from tests.records import building
 from tests.records.building import Sample
@@ -563,7 +563,7 @@ def test_space_is_reclaimed_at_retention_interval(env, monkeypatch):
 
 
 def test_run_over_many_idle_partitions_yields_to_reactor(env, monkeypatch):
-    monkeypatch.setattr("gateway.partitions.compaction.CHECKS_PER_TURN", 10)
+    monkeypatch.setattr("gateway.compaction.CHECKS_PER_TURN", 10)
     table(env, "wide", partitions=25)
     going = Started(LogCleaner(env.broker).run_once())
     assert not going.is_done

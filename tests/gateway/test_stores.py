@@ -9,7 +9,7 @@ from pathlib import Path
 from twisted.internet import reactor
 
 from gateway.settings.model import Settings
-from gateway.settings.stores import make_store, pulsar_settings
+from gateway.stores import make_store, pulsar_settings
 from storage.lmdb import LmdbStore
 
 
@@ -89,7 +89,7 @@ def test_pulsar_queue_fits_in_flight_bytes():
 
 def test_embedded_store_does_not_import_pulsar_client():
     code = (
-        "import sys; from gateway.settings.model import Settings; from gateway.settings.stores "
+        "import sys; from gateway.settings.model import Settings; from gateway.stores "
         "import make_store\nimport gateway.server; from twisted.internet import "
         "reactor\nmake_store(Settings(), reactor); sys.exit('pulsar' in sys.modules)"
     )

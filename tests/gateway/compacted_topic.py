@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compat.message_sets import check_message_set
-from gateway.partitions.compaction import LogCleaner
+from gateway.compaction import LogCleaner
 from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import check_batch
 from tests.fakes.broker import BrokerEnvironment, ended

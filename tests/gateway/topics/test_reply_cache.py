@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.protocol.reply_cache import MAX_REPLIES, ReplyCache
+from gateway.topics.reply_cache import MAX_REPLIES, ReplyCache
 
 
 def test_cached_body_is_returned_for_same_key() -> None:
