@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 from twisted.internet.task import Clock
 
+from auth.mechanism import ANONYMOUS
 from bench.clients import BATCH_BYTES, RECORD_BYTES
 from gateway.partitions.record_batch import check_batch
-from gateway.protocol.session import LoginSession
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse, PartitionFetched
 from gateway.protocol.wire.header import RequestHeader
@@ -103,7 +103,7 @@ def _recorder() -> Recorder:
         topic_name=str,
         **limits,
     )  # type: ignore[arg-type]
-    return log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), LoginSession(None))
+    return log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), ANONYMOUS)
 
 
 def _seconds(recorder: Recorder, api_key: int, told: Callable[[], object]) -> float:

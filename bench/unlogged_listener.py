@@ -7,9 +7,9 @@ for as long as they run, depending on their memory layout.
 
 from __future__ import annotations
 
+from auth.mechanism import Principal
 from gateway import app
 from gateway.cli.main import main
-from gateway.protocol.session import LoginSession
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from gateway.traffic.traffic_log import TrafficLog
@@ -21,8 +21,8 @@ UNLOGGED = "UNLOGGED"
 class PartialTrafficLog(TrafficLog):
     """A traffic log that ignores the listener UNLOGGED."""
 
-    def connection(self, peer: Peer, session: LoginSession) -> Recorder:
-        return NULL_RECORDER if peer.listener == UNLOGGED else super().connection(peer, session)
+    def connection(self, peer: Peer, principal: Principal | None) -> Recorder:
+        return NULL_RECORDER if peer.listener == UNLOGGED else super().connection(peer, principal)
 
 
 if __name__ == "__main__":

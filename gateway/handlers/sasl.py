@@ -17,13 +17,11 @@ from typing import Any
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from auth.mechanism import AuthenticationFailed
-from gateway import logs
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.routes import serves
+from gateway.protocol.session import log_in
 from gateway.protocol.wire.api_keys import ApiKey
-
-_log = logs.get_logger(__name__)
 
 
 @serves(ApiKey.SASL_HANDSHAKE, 0, 1)
@@ -43,18 +41,14 @@ async def sasl_handshake(request: Any, caller: Caller) -> Any:
 async def sasl_authenticate(request: Any, caller: Caller) -> Any:
     """Process one client token and return the server's token."""
     try:
-        token, lifetime_ms = await caller.session.token(bytes(request.auth_bytes))
-        if caller.session.is_ready:
-            caller.traffic.authenticated()
-    except AuthenticationFailed as failure:
-        _log.warning(
-            "login failed",
-            peer=caller.peer,
-            listener=caller.listener,
-            mechanism=caller.session.mechanism,
-            reason=failure.reason,
+        token, lifetime_ms = await log_in(
+            caller.session,
+            bytes(request.auth_bytes),
+            caller.traffic,
+            caller.peer,
+            caller.listener,
         )
-        caller.traffic.closing("error:login")
+    except AuthenticationFailed as failure:
         return SaslAuthenticateResponse(
             error_code=ErrorCode.SASL_AUTHENTICATION_FAILED,
             error_message=f"Authentication failed: {failure.reason}",

@@ -100,7 +100,9 @@ class KafkaConnection(Protocol):
             resume=self._resume,
         )
         seen = Peer(host, port, listener.name, settings.security_protocol(listener.name).name)
-        self._traffic = broker.traffic.connection(seen, self.session)
+        self._traffic = broker.traffic.connection(
+            seen, self.session.principal if self.session.is_ready else None
+        )
         self._dispatch = Dispatch(
             broker,
             self.session,

@@ -26,7 +26,7 @@ from gateway.protocol.caller import Caller
 from gateway.protocol.errors import Refused
 from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.routes import ROUTES, DelayedReply, Route
-from gateway.protocol.session import LoginSession
+from gateway.protocol.session import LoginSession, log_in
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
@@ -276,9 +276,9 @@ class Dispatch:
         is_ready = session.is_ready
         if not is_ready:
             if session.expects_token():
-                answer, _ = await session.token(bytes(frame))
-                if session.is_ready:
-                    self._traffic.authenticated()
+                answer, _ = await log_in(
+                    session, bytes(frame), self._traffic, self._peer, self._listener
+                )
                 return [_SIZE.pack(len(answer)), answer]
             if session.is_gssapi_token(frame):
                 self._traffic.bare_gssapi_received()
@@ -421,14 +421,6 @@ class Dispatch:
         request.is_appending = False
         if isinstance(failure, AuthenticationFailed):
             # Raw SASL tokens have no error reply: closing the connection is the only signal.
-            _log.warning(
-                "login failed",
-                peer=self._peer,
-                listener=self._listener,
-                mechanism=self._session.mechanism,
-                reason=failure.reason,
-            )
-            self._traffic.closing("error:login")
             request.reply = []
             self._unanswered -= 1
             self._send()

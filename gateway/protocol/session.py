@@ -24,8 +24,12 @@ from auth.mechanism import (
     Mechanism,
     SaslExchange,
 )
+from gateway import logs
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.traffic.recorder import Recorder
+
+_log = logs.get_logger(__name__)
 
 
 class LoginState(Enum):
@@ -147,3 +151,27 @@ class LoginSession:
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"illegal transition from {self.state.value} to {state.value}")
         self.state = state
+
+
+async def log_in(
+    session: LoginSession, token: bytes, traffic: Recorder, peer: str, listener: str
+) -> tuple[bytes, int]:
+    """Process a token of the client, raw or from SaslAuthenticate; log and record the outcome.
+
+    Returns and raises as `LoginSession.token`.
+    """
+    try:
+        answer = await session.token(token)
+    except AuthenticationFailed as failure:
+        _log.warning(
+            "login failed",
+            peer=peer,
+            listener=listener,
+            mechanism=session.mechanism,
+            reason=failure.reason,
+        )
+        traffic.closing("error:login")
+        raise
+    if session.is_ready:
+        traffic.authenticated(session.principal)
+    return answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from gateway.protocol.session import LoginSession
+from auth.mechanism import Principal
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 from gateway.protocol.wire.header import RequestHeader
@@ -69,18 +69,18 @@ class ConnectionRecorder(Recorder):
         "_peer",
         "_reason",
         "_requests",
-        "_session",
         "_since",
         "_ticks",
     )
 
-    def __init__(self, log: RowDestination, name: str, peer: Peer, session: LoginSession) -> None:
+    def __init__(
+        self, log: RowDestination, name: str, peer: Peer, principal: Principal | None
+    ) -> None:
         self._log = log
         self._name = name
         self._peer = peer
-        self._session = session
         self._ticks = log.ticks
-        self._client = ClientIdentity(str(session.principal) if session.is_ready else None)
+        self._client = ClientIdentity(None if principal is None else str(principal))
         self._opened_at = self._since = log.now()
         self._group: str | None = None
         self._reason: Reason | None = None
@@ -101,8 +101,8 @@ class ConnectionRecorder(Recorder):
         self._client.bare_gssapi_received()
         self.closing("error:mechanism")
 
-    def authenticated(self) -> None:
-        self._client.principal = bounded_text(str(self._session.principal))
+    def authenticated(self, principal: Principal) -> None:
+        self._client.principal = bounded_text(str(principal))
         rows: list[Row] = [self._event("authenticated")]
         if self._has_deferred_rows:
             self._has_deferred_rows = False

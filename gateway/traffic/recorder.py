@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from auth.mechanism import Principal
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 from gateway.protocol.wire.header import RequestHeader
 from gateway.protocol.wire.produce_codec import ProduceRequest
@@ -45,7 +46,7 @@ class Recorder:
     def bare_gssapi_received(self) -> None:
         """The connection began with a bare GSSAPI token, without SaslHandshake (Kafka 0.9)."""
 
-    def authenticated(self) -> None:
+    def authenticated(self, principal: Principal) -> None:
         """Authentication is complete."""
 
     def software_announced(self, software: str | None, version: str | None) -> None:

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import msgspec
 
+from auth.mechanism import Principal
 from gateway.coroutines import Cancel, Clock, call_later
-from gateway.protocol.session import LoginSession
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.connection_recorder import ConnectionRecorder
 from gateway.traffic.counters import RowLimits
@@ -43,8 +43,8 @@ class LineSink(Protocol):
 class RecorderFactory:
     """Creates recorders. This base class is used without a traffic log."""
 
-    def connection(self, peer: Peer, session: LoginSession) -> Recorder:
-        """Return the recorder of a new connection."""
+    def connection(self, peer: Peer, principal: Principal | None) -> Recorder:
+        """Return the recorder of a new connection; `principal` is None until it has logged in."""
         return NULL_RECORDER
 
     async def close(self, seconds: float) -> None:
@@ -114,14 +114,14 @@ class TrafficLog(RecorderFactory):
         self._next_due = max(self._next_due, now - SLOTS * self._slot_seconds) + self._slot_seconds
         self._cancel = call_later(self._clock, max(self._next_due - now, 0), self._run_slot)
 
-    def connection(self, peer: Peer, session: LoginSession) -> Recorder:
+    def connection(self, peer: Peer, principal: Principal | None) -> Recorder:
         if self._salt is not None:
             hidden = blake2b(
                 peer.address.encode(), key=self._salt, digest_size=_HASH_BYTES
             ).hexdigest()
             peer = msgspec.structs.replace(peer, address=f"h:{hidden}")
         name = f"{self._name_prefix}-{self._connection_count}"
-        recorder = ConnectionRecorder(self, name, peer, session)
+        recorder = ConnectionRecorder(self, name, peer, principal)
         slot = self._slot_of[recorder] = self._connection_count % SLOTS
         self._slots[slot][recorder] = None
         self._connection_count += 1

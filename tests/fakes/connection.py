@@ -73,7 +73,7 @@ class Client:
         budget: MemoryBudget | None = None,
         broker: Any = None,
         listener: str = "SASL_PLAINTEXT",
-        record: Callable[[LoginSession], Recorder] = lambda session: NULL_RECORDER,
+        record: Callable[[Principal | None], Recorder] = lambda principal: NULL_RECORDER,
     ) -> None:
         self.written: list[bytes] = []
         self.writes = 0
@@ -100,7 +100,7 @@ class Client:
             deadlines=CoarseClock(self.clock),
             run_for=Threads().run_for,
         )
-        traffic = record(self.session)
+        traffic = record(self.session.principal if self.session.is_ready else None)
         self.dispatch = Dispatch(
             broker, self.session, self, self.flow, peer=PEER, listener=listener, traffic=traffic
         )

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from auth.mechanism import Principal
 from gateway.app import traffic_topic_name
-from gateway.protocol.session import LoginSession
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.recorder import Recorder
 from gateway.traffic.traffic_log import TrafficLog
@@ -102,8 +102,8 @@ class TrafficScenario:
             }
         )
 
-        def record(session: LoginSession) -> Recorder:
-            self.recorder = self.log.connection(seen, session)
+        def record(principal: Principal | None) -> Recorder:
+            self.recorder = self.log.connection(seen, principal)
             return self.recorder
 
         return Client(mechanisms, broker=self.env.broker, listener="PLAINTEXT", record=record)

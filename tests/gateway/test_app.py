@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from compat.message_sets import read_records
+from auth.mechanism import ANONYMOUS
 from gateway.app import open_broker, open_traffic
 from gateway.net.flow_control import OutgoingBytes
-from gateway.protocol.session import LoginSession
 from gateway.settings.model import Settings
 from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
 from gateway.traffic.client_identity import Peer
@@ -93,9 +93,7 @@ def test_unreadable_salt_file_is_named_in_error(env, tmp_path):
 
 def test_traffic_topic_works_without_files(env):
     log = opened(env, traffic_topic=True)
-    log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), LoginSession(None)).closed(
-        "client"
-    )
+    log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), ANONYMOUS).closed("client")
     ended(log.close(5))
     stored = [
         one.value

@@ -12,6 +12,7 @@ from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 
+from auth.mechanism import ANONYMOUS
 from gateway.fetch import conversion
 from gateway.partitions import message_sets
 from gateway.protocol.wire.api_keys import ApiKey
@@ -237,7 +238,7 @@ def test_topic_given_by_id_is_recorded_by_name(scene):
 
 def _someone(scene):
     scene.connect()
-    return scene.recorder._peer, scene.recorder._session
+    return scene.recorder._peer, ANONYMOUS
 
 
 def test_group_requests_are_recorded_with_group(scene):

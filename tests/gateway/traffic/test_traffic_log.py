@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from twisted.internet.task import Clock
 
-from gateway.protocol.session import LoginSession
+from auth.mechanism import ANONYMOUS
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from gateway.traffic.traffic_log import (
@@ -39,7 +39,7 @@ def opened(clock=None, salt=None, max_keys=10, max_rows=100):
 
 
 def connect(log, peer=PEER):
-    return log.connection(peer, LoginSession(None))
+    return log.connection(peer, ANONYMOUS)
 
 
 def test_rows_are_numbered_without_gaps():
@@ -195,7 +195,7 @@ def test_close_ends_open_connections_and_stops_writer():
 
 
 def test_null_recorder_ignores_everything():
-    recorder = NO_TRAFFIC_LOG.connection(PEER, LoginSession(None))
+    recorder = NO_TRAFFIC_LOG.connection(PEER, ANONYMOUS)
     assert recorder is NULL_RECORDER
     assert type(recorder) is Recorder
     recorder.topic_accessed(3, 1, "t", [1])
