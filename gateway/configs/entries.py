@@ -12,7 +12,10 @@ from gateway.configs.topic_configs import DEFINITIONS, TopicDefinition, setting_
 from gateway.configs.value_types import ConfigType
 from gateway.settings.addresses import Endpoint
 from gateway.settings.model import Settings
-from gateway.topics.topic_names import INTERNAL_PARTITIONS
+
+#: Partitions of an internal topic: Kafka's default of offsets.topic.num.partitions and
+#: transaction.state.log.num.partitions.
+INTERNAL_PARTITIONS = 50
 
 
 class ConfigSource(IntEnum):

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from gateway.coroutines import SharedResult, shield
-from gateway.partitions.partition import storage_error
-from gateway.protocol.errors import KafkaError
+from gateway.protocol.errors import KafkaError, storage_error
 from storage.log import StateTable, StorageError
 
 Overrides = Mapping[str, str]

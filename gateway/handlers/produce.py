@@ -33,10 +33,17 @@ from gateway.partitions.message_sets import (
     convert_to_batch,
     validate_message_set,
 )
-from gateway.partitions.partition import AppendResult, Partition, storage_error
+from gateway.partitions.partition import AppendResult, Partition
 from gateway.partitions.record_batch import BatchHeader, check_batch
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode, KafkaError, Refused, clear_frames, code_for_version
+from gateway.protocol.errors import (
+    ErrorCode,
+    KafkaError,
+    Refused,
+    clear_frames,
+    code_for_version,
+    storage_error,
+)
 from gateway.protocol.large_requests import SLICE_ROWS
 from gateway.protocol.routes import DelayedReply, serves
 from gateway.protocol.wire.api_keys import ApiKey
@@ -181,7 +188,8 @@ async def _prepare(
             if partition.config.compacts:
                 await _check_keys(sent.records, batch, partition, caller, max_record_errors)
             return partition, sent.records, batch, topic if isinstance(topic, str) else ""
-        checked = await validate_message_set(sent.records, caller)
+        limit = caller.broker.settings.max_decompressed_bytes
+        checked = await validate_message_set(sent.records, limit, caller.run)
         _check_size(checked.largest, partition)
         if partition.config.compacts and checked.has_null_key:
             # Kafka before 2.4 answered CORRUPT_MESSAGE. These producers predate INVALID_RECORD and
@@ -189,7 +197,7 @@ async def _prepare(
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _missing_key_message(partition))
         if not (partition.config.stores_as_v2(checked.magic) and checked.count):
             return partition, sent.records, checked, ""
-        records, batch, cpu_us = await convert_to_batch(sent.records, caller)
+        records, batch, cpu_us = await convert_to_batch(sent.records, limit, caller.run)
         caller.traffic.converted(
             ApiKey.PRODUCE, caller.api_version, topic, records=batch.count, size=len(sent.records)
         )

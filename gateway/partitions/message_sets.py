@@ -6,12 +6,13 @@ the target.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import thread_time_ns
+from typing import Any
 
 from compat.message_sets import MessageSet, check_message_set, up_convert
 from gateway.partitions.record_batch import BatchHeader, read_batch
-from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
 from records import (
     CorruptRecords,
@@ -25,9 +26,13 @@ from records import (
 LARGE_MESSAGE_SET = 64 << 10
 
 
-async def validate_message_set(records: memoryview, caller: Caller) -> MessageSet:
-    """Validate a message set before it is stored. Raises KafkaError."""
-    limit = caller.broker.settings.max_decompressed_bytes
+async def validate_message_set(
+    records: memoryview, limit: int, run: Callable[..., Awaitable[Any]]
+) -> MessageSet:
+    """Validate a message set before it is stored.
+
+    It may unpack to `limit` bytes; `run` calls a function on another thread. Raises KafkaError.
+    """
     try:
         if len(records) < LARGE_MESSAGE_SET:
             try:
@@ -37,7 +42,7 @@ async def validate_message_set(records: memoryview, caller: Caller) -> MessageSe
             except RecordsTooLarge:
                 # Small only while compressed: continue on another thread.
                 pass
-        checked: MessageSet = await caller.run(_check, records, limit)
+        checked: MessageSet = await run(_check, records, limit)
         return checked
     except RecordsError as failure:
         clear_frames(failure)
@@ -45,21 +50,21 @@ async def validate_message_set(records: memoryview, caller: Caller) -> MessageSe
 
 
 async def convert_to_batch(
-    records: memoryview, caller: Caller
+    records: memoryview, limit: int, run: Callable[..., Awaitable[Any]]
 ) -> tuple[memoryview, BatchHeader, int]:
     """Convert a validated, non-empty message set to one batch.
 
     Codec, keys, values and timestamps are kept (format 0 has no timestamps). Returns the batch, its
-    header and the CPU time used, in microseconds. Raises KafkaError.
+    header and the CPU time used, in microseconds. Arguments and errors are those of
+    `validate_message_set`.
     """
-    limit = caller.broker.settings.max_decompressed_bytes
     try:
         found = None
         if len(records) < LARGE_MESSAGE_SET:
             with suppress(RecordsTooLarge):
                 found = _convert(records, min(limit, LARGE_MESSAGE_SET))
         if found is None:
-            found = await caller.run(_convert, records, limit)
+            found = await run(_convert, records, limit)
     except RecordsError as failure:
         clear_frames(failure)
         raise _error(failure) from failure

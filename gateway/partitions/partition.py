@@ -19,19 +19,14 @@ from gateway.configs.topic_configs import TopicConfig
 from gateway.coroutines import SharedResult, has_fired, start
 from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager
 from gateway.partitions.record_batch import BatchHeader, stamp_batch
-from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.errors import KafkaError, storage_error
 from storage.log import (
     Buffer,
     Entry,
-    EntryTooLarge,
     Fenced,
     LogClosed,
-    NotAllowed,
-    OffsetOutOfRange,
     PartitionLog,
     StorageError,
-    StorageFailed,
-    UnknownTopic,
 )
 
 
@@ -415,30 +410,3 @@ def _reraise(failure: BaseException) -> None:
 
 async def _empty_append() -> AppendResult:
     return AppendResult(-1, -1)
-
-
-def storage_error(failure: StorageError) -> KafkaError:
-    """Map a store's failure to the error that makes clients react correctly.
-
-    Clients look for another leader, retry or give up, depending on the code.
-    """
-    if isinstance(failure, OffsetOutOfRange):
-        return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, str(failure))
-    if isinstance(failure, EntryTooLarge):
-        return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, str(failure))
-    if isinstance(failure, NotAllowed):
-        return KafkaError(
-            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-            "the gateway is not authorized to use this topic; its log names the missing permission",
-        )
-    if isinstance(failure, UnknownTopic):
-        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if isinstance(failure, Fenced | LogClosed):
-        return KafkaError(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER, "this gateway does not lead the partition"
-        )
-    if isinstance(failure, StorageFailed):
-        return KafkaError(
-            ErrorCode.KAFKA_STORAGE_ERROR, "the store failed; the request can be retried"
-        )
-    return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, type(failure).__name__)

@@ -11,6 +11,16 @@ from enum import IntEnum
 from traceback import walk_tb
 
 from gateway.protocol.wire.api_keys import ApiKey
+from storage.log import (
+    EntryTooLarge,
+    Fenced,
+    LogClosed,
+    NotAllowed,
+    OffsetOutOfRange,
+    StorageError,
+    StorageFailed,
+    UnknownTopic,
+)
 
 
 class ErrorCode(IntEnum):
@@ -142,6 +152,33 @@ def code_for_version(code: ErrorCode, api_key: ApiKey, version: int) -> ErrorCod
     ):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     return code
+
+
+def storage_error(failure: StorageError) -> KafkaError:
+    """Map a store's failure to the error that makes clients react correctly.
+
+    Clients look for another leader, retry or give up, depending on the code.
+    """
+    if isinstance(failure, OffsetOutOfRange):
+        return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, str(failure))
+    if isinstance(failure, EntryTooLarge):
+        return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, str(failure))
+    if isinstance(failure, NotAllowed):
+        return KafkaError(
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            "the gateway is not authorized to use this topic; its log names the missing permission",
+        )
+    if isinstance(failure, UnknownTopic):
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if isinstance(failure, Fenced | LogClosed):
+        return KafkaError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, "this gateway does not lead the partition"
+        )
+    if isinstance(failure, StorageFailed):
+        return KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, "the store failed; the request can be retried"
+        )
+    return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, type(failure).__name__)
 
 
 class Refused(Exception):

@@ -13,9 +13,9 @@ from typing import Any
 
 from gateway import logs
 from gateway.coroutines import Clock
-from gateway.partitions.partition import Partition, ProducerRecovery, storage_error
+from gateway.partitions.partition import Partition, ProducerRecovery
 from gateway.partitions.producer_snapshots import ProducerSnapshots
-from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.settings.model import Settings
 from gateway.topics.topic_state import OpenBackoff, Opening, TopicState
 from storage.log import StorageError, Store, UnknownTopic

@@ -11,15 +11,15 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from gateway import logs
+from gateway.configs.entries import INTERNAL_PARTITIONS
 from gateway.configs.topic_configs import effective_config
 from gateway.coroutines import Clock, SharedResult, shield, start
-from gateway.partitions.partition import Partition, storage_error
+from gateway.partitions.partition import Partition
 from gateway.partitions.producer_snapshots import ProducerSnapshots
-from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.settings.model import Settings
 from gateway.topics.opener import PartitionOpener
 from gateway.topics.topic_names import (
-    INTERNAL_PARTITIONS,
     INTERNAL_TOPICS,
     TopicNames,
     unify_collision_chars,

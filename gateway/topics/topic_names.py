@@ -32,10 +32,6 @@ INTERNAL_TOPICS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-#: Partitions of an internal topic: Kafka's default of offsets.topic.num.partitions and
-#: transaction.state.log.num.partitions.
-INTERNAL_PARTITIONS = 50
-
 TRAFFIC_TOPIC = "__kopgate_traffic"
 
 #: Topics that clients cannot produce to and that are not created automatically. The traffic topic

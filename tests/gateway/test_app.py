@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from compat.message_sets import read_records
 from auth.mechanism import ANONYMOUS
+from compat.message_sets import read_records
 from gateway.app import open_broker, open_traffic
 from gateway.net.flow_control import OutgoingBytes
 from gateway.settings.model import Settings

@@ -10,19 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from compat.message_sets import check_message_set
-from gateway.partitions.partition import Partition, storage_error
+from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import check_batch, read_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
-from storage.log import (
-    EntryTooLarge,
-    Fenced,
-    LogClosed,
-    NotAllowed,
-    OffsetOutOfRange,
-    StorageFailed,
-    TopicExists,
-    UnknownTopic,
-)
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.sets import TIME, batch, old_set
 from tests.records.peers import read_with_kafka_python
@@ -266,23 +256,6 @@ def test_unsaved_bytes_counts_stored_bytes(partition):
     for one in records:
         send(partition, one)
     assert partition.unsaved_bytes == sum(map(len, records))
-
-
-@pytest.mark.parametrize(
-    ("failure", "code"),
-    [
-        (OffsetOutOfRange("x"), ErrorCode.OFFSET_OUT_OF_RANGE),
-        (Fenced("x"), ErrorCode.NOT_LEADER_OR_FOLLOWER),
-        (LogClosed("x"), ErrorCode.NOT_LEADER_OR_FOLLOWER),
-        (StorageFailed("x"), ErrorCode.KAFKA_STORAGE_ERROR),
-        (EntryTooLarge("x"), ErrorCode.MESSAGE_TOO_LARGE),
-        (NotAllowed("x"), ErrorCode.TOPIC_AUTHORIZATION_FAILED),
-        (UnknownTopic("x"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-        (TopicExists("x"), ErrorCode.UNKNOWN_SERVER_ERROR),
-    ],
-)
-def test_storage_errors_map_to_client_errors(failure, code):
-    assert storage_error(failure).code is code
 
 
 # Message sets that must be repacked

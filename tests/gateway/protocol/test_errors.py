@@ -5,9 +5,21 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
+
 from gateway.coroutines import SharedResult, start
-from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
+from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames, storage_error
 from gateway.protocol.wire.primitives import MAX_STRING_BYTES
+from storage.log import (
+    EntryTooLarge,
+    Fenced,
+    LogClosed,
+    NotAllowed,
+    OffsetOutOfRange,
+    StorageFailed,
+    TopicExists,
+    UnknownTopic,
+)
 
 
 class Records:
@@ -104,3 +116,20 @@ def test_long_error_message_is_truncated():
     assert failure.message.startswith("Unknown topic config name: \U0001f511")
     assert failure.message.endswith("...")
     assert len(failure.message.encode()) <= MAX_STRING_BYTES
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (OffsetOutOfRange("x"), ErrorCode.OFFSET_OUT_OF_RANGE),
+        (Fenced("x"), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (LogClosed("x"), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (StorageFailed("x"), ErrorCode.KAFKA_STORAGE_ERROR),
+        (EntryTooLarge("x"), ErrorCode.MESSAGE_TOO_LARGE),
+        (NotAllowed("x"), ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        (UnknownTopic("x"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (TopicExists("x"), ErrorCode.UNKNOWN_SERVER_ERROR),
+    ],
+)
+def test_storage_errors_map_to_client_errors(failure, code):
+    assert storage_error(failure).code is code
