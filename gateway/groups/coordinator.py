@@ -1,23 +1,39 @@
-"""The group coordinator: serves the requests of group members and of admin clients."""
+"""The group coordinator: serves the requests of group members and of admin clients.
+
+A request changes its group, a state machine without I/O (`classic/`, `consumer/`), and the
+coordinator then performs the group's effects in order: replies, writes to the store and log lines.
+A group's timer calls `expire` at the time that the group asks for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from gateway import logs
-from gateway.coroutines import CancelledError, SharedResult, shield
+from gateway.coroutines import CancelledError, Clock, SharedResult, shield
 from gateway.groups.classic.classic_group import ClassicGroup
 from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.groups.consumer.consumer_group import CommitValidator, ConsumerGroup
 from gateway.groups.consumer.consumer_member import HeartbeatResult, MemberHeartbeat
 from gateway.groups.consumer.consumer_states import JOIN_EPOCH
-from gateway.groups.consumer.topology import canonical_name
-from gateway.groups.group_driver import AnyGroup, GroupDriver
+from gateway.groups.consumer.topology import Topology, canonical_name
+from gateway.groups.group_effects import (
+    NEVER,
+    Effect,
+    LogEvent,
+    Reply,
+    StoreClassicGroup,
+    StoreRows,
+)
 from gateway.groups.group_migration import check_upgrade, to_consumer_group
+from gateway.groups.group_store import GroupStore
+from gateway.groups.group_timers import AnyGroup, GroupClock, GroupTimers
 from gateway.protocol.errors import ErrorCode, KafkaError
-from storage.log import StorageError
+from gateway.settings.model import Settings
+from storage.log import StateTable, StorageError
 
 _log = logs.get_logger(__name__)
 
@@ -30,12 +46,62 @@ _MAX_PREFIX = 8_000
 #: OffsetCommit returns GROUP_ID_NOT_FOUND since this version, as in Kafka 4.
 _FIRST_WITH_GROUP_ID_NOT_FOUND = 9
 
+#: Minimum interval between log lines about refused members, in ms. Thousands of members may retry.
+REFUSAL_LOG_INTERVAL_MS = 1000
 
-class GroupCoordinator(GroupDriver):
-    """Groups of the classic and of the consumer protocol (KIP-848).
+
+class GroupCoordinator:
+    """Groups of the classic and of the consumer protocol (KIP-848). Call `open` before use.
 
     A group changes its protocol online when its members do.
+
+    `now` returns ms since 1970 and is used in stored rows only; deadlines use the monotonic
+    `clock`. `new_id` returns a unique suffix for member ids, `start` runs a coroutine in the
+    background, and `settings_of` returns the settings of a consumer group that overrides the
+    defaults.
     """
+
+    def __init__(
+        self,
+        table: StateTable,
+        topology: Topology,
+        settings: Settings,
+        clock: Clock,
+        now: Callable[[], int],
+        new_id: Callable[[], str],
+        start: Callable[[Coroutine[Any, Any, None]], None],
+        settings_of: Callable[[str], Settings] | None = None,
+    ) -> None:
+        self._topology = topology
+        self._settings = settings
+        self._settings_of = settings_of or (lambda _: settings)
+        self._clock = GroupClock(clock, now)
+        self._now = self._clock.now
+        self._store = GroupStore(table, clock, self._clock, settings)
+        self._timers = GroupTimers(clock)
+        self._new_id = new_id
+        self._start = start
+        self._groups: dict[str, AnyGroup] = {}
+        self._pending_effects: deque[tuple[AnyGroup, Effect]] = deque()
+        self._is_applying = False
+        self._is_closed = False
+        self._bytes = 0
+        self._refused_count = 0
+        self._refusal_logged_at = -NEVER
+
+    async def open(self) -> None:
+        """Load the stored groups. Raises StorageError."""
+        for group in await self._store.load(self._topology, self._settings_of):
+            self._groups[group.group_id] = group
+            self._apply_effects(group)
+
+    def close(self) -> None:
+        """Answer waiting requests with NOT_COORDINATOR and stop all timers, as Kafka does."""
+        self._is_closed = True
+        for group in list(self._groups.values()):
+            group.refuse_waiting(ErrorCode.NOT_COORDINATOR)
+            self._apply_effects(group)
+        self._timers.cancel_all()
 
     # Member requests
 
@@ -240,7 +306,7 @@ class GroupCoordinator(GroupDriver):
         if (
             request.instance_id is not None
             and not request.member_id
-            and self._bytes_being_stored > settings.max_bytes_per_group
+            and self._store.bytes_in_flight > settings.max_bytes_per_group
         ):
             # A rejoining static member causes the whole group to be stored: limit how many such
             # writes are in memory at once.
@@ -335,7 +401,7 @@ class GroupCoordinator(GroupDriver):
         """
         group = self._groups.get(group_id)
         return (
-            self._to_wall_clock(group.changed_at) if group is not None and group.is_empty else None
+            self._clock.to_wall(group.changed_at) if group is not None and group.is_empty else None
         )
 
     def delete_in_background(self, group_id: str) -> None:
@@ -351,8 +417,123 @@ class GroupCoordinator(GroupDriver):
             _log.warning("empty group not deleted", group=group.group_id, reason=str(failure))
 
     async def _delete_rows(self, group: AnyGroup, may_delete: Callable[[], bool]) -> None:
-        await self._put(dict.fromkeys(group.stored_keys()))
+        await self._store.put(dict.fromkeys(group.stored_keys()))
         # If a member has joined meanwhile, the group stays and its next generation is stored.
         if self._groups.get(group.group_id) is group and may_delete():
             group.delete(self._now())
             self._remove_group(group)
+
+    # Effects
+
+    def _apply_effects(self, group: AnyGroup) -> None:
+        """Perform the pending effects of `group`, in order.
+
+        A reply may let its connection process the next request at once. Effects of that request are
+        queued behind the current ones.
+        """
+        self._pending_effects.extend((group, effect) for effect in group.take_effects())
+        if (
+            isinstance(group, ConsumerGroup)
+            and group.successor is not None
+            and self._groups.get(group.group_id) is group
+        ):
+            self._remove_group(group)
+            group = self._groups[group.group_id] = group.successor
+            self._pending_effects.extend((group, effect) for effect in group.take_effects())
+        if group.is_unused:
+            self._remove_group(group)
+        else:
+            self._account_size(group)
+            self._schedule_expiry(group)
+        if self._is_applying:
+            return
+        self._is_applying = True
+        try:
+            while self._pending_effects:
+                self._apply(*self._pending_effects.popleft())
+        finally:
+            self._is_applying = False
+
+    def _apply(self, group: AnyGroup, effect: Effect) -> None:
+        match effect:
+            case Reply(handle, reply):
+                cast("SharedResult[JoinResult | SyncResult | HeartbeatResult]", handle).succeed(
+                    reply
+                )
+            case StoreClassicGroup():
+                self._start(self._store_classic_group(cast("ClassicGroup", group), effect))
+            case StoreRows():
+                self._start(self._store_rows(cast("ConsumerGroup", group), effect))
+            case LogEvent(event, reason, member_id):
+                fields = {
+                    name: value
+                    for name, value in (("member", member_id), ("reason", reason))
+                    if value
+                }
+                _log.info(
+                    event,
+                    group=group.group_id,
+                    generation=group.generation,
+                    members=len(group.roster),
+                    **fields,
+                )
+
+    async def _store_classic_group(self, group: ClassicGroup, save: StoreClassicGroup) -> None:
+        try:
+            await self._store.store_classic(group.group_id, save)
+        except StorageError as failure:
+            _log_failed_write(group, save.row.generation, failure)
+            group.on_store_failed(save, self._now())
+        else:
+            group.on_stored(save, self._now())
+        self._apply_effects(group)
+
+    async def _store_rows(self, group: ConsumerGroup, write: StoreRows) -> None:
+        try:
+            await self._store.store_rows(write)
+        except StorageError as failure:
+            _log_failed_write(group, group.generation, failure)
+            group.on_store_failed(write, self._now())
+        else:
+            group.on_stored(write)
+        self._apply_effects(group)
+
+    # Timers and memory
+
+    def _schedule_expiry(self, group: AnyGroup) -> None:
+        if not self._is_closed and self._groups.get(group.group_id) is group:
+            self._timers.schedule(group, self._expire)
+
+    def _expire(self, group: AnyGroup) -> None:
+        group.expire(self._now())
+        self._apply_effects(group)
+
+    def _check_memory(self, group_id: str, size: int) -> None:
+        """Raises KafkaError(COORDINATOR_NOT_AVAILABLE) if `size` bytes exceed max_group_bytes."""
+        if size > 0 and self._bytes + size > self._settings.max_group_bytes:
+            self._log_refusal(group_id)
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def _log_refusal(self, group_id: str) -> None:
+        self._refused_count += 1
+        now = self._now()
+        if not 0 <= now - self._refusal_logged_at < REFUSAL_LOG_INTERVAL_MS:
+            message = "member refused: max_group_bytes reached"
+            _log.warning(message, group=group_id, bytes=self._bytes, refused=self._refused_count)
+            self._refused_count, self._refusal_logged_at = 0, now
+
+    def _account_size(self, group: AnyGroup) -> None:
+        if self._groups.get(group.group_id) is group:
+            self._bytes += group.size - group.accounted_size
+            group.accounted_size = group.size
+
+    def _remove_group(self, group: AnyGroup) -> None:
+        if self._groups.get(group.group_id) is not group:
+            return
+        del self._groups[group.group_id]
+        self._bytes -= group.accounted_size
+        self._timers.cancel(group.group_id)
+
+
+def _log_failed_write(group: AnyGroup, generation: int, failure: StorageError) -> None:
+    _log.error("group not stored", group=group.group_id, generation=generation, reason=str(failure))

@@ -1,4 +1,4 @@
-"""Effects that a group requests of its driver, performed in order."""
+"""Effects that a group requests of the coordinator, performed in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reply:
 class StoreClassicGroup:
     """Store a classic group's row and delete `deleted_keys`, atomically.
 
-    The driver then calls `on_stored` or `on_store_failed`. `reply` is sent after the row is stored.
+    The coordinator then calls `on_stored` or `on_store_failed`. `reply` is sent after the write.
     """
 
     row: GroupRow
@@ -42,8 +42,7 @@ class StoreClassicGroup:
 class StoreRows:
     """Write rows of a consumer group atomically; None deletes a row.
 
-    The driver then calls `on_stored` or `on_store_failed`. `replies` are sent after the rows are
-    stored.
+    The coordinator then calls `on_stored` or `on_store_failed`. `replies` are sent after the write.
     """
 
     rows: Mapping[bytes, ConsumerGroupMember | ConsumerGroupRow | None]

@@ -1,7 +1,8 @@
-"""Timers of groups: one reactor timer for all, and a limited number of calls per reactor turn.
+"""Time of groups: their clock, and one timer per group for its earliest deadline.
 
-The reactor runs all calls that are due in a single turn. Ten thousand group timers would block
-other connections.
+All timers share one reactor timer, with a limited number of calls per reactor turn. The reactor
+runs all calls that are due in a single turn, so ten thousand group timers would block other
+connections.
 """
 
 from __future__ import annotations
@@ -12,12 +13,42 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from gateway.coroutines import Cancel, Clock, DelayedCall
+from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.consumer.consumer_group import ConsumerGroup
+from gateway.groups.group_effects import NEVER
+
+#: A group of either protocol.
+AnyGroup = ClassicGroup | ConsumerGroup
 
 #: Seconds of calls per reactor turn. The last call may exceed it.
 TURN_SECONDS = 0.005
 
+#: Members that may expire per millisecond of timer delay.
+#:
+#: Expiring a group costs about 1 us per member, and thousands of sessions may end within a few
+#: milliseconds. The timer of a large group is delayed so that one pass handles many.
+MEMBERS_PER_MS = 50
+
 #: Cancelled calls are removed once there are more than this and they are the majority.
 MAX_CANCELLED = 100
+
+
+class GroupClock:
+    """The monotonic clock in ms. Stored rows have ms since 1970 instead (`wall_ms`)."""
+
+    def __init__(self, clock: Clock, wall_ms: Callable[[], int]) -> None:
+        self._clock = clock
+        self._wall_ms = wall_ms
+
+    def now(self) -> int:
+        return int(self._clock.seconds() * 1000)
+
+    def to_wall(self, time: float) -> int:
+        """Convert a time of `now` to ms since 1970."""
+        return int(time) - self.now() + self._wall_ms()
+
+    def from_wall(self, time: float) -> float:
+        return time + self.now() - self._wall_ms()
 
 
 class _Call:
@@ -36,10 +67,40 @@ class GroupTimers:
         self._cancelled = 0
         self._timer: DelayedCall | None = None
         self._fires_at = 0.0
+        self._scheduled: dict[str, tuple[float, Cancel]] = {}
+        """Each group's deadline and the function that cancels its call."""
 
     def __len__(self) -> int:
         """Pending calls, including cancelled ones that have not been removed."""
         return len(self._calls)
+
+    def schedule(self, group: AnyGroup, expire: Callable[[AnyGroup], None]) -> None:
+        """Call `expire` at the group's earliest deadline.
+
+        A heartbeat only moves deadlines back and does not touch the timer.
+        """
+        at = group.next_expire_at
+        scheduled = self._scheduled.get(group.group_id)
+        if at == NEVER or (scheduled is not None and scheduled[0] <= at):
+            return
+        if scheduled is not None:
+            scheduled[1]()
+        delay_ms = max(at - int(self._clock.seconds() * 1000), group.member_count // MEMBERS_PER_MS)
+        call = partial(self._expire, group, expire)
+        self._scheduled[group.group_id] = (at, self.call_later(delay_ms / 1000, call))
+
+    def _expire(self, group: AnyGroup, expire: Callable[[AnyGroup], None]) -> None:
+        del self._scheduled[group.group_id]
+        expire(group)
+
+    def cancel(self, group_id: str) -> None:
+        scheduled = self._scheduled.pop(group_id, None)
+        if scheduled is not None:
+            scheduled[1]()
+
+    def cancel_all(self) -> None:
+        for group_id in list(self._scheduled):
+            self.cancel(group_id)
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Cancel:
         """Call `function` after `seconds`, or slightly later.

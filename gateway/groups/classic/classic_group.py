@@ -137,7 +137,7 @@ class ClassicGroup:
         self.next_expire_at = NEVER
         """Time by which `expire` must be called."""
         self.accounted_size = 0
-        """The size that the driver has included in its total."""
+        """The size that the coordinator has included in its total."""
         self._settings = settings
         self._effects: list[Effect] = []
         self._waiting_requests = WaitingRequests(self._effects)

@@ -77,7 +77,7 @@ class GroupEpochs:
         self.next_expire_at = NEVER
         """Time by which `expire` must be called."""
         self.accounted_size = 0
-        """The size that the driver has included in its total."""
+        """The size that the coordinator has included in its total."""
         self.is_dead = False
         self._topology = topology
         self._settings = settings

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from twisted.internet.task import Clock
+
 from gateway.groups.classic import classic_rows
 from gateway.groups.classic.classic_rows import GroupRow
 from gateway.groups.consumer import consumer_rows
 from gateway.groups.consumer.consumer_member import ConsumerGroupMember
 from gateway.groups.consumer.consumer_rows import GROUP_ROW, ConsumerGroupRow
-from gateway.groups.group_loader import load_groups
+from gateway.groups.group_store import GroupStore
+from gateway.groups.group_timers import GroupClock
 from gateway.settings.model import Settings
 from tests.fakes.broker import ended
 from tests.fakes.memory_store import MemoryStore
@@ -30,7 +33,9 @@ def start(
 
     ended(put())
     store.refuse_writes = refuses
-    groups = ended(load_groups(table, FakeTopology(), Settings(), START, lambda _: Settings()))
+    clock = Clock()
+    stored = GroupStore(table, clock, GroupClock(clock, lambda: START), Settings())
+    groups = ended(stored.load(FakeTopology(), lambda _: Settings()))
     return sorted((group.group_id, group.kind) for group in groups), set(
         store.medium.tables["groups"]
     )
