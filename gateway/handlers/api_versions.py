@@ -15,7 +15,7 @@ from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.routes import serves, supported_versions
+from gateway.protocol.routes import UNSUPPORTED_VERSION_REPLIES, serves, supported_versions
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import encode
 from storage.log import Buffer
@@ -54,3 +54,6 @@ def unsupported_version_response() -> tuple[Buffer, ...]:
             ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_ranges()), 0
         ),
     )
+
+
+UNSUPPORTED_VERSION_REPLIES[ApiKey.API_VERSIONS] = unsupported_version_response

@@ -20,12 +20,11 @@ from auth.mechanism import AuthenticationBusy, AuthenticationFailed
 from gateway import logs
 from gateway.broker import Broker
 from gateway.coroutines import Cancel, CancelledError, DelayedCall, start
-from gateway.handlers.api_versions import unsupported_version_response
 from gateway.net.flow_control import ConnectionFlow
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import Refused
 from gateway.protocol.long_poll import LongPoll
-from gateway.protocol.routes import ROUTES, DelayedReply, Route
+from gateway.protocol.routes import ROUTES, UNSUPPORTED_VERSION_REPLIES, DelayedReply, Route
 from gateway.protocol.session import LoginSession, log_in
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import RequestHeader, read_header
@@ -294,8 +293,9 @@ class Dispatch:
         if not is_ready:
             session.check_allowed(header.api_key)
         if route is None:
-            if header.api_key == ApiKey.API_VERSIONS:
-                return _reply([*unsupported_version_response()], header.correlation_id, False)
+            unsupported = UNSUPPORTED_VERSION_REPLIES.get(header.api_key)
+            if unsupported is not None:
+                return _reply([*unsupported()], header.correlation_id, False)
             raise Refused("unsupported API or version")
         caller = Caller(
             self._broker,

@@ -68,6 +68,9 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 
 ROUTES: dict[tuple[int, int], Route] = {}
 
+#: The reply to a version that has no route, by API key. Without one, the connection is closed.
+UNSUPPORTED_VERSION_REPLIES: dict[int, Callable[[], tuple[Buffer, ...]]] = {}
+
 
 def serves(api_key: ApiKey, first: int, last: int) -> Callable[[Handler], Handler]:
     """Route versions `first` to `last` of `api_key` to the decorated handler.
@@ -153,6 +156,7 @@ _HAND_WRITTEN_CODECS: dict[
 
 __all__ = [
     "ROUTES",
+    "UNSUPPORTED_VERSION_REPLIES",
     "DelayedReply",
     "EncodedReply",
     "Handler",
