@@ -1,3 +1,4 @@
-"""Authentication: SASL mechanisms, password storage and TLS. Independent of requests and of
-Twisted.
+"""Authentication: SASL mechanisms, password storage, TLS and reload of changed files.
+
+Imports no other folder; independent of requests and of Twisted.
 """

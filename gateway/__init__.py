@@ -1,5 +1,7 @@
 """A Kafka broker as its clients see it.
 
-A request passes framing, session, dispatch, handler, then the log or the group; the handler's
-return value is the reply.
+`app` wires the parts and `server` runs them; a request passes `net`, `protocol` and `handlers`,
+then a partition or a group, and the handler's return value is the reply. The modules here import
+all folders; of these only `cluster`, `coarse_clock`, `coroutines`, `logs`, `memory` and `workers`
+may be imported by any folder.
 """

@@ -1,1 +1,4 @@
-"""Configs of topics, groups and brokers that clients can describe and alter."""
+"""Configs of topics, groups and brokers that clients can describe and alter.
+
+May import `gateway.settings`, the errors and the codec, but neither topics nor partitions.
+"""

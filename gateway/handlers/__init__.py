@@ -1,4 +1,8 @@
-"""One module per Kafka API or family of APIs. Importing this package registers all routes."""
+"""One module per Kafka API or family of APIs. Importing this package registers all routes.
+
+May import `gateway.protocol` and the folders with topics, partitions, groups, fetches and configs,
+but not `gateway.net`.
+"""
 
 from gateway.handlers import (
     api_versions,

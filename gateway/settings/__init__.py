@@ -1,1 +1,4 @@
-"""Settings of the gateway, and the layers they come from."""
+"""Settings of the gateway, one module per section, and the layers they come from.
+
+Imports no other folder.
+"""

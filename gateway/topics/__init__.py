@@ -1,1 +1,4 @@
-"""Topics: the registry, their names, and the state of each topic."""
+"""Topics: the registry, their names and states, and the opening of their partitions.
+
+May import `gateway.partitions`, `gateway.configs` and `gateway.settings`.
+"""

@@ -1,1 +1,4 @@
-"""Analyses of the tables: activity, client identity, readiness for a target, costs and trend."""
+"""Analyses of the tables: activity, client identity, readiness for a target, costs and trend.
+
+May import `reports.ingest` and `compat.fingerprint`.
+"""

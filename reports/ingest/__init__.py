@@ -1,1 +1,1 @@
-"""Ingests files of the traffic log into tables, each row exactly once."""
+"""Ingests files of the traffic log into tables, each row exactly once. Imports no other folder."""

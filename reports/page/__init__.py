@@ -1,1 +1,4 @@
-"""The report page: its data, tables and plots, and the short answer."""
+"""The report page: its data, tables and plots, and the short answer.
+
+May import `reports.analysis`.
+"""

@@ -1,1 +1,4 @@
-"""Handlers of admin APIs: topics, configs, cluster, security and transactions."""
+"""Handlers of admin APIs: topics, configs, cluster, security and transactions.
+
+May import what `gateway.handlers` may, and the handler of Metadata.
+"""
