@@ -345,71 +345,74 @@ def run(settings: Settings, reactor: Any) -> int:
     It is 0 after a drain, and 1 if the server could not start or lost its store.
     """
     memory.configure_allocator()
-    outcome = 0
-    is_ending = False
+    process = _ServerProcess(settings, reactor)
+    reactor.addSystemEventTrigger("before", "shutdown", process.drain)
+    reactor.callWhenRunning(process.start_server)
+    reactor.run()
+    return process.exit_code
 
-    def end() -> None:
-        if not is_ending:
-            reactor.stop()
 
-    def lost(reason: str) -> None:
-        nonlocal outcome
-        outcome = 1
-        _log.error(
-            "store lost, shutting down",
-            reason=reason,
-        )
-        end()
+class _ServerProcess:
+    """The server as a process: its log, its signals and its exit code."""
 
-    server = GatewayServer(settings, reactor, lost)
+    def __init__(self, settings: Settings, reactor: Any) -> None:
+        self.exit_code = 0
+        self._settings = settings
+        self._reactor = reactor
+        self._server = GatewayServer(settings, reactor, self._lost)
+        self._is_ending = False
 
-    def started(bound: list[Endpoint]) -> None:
+    def start_server(self) -> None:
+        start(self._server.start(), self._started, self._failed)
+
+    def _started(self, bound: list[Endpoint]) -> None:
         memory.freeze_startup_objects()
-        addresses = ",".join(map(str, bound))
+        addresses, store = ",".join(map(str, bound)), self._settings.store
         sys.stdout.write(
-            f"ready listeners={addresses} store={settings.store} node={settings.node_id}\n"
+            f"ready listeners={addresses} store={store} node={self._settings.node_id}\n"
         )
         sys.stdout.flush()
 
-    def failed(failure: BaseException) -> None:
-        nonlocal outcome
-        if is_ending:
+    def _failed(self, failure: BaseException) -> None:
+        if self._is_ending:
             # Shutting down has interrupted the start: nothing to report.
             return
-        outcome = 1
         if isinstance(failure, StartupError):
             # A Pulsar cluster may have several problems: one line each, with its remedy.
             for reason in str(failure).splitlines() or [""]:
                 _log.error("cannot start", reason=reason)
         else:
             _log.bug("cannot start", failure)
-        end()
+        self._end_in_failure()
 
-    def drain() -> Deferred[None]:
-        nonlocal is_ending
-        is_ending = True
-        began = reactor.seconds()
+    def _lost(self, reason: str) -> None:
+        _log.error("store lost, shutting down", reason=reason)
+        self._end_in_failure()
+
+    def _end_in_failure(self) -> None:
+        self.exit_code = 1
+        if not self._is_ending:
+            self._reactor.stop()
+
+    def drain(self) -> Deferred[None]:
+        """Stop the server; the reactor ends when the result is there."""
+        self._is_ending = True
+        began = self._reactor.seconds()
         # A second signal would stop the reactor twice, which it logs as an error.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         done: Deferred[None] = Deferred()
 
         def broken(failure: BaseException) -> None:
-            nonlocal outcome
-            outcome = 1
+            self.exit_code = 1
             _log.bug("drain failed", failure)
             done.callback(None)
 
         def drained(_: None) -> None:
-            if outcome == 0:
+            if self.exit_code == 0:
                 # After a failure, the error stays the last line of the log.
-                _log.info("stopped", seconds=round(reactor.seconds() - began, 3))
+                _log.info("stopped", seconds=round(self._reactor.seconds() - began, 3))
             done.callback(None)
 
-        start(server.drain(), drained, broken)
+        start(self._server.drain(), drained, broken)
         return done
-
-    reactor.addSystemEventTrigger("before", "shutdown", drain)
-    reactor.callWhenRunning(start, server.start(), started, failed)
-    reactor.run()
-    return outcome

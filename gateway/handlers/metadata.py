@@ -16,6 +16,7 @@ from typing import Any
 
 from kafka.protocol.metadata.metadata import MetadataResponse
 
+from gateway.cluster import Cluster, Node
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import TimeSlices, encode_if_large
@@ -69,12 +70,7 @@ async def metadata_response(
     broker = caller.broker
     caller.traffic.habit_seen("metadata_all", requested is None)
     topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
-    # A dictionary keeps the order and removes duplicates.
-    wanted = (
-        None
-        if requested is None
-        else tuple(dict.fromkeys(_requested_topics(requested, caller.api_version)))
-    )
+    wanted = _requested_topics(requested, caller.api_version)
     flags = (
         request.include_cluster_authorized_operations,
         request.include_topic_authorized_operations,
@@ -89,33 +85,20 @@ async def metadata_response(
         await _create_missing(wanted, caller, slices) if may_create and wanted is not None else {}
     )
     version = topics.version + topics.opener.version
+    found = (
+        [(one, one.name) for one in topics.listed()]
+        if wanted is None
+        else (_find(*one, request, caller, failures) for one in wanted)
+    )
     rows = []
-    for one in list(topics.listed()) if wanted is None else wanted:
-        found = (
-            (one, one.name)
-            if isinstance(one, TopicState)
-            else _find(*one, request, caller, failures)
-        )
+    for one in found:
         rows.append(
-            await _topic_row(found[0], found[1], request, caller, slices)
-            if isinstance(found, tuple)
-            else found
+            await _topic_row(one[0], one[1], request, caller, slices)
+            if isinstance(one, tuple)
+            else one
         )
         await slices.take()
-    reply = MetadataResponse(
-        brokers=[
-            MetadataResponse.MetadataResponseBroker(
-                node_id=one.node_id, host=one.host, port=one.port, rack=None
-            )
-            for one in nodes
-        ],
-        cluster_id=broker.cluster.cluster_id,
-        controller_id=broker.cluster.node_id,
-        topics=rows,
-        authorized_operations=CLUSTER_OPERATIONS
-        if request.include_cluster_authorized_operations
-        else OPERATIONS_OMITTED,
-    )
+    reply = _response(rows, nodes, request, broker.cluster)
     made = await encode_if_large(reply, slices, caller)
     if any(row.error_code for row in rows):
         return made
@@ -129,10 +112,32 @@ async def metadata_response(
     return EncodedReply([body])
 
 
-def _requested_topics(requested: list[Any], version: int) -> list[_RequestedTopic]:
+def _response(rows: list[Any], nodes: list[Node], request: Any, cluster: Cluster) -> Any:
+    return MetadataResponse(
+        brokers=[
+            MetadataResponse.MetadataResponseBroker(
+                node_id=one.node_id, host=one.host, port=one.port, rack=None
+            )
+            for one in nodes
+        ],
+        cluster_id=cluster.cluster_id,
+        controller_id=cluster.node_id,
+        topics=rows,
+        authorized_operations=CLUSTER_OPERATIONS
+        if request.include_cluster_authorized_operations
+        else OPERATIONS_OMITTED,
+    )
+
+
+def _requested_topics(
+    requested: list[Any] | None, version: int
+) -> tuple[_RequestedTopic, ...] | None:
+    """Return each requested topic once, in order."""
+    if requested is None:
+        return None
     if version < FIRST_VERSION_WITH_IDS:
-        return [(topic.name, _NO_ID) for topic in requested]
-    return [(topic.name, topic_id_of(topic.topic_id)) for topic in requested]
+        return tuple(dict.fromkeys((topic.name, _NO_ID) for topic in requested))
+    return tuple(dict.fromkeys((topic.name, topic_id_of(topic.topic_id)) for topic in requested))
 
 
 async def _create_missing(

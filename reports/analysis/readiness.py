@@ -17,6 +17,8 @@ from reports.ingest.small_tables import small_table
 
 MAX_REASONS = 50
 """Refused requests listed per application; blockers has all of them."""
+NAMES = ("topic", "group", "listener")
+"""What an application names in its requests."""
 MAX_NAMES = 100
 """Topics, groups and listeners listed per application; the counts are complete."""
 NOT_SERVED = "api_version < minimum or api_version > maximum"
@@ -125,14 +127,7 @@ def applications(
     `libraries` are its parts in `identity`, the worst first. The first decides state, library and
     confidence; `version_low` and `version_high` cover all parts of that library.
     """
-    sums = [F.sum(name).alias(name) for name in (*SUMS, *FORMATS)]
-    names = [
-        F.sort_array(F.collect_set(name)).alias(f"all_{name}")
-        for name in ("topic", "group", "listener")
-    ]
-    seen = [F.min("first_seen").alias("first_seen"), F.max("last_seen").alias("last_seen")]
-    asks = F.coalesce(F.bool_or(F.col("api_key") == API_VERSIONS), F.lit(False)).alias("asks")
-    own = activity.groupBy(*APPLICATION).agg(*names, *sums, *seen, asks)
+    own = _activity_by_application(activity)
     why = blocking.groupBy(*APPLICATION).agg(
         _all_reasons(),
         F.sum("requests").alias("refused_requests"),
@@ -155,7 +150,7 @@ def applications(
         F.coalesce(F.when(F.size("libraries") > 1, F.nullif(_needs_of_each(), F.lit(""))), "needs"),
     )
     low, high = _lowest(), _highest()
-    for name in ("topic", "group", "listener"):
+    for name in NAMES:
         rows = rows.withColumn(f"{name}s", F.slice(f"all_{name}", 1, MAX_NAMES)).withColumn(
             f"{name}_count", F.size(f"all_{name}")
         )
@@ -183,6 +178,14 @@ def applications(
         "last_seen",
         "libraries",
     )
+
+
+def _activity_by_application(activity: DataFrame) -> DataFrame:
+    sums = [F.sum(name).alias(name) for name in (*SUMS, *FORMATS)]
+    names = [F.sort_array(F.collect_set(name)).alias(f"all_{name}") for name in NAMES]
+    seen = [F.min("first_seen").alias("first_seen"), F.max("last_seen").alias("last_seen")]
+    asks = F.coalesce(F.bool_or(F.col("api_key") == API_VERSIONS), F.lit(False)).alias("asks")
+    return activity.groupBy(*APPLICATION).agg(*names, *sums, *seen, asks)
 
 
 def _by_application(
