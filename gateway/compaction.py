@@ -22,7 +22,7 @@ from gateway import logs
 from gateway.broker import Broker
 from gateway.configs.topic_configs import CompactionConfig
 from gateway.configs.value_types import LONG_MAX
-from gateway.coroutines import Waiter
+from gateway.coroutines import sleep
 from gateway.partitions.latest_records import Cleaner, DeleteHorizon, OffsetMap, add_delete_horizon
 from gateway.partitions.partition import Partition
 from gateway.protocol.errors import KafkaError
@@ -202,7 +202,7 @@ class LogCleaner:
             for index in range(state.topic.partitions):
                 checked += 1
                 if checked % CHECKS_PER_TURN == 0:
-                    await Waiter(self._broker.clock).wait(0)
+                    await sleep(self._broker.clock, 0)
                 if self._should_stop(state):
                     break
                 await self._clean_if_due(state, index, table, reclaim_due=reclaim_due)

@@ -6,31 +6,16 @@ here and in the stores' bridges.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
+from storage.bridge import Clock, DelayedCall, SharedResult, sleep
+
 T = TypeVar("T")
-
-
-class DelayedCall(Protocol):
-    """A scheduled call (Twisted's IDelayedCall)."""
-
-    def active(self) -> bool: ...
-    def cancel(self) -> None: ...
-
-
-class Clock(Protocol):
-    """The clock of waits, in seconds: a reactor, or Twisted's `task.Clock` in tests."""
-
-    def seconds(self) -> float: ...
-    def callLater(
-        self, delay: float, callable: Callable[..., object], *args: object
-    ) -> DelayedCall: ...
-
 
 #: Returned by `start`: cancels the coroutine. Has no effect after its end.
 Cancel = Callable[[], None]
@@ -50,6 +35,7 @@ __all__ = [
     "has_fired",
     "shield",
     "shield_with_timeout",
+    "sleep",
     "start",
 ]
 
@@ -182,66 +168,6 @@ class InterruptibleWaits:
         self._are_over = True
         for wake in list(self._under_way):
             wake.wake_up()
-
-
-class SharedResult(Awaitable[T]):
-    """One result for any number of waiters.
-
-    They continue in the order in which they began to wait.
-    """
-
-    __slots__ = ("_failure", "_result", "_waiting")
-
-    def __init__(self) -> None:
-        self._waiting: list[Deferred[None]] | None = []
-        self._result: T | None = None
-        self._failure: BaseException | None = None
-
-    def succeed(self, result: T) -> None:
-        self._result = result
-        self._release()
-
-    def fail(self, failure: BaseException) -> None:
-        self._failure = failure
-        self._release()
-
-    def _release(self) -> None:
-        waiting, self._waiting = self._waiting or [], None
-        for deferred in waiting:
-            if not deferred.called:
-                deferred.callback(None)
-
-    def __await__(self) -> Generator[Any, None, T]:
-        if self._waiting is not None:
-            deferred: Deferred[None] = Deferred()
-            self._waiting.append(deferred)
-            yield from deferred.__await__()
-        return self._outcome()
-
-    def _outcome(self) -> T:
-        if self._failure is not None:
-            raise self._failure
-        return cast(T, self._result)
-
-    async def with_timeout(self, clock: Clock, seconds: float) -> T:
-        """Like awaiting it, for at most `seconds`. The work behind the result continues.
-
-        Raises TimeoutError.
-        """
-        if self._waiting is not None and seconds > 0:
-            deferred: Deferred[None] = Deferred()
-            self._waiting.append(deferred)
-            timer = clock.callLater(seconds, deferred.callback, None)
-            try:
-                await deferred
-            finally:
-                if timer.active():
-                    timer.cancel()
-                if self._waiting is not None:
-                    self._waiting.remove(deferred)
-        if self._waiting is not None:
-            raise TimeoutError
-        return self._outcome()
 
 
 async def gather(

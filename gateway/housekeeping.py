@@ -13,7 +13,7 @@ from typing import Any
 from gateway import logs
 from gateway.broker import Broker
 from gateway.compaction import LogCleaner
-from gateway.coroutines import Cancel, Waiter, call_later
+from gateway.coroutines import Cancel, call_later, sleep
 from gateway.groups.offsets.offset_expiry import OffsetExpiry
 from gateway.protocol.errors import KafkaError
 from gateway.settings.model import Settings
@@ -86,7 +86,7 @@ class Housekeeping:
         broker = self._broker
         while not self._is_stopped and broker.fetch_sessions.expire(broker.now()):
             # A session may have 10,000 partitions, which takes some milliseconds.
-            await Waiter(broker.clock).wait(0)
+            await sleep(broker.clock, 0)
 
     async def _retain_all(self) -> None:
         await self._forget_deleted_topics()

@@ -20,7 +20,7 @@ from gateway import handlers as handlers  # registers their routes
 from gateway import logs, memory
 from gateway.app import make_mechanisms, make_tls, open_broker
 from gateway.broker import Broker
-from gateway.coroutines import Waiter, shield_with_timeout, start
+from gateway.coroutines import shield_with_timeout, sleep, start
 from gateway.housekeeping import Housekeeping
 from gateway.net.connection import Sweep, overdue_connections
 from gateway.net.flow_control import LoginBudget, MemoryBudget, OutgoingBytes
@@ -172,7 +172,7 @@ class GatewayServer:
                     reason=reason,
                 )
             await self._discard_store()
-            await Waiter(self._reactor).wait(min(pause, left))
+            await sleep(self._reactor, min(pause, left))
             if self._is_draining:
                 raise StartupError("shut down during the start")
             pause = min(2 * pause, MAX_RETRY_SECONDS)
@@ -319,7 +319,7 @@ class GatewayServer:
                 for connection in list(self._limits.connections):
                     connection.abort()
                 return
-            await Waiter(self._reactor).wait(min(left, 0.02))
+            await sleep(self._reactor, min(left, 0.02))
 
     def _close_overdue(self) -> None:
         for connection, reason in overdue_connections(

@@ -1,15 +1,16 @@
-"""Between a store's threads and the reactor: a call queue, a thread pool, a creation cache."""
+"""Awaiting results on the reactor: shared results, pauses, and calls from and to threads."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from twisted.internet.defer import Deferred, DeferredList
+from twisted.python.failure import Failure
 
 from storage.log import StorageFailed
 
@@ -18,19 +19,97 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class ScheduledCall(Protocol):
-    """A pending delayed call (Twisted's IDelayedCall)."""
+class DelayedCall(Protocol):
+    """A scheduled call (Twisted's IDelayedCall)."""
 
+    def active(self) -> bool: ...
     def cancel(self) -> None: ...
 
 
-class Reactor(Protocol):
+class Clock(Protocol):
+    """The clock of waits, in seconds: a reactor, or Twisted's `task.Clock` in tests."""
+
+    def seconds(self) -> float: ...
+    def callLater(
+        self, delay: float, callable: Callable[..., object], *args: object
+    ) -> DelayedCall: ...
+
+
+class Reactor(Clock, Protocol):
     """The part of Twisted's reactor that stores use."""
 
     def callFromThread(self, call: Callable[..., object], *arguments: object) -> object: ...
-    def callLater(
-        self, delay: float, call: Callable[..., object], *arguments: object
-    ) -> ScheduledCall: ...
+
+
+class SharedResult(Awaitable[T]):
+    """One result for any number of waiters.
+
+    They continue in the order in which they began to wait.
+    """
+
+    __slots__ = ("_failure", "_result", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: list[Deferred[None]] | None = []
+        self._result: T | None = None
+        self._failure: BaseException | None = None
+
+    def succeed(self, result: T) -> None:
+        self._result = result
+        self._release()
+
+    def fail(self, failure: BaseException) -> None:
+        self._failure = failure
+        self._release()
+
+    def _release(self) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        for deferred in waiting:
+            if not deferred.called:
+                deferred.callback(None)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if self._waiting is not None:
+            deferred: Deferred[None] = Deferred()
+            self._waiting.append(deferred)
+            yield from deferred.__await__()
+        return self._outcome()
+
+    def _outcome(self) -> T:
+        if self._failure is not None:
+            raise self._failure
+        return cast(T, self._result)
+
+    async def wait(self) -> T:
+        """As awaiting it; for calls that need a coroutine."""
+        return await self
+
+    async def with_timeout(self, clock: Clock, seconds: float) -> T:
+        """Like awaiting it, for at most `seconds`. The work behind the result continues.
+
+        Raises TimeoutError.
+        """
+        if self._waiting is not None and seconds > 0:
+            deferred: Deferred[None] = Deferred()
+            self._waiting.append(deferred)
+            timer = clock.callLater(seconds, deferred.callback, None)
+            try:
+                await deferred
+            finally:
+                if timer.active():
+                    timer.cancel()
+                if self._waiting is not None:
+                    self._waiting.remove(deferred)
+        if self._waiting is not None:
+            raise TimeoutError
+        return self._outcome()
+
+
+def sleep(clock: Clock, seconds: float) -> Deferred[None]:
+    """Fires after `seconds`; with 0, once the reactor has handled other events."""
+    over: Deferred[None] = Deferred(lambda _: timer.cancel())
+    timer = clock.callLater(seconds, over.callback, None)
+    return over
 
 
 class ReactorCallQueue:
@@ -167,7 +246,7 @@ class SingleFlightCache(Generic[K, T]):
 
     def __init__(self) -> None:
         self.created: dict[K, T] = {}
-        self._waiting: dict[K, list[Deferred[T]]] = {}
+        self._pending: dict[K, SharedResult[T]] = {}
 
     async def get(self, key: K, make: Callable[[], Deferred[T]]) -> T:
         """Return the value of `key`, calling `make` if it is neither created nor being created.
@@ -176,23 +255,26 @@ class SingleFlightCache(Generic[K, T]):
         """
         if key in self.created:
             return self.created[key]
-        own: Deferred[T] = Deferred()
-        waiting = self._waiting.setdefault(key, [])
-        waiting.append(own)
-        if len(waiting) == 1:
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = SharedResult()
+            make().addBoth(self._ended, key)
+        return await pending
 
-            def tell(result: Any) -> None:
-                for one in self._waiting.pop(key):
-                    one.callback(result)
-
-            make().addBoth(tell)
-        return await own
+    def _ended(self, result: T | Failure, key: K) -> None:
+        pending = self._pending.pop(key)
+        if isinstance(result, Failure):
+            pending.fail(cast(BaseException, result.value))
+        else:
+            pending.succeed(result)
 
     def wait_for_pending(self, is_meant: Callable[[K], bool]) -> Deferred[Any]:
         """Fires when all pending creations of matching keys have succeeded or failed."""
-        done: list[Deferred[T]] = []
-        for key, waiting in self._waiting.items():
-            if is_meant(key):
-                done.append(Deferred())
-                waiting.append(done[-1])
-        return DeferredList(done, consumeErrors=True)
+        return DeferredList(
+            [
+                Deferred.fromCoroutine(pending.wait())
+                for key, pending in self._pending.items()
+                if is_meant(key)
+            ],
+            consumeErrors=True,
+        )

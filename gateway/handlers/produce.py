@@ -27,7 +27,7 @@ from kafka.protocol.producer.transaction import InitProducerIdResponse
 
 from compat.message_sets import MessageSet, record_keys
 from gateway import logs
-from gateway.coroutines import PENDING, TaskGroup, Waiter, gather, shield_with_timeout
+from gateway.coroutines import PENDING, TaskGroup, gather, shield_with_timeout, sleep
 from gateway.partitions.message_sets import (
     LARGE_MESSAGE_SET,
     convert_to_batch,
@@ -125,7 +125,7 @@ async def produce(
                 unnamed -= len(prepared.records)
             ready.append(prepared)
             if len(ready) % TURN_PARTITIONS == 0:
-                await Waiter(caller.broker.clock).wait(0)
+                await sleep(caller.broker.clock, 0)
     so_far: list[AppendResult | BaseException] = []
     if len(ready) > TURN_PARTITIONS:
         outcomes, so_far = await _append_in_turns(ready, caller)
@@ -152,7 +152,7 @@ async def _append_in_turns(
     for count, one in enumerate(ready, 1):
         gathered.start_task(_append(one, caller.broker.now(), caller))
         if count % TURN_PARTITIONS == 0:
-            await Waiter(caller.broker.clock).wait(0)
+            await sleep(caller.broker.clock, 0)
     return gathered.wait(), gathered.results
 
 
@@ -382,7 +382,7 @@ async def _rows_in_turns(
             count, (one, outcome) = next(ended)
             partitions.append(_row(topic.topic, sent.index, one, outcome, caller))
             if count % SLICE_ROWS == 0:
-                await Waiter(caller.broker.clock).wait(0)
+                await sleep(caller.broker.clock, 0)
         rows.append((topic.topic, partitions))
     return rows
 

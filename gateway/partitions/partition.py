@@ -209,7 +209,7 @@ class Partition:
         # If the log has already refused the batch, its state must be removed before the next batch
         # is checked, not when the caller awaits the result.
         start(finishing, _ignore_outcome, _ignore_outcome)
-        return _result(in_flight.shared)
+        return in_flight.shared.wait()
 
     def append_message_set(
         self, records: memoryview, checked: MessageSet, now: int, run: RunInThread | None = None
@@ -266,7 +266,7 @@ class Partition:
         self._queued_appends.append(queued)
         if len(self._queued_appends) == 1:
             start(self._drain_queue(), _ignore_result, _reraise)
-        return _result(queued.result)
+        return queued.result.wait()
 
     async def _drain_queue(self) -> None:
         """Append queued batches in order until the queue is empty."""
@@ -390,10 +390,6 @@ async def _duplicate_result(
     if first is not None:
         return await first
     return AppendResult(duplicate.base_offset, duplicate.log_append_time)
-
-
-async def _result(result: SharedResult[AppendResult]) -> AppendResult:
-    return await result
 
 
 def _ignore_result(_: None) -> None:

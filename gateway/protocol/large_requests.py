@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from itertools import islice
 from typing import Any, TypeVar
 
-from gateway.coroutines import Clock, Waiter, gather
+from gateway.coroutines import Clock, gather, sleep
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.routes import EncodedReply
@@ -60,7 +60,7 @@ class TimeSlices:
     async def pause(self) -> None:
         """Start the next slice after the reactor has served other requests."""
         self._left = SLICE_ROWS
-        await Waiter(self._clock).wait(0)
+        await sleep(self._clock, 0)
 
     async def take(self, rows: int = 1) -> None:
         """Count rows, and pause at the end of a slice."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from storage.bridge import Reactor, ScheduledCall
+from storage.bridge import DelayedCall, Reactor
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Operation
 
@@ -32,7 +32,7 @@ class WriteQueue:
         self._waiting: deque[Operation] = deque()
         self._is_writing = False
         self._expected_operations = 1
-        self._deadline: ScheduledCall | None = None
+        self._deadline: DelayedCall | None = None
         self._on_finished: Callable[[], None] | None = None
 
     def add(self, operation: Operation) -> None:

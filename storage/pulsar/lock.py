@@ -30,7 +30,7 @@ import msgspec
 import pulsar
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, ScheduledCall
+from storage.bridge import DelayedCall, Reactor
 from storage.log import Fenced, StaleStoreLock, StorageError, StorageFailed, StoreInUse
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.pulsar_client import PulsarClient
@@ -80,7 +80,7 @@ class StoreLock:
         )
         self._producer: Any = None
         self._holder: LockHolder | None = None
-        self._timer: ScheduledCall | None = None
+        self._timer: DelayedCall | None = None
         self._on_lost: Callable[[str], None] = lambda reason: None
         self._refused_since: float | None = None
         self._has_logged_failure = False

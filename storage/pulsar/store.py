@@ -12,7 +12,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
 
-from storage.bridge import Reactor, SingleFlightCache
+from storage.bridge import Reactor, SharedResult, SingleFlightCache
 from storage.log import (
     Fenced,
     LogClosed,
@@ -178,30 +178,18 @@ class PulsarStore:
         await self._within(Deferred.fromCoroutine(self._admin.close()))
         await self._client.close()
 
-    def _within(self, step: Deferred[Any]) -> Deferred[None]:
-        """Fires when `step` has ended or after `close_timeout_seconds`; failures are logged."""
-        finished: Deferred[None] = Deferred()
-
-        def tell() -> None:
-            if not finished.called:
-                finished.callback(None)
-
-        def ended(_: Any) -> None:
-            if not finished.called:
-                deadline.cancel()
-            tell()
-
-        def late() -> None:
+    async def _within(self, step: Deferred[Any]) -> None:
+        """Wait for the end of `step`, up to `close_timeout_seconds`; failures are logged."""
+        ended: SharedResult[None] = SharedResult()
+        step.addErrback(lambda failure: logger.warning("close step failed: %s", failure.value))
+        step.addBoth(lambda _: ended.succeed(None))
+        try:
+            await ended.with_timeout(self._reactor, self.settings.close_timeout_seconds)
+        except TimeoutError:
             logger.warning(
                 "close step timed out after %s s, continuing",
                 self.settings.close_timeout_seconds,
             )
-            tell()
-
-        deadline = self._reactor.callLater(self.settings.close_timeout_seconds, late)
-        step.addErrback(lambda failure: logger.warning("close step failed: %s", failure.value))
-        step.addBoth(ended)
-        return finished
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         self._lock.when_lost(call)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
-from gateway.coroutines import InterruptibleWaits, SharedResult, Waiter, call_later, gather, start
-from tests.fakes.broker import Started
+from gateway.coroutines import InterruptibleWaits, Waiter, call_later, gather, start
 
 
 class Run:
@@ -187,41 +186,6 @@ def test_end_wakes_current_and_later_waits():
     assert clock.getDelayedCalls() == []
 
 
-# SharedResult
-
-
-def test_shared_result_reaches_waiters_in_order():
-    shared = SharedResult()
-    order = []
-
-    async def work(index):
-        order.append((index, await shared))
-
-    for index in range(3):
-        Run(work(index))
-    shared.succeed("it")
-    Run(work(3))
-    assert order == [(0, "it"), (1, "it"), (2, "it"), (3, "it")]
-
-
-def test_shared_failure_reaches_all_waiters():
-    shared = SharedResult()
-    runs = [Run(value_of(shared))]
-    failure = KeyError("it")
-    shared.fail(failure)
-    runs.append(Run(value_of(shared)))
-    assert [run.failure for run in runs] == [failure, failure]
-
-
-def test_cancelling_one_waiter_does_not_affect_others():
-    shared = SharedResult()
-    first, second = Run(value_of(shared)), Run(value_of(shared))
-    first.cancel()
-    shared.succeed(1)
-    assert isinstance(first.failure, CancelledError)
-    assert second.result == 1
-
-
 # gather
 
 
@@ -273,37 +237,6 @@ def test_cancelling_call_is_allowed_at_any_time(when):
     take_back = call_later(clock, 1, lambda: None)
     clock.advance(when)
     take_back()
-    assert clock.getDelayedCalls() == []
-
-
-def test_result_before_timeout_cancels_timer():
-    clock, shared = Clock(), SharedResult[int]()
-    waiting = Started(shared.with_timeout(clock, 5))
-    shared.succeed(7)
-    assert (waiting.result, clock.getDelayedCalls()) == (7, [])
-
-
-def test_wait_for_result_times_out_for_one_waiter_only():
-    clock, shared = Clock(), SharedResult[int]()
-    patient, hasty, late = (
-        Started(shared.with_timeout(clock, 5)),
-        Started(shared.with_timeout(clock, 1)),
-        Started(shared.with_timeout(clock, 0)),
-    )
-    assert isinstance(late.failure, TimeoutError)
-    clock.advance(1)
-    assert isinstance(hasty.failure, TimeoutError)
-    shared.fail(ValueError("no"))
-    assert isinstance(patient.failure, ValueError)
-    assert clock.getDelayedCalls() == []
-
-
-def test_cancelled_wait_for_result_cleans_up():
-    clock, shared = Clock(), SharedResult[int]()
-    waiting = Started(shared.with_timeout(clock, 5))
-    waiting.cancel()
-    assert isinstance(waiting.failure, CancelledError)
-    shared.succeed(1)
     assert clock.getDelayedCalls() == []
 
 

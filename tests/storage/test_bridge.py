@@ -1,4 +1,4 @@
-"""Calls between worker threads and the reactor."""
+"""Shared results, pauses, and calls between worker threads and the reactor."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.threads import deferToThread
 
-from storage.bridge import ReactorCallQueue, SingleFlightCache, WorkerPool
+from storage.bridge import ReactorCallQueue, SharedResult, SingleFlightCache, WorkerPool, sleep
 from storage.log import StorageFailed
+from tests.fakes.broker import Started
 
 
 class ManualReactor:
@@ -176,3 +177,81 @@ def test_cancelled_wait_for_pending_has_no_effect():
     assert (is_made, outcome.check(CancelledError)) == (False, CancelledError)
     making.callback("one")
     assert got.result == "one"
+
+
+# SharedResult
+
+
+def test_shared_result_reaches_waiters_in_order():
+    shared = SharedResult()
+    order = []
+
+    async def work(index):
+        order.append((index, await shared))
+
+    for index in range(3):
+        Started(work(index))
+    shared.succeed("it")
+    Started(work(3))
+    assert order == [(0, "it"), (1, "it"), (2, "it"), (3, "it")]
+
+
+def test_shared_failure_reaches_all_waiters():
+    shared = SharedResult()
+    runs = [Started(shared.wait())]
+    failure = KeyError("it")
+    shared.fail(failure)
+    runs.append(Started(shared.wait()))
+    assert [run.failure for run in runs] == [failure, failure]
+
+
+def test_cancelling_one_waiter_does_not_affect_others():
+    shared = SharedResult()
+    first, second = Started(shared.wait()), Started(shared.wait())
+    first.cancel()
+    shared.succeed(1)
+    assert isinstance(first.failure, CancelledError)
+    assert second.result == 1
+
+
+def test_result_before_timeout_cancels_timer():
+    clock, shared = Clock(), SharedResult[int]()
+    waiting = Started(shared.with_timeout(clock, 5))
+    shared.succeed(7)
+    assert (waiting.result, clock.getDelayedCalls()) == (7, [])
+
+
+def test_wait_for_result_times_out_for_one_waiter_only():
+    clock, shared = Clock(), SharedResult[int]()
+    patient, hasty, late = (
+        Started(shared.with_timeout(clock, 5)),
+        Started(shared.with_timeout(clock, 1)),
+        Started(shared.with_timeout(clock, 0)),
+    )
+    assert isinstance(late.failure, TimeoutError)
+    clock.advance(1)
+    assert isinstance(hasty.failure, TimeoutError)
+    shared.fail(ValueError("no"))
+    assert isinstance(patient.failure, ValueError)
+    assert clock.getDelayedCalls() == []
+
+
+def test_cancelled_wait_for_result_cleans_up():
+    clock, shared = Clock(), SharedResult[int]()
+    waiting = Started(shared.with_timeout(clock, 5))
+    waiting.cancel()
+    assert isinstance(waiting.failure, CancelledError)
+    shared.succeed(1)
+    assert clock.getDelayedCalls() == []
+
+
+def test_sleep_ends_after_its_time_unless_cancelled():
+    clock = Clock()
+    over, cancelled = sleep(clock, 2), sleep(clock, 2)
+    cancelled.addErrback(lambda failure: failure.trap(CancelledError))
+    cancelled.cancel()
+    clock.advance(1)
+    assert not over.called
+    clock.advance(1)
+    assert over.called
+    assert clock.getDelayedCalls() == []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from storage.bridge import Reactor, ScheduledCall
+from storage.bridge import DelayedCall, Reactor
 
 STALL_SECONDS = 10.0
 """A third of the shortest time after which a broker disconnects by default."""
@@ -41,7 +41,7 @@ class ProcessStalls:
         self._now = now
         self._count = 0
         self._last_check = 0.0
-        self._timer: ScheduledCall | None = None
+        self._timer: DelayedCall | None = None
 
     def count(self) -> int:
         """The number of stalls so far, including one that has just ended before any timer ran."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pulsar
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, ReactorCallQueue, WorkerPool
+from storage.bridge import Reactor, ReactorCallQueue, SharedResult, WorkerPool, sleep
 from storage.log import (
     EntryTooLarge,
     Fenced,
@@ -156,9 +156,7 @@ class PulsarClient:
 
     def pause(self, seconds: float) -> Deferred[None]:
         """Fires after `seconds`."""
-        done: Deferred[None] = Deferred(lambda _: waiting.cancel())
-        waiting = self._reactor.callLater(seconds, done.callback, None)
-        return done
+        return sleep(self._reactor, seconds)
 
     def producer(
         self,
@@ -236,30 +234,22 @@ class PulsarClient:
         # The threads end when their calls do, soon after the client is closed; no need to wait.
         threads.stop(lambda: None)
 
-    def _closed_in_time(self, call: Callable[[], object]) -> Deferred[bool]:
+    async def _closed_in_time(self, call: Callable[[], object]) -> bool:
         """Run `call` in a separate thread; return whether it finished within the timeout."""
-        done: Deferred[bool] = Deferred()
-
-        def set_done(is_done: bool) -> None:
-            if not done.called:
-                done.callback(is_done)
+        done: SharedResult[bool] = SharedResult()
 
         def work() -> None:
             try:
                 call()
             except pulsar.PulsarException as error:
                 log.warning("closing Pulsar's client failed: %s", type(error).__name__)
-            self.reactor_calls.post(lambda: set_done(True))
+            self.reactor_calls.post(lambda: done.succeed(True))
 
-        deadline = self._reactor.callLater(self.settings.close_timeout_seconds, set_done, False)
         threading.Thread(target=work, name="pulsar-close", daemon=True).start()
-
-        def end(is_done: bool) -> bool:
-            if is_done:
-                deadline.cancel()
-            return is_done
-
-        return done.addCallback(end)
+        try:
+            return await done.with_timeout(self._reactor, self.settings.close_timeout_seconds)
+        except TimeoutError:
+            return False
 
     def _open_client(self) -> pulsar.Client:
         if self._client is None:

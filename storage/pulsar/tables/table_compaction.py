@@ -14,7 +14,7 @@ from contextlib import suppress
 import msgspec
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, ScheduledCall
+from storage.bridge import DelayedCall, Reactor
 from storage.log import StorageError
 from storage.pulsar.admin.admin_api import AdminFailed, Conflict, NotFound, PulsarAdmin
 from storage.pulsar.settings import PulsarSettings
@@ -91,7 +91,7 @@ class TableCompactor:
         """Bytes that the requested compaction covers, until its result is known."""
         self._ledger_before = -1
         """The compacted ledger before the requested compaction."""
-        self._timer: ScheduledCall | None = None
+        self._timer: DelayedCall | None = None
         self._is_stopped = False
         self._is_failing = False
 

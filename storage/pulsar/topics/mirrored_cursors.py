@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, ScheduledCall
+from storage.bridge import DelayedCall, Reactor, sleep
 from storage.log import StorageError
 from storage.pulsar.admin.admin_api import Conflict, NotFound
 from storage.pulsar.settings import PulsarSettings
@@ -70,7 +70,7 @@ class CursorMirror:
         self._waiting: dict[Commit, int] = {}
         self._is_ours_cache: dict[Commit, bool] = {}
         """Whether the gateway created the subscription, for those already checked."""
-        self._timer: ScheduledCall | None = None
+        self._timer: DelayedCall | None = None
         self._is_stopped = False
         self._dropped = self._failed = 0
 
@@ -116,17 +116,12 @@ class CursorMirror:
                 if self._is_stopped:
                     return
                 await self._move(key, offset)
-                await self._pause()
+                # Keep to the limit on moves per second.
+                await sleep(self._reactor, 1 / self._settings.mirror_moves_per_second)
             self._log_failures()
         finally:
             if not self._is_stopped:
                 self.start()
-
-    async def _pause(self) -> None:
-        """Wait as needed for the limit `mirror_moves_per_second`."""
-        over: Deferred[None] = Deferred()
-        self._reactor.callLater(1 / self._settings.mirror_moves_per_second, over.callback, None)
-        await over
 
     async def _move(self, key: Commit, offset: int) -> None:
         group, topic, partition = key

@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from storage.bridge import Reactor, ScheduledCall
+from storage.bridge import DelayedCall, Reactor
 from storage.log import StorageError
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Refresher:
         self._what = what
         self._seconds = seconds
         self._reactor = reactor
-        self._timer: ScheduledCall | None = None
+        self._timer: DelayedCall | None = None
         self._running: Deferred[None] | None = None
         self._is_failing = False
 

@@ -10,9 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from twisted.internet.defer import Deferred
-
-from storage.bridge import Reactor
+from storage.bridge import Reactor, sleep
 from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
 from storage.pulsar.admin.admin_api import AdminFailed, NotFound, PulsarAdmin
 from storage.pulsar.compaction.trim import RetentionTrimmer, clock_seconds, has_whole_ledgers
@@ -37,7 +35,7 @@ class TopicCatalog:
     def __init__(self, settings: PulsarSettings, admin: PulsarAdmin, reactor: Reactor) -> None:
         self.names = PulsarNames(settings)
         self._listing = TopicListing(self.names, admin, settings.admin_connections)
-        self._lowering = RetentionTrimmer(admin, partial(pause, reactor), settings)
+        self._lowering = RetentionTrimmer(admin, partial(sleep, reactor), settings)
         self._changes = TopicChanges(settings, admin, self._listing, self._lowering)
         self._admin = admin
         self._view = KnownTopics()
@@ -300,10 +298,3 @@ class TopicCatalog:
                 )
         else:
             self._retention_retries.discard(name)
-
-
-def pause(reactor: Reactor, seconds: float) -> Deferred[None]:
-    """Fires after `seconds`."""
-    done: Deferred[None] = Deferred()
-    reactor.callLater(seconds, done.callback, None)
-    return done
