@@ -22,7 +22,7 @@ from gateway import logs
 from gateway.broker import Broker
 from gateway.configs.topic_configs import CompactionConfig
 from gateway.configs.value_types import LONG_MAX
-from gateway.coroutines import sleep
+from gateway.coroutines import TimeSlices
 from gateway.partitions.latest_records import Cleaner, DeleteHorizon, OffsetMap, add_delete_horizon
 from gateway.partitions.partition import Partition
 from gateway.protocol.errors import KafkaError
@@ -197,12 +197,10 @@ class LogCleaner:
             return
         if reclaim_due:
             self._reclaim_at = now + self._broker.settings.log_retention_check_interval_ms
-        checked = 0
+        slices = TimeSlices(self._broker.clock, CHECKS_PER_TURN)
         for state in list(self._broker.topics):
             for index in range(state.topic.partitions):
-                checked += 1
-                if checked % CHECKS_PER_TURN == 0:
-                    await sleep(self._broker.clock, 0)
+                await slices.take()
                 if self._should_stop(state):
                     break
                 await self._clean_if_due(state, index, table, reclaim_due=reclaim_due)

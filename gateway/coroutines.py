@@ -1,4 +1,4 @@
-"""Connects coroutines to the reactor: starting, waking, timeouts, concurrency.
+"""Connects coroutines to the reactor: starting, waking, timeouts, concurrency, time slices.
 
 Handlers are `async def` and await what this module and the stores provide. Deferreds are used only
 here and in the stores' bridges.
@@ -6,8 +6,9 @@ here and in the stores' bridges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -17,11 +18,22 @@ from storage.bridge import Clock, DelayedCall, SharedResult, sleep
 
 T = TypeVar("T")
 
+#: Rows that a request processes in one reactor turn, about 5 ms. A reply with more rows is encoded
+#: on another thread.
+SLICE_ROWS = 500
+
+#: Calls of one request that run concurrently, and the rows that each counts as (about 50 us).
+MAX_CONCURRENT_CALLS = 50
+CALL_ROWS = 5
+
 #: Returned by `start`: cancels the coroutine. Has no effect after its end.
 Cancel = Callable[[], None]
 
 __all__ = [
+    "CALL_ROWS",
+    "MAX_CONCURRENT_CALLS",
     "PENDING",
+    "SLICE_ROWS",
     "Cancel",
     "CancelledError",
     "Clock",
@@ -29,6 +41,7 @@ __all__ = [
     "InterruptibleWaits",
     "SharedResult",
     "TaskGroup",
+    "TimeSlices",
     "Waiter",
     "call_later",
     "gather",
@@ -222,6 +235,51 @@ class TaskGroup(Generic[T]):
         self._missing -= 1
         if self._has_all and not self._missing:
             self._everything.succeed(None)
+
+
+class TimeSlices:
+    """Bounds the work of one task in one reactor turn to `slice_rows`.
+
+    Between two slices the reactor serves other requests. `rows` counts the rows of all slices.
+    """
+
+    __slots__ = ("_clock", "_left", "_slice_rows", "rows")
+
+    def __init__(self, clock: Clock, slice_rows: int = SLICE_ROWS) -> None:
+        self._clock = clock
+        self._slice_rows = self._left = slice_rows
+        self.rows = 0
+
+    def count(self, rows: int = 1) -> bool:
+        """Count rows. Returns True at the end of a slice; the caller then awaits `pause`.
+
+        For loops that run once per record batch.
+        """
+        self.rows += rows
+        self._left -= rows
+        return self._left <= 0
+
+    async def pause(self) -> None:
+        """Start the next slice after the reactor has served other requests."""
+        self._left = self._slice_rows
+        await sleep(self._clock, 0)
+
+    async def take(self, rows: int = 1) -> None:
+        """Count rows, and pause at the end of a slice."""
+        if self.count(rows):
+            await self.pause()
+
+    async def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+        """Like `gather`, with at most MAX_CONCURRENT_CALLS at a time.
+
+        `works` creates each coroutine when it is started.
+        """
+        outcomes: list[T | BaseException] = []
+        works = iter(works)
+        while some := list(islice(works, MAX_CONCURRENT_CALLS)):
+            outcomes += await gather(some)
+            await self.take(len(some) * CALL_ROWS)
+        return outcomes
 
 
 #: Stands for a result that is not there yet.

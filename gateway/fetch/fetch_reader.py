@@ -13,6 +13,7 @@ from functools import partial
 from itertools import takewhile
 
 from compat.message_sets import cut, fix_lz4_checksums, has_legacy_lz4
+from gateway.coroutines import TimeSlices
 from gateway.fetch.conversion import (
     V2_WITH_ZSTD,
     V2_WITHOUT_ZSTD,
@@ -26,7 +27,7 @@ from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import MAGIC, magic_of
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError, code_for_version
-from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices
+from gateway.protocol.large_requests import PARTITION_OPEN_ROWS
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
 from records import RecordsError

@@ -12,10 +12,11 @@ from typing import Any
 
 from kafka.protocol.admin.topics import DescribeTopicPartitionsResponse
 
+from gateway.coroutines import TimeSlices
 from gateway.handlers.metadata import TOPIC_OPERATIONS
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import TimeSlices, encode_if_large
+from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import uuid_of

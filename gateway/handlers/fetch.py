@@ -14,7 +14,7 @@ v0-3 are in `gateway.handlers.old`. The wait of a long poll is at most max_wait_
 
 from __future__ import annotations
 
-from gateway.coroutines import Waiter
+from gateway.coroutines import SLICE_ROWS, TimeSlices, Waiter
 from gateway.fetch.fetch_reader import FetchPass, FetchReader
 from gateway.fetch.fetch_sessions import (
     FINAL_EPOCH,
@@ -26,7 +26,7 @@ from gateway.fetch.fetch_sessions import (
 )
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import SLICE_ROWS, TimeSlices, encode_if_large
+from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import (

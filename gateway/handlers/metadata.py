@@ -17,9 +17,10 @@ from typing import Any
 from kafka.protocol.metadata.metadata import MetadataResponse
 
 from gateway.cluster import Cluster, Node
+from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import TimeSlices, encode_if_large
+from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import EncodedReply, serves
 from gateway.protocol.wire import messages
 from gateway.protocol.wire.api_keys import ApiKey

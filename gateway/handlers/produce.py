@@ -27,7 +27,7 @@ from kafka.protocol.producer.transaction import InitProducerIdResponse
 
 from compat.message_sets import MessageSet, record_keys
 from gateway import logs
-from gateway.coroutines import PENDING, TaskGroup, gather, shield_with_timeout, sleep
+from gateway.coroutines import PENDING, TaskGroup, TimeSlices, gather, shield_with_timeout, sleep
 from gateway.partitions.message_sets import (
     LARGE_MESSAGE_SET,
     convert_to_batch,
@@ -44,7 +44,6 @@ from gateway.protocol.errors import (
     code_for_version,
     storage_error,
 )
-from gateway.protocol.large_requests import SLICE_ROWS
 from gateway.protocol.routes import DelayedReply, serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.produce_codec import (
@@ -149,10 +148,10 @@ async def _append_in_turns(
     The connection's next request starts after all of them, so the order in each partition is kept.
     """
     gathered: TaskGroup[AppendResult] = TaskGroup()
-    for count, one in enumerate(ready, 1):
+    slices = TimeSlices(caller.broker.clock, TURN_PARTITIONS)
+    for one in ready:
         gathered.start_task(_append(one, caller.broker.now(), caller))
-        if count % TURN_PARTITIONS == 0:
-            await sleep(caller.broker.clock, 0)
+        await slices.take()
     return gathered.wait(), gathered.results
 
 
@@ -375,14 +374,13 @@ async def _rows_in_turns(
     caller: Caller,
 ) -> list[tuple[str | bytes, list[PartitionProduced]]]:
     rows: list[tuple[str | bytes, list[PartitionProduced]]] = []
-    ended = enumerate(zip(ready, outcomes, strict=True), 1)
+    ended = zip(ready, outcomes, strict=True)
+    slices = TimeSlices(caller.broker.clock)
     for topic in request.topics:
         partitions: list[PartitionProduced] = []
         for sent in topic.partitions:
-            count, (one, outcome) = next(ended)
-            partitions.append(_row(topic.topic, sent.index, one, outcome, caller))
-            if count % SLICE_ROWS == 0:
-                await sleep(caller.broker.clock, 0)
+            partitions.append(_row(topic.topic, sent.index, *next(ended), caller))
+            await slices.take()
         rows.append((topic.topic, partitions))
     return rows
 

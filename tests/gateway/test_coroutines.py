@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
-from gateway.coroutines import InterruptibleWaits, Waiter, call_later, gather, start
+from gateway.coroutines import (
+    SLICE_ROWS,
+    InterruptibleWaits,
+    TimeSlices,
+    Waiter,
+    call_later,
+    gather,
+    start,
+)
+from tests.fakes.broker import Started
 
 
 class Run:
@@ -260,3 +269,17 @@ def test_failure_after_end_does_not_keep_earlier_failure(is_failure):
 
     start(ends(), goes_on, goes_on)
     assert contexts == [None]
+
+
+# TimeSlices
+
+
+def test_slice_has_limited_rows():
+    clock = Clock()
+    slices = TimeSlices(clock)
+    assert Started(slices.take(SLICE_ROWS - 1)).is_done
+    assert not (second := Started(slices.take())).is_done
+    clock.advance(0)
+    assert second.is_done
+    assert Started(slices.take()).is_done
+    assert slices.rows == SLICE_ROWS + 1

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from gateway import logs
-from gateway.coroutines import Clock, Waiter, gather
+from gateway.coroutines import Clock, TimeSlices, gather
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import KafkaError
@@ -59,21 +59,20 @@ class OffsetExpiry:
 
     async def run(self, now: int) -> None:
         """Check all groups once."""
-        checked, deleted = 0, 0
+        deleted, slices = 0, TimeSlices(self._clock, OFFSETS_PER_TURN)
         expired_by_group: dict[str, list[tuple[str, int]]] = {}
         for group_id in self._offsets.groups():
             offsets = self._offsets.of_group(group_id)
-            checked += len(offsets) + 1
+            is_slice_over = slices.count(len(offsets) + 1)
             expired = list(self._expired(group_id, offsets, now))
             if expired:
                 expired_by_group[group_id] = expired
-            if len(expired_by_group) >= GROUPS_PER_DELETION or checked >= OFFSETS_PER_TURN:
+            if len(expired_by_group) >= GROUPS_PER_DELETION or is_slice_over:
                 # Delete before yielding: a group may commit again meanwhile.
                 deleted += await self._delete(expired_by_group)
                 expired_by_group = {}
-            if checked >= OFFSETS_PER_TURN:
-                checked = 0
-                await Waiter(self._clock).wait(0)
+            if is_slice_over:
+                await slices.pause()
                 if self._is_stopped:
                     return
         deleted += await self._delete(expired_by_group)
@@ -128,12 +127,10 @@ class OffsetExpiry:
 
     async def _delete_empty_groups(self) -> None:
         """Delete groups without members and offsets, as Kafka does in the same pass."""
-        forgotten = 0
+        slices = TimeSlices(self._clock, GROUPS_PER_DELETION)
         for group in self._groups:
             if self._is_stopped:
                 return
             if self._groups.is_empty(group.group_id) and not self._offsets.has(group.group_id):
                 self._groups.delete_in_background(group.group_id)
-                forgotten += 1
-                if forgotten % GROUPS_PER_DELETION == 0:
-                    await Waiter(self._clock).wait(0)
+                await slices.take()

@@ -24,15 +24,11 @@ from kafka.protocol.admin.configs import AlterConfigsResponse, IncrementalAlterC
 from gateway.configs.broker_configs import DYNAMIC
 from gateway.configs.topic_configs import DEFINITIONS, check, effective_value
 from gateway.configs.value_types import ConfigType, show
+from gateway.coroutines import TimeSlices
 from gateway.handlers.admin.describe_configs import ResourceType, broker_id_is_number
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import (
-    TimeSlices,
-    check_changes,
-    check_configs,
-    encode_if_large,
-)
+from gateway.protocol.large_requests import check_changes, check_configs, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.settings.model import Settings

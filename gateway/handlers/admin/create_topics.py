@@ -34,17 +34,11 @@ from kafka.protocol.admin.topics import (
 from gateway.configs.broker_configs import BrokerConfigs
 from gateway.configs.entries import topic_entries
 from gateway.configs.topic_configs import check
-from gateway.coroutines import shield
+from gateway.coroutines import CALL_ROWS, TimeSlices, shield
 from gateway.handlers.admin.partition_reassignments import check_replicas
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import (
-    CALL_ROWS,
-    TimeSlices,
-    check_changes,
-    check_configs,
-    encode_if_large,
-)
+from gateway.protocol.large_requests import check_changes, check_configs, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import topic_id_of, uuid_of

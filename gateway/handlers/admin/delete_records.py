@@ -9,9 +9,10 @@ from typing import Any
 
 from kafka.protocol.admin.topics import DeleteRecordsResponse
 
+from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices, encode_if_large
+from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.topics.topic_names import INTERNAL_TOPICS

@@ -22,10 +22,11 @@ from typing import Any
 from kafka.protocol.admin.cluster import DescribeClusterResponse, DescribeLogDirsResponse
 from kafka.protocol.admin.transactions import DescribeProducersResponse
 
+from gateway.coroutines import TimeSlices
 from gateway.handlers.metadata import CLUSTER_OPERATIONS, OPERATIONS_OMITTED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices, encode_if_large
+from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from storage.log import StorageError

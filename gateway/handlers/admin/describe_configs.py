@@ -30,9 +30,10 @@ from gateway.configs.entries import (
     topic_entries,
 )
 from gateway.configs.value_types import ConfigType
+from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import TimeSlices, encode_if_large
+from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.settings.model import Settings

@@ -21,9 +21,10 @@ from typing import Any
 
 from kafka.protocol.admin.cluster import DescribeQuorumResponse, UpdateFeaturesResponse
 
+from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.large_requests import TimeSlices, encode_if_large
+from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.admin_messages import (
     AddRaftVoterResponse,

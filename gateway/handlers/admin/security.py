@@ -32,9 +32,10 @@ from kafka.protocol.admin.users import (
 )
 
 from auth.mechanism import ANONYMOUS
+from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.large_requests import TimeSlices, encode_if_large
+from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.admin_messages import (
     CreateDelegationTokenResponse,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gateway.coroutines import TimeSlices
 from gateway.groups.consumer.assignors import TopicId
 from gateway.groups.consumer.consumer_group import ConsumerGroup
 from gateway.groups.consumer.consumer_member import ConsumerGroupMember
@@ -12,7 +13,7 @@ from gateway.handlers.groups.describe_groups import GROUP_OPERATIONS
 from gateway.handlers.metadata import OPERATIONS_OMITTED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import TimeSlices, encode_if_large
+from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.group_messages import ConsumerGroupDescribeResponse

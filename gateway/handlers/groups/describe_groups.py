@@ -11,12 +11,13 @@ from kafka.protocol.admin.groups import (
     ListGroupsResponse,
 )
 
+from gateway.coroutines import TimeSlices
 from gateway.groups.classic.classic_group import ClassicGroup, GroupState
 from gateway.groups.classic.classic_member import ClassicGroupMember
 from gateway.handlers.metadata import OPERATIONS_OMITTED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import TimeSlices, encode_if_large
+from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorResponse
 
+from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.large_requests import TimeSlices, encode_if_large
+from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.topics.topic_names import CONSUMER_OFFSETS

@@ -6,10 +6,11 @@ from typing import Any
 
 from kafka.protocol.consumer.group import JoinGroupResponse, LeaveGroupResponse, SyncGroupResponse
 
+from gateway.coroutines import TimeSlices
 from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import TimeSlices, encode_if_large
+from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.heartbeat_codec import HeartbeatRequest, HeartbeatResponse

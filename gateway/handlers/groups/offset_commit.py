@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from kafka.protocol.consumer.group import OffsetDeleteResponse, OffsetFetchResponse
 
+from gateway.coroutines import SLICE_ROWS, TimeSlices
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import SLICE_ROWS, TimeSlices, encode_if_large
+from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import topic_id_of, uuid_of

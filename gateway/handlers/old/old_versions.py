@@ -11,6 +11,7 @@ from kafka.protocol.consumer.offsets import ListOffsetsResponse
 
 from compat.handlers.list_offsets import offsets_before
 from compat.handlers.offset_commit import committed_at, expires_at
+from gateway.coroutines import TimeSlices
 from gateway.handlers.fetch import fetch_records
 from gateway.handlers.groups.offset_commit import (
     commit_offsets,
@@ -22,7 +23,7 @@ from gateway.handlers.list_offsets import find_offset
 from gateway.handlers.metadata import metadata_response
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, TimeSlices, encode_if_large
+from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse

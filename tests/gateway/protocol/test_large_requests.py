@@ -25,28 +25,17 @@ from kafka.protocol.consumer.group import (
     OffsetFetchRequest,
 )
 
+from gateway.coroutines import CALL_ROWS, MAX_CONCURRENT_CALLS, SLICE_ROWS, TimeSlices
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.handlers.groups import join_group, offset_commit
 from gateway.protocol import large_requests as turns_of_requests
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.large_requests import CALL_ROWS, MAX_CONCURRENT_CALLS, SLICE_ROWS, TimeSlices
 from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest
 from tests.fakes.broker import Started, ended, open_environment
 from tests.gateway.handlers.group_requests import join_request
 from tests.gateway.handlers.handler_calls import decode_response, start_call
 
 NAMES = [f"g{number}" for number in range(3 * SLICE_ROWS + 1)]
-
-
-def test_slice_has_limited_rows():
-    env = open_environment()
-    slices = TimeSlices(env.clock)
-    assert Started(slices.take(SLICE_ROWS - 1)).is_done
-    assert not (second := Started(slices.take())).is_done
-    env.clock.advance(0)
-    assert second.is_done
-    assert Started(slices.take()).is_done
-    assert slices.rows == SLICE_ROWS + 1
 
 
 def test_many_rows_are_returned_in_several_slices():
