@@ -102,7 +102,7 @@ def _recorder() -> Recorder:
         salt=None,
         topic_name=str,
         **limits,
-    )  # type: ignore[arg-type]
+    )
     return log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), ANONYMOUS)
 
 

@@ -26,5 +26,5 @@ class PartialTrafficLog(TrafficLog):
 
 
 if __name__ == "__main__":
-    app.TrafficLog = PartialTrafficLog  # type: ignore[misc]
+    app.TrafficLog = PartialTrafficLog
     main(prog_name="kopgate")

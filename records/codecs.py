@@ -56,7 +56,7 @@ stream.
 
 _FIRST_READ = 64 * 1024
 _LIBRARY_ERRORS: tuple[type[Exception], ...] = (
-    igzip_lib.IsalError,  # type: ignore[assignment]
+    igzip_lib.IsalError,  # type: ignore[assignment]  # a class; the stub says instance
     cramjam.DecompressionError,
     zstandard.ZstdError,
     RuntimeError,
@@ -88,7 +88,7 @@ def compress(codec: Codec, content: Buffer, *, magic: int) -> bytes:
         case Codec.SNAPPY:
             return _compress_xerial(content)
         case Codec.LZ4:
-            frame = lz4.frame.compress(  # type: ignore[attr-defined]
+            frame = lz4.frame.compress(
                 content,
                 block_size=lz4.frame.BLOCKSIZE_MAX64KB,
                 block_linked=False,
@@ -187,9 +187,9 @@ def _read_lz4(content: memoryview, limit: int) -> bytes:
             if content[len(header) - 1] == header[-1]
             else b"".join((header, content[len(header) :]))
         )
-        return bytes(lz4.frame.decompress(whole))  # type: ignore[attr-defined]
-    frame = lz4.frame.LZ4FrameDecompressor()  # type: ignore[no-untyped-call]
-    frame.decompress(header, 1)  # type: ignore[no-untyped-call]
+        return bytes(lz4.frame.decompress(whole))
+    frame = lz4.frame.LZ4FrameDecompressor()
+    frame.decompress(header, 1)
     return _drain(frame, content[len(header) :], limit)
 
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -235,9 +236,9 @@ class WorkerPool:
         try:
             result = job.call()
         except Exception as error:  # noqa: BLE001 - passed to the caller
-            self._reactor_calls.post(lambda done=job.done, error=error: done.errback(error))  # type: ignore[misc]
+            self._reactor_calls.post(partial(job.done.errback, error))
         else:
-            self._reactor_calls.post(lambda done=job.done, result=result: done.callback(result))  # type: ignore[misc]
+            self._reactor_calls.post(partial(job.done.callback, result))
         return True
 
 

@@ -71,7 +71,7 @@ class ListenerInterface(Interface):
     def closed(self, connection: Any, /) -> None: ...
 
 
-@implementer(IHandshakeListener)  # type: ignore[no-untyped-call]
+@implementer(IHandshakeListener)
 class KafkaConnection(Protocol):
     """The Twisted protocol and push producer of a connection.
 
@@ -341,7 +341,7 @@ class KafkaConnection(Protocol):
             self.transport.loseConnection()
             if self._is_tls and raw is not None:
                 # TLS waits for the peer's close_notify, which some clients never send.
-                raw.loseConnection()  # type: ignore[no-untyped-call]
+                raw.loseConnection()  # type: ignore[no-untyped-call]  # Twisted's, without types
 
 
 def _tls_error_text(error: SSL.Error) -> str:

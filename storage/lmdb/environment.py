@@ -146,6 +146,7 @@ class LmdbEnvironment:
                     ) from error
             with self._reopened:
                 # LMDB panicked in a commit of the writer, which reopens the environment next.
+                # mypy cannot infer the type of a lambda with a default argument.
                 if not self._reopened.wait_for(
                     lambda env=env: self._env is not env,  # type: ignore[misc]
                     REOPEN_SECONDS,

@@ -277,6 +277,7 @@ class PulsarStore:
         seconds = self.settings.operation_timeout_seconds
         # On timeout the list fires with the cancelled ones among its results.
         opened = self._logs.wait_for_pending(lambda key: key[0] == name)
+        # `Reactor` is only the part of IReactorTime that stores use.
         settled = opened.addTimeout(seconds, self._reactor)  # type: ignore[arg-type]
         if any(not is_made and outcome.check(CancelledError) for is_made, outcome in await settled):
             logger.warning(

@@ -14,7 +14,7 @@ def test_first_listener_alternates_between_rounds() -> None:
         seen.append(connection)
         return 2.0 if connection == "without" else 3.0
 
-    (row,) = measure(("without", "with"), {"produce": load}, 3, lambda line: None)  # type: ignore[arg-type, dict-item]
+    (row,) = measure(("without", "with"), {"produce": load}, 3, lambda line: None)
     assert seen == ["without", "with", "with", "without", "without", "with"]
     assert row.pairs == [CpuPair(2.0, 3.0)] * 3
 

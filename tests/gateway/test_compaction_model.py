@@ -87,7 +87,7 @@ class Life:
                 raise StorageFailed("the power is gone")
             real()
 
-        store.check_medium = check  # type: ignore[method-assign]
+        store.check_medium = check
         compact(self.env, max_keys=max_keys, chunk_bytes=chunk_bytes)
         self.env = self.opened(self.env)
         self.check_producers()

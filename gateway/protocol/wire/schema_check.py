@@ -76,9 +76,9 @@ def _steps_of(struct: Any, version: int, compact: bool) -> list[Step]:
         steps.append(_skip(fixed))
     if compact:
         if struct.tagged_fields(version)._fields:
-            raise NotImplementedError(
-                f"{struct.name} has tagged fields, which this check does not support"
-            )
+            # Not reached: of the served requests only Fetch has known tagged fields, and it has a
+            # hand-written codec.
+            raise NotImplementedError(f"{struct.name} has tagged fields; write a check for them")
         steps.append(_skip_tags)
     return steps
 

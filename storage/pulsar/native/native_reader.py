@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -134,7 +135,7 @@ class NativeReader:
             location = self._id_parser.parse(message.message_id())
             if location.position < self._position:
                 continue
-            entry = self._assembler.add(location, lambda message=message: message_fields(message))  # type: ignore[misc]
+            entry = self._assembler.add(location, partial(message_fields, message))
             if entry is not None:
                 found.append(pack_entry(self._format, location, entry))
                 max_bytes -= len(found[-1].payload)

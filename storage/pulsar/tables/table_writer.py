@@ -146,7 +146,9 @@ class TableWriter:
         if self._burst:
             self._idle = Deferred()
             try:
-                await self._idle.addTimeout(self._settings.close_timeout_seconds, self._reactor)  # type: ignore[arg-type]
+                # `Reactor` is only the part of IReactorTime that stores use.
+                seconds = self._settings.close_timeout_seconds
+                await self._idle.addTimeout(seconds, self._reactor)  # type: ignore[arg-type]
             except TimeoutError:
                 log.warning(
                     "table closed before the last rows were acknowledged, outcome unknown topic=%s",

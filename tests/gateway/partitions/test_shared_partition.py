@@ -52,7 +52,7 @@ def log() -> SharedLog:
 def partition(log: SharedLog) -> Partition:
     env: BrokerEnvironment = open_environment()
     env.topic()
-    return Partition("orders", 0, log, env.partition().config, ProducerStateManager(10))  # type: ignore[arg-type]
+    return Partition("orders", 0, log, env.partition().config, ProducerStateManager(10))
 
 
 def offset(started: Started) -> int:
@@ -100,7 +100,7 @@ def test_single_failure_does_not_fail_other_batches(partition, log):
     log.waiting.pop(0)[1].errback(EntryTooLarge("large"))
     log.store(5)
     with pytest.raises(KafkaError) as caught:
-        large.result  # noqa: B018
+        large.result  # noqa: B018 - reading it raises
     assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
     assert offset(send(partition, batch(2, producer=(7, 0, 0)))) == 5
     send(partition, batch(1, producer=(7, 0, 2)))

@@ -273,7 +273,7 @@ def is_held(locks: Locks, pulsar: Tenant) -> bool:
 
 
 async def until(is_so: object) -> None:
-    while not is_so():  # type: ignore[operator]
+    while not is_so():
         await after(0.02)
 
 

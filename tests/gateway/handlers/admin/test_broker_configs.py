@@ -208,7 +208,7 @@ def test_connection_limits_change_at_runtime(env: BrokerEnvironment) -> None:
     env.broker.configs.watch(limits.update)
     assert limits.refusal_reason("10.0.0.1") is None
     put(env, "max.connections", "1")
-    limits.connections.add(None)  # type: ignore[arg-type]
+    limits.connections.add(None)
     assert limits.refusal_reason("10.0.0.1") == "max_connections=1 reached"
 
 

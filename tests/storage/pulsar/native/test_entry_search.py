@@ -100,7 +100,7 @@ async def test_entry_is_found_by_index(sender: NativeApplication, finder: EntryF
     found = [
         await finder.first(entries, lambda one, wanted=wanted: one.index >= wanted)
         for wanted in (0, 1, 2, 3, 20, 21)
-    ]  # type: ignore[misc]
+    ]
     assert [one and one[1].index for one in found] == [0, 2, 2, 5, 20, None]
     assert [one and entries.number(one[0]) for one in found] == [0, 1, 1, 2, 5, None]
 

@@ -378,7 +378,7 @@ async def test_append_read_before_log_ends_succeeds(
         await peeks[-1]
         return await index_of(position)
 
-    log._native_entries.finder.index_of = held  # type: ignore[method-assign]
+    log._native_entries.finder.index_of = held
     own = append(log, *values(b"a"))
     await until(lambda: len(peeks) == 1 and bool(log.tail_entries._acknowledged))
     # Its index is not counted from the entry before, but read from the broker.

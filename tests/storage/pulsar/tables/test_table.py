@@ -321,7 +321,7 @@ async def test_table_may_have_any_name(tables: BrokerTables, name: str) -> None:
 
 async def outcome(put: object) -> Exception | None:
     try:
-        await put  # type: ignore[misc]
+        await put
     except Exception as error:
         return error
     return None
