@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 class LockHolder(msgspec.Struct, frozen=True):
     """The JSON message in the lock's topic.
 
-    `token` identifies one call of `take`. `since` (when the lock was taken) and `said` (when this
-    message was sent) are Unix times in seconds.
+    `token` identifies one call of `take`. `node` is the gateway's name, such as `node 4`. `since`
+    (when the lock was taken) and `said` (when this message was sent) are Unix times in seconds.
     """
 
     token: str
@@ -352,7 +352,7 @@ def _may_be_alive(holder: LockHolder) -> bool:
 
 def describe(holder: LockHolder) -> str:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(holder.since))
-    return f"node {holder.node!r} (process {holder.process} on {holder.host}, since {since} UTC)"
+    return f"{holder.node} (process {holder.process} on {holder.host}, since {since} UTC)"
 
 
 def age(moment: float) -> str:

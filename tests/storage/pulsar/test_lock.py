@@ -121,7 +121,7 @@ async def test_second_process_is_refused_with_holder_and_remedy(locks: Locks) ->
         await second.take("two", False)
     assert type(caught.value) is StoreInUse, "its holder lives"
     said = str(caught.value)
-    assert f"node 'one' (process {os.getpid()} on " in said
+    assert f"in use by one (process {os.getpid()} on " in said
     assert "--pulsar-takeover" in said
     assert locks.settings.metadata_namespace in said
 
@@ -132,7 +132,7 @@ async def test_released_lock_can_be_taken(locks: Locks) -> None:
     await first.release()
     await first.release()
     second = await locks.taken("two")
-    with pytest.raises(StoreInUse, match="'two'"):
+    with pytest.raises(StoreInUse, match="by two "):
         await first.take("one", False)
     await second.release()
     await first.take("one", False)
@@ -153,7 +153,7 @@ async def test_holder_keeps_lock_when_its_topic_moves(locks: Locks, pulsar: Tena
         # The lock is free until its holder's client has noticed and reconnected.
         await until(lambda: is_held(locks, pulsar))
         await after(BEAT_SECONDS * 3)
-    with pytest.raises(StoreInUse, match="'one'"):
+    with pytest.raises(StoreInUse, match="by one "):
         await locks.taken("two")
     assert locks.reasons == []
 
@@ -164,7 +164,7 @@ async def test_holder_is_notified_once_of_takeover_and_new_holder(locks: Locks) 
     old = await locks.taken("old", lost=lost)
     await locks.taken("new", takeover=True)
     lost.addTimeout(60, reactor)
-    assert "node 'new'" in await lost
+    assert "new (process" in await lost
     await after(BEAT_SECONDS * 5)
     await old.release()
     assert locks.reasons == []
@@ -193,7 +193,7 @@ async def test_lock_of_killed_holder_is_free_once_broker_has_noticed(
     locks: Locks, pulsar: Tenant
 ) -> None:
     process = locks.process("killed")
-    with pytest.raises(StoreInUse, match="'killed'"):
+    with pytest.raises(StoreInUse, match="by killed "):
         await locks.taken("next")
     process.kill()
     process.wait()
@@ -207,15 +207,15 @@ async def test_suspended_holder_keeps_lock_until_takeover_and_then_notices(
 ) -> None:
     process = locks.process("paused")
     suspend(process)
-    with pytest.raises(StoreInUse, match=r"'paused' .* last heartbeat \d+ s ago"):
+    with pytest.raises(StoreInUse, match=r"by paused .* last heartbeat \d+ s ago"):
         await locks.taken("next")
     await after(BEAT_SECONDS * 3)
-    with pytest.raises(StaleStoreLock, match="'paused'"):
+    with pytest.raises(StaleStoreLock, match="by paused "):
         await locks.taken("next")
     await locks.taken("next", takeover=True)
     process.send_signal(signal.SIGCONT)
     assert process.stdout
-    assert "node 'next'" in process.stdout.readline()
+    assert "next (process" in process.stdout.readline()
 
 
 @ensureDeferred
@@ -227,7 +227,7 @@ async def test_refused_holder_reacquires_lock_if_no_other_process_took_it(
     with foreign_producer(locks):
         await until(lambda: "store lock refused by Pulsar" in caplog.text)
     await until(lambda: "store lock reacquired" in caplog.text)
-    with pytest.raises(StoreInUse, match="'one'"):
+    with pytest.raises(StoreInUse, match="by one "):
         await locks.taken("two")
     assert locks.reasons == []
 
