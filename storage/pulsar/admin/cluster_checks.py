@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
+from contextlib import suppress
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pulsar
 from twisted.internet.defer import Deferred, gatherResults
@@ -20,7 +22,6 @@ from storage.pulsar.admin.admin_api import (
 from storage.pulsar.admin.cluster_problems import ClusterProblem, Remedies
 from storage.pulsar.admin.cluster_setup import set_up
 from storage.pulsar.admin.namespace_probe import ProbeResult, probe
-from storage.pulsar.admin.reachability import connect_error
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD
 from storage.pulsar.settings import PulsarSettings
@@ -37,6 +38,7 @@ from storage.pulsar.topics.retention_policies import Retention, retention_of
 log = logging.getLogger(__name__)
 
 NOTHING = Retention(0, 0)
+PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 SEND_LARGE_MESSAGES, SEND_TABLE_ROWS = "send large messages", "send rows of tables"
 
 
@@ -124,6 +126,26 @@ async def _reach_brokers(settings: PulsarSettings, client: PulsarClient) -> Clus
     )
 
 
+def addresses(service_url: str) -> list[tuple[str, int]]:
+    """`pulsar://a:6650,b` -> [("a", 6650), ("b", 6650)]."""
+    scheme, _, hosts = service_url.partition("://")
+    parts = [urlsplit(f"//{host}") for host in hosts.rstrip("/").split(",")]
+    return [(part.hostname or "", part.port or PORTS.get(scheme, 6650)) for part in parts]
+
+
+def connect_error(service_url: str, seconds: float) -> str | None:
+    """Why no broker accepts a connection; None if one does. Blocks."""
+    reasons = []
+    for host, port in addresses(service_url):
+        try:
+            socket.create_connection((host, port), seconds).close()
+        except OSError as failure:
+            reasons.append(f"{host}:{port}: {failure.strerror or failure}")
+        else:
+            return None
+    return ", ".join(reasons)
+
+
 class ClusterChecks:
     """Checks of a reachable cluster. `_unknown` collects what this role may not read."""
 
@@ -177,16 +199,11 @@ class ClusterChecks:
         except NotFound:
             tenant = namespace.partition("/")[0]
             try:
-                await self._admin.get(f"/namespaces/{quote(tenant)}", Any)
+                with suppress(Forbidden):
+                    await self._admin.get(f"/namespaces/{quote(tenant)}", Any)
             except NotFound:
                 self._add(
                     True, f"there is no tenant {tenant}", self._remedies.create_tenant(namespace)
-                )
-            except Forbidden:
-                self._add(
-                    True,
-                    f"there is no namespace {namespace}",
-                    self._remedies.create_namespace(namespace),
                 )
             else:
                 self._add(
@@ -235,69 +252,62 @@ class ClusterChecks:
         self, namespace: str, what: str, failure: StorageError, is_needed: bool
     ) -> None:
         reason = failure.reason if isinstance(failure, AdminFailed) else str(failure)
+        # Tables are required for groups. If topics cannot be created, existing ones are served.
+        is_fatal = what in ("produce", "consume") or (is_needed and what == "create topics")
+        text = f"the gateway may not {what} in {namespace}: {reason}"
         if isinstance(failure, NotReady):
-            is_fatal = what in ("produce", "consume") or (is_needed and what == "create topics")
             text = f"no client can {what} in {namespace} now: {reason}"
-            self._found.append(
-                ClusterProblem(
-                    is_fatal,
-                    text,
-                    "check the logs of the brokers and the bookies",
-                    is_transient=True,
-                )
+            remedy = "check the logs of the brokers and the bookies"
+            self._found.append(ClusterProblem(is_fatal, text, remedy, is_transient=True))
+        elif isinstance(failure.__cause__, pulsar.Timeout):
+            remedy = (
+                "make sure that the address the brokers advertise (advertisedAddress, "
+                "advertisedListeners) can be reached from here, "
+                "that both sides use TLS or neither does, and that the brokers accept the token"
             )
+            self._add(is_fatal, text, remedy)
         elif what in ("produce", "consume"):
-            remedy = self._remedies.grant(namespace)
-            if isinstance(failure.__cause__, pulsar.Timeout):
-                remedy = (
-                    "make sure that the address the brokers advertise (advertisedAddress, "
-                    "advertisedListeners) can be reached from here, "
-                    "that both sides use TLS or neither does, and that the brokers accept the token"
-                )
-            self._add(True, f"the gateway may not {what} in {namespace}: {reason}", remedy)
-        elif what == SEND_LARGE_MESSAGES:
-            limit = self._settings.message_max_bytes
-            text = (
-                f"batches of up to message_max_bytes={limit} are accepted, but the brokers refuse "
-                f"the largest of them: {reason}"
-            )
-            self._add(
-                False,
-                text,
-                "set message_max_bytes to less, or "
-                + self._remedies.raise_message_size(limit + MAX_MESSAGE_OVERHEAD),
-            )
-        elif what == SEND_TABLE_ROWS:
+            self._add(is_fatal, text, self._remedies.grant(namespace))
+        elif what in (SEND_LARGE_MESSAGES, SEND_TABLE_ROWS):
+            self._add_refused_size(what, reason)
+        elif (
+            what == "set policies of topics"
+            and isinstance(failure, AdminFailed)
+            and failure.status == 405
+        ):
+            self._add_missing_topic_policies(namespace, reason)
+        else:
+            self._add(is_fatal, text, self._remedies.administer(namespace))
+
+    def _add_refused_size(self, what: str, reason: str) -> None:
+        if what == SEND_TABLE_ROWS:
             limit = self._settings.table_burst_bytes
             text = (
                 f"the gateway's tables store up to {limit} bytes in one message, which the "
                 f"brokers refuse: {reason}"
             )
             self._add(True, text, self._remedies.raise_message_size(limit + MAX_MESSAGE_OVERHEAD))
-        elif (
-            what == "set policies of topics"
-            and isinstance(failure, AdminFailed)
-            and failure.status == 405
-        ):
-            if namespace in PulsarNames(self._settings).namespaces:
-                text = (
-                    f"topics of {namespace} cannot have topic-level policies ({reason}): "
-                    "retention.ms and retention.bytes free no space in Pulsar"
-                )
-                self._add(
-                    False,
-                    text,
-                    "set topicLevelPoliciesEnabled=true and systemTopicEnabled=true in the "
-                    "brokers' configuration",
-                )
-        else:
-            # Tables are required for groups. If topics cannot be created, existing ones are served.
-            is_fatal = is_needed and what == "create topics"
-            self._add(
-                is_fatal,
-                f"the gateway may not {what} in {namespace}: {reason}",
-                self._remedies.administer(namespace),
-            )
+            return
+        limit = self._settings.message_max_bytes
+        text = (
+            f"batches of up to message_max_bytes={limit} are accepted, but the brokers refuse "
+            f"the largest of them: {reason}"
+        )
+        remedy = self._remedies.raise_message_size(limit + MAX_MESSAGE_OVERHEAD)
+        self._add(False, text, f"set message_max_bytes to less, or {remedy}")
+
+    def _add_missing_topic_policies(self, namespace: str, reason: str) -> None:
+        if namespace not in PulsarNames(self._settings).namespaces:
+            return
+        text = (
+            f"topics of {namespace} cannot have topic-level policies ({reason}): "
+            "retention.ms and retention.bytes free no space in Pulsar"
+        )
+        remedy = (
+            "set topicLevelPoliciesEnabled=true and systemTopicEnabled=true in the "
+            "brokers' configuration"
+        )
+        self._add(False, text, remedy)
 
     def _add_unnumbered_entries(self) -> None:
         is_fatal = self._settings.entry_format == "pulsar"

@@ -1,4 +1,4 @@
-"""Connection checks of brokers."""
+"""Connection checks of brokers, without a cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from storage.pulsar.admin.reachability import addresses, connect_error
+from storage.pulsar.admin.cluster_checks import addresses, connect_error
 
 
 @pytest.mark.parametrize(
