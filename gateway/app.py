@@ -7,10 +7,11 @@ import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from secrets import randbelow
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from auth.mechanism import Mechanism
 from auth.plain import PlainMechanism
@@ -58,6 +59,25 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class IdSource:
+    """Makes new ids."""
+
+    cluster: Callable[[], str]
+    member: Callable[[], str]
+    fetch_session: Callable[[], int]
+
+
+def _random_cluster_id() -> str:
+    """22 characters of base64, as Kafka's Uuid."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+
+
+RANDOM_IDS = IdSource(
+    _random_cluster_id, lambda: str(uuid.uuid4()), lambda: randbelow(_INT32_MAX) + 1
+)
+
+
 async def open_broker(
     settings: Settings,
     store: Store,
@@ -67,68 +87,73 @@ async def open_broker(
     run_for: Callable[..., Awaitable[Any]],
     start: Callable[[Coroutine[Any, Any, None]], None],
     outgoing: OutgoingBytes,
+    now: Callable[[], int] = now_ms,
+    ids: IdSource = RANDOM_IDS,
 ) -> Broker:
     """Build everything behind the sockets on an open store.
 
     Raises StorageError.
     """
     # Steps that can fail come before those that start timers; groups are read last.
-    cluster = Cluster(settings.node_id, await _cluster_id(store), advertised)
+    cluster = Cluster(settings.node_id, await _cluster_id(store, ids.cluster), advertised)
     deadlines = CoarseClock(clock)
-    configs = BrokerConfigs(await store.table("broker-configs"), settings)
-    await configs.open()
-    topics = Topics(store, configs.settings, clock, now_ms, start)
-    await topics.open()
+    configs = await _open(BrokerConfigs(await store.table("broker-configs"), settings))
+    topics = await _open(Topics(store, configs.settings, clock, now, start))
     configs.watch(topics.apply_settings)
-    producer_ids = ProducerIds(await store.table("producer-ids"))
-    await producer_ids.open()
-    offsets = CommittedOffsets(
-        await store.table("offsets"),
-        topics,
-        settings,
-        deadlines,
-        store.note_committed,
-        topics_may_return=store.retains_by_itself,
+    producer_ids = await _open(ProducerIds(await store.table("producer-ids")))
+    offsets = await _open(
+        CommittedOffsets(
+            await store.table("offsets"),
+            topics,
+            settings,
+            deadlines,
+            store.note_committed,
+            topics_may_return=store.retains_by_itself,
+        )
     )
-    await offsets.open()
     topology = TopicView(topics, settings.group_consumer_regex_max_bytes)
-    group_configs = GroupConfigs(await store.table("group-configs"), settings)
-    await group_configs.open()
+    group_configs = await _open(GroupConfigs(await store.table("group-configs"), settings))
     table, of_group = await store.table("groups"), group_configs.settings_of
-    groups = GroupCoordinator(
-        table, topology, settings, clock, now_ms, lambda: str(uuid.uuid4()), start, of_group
+    groups = await _open(
+        GroupCoordinator(table, topology, settings, clock, now, ids.member, start, of_group)
     )
-    await groups.open()
     if len(offsets) or any(True for _ in groups):
         topics.add_internal(CONSUMER_OFFSETS)
-    traffic = open_traffic(settings, cluster.cluster_id, clock, topics, run, start)
-    sessions = FetchSessions(
-        settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1
-    )
-    converter = Converter(
-        run_for,
-        cache_bytes=settings.conversion_cache_bytes,
-        max_decompressed_bytes=settings.max_decompressed_bytes,
-    )
     return Broker(
         configs,
         group_configs,
         store,
         cluster,
         topics,
-        sessions,
+        FetchSessions(settings.max_incremental_fetch_session_cache_slots, ids.fetch_session),
         producer_ids,
         offsets,
         groups,
-        converter,
+        Converter(
+            run_for,
+            cache_bytes=settings.conversion_cache_bytes,
+            max_decompressed_bytes=settings.max_decompressed_bytes,
+        ),
         clock,
         deadlines,
-        now_ms,
+        now,
         run,
         run_for,
         outgoing=outgoing,
-        traffic=traffic,
+        traffic=open_traffic(settings, cluster.cluster_id, clock, topics, run, start),
     )
+
+
+class _Openable(Protocol):
+    async def open(self) -> None: ...
+
+
+_T = TypeVar("_T", bound=_Openable)
+
+
+async def _open(part: _T) -> _T:
+    await part.open()
+    return part
 
 
 def open_traffic(
@@ -233,15 +258,15 @@ def traffic_topic_name(topics: Topics, topic: str | bytes) -> str:
     )
 
 
-async def _cluster_id(store: Store) -> str:
-    """The cluster id, created at the first start: 22 characters of base64, as Kafka's Uuid."""
+async def _cluster_id(store: Store, new_id: Callable[[], str]) -> str:
+    """The cluster id, created at the first start."""
     table = await store.table("cluster")
     known = dict(await table.items()).get(_CLUSTER_ID)
     if known is not None:
         return known.decode()
-    made = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=")
-    await table.put({_CLUSTER_ID: made})
-    return made.decode()
+    made = new_id()
+    await table.put({_CLUSTER_ID: made.encode()})
+    return made
 
 
 def make_mechanisms(

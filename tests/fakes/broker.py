@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
+from gateway.app import IdSource, open_broker
 from gateway.broker import Broker
-from gateway.cluster import Cluster
-from gateway.coarse_clock import CoarseClock
-from gateway.configs.broker_configs import BrokerConfigs
-from gateway.configs.group_configs import GroupConfigs
 from gateway.coroutines import Cancel, start
-from gateway.fetch.conversion import Converter
-from gateway.fetch.fetch_sessions import FetchSessions
-from gateway.groups.consumer.topology import TopicView
-from gateway.groups.coordinator import GroupCoordinator
-from gateway.groups.offsets.committed_offsets import CommittedOffsets
-from gateway.partitions.producer_ids import ProducerIds
+from gateway.net.flow_control import OutgoingBytes
 from gateway.protocol.caller import Caller
 from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.session import LoginSession
 from gateway.settings.model import Settings
-from gateway.topics.registry import Topics
 from tests.fakes.memory_store import Medium, MemoryStore
 
 #: Wall clock time at the start of a test, in ms since 1970.
@@ -174,54 +166,24 @@ def open_environment(
     def background(work: Coroutine[Any, Any, None]) -> None:
         made[0].background(work)
 
-    values = Settings(**settings)
-    deadlines = CoarseClock(clock)
-    configs = BrokerConfigs(ended(store.table("broker-configs")), values)
-    ended(configs.open())
-    topics = Topics(store, configs.settings, clock, now, background)
-    ended(topics.open())
-    configs.watch(topics.apply_settings)
-    producer_ids = ProducerIds(ended(store.table("producer-ids")))
-    ended(producer_ids.open())
-    offsets = CommittedOffsets(
-        ended(store.table("offsets")),
-        topics,
-        values,
-        deadlines,
-        store.note_committed,
-        topics_may_return=store.retains_by_itself,
+    ids = IdSource(
+        lambda: "AAAAAAAAAAAAAAAAAAAAAA",
+        (f"id-{number}" for number in count(1)).__next__,
+        count(1).__next__,
     )
-    ended(offsets.open())
-    ids = iter(range(1, 1 << 31))
-    member_ids = (f"id-{number}" for number in range(1, 1 << 31))
-    topology = TopicView(topics, values.group_consumer_regex_max_bytes)
-    group_configs = GroupConfigs(ended(store.table("group-configs")), values)
-    ended(group_configs.open())
-    table, of_group = ended(store.table("groups")), group_configs.settings_of
-    groups = GroupCoordinator(
-        table, topology, values, clock, now, lambda: next(member_ids), background, of_group
-    )
-    ended(groups.open())
-    broker = Broker(
-        configs,
-        group_configs,
-        store,
-        Cluster(values.node_id, "AAAAAAAAAAAAAAAAAAAAAA", {"PLAINTEXT": ("127.0.0.1", 9092)}),
-        topics,
-        FetchSessions(values.max_incremental_fetch_session_cache_slots, lambda: next(ids)),
-        producer_ids,
-        offsets,
-        groups,
-        Converter(
+    broker = ended(
+        open_broker(
+            Settings(**settings),
+            store,
+            {"PLAINTEXT": ("127.0.0.1", 9092)},
+            clock,
+            threads.run,
             threads.run_for,
-            cache_bytes=values.conversion_cache_bytes,
-            max_decompressed_bytes=values.max_decompressed_bytes,
-        ),
-        clock,
-        deadlines,
-        now,
-        threads.run,
-        threads.run_for,
+            background,
+            OutgoingBytes(),
+            now,
+            ids,
+        )
     )
     made.append(BrokerEnvironment(broker, store, clock, threads))
     return made[0]
