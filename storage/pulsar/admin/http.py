@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from io import BytesIO
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import msgspec
-from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone
+from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, ResponseDone
 from twisted.web.http_headers import Headers
 
 from storage.log import StorageError, StorageFailed
@@ -62,9 +63,8 @@ class BrokerHttp:
 
         Raises StorageFailed if there is none or it is too large.
         """
-        sent = None if body is None else BytesBody(body)
         for _ in range(REDIRECTS + 1):
-            response = await self._request(method, url, sent, content_type)
+            response = await self._request(method, url, body, content_type)
             answer = await _read(response, self._limit)
             if response.code not in (307, 308):
                 return response.code, answer, response.headers
@@ -97,10 +97,9 @@ class BrokerHttp:
                 "allow this role to list brokers"
             )
 
-    async def _request(
-        self, method: str, url: str, sent: BytesBody | None, content_type: str
-    ) -> Any:
+    async def _request(self, method: str, url: str, body: bytes | None, content_type: str) -> Any:
         headers = Headers({"Accept": ["application/json"], "User-Agent": ["kopgate"]})
+        sent = None if body is None else FileBodyProducer(BytesIO(body))
         if sent:
             headers.addRawHeader("Content-Type", content_type)
         if self._token:
@@ -115,27 +114,6 @@ class BrokerHttp:
             raise StorageFailed(
                 f"Pulsar's admin API at {_origin(url)} cannot be reached: {_describe_error(error)}"
             ) from None
-
-
-class BytesBody:
-    """A body in memory that can be sent repeatedly (Twisted's IBodyProducer)."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-        self.length = len(body)
-
-    def startProducing(self, consumer: Any) -> Deferred[None]:
-        consumer.write(self._body)
-        return succeed(None)
-
-    def pauseProducing(self) -> None:
-        """Ignored: the body is already written."""
-
-    def resumeProducing(self) -> None:
-        """Ignored: the body is already written."""
-
-    def stopProducing(self) -> None:
-        """Ignored: the body is already written."""
 
 
 class BodyCollector(Protocol):
