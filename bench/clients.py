@@ -83,6 +83,7 @@ def produce(bootstrap: str, topic: str, records: int, codec: str) -> float:
         f"linger.ms={LINGER_MS}",
         f"batch.size={BATCH_BYTES}",
         f"compression.type={codec}",
+        flags=jvm.SERIAL,
         log_level="ERROR",
     )  # fmt: skip
     return rate_of(run(argv, records), records)

@@ -286,7 +286,7 @@ def _kafka() -> BenchServer:
     return KafkaServer(
         Kafka.start(
             heap="-Xmx1g",
-            collector=g1,
+            flags=g1,
             group_initial_rebalance_delay_ms="3000",
             offsets_topic_num_partitions="50",
         )

@@ -33,6 +33,7 @@ from bench.measurements import Measurement, compare, table
 from bench.progress import StepProgress
 from bench.servers import GatewayServer
 from bench.steps import Step
+from tests.peers import jvm
 from tests.peers.kafka import VERSION
 from tests.peers.pulsar import Pulsar
 from tests.peers.tenant import Tenant
@@ -242,7 +243,7 @@ def _paced_mib() -> float:
 def main() -> int:
     options = _options()
     figures: list[Measurement] = []
-    with Pulsar.start(memory=options.memory) as broker:
+    with Pulsar.start(memory=options.memory, flags=jvm.SERIAL) as broker:
         sides = GatewayAndNative(broker)
         try:
             # One unmeasured round warms up the JVM and the page cache.

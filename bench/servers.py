@@ -146,7 +146,7 @@ class KafkaServer:
         return cls(
             Kafka.start(
                 heap="-Xmx1g",
-                collector=("-Xms1g", *COLLECTORS[collector]),
+                flags=("-Xms1g", *COLLECTORS[collector]),
                 message_max_bytes="1048588",
             )
         )

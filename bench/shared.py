@@ -212,7 +212,7 @@ def _gateway() -> BenchServer:
 
 
 def _kafka() -> BenchServer:
-    return KafkaServer(Kafka.start(heap="-Xmx1g", collector=("-Xms1g", *COLLECTORS["g1"])))
+    return KafkaServer(Kafka.start(heap="-Xmx1g", flags=("-Xms1g", *COLLECTORS["g1"])))
 
 
 def _conditions(options: argparse.Namespace, busy: str) -> str:

@@ -81,11 +81,8 @@ class ComparedBrokers:
         gateway's first.
         """
         lines = ["\t".join(_line(name, *arguments)) for name, *arguments in commands]
-        # The tools run only for seconds; the second JIT compiler would not pay off.
-        command, *rest = java(
-            str(PROGRAMS / "Tools.java"), *lines, version=version, log_level="OFF"
-        )
-        ours, theirs = self.run([command, "-XX:TieredStopAtLevel=1", *rest])
+        argv = java(str(PROGRAMS / "Tools.java"), *lines, version=version, log_level="OFF")
+        ours, theirs = self.run(argv)
         return _parts(ours, len(lines)), _parts(theirs, len(lines))
 
 

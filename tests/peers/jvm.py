@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
-from tests.peers.cache import CannotInstall
+from tests.peers.cache import CannotInstall, cached, fingerprint
 
 #: Keeps the JVM's own output out of a program's stdout, which is compared. A performance data file
 #: would cause a warning when another process has the same id; other warnings are sent to stderr.
@@ -15,6 +17,7 @@ QUIET = ("-XX:-UsePerfData", "-Xlog:disable", "-Xlog:all=warning:stderr")
 SERIAL = ("-XX:+UseSerialGC",)
 #: The same, for processes that live too briefly for the second compiler to pay off.
 CLIENT = (*SERIAL, "-XX:TieredStopAtLevel=1")
+VERSION_SECONDS = 60.0
 
 
 def argv(
@@ -27,6 +30,33 @@ def argv(
 
     Raises CannotInstall if there is no `java` on this machine.
     """
+    _check_installed()
+    return ["java", *QUIET, *flags, "-cp", ":".join(map(str, classpath)), str(main), *arguments]
+
+
+def class_archive(
+    classpath: Sequence[Path | str], record: Callable[[Sequence[str]], None]
+) -> Sequence[str]:
+    """Flags for a JVM that maps its classes from an archive (JEP 350), made once.
+
+    This saves half of the CPU time of a start. `record` runs a program with these jars, with flags
+    that write the archive when the program ends. A JVM ignores an archive that does not fit or does
+    not exist.
+    """
+    name = f"class-archives/{fingerprint([_version(), *map(str, classpath)])}"
+    file = "classes.jsa"
+    folder = cached(name, lambda folder: record([f"-XX:ArchiveClassesAtExit={folder / file}"]))
+    return [f"-XX:SharedArchiveFile={folder / file}"]
+
+
+def _check_installed() -> None:
     if not shutil.which("java"):
         raise CannotInstall("`java` is not on this machine: install a JDK of version 17 or later")
-    return ["java", *QUIET, *flags, "-cp", ":".join(map(str, classpath)), str(main), *arguments]
+
+
+@cache
+def _version() -> str:
+    _check_installed()
+    return subprocess.run(
+        ["java", "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=True
+    ).stderr

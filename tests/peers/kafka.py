@@ -20,13 +20,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tests.peers import jvm
 from tests.peers.cache import TAIL_CHARACTERS, maven_jars
-from tests.peers.jvm import SERIAL
 
 VERSION = "3.9.2"
 #: The reference for features added after 3.9.
@@ -109,12 +109,25 @@ def java(
     *arguments: str,
     version: str = VERSION,
     heap: str = "-Xmx256m",
-    collector: Sequence[str] = SERIAL,
+    flags: Sequence[str] | None = None,
     log_level: str = "WARN",
 ) -> list[str]:
-    """The argv of a main class from the broker's jars, logging to stderr."""
-    flags = [heap, *collector, "-Djava.awt.headless=true", *_logging(version, log_level)]
-    return jvm.argv([f"{jars(version)}/*"], main, *arguments, flags=flags)
+    """The argv of a main class from the broker's jars, logging to stderr.
+
+    The default of `flags` is best for a short life.
+    """
+    chosen = _flags_for_short_lives(version) if flags is None else flags
+    options = [heap, *chosen, "-Djava.awt.headless=true", *_logging(version, log_level)]
+    return jvm.argv([f"{jars(version)}/*"], main, *arguments, flags=options)
+
+
+@cache
+def _flags_for_short_lives(version: str) -> Sequence[str]:
+    def record(flags: Sequence[str]) -> None:
+        with Kafka.start(version=version, flags=[*jvm.CLIENT, *flags]):
+            pass
+
+    return [*jvm.CLIENT, *jvm.class_archive([jars(version)], record)]
 
 
 def tool(name: str, bootstrap: str, *arguments: str, check: bool = True) -> str:
@@ -159,7 +172,7 @@ class Kafka:
         version: str = VERSION,
         secured: Secured | None = None,
         heap: str = "-Xmx512m",
-        collector: Sequence[str] = SERIAL,
+        flags: Sequence[str] | None = None,
         **settings: str,
     ) -> Self:
         """Start a broker and wait until its listener accepts connections.
@@ -168,10 +181,11 @@ class Kafka:
         them, so another process can take one in between; the start is then retried.
         """
         for attempt in range(START_ATTEMPTS):
-            server = java("kafka.Kafka", version=version, heap=heap, collector=collector)
+            server = java("kafka.Kafka", version=version, heap=heap, flags=flags)
             broker = cls._launch(
                 server,
                 version,
+                flags,
                 secured,
                 {name.replace("_", "."): value for name, value in settings.items()},
             )
@@ -190,7 +204,12 @@ class Kafka:
 
     @classmethod
     def _launch(
-        cls, server: list[str], version: str, secured: Secured | None, settings: dict[str, str]
+        cls,
+        server: list[str],
+        version: str,
+        flags: Sequence[str] | None,
+        secured: Secured | None,
+        settings: dict[str, str],
     ) -> Self:
         names = ["PLAINTEXT", *(["SASL_PLAINTEXT", "SSL", "SASL_SSL"] if secured else [])]
         *ports, controller = free_ports(len(names) + 1)
@@ -208,7 +227,7 @@ class Kafka:
             with log.open("wb") as output:
                 form = ("format", "--cluster-id", CLUSTER_ID, "--config", str(file))
                 subprocess.run(
-                    java("kafka.tools.StorageTool", *form, version=version),
+                    java("kafka.tools.StorageTool", *form, version=version, flags=flags),
                     stdout=output,
                     stderr=output,
                     timeout=START_SECONDS,

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -93,11 +94,17 @@ class Pulsar:
     """
 
     def __init__(
-        self, folder: Path, ports: tuple[int, int], settings: Mapping[str, str], memory: str
+        self,
+        folder: Path,
+        ports: tuple[int, int],
+        settings: Mapping[str, str],
+        memory: str,
+        flags: Sequence[str] | None = None,
     ) -> None:
         self._folder = folder
         self._ports = ports
         self._memory = memory
+        self._flags = _flags_for_short_lives() if flags is None else flags
         # Existing data includes the bookie's port: a bookie is identified by its address.
         self._bookie_port = None if (folder / "bookkeeper").exists() else free_ports(1)[0]
         self._process: subprocess.Popen[bytes] | None = None
@@ -123,17 +130,24 @@ class Pulsar:
         )
 
     @classmethod
-    def start(cls, *, memory: str = "512m", **settings: str) -> Self:
+    def start(
+        cls, *, memory: str = "512m", flags: Sequence[str] | None = None, **settings: str
+    ) -> Self:
         """Start a broker on free ports with its data in a temporary folder, and wait until it is
         ready.
 
         `settings` are those of broker.conf. `memory` limits the heap and, separately, direct
-        memory. Another process can take a port before Pulsar binds it; the start is then retried.
+        memory. `flags` are those of the JVM; their default is best for a short life. Another
+        process can take a port before Pulsar binds it; the start is then retried.
         """
         for attempt in range(START_ATTEMPTS):
             port, web_port = free_ports(2)
             broker = cls(
-                Path(tempfile.mkdtemp(prefix="kopgate-pulsar-")), (port, web_port), settings, memory
+                Path(tempfile.mkdtemp(prefix="kopgate-pulsar-")),
+                (port, web_port),
+                settings,
+                memory,
+                flags,
             )
             try:
                 broker.launch()
@@ -326,7 +340,7 @@ class Pulsar:
             # A small heap, and not the parallel collector of Pulsar's scripts, whose threads would
             # compete for few cores.
             "PULSAR_MEM": f"-Xms64m -Xmx{self._memory} -XX:MaxDirectMemorySize={self._memory}",
-            "PULSAR_GC": " ".join([*jvm.QUIET, *jvm.SERIAL]),
+            "PULSAR_GC": " ".join([*jvm.QUIET, *self._flags]),
             "PULSAR_GC_LOG": " ",
         }
 
@@ -342,6 +356,23 @@ class Pulsar:
         except OSError:
             return False
         return (health, default) == (200, 200)
+
+
+@cache
+def _flags_for_short_lives() -> Sequence[str]:
+    """These include the class path: classes are not archived if it begins with a folder of files,
+    as that of Pulsar's script does.
+    """
+    home = distribution()
+    jars = sorted(map(str, (home / "lib").glob("*.jar")))
+    log = f"-Dlog4j.configurationFile={home / 'conf' / 'log4j2.yaml'}"
+    common = [*jvm.CLIENT, "-cp", ":".join(jars), log]
+
+    def record(flags: Sequence[str]) -> None:
+        with Pulsar.start(flags=[*common, *flags]) as broker:
+            broker.end()
+
+    return [*common, *jvm.class_archive(jars, record)]
 
 
 def suspend(process: subprocess.Popen[Any]) -> None:

@@ -75,11 +75,7 @@ class ToolProcess(ABC):
 
 def kafka_tool(main: str, *arguments: str) -> list[str]:
     """The argv of a tool of the reference broker's version."""
-    # The second JIT compiler pays off only for longer runs.
-    command, *rest = java(
-        f"org.apache.kafka.tools.{main}", "--topic", TOPIC, *arguments, log_level="ERROR"
-    )
-    return [command, "-XX:TieredStopAtLevel=1", *rest]
+    return java(f"org.apache.kafka.tools.{main}", "--topic", TOPIC, *arguments, log_level="ERROR")
 
 
 class VerifiableProducer(ToolProcess):
