@@ -1,4 +1,5 @@
-# `make help` lists the targets. ARGS has options for the target's command: make serve ARGS="--node-id 3".
+# `make help` lists the targets. ARGS has options for the target's command:
+# make serve ARGS="--node-id 3".
 
 PYTHON ?= python3
 ARGS ?=
@@ -7,12 +8,15 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # The constraints also apply to build dependencies: older versions of pip read PIP_CONSTRAINT for
 # these, newer ones PIP_BUILD_CONSTRAINT.
-PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(PY) -m pip --disable-pip-version-check --no-input
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	$(PY) -m pip --disable-pip-version-check --no-input
 SOURCES := gateway auth compat records storage reports tests bench
 # The environment is updated when one of these changes; the packages are installed in editable mode.
-INPUTS := pyproject.toml constraints.txt $(wildcard setup.py records/*.p[yx][xi] records/*.h gateway/protocol/wire/*.pyx)
+INPUTS := pyproject.toml constraints.txt \
+	$(wildcard setup.py records/*.p[yx][xi] records/*.h gateway/protocol/wire/*.pyx)
 
-# Recreate an environment whose Python does not run any more (upgraded, or copied from another machine).
+# Recreate an environment whose Python does not run any more (upgraded, or copied from another
+# machine).
 ifneq ($(wildcard $(VENV)/.made),)
 ifneq ($(shell $(PY) -c 'print("here")' 2>/dev/null),here)
 $(shell rm -f $(VENV)/.made)
@@ -24,8 +28,8 @@ endif
 PEERS := -n 2 --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar bench-traffic \
-	slow legacy fingerprints tox clean spark bench-reports demo chaos fuzz
+.PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar \
+	bench-traffic slow legacy fingerprints tox clean spark bench-reports demo chaos fuzz
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -69,7 +73,8 @@ chaos: $(VENV)/.test ## kill, pause and restart gateway and Pulsar under load (5
 
 fuzz: $(VENV)/.test ## fuzz the record functions with atheris (ARGS: --seconds N for each of three targets, --seed N)
 	$(PIP) install -q --only-binary :all: atheris
-	@for target in agreement entry_points whole; do $(PY) -m tests.fuzz.records --target $$target $(ARGS) || exit 1; done
+	@for target in agreement entry_points whole; do \
+		$(PY) -m tests.fuzz.records --target $$target $(ARGS) || exit 1; done
 
 bench: $(VENV)/.test ## benchmark beside Apache Kafka, results in docs/benchmarks.md (20 minutes; ARGS: --help)
 	$(PY) -m bench $(ARGS)
@@ -99,14 +104,17 @@ tox: $(VENV)/.dev ## fast tests on each installed Python version
 
 clean: ## remove environments and build output; keeps data
 	rm -rf $(VENV) .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
-	rm -f records/_kernel.c records/_kernel*.so gateway/protocol/wire/_plain.c gateway/protocol/wire/_plain*.so
+	rm -f records/_kernel.c records/_kernel*.so
+	rm -f gateway/protocol/wire/_plain.c gateway/protocol/wire/_plain*.so
 
 # One environment with three sets of dependencies, each a superset of the one before.
 $(VENV)/.made:
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found; choose another Python: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "$(PYTHON) not found; choose another Python: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), and 3.11 or newer is needed; choose another: make PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) -m venv --clear $(VENV) || { echo "cannot create a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || { \
+		echo "cannot create a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.made $(INPUTS)

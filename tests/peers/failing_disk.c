@@ -1,4 +1,5 @@
-/* Simulates a failing disk. Loaded with LD_PRELOAD, it intercepts the calls with which LMDB writes data.mdb.
+/* Simulates a failing disk. Loaded with LD_PRELOAD, it intercepts the calls with which LMDB writes
+ * data.mdb.
  *
  * While the file named by FAILING_DISK exists, its words say what fails:
  *
@@ -11,9 +12,10 @@
  *   unsynced     fsync and fdatasync, once a meta page was kept
  *   full         the error is ENOSPC instead of EIO
  *
- * The file named by POWER_CUT, if any, receives what data.mdb would contain after a power cut: writes
- * with O_DSYNC at once, other writes when they are synced. Data written before a failed sync, or by a
- * failed write, never reaches it: Linux then considers the pages clean, and the next sync skips them.
+ * The file named by POWER_CUT, if any, receives what data.mdb would contain after a power cut:
+ * writes with O_DSYNC at once, other writes when they are synced. Data written before a failed
+ * sync, or by a failed write, never reaches it: Linux then considers the pages clean, and the next
+ * sync skips them.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -80,7 +82,8 @@ static void put_into_medium(int fd, off_t offset, size_t size)
     /* The descriptor itself may be write-only. */
     int readable = open(link, O_RDONLY | O_CLOEXEC);
     int medium = open(getenv("POWER_CUT"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    if (medium < 0 || !bytes || readable < 0 || pread(readable, bytes, size, offset) != (ssize_t)size ||
+    if (medium < 0 || !bytes || readable < 0 ||
+        pread(readable, bytes, size, offset) != (ssize_t)size ||
         REAL(pwrite)(medium, bytes, size, offset) != (ssize_t)size)
         abort();
     close(readable);
@@ -116,7 +119,8 @@ enum outcome { IS_MADE, FAILS, FAILS_THOUGH_MADE };
 static enum outcome outcome_of_write(int fd, off_t offset, int *error)
 {
     char orders[128];
-    int saved = errno, is_meta = offset < 2 * sysconf(_SC_PAGESIZE), counts = is_meta && fcntl(fd, F_GETFL) & O_DSYNC;
+    int saved = errno, is_meta = offset < 2 * sysconf(_SC_PAGESIZE),
+        counts = is_meta && fcntl(fd, F_GETFL) & O_DSYNC;
     enum outcome outcome = IS_MADE;
     read_orders(orders, sizeof orders);
     if (orders[2] && is_store(fd)) {
@@ -140,40 +144,59 @@ static int sync_fails(int is_of_store)
     char orders[128];
     int saved = errno;
     read_orders(orders, sizeof orders);
-    int fails = is_of_store && (is_ordered(orders, "sync") || (meta_was_kept && is_ordered(orders, "unsynced")));
+    int fails = is_of_store &&
+                (is_ordered(orders, "sync") || (meta_was_kept && is_ordered(orders, "unsynced")));
     errno = fails ? error_of(orders) : saved;
     return fails;
 }
 
-#define WRITE(name, fd, offset, ...)                                                                                                       \
-    do {                                                                                                                                   \
-        off_t at = offset;                                                                                                                 \
-        int error;                                                                                                                         \
-        enum outcome outcome = outcome_of_write(fd, at, &error);                                                                           \
-        ssize_t written = outcome == FAILS ? -1 : REAL(name)(fd, __VA_ARGS__);                                                             \
-        if (outcome != IS_MADE) {                                                                                                          \
-            errno = error;                                                                                                                 \
-            return -1;                                                                                                                     \
-        }                                                                                                                                  \
-        if (written > 0)                                                                                                                   \
-            note_write(fd, at, written);                                                                                                   \
-        return written;                                                                                                                    \
+#define WRITE(name, fd, offset, ...) \
+    do { \
+        off_t at = offset; \
+        int error; \
+        enum outcome outcome = outcome_of_write(fd, at, &error); \
+        ssize_t written = outcome == FAILS ? -1 : REAL(name)(fd, __VA_ARGS__); \
+        if (outcome != IS_MADE) { \
+            errno = error; \
+            return -1; \
+        } \
+        if (written > 0) \
+            note_write(fd, at, written); \
+        return written; \
     } while (0)
 
-ssize_t pwrite(int fd, const void *bytes, size_t size, off_t offset) { WRITE(pwrite, fd, offset, bytes, size, offset); }
-ssize_t pwrite64(int fd, const void *bytes, size_t size, off64_t offset) { WRITE(pwrite64, fd, offset, bytes, size, offset); }
-ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset) { WRITE(pwritev, fd, offset, parts, count, offset); }
-ssize_t pwritev64(int fd, const struct iovec *parts, int count, off64_t offset) { WRITE(pwritev64, fd, offset, parts, count, offset); }
-ssize_t writev(int fd, const struct iovec *parts, int count) { WRITE(writev, fd, lseek(fd, 0, SEEK_CUR), parts, count); }
+ssize_t pwrite(int fd, const void *bytes, size_t size, off_t offset)
+{
+    WRITE(pwrite, fd, offset, bytes, size, offset);
+}
+ssize_t pwrite64(int fd, const void *bytes, size_t size, off64_t offset)
+{
+    WRITE(pwrite64, fd, offset, bytes, size, offset);
+}
+ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset)
+{
+    WRITE(pwritev, fd, offset, parts, count, offset);
+}
+ssize_t pwritev64(int fd, const struct iovec *parts, int count, off64_t offset)
+{
+    WRITE(pwritev64, fd, offset, parts, count, offset);
+}
+ssize_t writev(int fd, const struct iovec *parts, int count)
+{
+    WRITE(writev, fd, lseek(fd, 0, SEEK_CUR), parts, count);
+}
 
-#define SYNC(name, fd)                                                                                                                     \
-    do {                                                                                                                                   \
-        int fails = sync_fails(is_store(fd)), result = fails ? -1 : REAL(name)(fd), saved = errno;                                         \
-        note_sync(fd, result == 0);                                                                                                        \
-        errno = saved;                                                                                                                     \
-        return result;                                                                                                                     \
+#define SYNC(name, fd) \
+    do { \
+        int fails = sync_fails(is_store(fd)), result = fails ? -1 : REAL(name)(fd), saved = errno; \
+        note_sync(fd, result == 0); \
+        errno = saved; \
+        return result; \
     } while (0)
 
 int fsync(int fd) { SYNC(fsync, fd); }
 int fdatasync(int fd) { SYNC(fdatasync, fd); }
-int msync(void *start, size_t size, int flags) { return sync_fails(1) ? -1 : REAL(msync)(start, size, flags); }
+int msync(void *start, size_t size, int flags)
+{
+    return sync_fails(1) ? -1 : REAL(msync)(start, size, flags);
+}

@@ -1,5 +1,6 @@
-/* Simulates a disk that hangs. Loaded with LD_PRELOAD, it intercepts writes to the files of the traffic
- * log that are being written. While the file named by HANGING_DISK exists, such a write blocks.
+/* Simulates a disk that hangs. Loaded with LD_PRELOAD, it intercepts writes to the files of the
+ * traffic log that are being written. While the file named by HANGING_DISK exists, such a write
+ * blocks.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

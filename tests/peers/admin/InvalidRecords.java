@@ -18,7 +18,8 @@ public class InvalidRecords {
             "linger.ms", 300_000, "delivery.timeout.ms", 600_000, "batch.size", 1_000_000,
             "compression.type", arguments[1]));
         try (Admin admin = Admin.create(Map.of("bootstrap.servers", arguments[0]))) {
-            NewTopic topic = new NewTopic("invalid-" + arguments[1], 1, (short) 1).configs(Map.of("cleanup.policy", "compact"));
+            NewTopic topic = new NewTopic("invalid-" + arguments[1], 1, (short) 1)
+                .configs(Map.of("cleanup.policy", "compact"));
             admin.createTopics(List.of(topic)).all().get();
         }
         try (Producer<String, String> producer = new KafkaProducer<>(settings, new StringSerializer(), new StringSerializer())) {

@@ -41,13 +41,17 @@ public class OldAdmin {
         settings.put("bootstrap.servers", arguments[0]);
         ConfigResource topic = new ConfigResource(ConfigResource.Type.TOPIC, "old");
         try (AdminClient admin = AdminClient.create(settings)) {
-            NewTopic made = new NewTopic("old", 3, (short) 1).configs(Collections.singletonMap("retention.ms", "5000"));
+            NewTopic made = new NewTopic("old", 3, (short) 1)
+                .configs(Collections.singletonMap("retention.ms", "5000"));
             step("validate", () -> admin.createTopics(Arrays.asList(made), new CreateTopicsOptions().validateOnly(true)).all().get());
             step("create", () -> admin.createTopics(Arrays.asList(made)).all().get());
             step("again", () -> admin.createTopics(Arrays.asList(made)).all().get());
             step("assigned", () -> admin.createTopics(Arrays.asList(new NewTopic("assigned", Collections.singletonMap(0, Arrays.asList(1))))).all().get());
-            eventually("list", "[assigned, old]", () -> new TreeSet<>(admin.listTopics().names().get()));
-            eventually("partitions", "3", () -> admin.describeTopics(Arrays.asList("old")).all().get().get("old").partitions().size());
+            eventually("list", "[assigned, old]", () ->
+                new TreeSet<>(admin.listTopics().names().get()));
+            eventually("partitions", "3", () ->
+                admin.describeTopics(Arrays.asList("old")).all().get().get("old").partitions()
+                    .size());
             step("missing", () -> admin.describeTopics(Arrays.asList("never")).all().get());
             step("nodes", () -> admin.describeCluster().nodes().get().size());
             eventually("config", "=5000", () -> entry(admin, topic, "retention.ms"));
@@ -60,7 +64,9 @@ public class OldAdmin {
     }
 
     static String entry(AdminClient admin, ConfigResource resource, String name) throws Exception {
-        ConfigEntry entry = admin.describeConfigs(Arrays.asList(resource)).all().get().get(resource).get(name);
-        return entry.name() + "=" + entry.value() + " sensitive=" + entry.isSensitive() + " read-only=" + entry.isReadOnly();
+        ConfigEntry entry = admin.describeConfigs(Arrays.asList(resource)).all().get().get(resource)
+            .get(name);
+        return entry.name() + "=" + entry.value() + " sensitive=" + entry.isSensitive()
+            + " read-only=" + entry.isReadOnly();
     }
 }
