@@ -29,7 +29,7 @@ PEERS := -n 2 --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar \
-	bench-traffic slow legacy fingerprints tox clean spark bench-reports demo chaos fuzz
+	bench-traffic slow legacy fingerprints tox clean spark picture bench-reports demo chaos fuzz
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -64,6 +64,9 @@ legacy: $(VENV)/.test ## tests with real clients, and a table of the results (AR
 
 demo: $(VENV)/.report ## run old and new clients against a gateway with a traffic log, and report on them (2 minutes; ARGS: --out DIR, --target NAME)
 	@$(PY) -m tests.legacy_clients.demo $(ARGS)
+
+picture: $(VENV)/.test ## make the picture of the report page in the README (needs chromium)
+	@$(PY) -m tests.reports.picture
 
 fingerprints: $(VENV)/.test ## record what each client sends in compat/fingerprint/observed.jsonl (40 minutes; ARGS: --help)
 	$(PY) -m tests.legacy_clients.fingerprints $(ARGS)

@@ -108,10 +108,10 @@ class Browser:
             raise BrowserFailed(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
-    def picture(self, file: Path) -> None:
-        """A screenshot as PNG, up to TALLEST."""
+    def picture(self, file: Path, tallest: int = TALLEST, scale: float = 1) -> None:
+        """A screenshot as PNG."""
         size = self._ask("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {**size, "height": min(size["height"], TALLEST), "scale": 1}
+        clip = {**size, "height": min(size["height"], tallest), "scale": scale}
         file.write_bytes(
             base64.b64decode(
                 self._ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
