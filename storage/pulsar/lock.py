@@ -222,6 +222,12 @@ class StoreLock:
             else:
                 result.errback(failure)
 
+    def _fail_confirmations(self, failure: StorageError) -> None:
+        """Fail the confirmations of the heartbeat in flight and those for the next one."""
+        self._sent_confirmations += self._queued_confirmations
+        self._queued_confirmations = []
+        self._settle_confirmations(failure)
+
     def _schedule(self, delay: float, call: Callable[[], None]) -> None:
         self._timer = self._reactor.callLater(delay, call)
 
@@ -269,9 +275,7 @@ class StoreLock:
                 exc_info=(failure.type, failure.value, failure.getTracebackObject()),
             )
         if self._producer is not None:
-            self._sent_confirmations += self._queued_confirmations
-            self._queued_confirmations = []
-            self._settle_confirmations(
+            self._fail_confirmations(
                 StorageFailed("Pulsar did not confirm the store lock: retry later")
             )
             self._schedule(RETRY_SECONDS, self._reacquire)
@@ -285,14 +289,9 @@ class StoreLock:
             self._timer.cancel()
             self._timer = None
         producer, self._producer = self._producer, None
-        confirmations, self._queued_confirmations, self._sent_confirmations = (
-            [*self._sent_confirmations, *self._queued_confirmations],
-            [],
-            [],
+        self._fail_confirmations(
+            Fenced("another process has taken over the store, or it was closed")
         )
-        for result in confirmations:
-            if not result.called:
-                result.errback(Fenced("another process has taken over the store, or it was closed"))
         return producer
 
     async def _last_holder(self) -> LockHolder | None:

@@ -404,12 +404,9 @@ class PulsarStore:
 
     async def trim(self, topic: str, keep: Position) -> None:
         """`TopicTrimmer.trim`."""
-        await self._trimming.acquire()
-        try:
+        async with self._trimming:
             self._check_open()
             await self._catalog.trim(topic, keep, self._lock.confirm)
-        finally:
-            self._trimming.release()
 
     @property
     def may_be_lost(self) -> bool:

@@ -17,6 +17,7 @@ from gateway.protocol.wire.primitives import (
     MAX_STRING_BYTES,
     MAX_TAGS,
     read_uvarint,
+    skip_tags,
 )
 
 #: Bytes that the decoder may copy for the tagged fields of one message. Clients send no tagged
@@ -173,17 +174,11 @@ def _check_null(name: str, length: int, may_be_null: bool) -> None:
 
 def _skip_tags(walk: _CheckState, position: int) -> int:
     source = walk.source
-    count, position = read_uvarint(source, position)
+    count, after_count = read_uvarint(source, position)
     if not count:
-        return position
+        return after_count
     walk.tags += count
-    walk.copied += len(source) - position
+    walk.copied += len(source) - after_count
     if walk.tags > MAX_TAGS or walk.copied > MAX_COPIED_BYTES:
         raise ValueError(f"{walk.tags} tagged fields")
-    for _ in range(count):
-        _, position = read_uvarint(source, position)
-        size, position = read_uvarint(source, position)
-        position += size
-    if position > len(source):
-        raise ValueError("tagged field exceeds the message")
-    return position
+    return skip_tags(source, position)

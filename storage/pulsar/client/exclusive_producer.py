@@ -207,22 +207,11 @@ class ExclusiveProducer:
         left = list(self._in_flight)
         self._in_flight.clear()
 
-        def close() -> None:
-            try:
-                self._producer.close()
-            except pulsar.PulsarException as failure:
-                # The producer was fenced, or the cluster is gone.
-                log.debug("closing a producer failed: %s", type(failure).__name__)
-
-        def settle(result: Any) -> None:
+        def settle(_: None) -> None:
             for sent in left:
                 self._release(sent)
 
-        try:
-            closed = self._client.run(close)
-        except LogClosed:
-            closed = succeed(None)
-        closed.addBoth(settle)
+        closed = close_producer(self._client, self._producer).addBoth(settle)
         self._on_closed(error, left)
         self._notify_idle()
         return closed
@@ -246,6 +235,22 @@ class ExclusiveProducer:
         if not sent.is_released:
             sent.is_released = True
             self._room.release(sent.cost)
+
+
+def close_producer(client: PulsarClient, producer: Any) -> Deferred[None]:
+    """Fires when the library has closed `producer`. A failure to do so is logged only."""
+
+    def close() -> None:
+        try:
+            producer.close()
+        except pulsar.PulsarException as failure:
+            # The producer was fenced, or the cluster is gone.
+            log.debug("closing a producer failed: %s", type(failure).__name__)
+
+    try:
+        return client.run(close)
+    except LogClosed:
+        return succeed(None)
 
 
 def error_for_result(name: str) -> StorageError:

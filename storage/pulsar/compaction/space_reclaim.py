@@ -115,8 +115,5 @@ class SpaceReclaimer:
 
         Other changes may happen between steps.
         """
-        await self._partition.lock.acquire()
-        try:
+        async with self._partition.lock:
             return await step(*self._bounds())
-        finally:
-            self._partition.lock.release()

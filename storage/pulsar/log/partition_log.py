@@ -165,13 +165,10 @@ class PulsarLog:
             raise OffsetOutOfRange(
                 f"offset {offset} is beyond the log end offset {self._end.offset}"
             )
-        await self.partition.lock.acquire()
-        try:
+        async with self.partition.lock:
             self.status.check_open()
             if offset > self._start_offset:
                 await self._delete_before(offset)
-        finally:
-            self.partition.lock.release()
         return self._start_offset
 
     async def _delete_before(self, offset: int) -> None:
@@ -199,15 +196,12 @@ class PulsarLog:
         """
         self.status.check_open()
         await self.update_start_offset()
-        await self.partition.lock.acquire()
-        try:
+        async with self.partition.lock:
             self.status.check_open()
             offset = await self._retained_from(since, at_most_bytes)
             self.status.check_open()
             if offset > self._start_offset:
                 await self._delete_before(offset)
-        finally:
-            self.partition.lock.release()
         return self._start_offset
 
     async def _retained_from(self, since: int | None, at_most_bytes: int | None) -> int:
@@ -260,16 +254,13 @@ class PulsarLog:
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
         self.status.check_open()
         check_replacement(first, last, entries)
-        await self.partition.lock.acquire()
-        try:
+        async with self.partition.lock:
             self.status.check_open()
             await self._replacer.replace(
                 first, last, entries, self._start_offset, self._end.offset, self._end.bytes
             )
             self._resident.clear()
             self._cached_first_entry = None
-        finally:
-            self.partition.lock.release()
 
     async def reclaim(self) -> None:
         self.status.check_open()

@@ -17,6 +17,7 @@ from storage.plain_records import BatchFormat
 from storage.pulsar.client.exclusive_producer import (
     IN_FLIGHT_OVERHEAD,
     InFlightLimit,
+    close_producer,
     error_for_result,
 )
 from storage.pulsar.client.library_threads import keep_thread_state
@@ -143,10 +144,13 @@ class NativeSender:
         self._in_flight.append(pending)
         self._queue.append(pending)
         if not self._is_sending:
-            self._is_sending = True
-            self._client.run(self._send_queued).addErrback(
-                lambda failure: self.end(Fenced(f"sending a batch failed: {failure.value}"))
-            )
+            self._start_sending()
+
+    def _start_sending(self) -> None:
+        self._is_sending = True
+        self._client.run(self._send_queued).addErrback(
+            lambda failure: self.end(Fenced(f"sending a batch failed: {failure.value}"))
+        )
 
     def _send_queued(self) -> None:
         """Send the queued batches in order. Runs in a thread, one at a time."""
@@ -159,11 +163,9 @@ class NativeSender:
         self._client.reactor_calls.post(self._sending_finished)
 
     def _sending_finished(self) -> None:
-        self._is_sending = bool(self._queue)
-        if self._is_sending:
-            self._client.run(self._send_queued).addErrback(
-                lambda failure: self.end(Fenced(f"sending a batch failed: {failure.value}"))
-            )
+        self._is_sending = False
+        if self._queue:
+            self._start_sending()
 
     def _send_batch(self, pending: PendingAppend) -> None:
         try:
@@ -251,21 +253,11 @@ class NativeSender:
         left = list(self._in_flight)
         self._in_flight.clear()
 
-        def close() -> None:
-            try:
-                self._producer.close()
-            except pulsar.PulsarException as failure:
-                log.debug("closing a producer failed: %s", type(failure).__name__)
-
         def release_all(_: Any) -> None:
             for pending in left:
                 self._release(pending)
 
-        try:
-            closed = self._client.run(close)
-        except LogClosed:
-            closed = succeed(None)
-        closed.addBoth(release_all)
+        closed = close_producer(self._client, self._producer).addBoth(release_all)
         self._on_end(error)
         for pending in left:
             pending.result.errback(error)

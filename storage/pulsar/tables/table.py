@@ -60,13 +60,10 @@ class PulsarTable:
         Raises StorageFailed, Fenced, LogClosed. Writes a message first, so it succeeds only if a
         put would.
         """
-        await self._loading.acquire()
-        try:
+        async with self._loading:
             end = os.urandom(16)
             await self._writer.send({END_KEY: end}, MAX_MESSAGE_OVERHEAD)
             rows = await load(self._client, self._admin, self._topic, end)
-        finally:
-            self._loading.release()
         return sorted(rows.items())
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
