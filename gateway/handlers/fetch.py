@@ -6,7 +6,8 @@ v7-8: fetch sessions (KIP-227).
 v9: current leader epoch is checked (KIP-320).
 v10-11: zstd (KIP-110), then rack id.
 v12: flexible encoding, diverging epoch.
-v13-18: topic ids instead of names (KIP-516); later fields are for replicas.
+v13-14: topic ids instead of names (KIP-516).
+v15-18: fields for replicas (KIP-903, KIP-853, KIP-1166), and endpoints of other leaders (KIP-951).
 
 v0-3 are in `gateway.handlers.old`. The wait of a long poll is at most max_wait_ms;
 `gateway.protocol.long_poll` describes when it ends earlier.

@@ -6,8 +6,9 @@ v2-3: isolation level.
 v4-6: leader epochs.
 v7: max-timestamp (KIP-734).
 v8: earliest-local (KIP-405).
-v9-10: latest-tiered (KIP-1005).
-v11: earliest-pending-upload.
+v9: latest-tiered (KIP-1005).
+v10: timeout for offsets in remote storage (KIP-1075); there is none.
+v11: earliest-pending-upload (KIP-1023).
 
 OffsetForLeaderEpoch
 v0: end offset of an epoch (KIP-101).
