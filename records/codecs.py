@@ -77,24 +77,21 @@ class _Decompressor(Protocol):
     def decompress(self, data: Buffer, max_length: int) -> bytes: ...
 
 
-def compress(codec: Codec, content: Buffer, *, magic: int) -> bytes:
-    """Compress `content` for a consumer of format `magic`, which affects only lz4.
-
-    Raises UnsupportedCodec for Codec.NONE.
-    """
+def compress(codec: Codec, content: Buffer) -> bytes:
+    """Raises UnsupportedCodec for Codec.NONE."""
     match codec:
         case Codec.GZIP:
             return bytes(igzip_lib.compress(content, _GZIP_LEVEL, flag=igzip_lib.COMP_GZIP))
         case Codec.SNAPPY:
             return _compress_xerial(content)
         case Codec.LZ4:
-            frame = lz4.frame.compress(
+            frame: bytes = lz4.frame.compress(
                 content,
                 block_size=lz4.frame.BLOCKSIZE_MAX64KB,
                 block_linked=False,
                 store_size=False,
             )
-            return lz4_header.with_historic_checksum(frame) if magic == 0 else bytes(frame)
+            return frame
         case Codec.ZSTD:
             return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(content)
         case _:

@@ -69,8 +69,7 @@ MAY_IMPORT = {
         "auth", "records", "storage",
     },
     "gateway/fetch": {
-        "gateway/partitions", "gateway/protocol/wire", ERRORS, BASICS, "compat", "records",
-        "storage",
+        "gateway/partitions", "gateway/protocol/wire", ERRORS, BASICS, "records", "storage",
     },
     "gateway/groups": {"gateway/topics", "gateway/settings", ERRORS, BASICS, "storage"},
     "gateway/topics": {
@@ -213,6 +212,23 @@ def modules() -> list[str]:
 @pytest.mark.parametrize("path", modules())
 def test_module_imports_only_what_its_place_allows(path):
     assert complaints(path, (ROOT / path).read_text("utf-8")) == []
+
+
+def test_gateway_imports_compat_only_in_modules_that_it_can_do_without():
+    """`gateway.handlers` imports those in `old` only if `compat` is installed."""
+    importers = {
+        path
+        for path in modules()
+        if path.startswith("gateway/")
+        and any(
+            module.split(".", 1)[0] == "compat" for module in imports((ROOT / path).read_text())
+        )
+    }
+    assert importers == {
+        "gateway/handlers/old/old_versions.py",
+        "gateway/handlers/old/produce_message_sets.py",
+        "gateway/partitions/stored_records.py",
+    }
 
 
 @pytest.mark.parametrize("package", sorted({path.split("/")[0] for path in modules()}))

@@ -4,21 +4,19 @@ Message sets are checked, stamped with offsets, converted and read. Pure functio
 with the rules of `records`.
 """
 
-from compat.message_sets.down_conversion import down_convert, down_convert_all, zstd_to_gzip
-from compat.message_sets.filtering import empty_batch, filter_records, newest_timestamp, record_keys
+from compat.message_sets.down_conversion import down_convert, down_convert_all
+from compat.message_sets.filtering import filter_records, newest_timestamp, record_keys
 from compat.message_sets.legacy_lz4 import fix_lz4_checksums, has_legacy_lz4
-from compat.message_sets.message_set import MessageSet, check_message_set, stamp_message_set
-from compat.message_sets.reading import DecodedRecord, cut, first_at_or_after, read_records
+from compat.message_sets.message_set import MessageSet, check_message_set
+from compat.message_sets.reading import cut, first_at_or_after, read_records
 from compat.message_sets.up_conversion import up_convert
 
 __all__ = [
-    "DecodedRecord",
     "MessageSet",
     "check_message_set",
     "cut",
     "down_convert",
     "down_convert_all",
-    "empty_batch",
     "filter_records",
     "first_at_or_after",
     "fix_lz4_checksums",
@@ -26,7 +24,5 @@ __all__ = [
     "newest_timestamp",
     "read_records",
     "record_keys",
-    "stamp_message_set",
     "up_convert",
-    "zstd_to_gzip",
 ]

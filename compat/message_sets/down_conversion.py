@@ -10,19 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compat.message_sets.wrappers import DecompressionBudget, Wrapper, segments, wrap
-from records import codecs, kernel
+from records import kernel
+from records.batch import read_batch
 from records.codecs import MAX_DECOMPRESSED_BYTES
 from records.errors import CorruptRecords, RecordsError
-from records.layout import (
-    BATCH_OVERHEAD,
-    CODEC_MASK,
-    NO_TIMESTAMP,
-    Buffer,
-    Codec,
-    build_batch,
-    magic_of,
-    read_batch,
-)
+from records.layout import NO_TIMESTAMP, Buffer, Codec, magic_of
+from records.reading import read_content
 
 
 def down_convert(
@@ -73,36 +66,15 @@ def convert_single(payload: Buffer, magic: int, max_decompressed_bytes: int) -> 
     return _from_messages(payload, max_decompressed_bytes)
 
 
-def zstd_to_gzip(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
-    """Recompress a magic-2 zstd batch with gzip, for consumers that know magic 2 but not zstd.
-
-    These are consumers with Fetch v4 to v9 (KIP-110). Raises CorruptRecords, UnsupportedCodec and
-    RecordsTooLarge.
-    """
-    batch = read_batch(payload)
-    if not batch.records:
-        return build_batch(batch._replace(attributes=batch.attributes & ~CODEC_MASK), b"")
-    content = codecs.decompress(
-        Codec.ZSTD, memoryview(payload)[BATCH_OVERHEAD:], max_decompressed_bytes
-    )
-    attributes = batch.attributes & ~CODEC_MASK | Codec.GZIP
-    return build_batch(
-        batch._replace(attributes=attributes), codecs.compress(Codec.GZIP, content, magic=2)
-    )
-
-
 def _from_batch(payload: Buffer, magic: int, limit: int) -> bytes:
     batch = read_batch(payload)
-    if batch.is_control or not batch.records:
+    if batch.is_control or not batch.count:
         return b""
     codec = batch.codec
-    content: Buffer = memoryview(payload)[BATCH_OVERHEAD:]
-    if codec:
-        content = codecs.decompress(codec, content, limit)
     is_relative = bool(codec) and magic == 1
     messages = kernel.down_batch(
-        content,
-        batch.records,
+        read_content(payload, batch, limit),
+        batch.count,
         batch.base_offset,
         batch.last_offset_delta,
         batch.base_timestamp,

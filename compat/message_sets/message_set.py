@@ -64,6 +64,39 @@ class MessageSet:
     repack: bool
     compressed: tuple[CompressedMessage, ...] = field(default=(), repr=False)
 
+    def stamp(
+        self, records: bytearray | memoryview, base_offset: int, log_append_time: int | None
+    ) -> Buffer:
+        """Assign absolute offsets from `base_offset`, in place unless `repack`.
+
+        `log_append_time` (ms, for topics with message.timestamp.type=LogAppendTime) replaces the
+        timestamps of magic 1; magic 0 has none. Without it a wrapper gets the max timestamp of its
+        records, as in Kafka. `records` must be the bytes that `check_message_set` checked. Raises
+        InvalidRecords if the offsets would exceed 63 bits.
+        """
+        if not 0 <= base_offset <= MAX_INT64 - self.count:
+            raise InvalidRecords(
+                f"no offsets left for {self.count} records at offset {base_offset}"
+            )
+        view = memoryview(records)
+        parts: list[Buffer] = []
+        offset, position = base_offset, 0
+        for one in self.compressed:
+            run = view[position : one.start]
+            offset += kernel.stamp(run, offset, log_append_time)
+            whole = view[one.start : one.end]
+            if one.inner is None:
+                _stamp_wrapper(whole, offset + one.count - 1, one.max_timestamp, log_append_time)
+                parts += (run, whole)
+            else:
+                parts += (run, _repack(one, self.magic, offset, log_append_time))
+            offset += one.count
+            position = one.end
+        kernel.stamp(view[position:], offset, log_append_time)
+        if not self.repack:
+            return records
+        return b"".join((*parts, view[position:]))
+
 
 def check_message_set(records: Buffer, *, max_decompressed_bytes: int) -> MessageSet:
     """Verify the set of a Produce request (v0 to v2) down to the inner records; an empty set has
@@ -113,41 +146,6 @@ def check_message_set(records: Buffer, *, max_decompressed_bytes: int) -> Messag
     return MessageSet(
         found.magic, count, max_timestamp, codec, found.largest, has_null_key, repack, tuple(opened)
     )
-
-
-def stamp_message_set(
-    records: bytearray | memoryview,
-    checked: MessageSet,
-    base_offset: int,
-    log_append_time: int | None,
-) -> Buffer:
-    """Assign absolute offsets from `base_offset`, in place unless `checked.repack`.
-
-    `log_append_time` (ms, for topics with message.timestamp.type=LogAppendTime) replaces the
-    timestamps of magic 1; magic 0 has none. Without it a wrapper gets the max timestamp of its
-    records, as in Kafka. `checked` must be the result of `check_message_set` for the same bytes.
-    Raises InvalidRecords if the offsets would exceed 63 bits.
-    """
-    if not 0 <= base_offset <= MAX_INT64 - checked.count:
-        raise InvalidRecords(f"no offsets left for {checked.count} records at offset {base_offset}")
-    view = memoryview(records)
-    parts: list[Buffer] = []
-    offset, position = base_offset, 0
-    for one in checked.compressed:
-        run = view[position : one.start]
-        offset += kernel.stamp(run, offset, log_append_time)
-        whole = view[one.start : one.end]
-        if one.inner is None:
-            _stamp_wrapper(whole, offset + one.count - 1, one.max_timestamp, log_append_time)
-            parts += (run, whole)
-        else:
-            parts += (run, _repack(one, checked.magic, offset, log_append_time))
-        offset += one.count
-        position = one.end
-    kernel.stamp(view[position:], offset, log_append_time)
-    if not checked.repack:
-        return records
-    return b"".join((*parts, view[position:]))
 
 
 def _needs_rewrite(records: Buffer, wrapper: Wrapper) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from compat.message_sets.wrappers import DecompressionBudget, Wrapper, segments
 from records import codecs, kernel
+from records.batch import BatchHeader, build_batch
 from records.codecs import MAX_DECOMPRESSED_BYTES
 from records.errors import CorruptRecords, InvalidRecords
 from records.layout import (
@@ -16,11 +17,9 @@ from records.layout import (
     NO_TIMESTAMP,
     OFFSET,
     TIMESTAMP_AT,
-    BatchHeader,
     Buffer,
     Codec,
     Converted,
-    build_batch,
     magic_of,
 )  # fmt: skip
 
@@ -84,9 +83,9 @@ def up_convert(
         producer_id=_NO_PRODUCER,
         producer_epoch=_NO_PRODUCER,
         base_sequence=_NO_PRODUCER,
-        records=sum(part.records for part in parts),
+        count=sum(part.records for part in parts),
     )
-    return build_batch(batch, codecs.compress(codec, content, magic=2) if codec else content)
+    return build_batch(batch, codecs.compress(codec, content) if codec else content)
 
 
 def _message_runs(payload: Buffer, limit: int) -> tuple[Codec, list[_MessageRun]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from isal.isal_zlib import crc32
 
-from records import codecs, kernel
+from records import codecs, kernel, lz4_header
 from records.errors import CorruptRecords, InvalidRecords, RecordsTooLarge, UnsupportedCodec
 from records.layout import (
     APPEND_TIME_BIT,
@@ -111,7 +111,9 @@ def wrap(
     """Compress `inner` into one message of format `magic`. `offset` is the last inner message's
     absolute offset.
     """
-    value = codecs.compress(codec, inner, magic=magic)
+    value = codecs.compress(codec, inner)
+    if codec is Codec.LZ4 and magic == 0:
+        value = lz4_header.with_historic_checksum(value)
     attributes = codec | (APPEND_TIME_BIT if is_append_time and magic else 0)
     head = bytearray(
         MESSAGE_HEADER.pack(offset, SMALLEST[magic] + len(value), 0, magic, attributes)

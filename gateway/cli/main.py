@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -18,7 +19,6 @@ import click
 
 from gateway import logs
 from gateway.cli.groups import groups
-from gateway.cli.report import report
 from gateway.cli.settings_command import settings as settings_command
 from gateway.cli.topics import topics
 from gateway.cli.users import users
@@ -213,5 +213,9 @@ def _assignments(pairs: Iterable[str]) -> dict[str, str]:
 main.add_command(topics)
 main.add_command(groups)
 main.add_command(users)
-main.add_command(report)
 main.add_command(settings_command)
+if find_spec("compat") is not None:
+    # Reports identify client libraries with it.
+    from gateway.cli.report import report
+
+    main.add_command(report)

@@ -1,25 +1,33 @@
 """Converts records for consumers of other formats, off the reactor thread.
 
-`compat.message_sets` does the conversion. This module adds threads, a cache, and jobs shared by all
-consumers that need the same entries.
+`compat.message_sets` and `records` do the conversion. This module adds threads, a cache, and jobs
+shared by all consumers that need the same entries.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
-from struct import Struct
 from time import thread_time_ns
 from typing import Any, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from compat.message_sets import down_convert_all, up_convert, zstd_to_gzip
 from gateway import logs
 from gateway.coroutines import Cancel, SharedResult, start
-from gateway.partitions.record_batch import ATTRIBUTES, HEADER_BYTES, magic_of
+from gateway.partitions.stored_records import down_convert_all, up_convert
 from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
-from records import NoMemory, RecordsError, RecordsTooLarge
+from records import (
+    HEADER_BYTES,
+    Codec,
+    NoMemory,
+    RecordsError,
+    RecordsTooLarge,
+    peek_magic,
+    zstd_to_gzip,
+)
+from records.batch import BATCH_ATTRIBUTES_AT, BATCH_CRC_AT
+from records.layout import CODEC_MASK, CONTROL_BIT, CRC
 from storage.log import Buffer, Entry
 
 #: (topic id, partition, base offset, size, checksum, magic). Compaction changes entries, and a
@@ -83,14 +91,8 @@ ENTRY_OVERHEAD = 512
 #: Unreadable entries remembered as logged, some 300 bytes each; older ones may be logged again.
 MAX_REPORTED_UNREADABLE = 1_000
 
-_CONTROL = 0x20
-_LZ4 = 3
-_ZSTD = 4
-
 #: Consumer formats beyond 0 and 1: format 2 without zstd, and format 2 with any codec.
 V2_WITHOUT_ZSTD, V2_WITH_ZSTD = 2, 3
-_CRC = Struct(">I")
-_CRC_AT = 17
 
 _log = logs.get_logger(__name__)
 
@@ -198,11 +200,11 @@ class Converter:
         missing: list[tuple[CacheKey, Entry]] = []
         for entry in entries:
             payload = entry.payload
-            stored = magic_of(payload)
+            stored = peek_magic(payload)
             if is_readable(payload, magic):
                 results.append(payload)
                 continue
-            if magic < 2 and stored == 2 and payload[ATTRIBUTES] & _CONTROL:
+            if magic < 2 and stored == 2 and payload[BATCH_ATTRIBUTES_AT] & CONTROL_BIT:
                 results.append(b"")
                 continue
             key = (
@@ -277,7 +279,7 @@ class Converter:
             source.partition,
             entry.base_offset,
             len(payload),
-            _checksum(payload, magic_of(payload)),
+            _checksum(payload, peek_magic(payload)),
         )
         if unit in self._reported:
             return
@@ -318,19 +320,19 @@ def _checksum(payload: Buffer, magic: int) -> int:
     A batch contains one; in a message set, only the messages do.
     """
     if magic == 2 and len(payload) >= HEADER_BYTES:
-        checksum: int = _CRC.unpack_from(payload, _CRC_AT)[0]
+        checksum: int = CRC.unpack_from(payload, BATCH_CRC_AT)[0]
         return checksum
     return int(crc32(payload))
 
 
 def is_zstd(payload: Buffer) -> bool:
     """Whether the payload is a batch that requires Fetch v10."""
-    return magic_of(payload) >= 2 and payload[ATTRIBUTES] & 7 == _ZSTD
+    return peek_magic(payload) >= 2 and payload[BATCH_ATTRIBUTES_AT] & CODEC_MASK == Codec.ZSTD
 
 
 def is_readable(payload: Buffer, magic: int) -> bool:
     """Whether consumers of `magic` can read the payload as it is."""
-    stored = magic_of(payload)
+    stored = peek_magic(payload)
     if magic < V2_WITHOUT_ZSTD:
         return stored <= magic
     return stored not in (0, 1) and not (magic == V2_WITHOUT_ZSTD and is_zstd(payload))
@@ -381,11 +383,11 @@ def _split_into_calls(
 
 def _max_unpacked_size(payload: Buffer) -> int:
     """Return the size to which a payload may unpack, regardless of its header."""
-    if magic_of(payload) == 2 and len(payload) > ATTRIBUTES:
-        codec = payload[ATTRIBUTES] & 7
+    if peek_magic(payload) == 2 and len(payload) > BATCH_ATTRIBUTES_AT:
+        codec = payload[BATCH_ATTRIBUTES_AT] & CODEC_MASK
         if codec == 0:
             return len(payload)
-        if codec == _LZ4:
+        if codec == Codec.LZ4:
             return len(payload) * _LZ4_EXPANSION
     return MAX_CALL_BYTES
 
@@ -396,7 +398,7 @@ def _to_v2(payload: Buffer, max_decompressed_bytes: int) -> bytes | RecordsError
     An older message set that cannot be converted is returned unchanged: the consumer supports its
     format and reports the problem itself.
     """
-    is_batch = magic_of(payload) == 2
+    is_batch = peek_magic(payload) == 2
     convert = zstd_to_gzip if is_batch else up_convert
     try:
         return convert(payload, max_decompressed_bytes=max_decompressed_bytes)

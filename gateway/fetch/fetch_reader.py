@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 
-from compat.message_sets import cut, fix_lz4_checksums, has_legacy_lz4
 from gateway.coroutines import TimeSlices
 from gateway.fetch.conversion import (
     V2_WITH_ZSTD,
@@ -24,13 +23,14 @@ from gateway.fetch.conversion import (
 )
 from gateway.fetch.fetch_sessions import CachedPartition
 from gateway.partitions.partition import Partition
-from gateway.partitions.record_batch import MAGIC, magic_of
+from gateway.partitions.stored_records import cut, fix_lz4_checksums, has_legacy_lz4
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError, code_for_version
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
-from records import RecordsError
+from records import RecordsError, peek_magic
+from records.layout import MAGIC_AT
 from storage.log import Buffer, Entry
 
 #: Consumers of older versions may not support zstd (KIP-110).
@@ -281,8 +281,8 @@ class FetchReader:
         """
         newest = self._magic
         if newest in (V2_WITHOUT_ZSTD, V2_WITH_ZSTD) and all(
-            len(entry.payload) > MAGIC
-            and entry.payload[MAGIC] == 2
+            len(entry.payload) > MAGIC_AT
+            and entry.payload[MAGIC_AT] == 2
             and (newest == V2_WITH_ZSTD or not is_zstd(entry.payload))
             for entry in entries
         ):
@@ -316,7 +316,7 @@ def _v2_variant(version: int) -> int:
 
 
 def _needs_down_conversion(payload: Buffer, newest: int) -> bool:
-    return not is_readable(payload, newest) and magic_of(payload) > min(newest, 1)
+    return not is_readable(payload, newest) and peek_magic(payload) > min(newest, 1)
 
 
 def _down_conversion_error(newest: int) -> KafkaError:

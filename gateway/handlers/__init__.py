@@ -7,6 +7,12 @@ but not `gateway.net`.
 from importlib import import_module
 from pkgutil import walk_packages
 
+from gateway.partitions.stored_records import HAS_COMPAT
+
+#: Without `compat`, their request versions are not served.
+_NEED_COMPAT = {f"{__name__}.old.old_versions", f"{__name__}.old.produce_message_sets"}
+
 # A new module needs no entry anywhere: `@serves` registers its handlers.
 for _module in walk_packages(__path__, f"{__name__}."):
-    import_module(_module.name)
+    if HAS_COMPAT or _module.name not in _NEED_COMPAT:
+        import_module(_module.name)

@@ -28,11 +28,11 @@ from typing import Any
 
 from kafka.protocol.consumer.offsets import ListOffsetsResponse, OffsetForLeaderEpochResponse
 
-from compat.message_sets import first_at_or_after, read_records
 from gateway.coroutines import TimeSlices
 from gateway.fetch.conversion import SourcePartition
 from gateway.fetch.fetch_reader import check_epoch
 from gateway.partitions.partition import Partition
+from gateway.partitions.stored_records import first_at_or_after, read_records
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames, code_for_version
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, encode_if_large

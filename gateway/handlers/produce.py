@@ -1,7 +1,6 @@
 """Produce and InitProducerId.
 
 Produce
-v0-2: message sets of format 0 or 1.
 v3-6: one record batch per partition, transactional id.
 v7: zstd (KIP-110).
 v8-12: record errors in the response (KIP-467).
@@ -12,29 +11,23 @@ v0-2: a new producer id.
 v3-5: a producer keeps its id with the next epoch (KIP-360).
 v6: two-phase commit (KIP-939).
 
-Transactions are not supported.
+Produce v0-2 is in `gateway.handlers.old`. Transactions are not supported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kafka.protocol.producer.transaction import InitProducerIdResponse
 
-from compat.message_sets import MessageSet, record_keys
 from gateway import logs
 from gateway.coroutines import PENDING, TaskGroup, TimeSlices, gather, shield_with_timeout, sleep
-from gateway.partitions.message_sets import (
-    LARGE_MESSAGE_SET,
-    convert_to_batch,
-    validate_message_set,
-)
 from gateway.partitions.partition import AppendResult, Partition
-from gateway.partitions.record_batch import BatchHeader, check_batch
+from gateway.partitions.record_batch import check_batch
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import (
     ErrorCode,
@@ -54,10 +47,16 @@ from gateway.protocol.wire.produce_codec import (
     RecordError,
 )
 from gateway.topics.topic_names import RESERVED_TOPICS
-from records import RecordsError, RecordsTooLarge
+from records import BatchHeader, RecordsError, RecordsTooLarge, record_keys
 from storage.log import StorageError
 
+if TYPE_CHECKING:
+    from gateway.partitions.stored_records import MessageSet
+
 _log = logs.get_logger(__name__)
+
+#: Records of at least this size, also when unpacked, are checked on another thread.
+LARGE_RECORDS_BYTES = 64 << 10
 
 #: Batches of compacted topics with at least this many records are checked for keys on another
 #: thread; checking them takes about a millisecond.
@@ -95,14 +94,21 @@ MAX_OPENING_PARTITIONS = 100
 AppendOutcomes = list[AppendResult | BaseException]
 
 #: Partition, records, parsed batch and the topic name of the request (empty if none), or the error.
-Prepared = tuple[Partition, memoryview, BatchHeader | MessageSet, str] | KafkaError
+Prepared: TypeAlias = "tuple[Partition, memoryview, BatchHeader | MessageSet, str] | KafkaError"
 
 
-@serves(ApiKey.PRODUCE, 0, 13)
+@serves(ApiKey.PRODUCE, 3, 13)
 async def produce(
     request: ProduceRequest, caller: Caller
 ) -> DelayedReply[ProduceResponse | None] | ProduceResponse | None:
-    """Append the records of all partitions.
+    """Append record batches."""
+    return await append_records(request, caller, _prepare_batch)
+
+
+async def append_records(
+    request: ProduceRequest, caller: Caller, prepare: Callable[..., Awaitable[Prepared]]
+) -> DelayedReply[ProduceResponse | None] | ProduceResponse | None:
+    """Append the records of all partitions after `prepare`, which is `_prepare_batch` or similar.
 
     Everything that may block happens first; then all appends are queued together, in request order.
     """
@@ -119,7 +125,7 @@ async def produce(
     named = ((topic.topic, sent.index) for topic in request.topics for sent in topic.partitions)
     for topic in request.topics:
         for sent in topic.partitions:
-            prepared = await _prepare(topic.topic, sent, caller, unnamed, named)
+            prepared = await prepare(topic.topic, sent, caller, unnamed, named)
             if isinstance(prepared, InvalidRecordError):
                 unnamed -= len(prepared.records)
             ready.append(prepared)
@@ -155,7 +161,7 @@ async def _append_in_turns(
     return gathered.wait(), gathered.results
 
 
-async def _prepare(
+async def _prepare_batch(
     topic: str | bytes,
     sent: PartitionRecords,
     caller: Caller,
@@ -164,52 +170,32 @@ async def _prepare(
 ) -> Prepared:
     """Open the partition and validate the records, or return the error.
 
-    `named` yields the request's partitions, see `_open_partition`.
+    `named` yields the request's partitions, see `open_partition`.
     """
     try:
         partition = caller.broker.topics.get_open_partition(
             topic, sent.index
-        ) or await _open_partition(topic, sent.index, caller, named)
+        ) or await open_partition(topic, sent.index, caller, named)
         if partition.topic in RESERVED_TOPICS:
-            raise _reserved_topic_error(partition.topic)
-        if sent.records is None or not (len(sent.records) or caller.api_version < 3):
+            raise reserved_topic_error(partition.topic)
+        if not sent.records:
             raise KafkaError(
-                ErrorCode.CORRUPT_MESSAGE if caller.api_version < 3 else ErrorCode.INVALID_RECORD,
-                "the request has no records for this partition",
+                ErrorCode.INVALID_RECORD, "the request has no records for this partition"
             )
-        if caller.api_version >= 3:
-            batch = check_batch(sent.records, caller.api_version)
-            if batch.is_transactional:
-                raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
-            _check_size(len(sent.records), partition)
-            if batch.has_producer and partition.recovery is not None:
-                await caller.broker.topics.opener.wait_for_recovery(partition)
-            if partition.config.compacts:
-                await _check_keys(sent.records, batch, partition, caller, max_record_errors)
-            return partition, sent.records, batch, topic if isinstance(topic, str) else ""
-        limit = caller.broker.settings.max_decompressed_bytes
-        checked = await validate_message_set(sent.records, limit, caller.run)
-        _check_size(checked.largest, partition)
-        if partition.config.compacts and checked.has_null_key:
-            # Kafka before 2.4 answered CORRUPT_MESSAGE. These producers predate INVALID_RECORD and
-            # record errors.
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _missing_key_message(partition))
-        if not (partition.config.stores_as_v2(checked.magic) and checked.count):
-            return partition, sent.records, checked, ""
-        records, batch, cpu_us = await convert_to_batch(sent.records, limit, caller.run)
-        caller.traffic.converted(
-            ApiKey.PRODUCE, caller.api_version, topic, records=batch.count, size=len(sent.records)
-        )
-        caller.traffic.conversion_cpu_used(ApiKey.PRODUCE, caller.api_version, topic, cpu_us)
-        # Kafka also checks the size again after a format conversion, which turns many messages into
-        # one batch.
-        _check_size(len(records), partition)
-        return partition, records, batch, ""
+        batch = check_batch(sent.records, caller.api_version)
+        if batch.is_transactional:
+            raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
+        check_size(len(sent.records), partition)
+        if batch.has_producer and partition.recovery is not None:
+            await caller.broker.topics.opener.wait_for_recovery(partition)
+        if partition.config.compacts:
+            await _check_keys(sent.records, batch, partition, caller, max_record_errors)
+        return partition, sent.records, batch, topic if isinstance(topic, str) else ""
     except KafkaError as failure:
         return failure
 
 
-async def _open_partition(
+async def open_partition(
     topic: str | bytes, index: int, caller: Caller, named: Iterator[tuple[str | bytes, int]]
 ) -> Partition:
     """Open a partition.
@@ -220,13 +206,13 @@ async def _open_partition(
     topics = caller.broker.topics
     internal = topics.find_internal(topic)
     if internal is not None:
-        raise _reserved_topic_error(internal.name)
+        raise reserved_topic_error(internal.name)
     for other in islice(named, MAX_OPENING_PARTITIONS):
         topics.prefetch(*other)
     return await topics.partition(topic, index)
 
 
-def _reserved_topic_error(topic: str) -> KafkaError:
+def reserved_topic_error(topic: str) -> KafkaError:
     """The error for topics reserved by the gateway, as Kafka's ReplicaManager for internal topics.
 
     Kafka exempts clients with the id __admin_client; the gateway does not, since any client can use
@@ -252,9 +238,9 @@ async def _check_keys(
     limit = caller.broker.settings.max_decompressed_bytes
     found = None
     try:
-        if len(records) < LARGE_MESSAGE_SET and batch.count < MANY_RECORDS:
+        if len(records) < LARGE_RECORDS_BYTES and batch.count < MANY_RECORDS:
             with suppress(RecordsTooLarge):
-                found = _null_keys(records, min(limit, LARGE_MESSAGE_SET), max_record_errors)
+                found = _null_keys(records, min(limit, LARGE_RECORDS_BYTES), max_record_errors)
         if found is None:
             found = await caller.run(_null_keys, records, limit, max_record_errors)
     except RecordsError as failure:
@@ -267,7 +253,7 @@ async def _check_keys(
         raise KafkaError(code, str(failure)) from failure
     count, indexes = found
     if count:
-        message = _missing_key_message(partition)
+        message = missing_key_message(partition)
         raise InvalidRecordError(count, [RecordError(index, message) for index in indexes])
 
 
@@ -283,14 +269,14 @@ def _null_keys(records: memoryview, limit: int, most: int) -> tuple[int, list[in
     return count, indexes
 
 
-def _missing_key_message(partition: Partition) -> str:
+def missing_key_message(partition: Partition) -> str:
     return (
         "Compacted topic cannot accept message without key "
         f"in topic partition {partition.topic}-{partition.index}"
     )
 
 
-def _check_size(size: int, partition: Partition) -> None:
+def check_size(size: int, partition: Partition) -> None:
     limit = partition.config.max_message_bytes
     if size > limit:
         raise KafkaError(

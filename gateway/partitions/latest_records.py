@@ -12,9 +12,8 @@ from time import sleep
 
 import msgspec
 
-from compat.message_sets import empty_batch, filter_records, newest_timestamp, record_keys
-from gateway.partitions.record_batch import HEADER_BYTES, magic_of, read_batch
-from records import RecordsError
+from gateway.partitions.stored_records import filter_records, newest_timestamp, record_keys
+from records import HEADER_BYTES, RecordsError, empty_batch, peek_magic, read_header
 from storage.log import Entry
 
 #: Keys of at least this many bytes are replaced by a hash of this size, as in Kafka's
@@ -204,12 +203,12 @@ class Cleaner:
 def _is_last_of_producer(entry: Entry, last_batches: Container[int]) -> bool:
     payload = entry.payload
     if (
-        magic_of(payload) != 2
+        peek_magic(payload) != 2
         or len(payload) < HEADER_BYTES
         or entry.last_offset not in last_batches
     ):
         return False
-    return read_batch(payload).has_producer
+    return read_header(payload).has_producer
 
 
 def _emptied_batch(entry: Entry) -> Entry:

@@ -10,16 +10,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from compat.message_sets import MessageSet, stamp_message_set
 from gateway.configs.topic_configs import TopicConfig
 from gateway.coroutines import SharedResult, has_fired, start
 from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager
-from gateway.partitions.record_batch import BatchHeader, stamp_batch
 from gateway.protocol.errors import KafkaError, storage_error
+from records import BatchHeader, stamp_batch
 from storage.log import (
     Buffer,
     Entry,
@@ -28,6 +27,9 @@ from storage.log import (
     PartitionLog,
     StorageError,
 )
+
+if TYPE_CHECKING:
+    from gateway.partitions.stored_records import MessageSet
 
 
 class AppendResult(msgspec.Struct, frozen=True, gc=False):
@@ -232,7 +234,7 @@ class Partition:
             )
         base_offset, log_append_time = self.log.next_offset, self._append_time(checked, now)
         return self._append_set(
-            stamp_message_set(records, checked, base_offset, log_append_time),
+            checked.stamp(records, base_offset, log_append_time),
             checked,
             base_offset,
             log_append_time,
@@ -250,11 +252,9 @@ class Partition:
         while True:
             base_offset, log_append_time = self.log.next_offset, self._append_time(checked, now)
             if run is None:
-                stamped = stamp_message_set(records, checked, base_offset, log_append_time)
+                stamped = checked.stamp(records, base_offset, log_append_time)
             else:
-                stamped = await run(
-                    stamp_message_set, records, checked, base_offset, log_append_time
-                )
+                stamped = await run(checked.stamp, records, base_offset, log_append_time)
             if base_offset == self.log.next_offset:
                 return self._append_set(stamped, checked, base_offset, log_append_time, now)
             # An earlier in-flight append failed meanwhile and its offsets were reassigned: repack.

@@ -15,7 +15,7 @@ import msgspec
 from gateway import logs
 from gateway.partitions.partition import Partition, ProducerRecovery
 from gateway.partitions.producer_state import ProducerStateManager
-from gateway.partitions.record_batch import HEADER_BYTES, magic_of, read_batch
+from records import HEADER_BYTES, peek_magic, read_header
 from storage.log import OffsetOutOfRange, PartitionLog, StateTable, StorageError, Store, Topic
 
 _log = logs.get_logger(__name__)
@@ -100,8 +100,8 @@ class ProducerSnapshots:
                 # Compaction removed everything up to the end.
                 break
             for entry in entries:
-                if magic_of(entry.payload) == 2 and len(entry.payload) >= HEADER_BYTES:
-                    partition.producers.replay(read_batch(entry.payload), now)
+                if peek_magic(entry.payload) == 2 and len(entry.payload) >= HEADER_BYTES:
+                    partition.producers.replay(read_header(entry.payload), now)
                 recovery.offset = entry.last_offset + 1
                 partition.unsaved_bytes += len(entry.payload)
             if self.is_due(partition):

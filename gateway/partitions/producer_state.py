@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import structs
 
-from gateway.partitions.record_batch import BatchHeader
 from gateway.protocol.errors import ErrorCode, KafkaError
+from records import BatchHeader
 
 #: Batches remembered per producer: the maximum in flight with idempotence enabled (KIP-98).
 BATCHES_TO_RETAIN = 5

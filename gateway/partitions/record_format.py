@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compat.message_sets import read_records
-from gateway.partitions.record_batch import magic_of, read_batch, stamp_batch
-from records import MAX_DECOMPRESSED_BYTES, RecordsError
-from records.layout import BatchHeader, build_batch
+from gateway.partitions.stored_records import read_records
+from records import (
+    MAX_DECOMPRESSED_BYTES,
+    BatchHeader,
+    RecordsError,
+    build_batch,
+    peek_magic,
+    read_header,
+    stamp_batch,
+)
 from storage.log import Buffer
 from storage.plain_records import PlainBatch, PlainRecord, ProducerSequence
 
@@ -35,9 +41,9 @@ class V2BatchFormat:
             ]
         except RecordsError as error:
             raise ValueError(str(error)) from error
-        if magic_of(payload) != 2:
+        if peek_magic(payload) != 2:
             return PlainBatch(found)
-        batch = read_batch(payload)
+        batch = read_header(payload)
         sequence = (
             ProducerSequence(batch.producer_id, batch.producer_epoch, batch.base_sequence)
             if batch.has_producer
@@ -59,7 +65,7 @@ class V2BatchFormat:
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,
             base_sequence=producer.base_sequence,
-            records=len(batch.records),
+            count=len(batch.records),
         )
         return bytearray(build_batch(header, _content(batch.records, first)))
 

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
-from gateway.partitions.record_batch import ATTRIBUTES, HEADER_BYTES, MAGIC
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 from gateway.protocol.wire.produce_codec import ProduceRequest
 from gateway.traffic.traffic_rows import bounded_text
 from gateway.traffic.usage import UsageCounters
+from records import HEADER_BYTES
+from records.batch import BATCH_ATTRIBUTES_AT
+from records.layout import ATTRIBUTES_AT, CODEC_MASK, MAGIC_AT
 from storage.log import Buffer
 
-#: Offset of the attributes of a message set's first message.
-_MESSAGE_ATTRIBUTES = 17
-_CODEC_MASK = 0x07
 #: First Produce version with record batches; earlier ones have message sets of format 0 or 1.
 _FIRST_WITH_BATCHES = 3
 #: Size of a format 0 message without key and value.
@@ -135,9 +134,9 @@ class Counters(dict[CounterKey, UsageCounters]):
                 count += batch.count
                 size += len(records)
                 if version >= _FIRST_WITH_BATCHES:
-                    batches[16 | batch.attributes & _CODEC_MASK] += 1
+                    batches[16 | batch.attributes & CODEC_MASK] += 1
                 else:
-                    batches[records[MAGIC] << 3 | records[_MESSAGE_ATTRIBUTES] & _CODEC_MASK] += 1
+                    batches[records[MAGIC_AT] << 3 | records[ATTRIBUTES_AT] & CODEC_MASK] += 1
             usage.records += count
             usage.bytes_in += size
 
@@ -168,13 +167,13 @@ def _count_batches(usage: UsageCounters, batches: Sequence[Buffer]) -> None:
         size += length
         if length < _MIN_MESSAGE_BYTES:
             continue
-        magic = batch[MAGIC]
+        magic = batch[MAGIC_AT]
         if magic == 2 and length >= HEADER_BYTES:
-            attributes, count = _ATTRIBUTES_COUNT.unpack_from(batch, ATTRIBUTES)
-            counts[16 | attributes & _CODEC_MASK] += 1
+            attributes, count = _ATTRIBUTES_COUNT.unpack_from(batch, BATCH_ATTRIBUTES_AT)
+            counts[16 | attributes & CODEC_MASK] += 1
             records += count
         elif magic < 2:
-            counts[magic << 3 | batch[_MESSAGE_ATTRIBUTES] & _CODEC_MASK] += 1
+            counts[magic << 3 | batch[ATTRIBUTES_AT] & CODEC_MASK] += 1
     usage.bytes_out += size
     usage.records += records
 

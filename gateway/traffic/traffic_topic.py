@@ -7,17 +7,17 @@ from collections.abc import Awaitable, Callable, Coroutine
 from itertools import accumulate, groupby
 from typing import Any
 
+from msgspec.structs import replace
+
 from gateway.coroutines import Clock, SharedResult
-from gateway.partitions import record_batch
 from gateway.partitions.partition import Partition
 from gateway.partitions.record_format import V2BatchFormat
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.registry import Topics
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from gateway.traffic.dropped_lines import DroppedLines
-from records import Codec
+from records import HEADER_BYTES, Codec, build_batch, read_header
 from records.codecs import compress
-from records.layout import BATCH_OVERHEAD, build_batch, read_batch
 from storage.plain_records import PlainBatch, PlainRecord
 
 #: Uncompressed bytes of rows in one batch. Compressed it is about a tenth, far below any limit on
@@ -97,7 +97,7 @@ class TopicSink:
         for batch, count in await self._run(_batches, lines, now):
             try:
                 partition = await self._partition()
-                await partition.append_batch(memoryview(batch), record_batch.read_batch(batch), now)
+                await partition.append_batch(memoryview(batch), read_header(batch), now)
             except KafkaError as failure:
                 self._dropped.add(count, f"{TRAFFIC_TOPIC}: {failure.message or failure.code.name}")
 
@@ -121,7 +121,7 @@ def _batches(lines: bytes, now: int) -> list[tuple[bytearray, int]]:
 
 def _batch(lines: list[bytes], now: int) -> tuple[bytearray, int]:
     plain = V2BatchFormat().pack(PlainBatch([PlainRecord(None, line, (), now) for line in lines]))
-    header = read_batch(plain)._replace(attributes=int(Codec.GZIP))
+    header = replace(read_header(plain), attributes=int(Codec.GZIP))
     return bytearray(
-        build_batch(header, compress(Codec.GZIP, memoryview(plain)[BATCH_OVERHEAD:], magic=2))
+        build_batch(header, compress(Codec.GZIP, memoryview(plain)[HEADER_BYTES:]))
     ), len(lines)

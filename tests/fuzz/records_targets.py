@@ -19,18 +19,16 @@ from compat.message_sets import (
     check_message_set,
     cut,
     down_convert,
-    empty_batch,
     filter_records,
     first_at_or_after,
     fix_lz4_checksums,
     newest_timestamp,
     read_records,
     record_keys,
-    stamp_message_set,
     up_convert,
 )
 from compat.message_sets.down_conversion import convert_single
-from records import RecordsError, _pure
+from records import RecordsError, _pure, empty_batch
 
 LIMIT = 1 << 20
 
@@ -43,7 +41,7 @@ except ImportError:
 
 def check_and_stamp(payload: bytes) -> None:
     checked = check_message_set(payload, max_decompressed_bytes=LIMIT)
-    stamped = stamp_message_set(bytearray(payload), checked, 1000, None)
+    stamped = checked.stamp(bytearray(payload), 1000, None)
     # Accepted records are readable, have the assigned offsets, and can be down-converted.
     assert [one.offset for one in read_records(stamped)] == list(
         range(1000, 1000 + checked.count)

@@ -8,7 +8,8 @@ import aiokafka.record.default_records
 import kafka.record.default_records
 import kafka.record.legacy_records
 
-from gateway.partitions.record_batch import BatchHeader, check_batch
+from gateway.partitions.record_batch import check_batch
+from records import BatchHeader
 
 Pair = tuple[bytes | None, bytes | None]
 

@@ -41,7 +41,7 @@ contents = st.binary(max_size=300) | st.binary(min_size=1, max_size=4).map(
 @prop
 @given(st.sampled_from(COMPRESSING), contents.filter(len))
 def test_other_library_reads_compressed_output(codec, content):
-    assert PEER[codec][1](compress(codec, content, magic=2)) == content
+    assert PEER[codec][1](compress(codec, content)) == content
 
 
 @prop
@@ -52,7 +52,7 @@ def test_output_of_other_library_is_decompressed(codec, content):
 
 @pytest.mark.parametrize("codec", COMPRESSING)
 def test_limit_is_exact(codec):
-    written = compress(codec, b"ab" * 50_000, magic=2)
+    written = compress(codec, b"ab" * 50_000)
     assert decompress(codec, written, 100_000) == b"ab" * 50_000
     with pytest.raises(RecordsTooLarge):
         decompress(codec, written, 99_999)
@@ -168,6 +168,6 @@ def test_damaged_stream_is_rejected(codec, content):
 
 def test_codec_none_cannot_compress():
     with pytest.raises(UnsupportedCodec):
-        compress(Codec.NONE, b"", magic=1)
+        compress(Codec.NONE, b"")
     with pytest.raises(UnsupportedCodec):
         decompress(Codec.NONE, b"", 1)

@@ -1,4 +1,4 @@
-"""Old request versions with different behaviour.
+"""Old request versions with different behaviour. May import other handlers.
 
-May import other handlers and `compat.handlers`.
+`gateway.handlers` imports all modules except `old_group_versions` only if `compat` is installed.
 """

@@ -9,6 +9,7 @@ from kafka.protocol.consumer.group import LeaveGroupResponse
 from gateway.handlers.groups.consumer_group_heartbeat import heartbeat_reply
 from gateway.handlers.groups.describe_groups import describe_classic_groups, not_found
 from gateway.handlers.groups.join_group import join_group_reply, leave_group_member
+from gateway.handlers.groups.offset_commit import commit_offsets
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.routes import serves
@@ -56,6 +57,19 @@ async def join_group_v4_v8(request: Any, caller: Caller) -> Any:
         requires_member_id=True,
         supports_skipping_assignment=False,
     )
+
+
+@serves(ApiKey.OFFSET_COMMIT, 2, 4)
+async def offset_commit_v2_v4(request: Any, caller: Caller) -> Any:
+    """Kafka 0.9 to 2.0: the client may set a retention time."""
+    now = caller.broker.now()
+    until = expires_at(request.retention_time_ms, now)
+    return await commit_offsets(request, caller, lambda _: (now, until))
+
+
+def expires_at(retention_ms: int, now: int) -> int | None:
+    """The end of a client's retention time. None means that the broker's retention applies."""
+    return None if retention_ms == -1 else now + retention_ms
 
 
 @serves(ApiKey.LEAVE_GROUP, 0, 2)

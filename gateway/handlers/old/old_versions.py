@@ -1,7 +1,4 @@
-"""Old request versions with different behaviour: the only module that uses `compat.handlers`.
-
-It can be deleted together with `compat`.
-"""
+"""Old request versions that need `compat`, except Produce."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 from kafka.protocol.consumer.offsets import ListOffsetsResponse
 
 from compat.handlers.list_offsets import offsets_before
-from compat.handlers.offset_commit import committed_at, expires_at
+from compat.handlers.offset_commit import committed_at
 from gateway.coroutines import TimeSlices
 from gateway.handlers.fetch import fetch_records
 from gateway.handlers.groups.offset_commit import (
@@ -116,14 +113,6 @@ async def offset_commit_v1(request: Any, caller: Caller) -> Any:
     return await commit_offsets(
         request, caller, lambda asked: (committed_at(asked.commit_timestamp, now), None)
     )
-
-
-@serves(ApiKey.OFFSET_COMMIT, 2, 4)
-async def offset_commit_v2_v4(request: Any, caller: Caller) -> Any:
-    """Kafka 0.9 to 2.0: the client may set a retention time."""
-    now = caller.broker.now()
-    until = expires_at(request.retention_time_ms, now)
-    return await commit_offsets(request, caller, lambda _: (now, until))
 
 
 @serves(ApiKey.OFFSET_FETCH, 0, 0)

@@ -16,6 +16,9 @@ from libc.string cimport memcpy
 
 from crc32c import crc32c
 
+#: Version of the functions' signatures; `compiled.py` expects the same number.
+INTERFACE = 2
+
 cdef enum:
     HEADER_BYTES = 61
     TOPIC_ID_BYTES = 16
@@ -222,15 +225,16 @@ cdef bint is_plain(const unsigned char* p, Py_ssize_t size, int version) noexcep
 cdef made(const unsigned char* p, make):
     return make(
         be64(p),
-        <int64_t><int32_t>be32(p + 8) + 12,
         <int32_t>be32(p + 12),
         be16(p + 21),
         <int32_t>be32(p + 23),
+        be64(p + 27),
         be64(p + 35),
         be64(p + 43),
         be16(p + 51),
         <int32_t>be32(p + 53),
         <int32_t>be32(p + 57),
+        <int64_t><int32_t>be32(p + 8) + 12,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 KERNEL = "python"
 """The implementation in use: "cython" or "python"."""
 
-_INTERFACE = 1
+_INTERFACE = 2
 """The version of the functions' signatures. It must equal INTERFACE of the compiled module (1 if
 it has none), and changes with any of them."""
 

@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compat.message_sets import (
-    empty_batch,
-    filter_records,
-    newest_timestamp,
-    read_records,
-    record_keys,
-)
-from records import RecordsError
+from compat.message_sets import filter_records, newest_timestamp, read_records, record_keys
+from records import RecordsError, empty_batch
 from tests.records.building import (
     GZIP,
     LZ4,

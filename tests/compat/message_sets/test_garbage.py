@@ -14,17 +14,15 @@ from compat.message_sets import (
     check_message_set,
     cut,
     down_convert,
-    empty_batch,
     filter_records,
     first_at_or_after,
     fix_lz4_checksums,
     newest_timestamp,
     read_records,
     record_keys,
-    stamp_message_set,
     up_convert,
 )
-from records import RecordsError
+from records import RecordsError, empty_batch
 from tests.records.building import Sample, batch, message_set, wrapper
 from tests.records.strategies import prop
 
@@ -49,7 +47,7 @@ VALID = [
 
 def check_and_stamp(payload):
     checked = check_message_set(payload, max_decompressed_bytes=LIMIT)
-    stamp_message_set(bytearray(payload), checked, 5, 7)
+    checked.stamp(bytearray(payload), 5, 7)
 
 
 ENTRANCES = {

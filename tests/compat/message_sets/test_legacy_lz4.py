@@ -13,7 +13,6 @@ from compat.message_sets import (
     fix_lz4_checksums,
     has_legacy_lz4,
     read_records,
-    stamp_message_set,
 )
 from compat.message_sets.wrappers import value_at, wrap
 from records import CorruptRecords, RecordsError
@@ -74,9 +73,7 @@ def test_only_magic_0_lz4_is_legacy(codec, expected):
 
 def test_set_stamped_for_storage_is_legacy():
     raw = bytearray(a_set(Codec.LZ4))
-    stamped = stamp_message_set(
-        raw, check_message_set(memoryview(raw), max_decompressed_bytes=LIMIT), 7, None
-    )
+    stamped = check_message_set(memoryview(raw), max_decompressed_bytes=LIMIT).stamp(raw, 7, None)
     assert has_legacy_lz4(stamped)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
-from compat.message_sets import check_message_set, stamp_message_set
+from compat.message_sets import check_message_set
 from records import (
     Codec,
     CorruptRecords,
@@ -45,7 +45,7 @@ def check(payload, limit=LIMIT):
 
 def stamp(payload, base_offset, log_append_time=None):
     buffer = bytearray(payload)
-    return bytes(stamp_message_set(buffer, check(buffer), base_offset, log_append_time))
+    return bytes(check(buffer).stamp(buffer, base_offset, log_append_time))
 
 
 def test_plain_set_is_described():
@@ -78,7 +78,7 @@ def test_empty_set_has_no_records():
 @pytest.mark.parametrize("magic", [0, 1])
 def test_plain_messages_are_stamped_in_place(magic):
     buffer = bytearray(message_set([A, B], magic=magic))
-    assert stamp_message_set(buffer, check(buffer), 70, None) is buffer
+    assert check(buffer).stamp(buffer, 70, None) is buffer
     assert buffer == message_set(
         [Sample(70, 1000, b"k", b"first"), Sample(71, 990, None, None)], magic=magic
     )
@@ -87,7 +87,7 @@ def test_plain_messages_are_stamped_in_place(magic):
 def test_valid_magic_1_wrapper_is_stamped_in_place_with_last_offset():
     buffer = bytearray(wrapper([A, B], GZIP, magic=1))
     before = bytes(buffer)
-    assert stamp_message_set(buffer, check(buffer), 70, None) is buffer
+    assert check(buffer).stamp(buffer, 70, None) is buffer
     assert buffer == pack(">q", 71) + before[8:]
 
 

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compat.message_sets import DecodedRecord, cut, first_at_or_after, read_records
+from compat.message_sets import cut, first_at_or_after, read_records
+from records import DecodedRecord
 from tests.records.building import GZIP, Sample, batch, message_set, wrapper
 from tests.records.strategies import codecs, legacy_codecs, magics, prop, samples
 

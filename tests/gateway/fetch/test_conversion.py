@@ -8,9 +8,8 @@ import pytest
 
 from gateway.fetch import conversion
 from gateway.fetch.conversion import ENTRY_OVERHEAD, ConversionBudget, Converter, SourcePartition
-from gateway.partitions.record_batch import read_batch, stamp_batch
 from gateway.protocol.errors import ErrorCode
-from records import NoMemory
+from records import NoMemory, read_header, stamp_batch
 from storage.log import Entry
 from tests.fakes.broker import Started, Threads, ended
 from tests.gateway.sets import TIME, batch, old_set
@@ -65,7 +64,7 @@ def test_control_batch_is_empty_without_conversion(one, threads):
     control = building.batch(
         [Sample(0, TIME, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(1, 0, -1)
     )
-    assert read_batch(control).is_control
+    assert read_header(control).is_control
     assert ended(one.convert(SOURCE, [as_stored(control)], 0)) == [b""]
     assert threads.calls == 0
 

@@ -12,8 +12,7 @@ from kafka.protocol.producer import ProduceResponse as CodecResponse
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 from twisted.internet.defer import Deferred
 
-from gateway.handlers.produce import TURN_PARTITIONS
-from gateway.partitions.message_sets import LARGE_MESSAGE_SET
+from gateway.handlers.produce import LARGE_RECORDS_BYTES, TURN_PARTITIONS
 from gateway.partitions.partition import ProducerRecovery
 from gateway.protocol.errors import ErrorCode, Refused
 from gateway.protocol.routes import ROUTES, DelayedReply
@@ -368,13 +367,13 @@ def test_zero_inner_offsets_of_sarama_are_assigned(env):
 def test_small_message_sets_are_checked_inline_and_large_on_thread(env):
     assert code(env, 2, old_set([(b"k", b"v" * 1000)], magic=1)) == 0
     assert env.threads.calls == 0
-    assert code(env, 2, old_set([(b"k", b"v" * LARGE_MESSAGE_SET)], magic=1)) == 0
+    assert code(env, 2, old_set([(b"k", b"v" * LARGE_RECORDS_BYTES)], magic=1)) == 0
     assert env.threads.calls == 1
 
 
 def test_small_set_with_large_content_is_checked_on_thread(env):
-    packed = old_set([(b"k", b"v" * 2 * LARGE_MESSAGE_SET)], magic=1, codec=1)
-    assert len(packed) < LARGE_MESSAGE_SET // 10
+    packed = old_set([(b"k", b"v" * 2 * LARGE_RECORDS_BYTES)], magic=1, codec=1)
+    assert len(packed) < LARGE_RECORDS_BYTES // 10
     assert code(env, 2, packed) == 0
     assert env.threads.calls == 1
 
@@ -431,7 +430,7 @@ def test_connection_keeps_produce_order_while_partition_opens(env, monkeypatch):
     env.threads.hold()
     connection = Connection(env)
     connection.produces("orders", 0, old_set([(b"1", b"")], magic=1), 2, 1)
-    connection.produces("orders", 0, old_set([(b"2", b"v" * LARGE_MESSAGE_SET)], magic=1), 2, 2)
+    connection.produces("orders", 0, old_set([(b"2", b"v" * LARGE_RECORDS_BYTES)], magic=1), 2, 2)
     connection.produces("orders", 0, old_set([(b"3", b"")], magic=1), 2, 3)
     assert connection.answered() == []
     while env.threads._waiting:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.partitions import latest_records
 from gateway.partitions.latest_records import DeleteHorizon, OffsetMap, add_delete_horizon
-from gateway.partitions.record_batch import stamp_batch
+from records import stamp_batch
 from storage.log import Entry
 from tests.gateway.sets import TIME, batch
 from tests.records.strategies import prop

@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from compat.message_sets import check_message_set
 from gateway.partitions.partition import Partition
-from gateway.partitions.record_batch import check_batch, read_batch
+from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
+from records import read_header
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.sets import TIME, batch, old_set
 from tests.records.peers import read_with_kafka_python
@@ -451,7 +452,7 @@ class Producing(RuleBasedStateMachine):
             assert entry.base_offset == expected
             expected = entry.last_offset + 1
             if entry.payload[16] == 2:
-                header = read_batch(entry.payload)
+                header = read_header(entry.payload)
                 key = (header.producer_id, header.base_sequence)
                 assert key not in seen
                 seen[key] = entry.base_offset

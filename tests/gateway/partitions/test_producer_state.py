@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager
-from gateway.partitions.record_batch import BatchHeader
 from gateway.protocol.errors import ErrorCode, KafkaError
+from records import BatchHeader
 
 ANY_TIME = 1000
 LARGEST = 2147483647
@@ -29,7 +29,17 @@ def batch(
 ) -> BatchHeader:
     attributes, timestamp = (0, 5) if append_time is None else (0x08, append_time)
     return BatchHeader(
-        base_offset, 100, 0, attributes, count - 1, timestamp, producer, epoch, sequence, count
+        base_offset=base_offset,
+        leader_epoch=0,
+        attributes=attributes,
+        last_offset_delta=count - 1,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        count=count,
+        size=100,
     )
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.partitions.record_batch import check_batch, magic_of, read_batch, stamp_batch
+from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
+from records import peek_magic, read_header, stamp_batch
 from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
 from tests.gateway.sets import TIME, batch, batch_of_aiokafka, old_set, pairs
 from tests.records.peers import read_with_aiokafka, read_with_kafka_python
@@ -168,7 +169,10 @@ def test_stamp_sets_offset_and_epoch_only(codec):
     assert [
         (found[0] - 1_000_000_007, *found[1:]) for found in read_with_kafka_python(bytes(records))
     ] == before
-    assert (read_batch(records).base_offset, read_batch(records).leader_epoch) == (1_000_000_007, 6)
+    assert (read_header(records).base_offset, read_header(records).leader_epoch) == (
+        1_000_000_007,
+        6,
+    )
 
 
 @pytest.mark.parametrize("read", [read_with_kafka_python, read_with_aiokafka])
@@ -182,12 +186,12 @@ def test_stamped_log_append_time_applies_to_all_records(read):
 
 
 def test_magic_of_short_input_is_minus_one():
-    assert magic_of(b"") == magic_of(bytes(16)) == -1
+    assert peek_magic(b"") == peek_magic(bytes(16)) == -1
 
 
 def test_magic_is_signed():
-    assert magic_of(bytes(16) + b"\xfe") == -2
-    assert [magic_of(records) for records in (old_set(magic=0), old_set(magic=1), batch())] == [
+    assert peek_magic(bytes(16) + b"\xfe") == -2
+    assert [peek_magic(records) for records in (old_set(magic=0), old_set(magic=1), batch())] == [
         0,
         1,
         2,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.partitions.message_sets import LARGE_MESSAGE_SET
+from gateway.handlers.produce import LARGE_RECORDS_BYTES
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.produce_codec import PartitionProduced
 from tests.compat.message_sets.test_up_conversion import with_epoch
@@ -169,9 +169,9 @@ def test_compacted_topic_refuses_message_without_key():
     ("records", "calls"),
     [
         pytest.param(old_set([(b"k", b"v" * 1000)], magic=1), 0, id="small"),
-        pytest.param(old_set([(b"k", b"v" * LARGE_MESSAGE_SET)], magic=1), 2, id="large"),
+        pytest.param(old_set([(b"k", b"v" * LARGE_RECORDS_BYTES)], magic=1), 2, id="large"),
         pytest.param(
-            old_set([(b"k", b"v" * 2 * LARGE_MESSAGE_SET)], magic=1, codec=1),
+            old_set([(b"k", b"v" * 2 * LARGE_RECORDS_BYTES)], magic=1, codec=1),
             2,
             id="large once unpacked",
         ),
