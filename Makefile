@@ -25,7 +25,7 @@ endif
 
 # Tests with real peers: each file runs in one worker; failed tests run again, alone, at the end
 # (tests/reruns.py).
-PEERS := -n 2 --dist loadfile --no-loadscope-reorder --rerun-failed-peers
+PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar \
@@ -51,13 +51,13 @@ lint: $(VENV)/.dev ## check format, lint, types and prose
 
 test: $(VENV)/.test ## all tests except slow and spark, including real clients and brokers
 	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" $(ARGS)
-	$(PY) -m pytest -q $(PEERS) -m "peer and not slow and not spark" $(ARGS)
+	$(PY) -m pytest -q -n 3 $(PEERS) -m "peer and not slow and not spark" $(ARGS)
 
 slow: $(VENV)/.test ## tests that take minutes each
 	$(PY) -m pytest -q -m slow $(ARGS)
 
 spark: $(VENV)/.report ## tests of the reports with PySpark (400 MB) and Java (15 minutes)
-	$(PY) -m pytest -q $(PEERS) -m spark $(ARGS)
+	$(PY) -m pytest -q -n 2 $(PEERS) -m spark $(ARGS)
 
 legacy: $(VENV)/.test ## tests with real clients, and a table of the results (ARGS: --store pulsar, --client NAME, --every-pair, --reference for Apache Kafka)
 	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m "peer and not slow" --grid $(ARGS)

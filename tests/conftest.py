@@ -14,8 +14,41 @@ from hypothesis import HealthCheck, settings
 #: The fixture `pulsar`, and the second run of failed tests with real peers.
 pytest_plugins = ["tests.peers.pulsar", "tests.reruns"]
 
-#: Names of files whose few tests take longest: five to seven minutes each.
-LONGEST = ("test_pulsar_chaos.py", "test_pulsar_outages.py", "test_pulsar_silences.py")
+#: The files that take longest with real peers, the longest first (`--junitxml` has the times).
+LONGEST = (
+    "tests/peers/test_pulsar_outages.py",
+    "tests/peers/test_pulsar_chaos.py",
+    "tests/peers/test_pulsar_errors.py",
+    "tests/legacy_clients/test_interop.py",
+    "tests/legacy_clients/test_produce_all.py",
+    "tests/peers/test_compaction_on_pulsar.py",
+    "tests/storage/pulsar/test_store.py",
+    "tests/legacy_clients/test_sasl.py",
+    "tests/legacy_clients/test_pairs.py",
+    "tests/peers/test_groups.py",
+    "tests/peers/test_traffic_log_on_pulsar.py",
+    "tests/peers/test_kafka_tools.py",
+    "tests/peers/test_committed_offsets.py",
+    "tests/peers/test_pulsar.py",
+    "tests/peers/test_pulsar_starts.py",
+    "tests/contract/test_trim.py",
+    "tests/peers/test_kafka_groups_tool.py",
+    "tests/storage/pulsar/native/test_native_log.py",
+    "tests/peers/test_failing_disk.py",
+    "tests/peers/test_pulsar_fencing.py",
+    "tests/peers/test_kafka_groups_tool_and_the_consumer_protocol.py",
+    "tests/peers/test_pulsar_silences.py",
+    "tests/peers/test_hostile_peers.py",
+    "tests/gateway/test_server.py",
+    "tests/peers/test_consumer_protocol_clients.py",
+    "tests/storage/pulsar/tables/test_table_outages.py",
+    "tests/storage/pulsar/compaction/test_space_reclaim.py",
+    "tests/peers/test_consumer_protocol_alike.py",
+    "tests/contract/test_read.py",
+    "tests/contract/test_append.py",
+    "tests/peers/test_mirrored_cursors.py",
+    "tests/storage/pulsar/compaction/test_space_reclaim_model.py",
+)
 
 # In CI Hypothesis makes examples deterministic, so that failures are reproducible. Elsewhere each
 # run has different examples.
@@ -36,7 +69,7 @@ def pytest_collection_modifyitems(items):
     found = {path: number for number, path in enumerate(tests)}
 
     def place(item):
-        name = item.path.name
+        name = item.nodeid.partition("::")[0]
         return (
             LONGEST.index(name) if name in LONGEST else len(LONGEST),
             -tests[item.path],

@@ -22,7 +22,6 @@ from tests.peers.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 
-EXAMPLES = 8
 STEPS = 25
 
 
@@ -87,8 +86,9 @@ class TrimmingMachine(LogMachine):
         settle(old.close())
 
 
+@pytest.mark.parametrize("examples", [4, pytest.param(8, marks=pytest.mark.slow)])
 @ensureDeferred
-async def test_trimmed_log_behaves_like_list_of_entries(pulsar, monkeypatch):
+async def test_trimmed_log_behaves_like_list_of_entries(pulsar, monkeypatch, examples):
     monkeypatch.setattr(range_merge, "MIN_RANGES", 2)
     monkeypatch.setattr(range_merge, "COPY_BYTES", 3000)
     freed: list[int] = []
@@ -102,7 +102,7 @@ async def test_trimmed_log_behaves_like_list_of_entries(pulsar, monkeypatch):
     await in_own_greenlet(lambda: trims_a_ledger(machine()))
     assert max(freed) > 0
     limits = settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         stateful_step_count=STEPS,
         deadline=None,
         suppress_health_check=list(HealthCheck),
