@@ -12,7 +12,7 @@ import msgspec
 from kafka.admin import KafkaAdminClient
 
 from tests.peers import jvm
-from tests.peers.cache import cached, command, fingerprint, maven_jars
+from tests.peers.cache import maven_jars
 from tests.peers.kafka import TOOLS, VERSION, java
 
 SOURCES = Path(__file__).parent / "java"
@@ -129,13 +129,7 @@ def fetch(bootstrap: str, topic: str, records: int, client: str) -> float:
 def _own_program(name: str, client: str) -> list[str]:
     """Command line of a program in bench/java, compiled against this version of kafka-clients."""
     jars = maven_jars((f"org.apache.kafka:kafka-clients:{client}", "org.slf4j:slf4j-nop:1.7.36"))
-    source = SOURCES / f"{name}.java"
-
-    def build(folder: Path) -> None:
-        command(["javac", "-nowarn", "-cp", f"{jars}/*", "-d", str(folder), str(source)])
-
-    classes = cached(f"bench/{fingerprint((client, source.read_bytes()))}", build)
-    return jvm.argv([classes, f"{jars}/*"], name, flags=["-Xmx512m", *jvm.SERIAL])
+    return jvm.argv([f"{jars}/*"], SOURCES / f"{name}.java", flags=["-Xmx512m", *jvm.SERIAL])
 
 
 def run(

@@ -81,7 +81,7 @@ class ComparedBrokers:
         gateway's first.
         """
         lines = ["\t".join(_line(name, *arguments)) for name, *arguments in commands]
-        argv = java(str(PROGRAMS / "Tools.java"), *lines, version=version, log_level="OFF")
+        argv = java(PROGRAMS / "Tools.java", *lines, version=version, log_level="OFF")
         ours, theirs = self.run(argv)
         return _parts(ours, len(lines)), _parts(theirs, len(lines))
 

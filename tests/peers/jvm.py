@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from tests.peers.cache import CannotInstall, cached, fingerprint
+from tests.peers.cache import CannotInstall, cached, command, fingerprint
 
 #: Keeps the JVM's own output out of a program's stdout, which is compared. A performance data file
 #: would cause a warning when another process has the same id; other warnings are sent to stderr.
@@ -26,12 +26,25 @@ def argv(
     *arguments: str,
     flags: Sequence[str] = SERIAL,
 ) -> list[str]:
-    """The argv of a Java program: a main class, or a source file, which Java compiles first.
+    """The argv of a Java program: a main class, or a source file, which is compiled once.
 
     Raises CannotInstall if there is no `java` on this machine.
     """
     _check_installed()
-    return ["java", *QUIET, *flags, "-cp", ":".join(map(str, classpath)), str(main), *arguments]
+    if isinstance(main, Path):
+        # Behind the jars: an archive of classes is used if its class path is the beginning.
+        classpath, main = [*classpath, _compiled(main, classpath)], main.stem
+    return ["java", *QUIET, *flags, "-cp", ":".join(map(str, classpath)), main, *arguments]
+
+
+def _compiled(source: Path, classpath: Sequence[Path | str]) -> Path:
+    """The folder with the classes of a program of one file."""
+    jars = ":".join(map(str, classpath))
+
+    def build(folder: Path) -> None:
+        command(["javac", "-nowarn", "-d", folder, "-cp", jars, source])
+
+    return cached(f"programs/{source.stem}-{fingerprint([source.read_bytes(), jars])}", build)
 
 
 def class_archive(

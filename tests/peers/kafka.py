@@ -105,14 +105,14 @@ def jars(version: str = VERSION) -> Path:
 
 
 def java(
-    main: str,
+    main: str | Path,
     *arguments: str,
     version: str = VERSION,
     heap: str = "-Xmx256m",
     flags: Sequence[str] | None = None,
     log_level: str = "WARN",
 ) -> list[str]:
-    """The argv of a main class from the broker's jars, logging to stderr.
+    """The argv of a main class from the broker's jars, or of a source file, logging to stderr.
 
     The default of `flags` is best for a short life.
     """

@@ -119,7 +119,7 @@ def kafka_assignments() -> Answers:
     subscription.
     """
     try:
-        argv = java(str(PROGRAM), log_level="OFF")
+        argv = java(PROGRAM, log_level="OFF")
     except CannotInstall as reason:
         pytest.skip(str(reason))
     asked = [

@@ -13,7 +13,7 @@ from typing import Any
 from tests.legacy_clients.clients import table
 from tests.legacy_clients.install import install
 from tests.peers import jvm
-from tests.peers.cache import cached, command, fingerprint, maven_jars
+from tests.peers.cache import maven_jars
 from tests.peers.chaos.evidence import Commits, Observations, ProducerRecords
 from tests.peers.verifiable import END_SECONDS, TOPIC, ToolProcess
 
@@ -129,8 +129,6 @@ class GroupLibrary:
 
 
 def _java(name: str) -> Callable[[], Sequence[str]]:
-    """Compiled once, because a dozen of them start concurrently."""
-
     def argv() -> Sequence[str]:
         jars = maven_jars(
             (
@@ -140,12 +138,8 @@ def _java(name: str) -> Callable[[], Sequence[str]]:
             )
         )
 
-        def build(folder: Path) -> None:
-            command(["javac", "-nowarn", "-d", folder, "-cp", f"{jars}/*", MEMBER])
-
-        classes = cached(f"chaos/member-{name}-{fingerprint([MEMBER.read_bytes()])}", build)
         flags = [*JVM, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-        return jvm.argv([classes, f"{jars}/*"], "Member", flags=flags)
+        return jvm.argv([f"{jars}/*"], MEMBER, flags=flags)
 
     return argv
 
