@@ -38,17 +38,26 @@ class Outputs:
 
     def table(self, name: str, rows: DataFrame, order: Sequence[Column]) -> DataFrame:
         """Write `NAME/` and `NAME.csv` (sorted by `order`) and return the table."""
-        path = self._new / name
-        rows.write.mode("overwrite").parquet(str(path))
+        self.intermediate(name, rows)
         place = self._folder / name
         shutil.rmtree(place, ignore_errors=True)
-        path.rename(place)
+        (self._new / name).rename(place)
         written = self._spark.read.schema(rows.schema).parquet(str(place))
         texts = written.orderBy(*order).select(
             *[_as_text(field.name, field.dataType) for field in rows.schema.fields]
         )
         self._csv(f"{name}.csv", rows.columns, (tuple(row) for row in texts.toLocalIterator()))
         return written
+
+    def intermediate(self, name: str, rows: DataFrame) -> DataFrame:
+        """Write `rows` to a folder that `discard` removes, and return them.
+
+        Unlike with `persist`, later queries do not contain the plan that computes them, and Spark
+        does not analyse it each time; in a small log that takes most of the time.
+        """
+        path = str(self._new / name)
+        rows.write.mode("overwrite").parquet(path)
+        return self._spark.read.schema(rows.schema).parquet(path)
 
     def text(self, name: str, text: str) -> None:
         path = self._new / name

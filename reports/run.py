@@ -99,16 +99,15 @@ def _report(
         )
     outputs = Outputs(order.out, spark)
     who = of_activity.latest_connection_rows(everything).persist()
-    did = of_activity.activity(usage, connections, who).persist()
-    bare = of_activity.bare_tokens(did)
-    connected = connection_kinds(usage, connections, who).persist()
     try:
+        did = outputs.intermediate("activity", of_activity.activity(usage, connections, who))
         if did.isEmpty():
             raise TablesError(
                 f"no applications in {place} since {since}: clients sent no requests or "
                 f"never authenticated; {SINCE_HINT}"
             )
-        tables = _tables(outputs, did, identify(connected), bare, order.target, progress)
+        connected = outputs.intermediate("kinds", connection_kinds(usage, connections, who))
+        tables = _tables(outputs, did, identify(connected), order.target, progress)
         summary = _summary(tables, order.target, now, taken)
         summary["log"]["library_not_looked_for"] = tables.left_out
         summary["log"]["never_logged_in"] = of_activity.never_logged_in(
@@ -126,8 +125,6 @@ def _report(
         tables.outputs.summary(summary)
     finally:
         outputs.discard()
-        connected.unpersist()
-        did.unpersist()
         who.unpersist()
     return summary
 
@@ -161,7 +158,6 @@ def _tables(
     outputs: Outputs,
     did: DataFrame,
     named: DataFrame,
-    bare: DataFrame,
     target: MigrationTarget,
     progress: ReportProgress,
 ) -> _ReportTables:
@@ -169,12 +165,12 @@ def _tables(
         progress(name, 0.5 + STEPS.index(name) / len(STEPS) / 2)
 
     step("clients")
-    identity = named.persist()
+    identity = outputs.intermediate("identity", named)
     most = F.desc(F.col("bytes_in") + F.col("bytes_out"))
     by_application = [F.col(name) for name in APPLICATION]
     sent = outputs.table("matrix", client_history.matrix(did), [*by_application, F.col("api_key")])
     step("readiness")
-    found = readiness.findings(did, bare, target)
+    found = readiness.findings(did, of_activity.bare_tokens(did), target)
     outputs.table(
         "blockers",
         _with_times(readiness.blockers(found)),
@@ -187,7 +183,6 @@ def _tables(
         [readiness.state_order(), most, F.desc("requests"), *by_application],
     )
     left_out = identity.filter("is_left_out").select(*APPLICATION).distinct().count()
-    identity.unpersist()
     spread = outputs.table(
         "distribution",
         client_history.distribution(did, written),
