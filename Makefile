@@ -53,11 +53,11 @@ test: $(VENV)/.test ## all tests except slow and spark, including real clients a
 	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" $(ARGS)
 	$(PY) -m pytest -q -n 3 $(PEERS) -m "peer and not slow and not spark" $(ARGS)
 
-slow: $(VENV)/.test ## tests that take minutes each
+slow: $(VENV)/.report ## tests that take minutes each
 	$(PY) -m pytest -q -m slow $(ARGS)
 
-spark: $(VENV)/.report ## tests of the reports with PySpark (400 MB) and Java (15 minutes)
-	$(PY) -m pytest -q -n 2 $(PEERS) -m spark $(ARGS)
+spark: $(VENV)/.report ## tests of the reports with PySpark (400 MB) and Java
+	$(PY) -m pytest -q -n 2 $(PEERS) -m "spark and not slow" $(ARGS)
 
 legacy: $(VENV)/.test ## tests with real clients, and a table of the results (ARGS: --store pulsar, --client NAME, --every-pair, --reference for Apache Kafka)
 	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m "peer and not slow" --grid $(ARGS)

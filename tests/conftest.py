@@ -48,6 +48,10 @@ LONGEST = (
     "tests/contract/test_append.py",
     "tests/peers/test_mirrored_cursors.py",
     "tests/storage/pulsar/compaction/test_space_reclaim_model.py",
+    "tests/reports/test_command.py",
+    "tests/reports/test_following.py",
+    "tests/reports/test_exit_codes.py",
+    "tests/reports/test_cluster.py",
 )
 
 # In CI Hypothesis makes examples deterministic, so that failures are reproducible. Elsewhere each

@@ -18,9 +18,10 @@ from tests.reports.browser import browser, find
 #: A short-lived Java needs neither its second compiler nor garbage collection threads.
 FOR_SHORT_LIVES = " ".join((*jvm.QUIET, *jvm.CLIENT))
 
-#: For small tables, planning and compiling queries takes most of the time. Tests of the command do
-#: not use these settings.
+#: For small tables, planning and compiling queries takes most of the time. Adaptive execution plans
+#: each query again after each shuffle; `test_skew.py` turns it on, and whole commands have it.
 FOR_SMALL_TABLES = {
+    "spark_sql_adaptive_enabled": "false",
     "spark_sql_shuffle_partitions": "1",
     "spark_sql_codegen_wholeStage": "false",
     "spark_sql_codegen_factoryMode": "NO_CODEGEN",

@@ -154,7 +154,6 @@ def said(out):
 
 
 def test_cluster_report_equals_local_report(spark, environment, master, logs, tmp_path):
-    """With spark-submit and with the command."""
     from reports.analysis import facts
     from reports.page import answer
     from reports.run import ReportRequest, run
@@ -174,6 +173,19 @@ def test_cluster_report_equals_local_report(spark, environment, master, logs, tm
     )
     assert answer.five_lines(run(spark, order, datetime.now(UTC))) == lines
     assert said(there) == said(here)
+
+
+@pytest.mark.slow
+def test_report_of_the_command_on_a_cluster_equals_local_report(
+    spark, environment, master, logs, tmp_path
+):
+    from reports.analysis import facts
+    from reports.page import answer
+    from reports.run import ReportRequest, run
+
+    out, since = tmp_path / "here", date.fromisoformat(DAYS[0])
+    order = ReportRequest(logs, out, facts.load_target(facts.DEFAULT_TARGET), since)
+    lines = answer.five_lines(run(spark, order, datetime.now(UTC)))
     from_here = [
         sys.executable,
         "-m",
@@ -191,7 +203,7 @@ def test_cluster_report_equals_local_report(spark, environment, master, logs, tm
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert second.stdout.splitlines() == lines, second.stderr[-3000:]
-    assert len(list((tmp_path / "work").glob("app-*/0"))) == 2
+    assert len(list((tmp_path / "work").glob("app-*/0"))) == 1
 
 
 def test_object_store_url_is_rejected_with_advice(environment, tmp_path):

@@ -27,24 +27,27 @@ ROOT = Path(__file__).parents[2]
 DAY = "2026-11-20"
 #: Runs a command on a small volume that is unmounted with it, as root or in a user namespace.
 NAMESPACES = [["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]]
-#: Arguments: size, folder, folder for copies, command. Runs the command on a small volume and again
-#: after making room, and copies the content each time. All in one script, since the volume exists
-#: only in its process.
-TWICE = """
-mount -t tmpfs -o size="$0" none "$1" || exit 99
-out="$1" kept="$2"; shift 2
-"$@" > "$kept/stdout" 2> "$kept/stderr"
-printf %s $? > "$kept/code"
-cp -r "$out" "$kept/full" && mount -o remount,size=64m "$out" || exit 98
+#: Arguments: folder, folder for copies, command. Runs the command on a volume that is full while
+#: rows are written, then on a larger one that is full while the report is made, and then with room.
+#: Copies the content each time. All in one script, since the volume exists only in its process.
+THREE_TIMES = """
+out="$0" kept="$1"; shift
+mount -t tmpfs -o size=200k none "$out" || exit 99
+for place in rows report; do
+    mkdir "$kept/$place"
+    "$@" > "$kept/$place/stdout" 2> "$kept/$place/stderr"
+    printf %s $? > "$kept/$place/code"
+    cp -r "$out" "$kept/$place/out" || exit 98
+    mount -o remount,size=$([ $place = rows ] && echo 800k || echo 64m) "$out" || exit 97
+done
 "$@"
 code=$?
 cp -r "$out" "$kept/roomy" && exit $code
 """
 
 
-@pytest.fixture
-def logs(tmp_path):
-    process = Process(tmp_path / "logs")
+def write(logs):
+    process = Process(logs)
     begin = ms(DAY)
     rows = process.connection(begin, begin + 60_000, ["billing"], [(0, 1, 10, 100, 100)])
     # Incompressible names, to fill a small disk.
@@ -87,6 +90,11 @@ def report(logs, out, *before):
     )
 
 
+@pytest.fixture
+def logs(tmp_path):
+    return write(tmp_path / "logs")
+
+
 def killed_when(pattern, there, logs, out):
     """Kill a report as soon as a file in `out` matches `made`; return whether it was killed before
     its end.
@@ -114,38 +122,9 @@ def killed_when(pattern, there, logs, out):
     return process.returncode == -signal.SIGKILL
 
 
-def test_answer_has_five_lines_and_exit_code_says_not_ready(logs, tmp_path):
-    done = report(logs, tmp_path / "out")
-    assert (done.returncode, len(done.stdout.splitlines())) == (3, 5), done.stderr
-    # And none of the output of Java and Spark at each start.
-    assert done.stderr.splitlines() == [
-        "starting Spark",
-        "files",
-        "clients",
-        "readiness",
-        "costs",
-        "trend",
-        "summary",
-        "done",
-    ]
-    assert "billing" in done.stdout.splitlines()[1]
-    assert (
-        json.loads((tmp_path / "out" / "summary.json").read_text())["applications"]["refused"] == 1
-    )
-    assert "billing" in (tmp_path / "out" / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("size", "batches"),
-    [("200k", 0), ("800k", 1)],
-    ids=["while rows are written", "while the report is"],
-)
-def test_full_disk_is_reported_and_next_run_counts_everything_once(
-    spark, logs, tmp_path, size, batches
-):
-    from reports.ingest.ingest_job import stored
-    from reports.ingest.taken_files import Tables
-
+@pytest.fixture(scope="module")
+def disk(pyspark, tmp_path_factory):
+    """The folder with copies of a volume that was full twice, and the last command."""
     within = next(
         (
             found
@@ -157,27 +136,64 @@ def test_full_disk_is_reported_and_next_run_counts_everything_once(
     if within is None:
         missing = "no volume can be mounted here: neither as root nor in a namespace of one's own"
         (pytest.fail if are_required() else pytest.skip)(missing)
-    out, kept = tmp_path / "out", tmp_path / "kept"
+    folder = tmp_path_factory.mktemp("disk")
+    out, kept = folder / "out", folder / "kept"
     out.mkdir()
     kept.mkdir()
-    done = report(logs, out, *within, "sh", "-c", TWICE, size, str(out), str(kept))
+    done = report(
+        write(folder / "logs"), out, *within, "sh", "-c", THREE_TIMES, str(out), str(kept)
+    )
+    return kept, done
+
+
+@pytest.mark.parametrize(("place", "batches"), [("rows", 0), ("report", 1)])
+def test_full_disk_is_reported(disk, place, batches):
+    from reports.ingest.taken_files import Tables
+
+    kept = disk[0] / place
     assert ((kept / "code").read_text(), (kept / "stdout").read_text()) == ("1", "")
     told = (kept / "stderr").read_text()
     assert "no space left in" in told.splitlines()[-1]
     assert "Traceback" not in told
     assert (
-        len(Tables(kept / "full" / "tables").batches()),
-        (kept / "full" / "summary.json").exists(),
+        len(Tables(kept / "out" / "tables").batches()),
+        (kept / "out" / "summary.json").exists(),
     ) == (batches, False)
-    assert done.returncode == 3, done.stderr
-    rows = stored(spark, Tables(kept / "roomy" / "tables"), "usage")
+
+
+def test_run_after_full_disks_counts_everything_once(spark, disk):
+    from reports.ingest.ingest_job import stored
+    from reports.ingest.taken_files import Tables
+
+    out = disk[0] / "roomy"
+    rows = stored(spark, Tables(out / "tables"), "usage")
     assert (rows.count(), rows.select("sequence").distinct().count()) == (5001, 5001)
-    with (kept / "roomy" / "clients.csv").open(newline="") as file:
+    with (out / "clients.csv").open(newline="") as file:
         counts = {
             row["client_id"]: (row["requests"], row["topic_count"]) for row in csv.DictReader(file)
         }
     assert counts == {"billing": ("10", "0"), "": ("5000", "5000")}
-    assert json.loads((kept / "roomy" / "summary.json").read_text())["log"]["files"] == 1 - batches
+    assert json.loads((out / "summary.json").read_text())["log"]["files"] == 0
+
+
+def test_answer_has_five_lines_and_exit_code_says_not_ready(disk):
+    kept, done = disk
+    assert (done.returncode, len(done.stdout.splitlines())) == (3, 5), done.stderr
+    # And none of the output of Java and Spark at each start. Only the run before had new files.
+    before = (kept / "report" / "stderr").read_text().splitlines()
+    assert before[:3] == ["starting Spark", "files", "clients"]
+    assert done.stderr.splitlines() == [
+        "starting Spark",
+        "clients",
+        "readiness",
+        "costs",
+        "trend",
+        "summary",
+        "done",
+    ]
+    assert "billing" in done.stdout.splitlines()[1]
+    assert json.loads((kept / "roomy" / "summary.json").read_text())["applications"]["refused"] == 1
+    assert "billing" in (kept / "roomy" / "report.html").read_text()
 
 
 def test_killed_report_counts_everything_once_next_time(spark, logs, tmp_path):

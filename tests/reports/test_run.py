@@ -274,28 +274,37 @@ def test_every_table_is_also_parquet_with_same_row_count(spark, report):
     }
 
 
-@pytest.mark.parametrize("target", known_traffic.STATES_FOR)
-def test_other_target_gives_other_report_on_same_log(spark, report, target):
-    """Uses the tables of that log, without its other output files."""
-    from reports.analysis import activity, facts, readiness
+@pytest.fixture(scope="module")
+def identified(spark, report):
+    """The activity of that log and its applications' libraries, which no target changes."""
+    from reports.analysis import activity
     from reports.analysis.behaviour import connection_kinds
     from reports.analysis.identity import identify
     from reports.ingest.ingest_job import stored
     from reports.ingest.taken_files import Tables
+    from reports.outputs import Outputs
 
-    tables, aim = Tables(report[1] / "tables"), facts.load_target(target)
-    connections = stored(spark, tables, "connection")
+    tables = Tables(report[1] / "tables")
+    outputs = Outputs(report[0].with_name("other"), spark)
+    connections, usage = (stored(spark, tables, kind) for kind in ("connection", "usage"))
     who = activity.latest_connection_rows(connections)
-    usage = stored(spark, tables, "usage")
-    did = activity.activity(usage, connections, who).persist()
-    named = identify(connection_kinds(usage, connections, who))
+    did = outputs.intermediate("activity", activity.activity(usage, connections, who))
+    kinds = outputs.intermediate("kinds", connection_kinds(usage, connections, who))
+    return did, outputs.intermediate("identity", identify(kinds))
+
+
+@pytest.mark.parametrize("target", known_traffic.STATES_FOR)
+def test_other_target_gives_other_report_on_same_log(identified, target):
+    """Uses the tables of that log, without its other output files."""
+    from reports.analysis import activity, facts, readiness
+
+    (did, named), aim = identified, facts.load_target(target)
     found = readiness.findings(did, activity.bare_tokens(did), aim)
     states = (
         readiness.applications(did, named, readiness.blockers(found), aim)
         .select("client_id", "state")
         .collect()
     )
-    did.unpersist()
     assert {row["client_id"]: row["state"] for row in states} == known_traffic.STATES_FOR[target]
 
 
@@ -329,8 +338,17 @@ EVIL = [
 ]
 
 
-def test_hostile_names_do_not_break_outputs(spark, tmp_path):
-    process = Process(tmp_path / "logs")
+#: Client ids of applications with impossible times.
+ODD_TIMES = {"ahead": ms("2262-01-01"), "beyond": 1 << 50, "behind": 0}
+
+
+@pytest.fixture(scope="module")
+def hostile(spark, tmp_path_factory):
+    """The report's folder and summary for applications with hostile names or impossible times, all
+    on one day.
+    """
+    folder = tmp_path_factory.mktemp("hostile")
+    process = Process(folder / "logs")
     begin, rows = ms("2026-11-18"), []
     for name in EVIL:
         said = {
@@ -363,9 +381,25 @@ def test_hostile_names_do_not_break_outputs(spark, tmp_path):
     rows.append(
         process.row("connection", begin, "1-a-99", event="closed", principal="User:odd", **closing)
     )
+    for name, far in ODD_TIMES.items():
+        rows += _at_odd_time(process, begin, name, far)
     process.file("2026-11-18", 12, rows)
-    reported(spark, process.logs, tmp_path / "out")
-    out = tmp_path / "out"
+    return folder / "out", reported(spark, process.logs, folder / "out")
+
+
+def _at_odd_time(process, begin, name, far):
+    opened, used, closed = process.connection(begin, begin + 60_000, [name], [(0, 1, 1, 10, 10)])
+    bare = {"listener": "P", "mechanism": "GSSAPI", "road": "none", "protocol": "SASL"}
+    return [
+        opened | {"at": far},
+        used | {"at": far, "began": far},
+        closed | {"opened_at": far},
+        process.row("connection", far, f"1-x-{far}", event="opened", peer=name, **bare),
+    ]
+
+
+def test_hostile_names_do_not_break_outputs(spark, hostile):
+    out = hostile[0]
     for path in out.glob("*.csv"):
         with path.open(newline="") as file:
             assert [
@@ -374,57 +408,34 @@ def test_hostile_names_do_not_break_outputs(spark, tmp_path):
                 for cell in row
                 if cell.startswith(("=", "+", "@", "\t", "\r", "\n", "＝"))
             ] == [], path
+    others = {"odd", "loud", *ODD_TIMES}
     assert {row["client_id"] for row in table(out, "clients")} == {
         f"'{name}" if name[:1] in "=+-@\n＝" and name else name for name in EVIL
-    } | {"odd", "loud"}
+    } | others
     assert {row["client_id"] for row in spark.read.parquet(str(out / "clients")).collect()} == {
         *EVIL,
-        "odd",
-        "loud",
+        *others,
     }
     assert not {"<script", "<img"} & set(
         (out / "report.html").read_text().replace(">", " ").split()
     )
+
+
+def test_refused_requests_beyond_fifty_are_counted(hostile):
     blockers = {
         row["client_id"]: row["reasons"].split(", ")
-        for row in json.loads((out / "summary.json").read_text())["blockers"]
+        for row in json.loads((hostile[0] / "summary.json").read_text())["blockers"]
     }
-    assert blockers.keys() == {*EVIL, "loud"}
+    assert blockers.keys() == {*EVIL, "loud", *ODD_TIMES}
     assert (len(blockers["loud"]), blockers["loud"][-1]) == (51, "and 250 more")
 
 
-def test_any_clock_year_gives_valid_times(spark, tmp_path):
-    process, begin, rows = Process(tmp_path / "logs"), ms("2026-11-18"), []
-    for name, far in (("ahead", ms("2262-01-01")), ("beyond", 1 << 50), ("behind", 0)):
-        opened, used, closed = process.connection(
-            begin, begin + 60_000, [name], [(0, 1, 1, 10, 10)]
-        )
-        rows += [
-            opened | {"at": far},
-            used | {"at": far, "began": far},
-            closed | {"opened_at": far},
-        ]
-        rows.append(
-            process.row(
-                "connection",
-                far,
-                f"1-x-{far}",
-                event="opened",
-                listener="P",
-                peer=name,
-                mechanism="GSSAPI",
-                road="none",
-                protocol="SASL",
-            )
-        )
-    process.file("2026-11-18", 12, rows)
-    summary = reported(spark, process.logs, tmp_path / "out")
+def test_any_clock_year_gives_valid_times(hostile):
+    out, summary = hostile
     assert {row["last_refused"] for row in summary["blockers"]} == {"2026-11-18"}
     for name in ("clients", "blockers"):
         assert {
-            row[when][:10]
-            for row in table(tmp_path / "out", name)
-            for when in ("first_seen", "last_seen")
+            row[when][:10] for row in table(out, name) for when in ("first_seen", "last_seen")
         } == {"2026-11-18"}, name
 
 

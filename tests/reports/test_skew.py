@@ -20,10 +20,15 @@ from tests.reports import known_traffic, skewed_traffic
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 NOW = datetime.fromisoformat(f"{known_traffic.NOW}T09:00:00+00:00").astimezone(UTC)
-ALL_IN_ONE = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.skewJoin.enabled": "false"}
+ALL_IN_ONE = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.skewJoin.enabled": "false",
+}
 #: As for large tables: nothing is broadcast for being small, partitions are not merged, and
 #: partitions of a few KiB are split.
 IN_MANY = {
+    "spark.sql.adaptive.enabled": "true",
     "spark.sql.shuffle.partitions": "7",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.adaptive.autoBroadcastJoinThreshold": "-1",
