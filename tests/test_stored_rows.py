@@ -12,8 +12,11 @@ import pytest
 from gateway.compaction import CleanerCheckpoint
 from gateway.groups.classic import classic_rows
 from gateway.groups.consumer import consumer_rows
-from gateway.groups.consumer.consumer_member import ClassicMemberMetadata, ConsumerGroupMember
-from gateway.groups.consumer.consumer_states import MemberState
+from gateway.groups.consumer.consumer_member import (
+    ClassicMemberMetadata,
+    ConsumerGroupMember,
+    MemberState,
+)
 from gateway.groups.offsets import offset_rows
 from gateway.partitions.latest_records import DeleteHorizon
 from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager

@@ -17,8 +17,7 @@ from gateway.coroutines import CancelledError, Clock, SharedResult, shield
 from gateway.groups.classic.classic_group import ClassicGroup
 from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.groups.consumer.consumer_group import CommitValidator, ConsumerGroup
-from gateway.groups.consumer.consumer_member import HeartbeatResult, MemberHeartbeat
-from gateway.groups.consumer.consumer_states import JOIN_EPOCH
+from gateway.groups.consumer.consumer_member import JOIN_EPOCH, HeartbeatResult, MemberHeartbeat
 from gateway.groups.consumer.topology import Topology, canonical_name
 from gateway.groups.group_effects import (
     NEVER,
@@ -465,17 +464,13 @@ class GroupCoordinator:
             case StoreRows():
                 self._start(self._store_rows(cast("ConsumerGroup", group), effect))
             case LogEvent(event, reason, member_id):
-                fields = {
-                    name: value
-                    for name, value in (("member", member_id), ("reason", reason))
-                    if value
-                }
+                given = {"member": member_id, "reason": reason}
                 _log.info(
                     event,
                     group=group.group_id,
                     generation=group.generation,
                     members=len(group.roster),
-                    **fields,
+                    **{name: value for name, value in given.items() if value},
                 )
 
     async def _store_classic_group(self, group: ClassicGroup, save: StoreClassicGroup) -> None:

@@ -14,7 +14,6 @@ from gateway.groups.classic.classic_rows import GroupRow, MemberRow
 from gateway.groups.classic.subscription import (
     CONSUMER_PROTOCOL_TYPE,
     MAX_ELEMENTS,
-    PartitionsByName,
     Subscription,
     encode_assignment,
     parse_assignment,
@@ -27,7 +26,7 @@ from gateway.groups.consumer.consumer_member import (
     Partitions,
 )
 from gateway.groups.consumer.consumer_rows import GROUP_ROW, ConsumerGroupRow, StoredGroup
-from gateway.groups.consumer.topology import Topology, named_topics
+from gateway.groups.consumer.topology import Topology, named_topics, partitions_by_id
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 
@@ -160,7 +159,7 @@ def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partition
         remaining -= sum(map(len, named.values()))
         if user_data:
             raise ValueError("its assignor stores user data in the assignments")
-        partitions_by_member[member.member_id] = _by_id(named, topology)
+        partitions_by_member[member.member_id] = partitions_by_id(named, topology)
         added = _partition_set(partitions_by_member[member.member_id])
         if assigned & added:
             raise ValueError("a partition is assigned to two members")
@@ -178,7 +177,7 @@ def _owned_partitions(
     partitions_by_member: dict[str, Partitions] = {}
     assigned: set[tuple[TopicId, int]] = set()
     for member_id, subscription in subscriptions.items():
-        owned = _by_id(subscription.owned, topology)
+        owned = partitions_by_id(subscription.owned, topology)
         kept = {
             topic: frozenset(index for index in indexes if (topic, index) not in assigned)
             for topic, indexes in owned.items()
@@ -188,14 +187,6 @@ def _owned_partitions(
         }
         assigned |= _partition_set(owned)
     return partitions_by_member
-
-
-def _by_id(named: PartitionsByName, topology: Topology) -> Partitions:
-    return {
-        topic: indexes
-        for name, indexes in named.items()
-        if indexes and (topic := topology.id_of(name)) is not None
-    }
 
 
 def _partition_set(partitions: Partitions) -> set[tuple[TopicId, int]]:

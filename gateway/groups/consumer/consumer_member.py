@@ -1,16 +1,54 @@
-"""A member of a consumer group, its heartbeat and the result. Times are in milliseconds."""
+"""A member of a consumer group with its states, its heartbeat and the result (KIP-848).
+
+A member has an epoch and a target assignment; the target has an epoch that follows the group's.
+Partitions move in two steps: the owner releases a partition while in its old epoch, and only then
+is it assigned to another member. Times are in milliseconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from enum import Enum
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.groups.classic.classic_member import NAME_BYTES, Protocols
 from gateway.groups.consumer.assignors import TopicId
-from gateway.groups.consumer.consumer_states import JOIN_EPOCH, MemberState
-from gateway.protocol.errors import ErrorCode
+from gateway.protocol.errors import ErrorCode, KafkaError
+
+#: Member epochs in a heartbeat with a special meaning: join, leave, and leave temporarily as a
+#: static member. The last is also the stored epoch of an absent static member.
+JOIN_EPOCH = 0
+LEAVE_EPOCH = -1
+STATIC_LEAVE_EPOCH = -2
+
+
+class MemberState(Enum):
+    """Kafka's MemberState. The values are stored."""
+
+    STABLE = 1
+    """Has its whole target in the target's epoch, or has not received a newer target yet."""
+    UNREVOKED = 2
+    """Must release partitions and stays in its epoch until it has.
+
+    The rebalance timeout is running.
+    """
+    UNRELEASED = 3
+    """In the target's epoch, waiting for partitions that other members still own."""
+    AWAY = 4
+    """A static member that left temporarily. Keeps its partitions until its session ends."""
+
+
+TRANSITIONS: Mapping[MemberState, Set[MemberState]] = {
+    # state                 may become
+    MemberState.STABLE: {MemberState.UNREVOKED, MemberState.UNRELEASED, MemberState.AWAY},
+    MemberState.UNREVOKED: {MemberState.STABLE, MemberState.UNRELEASED, MemberState.AWAY},
+    MemberState.UNRELEASED: {MemberState.STABLE, MemberState.UNREVOKED, MemberState.AWAY},
+    # A returning static member is added as a new member that replaces this one.
+    MemberState.AWAY: set(),
+}
 
 #: Partitions by topic id.
 Partitions = Mapping[TopicId, frozenset[int]]
@@ -131,3 +169,73 @@ class ConsumerGroupMember(msgspec.Struct, frozen=True, array_like=True):
             map(len, (*self.assigned.values(), *self.revoking.values(), *self.target.values()))
         )
         return _MEMBER_BYTES + size + partitions * _PARTITION_BYTES
+
+    @property
+    def stale_epoch_error(self) -> ErrorCode:
+        """The error code of a wrong epoch in the member's protocol."""
+        return (
+            ErrorCode.STALE_MEMBER_EPOCH if self.classic is None else ErrorCode.ILLEGAL_GENERATION
+        )
+
+    def commit_error(self, epoch: int, topic: TopicId, partition: int) -> ErrorCode:
+        """The error code of a commit to a partition with an older epoch.
+
+        It is allowed for partitions owned since that epoch, as in Kafka 4.3.
+        """
+        since = self.assigned.get(topic, {}).get(
+            partition, self.revoking.get(topic, {}).get(partition)
+        )
+        is_owned = since is not None and epoch >= since
+        return ErrorCode.NONE if is_owned else self.stale_epoch_error
+
+    def check_epoch(self, request: MemberHeartbeat) -> None:
+        """Raises KafkaError(FENCED_MEMBER_EPOCH).
+
+        The previous epoch is accepted if the member owns only partitions that it was assigned: it
+        did not receive the last reply.
+        """
+        if request.epoch in (JOIN_EPOCH, self.epoch):
+            return
+        is_previous = request.epoch == self.previous_epoch and request.epoch <= self.epoch
+        if not is_previous or not _contains_all(request.owned, self.assigned):
+            message = (
+                f"The member epoch is {self.epoch}, not {request.epoch}; "
+                "release all partitions and rejoin."
+            )
+            raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, message)
+
+    def updated(self, request: MemberHeartbeat) -> ConsumerGroupMember:
+        """The member with the fields that the request sets; others are unchanged."""
+        topics, timeout = request.topics, request.rebalance_timeout_ms
+        return replace(
+            self,
+            instance_id=request.instance_id or self.instance_id,
+            rack_id=request.rack_id or self.rack_id,
+            client_id=request.client_id,
+            client_host=request.client_host,
+            rebalance_timeout_ms=self.rebalance_timeout_ms if timeout is None else timeout,
+            topics=self.topics if topics is None or topics == self.topics else topics,
+            regex=self.regex if request.regex is None else request.regex,
+            assignor=request.assignor or self.assignor,
+            classic=None,
+        )
+
+    def replacement(self, member_id: str) -> ConsumerGroupMember:
+        """A static member under its new member id.
+
+        It keeps its assignment; revocations are dropped, because the client has restarted.
+        """
+        return replace(
+            self,
+            member_id=member_id,
+            epoch=JOIN_EPOCH,
+            previous_epoch=JOIN_EPOCH,
+            state=MemberState.STABLE,
+            revoking={},
+        )
+
+
+def _contains_all(owned: Partitions | None, assigned: PartitionEpochs) -> bool:
+    return owned is not None and all(
+        partitions <= assigned.get(topic, {}).keys() for topic, partitions in owned.items()
+    )

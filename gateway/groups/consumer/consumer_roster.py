@@ -124,8 +124,13 @@ class ConsumerRoster:
         """Whether no other member owns the partition."""
         return self._owners.get(topic, {}).get(partition, member_id) == member_id
 
-    def owner(self, topic: TopicId, partition: int) -> str | None:
-        return self._owners.get(topic, {}).get(partition)
+    def is_target_free(self, member: ConsumerGroupMember) -> bool:
+        """Whether no other member owns a partition of this member's target."""
+        return all(
+            index in member.assigned.get(topic, ()) or index not in self._owners.get(topic, ())
+            for topic, partitions in member.target.items()
+            for index in partitions
+        )
 
     @property
     def assignor(self) -> str | None:

@@ -10,8 +10,13 @@ from collections.abc import Callable, Mapping, Set
 from msgspec.structs import replace
 
 from gateway.groups.consumer.assignors import TopicId
-from gateway.groups.consumer.consumer_member import ConsumerGroupMember, PartitionEpochs, Partitions
-from gateway.groups.consumer.consumer_states import TRANSITIONS, MemberState
+from gateway.groups.consumer.consumer_member import (
+    TRANSITIONS,
+    ConsumerGroupMember,
+    MemberState,
+    PartitionEpochs,
+    Partitions,
+)
 
 #: Whether no other member owns the partition.
 IsFree = Callable[[TopicId, int], bool]

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Set
 from struct import Struct
 from typing import Protocol
 
+from gateway.groups.classic.subscription import PartitionsByName
 from gateway.groups.consumer.assignors import TopicId
+from gateway.groups.consumer.consumer_member import Partitions
 from gateway.groups.consumer.topic_regexes import TopicRegexes
 from gateway.topics.registry import Topics
 
@@ -73,6 +75,15 @@ class TopicView:
 def ids_of(names: Iterable[str], topology: Topology) -> frozenset[TopicId]:
     """Ids of the topics that exist."""
     return frozenset(topic for name in names if (topic := topology.id_of(name)) is not None)
+
+
+def partitions_by_id(named: PartitionsByName, topology: Topology) -> Partitions:
+    """The partitions of the topics that exist."""
+    return {
+        topic: indexes
+        for name, indexes in named.items()
+        if indexes and (topic := topology.id_of(name)) is not None
+    }
 
 
 def topics_digest(topics: Set[TopicId], topology: Topology) -> bytes:

@@ -1,5 +1,7 @@
 """Committed offsets of all groups, held in memory and written to the store before a commit returns.
 
+A commit writes one row per partition (`offset_rows`), all in one atomic write (`_commit`).
+
 Rows are keyed by topic id. Deleting a topic therefore invalidates its offsets, even if deleting the
 rows fails: they are not found any more, and the next start deletes them. If topics are managed
 outside the gateway, a missing topic may return (for example a namespace that is served again); its

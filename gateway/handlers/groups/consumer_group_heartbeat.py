@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.groups.consumer.assignors import ASSIGNORS
-from gateway.groups.consumer.consumer_member import HeartbeatResult, MemberHeartbeat, Partitions
-from gateway.groups.consumer.consumer_states import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH
+from gateway.groups.consumer.consumer_member import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    HeartbeatResult,
+    MemberHeartbeat,
+    Partitions,
+)
 from gateway.handlers.groups.join_group import java_host
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError

@@ -7,8 +7,11 @@ import pytest
 from gateway.groups.classic.classic_group import ClassicGroup, GroupState
 from gateway.groups.classic.classic_member import MemberJoin, MemberSync
 from gateway.groups.classic.subscription import MAX_ELEMENTS, encode_assignment, parse_assignment
-from gateway.groups.consumer.consumer_member import ClassicMemberMetadata, ConsumerGroupMember
-from gateway.groups.consumer.consumer_states import STATIC_LEAVE_EPOCH
+from gateway.groups.consumer.consumer_member import (
+    STATIC_LEAVE_EPOCH,
+    ClassicMemberMetadata,
+    ConsumerGroupMember,
+)
 from gateway.groups.group_migration import check_upgrade, to_classic_group, to_consumer_group
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings

@@ -28,8 +28,7 @@ from gateway.groups.classic.subscription import (
     parse_subscription,
 )
 from gateway.groups.consumer.assignors import Subscriber, assign_uniform
-from gateway.groups.consumer.consumer_member import MemberHeartbeat
-from gateway.groups.consumer.consumer_states import LEAVE_EPOCH
+from gateway.groups.consumer.consumer_member import LEAVE_EPOCH, MemberHeartbeat
 from gateway.protocol.errors import ErrorCode, KafkaError
 from tests.fakes.broker import BrokerEnvironment, Started, open_environment
 from tests.gateway.groups.group_harness import TOPIC, metadata_of

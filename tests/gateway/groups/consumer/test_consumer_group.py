@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.groups.consumer.consumer_group import ConsumerGroup
-from gateway.groups.consumer.consumer_rows import decode_group, encode, parse_key
-from gateway.groups.consumer.consumer_states import (
+from gateway.groups.consumer.consumer_group import ConsumerGroup, ConsumerGroupState
+from gateway.groups.consumer.consumer_member import (
     LEAVE_EPOCH,
     STATIC_LEAVE_EPOCH,
-    ConsumerGroupState,
     MemberState,
 )
-from gateway.groups.consumer.group_epochs import NEVER
+from gateway.groups.consumer.consumer_rows import decode_group, encode, parse_key
+from gateway.groups.group_effects import NEVER
 from gateway.protocol.errors import ErrorCode, KafkaError
 from tests.gateway.groups.group_harness import (
     REBALANCE,

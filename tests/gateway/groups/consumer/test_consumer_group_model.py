@@ -29,16 +29,15 @@ from kafka.protocol.consumer.metadata import (
 )
 
 from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
-from gateway.groups.consumer.consumer_group import ConsumerGroup
-from gateway.groups.consumer.consumer_member import HeartbeatResult, MemberHeartbeat
-from gateway.groups.consumer.consumer_rows import decode_group, encode, parse_key
-from gateway.groups.consumer.consumer_states import (
+from gateway.groups.consumer.consumer_group import ConsumerGroup, ConsumerGroupState
+from gateway.groups.consumer.consumer_member import (
     LEAVE_EPOCH,
     STATIC_LEAVE_EPOCH,
-    ConsumerGroupState,
+    HeartbeatResult,
+    MemberHeartbeat,
 )
-from gateway.groups.consumer.group_epochs import NEVER
-from gateway.groups.group_effects import Reply, StoreRows
+from gateway.groups.consumer.consumer_rows import decode_group, encode, parse_key
+from gateway.groups.group_effects import NEVER, Reply, StoreRows
 from gateway.protocol.errors import ErrorCode
 from gateway.settings.model import Settings
 from tests.fakes.topology import FakeTopology
@@ -473,7 +472,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         numbers = [member.number for member in group.roster]
         assert len(numbers) == len(set(numbers))
         assert group.next_expire_at <= min(
-            (group._deadlines_of(member).earliest for member in group.roster), default=NEVER
+            (group._deadlines.of(member).earliest for member in group.roster), default=NEVER
         ), "(7)"
         on_their_way = {answer.handle for write in self.writes for answer in write.replies}
         assert set(self.waiting) == group._unstored.handles() | on_their_way, (

@@ -7,7 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.groups.classic import classic_rows
-from gateway.groups.consumer.consumer_member import ClassicMemberMetadata, ConsumerGroupMember
+from gateway.groups.consumer.consumer_member import (
+    ClassicMemberMetadata,
+    ConsumerGroupMember,
+    MemberState,
+)
 from gateway.groups.consumer.consumer_rows import (
     GROUP_ROW,
     ConsumerGroupRow,
@@ -17,7 +21,6 @@ from gateway.groups.consumer.consumer_rows import (
     parse_key,
     row_key,
 )
-from gateway.groups.consumer.consumer_states import MemberState
 from gateway.settings.field_types import MAX_GROUP_ID_BYTES
 
 GROUP = ConsumerGroupRow(7, 6, 3, b"12345678", 1_700_000_000_000, {"a.*": frozenset({"a1", "a2"})})

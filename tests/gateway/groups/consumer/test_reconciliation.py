@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gateway.groups.consumer.consumer_member import ConsumerGroupMember
-from gateway.groups.consumer.consumer_states import TRANSITIONS, MemberState
+from gateway.groups.consumer.consumer_member import TRANSITIONS, ConsumerGroupMember, MemberState
 from gateway.groups.consumer.reconciliation import reconcile, transition
 from tests.fakes.topology import id_of
 

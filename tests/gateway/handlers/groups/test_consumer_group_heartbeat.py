@@ -15,7 +15,7 @@ from kafka.protocol.consumer.group import HeartbeatRequest, OffsetCommitRequest,
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
 from gateway.groups.classic.classic_group import GroupState
-from gateway.groups.consumer.consumer_states import ConsumerGroupState
+from gateway.groups.consumer.consumer_group import ConsumerGroupState
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
