@@ -58,6 +58,8 @@ class Client:
     is_syncing: bool = False
     must_join: bool = True
     is_gone: bool = False
+    joins: int = 0
+    """JoinGroups sent, for unique member ids: the fake gateway counts from 1 after a restart."""
 
     def poll(self) -> None:
         if self.waiting is None:
@@ -105,10 +107,11 @@ class Client:
                 self.reads.clear()
             protocol = "stepwise" if self.is_stepwise else "at once"
             words = ((protocol, metadata_of(self.reads)),)
+            self.joins += 1
             joining = MemberJoin(
                 self.member_id if self.epoch else "",
                 None,
-                self.member_id,
+                f"{self.member_id}-{self.joins}",
                 "/h",
                 "consumer",
                 words,
