@@ -1,6 +1,7 @@
 """Converts groups between the classic and the consumer protocol while members stay (KIP-848).
 
-Follows Kafka's ConsumerGroup.fromClassicGroup and ClassicGroup.fromConsumerGroup.
+Follows Kafka's ConsumerGroup.fromClassicGroup and ClassicGroup.fromConsumerGroup, except that in
+Kafka a classic group that rebalances after the conversion also has the target assignment.
 """
 
 from __future__ import annotations
@@ -38,13 +39,20 @@ def to_classic_group(
     topology: Topology,
     settings: Settings,
     now: float,
+    *,
+    rebalances: bool = False,
 ) -> ClassicGroup:
     """A stable classic group with the same members; each is assigned its target assignment.
 
-    All members must use the classic protocol.
+    If the group `rebalances` at once, each is assigned what it owns instead: it still reads that
+    until it rejoins, and the group may be converted back before. All members must use the classic
+    protocol.
     """
     protocol = _select_protocol(members)
-    rows = tuple(_classic_row(member, protocol, topology) for member in members)
+    rows = tuple(
+        _classic_row(member, member.owned if rebalances else member.target, protocol, topology)
+        for member in members
+    )
     return ClassicGroup.restored(
         group_id,
         GroupRow(
@@ -67,12 +75,13 @@ def _select_protocol(members: Iterable[ConsumerGroupMember]) -> str:
     return roster.select_protocol()
 
 
-def _classic_row(member: ConsumerGroupMember, protocol: str, topology: Topology) -> MemberRow:
+def _classic_row(
+    member: ConsumerGroupMember, assignment: Partitions, protocol: str, topology: Topology
+) -> MemberRow:
     classic = _classic_metadata(member)
     metadata = next(metadata for name, metadata in classic.protocols if name == protocol)
     partitions = {
-        name: member.target[topic]
-        for topic, name in named_topics(member.target, member.topics, topology)
+        name: assignment[topic] for topic, name in named_topics(assignment, member.topics, topology)
     }
     return MemberRow(
         member.member_id,

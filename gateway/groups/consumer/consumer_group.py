@@ -661,11 +661,18 @@ class ConsumerGroup:
             member.is_reconciled_to(self.epoch) for member in remaining
         )
         keeps_topics = joining is not None and joining.topics == leaving[0].topics
+        rebalances = not (all_reconciled and keeps_topics)
         stale = self.stored_keys()
         self.close()
         members = remaining if joining is None else [*remaining, joining]
         group = self.successor = to_classic_group(
-            self.group_id, self.epoch, members, self._topology, self._settings, now
+            self.group_id,
+            self.epoch,
+            members,
+            self._topology,
+            self._settings,
+            now,
+            rebalances=rebalances,
         )
         reply = None
         if joining is not None and handle is not None:
@@ -673,7 +680,7 @@ class ConsumerGroup:
         group.delete_on_store(stale)
         group.store(reply)
         self._effects.append(LogEvent("group converted to the classic protocol"))
-        if not (all_reconciled and keeps_topics):
+        if rebalances:
             group.rebalance("converted from the consumer protocol", now)
 
     # Deletion

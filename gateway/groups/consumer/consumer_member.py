@@ -151,6 +151,14 @@ class ConsumerGroupMember(msgspec.Struct, frozen=True, array_like=True):
         return self.state is MemberState.STABLE and self.epoch == epoch
 
     @property
+    def owned(self) -> Partitions:
+        """Partitions that the member may still read: the assigned and the revoked ones."""
+        return {
+            topic: frozenset({*self.assigned.get(topic, ()), *self.revoking.get(topic, ())})
+            for topic in {**self.assigned, **self.revoking}
+        }
+
+    @property
     def size(self) -> int:
         """Approximate size in memory, in bytes."""
         size = (

@@ -7,11 +7,16 @@ import pytest
 from gateway.groups.classic.classic_group import ClassicGroup, GroupState
 from gateway.groups.classic.classic_member import MemberJoin, MemberSync
 from gateway.groups.classic.subscription import MAX_ELEMENTS, encode_assignment, parse_assignment
+from gateway.groups.consumer.consumer_group import ConsumerGroup
 from gateway.groups.consumer.consumer_member import (
+    LEAVE_EPOCH,
     STATIC_LEAVE_EPOCH,
     ClassicMemberMetadata,
     ConsumerGroupMember,
+    MemberHeartbeat,
+    MemberState,
 )
+from gateway.groups.group_effects import Reply, StoreRows
 from gateway.groups.group_migration import check_upgrade, to_classic_group, to_consumer_group
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
@@ -148,6 +153,23 @@ def test_converted_classic_members_get_their_target(topology):
     assert group.subscribed_topics == frozenset({TOPIC})
 
 
+def test_classic_members_of_rebalancing_group_get_what_they_own(topology):
+    member = ConsumerGroupMember(
+        1,
+        "a",
+        classic=ClassicMemberMetadata(30_000, (("range", metadata_of(set())),)),
+        state=MemberState.UNREVOKED,
+        epoch=6,
+        assigned={T: {0: 6}},
+        revoking={T: {1: 6}},
+        target={T: frozenset({0, 3})},
+    )
+    group = to_classic_group("g", 7, [member], topology, Settings(), START, rebalances=True)
+    assert [parse_assignment(one.assignment)[0] for one in group.roster] == [
+        {TOPIC: frozenset({0, 1})}
+    ]
+
+
 @pytest.mark.parametrize("epochs", [(), (STATIC_LEAVE_EPOCH,)], ids=["still there", "away"])
 def test_static_member_returning_with_classic_protocol_converts_group(epochs):
     harness = ConsumerGroupHarness(partitions=1)
@@ -174,3 +196,39 @@ def test_group_with_too_many_topics_stays_classic(topology):
     assign(few, encode_assignment({TOPIC: frozenset(range(MAX_ELEMENTS + 1))}, bytes(2)))
     with pytest.raises(KafkaError, match="too many"):
         to_consumer_group(few, topology)
+
+
+def heartbeat(group: ConsumerGroup, member_id: str, epoch: int) -> set[int]:
+    """The partitions that a member with the consumer protocol is assigned."""
+    request = MemberHeartbeat(member_id, epoch, None, None, 60_000, frozenset({TOPIC}), owned={})
+    assert group.consumer_heartbeat(request, "beat", START)
+    replies = []
+    while group.successor is None and (effects := group.take_effects()):
+        for effect in effects:
+            if isinstance(effect, StoreRows):
+                group.on_stored(effect)
+            elif isinstance(effect, Reply):
+                replies.append(effect.result.assignment or {})
+    return {index for assignment in replies for index in assignment.get(T, ())}
+
+
+def upgraded(group: ClassicGroup, topology: FakeTopology) -> ConsumerGroup:
+    settings = Settings(group_consumer_assignment_interval_ms=0)
+    stored = to_consumer_group(group, topology)
+    return ConsumerGroup.restored("g", stored, topology, settings, START)
+
+
+def test_partitions_of_classic_member_stay_its_own_after_upgrade_downgrade_and_upgrade(topology):
+    classic = joined(set())
+    assign(classic, to(0, 1, 2, 3))
+    consumer = upgraded(classic, topology)
+    assert heartbeat(consumer, "c1", 0) == set()
+    heartbeat(consumer, "c1", LEAVE_EPOCH)
+    assert consumer.successor is not None
+    assert consumer.successor.state is GroupState.PREPARING_REBALANCE
+    # m0 has sent no request, and still reads all partitions.
+    again = upgraded(consumer.successor, topology)
+    assert heartbeat(again, "c2", 0) == set()
+    member = again.roster.get("m0")
+    assert member is not None
+    assert set(member.assigned[T]) == {0, 1, 2, 3}
