@@ -66,7 +66,8 @@ class FetchPass:
 class FetchReader:
     """Reads for one request.
 
-    `magic` is the newest format that the consumer can read, or None for all formats.
+    The request version decides the format of the records: the handlers of v0 to v3 pass `magic` 0
+    or 1 (`gateway.handlers.old.old_versions`); None is format 2, with zstd from v10 on.
     """
 
     __slots__ = (
@@ -170,6 +171,8 @@ class FetchReader:
         limit = min(requested.max_bytes, self._max_reply_bytes - size)
         if diverging is None and offset < log.end_offset and (limit > 0 or size == 0):
             records = await self._records(cached, partition, limit, is_first=size == 0)
+        # The high watermark and the last stable offset (LSO) are the log end offset: stored records
+        # are visible at once, and there are no transactions.
         end_offset = log.end_offset
         return PartitionFetched(
             requested.index,

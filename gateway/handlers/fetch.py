@@ -40,14 +40,14 @@ from gateway.protocol.wire.fetch_codec import (
 
 @serves(ApiKey.FETCH, 4, 18)
 async def fetch(request: FetchRequest, caller: Caller) -> FetchResponse:
-    """Return records as they are stored, without conversion."""
+    """Return records in format 2; zstd only from v10 on (`FetchReader`)."""
     return await fetch_records(request, caller, magic=None)
 
 
 async def fetch_records(
     request: FetchRequest, caller: Caller, *, magic: int | None
 ) -> FetchResponse:
-    """Return records converted to message format `magic` or lower; None converts nothing."""
+    """Return records in message format `magic` (0 or 1) or lower; None is format 2."""
     try:
         current = _find_session(request, caller)
     except KafkaError as failure:

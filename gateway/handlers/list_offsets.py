@@ -2,7 +2,8 @@
 
 ListOffsets
 v1: one offset per partition.
-v2-3: isolation level.
+v2-3: isolation level. It is ignored: without transactions the last stable offset (LSO) is the log
+    end offset.
 v4-6: leader epochs.
 v7: max-timestamp (KIP-734).
 v8: earliest-local (KIP-405).

@@ -19,6 +19,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
     `peer` is "host:port" and `listener` the listener's name. `client_id` is None if the client sent
     null. `long_poll` belongs to the connection, `traffic` records the request in the traffic log.
+    There is no authorizer: handlers do not check `principal`.
     """
 
     broker: Broker

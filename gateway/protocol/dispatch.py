@@ -281,7 +281,9 @@ class Dispatch:
                 return [_SIZE.pack(len(answer)), answer]
             if session.is_gssapi_token(frame):
                 self._traffic.bare_gssapi_received()
-                raise Refused("raw GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not supported")
+                raise Refused(
+                    "bare GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not supported"
+                )
         header = read_header(frame, FIRST_FLEXIBLE_VERSION)
         request.api_key, request.version, request.correlation_id = (
             header.api_key,
@@ -420,7 +422,7 @@ class Dispatch:
             return
         request.is_appending = False
         if isinstance(failure, AuthenticationFailed):
-            # Raw SASL tokens have no error reply: closing the connection is the only signal.
+            # Bare SASL tokens have no error reply: closing the connection is the only signal.
             request.reply = []
             self._unanswered -= 1
             self._send()

@@ -2,14 +2,15 @@
 
 | state        | a frame is | allowed requests           | next state                             |
 |--------------|------------|----------------------------|----------------------------------------|
-| initial      | a request  | ApiVersions, SaslHandshake | v0: raw tokens, v1: authenticate       |
-| raw tokens   | a token    | none                       | success: ready, failure: closed        |
+| initial      | a request  | ApiVersions, SaslHandshake | v0: bare tokens, v1: authenticate      |
+| bare tokens  | a token    | none                       | success: ready, failure: closed        |
 | authenticate | a request  | SaslAuthenticate           | success: ready, failure: closed        |
 | ready        | a request  | all                        |                                        |
 | closed       | not read   | none                       |                                        |
 
-The rules are those of Kafka's SaslServerAuthenticator. A raw GSSAPI token as the first frame (0.9
-clients) is recognized and reported as such.
+The rules are those of Kafka's SaslServerAuthenticator. A bare token is a frame without a Kafka
+header; `Dispatch` passes it to `log_in`. A bare GSSAPI token as the first frame (0.9 clients) is
+recognized and reported as such.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ _log = logs.get_logger(__name__)
 
 class LoginState(Enum):
     INITIAL = "initial"
-    RAW_TOKENS = "raw tokens"
+    BARE_TOKENS = "bare tokens"
     AUTHENTICATE = "authenticate"
     READY = "ready"
     CLOSED = "closed"
 
 
 TRANSITIONS = {
-    LoginState.INITIAL: {LoginState.RAW_TOKENS, LoginState.AUTHENTICATE, LoginState.CLOSED},
-    LoginState.RAW_TOKENS: {LoginState.READY, LoginState.CLOSED},
+    LoginState.INITIAL: {LoginState.BARE_TOKENS, LoginState.AUTHENTICATE, LoginState.CLOSED},
+    LoginState.BARE_TOKENS: {LoginState.READY, LoginState.CLOSED},
     LoginState.AUTHENTICATE: {LoginState.READY, LoginState.CLOSED},
     LoginState.READY: {LoginState.CLOSED},
     LoginState.CLOSED: set[LoginState](),
@@ -51,7 +52,7 @@ TRANSITIONS = {
 #: Requests that each state allows; None is all.
 ALLOWED_APIS: dict[LoginState, frozenset[ApiKey] | None] = {
     LoginState.INITIAL: frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE}),
-    LoginState.RAW_TOKENS: frozenset(),
+    LoginState.BARE_TOKENS: frozenset(),
     LoginState.AUTHENTICATE: frozenset({ApiKey.SASL_AUTHENTICATE}),
     LoginState.READY: None,
     LoginState.CLOSED: frozenset(),
@@ -92,10 +93,10 @@ class LoginSession:
         return self.state is LoginState.CLOSED
 
     def expects_token(self) -> bool:
-        return self.state is LoginState.RAW_TOKENS
+        return self.state is LoginState.BARE_TOKENS
 
     def is_gssapi_token(self, frame: bytearray) -> bool:
-        """Whether the first frame is a raw GSSAPI token, which cannot be read as a request."""
+        """Whether the first frame is a bare GSSAPI token, which cannot be read as a request."""
         return self.state is LoginState.INITIAL and frame[:1] == _GSSAPI_TAG
 
     def check_allowed(self, api_key: int) -> None:
@@ -108,7 +109,7 @@ class LoginSession:
         )
 
     def handshake(self, mechanism: str, version: int) -> None:
-        """Select the mechanism. Version 0 is followed by raw tokens.
+        """Select the mechanism. Version 0 is followed by bare tokens.
 
         Raises KafkaError. Except for ILLEGAL_SASL_STATE, this closes the session.
         """
@@ -122,7 +123,7 @@ class LoginSession:
             raise KafkaError(ErrorCode.UNSUPPORTED_SASL_MECHANISM)
         self.mechanism = chosen.name
         self._exchange = chosen.begin(self.host)
-        self._move(LoginState.RAW_TOKENS if version == 0 else LoginState.AUTHENTICATE)
+        self._move(LoginState.BARE_TOKENS if version == 0 else LoginState.AUTHENTICATE)
 
     async def token(self, token: bytes) -> tuple[bytes, int]:
         """Return (reply to the client's token, session lifetime in ms or 0 for no limit).
@@ -156,7 +157,7 @@ class LoginSession:
 async def log_in(
     session: LoginSession, token: bytes, traffic: Recorder, peer: str, listener: str
 ) -> tuple[bytes, int]:
-    """Process a token of the client, raw or from SaslAuthenticate; log and record the outcome.
+    """Process a token of the client, bare or from SaslAuthenticate; log and record the outcome.
 
     Returns and raises as `LoginSession.token`.
     """

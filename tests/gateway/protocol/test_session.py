@@ -137,10 +137,10 @@ def test_unknown_mechanism_gets_list_and_closes_connection(version):
     assert client.receive() == []
 
 
-# raw tokens
+# bare tokens
 
 
-def test_tokens_are_raw_after_handshake_v0():
+def test_tokens_are_bare_after_handshake_v0():
     mechanism = plain()
     client = Client([mechanism])
     client.send(handshake("PLAIN", 0))
@@ -151,7 +151,7 @@ def test_tokens_are_raw_after_handshake_v0():
     assert str(client.session.principal) == "User:alice"
 
 
-def test_raw_tokens_are_exchanged_until_login_completes():
+def test_bare_tokens_are_exchanged_until_login_completes():
     client = Client([in_two_steps()])
     client.send(handshake("SCRAM", 0), b"client-first")
     assert client.receive()[1:] == [b"server-first"]
@@ -166,7 +166,7 @@ def test_raw_tokens_are_exchanged_until_login_completes():
     [b"", b"\x60\x01", versions(), authenticate(b"\0alice\0secret")],
     ids=["empty", "gssapi", "ApiVersions", "SaslAuthenticate"],
 )
-def test_raw_token_is_passed_to_mechanism_unread(token):
+def test_bare_token_is_passed_to_mechanism_unread(token):
     mechanism = ScriptedMechanism("PLAIN", {token: b"welcome"})
     client = Client([mechanism])
     client.send(handshake("PLAIN", 0), token)
@@ -174,7 +174,7 @@ def test_raw_token_is_passed_to_mechanism_unread(token):
     assert mechanism.seen == [token]
 
 
-def test_failed_raw_token_closes_connection_after_delay(caplog):
+def test_failed_bare_token_closes_connection_after_delay(caplog):
     client = Client([plain()])
     client.send(handshake("PLAIN", 0))
     client.receive()
