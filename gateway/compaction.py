@@ -164,8 +164,8 @@ class LogCleaner:
     """Cleans the compacted topics of a broker.
 
     `run_once` checks each partition once; `stop` ends it after the current chunk. An idle partition
-    costs no I/O until it changes. Space is reclaimed at the retention interval, since that queries
-    the store.
+    costs no I/O until it changes. Reclaiming space queries the store, so it runs at the retention
+    interval only.
     """
 
     def __init__(

@@ -202,7 +202,7 @@ def down_all(payloads: Sequence[Buffer], magic: int, limit: int) -> list[bytes |
 def down_messages(messages: Buffer, shift: int) -> Converted:
     """Convert uncompressed magic-1 messages to magic 0, with offsets shifted by `shift`.
 
-    Raises like `scan`, and if offsets do not ascend.
+    Raises CorruptRecords, also if offsets do not ascend, InvalidRecords and UnsupportedCodec.
     """
     out = bytearray()
     first = last = -1
@@ -261,8 +261,9 @@ def up_messages(
 ) -> Converted:
     """Convert uncompressed messages of format `magic` to magic-2 records.
 
-    Offsets are shifted by `shift` and stored relative to `base_offset`. Raises like `scan`, and if
-    offsets do not ascend or are more than 31 bits from `base_offset`.
+    Offsets are shifted by `shift` and stored relative to `base_offset`. Raises InvalidRecords,
+    UnsupportedCodec and CorruptRecords, also if offsets do not ascend or are more than 31 bits from
+    `base_offset`.
     """
     out = bytearray()
     first = last = max_timestamp = -1

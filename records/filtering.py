@@ -92,8 +92,9 @@ def filter_records(
 
 
 def empty_batch(payload: Buffer) -> bytes:
-    """Return a batch without its records, kept for the sequence of a producer's last batch.
+    """Return the batch with its records removed.
 
+    Compaction keeps such a batch if it is the producer's last one, because it holds the sequence.
     As DefaultRecordBatch.writeEmptyHeader: offsets, producer, max timestamp and timestamp type
     stay; codec and base timestamp are cleared. Raises CorruptRecords.
     """

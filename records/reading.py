@@ -51,7 +51,7 @@ def first_at_or_after(
 ) -> tuple[int, int] | None:
     """Return (offset, timestamp) of the first record with at least this timestamp (ms), or None.
 
-    Raises like `read_records`.
+    Raises CorruptRecords, UnsupportedCodec and RecordsTooLarge.
     """
     batch = read_batch(payload)
     for found in _iterate(read_content(payload, batch, max_decompressed_bytes), batch):

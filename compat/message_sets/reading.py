@@ -43,7 +43,7 @@ def first_at_or_after(
 ) -> tuple[int, int] | None:
     """Return (offset, timestamp) of the first record with at least this timestamp (ms), or None.
 
-    Raises like `read_records`.
+    Raises CorruptRecords, InvalidRecords, UnsupportedCodec and RecordsTooLarge.
     """
     if magic_of(payload) == 2:
         return records.first_at_or_after(

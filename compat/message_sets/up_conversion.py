@@ -103,8 +103,10 @@ def _message_runs(payload: Buffer, limit: int) -> tuple[Codec, list[_MessageRun]
 
 
 def _append_time(messages: memoryview) -> int | None:
-    """The timestamp of a stored run whose messages all have LogAppendTime, else None. Raises like
-    `scan`.
+    """The log append time of uncompressed messages, or None if they have CreateTime.
+
+    All messages of a stored set have the same timestamp type. Raises CorruptRecords, InvalidRecords
+    and UnsupportedCodec.
     """
     found = kernel.scan(messages, -1, True)
     if not found.magic or not found.has_append_time:

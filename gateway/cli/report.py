@@ -159,7 +159,7 @@ def _print_answer(summary: dict[str, Any], out: Path) -> None:
 
 
 def _load_reports() -> tuple[Any, Any]:
-    """Return the function that runs reports and the class of its order."""
+    """Return `run_local_report` and `ReportRequest`, or exit if PySpark is not installed."""
     if importlib.util.find_spec("pyspark") is None:
         _fail(NO_PYSPARK)
     from reports.local_run import run_local_report

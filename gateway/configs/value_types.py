@@ -79,7 +79,7 @@ class ConfigDefinition:
         return value
 
     def show(self, text: str) -> str:
-        """Return the value in canonical form. Raises as `read`."""
+        """Return the value in canonical form. Raises KafkaError(INVALID_CONFIG)."""
         return show(self.read(text))
 
 

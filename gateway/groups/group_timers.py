@@ -77,7 +77,8 @@ class GroupTimers:
     def schedule(self, group: AnyGroup, expire: Callable[[AnyGroup], None]) -> None:
         """Call `expire` at the group's earliest deadline.
 
-        A heartbeat only moves deadlines back and does not touch the timer.
+        A deadline that moves later, as after a heartbeat, does not touch the timer: it fires early,
+        and the group is scheduled again.
         """
         at = group.next_expire_at
         scheduled = self._scheduled.get(group.group_id)

@@ -143,11 +143,11 @@ class LmdbWriter:
         """Return the error message for callers; log only the first of consecutive failures."""
         directory = self._environment.directory
         if not isinstance(error, lmdb.Error):
-            log.exception("%s in %s failed, which is a bug", what, directory)
+            log.exception("%s to %s failed, which is a bug", what, directory)
         elif what not in self._failing:
             self._failing.add(what)
             log.error(
-                "%s in %s fails: %s; it is refused until it succeeds again, reads continue",
+                "%s to %s fails: %s; clients receive errors until it succeeds, reads continue",
                 what,
                 directory,
                 error,
@@ -157,7 +157,7 @@ class LmdbWriter:
     def _succeeded(self, what: str) -> None:
         if what in self._failing:
             self._failing.remove(what)
-            log.warning("%s in %s succeeds again", what, self._environment.directory)
+            log.warning("%s to %s succeeds again", what, self._environment.directory)
 
     def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Run all operations in one transaction. Raises lmdb.Error if nothing was stored."""

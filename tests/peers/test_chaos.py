@@ -180,7 +180,7 @@ def test_table_shows_slowest_client_of_each_kind_and_maximum() -> None:
     assert lines[-1] == ["longest", "2.2", "0.6", "1.5", "3.8"]
 
 
-def test_summary_ends_with_complaints_or_success() -> None:
+def test_summary_ends_with_failed_checks_or_success() -> None:
     assert summary(Outcome([RECOVERY])).endswith("\nALL CHECKS PASSED")
     assert summary(Outcome([RECOVERY], complaints=["lost", "moved"])).endswith(
         "\nFAILED CHECKS, 2:\nlost\nmoved"

@@ -258,11 +258,11 @@ def test_disk_failure_logs_one_line_at_start_and_one_at_end(disk, tmp_path):
         assert warnings_and_errors(server) == [began, ended]
     reason = os.strerror(errno.ENOSPC if "full" in disk.failure else errno.EIO)
     assert (
-        f' error storage.lmdb.writer message text="appending in {tmp_path / "store"} fails: '
+        f' error storage.lmdb.writer message text="appending to {tmp_path / "store"} fails: '
         f"mdb_txn_commit: {reason}; " in began
     )
     assert (
-        f' warning storage.lmdb.writer message text="appending in {tmp_path / "store"} '
+        f' warning storage.lmdb.writer message text="appending to {tmp_path / "store"} '
         'succeeds again"' in ended
     )
 

@@ -308,7 +308,7 @@ def test_other_target_gives_other_report_on_same_log(identified, target):
     assert {row["client_id"]: row["state"] for row in states} == known_traffic.STATES_FOR[target]
 
 
-def test_since_excludes_earlier_days_and_needs_only_the_tables(spark, report):
+def test_since_excludes_earlier_days_and_needs_no_log_files(spark, report):
     summary = reported(spark, None, report[1], since=date(2026, 11, 16))
     assert (summary["from"], summary["log"]["files"], summary["trend"]["days"]) == (
         "2026-11-16",

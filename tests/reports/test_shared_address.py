@@ -230,7 +230,7 @@ def real(spark, tmp_path_factory):
 
 @pytest.mark.peer
 @pytest.mark.parametrize("client_id", REAL)
-def test_each_real_client_behind_one_address_is_named_and_no_other(real, client_id):
+def test_libraries_behind_one_address_are_all_identified_and_no_others(real, client_id):
     """A binding's version is not that of its librdkafka."""
     names, application = real[client_id]
     if not names:

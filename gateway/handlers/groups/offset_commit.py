@@ -131,7 +131,7 @@ async def _commit_existing(
     times: CommitTimes,
     slices: TimeSlices,
 ) -> dict[tuple[str, int], ErrorCode]:
-    """Returns the error code of each of these existing partitions."""
+    """Commit offsets of partitions that exist; return an error code for each of them."""
     if not existing:
         return {}
     if len(existing) > MAX_OFFSETS_PER_COMMIT:

@@ -33,7 +33,7 @@ class ClusterProblem:
 
 
 class TokenClaims(msgspec.Struct, frozen=True):
-    """The claims of a JWT that are used."""
+    """The claims of the token (a JWT) that the gateway reads: only the role."""
 
     sub: str = ""
 

@@ -78,8 +78,9 @@ class BrokerHttp:
     async def _check_host(self, url: str) -> None:
         """Raises StorageFailed for a host outside the cluster, which must not receive the token.
 
-        A host of the cluster is configured, or the brokers list it as active. Only superusers may
-        read that list: other roles need the hosts of all brokers in the service URL.
+        A host belongs to the cluster if the configured URLs name it or the brokers list it as
+        active. Only superusers may read that list, so for other roles the service URL must name
+        every broker.
         """
         host = urlsplit(url).hostname
         if host in self._configured or host in self._listed:

@@ -72,8 +72,8 @@ class SideTopics:
             raise
         except AdminFailed as error:
             log.warning(
-                "retention of side topic not set, a time to live or backlog quota of its namespace "
-                "may delete it topic=%s error=%s",
+                "retention of side topic not set: a time to live or backlog quota of its namespace "
+                "may delete compacted records topic=%s error=%s",
                 topic,
                 error,
             )

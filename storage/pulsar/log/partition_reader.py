@@ -276,8 +276,9 @@ class PartitionReader:
     ) -> StoredMessage | None:
         """The first message before `end` for which `is_it` returns True.
 
-        `is_before`, as in `MessageSearch.narrow`, holds for all messages before that one, except
-        perhaps the one directly before it.
+        `around` are index entries before and after that message, if known. `is_before` selects
+        where to start reading (`MessageSearch.narrow`): it is True for all earlier messages, except
+        possibly for the last of them.
         """
         low, high = (
             around[0] or await self._first_index_entry(),

@@ -89,7 +89,7 @@ class NativeEntries:
         return Entry(first, last, packed.max_timestamp, packed.payload)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
-        """`PartitionLog.read` of entries up to `last`."""
+        """`PartitionLog.read`, limited to entries at or before the position `last`."""
         cursor = self._cursor_at(offset) or await self._open(offset)
         if cursor is None:
             return []

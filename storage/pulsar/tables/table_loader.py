@@ -52,7 +52,10 @@ class TopicSpace(msgspec.Struct, frozen=True, rename="camel"):
 
 
 async def topic_space(admin: PulsarAdmin, topic: str) -> TopicSpace:
-    """Raises what `PulsarAdmin.get` raises."""
+    """Read the size, ledgers and cursors of a topic.
+
+    Raises StorageFailed, in particular NotFound for a missing topic.
+    """
     space: TopicSpace = await admin.get(f"{path_of(topic)}/internalStats", TopicSpace)
     return space
 

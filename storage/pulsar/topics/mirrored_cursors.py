@@ -147,7 +147,7 @@ class CursorMirror:
         except StorageError as failure:
             self._failed += 1
             log.debug(
-                "the cursor of group %s in %s-%d was not moved: %s",
+                "subscription of group %s in %s-%d not moved: %s",
                 group,
                 topic,
                 partition,
@@ -181,7 +181,7 @@ class CursorMirror:
     def _log_failures(self) -> None:
         if self._failed or self._dropped:
             log.warning(
-                "cursors of Kafka groups in Pulsar: %d not moved, %d offsets dropped "
+                "Pulsar subscriptions of Kafka groups are behind: %d moves failed, %d were dropped "
                 "(mirror_waiting=%d); committed offsets are not affected",
                 self._failed,
                 self._dropped,

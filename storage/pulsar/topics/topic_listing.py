@@ -182,10 +182,10 @@ class TopicListing:
                     log.warning("namespace %s can be listed again", namespace)
         return listed
 
-    def _log_lost(self, namespace: str, so: str, failure: AdminFailed) -> None:
-        if self._unlistable.get(namespace) != so:
-            self._unlistable[namespace] = so
-            log.error("namespace %s cannot be listed; %s: %s", namespace, so, failure)
+    def _log_lost(self, namespace: str, consequence: str, failure: AdminFailed) -> None:
+        if self._unlistable.get(namespace) != consequence:
+            self._unlistable[namespace] = consequence
+            log.error("namespace %s cannot be listed: %s (%s)", namespace, consequence, failure)
 
     async def _list(self, namespace: str, which: str) -> list[str]:
         return await self._admin.get(f"/persistent/{quote(namespace)}{which}", list[str]) or []

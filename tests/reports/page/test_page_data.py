@@ -16,7 +16,7 @@ CLIENTS = [
 ]
 
 
-def test_library_without_upper_version_is_distinguished_from_whole_library(spark):
+def test_library_without_version_number_is_labelled_no_upper_version(spark):
     from reports.ingest.small_tables import small_table
     from reports.page.page_data import kind_of
 

@@ -64,7 +64,7 @@ quiet = settings(
 
 @quiet
 @given(slots=logs(), offset=st.integers(0, 50))
-def test_slot_at_contains_offset_or_follows_it(
+def test_slot_at_returns_first_slot_that_ends_at_or_after_offset(
     environment: Any, slots: list[Slot], offset: int
 ) -> None:
     expected = next((slot for slot in slots if slot.last_offset >= offset), None)

@@ -429,7 +429,7 @@ def groups_of(
 
 
 @pytest.mark.parametrize("version", [8, 9])
-def test_fetch_of_several_groups(env, version):
+def test_fetch_returns_offsets_of_several_groups_in_request_order(env, version):
     commit(env, ("orders", 0, 1), group="a")
     commit(env, ("bills", 0, 2), group="b")
     some = [FetchGroupTopic(name="bills", partition_indexes=[0])]

@@ -321,7 +321,7 @@ async def test_token_is_reloaded_and_never_in_errors(
 
 @pytest.mark.parametrize("status", [401, 403])
 @ensureDeferred
-async def test_forbidden_differs_from_unauthorized(
+async def test_missing_permission_is_forbidden_for_status_401_and_403(
     server: Server, admins: Callable[..., PulsarAdmin], status: int
 ) -> None:
     def refuses(request: Request) -> bytes:

@@ -121,7 +121,7 @@ def test_event_time_out_of_range_counts_as_none():
     )
 
 
-def test_binary_header_is_shown_in_base64_and_round_trips():
+def test_binary_header_becomes_base64_property_and_round_trips():
     record = PlainRecord(None, b"v", ((b"trace", b"\xff\xfe"),), 1)
     fields = message_from_record(record)
     assert fields.properties is not None
@@ -129,7 +129,7 @@ def test_binary_header_is_shown_in_base64_and_round_trips():
     assert record_from_message(as_shown(fields))[0] == record
 
 
-def test_last_of_duplicate_headers_is_shown():
+def test_last_of_duplicate_headers_becomes_the_property():
     fields = message_from_record(PlainRecord(None, b"v", ((b"n", b"1"), (b"n", b"2")), 1))
     assert fields.properties is not None
     assert fields.properties["n"] == "2"
