@@ -204,7 +204,7 @@ class Converter:
             if is_readable(payload, magic):
                 results.append(payload)
                 continue
-            if magic < 2 and stored == 2 and payload[BATCH_ATTRIBUTES_AT] & CONTROL_BIT:
+            if magic < 2 and stored == 2 and _attributes(payload) & CONTROL_BIT:
                 results.append(b"")
                 continue
             key = (
@@ -327,7 +327,12 @@ def _checksum(payload: Buffer, magic: int) -> int:
 
 def is_zstd(payload: Buffer) -> bool:
     """Whether the payload is a batch that requires Fetch v10."""
-    return peek_magic(payload) >= 2 and payload[BATCH_ATTRIBUTES_AT] & CODEC_MASK == Codec.ZSTD
+    return peek_magic(payload) >= 2 and _attributes(payload) & CODEC_MASK == Codec.ZSTD
+
+
+def _attributes(payload: Buffer) -> int:
+    """The attributes of a batch, 0 if it is too short to have any; stores do not check payloads."""
+    return payload[BATCH_ATTRIBUTES_AT] if len(payload) > BATCH_ATTRIBUTES_AT else 0
 
 
 def is_readable(payload: Buffer, magic: int) -> bool:

@@ -7,7 +7,14 @@ import logging
 import pytest
 
 from gateway.fetch import conversion
-from gateway.fetch.conversion import ENTRY_OVERHEAD, ConversionBudget, Converter, SourcePartition
+from gateway.fetch.conversion import (
+    ENTRY_OVERHEAD,
+    V2_WITH_ZSTD,
+    V2_WITHOUT_ZSTD,
+    ConversionBudget,
+    Converter,
+    SourcePartition,
+)
 from gateway.protocol.errors import ErrorCode
 from records import NoMemory, read_header, stamp_batch
 from storage.log import Entry
@@ -166,6 +173,16 @@ def logged_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_unreadable_entry_is_empty_and_others_are_converted(one):
     good, bad, also_good = ended(one.convert(SOURCE, [stored(0), broken(), stored(6)], 0))
     assert (good[16], bad, also_good[16]) == (0, b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("magic", "given"), [(0, False), (1, False), (V2_WITHOUT_ZSTD, True), (V2_WITH_ZSTD, True)]
+)
+@pytest.mark.parametrize("size", [17, 22])
+def test_batch_shorter_than_its_attributes_is_empty_or_unchanged(one, size, magic, given):
+    """A Pulsar client can write one with the properties of the gateway's messages."""
+    short = as_stored(bytes(stored().payload[:size]))
+    assert ended(one.convert(SOURCE, [short], magic)) == [short.payload if given else b""]
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
