@@ -214,8 +214,9 @@ main.add_command(topics)
 main.add_command(groups)
 main.add_command(users)
 main.add_command(settings_command)
-if find_spec("compat") is not None:
-    # Reports identify client libraries with it.
+_compat = find_spec("compat")
+if _compat is not None and _compat.origin is not None:
+    # Reports identify client libraries with it. Without `__init__.py` it is deleted.
     from gateway.cli.report import report
 
     main.add_command(report)

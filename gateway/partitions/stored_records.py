@@ -8,9 +8,14 @@ already stored are then returned to consumers as they are, and are not compacted
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
-try:
+_compat = find_spec("compat")
+#: A folder without `__init__.py` is what remains of a deleted package: compiled files.
+HAS_COMPAT = _compat is not None and _compat.origin is not None
+
+if HAS_COMPAT:
     from compat.message_sets import (
         MessageSet,
         cut,
@@ -24,9 +29,7 @@ try:
         record_keys,
         up_convert,
     )
-except ModuleNotFoundError as missing:
-    if str(missing.name).split(".", 1)[0] != "compat":
-        raise
+else:
     from records import (
         InvalidRecords,
         cut,
@@ -37,14 +40,10 @@ except ModuleNotFoundError as missing:
         record_keys,
     )
 
-    HAS_COMPAT = False
-
     def _unsupported(*_: Any, **__: Any) -> Any:
         raise InvalidRecords("message sets are not supported without the package compat")
 
     down_convert_all = fix_lz4_checksums = has_legacy_lz4 = up_convert = _unsupported
-else:
-    HAS_COMPAT = True
 
 __all__ = [
     "HAS_COMPAT",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,19 +14,37 @@ from tests.records.building import Sample, batch, message_set
 SAMPLES = [Sample(n, 1000 + n, b"key", b"value") for n in range(3)]
 
 
-def without_compat(code: str) -> object:
+MISSING = "import sys; sys.modules['compat'] = None"
+
+
+def without_compat(code: str, hiding: str = MISSING) -> object:
     """The JSON that `code` prints in a process that cannot import `compat`."""
-    hidden = f"import sys; sys.modules['compat'] = None\nimport json\n{code}"
+    hidden = f"{hiding}\nimport json\n{code}"
     ran = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=True)
     return json.loads(ran.stdout)
 
 
-def test_versions_that_need_compat_are_not_served():
+def remains_of_compat(folder: Path) -> str:
+    """Code that replaces `compat` by folders without modules, as `git rm` leaves them."""
+    for name in ("message_sets", "handlers", "fingerprint"):
+        (folder / "compat" / name / "__pycache__").mkdir(parents=True)
+    return (
+        "import sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "from importlib.util import module_from_spec\n"
+        f"remains = PathFinder.find_spec('compat', [{str(folder)!r}])\n"
+        "sys.modules['compat'] = module_from_spec(remains)"
+    )
+
+
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["not installed", "deleted"])
+def test_versions_that_need_compat_are_not_served(tmp_path, is_deleted):
     lowest = without_compat(
         "import gateway.app, gateway.cli.main, gateway.handlers\n"
         "from gateway.protocol.routes import supported_versions\n"
         "lowest = {key.name: low for key, (low, _) in supported_versions().items()}\n"
-        "print(json.dumps({name: low for name, low in lowest.items() if low}))"
+        "print(json.dumps({name: low for name, low in lowest.items() if low}))",
+        remains_of_compat(tmp_path) if is_deleted else MISSING,
     )
     assert lowest == {
         "PRODUCE": 3,
