@@ -1,9 +1,10 @@
 """Record batches (format 2): header, codecs, reading and rewriting; and the inner loops.
 
 Pure functions over buffers: no I/O, no clock, no shared state, callable from any thread. Invalid
-bytes raise RecordsError and nothing else. The inner loops run in a compiled kernel that releases
-the GIL (`KERNEL` is "cython"), or in plain Python if the kernel is not available; they include
-those of `compat.message_sets`. This package imports no other package of this project.
+bytes raise RecordsError and nothing else, except in `read_header`. The inner loops run in a
+compiled kernel that releases the GIL (`KERNEL` is "cython"), or in plain Python if the kernel is
+not available; they include those of `compat.message_sets`. This package imports no other package of
+this project.
 """
 
 from records.batch import (
