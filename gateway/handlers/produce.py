@@ -98,11 +98,11 @@ Prepared: TypeAlias = "tuple[Partition, memoryview, BatchHeader | MessageSet, st
 
 
 @serves(ApiKey.PRODUCE, 3, 13)
-async def produce(
+def produce(
     request: ProduceRequest, caller: Caller
-) -> DelayedReply[ProduceResponse | None] | ProduceResponse | None:
+) -> Coroutine[Any, Any, DelayedReply[ProduceResponse | None] | ProduceResponse | None]:
     """Append record batches."""
-    return await append_records(request, caller, _prepare_batch)
+    return append_records(request, caller, _prepare_batch)
 
 
 async def append_records(

@@ -6,7 +6,7 @@ another thread. Conversion follows Kafka's LogValidator with format 2 as the tar
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from time import thread_time_ns
 from typing import Any
@@ -39,11 +39,11 @@ from records import (
 
 
 @serves(ApiKey.PRODUCE, 0, 2)
-async def produce_message_sets(
+def produce_message_sets(
     request: ProduceRequest, caller: Caller
-) -> DelayedReply[ProduceResponse | None] | ProduceResponse | None:
+) -> Coroutine[Any, Any, DelayedReply[ProduceResponse | None] | ProduceResponse | None]:
     """Kafka 0.8 to 0.10, Sarama, kafka-node: v1 adds the throttle time, v2 timestamps (KIP-32)."""
-    return await append_records(request, caller, _prepare)
+    return append_records(request, caller, _prepare)
 
 
 async def _prepare(
