@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -38,13 +39,14 @@ def argv(
 
 
 def _compiled(source: Path, classpath: Sequence[Path | str]) -> Path:
-    """The folder with the classes of a program of one file."""
+    """The folder with the classes of a program of one file, for this version of Java."""
     jars = ":".join(map(str, classpath))
 
     def build(folder: Path) -> None:
         command(["javac", "-nowarn", "-d", folder, "-cp", jars, source])
 
-    return cached(f"programs/{source.stem}-{fingerprint([source.read_bytes(), jars])}", build)
+    parts = [_version(), source.read_bytes(), jars]
+    return cached(f"programs/{source.stem}-{fingerprint(parts)}", build)
 
 
 def class_archive(
@@ -53,12 +55,23 @@ def class_archive(
     """Flags for a JVM that maps its classes from an archive (JEP 350), made once.
 
     This saves half of the CPU time of a start. `record` runs a program with these jars, with flags
-    that write the archive when the program ends. A JVM ignores an archive that does not fit or does
-    not exist.
+    that write the archive when the program ends. There are no flags if the archive cannot be made
+    or stored: a start then only takes longer.
     """
     name = f"class-archives/{fingerprint([_version(), *map(str, classpath)])}"
     file = "classes.jsa"
-    folder = cached(name, lambda folder: record([f"-XX:ArchiveClassesAtExit={folder / file}"]))
+
+    def build(folder: Path) -> None:
+        record([f"-XX:ArchiveClassesAtExit={folder / file}"])
+        if not (folder / file).exists():
+            # A JVM that is told to use a missing archive does not use its own either.
+            raise CannotInstall("Java has not written an archive of its classes")
+
+    try:
+        folder = cached(name, build)
+    except Exception as failure:
+        warnings.warn(f"JVMs start without archived classes: {failure}", stacklevel=2)
+        return []
     return [f"-XX:SharedArchiveFile={folder / file}"]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -124,8 +125,9 @@ def java(
 @cache
 def _flags_for_short_lives(version: str) -> Sequence[str]:
     def record(flags: Sequence[str]) -> None:
-        with Kafka.start(version=version, flags=[*jvm.CLIENT, *flags]):
-            pass
+        broker = Kafka.start(version=version, flags=[*jvm.CLIENT, *flags])
+        if broker.stop() == -signal.SIGKILL:
+            raise BrokerFailed("killed before it had written an archive of its classes")
 
     return [*jvm.CLIENT, *jvm.class_archive([jars(version)], record)]
 
@@ -255,8 +257,11 @@ class Kafka:
         """The tail of what the broker logged."""
         return (self._folder / "broker.log").read_text(errors="replace")[-TAIL_CHARACTERS:]
 
-    def stop(self) -> None:
-        """Send SIGTERM, then SIGKILL after STOP_SECONDS; reap the process and remove its folder."""
+    def stop(self) -> int:
+        """Send SIGTERM, then SIGKILL after STOP_SECONDS; reap the process and remove its folder.
+
+        Returns its exit code.
+        """
         self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS)
@@ -264,6 +269,7 @@ class Kafka:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+        return self._process.returncode
 
     def __enter__(self) -> Self:
         return self

@@ -371,6 +371,8 @@ def _flags_for_short_lives() -> Sequence[str]:
     def record(flags: Sequence[str]) -> None:
         with Pulsar.start(flags=[*common, *flags]) as broker:
             broker.end()
+            if broker.wait() == -signal.SIGKILL:
+                raise BrokerFailed("killed before it had written an archive of its classes")
 
     return [*common, *jvm.class_archive(jars, record)]
 
