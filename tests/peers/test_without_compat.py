@@ -49,7 +49,7 @@ def fetched_by_kafka_python(running: GatewayProcess, topic: str) -> list[bytes]:
         bootstrap_servers=bootstrap(running),
         group_id="kafka-python",
         auto_offset_reset="earliest",
-        consumer_timeout_ms=10_000,
+        consumer_timeout_ms=60_000,
     )
     found = [next(consumer).value for _ in range(2)]
     consumer.close()
