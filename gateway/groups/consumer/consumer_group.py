@@ -485,7 +485,16 @@ class ConsumerGroup:
         owned: Partitions | None,
         now: float,
     ) -> ConsumerGroupMember:
-        """Store a member's fields, update epoch and target, and reconcile the member."""
+        """Store a member's fields, update epoch and target, and reconcile the member.
+
+        Raises KafkaError if the group would be too large, or if the member is AWAY.
+        """
+        if before.state is MemberState.AWAY:
+            is_classic = after.classic is not None
+            raise KafkaError(
+                ErrorCode.UNKNOWN_MEMBER_ID if is_classic else ErrorCode.FENCED_MEMBER_EPOCH,
+                f"Member {before.member_id} has left and must join with its instance id.",
+            )
         self._check_group_bytes(
             self.roster.get(after.member_id) if replaced is None else replaced, after
         )

@@ -267,6 +267,25 @@ def test_dynamic_member_that_becomes_static_is_counted_once(harness):
     assert len([row for row in rows.values() if row is not None]) == 2
 
 
+@pytest.mark.parametrize(
+    ("protocol", "instance_id"),
+    [("consumer", None), ("consumer", "two"), ("classic", None), ("classic", "one")],
+)
+def test_absent_static_member_joins_with_its_instance_id_only(protocol, instance_id):
+    harness = ConsumerGroupHarness(group_consumer_migration_policy="upgrade")
+    harness.heartbeat("m1", instance_id="one")
+    harness.heartbeat("m1", STATIC_LEAVE_EPOCH, instance_id="one")
+    before, epoch = harness.group.roster.get("m1"), harness.group.epoch
+    if protocol == "consumer":
+        refused = harness.heartbeat("m1", instance_id=instance_id)
+        assert refused.code is ErrorCode.FENCED_MEMBER_EPOCH
+    else:
+        refused = harness.join("m1", metadata_of({0}), instance_id=instance_id)
+        assert refused.code is ErrorCode.UNKNOWN_MEMBER_ID
+    assert (harness.group.roster.get("m1"), harness.group.epoch) == (before, epoch)
+    assert harness.heartbeat("m1", instance_id="one").assignment == of(0, 1, 2, 3)
+
+
 def test_absent_static_member_is_removed_at_session_timeout(harness):
     harness.heartbeat("m1", instance_id="one")
     harness.heartbeat("m1", STATIC_LEAVE_EPOCH, instance_id="one")
