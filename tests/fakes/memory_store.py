@@ -82,6 +82,16 @@ def copy_of(entry: Entry) -> Entry:
     return Entry(entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(entry.payload))
 
 
+class StrictStatus(LogStatus):
+    """An error in a watcher fails the test instead of being logged."""
+
+    __slots__ = ()
+
+    def notify(self) -> None:
+        for on_change in tuple(self.watchers):
+            on_change()
+
+
 class MemoryLog:
     """A partition log on a medium."""
 
@@ -93,7 +103,7 @@ class MemoryLog:
         self._next_offset = rows.end_offset
         self._pending = 0
         self._failing = ""
-        self.status = LogStatus()
+        self.status = StrictStatus()
 
     @property
     def start_offset(self) -> int:
