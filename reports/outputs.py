@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -26,22 +26,15 @@ TIMES = "yyyy-MM-dd'T'HH:mm:ss'Z'"
 
 class Outputs:
     """Tables are read back from their Parquet, so that CSV and summary have the same data, computed
-    once. Leaving the context removes unfinished files.
+    once.
     """
 
     def __init__(self, folder: Path, spark: SparkSession) -> None:
         self._folder = folder
         self._spark = spark
         self._new = folder / ".new"
-        # A killed run may have left them; they would take the space that this run needs.
-        self.discard()
+        shutil.rmtree(self._new, ignore_errors=True)
         self._new.mkdir(parents=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.discard()
 
     def table(self, name: str, rows: DataFrame, order: Sequence[Column]) -> DataFrame:
         """Write `NAME/` and `NAME.csv` (sorted by `order`) and return the table."""
@@ -57,7 +50,7 @@ class Outputs:
         return written
 
     def intermediate(self, name: str, rows: DataFrame) -> DataFrame:
-        """Write `rows` to a folder that is removed when the report ends, and return them.
+        """Write `rows` to a folder that `discard` removes, and return them.
 
         Unlike with `persist`, later queries do not contain the plan that computes them, and Spark
         does not analyse it each time; in a small log that takes most of the time.

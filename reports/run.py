@@ -69,13 +69,13 @@ def run(
     if logs:
         check_folders_apart(logs, out)
     # The lock keeps the tables unchanged until all is read.
-    with translate_errors(out), order.tables.locked(), Outputs(out, spark) as outputs:
+    with translate_errors(out), order.tables.locked():
         taken = retry_quarantined(spark, order.tables, now)
         if logs:
             taken += ingest_new(
                 spark, logs, order.tables, now, lambda done, of: progress("files", done / of / 2)
             )
-        summary = _report(spark, order, outputs, now, taken, progress)
+        summary = _report(spark, order, now, taken, progress)
     progress("done", 1.0)
     return summary
 
@@ -83,7 +83,6 @@ def run(
 def _report(
     spark: SparkSession,
     order: ReportRequest,
-    outputs: Outputs,
     now: datetime,
     taken: IngestResult,
     progress: ReportProgress,
@@ -98,6 +97,7 @@ def _report(
             f"no traffic log data in {place}"
             f"{f' since {since}; {SINCE_HINT}' if everything.head(1) else _why_nothing(taken)}"
         )
+    outputs = Outputs(order.out, spark)
     who = of_activity.latest_connection_rows(everything).persist()
     try:
         did = outputs.intermediate("activity", of_activity.activity(usage, connections, who))
@@ -124,6 +124,7 @@ def _report(
         tables.outputs.text("report.html", page(summary, shown, order.target, api_names()))
         tables.outputs.summary(summary)
     finally:
+        outputs.discard()
         who.unpersist()
     return summary
 

@@ -274,30 +274,6 @@ def test_every_table_is_also_parquet_with_same_row_count(spark, report):
     }
 
 
-def test_files_of_killed_run_are_removed_before_rows_are_written(pyspark, tmp_path, monkeypatch):
-    from reports import run as of_run
-    from reports.analysis import facts
-    from reports.ingest.taken_files import TablesError
-
-    left, found = tmp_path / "out" / ".new", []
-    (left / "activity").mkdir(parents=True)
-    (left / "activity" / "part-0.parquet").write_bytes(bytes(100))
-
-    def write(*_):
-        found.extend(left.iterdir())
-        (left / "kinds").mkdir()
-        raise TablesError("the disk is full")
-
-    monkeypatch.setattr(of_run, "ingest_new", write)
-    monkeypatch.setattr(of_run, "retry_quarantined", lambda *_: of_run.IngestResult())
-    order = of_run.ReportRequest(
-        tmp_path / "logs", tmp_path / "out", facts.load_target(facts.DEFAULT_TARGET)
-    )
-    with pytest.raises(TablesError):
-        of_run.run(None, order, datetime.now(UTC))
-    assert (found, left.exists()) == ([], False)
-
-
 @pytest.fixture(scope="module")
 def identified(spark, report):
     """The activity of that log and its applications' libraries, which no target changes."""
