@@ -5,3 +5,10 @@ then a partition or a group, and the handler's return value is the reply. The mo
 all folders; of these only `cluster`, `coarse_clock`, `coroutines`, `logs`, `memory` and `workers`
 may be imported by any folder.
 """
+
+from importlib.util import find_spec
+
+_compat = find_spec("compat")
+#: Whether the package `compat` exists, see `gateway.partitions.stored_records`. A folder without
+#: `__init__.py` is what remains of a deleted package: compiled files.
+HAS_COMPAT = _compat is not None and _compat.origin is not None

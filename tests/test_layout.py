@@ -19,6 +19,7 @@ BASICS = "gateway: basics"
 FLOW_CONTROL = "gateway/net: flow control"
 ERRORS = "gateway/protocol: errors"
 SPECIAL_PLACES = {
+    "gateway/__init__.py": BASICS,
     "gateway/cluster.py": BASICS,
     "gateway/coarse_clock.py": BASICS,
     "gateway/coroutines.py": BASICS,

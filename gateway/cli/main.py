@@ -11,13 +11,12 @@ import sys
 import time
 from collections.abc import Iterable
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import click
 
-from gateway import logs
+from gateway import HAS_COMPAT, logs
 from gateway.cli.groups import groups
 from gateway.cli.settings_command import settings as settings_command
 from gateway.cli.topics import topics
@@ -214,9 +213,8 @@ main.add_command(topics)
 main.add_command(groups)
 main.add_command(users)
 main.add_command(settings_command)
-_compat = find_spec("compat")
-if _compat is not None and _compat.origin is not None:
-    # Reports identify client libraries with it. Without `__init__.py` it is deleted.
+if HAS_COMPAT:
+    # Reports identify client libraries with it.
     from gateway.cli.report import report
 
     main.add_command(report)

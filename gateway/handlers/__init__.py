@@ -7,7 +7,7 @@ but not `gateway.net`.
 from importlib import import_module
 from pkgutil import walk_packages
 
-from gateway.partitions.stored_records import HAS_COMPAT
+from gateway import HAS_COMPAT
 
 #: Without `compat`, their request versions are not served.
 _NEED_COMPAT = {f"{__name__}.old.old_versions", f"{__name__}.old.produce_message_sets"}

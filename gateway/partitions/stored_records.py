@@ -1,4 +1,4 @@
-"""Functions for stored records of any format, and the switch for the package `compat`.
+"""Functions for stored records of any format, with or without the package `compat`.
 
 `compat` has what exists for old clients alone, and may be deleted. Without it the gateway serves
 only the request versions that do not need it: Produce from v3, Fetch from v4, ListOffsets,
@@ -8,12 +8,9 @@ already stored are then returned to consumers as they are, and are not compacted
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
-_compat = find_spec("compat")
-#: A folder without `__init__.py` is what remains of a deleted package: compiled files.
-HAS_COMPAT = _compat is not None and _compat.origin is not None
+from gateway import HAS_COMPAT
 
 if HAS_COMPAT:
     from compat.message_sets import (
@@ -46,7 +43,6 @@ else:
     down_convert_all = fix_lz4_checksums = has_legacy_lz4 = up_convert = _unsupported
 
 __all__ = [
-    "HAS_COMPAT",
     "MessageSet",
     "cut",
     "down_convert_all",

@@ -64,7 +64,7 @@ def class_archive(
     def build(folder: Path) -> None:
         record([f"-XX:ArchiveClassesAtExit={folder / file}"])
         if not (folder / file).exists():
-            # A JVM that is told to use a missing archive does not use its own either.
+            # With the name of a missing archive, a JVM does not use its default archive either.
             raise CannotInstall("Java has not written an archive of its classes")
 
     try:

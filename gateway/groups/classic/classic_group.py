@@ -6,7 +6,7 @@ assignments, which are stored before they are sent (`StoreClassicGroup`, `classi
 
 It does no I/O: `now` is in ms of a monotonic clock, and new member ids and request handles are
 arguments. Effects are collected for `take_effects`; `next_expire_at` is the time of the next
-`expire`.
+`expire`. The module is long because all requests change the same state.
 """
 
 from __future__ import annotations

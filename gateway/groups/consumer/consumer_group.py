@@ -11,7 +11,7 @@ and `leave` are its requests, and `classic_protocol` translates them. The rebala
 
 It does no I/O: `now` is in ms of a monotonic clock, and new member ids and request handles are
 arguments; rows store ms since 1970. Effects are collected for `take_effects`; `next_expire_at` is
-the time of the next `expire`.
+the time of the next `expire`. The module is long because all requests change the same state.
 """
 
 from __future__ import annotations
