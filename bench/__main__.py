@@ -51,7 +51,7 @@ def main() -> int:
     servers: list[BenchServer] = []
     try:
         servers.append(GatewayServer.start())
-        servers.append(KafkaServer.start(options.collector))
+        servers.append(KafkaServer.start(options.collector, message_max_bytes="1048588"))
         for server in servers:
             warm_up(server, load, WarmUpLimits(), _say)
         steps = plan(servers, options.rounds, load)

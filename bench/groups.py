@@ -28,9 +28,8 @@ import msgspec
 
 from bench.__main__ import replace_between_marks
 from bench.clients import ClientFailed, create
-from bench.servers import COLLECTORS, BenchServer, GatewayServer, KafkaServer, cpu_seconds
+from bench.servers import BenchServer, GatewayServer, KafkaServer, cpu_seconds
 from tests.peers.cache import cached, command, fingerprint
-from tests.peers.kafka import Kafka
 
 BEGIN, END = "<!-- groups: begin -->", "<!-- groups: end -->"
 
@@ -282,14 +281,8 @@ def _gateway() -> BenchServer:
 
 def _kafka() -> BenchServer:
     """Kafka with its default rebalance delay and offsets partitions; tests use lower values."""
-    g1 = ("-Xms1g", *COLLECTORS["g1"])
-    return KafkaServer(
-        Kafka.start(
-            heap="-Xmx1g",
-            flags=g1,
-            group_initial_rebalance_delay_ms="3000",
-            offsets_topic_num_partitions="50",
-        )
+    return KafkaServer.start(
+        group_initial_rebalance_delay_ms="3000", offsets_topic_num_partitions="50"
     )
 
 

@@ -142,14 +142,10 @@ class KafkaServer:
         self.bootstrap = kafka.bootstrap
 
     @classmethod
-    def start(cls, collector: str) -> Self:
-        return cls(
-            Kafka.start(
-                heap="-Xmx1g",
-                flags=("-Xms1g", *COLLECTORS[collector]),
-                message_max_bytes="1048588",
-            )
-        )
+    def start(cls, collector: str = "g1", **settings: str) -> Self:
+        """Start a broker; `settings` are as for `Kafka.start`."""
+        flags = ("-Xms1g", *COLLECTORS[collector])
+        return cls(Kafka.start(heap="-Xmx1g", flags=flags, **settings))
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self._kafka.pid)

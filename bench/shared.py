@@ -29,10 +29,9 @@ import msgspec
 
 from bench.__main__ import replace_between_marks
 from bench.clients import create
-from bench.servers import COLLECTORS, BenchServer, GatewayServer, KafkaServer, cpu_seconds
+from bench.servers import BenchServer, GatewayServer, KafkaServer, cpu_seconds
 from tests.legacy_clients.clients import Client, run, table
 from tests.legacy_clients.install import install
-from tests.peers.kafka import Kafka
 
 BEGIN, END = "<!-- shared: begin -->", "<!-- shared: end -->"
 
@@ -194,7 +193,7 @@ def main() -> int:
     busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
     with ExitStack() as running:
         servers: list[BenchServer] = []
-        for start in (_gateway, *([_kafka] if options.kafka else [])):
+        for start in (_gateway, *([KafkaServer.start] if options.kafka else [])):
             servers.append(start())
             running.callback(servers[-1].stop)
         rows = measure(servers, load, lambda line: print(f"# {line}", file=sys.stderr))
@@ -209,10 +208,6 @@ def _gateway() -> BenchServer:
     return GatewayServer.start(
         subprocess.DEVNULL, arguments=("--set", "group_initial_rebalance_delay_ms=0")
     )
-
-
-def _kafka() -> BenchServer:
-    return KafkaServer(Kafka.start(heap="-Xmx1g", flags=("-Xms1g", *COLLECTORS["g1"])))
 
 
 def _conditions(options: argparse.Namespace, busy: str) -> str:

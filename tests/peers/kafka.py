@@ -186,8 +186,7 @@ class Kafka:
             server = java("kafka.Kafka", version=version, heap=heap, flags=flags)
             broker = cls._launch(
                 server,
-                version,
-                flags,
+                java("kafka.tools.StorageTool", version=version, heap=heap, flags=flags),
                 secured,
                 {name.replace("_", "."): value for name, value in settings.items()},
             )
@@ -208,8 +207,7 @@ class Kafka:
     def _launch(
         cls,
         server: list[str],
-        version: str,
-        flags: Sequence[str] | None,
+        storage_tool: list[str],
         secured: Secured | None,
         settings: dict[str, str],
     ) -> Self:
@@ -229,7 +227,7 @@ class Kafka:
             with log.open("wb") as output:
                 form = ("format", "--cluster-id", CLUSTER_ID, "--config", str(file))
                 subprocess.run(
-                    java("kafka.tools.StorageTool", *form, version=version, flags=flags),
+                    [*storage_tool, *form],
                     stdout=output,
                     stderr=output,
                     timeout=START_SECONDS,
