@@ -24,7 +24,7 @@ from gateway.protocol.wire.produce_codec import PartitionRecords, ProduceRequest
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.recorder import Recorder
 from gateway.traffic.traffic_log import TrafficLog
-from tests.records.building import Sample, batch
+from tests.records.sample_records import Sample, batch
 
 GIB = 1 << 30
 FETCH_BYTES = 1 << 20

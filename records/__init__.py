@@ -15,6 +15,13 @@ from records.batch import (
     read_header,
     stamp_batch,
 )
+from records.batch_rewrite import (
+    empty_batch,
+    filter_records,
+    newest_timestamp,
+    record_keys,
+    zstd_to_gzip,
+)
 from records.codecs import MAX_DECOMPRESSED_BYTES
 from records.errors import (
     CorruptRecords,
@@ -25,16 +32,9 @@ from records.errors import (
     RecordsTooLarge,
     UnsupportedCodec,
 )
-from records.filtering import (
-    empty_batch,
-    filter_records,
-    newest_timestamp,
-    record_keys,
-    zstd_to_gzip,
-)
 from records.kernel import KERNEL, KERNEL_REASON
 from records.layout import Codec, peek_magic
-from records.reading import DecodedRecord, cut, first_at_or_after, read_records
+from records.record_reader import DecodedRecord, cut, first_at_or_after, read_records
 
 __all__ = [
     "HEADER_BYTES",

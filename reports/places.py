@@ -1,6 +1,6 @@
 """Folders of logs and reports.
 
-As a command, prints the file to run with spark-submit: `python -m reports.places [following]`.
+As a command, prints the file to run with spark-submit: `python -m reports.places [follow]`.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ LONGEST = (
     "tests/peers/test_mirrored_cursors.py",
     "tests/storage/pulsar/compaction/test_space_reclaim_model.py",
     "tests/reports/test_command.py",
-    "tests/reports/test_following.py",
+    "tests/reports/test_follow.py",
     "tests/reports/test_exit_codes.py",
     "tests/reports/test_cluster.py",
 )

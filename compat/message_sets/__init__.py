@@ -5,10 +5,10 @@ with the rules of `records`.
 """
 
 from compat.message_sets.down_conversion import down_convert, down_convert_all
-from compat.message_sets.filtering import filter_records, newest_timestamp, record_keys
 from compat.message_sets.legacy_lz4 import fix_lz4_checksums, has_legacy_lz4
+from compat.message_sets.message_filter import filter_records, newest_timestamp, record_keys
+from compat.message_sets.message_reader import cut, first_at_or_after, read_records
 from compat.message_sets.message_set import MessageSet, check_message_set
-from compat.message_sets.reading import cut, first_at_or_after, read_records
 from compat.message_sets.up_conversion import up_convert
 
 __all__ = [

@@ -15,7 +15,7 @@ from records.batch import read_batch
 from records.codecs import MAX_DECOMPRESSED_BYTES
 from records.errors import CorruptRecords, RecordsError
 from records.layout import NO_TIMESTAMP, Buffer, Codec, magic_of
-from records.reading import read_content
+from records.record_reader import read_content
 
 
 def down_convert(

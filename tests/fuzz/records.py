@@ -120,7 +120,7 @@ def _seeds() -> list[bytes]:
     """Valid sets of every format and codec, prefixed with the selecting byte, and the records of a
     batch.
     """
-    from tests.records.building import Sample, batch, message_set, wrapper
+    from tests.records.sample_records import Sample, batch, message_set, wrapper
 
     found = [
         Sample(

@@ -27,9 +27,9 @@ from tests.gateway.compacted_topic import (
 )
 from tests.gateway.handlers import handler_calls
 from tests.gateway.sets import batch
-from tests.records import building
-from tests.records.building import Sample
+from tests.records import sample_records
 from tests.records.peers import read_with_kafka_python
+from tests.records.sample_records import Sample
 
 HOUR = 3_600_000
 TWO_TIMES = [Sample(0, 9_000, b"a", b"1"), Sample(1, 1_000, b"b", b"1")]
@@ -341,10 +341,10 @@ def test_time_index_points_to_existing_records(env):
 @pytest.mark.parametrize(
     ("unit", "time"),
     [
-        (building.message_set(TWO_TIMES, magic=1), 1_000),
-        (building.wrapper(TWO_TIMES, building.GZIP, magic=1), 1_000),
-        (building.batch(TWO_TIMES), 1_000),
-        (building.message_set(TWO_TIMES, magic=0), 9_000),
+        (sample_records.message_set(TWO_TIMES, magic=1), 1_000),
+        (sample_records.wrapper(TWO_TIMES, sample_records.GZIP, magic=1), 1_000),
+        (sample_records.batch(TWO_TIMES), 1_000),
+        (sample_records.message_set(TWO_TIMES, magic=0), 9_000),
     ],
     ids=["set", "wrapper", "batch", "format 0"],
 )

@@ -26,7 +26,7 @@ from tests.peers.gateway import (
     gateway,
     produce_request,
 )
-from tests.records.building import Sample, batch
+from tests.records.sample_records import Sample, batch
 
 pytestmark = [pytest.mark.peer]
 

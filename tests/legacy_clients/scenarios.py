@@ -17,7 +17,7 @@ from tests.legacy_clients.brokers import Broker
 from tests.legacy_clients.clients import OPEN, Client, Record, Security, Span, line_of, run
 from tests.legacy_clients.test_sasl import USER
 from tests.peers.gateway import Peer
-from tests.records.building import Sample, batch
+from tests.records.sample_records import Sample, batch
 
 RECORDS = 10
 #: Later records follow after this pause: by default libraries send a heartbeat every three seconds.

@@ -30,7 +30,7 @@ from kafka.protocol.sasl import SaslHandshakeRequest
 
 from auth.users import PasswordHash, edit_users
 from tests.peers.gateway import MIB, Stopwatch, encode_request, fetch_request, gateway
-from tests.records.building import ZSTD, Sample, batch
+from tests.records.sample_records import ZSTD, Sample, batch
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile"), pytest.mark.timeout(400)]
 

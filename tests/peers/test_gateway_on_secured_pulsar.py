@@ -15,7 +15,7 @@ from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
 from tests.peers.pulsar import distribution
 from tests.peers.pulsar_gateway import bootstrap, gateway_arguments, gateway_on, run_to_exit
-from tests.records.building import Sample, message_set
+from tests.records.sample_records import Sample, message_set
 from tests.storage.pulsar.secured_pulsar import SUPERUSER, secured, token
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]

@@ -32,7 +32,7 @@ from tests.peers.gateway import (
     gateway,
     produce_request,
 )
-from tests.records.building import GZIP, LZ4, SNAPPY, ZSTD, Sample, batch, compress, message
+from tests.records.sample_records import GZIP, LZ4, SNAPPY, ZSTD, Sample, batch, compress, message
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile")]
 

@@ -44,7 +44,7 @@ from gateway.topics.topic_names import TRAFFIC_TOPIC
 from tests.certificates import Authority
 from tests.peers.gateway import Stopwatch, encode_request, gateway, one_record, produce_request
 from tests.peers.traffic_rows import read_lines, read_rows, wait_for_rows
-from tests.records.building import NONE, Sample, batch, message_set, wrapper
+from tests.records.sample_records import NONE, Sample, batch, message_set, wrapper
 
 pytestmark = [pytest.mark.peer]
 

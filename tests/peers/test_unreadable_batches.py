@@ -17,7 +17,7 @@ from tests.legacy_clients.clients import Record, Span, consume, table
 from tests.legacy_clients.install import install
 from tests.peers.cache import CannotInstall
 from tests.peers.gateway import GatewayProcess, gateway
-from tests.records.building import GZIP, NONE, Sample, batch
+from tests.records.sample_records import GZIP, NONE, Sample, batch
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("unreadable")]
 

@@ -12,7 +12,7 @@ from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersions
 
 from gateway.protocol.wire.api_keys import ApiKey
 from tests.peers.gateway import GatewayProcess, gateway
-from tests.records.building import Sample, message_set
+from tests.records.sample_records import Sample, message_set
 
 pytestmark = [pytest.mark.peer]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from tests.records.building import Sample
+from tests.records.sample_records import Sample
 
 prop = settings(
     deadline=None,

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from records import Codec, CorruptRecords, RecordsTooLarge, UnsupportedCodec
 from records.codecs import compress, decompress
-from tests.records.building import lz4_frame
+from tests.records.sample_records import lz4_frame
 from tests.records.strategies import prop
 
 COMPRESSING = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]

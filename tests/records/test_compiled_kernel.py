@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from records import RecordsError, _pure
 from tests.fuzz.records import main
-from tests.records.building import Sample, batch, message, message_set, record, varint
+from tests.records.sample_records import Sample, batch, message, message_set, record, varint
 from tests.records.strategies import prop, samples
 
 kernel = pytest.importorskip("records._kernel", reason="the kernel is not compiled")

@@ -2,7 +2,7 @@ import pytest
 
 from records import CorruptRecords
 from records.lz4_header import _xxh32, has_historic_checksum, read, with_historic_checksum
-from tests.records.building import lz4_frame
+from tests.records.sample_records import lz4_frame
 
 
 @pytest.mark.parametrize(

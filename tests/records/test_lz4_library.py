@@ -10,7 +10,7 @@ import pytest
 
 from compat.message_sets import down_convert, read_records
 from records import lz4_library
-from tests.records.building import LZ4, Sample, batch
+from tests.records.sample_records import LZ4, Sample, batch
 
 
 def test_functions_belong_to_the_library_of_the_package():

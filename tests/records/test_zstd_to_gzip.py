@@ -4,7 +4,7 @@ import pytest
 
 from compat.message_sets import read_records
 from records import RecordsError, zstd_to_gzip
-from tests.records.building import GZIP, ZSTD, Sample, batch
+from tests.records.sample_records import GZIP, ZSTD, Sample, batch
 
 SAMPLES = [Sample(offset, 1_000 + offset, b"k", b"v" * 50) for offset in range(3)]
 

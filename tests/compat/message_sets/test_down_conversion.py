@@ -10,7 +10,8 @@ from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPytho
 
 from compat.message_sets import down_convert
 from records import CorruptRecords, RecordsTooLarge, UnsupportedCodec
-from tests.records.building import (
+from tests.records.peers import read_with_aiokafka, read_with_kafka_python
+from tests.records.sample_records import (
     GZIP,
     LZ4,
     LZ4_HISTORIC,
@@ -26,7 +27,6 @@ from tests.records.building import (
     varint,
     wrapper,
 )
-from tests.records.peers import read_with_aiokafka, read_with_kafka_python
 from tests.records.strategies import codecs, legacy_codecs, magics, prop, samples
 
 A = Sample(7, 1000, b"k", b"first", ((b"h", b"x"),))

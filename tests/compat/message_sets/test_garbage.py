@@ -23,7 +23,7 @@ from compat.message_sets import (
     up_convert,
 )
 from records import RecordsError, empty_batch
-from tests.records.building import Sample, batch, message_set, wrapper
+from tests.records.sample_records import Sample, batch, message_set, wrapper
 from tests.records.strategies import prop
 
 LIMIT = 100_000

@@ -16,7 +16,8 @@ from records import (
     RecordsTooLarge,
     UnsupportedCodec,
 )
-from tests.records.building import (
+from tests.records.peers import read_with_kafka_python
+from tests.records.sample_records import (
     GZIP,
     LZ4,
     LZ4_HISTORIC,
@@ -31,7 +32,6 @@ from tests.records.building import (
     message_set,
     wrapper,
 )
-from tests.records.peers import read_with_kafka_python
 from tests.records.strategies import legacy_codecs, magics, prop, samples
 
 LIMIT = 1 << 20

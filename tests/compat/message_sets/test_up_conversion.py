@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from compat.message_sets import up_convert
 from records import CorruptRecords, InvalidRecords, RecordsTooLarge
-from tests.records.building import GZIP, LZ4, NONE, Sample, batch, message_set, wrapper
 from tests.records.peers import read_with_aiokafka, read_with_kafka_python
+from tests.records.sample_records import GZIP, LZ4, NONE, Sample, batch, message_set, wrapper
 from tests.records.strategies import legacy_codecs, magics, prop, samples
 
 A = Sample(7, 1000, b"k", b"first")

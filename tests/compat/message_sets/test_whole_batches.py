@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from compat.message_sets import down_convert, down_convert_all, read_records
 from compat.message_sets.down_conversion import convert_single
 from records import RecordsError
-from tests.records.building import (
+from tests.records.sample_records import (
     GZIP,
     LZ4,
     LZ4_HISTORIC,

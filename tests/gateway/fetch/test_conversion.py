@@ -20,9 +20,9 @@ from records import NoMemory, read_header, stamp_batch
 from storage.log import Entry
 from tests.fakes.broker import Started, Threads, ended
 from tests.gateway.sets import TIME, batch, old_set
-from tests.records import building
-from tests.records.building import Sample
+from tests.records import sample_records
 from tests.records.peers import read_with_kafka_python
+from tests.records.sample_records import Sample
 
 SOURCE = SourcePartition("t", b"t" * 16, 0)
 
@@ -68,7 +68,7 @@ def test_readable_payload_is_returned_unchanged(one, threads):
 
 
 def test_control_batch_is_empty_without_conversion(one, threads):
-    control = building.batch(
+    control = sample_records.batch(
         [Sample(0, TIME, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(1, 0, -1)
     )
     assert read_header(control).is_control
@@ -91,7 +91,7 @@ def test_second_consumer_gets_cached_result(one, threads):
 
 def test_empty_result_is_cached(one, threads):
     """A batch that compaction emptied."""
-    empty = building.batch([], base_offset=5, last_offset=9)
+    empty = sample_records.batch([], base_offset=5, last_offset=9)
     for _ in range(3):
         assert ended(one.convert(SOURCE, [Entry(5, 9, TIME, empty)], 1)) == [b""]
     assert threads.calls == 1
@@ -120,8 +120,8 @@ def test_cache_key_includes_entry_and_format(one, topic, partition, base_offset,
 @pytest.mark.parametrize(
     "make",
     [
-        lambda value: building.batch([Sample(0, TIME, b"k", value)]),
-        lambda value: building.message_set(
+        lambda value: sample_records.batch([Sample(0, TIME, b"k", value)]),
+        lambda value: sample_records.message_set(
             [Sample(0, TIME, b"first", b"same"), Sample(1, TIME, b"k", value)], magic=1
         ),
     ],
@@ -211,9 +211,9 @@ def test_memory_of_logged_entries_is_bounded(threads, caplog, monkeypatch):
     assert len(logged_messages(caplog)) == 4
 
 
-@pytest.mark.parametrize("codec", [building.GZIP, building.LZ4])
+@pytest.mark.parametrize("codec", [sample_records.GZIP, sample_records.LZ4])
 def test_decompression_bomb_is_empty_and_log_names_setting(threads, caplog, codec):
-    bomb = building.batch([Sample(0, TIME, None, bytes(2 << 20))], codec=codec)
+    bomb = sample_records.batch([Sample(0, TIME, None, bytes(2 << 20))], codec=codec)
     with caplog.at_level(logging.WARNING):
         assert ended(converter(threads).convert(SOURCE, [as_stored(bomb)], 1)) == [b""]
     (event,) = logged_messages(caplog)
@@ -221,7 +221,9 @@ def test_decompression_bomb_is_empty_and_log_names_setting(threads, caplog, code
 
 
 def test_unreadable_zstd_is_empty_for_old_consumers(one):
-    bad = bytearray(building.batch([Sample(0, TIME, None, b"v" * 100)], codec=building.ZSTD))
+    bad = bytearray(
+        sample_records.batch([Sample(0, TIME, None, b"v" * 100)], codec=sample_records.ZSTD)
+    )
     bad[-1] ^= 1
     assert ended(one.convert(SOURCE, [as_stored(bytes(bad))], 2)) == [b""]
 
@@ -330,8 +332,8 @@ def test_job_without_waiters_is_cancelled(one, threads):
 
 def test_large_units_are_converted_in_separate_calls():
     compressed = [
-        bytes(building.batch([Sample(0, TIME, None, b"v")], codec=codec))
-        for codec in (building.GZIP, building.ZSTD)
+        bytes(sample_records.batch([Sample(0, TIME, None, b"v")], codec=codec))
+        for codec in (sample_records.GZIP, sample_records.ZSTD)
     ]
     small = [stored().payload] * 3
     assert [

@@ -28,8 +28,8 @@ from tests.gateway.handlers.fetch_requests import (
     start_fetch,
     stored_entry,
 )
-from tests.records import building
-from tests.records.building import GZIP, LZ4, NONE, SNAPPY, ZSTD, Sample
+from tests.records import sample_records
+from tests.records.sample_records import GZIP, LZ4, NONE, SNAPPY, ZSTD, Sample
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def messages(base_offset: int, count: int, magic: int, size: int = 20) -> Entry:
     return stored_entry(
         base_offset,
         base_offset + count - 1,
-        building.message_set(samples(base_offset, count, size), magic=magic),
+        sample_records.message_set(samples(base_offset, count, size), magic=magic),
     )
 
 
@@ -65,7 +65,7 @@ def wrapped(base_offset: int, count: int, magic: int, codec: int = GZIP) -> Entr
     return stored_entry(
         base_offset,
         base_offset + count - 1,
-        building.wrapper(samples(base_offset, count), codec, magic=magic),
+        sample_records.wrapper(samples(base_offset, count), codec, magic=magic),
     )
 
 
@@ -73,7 +73,7 @@ def batched(base_offset: int, count: int, size: int = 20, codec: int = NONE) -> 
     return stored_entry(
         base_offset,
         base_offset + count - 1,
-        building.batch(samples(base_offset, count, size), codec=codec),
+        sample_records.batch(samples(base_offset, count, size), codec=codec),
     )
 
 
@@ -306,7 +306,7 @@ def test_fetch_before_v3_returns_a_message_of_each_partition(env, version, expec
 
 def test_message_set_is_cut_after_message_that_fits(env):
     put(env, messages(0, 5, 1))
-    one = len(building.message_set(samples(0, 1), magic=1))
+    one = len(sample_records.message_set(samples(0, 1), magic=1))
     row = fetch_one(env, OLD, 1, 2 * one + 1)
     assert offsets(row, 1) == [1, 2]
     assert len(payload(row)) == 2 * one
@@ -408,7 +408,7 @@ def unreadable(first, count=3, **more):
     return stored_entry(
         first,
         first + count - 1,
-        building.batch(samples(first, count), content=b"nonsense", count=count, **more),
+        sample_records.batch(samples(first, count), content=b"nonsense", count=count, **more),
     )
 
 
@@ -484,21 +484,21 @@ def logs(draw: st.DrawFn) -> list[tuple[Entry, list[Sample]]]:
             made.append(
                 (
                     stored_entry(
-                        base, last, building.batch([], base_offset=base, last_offset=last)
+                        base, last, sample_records.batch([], base_offset=base, last_offset=last)
                     ),
                     [],
                 )
             )
         elif kind == "v2":
-            raw = building.batch(found, codec=codec, base_offset=base, last_offset=last)
+            raw = sample_records.batch(found, codec=codec, base_offset=base, last_offset=last)
             made.append((stored_entry(base, last, raw), found))
         else:
             magic = int(kind[1])
             last = found[-1].offset
             raw = (
-                building.wrapper(found, codec, magic=magic)
+                sample_records.wrapper(found, codec, magic=magic)
                 if codec
-                else building.message_set(found, magic=magic)
+                else sample_records.message_set(found, magic=magic)
             )
             made.append((stored_entry(base, last, raw), found))
         base = last + 1

@@ -21,8 +21,8 @@ from gateway.protocol.wire.fetch_codec import (
 )
 from storage.log import Entry
 from tests.fakes.broker import BrokerEnvironment, Started
-from tests.records import building
-from tests.records.building import Sample
+from tests.records import sample_records
+from tests.records.sample_records import Sample
 
 LARGE = 1 << 30
 
@@ -105,11 +105,11 @@ def stored_entry(base_offset: int, last_offset: int, raw: bytes) -> Entry:
 def control_batch(offset: int) -> Entry:
     marker = Sample(offset, 5, b"\0\0\0\1", b"\0\0\0\0\0\0")
     return stored_entry(
-        offset, offset, building.batch([marker], attributes=0x30, producer=(1, 0, -1))
+        offset, offset, sample_records.batch([marker], attributes=0x30, producer=(1, 0, -1))
     )
 
 
 def batch_entry(base_offset: int, count: int, size: int = 20) -> Entry:
     """A stored v2 batch."""
     records = [Sample(base_offset + n, 5, b"k", b"v" * size) for n in range(count)]
-    return stored_entry(base_offset, base_offset + count - 1, building.batch(records))
+    return stored_entry(base_offset, base_offset + count - 1, sample_records.batch(records))

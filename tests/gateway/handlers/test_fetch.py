@@ -23,7 +23,7 @@ from tests.gateway.handlers.fetch_requests import (
     start_fetch,
     stored_entry,
 )
-from tests.records.building import GZIP, Sample, batch
+from tests.records.sample_records import GZIP, Sample, batch
 
 NEW = 12
 WAIT = 500

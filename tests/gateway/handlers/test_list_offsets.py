@@ -17,8 +17,8 @@ from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import events
 from tests.gateway.handlers.handler_calls import call, start_call
 from tests.gateway.sets import old_set
-from tests.records import building
-from tests.records.building import Sample
+from tests.records import sample_records
+from tests.records.sample_records import Sample
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(
     -1, -7, -1
@@ -201,11 +201,11 @@ def append_unreadable(
 ) -> None:
     """Append an unreadable batch to partition 0 whose header covers these times."""
     samples = [Sample(offset, timestamp, b"k", b"v") for offset, timestamp in enumerate(timestamps)]
-    records = memoryview(bytearray(building.batch(samples, codec=codec, content=content)))
+    records = memoryview(bytearray(sample_records.batch(samples, codec=codec, content=content)))
     ended(env.partition().append_batch(records, check_batch(records, 11), NOW))
 
 
-@pytest.mark.parametrize("codec", [building.NONE, building.GZIP, building.ZSTD])
+@pytest.mark.parametrize("codec", [sample_records.NONE, sample_records.GZIP, sample_records.ZSTD])
 def test_unreadable_batch_is_found_by_its_first_offset(env: BrokerEnvironment, codec: int) -> None:
     append_unreadable(env, 500, 600, codec=codec)
     append(env, 700)
@@ -245,7 +245,7 @@ def test_old_client_gets_past_unreadable_batch_by_time(
 def test_decompression_bomb_is_found_without_decompression() -> None:
     env = open_environment(max_decompressed_bytes=1 << 20)
     env.topic("orders")
-    append_unreadable(env, 500, codec=building.GZIP, content=bytes(2 << 20))
+    append_unreadable(env, 500, codec=sample_records.GZIP, content=bytes(2 << 20))
     assert found(env, 450) == (0, 500)
 
 

@@ -29,9 +29,9 @@ from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_envi
 from tests.fakes.connection import Client, events
 from tests.gateway.handlers.handler_calls import call
 from tests.gateway.sets import batch, old_set
-from tests.records import building
-from tests.records.building import Sample
+from tests.records import sample_records
 from tests.records.peers import read_with_kafka_python
+from tests.records.sample_records import Sample
 
 NEW = 11
 
@@ -292,20 +292,23 @@ def test_message_set_with_wrong_crc_is_corrupt(env, magic):
 
 def test_old_producers_receive_only_known_errors(env):
     """A set with two formats: INVALID_RECORD for current producers, unknown to old ones."""
-    mixed = raw(building.message(0, b"k", b"v", magic=0) + building.message(1, b"k", b"v", magic=1))
+    mixed = raw(
+        sample_records.message(0, b"k", b"v", magic=0)
+        + sample_records.message(1, b"k", b"v", magic=1)
+    )
     assert code(env, 2, mixed) == ErrorCode.CORRUPT_MESSAGE
 
 
 def test_unknown_codec_in_message_set_is_named(env):
     assert (
-        code(env, 2, raw(building.message(0, None, b"v", magic=1, attributes=5)))
+        code(env, 2, raw(sample_records.message(0, None, b"v", magic=1, attributes=5)))
         == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     )
 
 
 def test_log_append_time_from_producer_is_rejected(env):
     assert (
-        code(env, 2, raw(building.message(0, None, b"v", magic=1, attributes=8)))
+        code(env, 2, raw(sample_records.message(0, None, b"v", magic=1, attributes=8)))
         == ErrorCode.INVALID_TIMESTAMP
     )
 
@@ -358,7 +361,9 @@ def test_zero_inner_offsets_of_sarama_are_assigned(env):
     samples = [Sample(n, 5, b"k%d" % n, b"v") for n in range(4)]
     for version, magic in ((1, 0), (2, 1)):
         records = raw(
-            building.wrapper(samples, building.GZIP, magic=magic, inner_offsets=[0] * 4, offset=0)
+            sample_records.wrapper(
+                samples, sample_records.GZIP, magic=magic, inner_offsets=[0] * 4, offset=0
+            )
         )
         assert code(env, version, records) == 0
     assert [found[0] for found in stored(env)] == list(range(8))
@@ -381,7 +386,7 @@ def test_small_set_with_large_content_is_checked_on_thread(env):
 def test_decompression_bomb_is_too_large():
     env = open_environment(max_decompressed_bytes=1 << 20)
     env.topic("orders")
-    bomb = building.message(
+    bomb = sample_records.message(
         0, None, zlib.compress(bytes(64 << 20), wbits=31), magic=1, attributes=1
     )
     assert code(env, 2, raw(bomb)) == ErrorCode.MESSAGE_TOO_LARGE

@@ -36,7 +36,7 @@ from gateway.net.transport import (
     no_delay,
 )
 from tests.certificates import Authority
-from tests.contract.waiting import settle
+from tests.contract.settle import settle
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.records.building import Sample, batch, message_set
+from tests.records.sample_records import Sample, batch, message_set
 
 SAMPLES = [Sample(n, 1000 + n, b"key", b"value") for n in range(3)]
 

@@ -11,7 +11,7 @@ from twisted.internet import reactor
 
 from storage.pulsar.client.topic_readers import MAX_QUEUE_MESSAGES
 from storage.pulsar.settings import PulsarSettings
-from tests.contract.waiting import settle
+from tests.contract.settle import settle
 from tests.peers.tenant import Tenant
 from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack
 

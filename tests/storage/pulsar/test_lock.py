@@ -24,7 +24,7 @@ from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.lock import LockHolder, StoreLock, appears_dead
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
-from tests.contract.waiting import settle
+from tests.contract.settle import settle
 from tests.peers.pulsar import suspend
 from tests.peers.tenant import Tenant
 

@@ -21,7 +21,7 @@ from storage.pulsar.admin.admin_api import (
 from storage.pulsar.admin.http import _listed_hosts
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
-from tests.contract.waiting import settle
+from tests.contract.settle import settle
 from tests.peers.tenant import Tenant
 
 pytestmark = pytest.mark.peer

@@ -23,7 +23,7 @@ from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.admin.admin_tls import matches_host
 from storage.pulsar.settings import PulsarSettings
 from tests.certificates import Authority
-from tests.contract.waiting import settle
+from tests.contract.settle import settle
 
 
 class ClientName(Resource):

@@ -22,7 +22,7 @@ from storage.pulsar.admin.cluster_problems import ClusterProblem
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD
 from storage.pulsar.settings import PulsarSettings
-from tests.contract.waiting import settle
+from tests.contract.settle import settle
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
 from tests.peers.kafka import free_ports

@@ -17,7 +17,7 @@ from storage.pulsar.store import PulsarStore
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from storage.pulsar.topics.topic_changes import TopicChanges
 from tests.contract.entries import bases, everything, plain, sized, topic
-from tests.contract.waiting import settle
+from tests.contract.settle import settle
 from tests.peers.tenant import Tenant
 from tests.storage.pulsar.compacted_topic import COMPACT, SIZE, CompactedTopic
 

@@ -38,7 +38,7 @@ from storage.pulsar.native.native_log import NativeLog
 from storage.pulsar.native.native_opener import open_native_log
 from storage.pulsar.native.native_sender import UnreadableBatch
 from storage.tail import TailCache
-from tests.contract.waiting import settle
+from tests.contract.settle import settle
 from tests.fakes.memory_store import Medium, MemoryStore
 from tests.gateway.sets import batch
 from tests.peers.pulsar import Pulsar

@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.tables.row_messages import table_topic
 from storage.pulsar.tables.table_compaction import CompactionStatus, TableCompactor
-from tests.contract.waiting import settle
+from tests.contract.settle import settle
 from tests.peers.tenant import Tenant
 from tests.storage.pulsar.broker_tables import BrokerTables
 

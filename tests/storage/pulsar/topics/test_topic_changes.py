@@ -19,7 +19,7 @@ from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from tests.contract.entries import topic
-from tests.contract.waiting import settle
+from tests.contract.settle import settle
 from tests.peers.tenant import Tenant
 
 pytestmark = pytest.mark.peer

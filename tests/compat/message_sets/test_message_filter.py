@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from compat.message_sets import filter_records, newest_timestamp, read_records, record_keys
 from records import RecordsError, empty_batch
-from tests.records.building import (
+from tests.records.peers import read_with_aiokafka, read_with_kafka_python
+from tests.records.sample_records import (
     GZIP,
     LZ4,
     NONE,
@@ -18,7 +19,6 @@ from tests.records.building import (
     message_set,
     wrapper,
 )
-from tests.records.peers import read_with_aiokafka, read_with_kafka_python
 from tests.records.strategies import codecs, legacy_codecs, magics, prop, samples
 
 A = Sample(7, 1000, b"a", b"first", ((b"h", b"x"),))

@@ -19,7 +19,7 @@ from records.layout import (
     Buffer,
     magic_of,
 )  # fmt: skip
-from records.reading import field_at
+from records.record_reader import field_at
 
 NO_TIMESTAMP_TYPE = -1
 

@@ -1,7 +1,7 @@
 """Ingests the traffic log's topic continuously, with Spark's Kafka source and through the gateway.
 
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1 \\
-        "$(python -m reports.places following)" --bootstrap-servers gateway:9092 --out DIR
+        "$(python -m reports.places follow)" --bootstrap-servers gateway:9092 --out DIR
 
 The tables are those of `kopgate report --out DIR`. Each row is in them once, whether it comes from
 files, from the topic or from both.
@@ -117,7 +117,7 @@ def _missing_package_hint(error: BaseException) -> str | None:
 def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 done (with --once), 1 failed."""
     parser = argparse.ArgumentParser(
-        prog="reports.following",
+        prog="reports.follow",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

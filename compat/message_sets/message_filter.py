@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import records
 from compat.message_sets.wrappers import DecompressionBudget, Wrapper, segments, wrap
 from records import MAX_DECOMPRESSED_BYTES, kernel
-from records.filtering import Keep, iterate_verified, message_timestamp
+from records.batch_rewrite import Keep, iterate_verified, message_timestamp
 from records.layout import (
     LOG_OVERHEAD,
     MESSAGE_HEADER,

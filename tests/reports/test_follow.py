@@ -54,7 +54,7 @@ def following(environment, tmp_path):
         command = [
             sys.executable,
             "-m",
-            "reports.following",
+            "reports.follow",
             "--bootstrap-servers",
             address,
             "--out",
@@ -137,7 +137,7 @@ def test_rows_of_topic_and_files_count_once_despite_killed_process(spark, follow
 def test_row_counts_on_day_of_its_record_if_clock_jumped(spark, tmp_path):
     from pyspark.sql import functions as F
 
-    from reports.following import ingest_batch
+    from reports.follow import ingest_batch
     from reports.ingest.ingest_job import stored
     from reports.ingest.small_tables import small_table
     from reports.ingest.taken_files import Tables
@@ -172,7 +172,7 @@ def test_batch_with_too_many_processes_keeps_the_largest_and_continues(
 ):
     from pyspark.sql import functions as F
 
-    from reports.following import ingest_batch
+    from reports.follow import ingest_batch
     from reports.ingest import batch_writer
     from reports.ingest.ingest_job import stored
     from reports.ingest.small_tables import small_table

@@ -27,7 +27,7 @@ from records.layout import (
     Buffer,
     Codec,
 )  # fmt: skip
-from records.reading import read_content
+from records.record_reader import read_content
 
 Keep = Callable[[int, bytes | None, bool], bool]
 """(offset, key, whether the value is null) -> whether to keep the record. Called once per record,

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from compat.message_sets import cut, first_at_or_after, read_records
 from records import DecodedRecord
-from tests.records.building import GZIP, Sample, batch, message_set, wrapper
+from tests.records.sample_records import GZIP, Sample, batch, message_set, wrapper
 from tests.records.strategies import codecs, legacy_codecs, magics, prop, samples
 
 A = Sample(7, 1000, b"k", b"first", ((b"h", b"x"), (b"h", None)))
