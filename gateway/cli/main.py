@@ -17,7 +17,7 @@ from typing import Any, NoReturn, cast
 import click
 
 from gateway import HAS_COMPAT, logs
-from gateway.cli.groups import groups
+from gateway.cli.groups.groups_command import groups
 from gateway.cli.settings_command import settings as settings_command
 from gateway.cli.topics import topics
 from gateway.cli.users import users

@@ -9,11 +9,20 @@ import click
 from kafka import OffsetAndMetadata, TopicPartition, errors
 from kafka.admin import GroupState
 
-from gateway.cli import group_rendering as rendering
 from gateway.cli.connect import with_client
-from gateway.cli.group_descriptions import NOT_FOUND, find_groups
+from gateway.cli.groups import group_rendering as rendering
+from gateway.cli.groups.group_descriptions import NOT_FOUND, find_groups
+from gateway.cli.groups.lag import committed_offsets, partition_lags
+from gateway.cli.groups.reset_options import with_reset_options
+from gateway.cli.groups.reset_plan import (
+    CannotReset,
+    OffsetChange,
+    ResetScope,
+    ResetTarget,
+    partition_name,
+    plan_reset,
+)
 from gateway.cli.kafka_client import AdminClient, retry
-from gateway.cli.lag import committed_offsets, partition_lags
 from gateway.cli.output import (
     error_lines,
     exit_if_errors,
@@ -21,15 +30,6 @@ from gateway.cli.output import (
     print_json,
     print_results,
     print_table,
-)
-from gateway.cli.reset_options import with_reset_options
-from gateway.cli.reset_plan import (
-    CannotReset,
-    OffsetChange,
-    ResetScope,
-    ResetTarget,
-    partition_name,
-    plan_reset,
 )
 
 _STATES = [state.value for state in GroupState if state is not GroupState.UNKNOWN]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from kafka import TopicPartition
 
-from gateway.cli.group_descriptions import find_groups
-from gateway.cli.lag import (
+from gateway.cli.groups.group_descriptions import find_groups
+from gateway.cli.groups.lag import (
     PartitionLag,
     committed_offsets,
     leader_availability,

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gateway.cli.reset_plan import ResetScope, ResetTarget, TargetKind
+from gateway.cli.groups.reset_plan import ResetScope, ResetTarget, TargetKind
 
 _SCOPE = re.compile(r"(?P<topic>[^:]+(?:://[^:]+)?)(?::(?P<partitions>[0-9]+(?:,[0-9]+)*))?")
 """A topic by its Kafka or Pulsar name, with optional partitions after a colon."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kafka import TopicPartition
 from kafka.admin import OffsetSpec
 
-from gateway.cli.group_descriptions import GroupDescription, MemberDescription
+from gateway.cli.groups.group_descriptions import GroupDescription, MemberDescription
 from gateway.cli.kafka_client import AdminClient, retry
 
 

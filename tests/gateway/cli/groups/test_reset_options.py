@@ -4,8 +4,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gateway.cli.reset_options import with_reset_options
-from gateway.cli.reset_plan import ResetScope, ResetTarget, TargetKind
+from gateway.cli.groups.reset_options import with_reset_options
+from gateway.cli.groups.reset_plan import ResetScope, ResetTarget, TargetKind
 
 
 def read(*arguments):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli import group_rendering
-from gateway.cli.group_descriptions import find_groups
-from gateway.cli.lag import partition_lags
+from gateway.cli.groups import group_rendering
+from gateway.cli.groups.group_descriptions import find_groups
+from gateway.cli.groups.lag import partition_lags
 from tests.fakes.groups import Groups, consumer
 
 

@@ -5,7 +5,7 @@ from kafka import TopicPartition
 from kafka.errors import for_code
 
 from gateway.cli import kafka_client
-from gateway.cli.group_descriptions import assignment_of, find_groups
+from gateway.cli.groups.group_descriptions import assignment_of, find_groups
 from tests.fakes.groups import NODE, Groups, assigned, consumer, member
 
 LOADING, DENIED, NOT_FOUND = 14, 30, 69

@@ -9,8 +9,8 @@ from enum import Enum, auto
 from kafka import TopicPartition
 from kafka.admin import OffsetSpec
 
+from gateway.cli.groups.lag import leader_availability, offsets_at
 from gateway.cli.kafka_client import AdminClient
-from gateway.cli.lag import leader_availability, offsets_at
 
 
 class TargetKind(Enum):

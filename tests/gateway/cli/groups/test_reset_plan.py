@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from kafka import TopicPartition
 
-from gateway.cli.reset_plan import (
+from gateway.cli.groups.reset_plan import (
     CannotReset,
     OffsetChange,
     ResetScope,

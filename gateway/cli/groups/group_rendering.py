@@ -8,8 +8,8 @@ from typing import Any
 
 from kafka import TopicPartition
 
-from gateway.cli.group_descriptions import CONSUMER, GroupDescription, MemberDescription
-from gateway.cli.lag import PartitionLag, total_lag
+from gateway.cli.groups.group_descriptions import CONSUMER, GroupDescription, MemberDescription
+from gateway.cli.groups.lag import PartitionLag, total_lag
 from gateway.cli.output import format_table
 
 
