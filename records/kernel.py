@@ -4,9 +4,13 @@ speed.
 
 from __future__ import annotations
 
+import ctypes
 import os
+from typing import NamedTuple
 
-from records import _pure, lz4_library
+from lz4 import block
+
+from records import _pure
 
 KERNEL = "python"
 """The selected implementation: "cython" or "python"."""
@@ -26,6 +30,34 @@ down_messages = _pure.down_messages
 down_all = _pure.down_all
 up_messages = _pure.up_messages
 
+
+class Lz4Functions(NamedTuple):
+    """Addresses of LZ4_decompress_safe and LZ4_compress_fast_extState; LZ4_sizeofState in bytes."""
+
+    unpack: int
+    pack: int
+    state_bytes: int
+
+
+def find_lz4_functions() -> Lz4Functions | None:
+    """Find the functions of liblz4, which the kernel calls without the GIL.
+
+    The `lz4` package contains the library in its extension modules or links to the system's; in
+    both cases the functions are found by their names in lz4.h, unchanged since 2015. Returns None
+    if the symbols are hidden (as on Windows); then the package's own functions are used.
+    """
+    try:
+        library = ctypes.CDLL(block._block.__file__)
+        unpack, pack = (
+            ctypes.cast(function, ctypes.c_void_p).value
+            for function in (library.LZ4_decompress_safe, library.LZ4_compress_fast_extState)
+        )
+        state_bytes = int(library.LZ4_sizeofState())
+    except (OSError, AttributeError, TypeError):
+        return None
+    return Lz4Functions(unpack, pack, state_bytes) if unpack and pack and state_bytes > 0 else None
+
+
 if os.environ.get("KOPGATE_PURE_PYTHON", "") not in ("", "0"):
     KERNEL_REASON = "KOPGATE_PURE_PYTHON is set"
 else:
@@ -40,7 +72,7 @@ else:
             )
         else:
             KERNEL = "cython"
-            lz4 = lz4_library.find_functions()
+            lz4 = find_lz4_functions()
             if lz4 is not None:
                 _kernel.use_lz4(*lz4)
             scan = _kernel.scan

@@ -18,8 +18,7 @@ from reports.analysis.facts import MigrationTarget, api_names
 from reports.analysis.identity import identify
 from reports.analysis.terms import APPLICATION, REFUSED, STATES
 from reports.analysis.trend import forecast, trend
-from reports.ingest.ingest_job import IngestResult, ingest_new, stored
-from reports.ingest.quarantine_retry import retry_quarantined
+from reports.ingest.ingest_job import IngestResult, ingest_new, retry_quarantined, stored
 from reports.ingest.schema import CONNECTION, USAGE
 from reports.ingest.spark_errors import translate_errors
 from reports.ingest.taken_files import Tables, TablesError

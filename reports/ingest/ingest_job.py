@@ -26,9 +26,9 @@ from reports.ingest.file_selection import (
     select_files,
 )
 from reports.ingest.log_files import LogFile, UnreadableError
-from reports.ingest.row_parser import EARLIEST, to_rows
+from reports.ingest.row_parser import EARLIEST, reasons_of_known_versions, to_rows
 from reports.ingest.row_spans import RowSpan, RowSpans
-from reports.ingest.schema import CONNECTION, STORED, USAGE
+from reports.ingest.schema import CONNECTION, QUARANTINE, STORED, USAGE
 from reports.ingest.small_tables import empty_table
 from reports.ingest.spark_errors import is_spark_error, translate_errors
 from reports.ingest.taken_files import IngestedBatch, Tables, TablesError, TakenFile
@@ -286,6 +286,27 @@ def _check_line_count(lines: int, wanted: int) -> None:
         )
 
 
+def retry_quarantined(spark: SparkSession, tables: Tables, now: datetime) -> IngestResult:
+    """Ingest quarantined lines whose schema version has become known with an upgrade.
+
+    They are compared with the existing rows and committed as one batch, like lines of the topic.
+    Its `source` names the last batch whose quarantine was searched, so that each line counts once
+    even if a run is interrupted. The quarantine is not changed. A row counts on the day of its
+    `at`, since the hour of its file is not known. Requires the tables' lock.
+    """
+    ingester = Ingester(spark, tables, now)
+    total = IngestResult()
+    for reason in reasons_of_known_versions():
+        left = _unchecked_batches(ingester.batches, reason)
+        if left:
+            lines = stored(spark, tables, QUARANTINE, left).filter(F.col("problem") == reason)
+            rows = to_rows(
+                lines.select(F.col("line").alias("value"), F.col("file").alias("path")), now
+            )
+            total += ingester.compare(rows, source=f"{reason} until {left[-1].name}")
+    return total
+
+
 def _copy_open_files(
     new: Sequence[LogFile], folder: Path
 ) -> tuple[list[LogFile], list[tuple[str, str]]]:
@@ -323,3 +344,17 @@ def _groups(found: Iterable[LogFile]) -> list[list[LogFile]]:
         groups[-1].append(file)
         size += length
     return groups
+
+
+def _unchecked_batches(batches: list[IngestedBatch], reason: str) -> list[IngestedBatch]:
+    """Batches with such lines that were not searched yet. Batch names start with their number."""
+    before = f"{reason} until "
+    until = max(
+        (
+            batch.source.removeprefix(before)
+            for batch in batches
+            if batch.source and batch.source.startswith(before)
+        ),
+        default="",
+    )
+    return [batch for batch in batches if reason in batch.quarantined and batch.name > until]

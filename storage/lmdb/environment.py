@@ -6,21 +6,21 @@ Several threads read. The map may be resized or closed only while no read is run
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import lmdb
 
-from storage.lmdb.directory import sync_directory, take_lock
 from storage.lmdb.layout import DATABASES, FORMAT
-from storage.lmdb.map_lock import MapLock
-from storage.log import LogClosed, StorageFailed, StoreTooNew
+from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
 
 T = TypeVar("T")
 
@@ -38,6 +38,44 @@ REOPEN_SECONDS = 5.0
 
 It takes milliseconds if the medium works.
 """
+
+
+class MapLock:
+    """Shared by any number of readers, or held exclusively: to resize or close the map."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._shared_holders = 0
+        self._is_exclusive = False
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            while self._is_exclusive:
+                self._changed.wait()
+            self._shared_holders += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._shared_holders -= 1
+                if self._shared_holders == 0:
+                    self._changed.notify_all()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        with self._changed:
+            while self._is_exclusive:
+                self._changed.wait()
+            self._is_exclusive = True
+            while self._shared_holders:
+                self._changed.wait()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_exclusive = False
+                self._changed.notify_all()
 
 
 class LmdbEnvironment:
@@ -64,14 +102,14 @@ class LmdbEnvironment:
         try:
             made = not directory.exists()
             directory.mkdir(parents=True, exist_ok=True)
-            self._lock = take_lock(directory)
+            self._lock = _take_lock(directory)
         except OSError as error:
             raise StorageFailed(f"cannot use {directory}: {error}") from error
         try:
             self._open()
             if made:
-                sync_directory(directory.parent)
-            sync_directory(directory)
+                _sync_directory(directory.parent)
+            _sync_directory(directory)
         except BaseException as error:
             self.close()
             if isinstance(error, lmdb.Error | OSError):
@@ -269,3 +307,34 @@ class LmdbEnvironment:
             if self._env is not None:
                 self._env.close()
             os.close(self._lock)
+
+
+def _take_lock(directory: Path) -> int:
+    """Lock the directory; return the descriptor that holds the lock while it is open.
+
+    The kernel releases the lock when the process ends. Raises StoreInUse.
+    """
+    lock = os.open(directory / "store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        raise StoreInUse(
+            f"the store in {directory} is in use by process {holder}: "
+            "stop that process, or use another directory for this one"
+        ) from None
+    # The process id is only for the message above; a full disk must not prevent opening.
+    with suppress(OSError):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make new file names durable; LMDB syncs only file contents."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

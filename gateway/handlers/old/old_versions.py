@@ -6,8 +6,7 @@ from typing import Any
 
 from kafka.protocol.consumer.offsets import ListOffsetsResponse
 
-from compat.handlers.list_offsets import offsets_before
-from compat.handlers.offset_commit import committed_at
+from compat.old_requests import committed_at, offsets_before
 from gateway.coroutines import TimeSlices
 from gateway.handlers.fetch import fetch_records
 from gateway.handlers.groups.offset_commit import (

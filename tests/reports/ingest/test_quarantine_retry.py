@@ -54,8 +54,7 @@ def knows(pyspark, monkeypatch):
 @pytest.fixture
 def take(spark, process, tables):
     """Retry the quarantine, then ingest new files; return the result."""
-    from reports.ingest.ingest_job import ingest_new
-    from reports.ingest.quarantine_retry import retry_quarantined
+    from reports.ingest.ingest_job import ingest_new, retry_quarantined
 
     def run():
         with tables.locked():
@@ -191,7 +190,7 @@ import sys, time
 from datetime import datetime
 from pathlib import Path
 from reports.ingest import row_parser
-from reports.ingest.quarantine_retry import retry_quarantined
+from reports.ingest.ingest_job import retry_quarantined
 from reports.spark_session import open_session
 from reports.ingest.taken_files import Tables
 from tests.reports.conftest import FOR_SMALL_TABLES

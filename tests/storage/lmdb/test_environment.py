@@ -6,6 +6,8 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ import lmdb
 import pytest
 from pytest_twisted import ensureDeferred
 
-from storage.lmdb.environment import MIN_MAP_BYTES, LmdbEnvironment
+from storage.lmdb.environment import MIN_MAP_BYTES, LmdbEnvironment, MapLock
 from storage.lmdb.layout import FORMAT
 from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
 from tests.contract.benches import no_file_may_grow
@@ -185,3 +187,50 @@ async def test_store_opens_and_reads_on_full_disk(open_store: Opener, directory:
     with no_file_may_grow():
         await again.open()
         assert bases(await everything(await again.log("orders", 0))) == [0]
+
+
+def test_readers_do_not_block_each_other() -> None:
+    map_lock, both = MapLock(), threading.Barrier(2, timeout=10)
+
+    def read() -> None:
+        with map_lock.shared():
+            both.wait()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    read()
+    thread.join(10)
+
+
+def test_exclusive_waits_for_readers_and_blocks_later_ones() -> None:
+    map_lock, seen = MapLock(), []
+    inside, is_asked, leave = threading.Event(), threading.Event(), threading.Event()
+
+    def early() -> None:
+        with map_lock.shared():
+            inside.set()
+            leave.wait()
+            seen.append("early")
+
+    def exclusive() -> None:
+        inside.wait()
+        with map_lock.exclusive():
+            seen.append("exclusive")
+
+    def late() -> None:
+        is_asked.wait()
+        with map_lock.shared():
+            seen.append("late")
+
+    threads = [threading.Thread(target=call, daemon=True) for call in (early, exclusive, late)]
+    for thread in threads:
+        thread.start()
+    while not map_lock._is_exclusive:
+        time.sleep(0.001)
+    is_asked.set()
+    # Without the lock, the late reader enters within this time.
+    threads[-1].join(0.1)
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert seen == ["early", "exclusive", "late"]

@@ -1,4 +1,4 @@
-"""ListOffsets v0 as in Kafka 0.8, with the log as one segment."""
+"""ListOffsets v0 as in Kafka 0.8, with the log as one segment, and OffsetCommit v1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compat.handlers.list_offsets import EARLIEST, LATEST, offsets_before
+from compat.old_requests import EARLIEST, LATEST, committed_at, offsets_before
 
 
 def test_latest_returns_end_then_start():
@@ -54,3 +54,12 @@ def test_offsets_are_descending_distinct_and_within_the_log(
     assert found == sorted(set(found), reverse=True)
     assert all(start <= offset <= end for offset in found)
     assert len(found) <= max(count, 0)
+
+
+def test_commit_timestamp_of_client_is_used():
+    assert committed_at(1000, now=5000) == 1000
+    assert committed_at(0, now=5000) == 0
+
+
+def test_missing_commit_timestamp_means_now():
+    assert committed_at(-1, now=5000) == 5000
