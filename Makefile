@@ -38,7 +38,7 @@ serve: $(VENV)/.serve ## start a gateway on 127.0.0.1:9092, data in ./data (ARGS
 	@exec $(PY) -m gateway serve $(ARGS)
 
 pulsar: $(VENV)/.test ## start Apache Pulsar on 127.0.0.1:6650 (admin API: 8080), data in ./data-pulsar (ARGS: --port, --web-port, --data, --memory)
-	@exec $(PY) -m tests.peers.standalone $(ARGS)
+	@exec $(PY) -m tests.testkit.standalone $(ARGS)
 
 check: lint ## lint, and fast tests with fewer examples per property (2 minutes)
 	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" --hypothesis-profile=quick $(ARGS)

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 from kafka.admin import KafkaAdminClient
 
-from tests.peers import jvm
-from tests.peers.cache import maven_jars
-from tests.peers.kafka import TOOLS, VERSION, java
+from tests.testkit import jvm
+from tests.testkit.cache import maven_jars
+from tests.testkit.kafka import TOOLS, VERSION, java
 
 SOURCES = Path(__file__).parent / "java"
 RECORD_BYTES = 1024

@@ -29,7 +29,7 @@ import msgspec
 from bench.__main__ import replace_between_marks
 from bench.clients import ClientFailed, create
 from bench.servers import BenchServer, GatewayServer, KafkaServer, cpu_seconds
-from tests.peers.cache import cached, command, fingerprint
+from tests.testkit.cache import cached, command, fingerprint
 
 BEGIN, END = "<!-- groups: begin -->", "<!-- groups: end -->"
 

@@ -33,10 +33,10 @@ from bench.measurements import Measurement, compare, table
 from bench.progress import StepProgress
 from bench.servers import GatewayServer
 from bench.steps import Step
-from tests.peers import jvm
-from tests.peers.kafka import VERSION
-from tests.peers.pulsar import Pulsar
-from tests.peers.tenant import Tenant
+from tests.testkit import jvm
+from tests.testkit.kafka import VERSION
+from tests.testkit.pulsar import Pulsar
+from tests.testkit.tenant import Tenant
 
 BEGIN, END = "<!-- pulsar: begin -->", "<!-- pulsar: end -->"
 

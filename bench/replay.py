@@ -11,7 +11,7 @@ from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from bench.clients import ClientFailed
 from gateway.partitions.record_batch import check_batch
-from tests.peers.gateway import MIB, Peer, encode_request, fetch_request
+from tests.testkit.gateway import MIB, Peer, encode_request, fetch_request
 
 PRODUCE_VERSION, FETCH_VERSION = 8, 11
 """The newest versions whose layout is the same for all fields used here."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from tests.peers.jvm import SERIAL
-from tests.peers.kafka import G1, VERSION, Kafka
+from tests.testkit.jvm import SERIAL
+from tests.testkit.kafka import G1, VERSION, Kafka
 
 READY = "ready listeners="
 

@@ -11,7 +11,7 @@ from bench import clients
 from bench.clients import RECORD_BYTES, record_count
 from bench.measurements import Measurement
 from bench.servers import BenchServer
-from tests.peers.kafka import VERSION
+from tests.testkit.kafka import VERSION
 
 T = TypeVar("T")
 

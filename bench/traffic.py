@@ -34,7 +34,7 @@ from bench.__main__ import replace_between_marks
 from bench.servers import GatewayServer
 from bench.steps import WarmUpLimits, repeat_until_stable
 from bench.unlogged_listener import UNLOGGED
-from tests.peers.gateway import MIB, Peer
+from tests.testkit.gateway import MIB, Peer
 
 BEGIN, END = "<!-- traffic: begin -->", "<!-- traffic: end -->"
 

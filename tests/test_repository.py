@@ -22,8 +22,8 @@ from gateway.cli.settings_command import as_markdown
 from gateway.settings import layers
 from gateway.settings.kop_aliases import SETTING_BY_KOP_NAME
 from gateway.settings.model import Settings
-from tests.peers.pulsar import SETTINGS as PULSAR_SETTINGS
-from tests.peers.pulsar import VERSION as PULSAR
+from tests.testkit.pulsar import SETTINGS as PULSAR_SETTINGS
+from tests.testkit.pulsar import VERSION as PULSAR
 
 ROOT = Path(__file__).parent.parent
 COMMAND = r"kopgate ([a-z]+) ?((?:[a-z]+(?:-[a-z]+)*)?)"

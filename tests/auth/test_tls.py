@@ -15,7 +15,7 @@ from OpenSSL import SSL
 
 from auth.mechanism import Principal
 from auth.tls import TlsContextFactory, TlsError, TlsFiles, build_context, principal_of
-from tests.certificates import Authority
+from tests.testkit.certificates import Authority
 
 
 @pytest.fixture(scope="module")

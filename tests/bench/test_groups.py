@@ -17,7 +17,7 @@ from bench.groups import (
 from bench.servers import GatewayServer
 from gateway.settings.model import Settings
 from tests.legacy_clients.brokers import are_required
-from tests.peers.cache import CannotInstall
+from tests.testkit.cache import CannotInstall
 
 LOAD = GroupLoad(groups=3, members=2, partitions=4, seconds=6, warm_up_seconds=0)
 

@@ -10,7 +10,7 @@ from bench import clients
 from bench.servers import GatewayServer
 from bench.steps import PACED, RoundLoad, WarmUpLimits, plan, repeat_until_stable, warm_up
 from tests.legacy_clients.brokers import are_required
-from tests.peers.cache import CannotInstall
+from tests.testkit.cache import CannotInstall
 
 
 class Idle:

@@ -20,7 +20,7 @@ from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import Fenced, StorageError, StorageFailed, Store
 from storage.pulsar.settings import PulsarSettings
 from tests.fakes.memory_store import Medium, MemoryStore
-from tests.peers.pulsar_relay import SEND, PulsarRelays
+from tests.testkit.pulsar_relay import SEND, PulsarRelays
 
 
 class Bench(Protocol):

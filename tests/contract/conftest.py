@@ -12,7 +12,7 @@ import pytest
 from storage.log import PartitionLog, Store
 from tests.contract.benches import BENCHES, Bench, PulsarBench
 from tests.contract.entries import topic
-from tests.contract.settle import settle
+from tests.testkit.settle import settle
 
 #: How long senders wait on a medium that refuses; a busy broker answers much sooner.
 PATIENCE_SECONDS = 5.0

@@ -8,7 +8,7 @@ from pytest_twisted import ensureDeferred
 from storage.log import Entry, PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
 from tests.contract.entries import bases, entry, everything, plain, sized, topic
-from tests.contract.settle import settle
+from tests.testkit.settle import settle
 
 
 @pytest.fixture

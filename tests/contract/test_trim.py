@@ -13,7 +13,7 @@ from twisted.internet.task import deferLater
 from storage.log import OffsetOutOfRange, PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
 from tests.contract.entries import bases, entry, everything, sized, topic
-from tests.contract.settle import settle
+from tests.testkit.settle import settle
 
 
 @pytest.fixture

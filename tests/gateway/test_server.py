@@ -16,8 +16,9 @@ from kafka.protocol.consumer.fetch import FetchResponse
 from kafka.protocol.producer.produce import ProduceResponse
 
 from gateway.net.transport import HALF_CLOSE_SECONDS
-from tests.certificates import Authority
-from tests.peers.gateway import (
+from tests.records.sample_records import Sample, batch
+from tests.testkit.certificates import Authority
+from tests.testkit.gateway import (
     MIB,
     Peer,
     Stopwatch,
@@ -26,7 +27,6 @@ from tests.peers.gateway import (
     gateway,
     produce_request,
 )
-from tests.records.sample_records import Sample, batch
 
 pytestmark = [pytest.mark.peer]
 

@@ -31,7 +31,7 @@ from tests.legacy_clients.clients import (
     table,
 )
 from tests.legacy_clients.install import install
-from tests.peers.cache import CannotInstall
+from tests.testkit.cache import CannotInstall
 
 OPEN_LISTENER, LOGIN_LISTENER = "PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0"
 PASSWORD = "of-the-demo"

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.peers.kafka import VERSION, Kafka, Secured
-from tests.peers.tenant import Tenant
+from tests.testkit.kafka import VERSION, Kafka, Secured
+from tests.testkit.tenant import Tenant
 
 #: The gateway reads its tables in Pulsar first, which may be busy with other tests.
 START_SECONDS = 120.0

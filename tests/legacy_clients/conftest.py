@@ -23,8 +23,8 @@ from tests.legacy_clients.brokers import (
 from tests.legacy_clients.clients import Client, table
 from tests.legacy_clients.grid import outcomes_by_client, render_grid
 from tests.legacy_clients.install import install
-from tests.peers.cache import CannotInstall
-from tests.peers.pulsar import Pulsar
+from tests.testkit.cache import CannotInstall
+from tests.testkit.pulsar import Pulsar
 
 #: For the logs of a thousand topics.
 PULSAR_MEMORY = "1g"

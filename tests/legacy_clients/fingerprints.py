@@ -43,8 +43,8 @@ from tests.legacy_clients.scenarios import (
 )
 from tests.legacy_clients.test_sasl import users_file
 from tests.legacy_clients.verdicts import write_verdicts
-from tests.peers.cache import CannotInstall, command
-from tests.peers.traffic_rows import Row, read_rows
+from tests.testkit.cache import CannotInstall, command
+from tests.testkit.traffic_rows import Row, read_rows
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

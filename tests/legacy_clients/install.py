@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.peers import jvm
-from tests.peers.cache import CannotInstall, cached, command, fingerprint, maven_jars
+from tests.testkit import jvm
+from tests.testkit.cache import CannotInstall, cached, command, fingerprint, maven_jars
 
 if TYPE_CHECKING:
     from tests.legacy_clients.clients import Client

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tests.peers.traffic_rows import Row
+from tests.testkit.traffic_rows import Row
 
 #: Number of first requests kept per connection, without repetitions: libraries differ in how a
 #: connection begins.

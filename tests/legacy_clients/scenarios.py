@@ -16,8 +16,8 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from tests.legacy_clients.brokers import Broker
 from tests.legacy_clients.clients import OPEN, Client, Record, Security, Span, line_of, run
 from tests.legacy_clients.test_sasl import USER
-from tests.peers.gateway import Peer
 from tests.records.sample_records import Sample, batch
+from tests.testkit.gateway import Peer
 
 RECORDS = 10
 #: Later records follow after this pause: by default libraries send a heartbeat every three seconds.

@@ -14,7 +14,7 @@ import pytest
 
 from tests.legacy_clients.applications import COMPANY, Application, ConsumeStep, ProduceStep, run
 from tests.legacy_clients.clients import Client, table
-from tests.peers.traffic_rows import read_rows
+from tests.testkit.traffic_rows import read_rows
 
 pytestmark = [pytest.mark.peer]
 

@@ -15,7 +15,7 @@ import pytest
 from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, gateway
 from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, Record, Span, consume, consume_in_group, produce
-from tests.peers.tenant import Tenant
+from tests.testkit.tenant import Tenant
 
 pytestmark = [pytest.mark.peer]
 

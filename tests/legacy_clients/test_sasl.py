@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.certificates import Authority
 from tests.legacy_clients.brokers import Broker, StoreArguments, gateway, reference
 from tests.legacy_clients.cases import create_topics_on_kafka
 from tests.legacy_clients.clients import Client, DriverFailed, Record, Security, produce, table
-from tests.peers.kafka import Secured
+from tests.testkit.certificates import Authority
+from tests.testkit.kafka import Secured
 
 pytestmark = [pytest.mark.peer]
 

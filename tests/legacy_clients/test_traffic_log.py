@@ -22,7 +22,7 @@ from tests.legacy_clients.clients import (
     produce,
 )
 from tests.legacy_clients.test_sasl import USER, users_file
-from tests.peers.traffic_rows import Row, read_rows
+from tests.testkit.traffic_rows import Row, read_rows
 
 pytestmark = [pytest.mark.peer]
 

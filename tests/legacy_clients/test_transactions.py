@@ -9,7 +9,7 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProdu
 
 from tests.legacy_clients.brokers import Broker
 from tests.legacy_clients.clients import Client, run
-from tests.peers.gateway import GatewayProcess, gateway
+from tests.testkit.gateway import GatewayProcess, gateway
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from tests.certificates import Authority
 from tests.legacy_clients.brokers import Broker, reference
 from tests.legacy_clients.clients import Client, DriverFailed
 from tests.legacy_clients.install import install
 from tests.legacy_clients.scenarios import PreparedRun, connect, run_scenario, scenarios_of
 from tests.legacy_clients.test_sasl import USER
-from tests.peers.kafka import Secured
+from tests.testkit.certificates import Authority
+from tests.testkit.kafka import Secured
 
 #: A refused client retries until its timeout, so that most of a run is waiting.
 AT_ONCE = 4

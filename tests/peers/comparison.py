@@ -18,8 +18,8 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from tests.legacy_clients.brokers import are_required, gateway, reference
-from tests.peers.cache import CannotInstall
-from tests.peers.kafka import TOOLS, VERSION, java
+from tests.testkit.cache import CannotInstall
+from tests.testkit.kafka import TOOLS, VERSION, java
 
 #: Limit for about twenty tools in sequence, which take half a minute on an idle machine.
 COMMAND_SECONDS = 360.0

@@ -15,8 +15,8 @@ from kafka.errors import InvalidRecordError
 
 from tests.legacy_clients.brokers import are_required, gateway, in_pulsar
 from tests.legacy_clients.clients import Record, Span, consume, produce, table
-from tests.peers.cache import CannotInstall
-from tests.peers.kafka import Kafka
+from tests.testkit.cache import CannotInstall
+from tests.testkit.kafka import Kafka
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("compaction")]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.protocol.wire import schemas
-from tests.peers.cache import CannotInstall, maven_jars
+from tests.testkit.cache import CannotInstall, maven_jars
 
 pytestmark = pytest.mark.peer
 

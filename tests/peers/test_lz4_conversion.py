@@ -11,9 +11,9 @@ import pytest
 
 from tests.legacy_clients.brokers import are_required
 from tests.legacy_clients.clients import Span, consume, table
-from tests.peers.cache import CannotInstall
-from tests.peers.gateway import GatewayProcess, gateway
 from tests.records.sample_records import LZ4, Sample, batch
+from tests.testkit.cache import CannotInstall
+from tests.testkit.gateway import GatewayProcess, gateway
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("lz4")]
 

@@ -11,7 +11,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 
 from tests.legacy_clients.clients import Record, Span, consume, produce, table
 from tests.peers.comparison import ComparedBrokers, side_by_side
-from tests.peers.test_admin_clients import argv_or_skip, assert_same_output, java
+from tests.peers.tools.test_admin_clients import argv_or_skip, assert_same_output, java
 
 pytestmark = [
     pytest.mark.peer,

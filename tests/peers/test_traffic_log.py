@@ -41,10 +41,10 @@ from kafka.protocol.sasl import (
 )
 
 from gateway.topics.topic_names import TRAFFIC_TOPIC
-from tests.certificates import Authority
-from tests.peers.gateway import Stopwatch, encode_request, gateway, one_record, produce_request
-from tests.peers.traffic_rows import read_lines, read_rows, wait_for_rows
 from tests.records.sample_records import NONE, Sample, batch, message_set, wrapper
+from tests.testkit.certificates import Authority
+from tests.testkit.gateway import Stopwatch, encode_request, gateway, one_record, produce_request
+from tests.testkit.traffic_rows import read_lines, read_rows, wait_for_rows
 
 pytestmark = [pytest.mark.peer]
 

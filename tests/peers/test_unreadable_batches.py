@@ -15,9 +15,9 @@ import pytest
 from tests.legacy_clients.brokers import are_required
 from tests.legacy_clients.clients import Record, Span, consume, table
 from tests.legacy_clients.install import install
-from tests.peers.cache import CannotInstall
-from tests.peers.gateway import GatewayProcess, gateway
 from tests.records.sample_records import GZIP, NONE, Sample, batch
+from tests.testkit.cache import CannotInstall
+from tests.testkit.gateway import GatewayProcess, gateway
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("unreadable")]
 

@@ -22,10 +22,16 @@ import pytest
 from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
 
 from tests.legacy_clients.brokers import are_required
-from tests.peers.cache import CannotInstall
-from tests.peers.gateway import GatewayProcess, gateway
-from tests.peers.kafka import free_ports
-from tests.peers.verifiable import GROUP, TOPIC, ToolProcess, VerifiableConsumer, VerifiableProducer
+from tests.testkit.cache import CannotInstall
+from tests.testkit.gateway import GatewayProcess, gateway
+from tests.testkit.kafka import free_ports
+from tests.testkit.verifiable import (
+    GROUP,
+    TOPIC,
+    ToolProcess,
+    VerifiableConsumer,
+    VerifiableProducer,
+)
 
 pytestmark = [pytest.mark.peer]
 

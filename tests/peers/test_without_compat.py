@@ -11,8 +11,8 @@ import pytest
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
 from gateway.protocol.wire.api_keys import ApiKey
-from tests.peers.gateway import GatewayProcess, gateway
 from tests.records.sample_records import Sample, message_set
+from tests.testkit.gateway import GatewayProcess, gateway
 
 pytestmark = [pytest.mark.peer]
 

@@ -1,3 +1,3 @@
-from tests.records.implementations import implementation
+from tests.records.kernels import implementation
 
 __all__ = ["implementation"]

@@ -12,8 +12,8 @@ import shutil
 import pytest
 
 from tests.legacy_clients.brokers import are_required
-from tests.peers import jvm
 from tests.reports.browser import browser, find
+from tests.testkit import jvm
 
 #: A short-lived Java needs neither its second compiler nor garbage collection threads.
 FOR_SHORT_LIVES = " ".join((*jvm.QUIET, *jvm.CLIENT))

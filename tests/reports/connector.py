@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.peers.cache import cached, command, fingerprint
+from tests.testkit.cache import cached, command, fingerprint
 
 #: By PySpark's major version. Spark may be on PyPI before its connector is on Maven; the previous
 #: connector works.

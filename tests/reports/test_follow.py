@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.cache import CannotInstall
-from tests.peers.gateway import gateway, one_record
-from tests.peers.traffic_rows import read_rows
 from tests.reports.conftest import FOR_SMALL_TABLES
 from tests.reports.terminal import running_in
 from tests.reports.traffic_logs import Process, ms
+from tests.testkit.cache import CannotInstall
+from tests.testkit.gateway import gateway, one_record
+from tests.testkit.traffic_rows import read_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

@@ -26,7 +26,7 @@ from gateway.cli.connect import (
     error_text,
 )
 from gateway.cli.main import main
-from tests.certificates import Authority
+from tests.testkit.certificates import Authority
 
 #: Seconds; far more than an error message takes on the slowest machine.
 TIMEOUT = "600"

@@ -20,7 +20,7 @@ from gateway import server
 from gateway.cli import main
 from gateway.settings.addresses import parse_endpoint, parse_store
 from gateway.settings.model import Settings
-from tests.peers.gateway import STOP_SECONDS
+from tests.testkit.gateway import STOP_SECONDS
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from auth.users import PasswordHash, edit_users
 from gateway.cli.main import main
-from tests.certificates import Authority
-from tests.peers.gateway import STOP_SECONDS
+from tests.testkit.certificates import Authority
+from tests.testkit.gateway import STOP_SECONDS
 
 pytestmark = pytest.mark.xdist_group("listeners")  # they share one gateway
 

@@ -35,8 +35,8 @@ from gateway.net.transport import (
     acknowledge,
     no_delay,
 )
-from tests.certificates import Authority
-from tests.contract.settle import settle
+from tests.testkit.certificates import Authority
+from tests.testkit.settle import settle
 
 MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from gateway.protocol.routes import ROUTES, DelayedReply, Route
 from gateway.protocol.wire.api_keys import ApiKey
 from tests.fakes.broker import open_environment
 from tests.fakes.connection import PEER, Client, events, plain_frame, versions
-from tests.peers.gateway import encode_request, fetch_request
+from tests.testkit.gateway import encode_request, fetch_request
 
 PRODUCE, OTHER, TAGGED = ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.FETCH
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.peers.chaos.clients import install_clients
+from tests.peers.chaos.client_processes import install_clients
 from tests.peers.chaos.faults import plan_faults
 from tests.peers.chaos.report import draw_svg, summary
 from tests.peers.chaos.setups import SETUPS

@@ -14,8 +14,8 @@ from kafka.errors import KafkaError
 from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
 
 from tests.peers.chaos.evidence import Commits, Log, Observations
-from tests.peers.gateway import Peer
-from tests.peers.verifiable import TOPIC
+from tests.testkit.gateway import Peer
+from tests.testkit.verifiable import TOPIC
 
 #: Between two OffsetFetch requests.
 PACE_SECONDS = 0.3

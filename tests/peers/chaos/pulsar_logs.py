@@ -14,7 +14,7 @@ from kafka.record import MemoryRecords
 from storage.log import Buffer
 from storage.pulsar.log.entry_messages import parse_header, unpack_entries
 from tests.peers.chaos.evidence import Log, Position
-from tests.peers.verifiable import TOPIC
+from tests.testkit.verifiable import TOPIC
 
 READ_MS = 240_000
 

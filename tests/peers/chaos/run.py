@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.peers.chaos.clients import GROUPS, PRODUCERS, ChaosMember, ChaosProducer
+from tests.peers.chaos.client_processes import GROUPS, PRODUCERS, ChaosMember, ChaosProducer
 from tests.peers.chaos.evidence import EXAMPLES, Commits, Log, Observations, complaints
 from tests.peers.chaos.faults import Fault, Target
 from tests.peers.chaos.observers import Observer, read_whole_log
 from tests.peers.chaos.servers import GatewayDied, RestartableGateway, Server, inject, recover
-from tests.peers.kafka import BrokerFailed
-from tests.peers.verifiable import TOPIC, ToolProcess
+from tests.testkit.kafka import BrokerFailed
+from tests.testkit.verifiable import TOPIC, ToolProcess
 
 PARTITIONS = 4
 #: Per group; each of them has partitions.

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.peers.chaos.faults import Action, Fault, Target
-from tests.peers.gateway import Peer
-from tests.peers.kafka import free_ports
-from tests.peers.pulsar import suspend
+from tests.testkit.gateway import Peer
+from tests.testkit.kafka import free_ports
+from tests.testkit.pulsar import suspend
 
 #: On a Pulsar that has just started, on a busy machine.
 START_SECONDS = 480.0

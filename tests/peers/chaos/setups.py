@@ -11,8 +11,8 @@ from tests.peers.chaos.faults import GATEWAY_ONLY, WITH_BROKER, Action, Fault, T
 from tests.peers.chaos.pulsar_logs import read_log, read_native_log
 from tests.peers.chaos.run import PARTITIONS, Outcome, run_chaos
 from tests.peers.chaos.servers import RestartableGateway, RetryingGateway
-from tests.peers.pulsar import Pulsar
-from tests.peers.tenant import Tenant
+from tests.testkit.pulsar import Pulsar
+from tests.testkit.tenant import Tenant
 
 SETTINGS = {"num_partitions": PARTITIONS, "group_initial_rebalance_delay_ms": 500}
 #: Shorter than the longest pause, so that after such a pause partitions are reopened.

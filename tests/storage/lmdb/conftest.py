@@ -10,7 +10,7 @@ import pytest
 from twisted.internet import reactor
 
 from storage.lmdb import LmdbSettings, LmdbStore
-from tests.contract.settle import settle
+from tests.testkit.settle import settle
 
 Opener = Callable[..., LmdbStore]
 

@@ -16,8 +16,8 @@ from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import table_topic
 from storage.pulsar.tables.table import PulsarTable
 from storage.pulsar.topics.pulsar_names import path_of
-from tests.contract.settle import settle
-from tests.peers.tenant import Tenant
+from tests.testkit.settle import settle
+from tests.testkit.tenant import Tenant
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from twisted.internet import reactor
 
 from storage.pulsar.client.topic_readers import MAX_QUEUE_MESSAGES
 from storage.pulsar.settings import PulsarSettings
-from tests.contract.settle import settle
-from tests.peers.tenant import Tenant
 from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack
+from tests.testkit.settle import settle
+from tests.testkit.tenant import Tenant
 
 SideOpener = Callable[..., Awaitable[ReadingStack]]
 

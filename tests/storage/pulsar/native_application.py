@@ -7,7 +7,7 @@ import time
 import pulsar as client
 
 from storage.pulsar.topics.pulsar_names import path_of
-from tests.peers.tenant import Tenant
+from tests.testkit.tenant import Tenant
 
 
 class NativeApplication:

@@ -15,7 +15,7 @@ from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache, StoredMessage
 from storage.pulsar.settings import PulsarSettings
-from tests.peers.tenant import Tenant
+from tests.testkit.tenant import Tenant
 
 #: Header and payload of a message; None for a message of another writer.
 Written = tuple[Header, bytes] | None

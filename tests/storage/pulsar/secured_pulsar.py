@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.certificates import Authority
-from tests.peers.kafka import free_ports
-from tests.peers.pulsar import Pulsar
+from tests.testkit.certificates import Authority
+from tests.testkit.kafka import free_ports
+from tests.testkit.pulsar import Pulsar
 
 SECRET = b"a secret key of as many bytes as HS256 needs"
 SUPERUSER = "super"

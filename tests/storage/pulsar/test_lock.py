@@ -24,9 +24,9 @@ from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.lock import LockHolder, StoreLock, appears_dead
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
-from tests.contract.settle import settle
-from tests.peers.pulsar import suspend
-from tests.peers.tenant import Tenant
+from tests.testkit.pulsar import suspend
+from tests.testkit.settle import settle
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

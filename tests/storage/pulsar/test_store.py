@@ -22,10 +22,10 @@ from storage.pulsar.client.process_stalls import STALL_SECONDS
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
 from tests.contract.entries import bases, entry, everything, plain, sized, topic
-from tests.contract.settle import settle
-from tests.peers.pulsar import START_SECONDS, Pulsar
-from tests.peers.pulsar_relay import SEND, SEND_RECEIPT, PulsarRelays
-from tests.peers.tenant import Tenant
+from tests.testkit.pulsar import START_SECONDS, Pulsar
+from tests.testkit.pulsar_relay import SEND, SEND_RECEIPT, PulsarRelays
+from tests.testkit.settle import settle
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

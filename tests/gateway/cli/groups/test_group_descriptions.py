@@ -6,7 +6,7 @@ from kafka.errors import for_code
 
 from gateway.cli import kafka_client
 from gateway.cli.groups.group_descriptions import assignment_of, find_groups
-from tests.fakes.groups import NODE, Groups, assigned, consumer, member
+from tests.fakes.admin_client import NODE, Groups, assigned, consumer, member
 
 LOADING, DENIED, NOT_FOUND = 14, 30, 69
 

@@ -7,7 +7,7 @@ import pytest
 from gateway.cli.groups import group_rendering
 from gateway.cli.groups.group_descriptions import find_groups
 from gateway.cli.groups.lag import partition_lags
-from tests.fakes.groups import Groups, consumer
+from tests.fakes.admin_client import Groups, consumer
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from kafka.errors import IncompatibleBrokerVersion, for_code
 
 from gateway.cli import connect
 from gateway.cli.main import main
-from tests.fakes.groups import Groups, assigned, member
+from tests.fakes.admin_client import Groups, assigned, member
 
 NON_EMPTY, NOT_FOUND = 68, 69
 

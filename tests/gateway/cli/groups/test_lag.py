@@ -11,7 +11,7 @@ from gateway.cli.groups.lag import (
     partition_lags,
     total_lag,
 )
-from tests.fakes.groups import Groups, assigned, member
+from tests.fakes.admin_client import Groups, assigned, member
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from gateway.cli.groups.reset_plan import (
     plan_reset,
     resolve_target,
 )
-from tests.fakes.groups import Groups
+from tests.fakes.admin_client import Groups
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 EARLIEST = ResetTarget(TargetKind.EARLIEST)

@@ -160,7 +160,7 @@ def test_validate_only_changes_no_broker_config(env: BrokerEnvironment) -> None:
     assert env.broker.settings.message_max_bytes == 1048588
 
 
-# Errors of Kafka 3.9.2; tests/peers/test_kafka_tools.py compares them.
+# Errors of Kafka 3.9.2; tests/peers/tools/test_kafka_tools.py compares them.
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -14,7 +14,7 @@ from storage.log import VolumeUsage
 from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.handler_calls import call
 
-# Codes and messages are those of Kafka 3.9.2; tests/peers/test_admin_clients.py compares them.
+# Codes and messages are those of Kafka 3.9.2 (tests/peers/tools/test_admin_clients.py).
 UNKNOWN, LOG_DIR_NOT_FOUND, INVALID_ASSIGNMENT, INVALID_REQUEST, NOT_NEEDED, NO_REASSIGNMENT = (
     3,
     57,

@@ -16,7 +16,7 @@ from gateway.protocol.wire import admin_messages
 from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.handler_calls import call
 
-# Codes and messages are those of Kafka 3.9.2; tests/peers/test_admin_clients.py compares them.
+# Codes and messages are those of Kafka 3.9.2 (tests/peers/tools/test_admin_clients.py).
 SECURITY_DISABLED, TOKENS_DISABLED, TOKENS_NOT_ALLOWED, NOT_FOUND, DUPLICATE = 54, 61, 64, 91, 92
 UNSUPPORTED_MECHANISM, UNSUPPORTED_VERSION, INVALID_REQUEST = 33, 35, 42
 

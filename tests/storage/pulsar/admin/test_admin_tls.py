@@ -22,8 +22,8 @@ from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.admin.admin_tls import matches_host
 from storage.pulsar.settings import PulsarSettings
-from tests.certificates import Authority
-from tests.contract.settle import settle
+from tests.testkit.certificates import Authority
+from tests.testkit.settle import settle
 
 
 class ClientName(Resource):

@@ -22,13 +22,13 @@ from storage.pulsar.admin.cluster_problems import ClusterProblem
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD
 from storage.pulsar.settings import PulsarSettings
-from tests.contract.settle import settle
 from tests.legacy_clients.brokers import are_required
-from tests.peers.cache import CannotInstall
-from tests.peers.kafka import free_ports
-from tests.peers.pulsar import distribution
-from tests.peers.tenant import Tenant
 from tests.storage.pulsar.secured_pulsar import SecuredPulsar, expired, secured, token
+from tests.testkit.cache import CannotInstall
+from tests.testkit.kafka import free_ports
+from tests.testkit.pulsar import distribution
+from tests.testkit.settle import settle
+from tests.testkit.tenant import Tenant
 
 pytestmark = [pytest.mark.peer]
 

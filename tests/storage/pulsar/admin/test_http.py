@@ -19,7 +19,7 @@ from storage.log import NotReady, StorageFailed
 from storage.pulsar.admin.admin_api import AdminFailed, Forbidden, PulsarAdmin, Unauthorized
 from storage.pulsar.admin.http import REDIRECTS
 from storage.pulsar.settings import PulsarSettings
-from tests.contract.settle import settle
+from tests.testkit.settle import settle
 
 Answer = Callable[[Any], Any]
 

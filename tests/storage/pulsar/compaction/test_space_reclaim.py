@@ -17,9 +17,9 @@ from storage.pulsar.store import PulsarStore
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from storage.pulsar.topics.topic_changes import TopicChanges
 from tests.contract.entries import bases, everything, plain, sized, topic
-from tests.contract.settle import settle
-from tests.peers.tenant import Tenant
-from tests.storage.pulsar.compacted_topic import COMPACT, SIZE, CompactedTopic
+from tests.storage.pulsar.topic_ledgers import COMPACT, SIZE, CompactedTopic
+from tests.testkit.settle import settle
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

@@ -16,9 +16,9 @@ from storage.log import Entry
 from storage.pulsar.compaction import range_merge
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
-from tests.contract.settle import in_own_greenlet, settle
 from tests.contract.test_model import LogMachine
-from tests.peers.tenant import Tenant
+from tests.testkit.settle import in_own_greenlet, settle
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

@@ -18,7 +18,7 @@ from storage.plain_records import PlainBatch, PlainRecord
 from storage.pulsar.log.entry_messages import ENTRY_FORMAT
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
-from tests.peers.tenant import Tenant
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

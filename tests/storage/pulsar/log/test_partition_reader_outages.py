@@ -11,10 +11,10 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
 from storage.log import StorageFailed
-from tests.peers.pulsar import Pulsar
-from tests.peers.tenant import Tenant
 from tests.storage.pulsar.broker_tables import until_answered
 from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack, numbered, offsets
+from tests.testkit.pulsar import Pulsar
+from tests.testkit.tenant import Tenant
 
 pytestmark = [pytest.mark.peer]
 

@@ -12,9 +12,9 @@ from twisted.internet import reactor
 from storage.pulsar.admin.admin_api import InternalStats, Ledger, NotFound, PulsarAdmin
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.entry_search import EntryFinder, EntryNumbering
-from tests.contract.settle import settle
-from tests.peers.tenant import Tenant
 from tests.storage.pulsar.native_application import NativeApplication
+from tests.testkit.settle import settle
+from tests.testkit.tenant import Tenant
 
 
 def stats(*sizes: int) -> InternalStats:

@@ -38,13 +38,13 @@ from storage.pulsar.native.native_log import NativeLog
 from storage.pulsar.native.native_opener import open_native_log
 from storage.pulsar.native.native_sender import UnreadableBatch
 from storage.tail import TailCache
-from tests.contract.settle import settle
 from tests.fakes.memory_store import Medium, MemoryStore
 from tests.gateway.sets import batch
-from tests.peers.pulsar import Pulsar
-from tests.peers.pulsar_relay import CLOSE_PRODUCER, SEND_RECEIPT, PulsarRelays
-from tests.peers.tenant import Tenant
 from tests.storage.pulsar.native_application import NativeApplication
+from tests.testkit.pulsar import Pulsar
+from tests.testkit.pulsar_relay import CLOSE_PRODUCER, SEND_RECEIPT, PulsarRelays
+from tests.testkit.settle import settle
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

@@ -16,8 +16,8 @@ from twisted.internet.defer import Deferred, gatherResults
 
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageFailed
 from storage.pulsar.client.pulsar_client import PulsarClient
-from tests.peers.tenant import Tenant
 from tests.storage.pulsar.broker_tables import BrokerTables
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

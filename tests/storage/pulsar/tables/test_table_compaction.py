@@ -14,9 +14,9 @@ from twisted.internet.defer import Deferred
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.tables.row_messages import table_topic
 from storage.pulsar.tables.table_compaction import CompactionStatus, TableCompactor
-from tests.contract.settle import settle
-from tests.peers.tenant import Tenant
 from tests.storage.pulsar.broker_tables import BrokerTables
+from tests.testkit.settle import settle
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

@@ -13,9 +13,9 @@ import pytest
 from pytest_twisted import ensureDeferred
 
 from storage.pulsar.settings import PulsarSettings
-from tests.peers.tenant import Tenant
 from tests.storage.pulsar.broker_tables import BrokerTables
 from tests.storage.pulsar.row_writer import LANES, ROWS
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

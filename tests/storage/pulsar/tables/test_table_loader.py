@@ -14,8 +14,8 @@ from storage.log import StorageFailed
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table_loader import ATTEMPTS
-from tests.peers.tenant import Tenant
 from tests.storage.pulsar.broker_tables import BrokerTables
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

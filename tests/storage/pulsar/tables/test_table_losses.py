@@ -16,9 +16,9 @@ from twisted.internet.defer import Deferred, gatherResults
 
 from storage.log import Fenced, StorageFailed
 from storage.pulsar.tables.table import PulsarTable
-from tests.peers.pulsar_relay import SEND, SEND_RECEIPT, BrokerRelay
-from tests.peers.tenant import Tenant
 from tests.storage.pulsar.broker_tables import BrokerTables, until_answered
+from tests.testkit.pulsar_relay import SEND, SEND_RECEIPT, BrokerRelay
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

@@ -11,10 +11,10 @@ from twisted.internet.defer import Deferred, DeferredList
 
 from storage.log import StorageFailed
 from tests.legacy_clients.brokers import are_required
-from tests.peers.cache import CannotInstall
-from tests.peers.pulsar import Pulsar, distribution
-from tests.peers.tenant import Tenant
 from tests.storage.pulsar.broker_tables import BrokerTables, until_answered
+from tests.testkit.cache import CannotInstall
+from tests.testkit.pulsar import Pulsar, distribution
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

@@ -16,8 +16,8 @@ from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.mirrored_cursors import CursorMirror, CursorPosition
 from storage.pulsar.topics.pulsar_names import path_of
-from tests.contract.settle import settle
-from tests.peers.tenant import Tenant
+from tests.testkit.settle import settle
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

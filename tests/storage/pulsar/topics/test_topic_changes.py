@@ -19,8 +19,8 @@ from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from tests.contract.entries import topic
-from tests.contract.settle import settle
-from tests.peers.tenant import Tenant
+from tests.testkit.settle import settle
+from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 

@@ -1,0 +1,211 @@
+"""Clients of three generations: three versions of Kafka's VerifiableProducer, and group members of
+three libraries.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.legacy_clients.clients import table
+from tests.legacy_clients.install import install
+from tests.peers.chaos.evidence import Commits, Observations, ProducerRecords
+from tests.testkit import jvm
+from tests.testkit.cache import maven_jars
+from tests.testkit.verifiable import END_SECONDS, TOPIC, ToolProcess
+
+MEMBER = Path(__file__).parent.parent / "groups" / "members" / "Member.java"
+#: Request timeout, as applications set it; the longest pauses exceed it.
+REQUEST_MS = 10_000
+SESSION_MS = 10_000
+#: Small and serial: half a dozen JVMs share two cores with the servers.
+JVM = ("-Xmx96m", *jvm.CLIENT)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerVersion:
+    """A version of VerifiableProducer. `prefix` begins its values; version 0.9 does not support
+    one.
+    """
+
+    version: str
+    config: Mapping[str, str]
+    is_idempotent: bool = False
+    prefix: str = ""
+    options: tuple[str, str] = ("--broker-list", "--producer.config")
+    """The options for the bootstrap address and for the properties file."""
+
+    @property
+    def name(self) -> str:
+        return f"java-{self.version}"
+
+    def argv(self, bootstrap: str, pace: int, properties: Path) -> list[str]:
+        jars = maven_jars(
+            (
+                f"org.apache.kafka:kafka-tools:{self.version}",
+                f"org.apache.kafka:kafka-clients:{self.version}",
+            )
+        )
+        where, settings = self.options
+        words = [
+            "--topic",
+            TOPIC,
+            where,
+            bootstrap,
+            settings,
+            str(properties),
+            "--throughput",
+            str(pace),
+        ]
+        words += ["--value-prefix", self.prefix] if self.prefix else []
+        return jvm.argv(
+            [f"{jars}/*"], "org.apache.kafka.tools.VerifiableProducer", *words, flags=JVM
+        )
+
+
+RETRY_FOREVER = {
+    "retries": str((1 << 31) - 1),
+    "request.timeout.ms": str(REQUEST_MS),
+    "reconnect.backoff.max.ms": "500",
+}
+
+PRODUCERS = (
+    ProducerVersion(
+        "0.9.0.1", {"retries": RETRY_FOREVER["retries"], "request.timeout.ms": "30000"}
+    ),
+    ProducerVersion(
+        "1.1.1",
+        {**RETRY_FOREVER, "request.timeout.ms": "30000", "enable.idempotence": "true"},
+        True,
+        "1",
+    ),
+    ProducerVersion(
+        "4.3.1",
+        {**RETRY_FOREVER, "delivery.timeout.ms": "600000", "enable.idempotence": "true"},
+        True,
+        "4",
+        ("--bootstrap-server", "--command-config"),
+    ),
+)
+"""Record formats 0 and 2; one producer may store duplicates, two must not."""
+
+
+class ChaosProducer(ToolProcess):
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap: str,
+        kind: ProducerVersion,
+        pace: int,
+        sightings: Observations,
+    ) -> None:
+        properties = folder / f"{kind.name}.properties"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in kind.config.items()))
+        super().__init__(folder, f"producer-{kind.name}", kind.argv(bootstrap, pace, properties))
+        self.sent = ProducerRecords(kind.name, kind.prefix, kind.is_idempotent)
+        self.failed: list[str] = []
+        self._sightings = sightings
+
+    def handle(self, event: Any) -> None:
+        match event["name"]:
+            case "producer_send_success":
+                place = event["partition"], event["offset"]
+                self.sent.stored.append((place, event["value"]))
+                self._sightings.note(self.name, place, event["value"])
+            case "producer_send_error":
+                self.failed.append(f"{event.get('exception')} {event.get('message')}")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLibrary:
+    """A library whose members form one group."""
+
+    name: str
+    argv: Callable[[], Sequence[str]]
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+def _java(name: str) -> Callable[[], Sequence[str]]:
+    def argv() -> Sequence[str]:
+        jars = maven_jars(
+            (
+                f"org.apache.kafka:kafka-clients:{table()[name].version}",
+                "org.slf4j:slf4j-api:1.7.36",
+                "org.slf4j:slf4j-simple:1.7.36",
+            )
+        )
+
+        flags = [*JVM, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+        return jvm.argv([f"{jars}/*"], MEMBER, flags=flags)
+
+    return argv
+
+
+def _confluent(name: str) -> Callable[[], Sequence[str]]:
+    def argv() -> Sequence[str]:
+        # Run another program in the driver's environment.
+        *interpreter, _ = install(table()[name])
+        return [*interpreter, str(Path(__file__).parent / "member.py")]
+
+    return argv
+
+
+CLASSIC = {"session.timeout.ms": str(SESSION_MS), "heartbeat.interval.ms": "1000"}
+
+GROUPS = (
+    GroupLibrary("java-0.9.0.1", _java("java-0.9.0.1"), CLASSIC),
+    GroupLibrary("confluent-1.0.0", _confluent("confluent-1.0.0"), CLASSIC),
+    GroupLibrary("java-4.4.0", _java("java-4.4.0"), {"group.protocol": "consumer"}),
+)
+
+
+class ChaosMember(ToolProcess):
+    """A member that reports a record as read once its offset is committed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap: str,
+        kind: GroupLibrary,
+        number: int,
+        sightings: Observations,
+        commits: Commits,
+    ) -> None:
+        config = [f"{name}={value}" for name, value in kind.config.items()]
+        super().__init__(
+            folder,
+            f"member-{kind.name}-{number}",
+            [*kind.argv(), bootstrap, TOPIC, kind.name, *config],
+        )
+        self.commits = commits
+        self.assigned: list[int] = []
+        self.read = 0
+        self._sightings = sightings
+
+    def handle(self, event: Any) -> None:
+        if "read" in event:
+            partition, offset, value = event["read"]
+            self.read += 1
+            self._sightings.note(self.name, (partition, offset), value)
+            self.commits.acknowledged(partition, offset + 1)
+        elif "assigned" in event:
+            self.assigned = event["assigned"]
+
+    def finish(self) -> None:
+        """Make the member leave its group."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.close()
+        assert self.process.wait(END_SECONDS) == 0, self.errors()
+        self.receive()
+
+
+def install_clients() -> None:
+    """Fetch and build all clients; raises CannotInstall if that is impossible."""
+    for kind in PRODUCERS:
+        kind.argv("", 0, Path(sys.executable))
+    for group in GROUPS:
+        group.argv()

@@ -1,0 +1,144 @@
+"""`kopgate topics` against Kafka 3.9.2, over every kind of listener."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli.main import main
+from tests.testkit.certificates import Authority
+from tests.testkit.kafka import Kafka, Secured, tool
+
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.xdist_group("topics command"),
+]  # One broker for all tests.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tls")
+
+
+@pytest.fixture(scope="module")
+def authority(folder):
+    authority = Authority()
+    authority.write(folder)
+    return authority
+
+
+@pytest.fixture(scope="module")
+def kafka(folder, authority):
+    certificate, key = authority.sign("localhost").write(folder, "server")
+    (folder / "server.pem").write_bytes(key.read_bytes() + certificate.read_bytes())
+    (folder / "right").write_text("s3cret\n")
+    (folder / "wrong").write_text("wr0ng\n")
+    with Kafka.start(secured=Secured((("alice", "s3cret"),), folder / "server.pem")) as broker:
+        yield broker
+
+
+def topics(bootstrap, command, *arguments):
+    return CliRunner().invoke(
+        main, ["topics", command, "--bootstrap-server", bootstrap, "--timeout", "60", *arguments]
+    )
+
+
+def eventually(is_so):
+    """Wait until it is so: Kafka answers before a change is applied everywhere."""
+    end = time.monotonic() + 90
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert is_so()
+
+
+def test_create_alter_and_delete_are_visible_to_kafka_topics(kafka):
+    assert (
+        topics(
+            kafka.bootstrap, "create", "a", "--partitions", "2", "--config", "retention.ms=5000"
+        ).stdout
+        == "a created\n"
+    )
+    eventually(lambda: "a      2" in topics(kafka.bootstrap, "list").stdout)
+    assert (
+        topics(
+            kafka.bootstrap,
+            "alter",
+            "a",
+            "--partitions",
+            "3",
+            "--unset",
+            "retention.ms",
+            "--config",
+            "max.message.bytes=2000",
+        ).exit_code
+        == 0
+    )
+
+    def is_altered():
+        (row,) = json.loads(topics(kafka.bootstrap, "describe", "a", "--json").stdout)
+        return (row["configs"], [part["partition"] for part in row["partitions"]]) == (
+            {"max.message.bytes": "2000"},
+            [0, 1, 2],
+        )
+
+    eventually(is_altered)
+    seen = tool("kafka-topics", kafka.bootstrap, "--describe", "--topic", "a")
+    assert "PartitionCount: 3" in seen
+    assert "max.message.bytes=2000" in seen
+    assert topics(kafka.bootstrap, "delete", "a", "--yes").stdout == "a deleted\n"
+    eventually(lambda: topics(kafka.bootstrap, "describe", "a").exit_code == 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        (["create", "not good"], "Topic name is invalid"),
+        (["create", "b", "--config", "nope=1"], "Unknown topic config name: nope"),
+        (["create", "b", "--replication-factor", "2"], "replication"),
+        (["delete", "nothere", "--yes"], "nothere: "),
+        (["alter", "nothere", "--config", "retention.ms=1"], "nothere: "),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_errors_of_kafka_are_printed(kafka, command, complaint):
+    result = topics(kafka.bootstrap, *command)
+    assert result.exit_code == 1
+    assert complaint in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_tls_and_sasl_listeners_are_supported(kafka, folder):
+    log_in = ["--user", "alice", "--password-file", str(folder / "right")]
+    tls = ["--tls-ca", str(folder / "ca.crt")]
+    for listener, arguments in {
+        "SASL_PLAINTEXT": log_in,
+        "SSL": tls,
+        "SASL_SSL": [*log_in, *tls],
+    }.items():
+        assert topics(kafka.listeners[listener], "list", *arguments).exit_code == 0, listener
+
+
+@pytest.mark.parametrize(
+    ("listener", "arguments", "complaint"),
+    [
+        ("SASL_PLAINTEXT", [], "the server may require authentication"),
+        ("SASL_PLAINTEXT", ["--user", "alice", "--password-file", "wrong"], "password"),
+        (
+            "PLAINTEXT",
+            ["--user", "alice", "--password-file", "right"],
+            "this port does not use authentication",
+        ),
+        ("SSL", ["--tls"], "pass its CA with --tls-ca"),
+        ("PLAINTEXT", ["--tls"], "check that this port uses TLS"),
+        # The TLS alert may or may not arrive before the connection closes; both messages name TLS.
+        ("SSL", [], "--tls-ca"),
+    ],
+)
+def test_wrong_security_settings_fail_with_advice(kafka, folder, listener, arguments, complaint):
+    paths = [str(folder / word) if word in ("wrong", "right") else word for word in arguments]
+    result = topics(kafka.listeners[listener], "list", *paths)
+    assert result.exit_code == 1
+    assert complaint in result.stderr
