@@ -66,10 +66,10 @@ demo: $(VENV)/.report ## run old and new clients against a gateway with a traffi
 	@$(PY) -m tests.legacy_clients.demo $(ARGS)
 
 picture: $(VENV)/.test ## make the picture of the report page in the README (needs chromium)
-	@$(PY) -m tests.reports.picture
+	@$(PY) -m tests.reports.page.picture
 
 fingerprints: $(VENV)/.test ## record what each client sends in compat/fingerprint/observed.jsonl (40 minutes; ARGS: --help)
-	$(PY) -m tests.legacy_clients.fingerprints $(ARGS)
+	$(PY) -m tests.legacy_clients.fingerprints.record $(ARGS)
 
 chaos: $(VENV)/.test ## kill, pause and restart gateway and Pulsar under load (5 minutes; ARGS: --seed N, --minutes N, --store NAME, --plot FILE)
 	$(PY) -m tests.peers.chaos $(ARGS)

@@ -12,7 +12,7 @@ import shutil
 import pytest
 
 from tests.legacy_clients.brokers import are_required
-from tests.reports.browser import browser, find
+from tests.reports.page.browser import browser, find
 from tests.testkit import jvm
 
 #: A short-lived Java needs neither its second compiler nor garbage collection threads.

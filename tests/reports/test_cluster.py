@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.reports.conftest import FOR_SMALL_TABLES
-from tests.reports.traffic_logs import Process, ms
+from tests.reports.traffic.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
 

@@ -18,7 +18,7 @@ import pytest
 from tests.legacy_clients.brokers import are_required
 from tests.reports.suspended import suspend_at
 from tests.reports.terminal import running_in, when
-from tests.reports.traffic_logs import Process, ms
+from tests.reports.traffic.traffic_logs import Process, ms
 
 # A report in a separate process took five minutes on a busy machine.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]

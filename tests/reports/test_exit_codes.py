@@ -16,7 +16,7 @@ from gateway.cli.report import STOPPED
 from tests.gateway.cli.screen import lines_of
 from tests.reports.suspended import suspend_at
 from tests.reports.terminal import COLUMNS, Terminal, running_in, when
-from tests.reports.traffic_logs import Process, ms
+from tests.reports.traffic.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
 

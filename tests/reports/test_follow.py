@@ -14,7 +14,7 @@ import pytest
 
 from tests.reports.conftest import FOR_SMALL_TABLES
 from tests.reports.terminal import running_in
-from tests.reports.traffic_logs import Process, ms
+from tests.reports.traffic.traffic_logs import Process, ms
 from tests.testkit.cache import CannotInstall
 from tests.testkit.gateway import gateway, one_record
 from tests.testkit.traffic_rows import read_rows

@@ -18,7 +18,7 @@ from reports.analysis.facts import DEFAULT_TARGET
 from tests.legacy_clients.applications import COMPANY, ConsumeStep, ProduceStep
 from tests.legacy_clients.brokers import are_required
 from tests.legacy_clients.clients import table
-from tests.legacy_clients.test_traffic_log import (
+from tests.legacy_clients.runs.test_traffic_log import (
     API_VERSIONS,
     FETCH,
     KNOWN,
@@ -27,7 +27,7 @@ from tests.legacy_clients.test_traffic_log import (
     PRODUCE,
     HighestVersions,
 )
-from tests.reports.browser import CUT, MEDIA, SCREEN
+from tests.reports.page.browser import CUT, MEDIA, SCREEN
 
 pytestmark = [pytest.mark.spark, pytest.mark.peer, pytest.mark.timeout(1800)]
 

@@ -9,8 +9,8 @@ from datetime import UTC, date, datetime
 
 import pytest
 
-from tests.reports import known_traffic
-from tests.reports.traffic_logs import Process, ms
+from tests.reports.traffic import known_traffic
+from tests.reports.traffic.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.reports.traffic_logs import Process, ms
+from tests.reports.traffic.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

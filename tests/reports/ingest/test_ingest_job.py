@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from tests.reports.traffic_logs import Process, lines, ms
+from tests.reports.traffic.traffic_logs import Process, lines, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

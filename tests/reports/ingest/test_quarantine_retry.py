@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.reports.terminal import running_in, when
-from tests.reports.traffic_logs import Process, lines, ms
+from tests.reports.traffic.traffic_logs import Process, lines, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

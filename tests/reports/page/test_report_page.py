@@ -11,7 +11,7 @@ import pytest
 
 from reports.analysis.facts import MigrationTarget
 from reports.page.report_page import page
-from tests.reports import sample_report
+from tests.reports.page import sample_report
 
 EVIL = "<img src=x onerror=alert(1)>'\""
 

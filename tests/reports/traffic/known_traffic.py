@@ -4,7 +4,7 @@ schemas and KIP-896.
 
 from __future__ import annotations
 
-from tests.reports.traffic_logs import Process, ms
+from tests.reports.traffic.traffic_logs import Process, ms
 
 DAYS = [f"2026-11-{day:02}" for day in range(10, 20)]
 NOW = "2026-11-20"

@@ -1,8 +1,8 @@
 """Runs every real client against a gateway with a traffic log and records what the log shows.
 
-    python -m tests.legacy_clients.fingerprints [--clients FILE.toml ...] [--client NAME ...]
+    python -m tests.legacy_clients.fingerprints.record [--clients FILE.toml ...] [--client NAME ...]
         [--scenario NAME ...] [--out FILE] [--runs N] [--add]
-    python -m tests.legacy_clients.fingerprints --target-broker VERSION --out FILE
+    python -m tests.legacy_clients.fingerprints.record --target-broker VERSION --out FILE
         [--clients FILE.toml ...] [--client NAME ...] [--scenario NAME ...]
 
 The first form records the data of `compat/fingerprint`. The second form runs the clients against
@@ -24,8 +24,7 @@ from pathlib import Path
 
 from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, GatewayFailed, gateway
 from tests.legacy_clients.clients import Client, DriverFailed, table
-from tests.legacy_clients.install import install
-from tests.legacy_clients.observed import (
+from tests.legacy_clients.fingerprints.observed import (
     LIBRARIES,
     Observation,
     RunIdentity,
@@ -34,20 +33,22 @@ from tests.legacy_clients.observed import (
     observation,
     read,
 )
-from tests.legacy_clients.scenarios import (
+from tests.legacy_clients.fingerprints.scenarios import (
     PATIENCE_SECONDS,
     PreparedRun,
     connect,
     run_scenario,
     scenarios_of,
 )
-from tests.legacy_clients.test_sasl import users_file
-from tests.legacy_clients.verdicts import write_verdicts
+from tests.legacy_clients.fingerprints.verdicts import write_verdicts
+from tests.legacy_clients.install import install
+from tests.legacy_clients.runs.test_sasl import users_file
 from tests.testkit.cache import CannotInstall, command
 from tests.testkit.traffic_rows import Row, read_rows
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+ROOT = HERE.parents[2]
+CLIENTS = HERE.parent / "clients.toml"
 OBSERVED = ROOT / "compat" / "fingerprint" / "observed.jsonl"
 
 ATTEMPTS = 2
@@ -170,7 +171,7 @@ def record_with_retry(client: Client, scenario: str, watch: TrafficLogWatch) -> 
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.legacy_clients.fingerprints",
+        prog="python -m tests.legacy_clients.fingerprints.record",
         description="Record what real clients look like in the traffic log.",
     )
     add = parser.add_argument
@@ -218,7 +219,7 @@ def main(words: Sequence[str] | None = None) -> int:
     wanted = parser.parse_args(words)
     rows = {
         name: row
-        for file in wanted.clients or [HERE / "clients.toml", HERE / "recorded.toml"]
+        for file in wanted.clients or [CLIENTS, HERE / "recorded.toml"]
         for name, row in table(file).items()
     }
     if unknown := set(wanted.client) - set(rows):

@@ -16,9 +16,14 @@ import msgspec
 
 from tests.legacy_clients.brokers import Broker, reference
 from tests.legacy_clients.clients import Client, DriverFailed
+from tests.legacy_clients.fingerprints.scenarios import (
+    PreparedRun,
+    connect,
+    run_scenario,
+    scenarios_of,
+)
 from tests.legacy_clients.install import install
-from tests.legacy_clients.scenarios import PreparedRun, connect, run_scenario, scenarios_of
-from tests.legacy_clients.test_sasl import USER
+from tests.legacy_clients.runs.test_sasl import USER
 from tests.testkit.certificates import Authority
 from tests.testkit.kafka import Secured
 

@@ -15,7 +15,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 
 from tests.legacy_clients.brokers import Broker
 from tests.legacy_clients.clients import OPEN, Client, Record, Security, Span, line_of, run
-from tests.legacy_clients.test_sasl import USER
+from tests.legacy_clients.runs.test_sasl import USER
 from tests.records.sample_records import Sample, batch
 from tests.testkit.gateway import Peer
 

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tests.reports import picture
+from tests.reports.page import picture
 
 SIZE = tuple(round(number * picture.SCALE) for number in (picture.WIDTH, picture.HEIGHT))
 MAX_BYTES = 150_000

@@ -11,9 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.legacy_clients import verdicts
 from tests.legacy_clients.clients import Client, table
-from tests.legacy_clients.fingerprints import (
+from tests.legacy_clients.fingerprints import verdicts
+from tests.legacy_clients.fingerprints.observed import encode, merge, read
+from tests.legacy_clients.fingerprints.record import (
+    CLIENTS,
     HERE,
     OBSERVED,
     ROOT,
@@ -22,8 +24,7 @@ from tests.legacy_clients.fingerprints import (
     record_with_retry,
     watch_gateway,
 )
-from tests.legacy_clients.observed import encode, merge, read
-from tests.legacy_clients.scenarios import scenarios_of
+from tests.legacy_clients.fingerprints.scenarios import scenarios_of
 
 UNSEEN = HERE / "unseen.toml"
 TEST_DATA = ROOT / "tests" / "compat" / "fingerprint"
@@ -40,7 +41,7 @@ def expected(*tables: Path) -> set[tuple[str, str]]:
 
 
 def test_every_client_is_recorded_in_every_scenario() -> None:
-    assert expected(HERE / "clients.toml") <= set(read(OBSERVED))
+    assert expected(CLIENTS) <= set(read(OBSERVED))
 
 
 def test_test_data_is_complete_and_not_in_the_training_data() -> None:
@@ -52,7 +53,7 @@ def test_test_data_is_complete_and_not_in_the_training_data() -> None:
 
 def test_every_client_has_a_verdict_in_every_scenario() -> None:
     given = verdicts.read(VERDICTS)
-    assert set(given) >= expected(HERE / "clients.toml", UNSEEN)
+    assert set(given) >= expected(CLIENTS, UNSEEN)
     assert verdicts.encode(given.values()) == VERDICTS.read_bytes()
 
 

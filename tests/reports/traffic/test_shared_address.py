@@ -15,9 +15,9 @@ from compat.fingerprint.table import OBSERVED, version_numbers
 from reports.analysis import facts
 from tests.legacy_clients.applications import Application, ConsumeStep, ProduceStep, run
 from tests.legacy_clients.brokers import are_required
-from tests.reports import known_traffic
 from tests.reports.test_run import reported
-from tests.reports.traffic_logs import Process, ms
+from tests.reports.traffic import known_traffic
+from tests.reports.traffic.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

@@ -7,8 +7,8 @@ always the same topic or group.
 
 from __future__ import annotations
 
-from tests.reports import known_traffic
-from tests.reports.traffic_logs import Process, ms
+from tests.reports.traffic import known_traffic
+from tests.reports.traffic.traffic_logs import Process, ms
 
 DAY = known_traffic.DAYS[-1]
 FETCH, HEARTBEAT = 1, 12

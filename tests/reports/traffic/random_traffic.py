@@ -9,7 +9,7 @@ import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from tests.reports.traffic_logs import Process, ms
+from tests.reports.traffic.traffic_logs import Process, ms
 
 FETCH = 1
 #: The lowest versions that Kafka 4.0.0 serves, from KIP-896; of keys not listed it serves all.

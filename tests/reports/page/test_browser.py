@@ -10,8 +10,8 @@ import struct
 import pytest
 
 from reports.page.report_page import page
-from tests.reports import sample_report
-from tests.reports.browser import CUT, MEDIA, SCREEN, TELEPHONE
+from tests.reports.page import sample_report
+from tests.reports.page.browser import CUT, MEDIA, SCREEN, TELEPHONE
 
 pytestmark = pytest.mark.peer
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.reports import known_traffic, random_traffic
+from tests.reports.traffic import known_traffic, random_traffic
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

@@ -14,9 +14,9 @@ import pytest
 from compat.fingerprint.matcher import MIN_SHARE
 from compat.fingerprint.table import OBSERVED, version_numbers
 from tests.compat.fingerprint.evaluation import UNSEEN
-from tests.reports import known_traffic
 from tests.reports.test_run import reported
-from tests.reports.traffic_logs import Process, ms
+from tests.reports.traffic import known_traffic
+from tests.reports.traffic.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

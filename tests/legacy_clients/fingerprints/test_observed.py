@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.legacy_clients.observed import (
+from tests.legacy_clients.fingerprints.observed import (
     RunIdentity,
     encode,
     fold_repetitions,

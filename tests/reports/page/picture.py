@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 
 from reports.page.report_page import page
-from tests.reports import sample_report
-from tests.reports.browser import Browser, browser, find
+from tests.reports.page import sample_report
+from tests.reports.page.browser import Browser, browser, find
 
-PICTURE = Path(__file__).parents[2] / "docs" / "report.png"
+PICTURE = Path(__file__).parents[3] / "docs" / "report.png"
 WIDTH, HEIGHT, SCALE = 1000, 1250, 0.7
 DAYS = 30
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.reports import known_traffic, skewed_traffic
+from tests.reports.traffic import known_traffic, skewed_traffic
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
