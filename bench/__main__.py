@@ -34,7 +34,7 @@ from pathlib import Path
 from bench.chart import svg
 from bench.measurements import Comparison, Measurement, compare, table
 from bench.progress import StepProgress
-from bench.servers import COLLECTORS, BenchServer, GatewayServer, KafkaServer
+from bench.servers import COLLECTORS, BenchGateway, BenchServer, KafkaServer
 from bench.steps import CODECS, RoundLoad, WarmUpLimits, plan, warm_up
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
@@ -50,7 +50,7 @@ def main() -> int:
     figures: list[Measurement] = []
     servers: list[BenchServer] = []
     try:
-        servers.append(GatewayServer.start())
+        servers.append(BenchGateway.start())
         servers.append(KafkaServer.start(options.collector, message_max_bytes="1048588"))
         for server in servers:
             warm_up(server, load, WarmUpLimits(), _say)
@@ -66,7 +66,7 @@ def main() -> int:
     finally:
         for server in servers:
             server.stop()
-    comparisons = compare(figures, GatewayServer.name, KafkaServer.name)
+    comparisons = compare(figures, BenchGateway.name, KafkaServer.name)
     print(table(comparisons))
     _write(options.out, comparisons, f"{_conditions(options)} Peak resident memory: {resident}.")
     return 0

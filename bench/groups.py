@@ -28,7 +28,7 @@ import msgspec
 
 from bench.__main__ import replace_between_marks
 from bench.clients import ClientFailed, create
-from bench.servers import BenchServer, GatewayServer, KafkaServer, cpu_seconds
+from bench.servers import BenchGateway, BenchServer, KafkaServer, cpu_seconds
 from tests.testkit.cache import cached, command, fingerprint
 
 BEGIN, END = "<!-- groups: begin -->", "<!-- groups: end -->"
@@ -247,7 +247,7 @@ def _cells(one: GroupsResult, load: GroupLoad) -> list[str]:
         f"{one.connected_seconds:.1f} s",
         f"{one.joined_seconds:.1f} s",
         # The JVM's memory is its heap size, regardless of its contents.
-        memory if one.server == GatewayServer.name else "-",
+        memory if one.server == BenchGateway.name else "-",
     ]
 
 
@@ -276,7 +276,7 @@ def servers(options: argparse.Namespace) -> Iterator[Iterator[BenchServer]]:
 
 def _gateway() -> BenchServer:
     """Without its log, which has lines for every group."""
-    return GatewayServer.start(subprocess.DEVNULL)
+    return BenchGateway.start(subprocess.DEVNULL)
 
 
 def _kafka() -> BenchServer:

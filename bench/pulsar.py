@@ -31,7 +31,7 @@ from bench.__main__ import replace_between_marks
 from bench.clients import RECORD_BYTES, record_count
 from bench.measurements import Measurement, compare, table
 from bench.progress import StepProgress
-from bench.servers import GatewayServer
+from bench.servers import BenchGateway
 from bench.steps import Step
 from tests.testkit import jvm
 from tests.testkit.kafka import VERSION
@@ -64,7 +64,7 @@ class GatewayAndNative:
         self._own = self._tenant.settings()
         self.gateway = self._start()
 
-    def _start(self) -> GatewayServer:
+    def _start(self) -> BenchGateway:
         own = self._own
         names = {"kafkaTenant": own.tenant, "kafkaNamespace": own.namespace}
         names |= {
@@ -72,7 +72,7 @@ class GatewayAndNative:
             "kafkaMetadataNamespace": own.metadata_namespace,
         }
         settings = [word for name, value in names.items() for word in ("--set", f"{name}={value}")]
-        return GatewayServer.start(
+        return BenchGateway.start(
             store=own.service_url, arguments=["--pulsar-admin", own.admin_url, *settings]
         )
 
@@ -159,9 +159,9 @@ def _produce(sides: GatewayAndNative, what: str, topic: str, mib: int, partition
         rate, seconds = sides.cpu_of(
             lambda: clients.produce(bootstrap, topic, record_count(mib), "none")
         )
-        return Measurement(what, "none", GatewayServer.name, seconds * 1024 / mib, rate)
+        return Measurement(what, "none", BenchGateway.name, seconds * 1024 / mib, rate)
 
-    return Step(f"{what}, {GatewayServer.name}", 3 + mib / 20, run)
+    return Step(f"{what}, {BenchGateway.name}", 3 + mib / 20, run)
 
 
 def _produce_natively(
@@ -188,9 +188,9 @@ def _fetch(sides: GatewayAndNative, topic: str, mib: int) -> Step:
         rate, seconds = sides.cpu_of(
             lambda: clients.fetch(sides.gateway.bootstrap, topic, record_count(mib), VERSION)
         )
-        return Measurement(FETCH, "none", GatewayServer.name, seconds * 1024 / mib, rate)
+        return Measurement(FETCH, "none", BenchGateway.name, seconds * 1024 / mib, rate)
 
-    return Step(f"{FETCH}, {GatewayServer.name}", 5 + mib / 40, run)
+    return Step(f"{FETCH}, {BenchGateway.name}", 5 + mib / 40, run)
 
 
 def _read_natively(sides: GatewayAndNative, name: str, mib: int, messages: int) -> Step:
@@ -213,7 +213,7 @@ def _paced(sides: GatewayAndNative, topic: str) -> Step:
         return Measurement(
             PACED,
             "none",
-            GatewayServer.name,
+            BenchGateway.name,
             (ended - began) * 1024 / mib,
             mib / clients.PACE_SECONDS,
             latencies.p50,
@@ -221,7 +221,7 @@ def _paced(sides: GatewayAndNative, topic: str) -> Step:
         )
 
     return Step(
-        f"{PACED}, {GatewayServer.name}",
+        f"{PACED}, {BenchGateway.name}",
         3 + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS,
         run,
     )
@@ -258,7 +258,7 @@ def main() -> int:
                 print(f"# {figures[-1]}", file=sys.stderr)
         finally:
             sides.gateway.stop()
-    made = table(compare(figures, GatewayServer.name, NATIVE), NATIVE)
+    made = table(compare(figures, BenchGateway.name, NATIVE), NATIVE)
     print(made)
     if options.out is not None:
         options.out.write_text(

@@ -21,7 +21,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse, PartitionFetched
 from gateway.protocol.wire.header import RequestHeader
 from gateway.protocol.wire.produce_codec import PartitionRecords, ProduceRequest, TopicRecords
-from gateway.traffic.client_identity import Peer
+from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.recorder import Recorder
 from gateway.traffic.traffic_log import TrafficLog
 from tests.records.sample_records import Sample, batch
@@ -103,7 +103,7 @@ def _recorder() -> Recorder:
         topic_name=str,
         **limits,
     )
-    return log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), ANONYMOUS)
+    return log.connection(PeerAddress("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), ANONYMOUS)
 
 
 def _seconds(recorder: Recorder, api_key: int, told: Callable[[], object]) -> float:

@@ -55,7 +55,7 @@ def _memory_bytes(pid: int, field: str) -> int:
     return 0
 
 
-class GatewayServer:
+class BenchGateway:
     """`kopgate serve` in a process with default settings, on an embedded store by default."""
 
     name = "kopgate"

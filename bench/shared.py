@@ -29,7 +29,7 @@ import msgspec
 
 from bench.__main__ import replace_between_marks
 from bench.clients import create
-from bench.servers import BenchServer, GatewayServer, KafkaServer, cpu_seconds
+from bench.servers import BenchGateway, BenchServer, KafkaServer, cpu_seconds
 from tests.legacy_clients.clients import Client, run, table
 from tests.legacy_clients.install import install
 
@@ -205,7 +205,7 @@ def main() -> int:
 
 
 def _gateway() -> BenchServer:
-    return GatewayServer.start(
+    return BenchGateway.start(
         subprocess.DEVNULL, arguments=("--set", "group_initial_rebalance_delay_ms=0")
     )
 

@@ -31,7 +31,7 @@ import msgspec
 
 from bench import clients, recorder_cost, replay
 from bench.__main__ import replace_between_marks
-from bench.servers import GatewayServer
+from bench.servers import BenchGateway
 from bench.steps import WarmUpLimits, repeat_until_stable
 from bench.unlogged_listener import UNLOGGED
 from tests.testkit.gateway import MIB, Peer
@@ -68,7 +68,7 @@ class LogCost(msgspec.Struct):
 class ListenerConnection(msgspec.Struct, frozen=True):
     """A connection to one listener of the gateway."""
 
-    gateway: GatewayServer
+    gateway: BenchGateway
     peer: Peer
 
 
@@ -136,7 +136,7 @@ def measure(
     return rows
 
 
-def produced(gateway: GatewayServer, partitions: int) -> SliceCost:
+def produced(gateway: BenchGateway, partitions: int) -> SliceCost:
     """Slices of Produce requests with one full batch for each partition of a topic."""
     topic, records = f"produced-{partitions}", bytes(recorder_cost.full_batch())
     clients.create(gateway.bootstrap, topic, partitions)
@@ -148,7 +148,7 @@ def produced(gateway: GatewayServer, partitions: int) -> SliceCost:
     )
 
 
-def fetched(gateway: GatewayServer, writer: Peer) -> SliceCost:
+def fetched(gateway: BenchGateway, writer: Peer) -> SliceCost:
     """Slices of Fetch requests for 1 MiB each, the default of Kafka's consumer."""
     topic, records = "fetched", bytes(recorder_cost.full_batch())
     clients.create(gateway.bootstrap, topic, 1)
@@ -179,7 +179,7 @@ def main() -> int:
             "--set",
             f"listener_security_protocol_map={UNLOGGED}:PLAINTEXT",
         )
-        gateway = GatewayServer.start(
+        gateway = BenchGateway.start(
             subprocess.DEVNULL,
             arguments=(*unlogged, "--traffic-log", folder),
             module="bench.unlogged_listener",

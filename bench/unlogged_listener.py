@@ -10,7 +10,7 @@ from __future__ import annotations
 from auth.mechanism import Principal
 from gateway import app
 from gateway.cli.main import main
-from gateway.traffic.client_identity import Peer
+from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from gateway.traffic.traffic_log import TrafficLog
 
@@ -21,7 +21,7 @@ UNLOGGED = "UNLOGGED"
 class PartialTrafficLog(TrafficLog):
     """A traffic log that ignores the listener UNLOGGED."""
 
-    def connection(self, peer: Peer, principal: Principal | None) -> Recorder:
+    def connection(self, peer: PeerAddress, principal: Principal | None) -> Recorder:
         return NULL_RECORDER if peer.listener == UNLOGGED else super().connection(peer, principal)
 
 

@@ -22,7 +22,7 @@ from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection, acknowledge
 from gateway.protocol.dispatch import Dispatch
 from gateway.protocol.errors import Refused
 from gateway.protocol.session import LoginSession
-from gateway.traffic.client_identity import Peer
+from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.traffic_rows import Reason
 from storage.log import Buffer
 
@@ -99,7 +99,9 @@ class KafkaConnection(Protocol):
             pause=self._pause,
             resume=self._resume,
         )
-        seen = Peer(host, port, listener.name, settings.security_protocol(listener.name).name)
+        seen = PeerAddress(
+            host, port, listener.name, settings.security_protocol(listener.name).name
+        )
         self._traffic = broker.traffic.connection(
             seen, self.session.principal if self.session.is_ready else None
         )

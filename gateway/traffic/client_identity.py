@@ -27,7 +27,7 @@ _SASL_PATHS = {0: "handshake-v0-bare", 1: "handshake-v1"}
 _MECHANISM_NAME = re.compile(r"[A-Z0-9_-]{1,20}\Z")
 
 
-class Peer(msgspec.Struct, frozen=True):
+class PeerAddress(msgspec.Struct, frozen=True):
     """Where a connection comes from. `address` is hashed if a salt is configured."""
 
     address: str

@@ -13,7 +13,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 from gateway.protocol.wire.header import RequestHeader
 from gateway.protocol.wire.produce_codec import ProduceRequest
-from gateway.traffic.client_identity import ClientIdentity, Peer
+from gateway.traffic.client_identity import ClientIdentity, PeerAddress
 from gateway.traffic.counters import CounterKey, Counters, RowLimits, count_errors
 from gateway.traffic.recorder import Recorder, TracedRequest
 from gateway.traffic.traffic_rows import (
@@ -74,7 +74,7 @@ class ConnectionRecorder(Recorder):
     )
 
     def __init__(
-        self, log: RowDestination, name: str, peer: Peer, principal: Principal | None
+        self, log: RowDestination, name: str, peer: PeerAddress, principal: Principal | None
     ) -> None:
         self._log = log
         self._name = name

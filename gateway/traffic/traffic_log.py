@@ -13,7 +13,7 @@ import msgspec
 
 from auth.mechanism import Principal
 from gateway.coroutines import Cancel, Clock, call_later
-from gateway.traffic.client_identity import Peer
+from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.connection_recorder import ConnectionRecorder
 from gateway.traffic.counters import RowLimits
 from gateway.traffic.log_files import base36
@@ -43,7 +43,7 @@ class LineSink(Protocol):
 class RecorderFactory:
     """Creates recorders. This base class is used without a traffic log."""
 
-    def connection(self, peer: Peer, principal: Principal | None) -> Recorder:
+    def connection(self, peer: PeerAddress, principal: Principal | None) -> Recorder:
         """Return the recorder of a new connection; `principal` is None until it has logged in."""
         return NULL_RECORDER
 
@@ -114,7 +114,7 @@ class TrafficLog(RecorderFactory):
         self._next_due = max(self._next_due, now - SLOTS * self._slot_seconds) + self._slot_seconds
         self._cancel = call_later(self._clock, max(self._next_due - now, 0), self._run_slot)
 
-    def connection(self, peer: Peer, principal: Principal | None) -> Recorder:
+    def connection(self, peer: PeerAddress, principal: Principal | None) -> Recorder:
         if self._salt is not None:
             hidden = blake2b(
                 peer.address.encode(), key=self._salt, digest_size=_HASH_BYTES

@@ -235,7 +235,7 @@ def test_key_type_unsupported_by_clients_is_an_error(files, tmp_path):
     assert "unsupported key type" in complaint(replace(files, key=path))
 
 
-class Clock:
+class FakeTime:
     def __init__(self):
         self.now = 0.0
 
@@ -249,7 +249,7 @@ def serial(tls, files):
 
 
 def test_renewed_certificate_is_used_after_recheck_interval(files, authority, tmp_path):
-    clock, problems = Clock(), []
+    clock, problems = FakeTime(), []
     tls = TlsContextFactory(files, clock, problems.append)
     before = serial(tls, files)
     renewed = authority.sign("server")
@@ -262,7 +262,7 @@ def test_renewed_certificate_is_used_after_recheck_interval(files, authority, tm
 
 
 def test_half_renewed_pair_is_reported_and_old_certificate_kept(files, authority, tmp_path):
-    clock, problems = Clock(), []
+    clock, problems = FakeTime(), []
     tls = TlsContextFactory(files, clock, problems.append)
     before = serial(tls, files)
     old_key = files.key.read_bytes()
@@ -279,7 +279,7 @@ def test_half_renewed_pair_is_reported_and_old_certificate_kept(files, authority
 
 
 def test_connection_uses_newest_context(files, authority, tmp_path):
-    clock = Clock()
+    clock = FakeTime()
     tls = TlsContextFactory(files, clock, lambda problem: None)
     before = tls.serverConnectionForTLS(None).get_context()
     authority.sign("server").write(tmp_path, "server")
@@ -292,4 +292,4 @@ def test_connection_uses_newest_context(files, authority, tmp_path):
 def test_unusable_files_prevent_startup(files):
     files.key.unlink()
     with pytest.raises(TlsError):
-        TlsContextFactory(files, Clock(), lambda problem: None)
+        TlsContextFactory(files, FakeTime(), lambda problem: None)

@@ -25,7 +25,7 @@ RFC_7914 = (
 )
 
 
-class Clock:
+class FakeTime:
     def __init__(self):
         self.now = 0.0
 
@@ -51,7 +51,7 @@ def write(path, text):
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return FakeTime()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from bench.groups import (
     measure,
     table,
 )
-from bench.servers import GatewayServer
+from bench.servers import BenchGateway
 from gateway.settings.model import Settings
 from tests.legacy_clients.brokers import are_required
 from tests.testkit.cache import CannotInstall
@@ -24,7 +24,7 @@ LOAD = GroupLoad(groups=3, members=2, partitions=4, seconds=6, warm_up_seconds=0
 
 @pytest.mark.peer
 def test_members_join_once_and_send_at_their_intervals() -> None:
-    server = GatewayServer.start()
+    server = BenchGateway.start()
     try:
         found = measure(server, LOAD, lambda line: None)
     except CannotInstall as missing:
@@ -60,7 +60,7 @@ def test_memory_per_member_is_shown_for_the_gateway_only() -> None:
         GroupsResult(
             name, 1.0, 4.26, took, took, 0.5, 0.1, took, 0, 10 * 1024, 22 * 1024, 40 * 1024
         )
-        for name in (GatewayServer.name, "Kafka 3.9.2")
+        for name in (BenchGateway.name, "Kafka 3.9.2")
     )
     assert table([ours, kafka], LOAD).splitlines()[2:] == [
         "| kopgate | 0.2 / 3.0 / 18 | 0.2 / 3.0 / 18 | 0.50 | 1.0 s | 4.3 s | 5.0, 2.0 for the "

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench import clients
-from bench.servers import GatewayServer
+from bench.servers import BenchGateway
 from bench.steps import PACED, RoundLoad, WarmUpLimits, plan, repeat_until_stable, warm_up
 from tests.legacy_clients.brokers import are_required
 from tests.testkit.cache import CannotInstall
@@ -109,7 +109,7 @@ def test_all_steps_run_with_real_clients(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(clients, "PACE_WARM_UP_SECONDS", 1)
     monkeypatch.setattr(clients, "PACE_SECONDS", 2)
     load = RoundLoad(1, ("none",), (1, 2))
-    server = GatewayServer.start()
+    server = BenchGateway.start()
     try:
         warm_up(server, load, WarmUpLimits(limit=1), lambda line: None)
         figures = [step.run() for step in plan([server], 1, load)]

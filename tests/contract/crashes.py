@@ -13,14 +13,14 @@ from tests.contract.entries import everything
 
 
 @dataclass(slots=True)
-class Acknowledged:
+class AcknowledgedWrites:
     """What the killed process had acknowledged: appends by partition, rows of the table."""
 
     appends: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     rows: list[int] = field(default_factory=list)
 
 
-def write_and_kill(spec: str, after: int, acknowledged: Acknowledged) -> None:
+def write_and_kill(spec: str, after: int, acknowledged: AcknowledgedWrites) -> None:
     """Start the writer on `spec`, kill it after `after` acknowledgements, and add them to
     `acknowledged`.
     """
@@ -45,7 +45,7 @@ def write_and_kill(spec: str, after: int, acknowledged: Acknowledged) -> None:
                 acknowledged.rows.append(int(row))
 
 
-async def check_nothing_is_lost(store: Store, acknowledged: Acknowledged) -> None:
+async def check_nothing_is_lost(store: Store, acknowledged: AcknowledgedWrites) -> None:
     """Every acknowledged append and row is in `store`, appends are whole, offsets have no gaps."""
     for partition, appends in acknowledged.appends.items():
         log = await store.log("orders", partition)

@@ -8,14 +8,14 @@ from twisted.internet import reactor, task
 
 from storage.log import StaleStoreLock, Store
 from tests.contract.benches import Bench
-from tests.contract.crashes import Acknowledged, check_nothing_is_lost, write_and_kill
+from tests.contract.crashes import AcknowledgedWrites, check_nothing_is_lost, write_and_kill
 
 
 @ensureDeferred
 async def test_acknowledged_entries_and_rows_survive_kill(bench: Bench) -> None:
     if bench.spec is None:
         pytest.skip("this store lives in one process")
-    told = Acknowledged()
+    told = AcknowledgedWrites()
     for acknowledgements in (1, 500, 50):
         write_and_kill(bench.spec, acknowledgements, told)
         store = await open_again(bench)

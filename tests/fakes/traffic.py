@@ -9,11 +9,11 @@ import msgspec
 
 from auth.mechanism import Principal
 from gateway.app import traffic_topic_name
-from gateway.traffic.client_identity import Peer
+from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.recorder import Recorder
 from gateway.traffic.traffic_log import TrafficLog
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.fakes.connection import Client
+from tests.fakes.connection import FakeClient
 
 START = 36**3
 """`1000` in base 36."""
@@ -90,9 +90,9 @@ class TrafficScenario:
         )
         self.recorder: Recorder | None = None
 
-    def connect(self, mechanisms: list[Any] | None = None, **peer: Any) -> Client:
+    def connect(self, mechanisms: list[Any] | None = None, **peer: Any) -> FakeClient:
         """Connect a client. `recorder` is then its recorder."""
-        seen = Peer(
+        seen = PeerAddress(
             **{
                 "address": "192.0.2.1",
                 "port": 5000,
@@ -106,9 +106,9 @@ class TrafficScenario:
             self.recorder = self.log.connection(seen, principal)
             return self.recorder
 
-        return Client(mechanisms, broker=self.env.broker, listener="PLAINTEXT", record=record)
+        return FakeClient(mechanisms, broker=self.env.broker, listener="PLAINTEXT", record=record)
 
-    def disconnect(self, client: Client, reason: str = "client") -> None:
+    def disconnect(self, client: FakeClient, reason: str = "client") -> None:
         """Close the socket."""
         assert self.recorder is not None
         client.disconnect()

@@ -11,7 +11,7 @@ from gateway.app import open_broker, open_traffic
 from gateway.net.flow_control import OutgoingBytes
 from gateway.settings.model import Settings
 from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
-from gateway.traffic.client_identity import Peer
+from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.file_appender import Rotation
 from gateway.traffic.log_files import RetentionLimits
 from gateway.traffic.traffic_log import NO_TRAFFIC_LOG
@@ -93,7 +93,9 @@ def test_unreadable_salt_file_is_named_in_error(env, tmp_path):
 
 def test_traffic_topic_works_without_files(env):
     log = opened(env, traffic_topic=True)
-    log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), ANONYMOUS).closed("client")
+    log.connection(PeerAddress("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), ANONYMOUS).closed(
+        "client"
+    )
     ended(log.close(5))
     stored = [
         one.value

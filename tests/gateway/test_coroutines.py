@@ -20,7 +20,7 @@ from gateway.coroutines import (
 from tests.fakes.broker import Started
 
 
-class Run:
+class StartedRun:
     """A started coroutine and its outcome."""
 
     def __init__(self, work):
@@ -56,14 +56,14 @@ def test_coroutine_without_waits_ends_at_once():
     async def work():
         return 7
 
-    run = Run(work())
+    run = StartedRun(work())
     assert run.result == 7
     assert run.cancel is None
 
 
 def test_coroutine_continues_after_each_wait():
     first, second, third = Deferred(), Deferred(), Deferred()
-    run = Run(sum_of(first, second, third))
+    run = StartedRun(sum_of(first, second, third))
     second.callback(20)
     first.callback(1)
     assert run.ends == []
@@ -80,15 +80,15 @@ def test_failure_is_raised_in_awaiting_coroutine():
 
     early, late = Deferred(), Deferred()
     early.errback(ZeroDivisionError())
-    assert Run(work(early)).result == "handled"
-    run = Run(work(late))
+    assert StartedRun(work(early)).result == "handled"
+    run = StartedRun(work(late))
     late.errback(ZeroDivisionError())
     assert run.result == "handled"
 
 
 def test_unhandled_failure_ends_coroutine():
     awaited = Deferred()
-    run = Run(value_of(awaited))
+    run = StartedRun(value_of(awaited))
     failure = ZeroDivisionError()
     awaited.errback(failure)
     assert run.failure is failure
@@ -104,7 +104,7 @@ def test_cancelling_ends_wait_and_coroutine_may_handle_it():
             cancelled.append("cleaned up")
 
     awaited = Deferred()
-    run = Run(work(awaited))
+    run = StartedRun(work(awaited))
     run.cancel()
     assert cancelled == ["cleaned up"]
     assert isinstance(run.failure, CancelledError)
@@ -115,7 +115,7 @@ def test_cancelling_ends_wait_and_coroutine_may_handle_it():
 def test_cancelling_reaches_current_wait():
     seen = []
     first, second = Deferred(), Deferred(seen.append)
-    run = Run(sum_of(first, second))
+    run = StartedRun(sum_of(first, second))
     first.callback(1)
     run.cancel()
     assert seen == [second]
@@ -133,7 +133,7 @@ def test_many_consecutive_waits_do_not_deepen_stack():
         deferred.callback(None)
         return deferred
 
-    assert Run(work()).result == "done"
+    assert StartedRun(work()).result == "done"
 
 
 # Waiter
@@ -142,7 +142,7 @@ def test_many_consecutive_waits_do_not_deepen_stack():
 def test_wait_ends_by_event_or_timeout():
     clock = Clock()
     by_event, by_deadline = Waiter(clock), Waiter(clock)
-    runs = Run(by_event.wait(5)), Run(by_deadline.wait(5))
+    runs = StartedRun(by_event.wait(5)), StartedRun(by_deadline.wait(5))
     by_event.wake_up()
     clock.advance(4.9)
     assert runs[1].ends == []
@@ -155,7 +155,7 @@ def test_wake_up_without_waiter_has_no_effect():
     clock = Clock()
     wake = Waiter(clock)
     wake.wake_up()
-    run = Run(wake.wait(1))
+    run = StartedRun(wake.wait(1))
     assert run.ends == []
     wake.wake_up()
     wake.wake_up()
@@ -165,7 +165,7 @@ def test_wake_up_without_waiter_has_no_effect():
 def test_cancelled_wait_cancels_its_timer():
     clock = Clock()
     wake = Waiter(clock)
-    run = Run(wake.wait(5))
+    run = StartedRun(wake.wait(5))
     run.cancel()
     wake.wake_up()
     assert isinstance(run.failure, CancelledError)
@@ -179,7 +179,7 @@ def test_waiter_can_be_reused_after_wait():
 
 
 def self_ended(wake, clock):
-    run = Run(wake.wait(1))
+    run = StartedRun(wake.wait(1))
     clock.advance(1)
     return run.result
 
@@ -187,10 +187,10 @@ def self_ended(wake, clock):
 def test_end_wakes_current_and_later_waits():
     clock = Clock()
     waits = InterruptibleWaits()
-    runs = [Run(waits.wait(Waiter(clock), 60)) for _ in range(3)]
+    runs = [StartedRun(waits.wait(Waiter(clock), 60)) for _ in range(3)]
     runs[0].cancel()
     waits.end()
-    late = Run(waits.wait(Waiter(clock), 60))
+    late = StartedRun(waits.wait(Waiter(clock), 60))
     assert [run.result for run in [*runs[1:], late]] == [True, True, True]
     assert clock.getDelayedCalls() == []
 
@@ -201,7 +201,7 @@ def test_end_wakes_current_and_later_waits():
 @given(data=st.data(), count=st.integers(0, 6))
 def test_gathered_results_keep_order_of_coroutines(data, count):
     deferreds = [Deferred() for _ in range(count)]
-    run = Run(gather([value_of(deferred) for deferred in deferreds]))
+    run = StartedRun(gather([value_of(deferred) for deferred in deferreds]))
     failures = [KeyError(index) for index in range(count)]
     expected = []
     fails = [data.draw(st.booleans()) for _ in range(count)]
@@ -222,7 +222,7 @@ def test_gather_starts_all_coroutines_in_order():
         started.append(index)
         return await awaited
 
-    Run(gather([work(index, Deferred()) for index in range(3)]))
+    StartedRun(gather([work(index, Deferred()) for index in range(3)]))
     assert started == [0, 1, 2]
 
 

@@ -50,7 +50,7 @@ def exercise() -> float:
     return time.thread_time() - began
 
 
-class Reactor(Clock):
+class TimedReactor(Clock):
     """A clock whose calls are made one at a time.
 
     `longest` is the longest call in CPU seconds.
@@ -227,7 +227,7 @@ def frame_of(
 
 def longest_turn(key: ApiKey, version: int, largest: str, most: int, *, is_known: bool) -> float:
     """CPU seconds of the longest turn, from the arrival of a request to the disconnect."""
-    reactor, threads = Reactor(), OtherThreads()
+    reactor, threads = TimedReactor(), OtherThreads()
     scene = TrafficScenario(clock=reactor, threads=threads)
     topic_id = (
         uuid.UUID(bytes=scene.env.topic("orders", 10_000).topic.topic_id) if is_known else None

@@ -12,7 +12,7 @@ from gateway.workers import FairWorkers, TooManyWaiting
 from tests.fakes.broker import Started
 
 
-class Reactor:
+class ManualReactor:
     """Runs calls posted by threads when `turns` is called."""
 
     def __init__(self):
@@ -35,7 +35,7 @@ class Reactor:
 
 @pytest.fixture
 def reactor():
-    return Reactor()
+    return ManualReactor()
 
 
 class Gate:

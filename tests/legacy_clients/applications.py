@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, gateway
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, RunningBroker, gateway
 from tests.legacy_clients.clients import (
     OPEN,
     Client,
@@ -196,7 +196,7 @@ def _users_file(users: Sequence[str], file: Path) -> Path:
     return file
 
 
-def _problem_of(who: Application, broker: Broker, stored: Counter[str]) -> str:
+def _problem_of(who: Application, broker: RunningBroker, stored: Counter[str]) -> str:
     """Run an application; return the first line of its error, or an empty string.
 
     `stored` has the number of records per topic. An application whose topics are empty because a
@@ -224,7 +224,7 @@ def _problem_of(who: Application, broker: Broker, stored: Counter[str]) -> str:
     return ""
 
 
-def _do(who: Application, step: Step, broker: Broker, stored: Counter[str]) -> None:
+def _do(who: Application, step: Step, broker: RunningBroker, stored: Counter[str]) -> None:
     security = Security((who.user, PASSWORD)) if who.user else OPEN
     address = broker.listeners["SASL_PLAINTEXT" if who.user else "PLAINTEXT"]
     match step:

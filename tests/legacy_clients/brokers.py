@@ -26,7 +26,7 @@ READY = re.compile(r"^ready listeners=(\S+) store=\S+ node=-?\d+$")
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class RunningBroker:
     """Client addresses by listener name; `is_reference` for Kafka itself."""
 
     listeners: Mapping[str, str]
@@ -70,14 +70,14 @@ class GatewayFailed(Exception):
 @contextmanager
 def reference(
     secured: Secured | None = None, advertised: str | None = None, version: str = VERSION
-) -> Iterator[Broker]:
+) -> Iterator[RunningBroker]:
     """Apache Kafka. `advertised` is an endpoint, NAME://host:port, to advertise."""
     with Kafka.start(
         version=version,
         secured=secured,
         **({"advertised_listeners": advertised} if advertised else {}),
     ) as kafka:
-        yield Broker(dict(kafka.listeners), is_reference=True)
+        yield RunningBroker(dict(kafka.listeners), is_reference=True)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def gateway(
     listeners: Sequence[str] = ("PLAINTEXT://127.0.0.1:0",),
     arguments: Sequence[str] = (),
     stored: StoreArguments = embedded,
-) -> Iterator[Broker]:
+) -> Iterator[RunningBroker]:
     """Run `kopgate serve` on free ports with its log in `folder`.
 
     SIGTERM at the end must give exit code 0.
@@ -101,7 +101,7 @@ def gateway(
         ) as process,
     ):
         try:
-            yield Broker(_ready_listeners(process, log), is_reference=False)
+            yield RunningBroker(_ready_listeners(process, log), is_reference=False)
             process.terminate()
             code = process.wait(STOP_SECONDS)
         finally:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kafka.admin import KafkaAdminClient
 
-from tests.legacy_clients.brokers import Broker
+from tests.legacy_clients.brokers import RunningBroker
 from tests.legacy_clients.clients import Client, Record
 
 # An hour ago, in whole seconds: distinguishable from the current time, and within any retention.
@@ -97,7 +97,7 @@ def create_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None
         admin.close()
 
 
-def create_topics_on_kafka(broker: Broker, names: Sequence[str]) -> None:
+def create_topics_on_kafka(broker: RunningBroker, names: Sequence[str]) -> None:
     """Create the topics on Kafka only.
 
     Kafka returns error 3 while it creates a topic automatically, which confluent-kafka 1.0 does not

@@ -12,7 +12,7 @@ import pytest
 
 from tests.legacy_clients.brokers import (
     NO_REBALANCE_DELAY,
-    Broker,
+    RunningBroker,
     StoreArguments,
     are_required,
     embedded,
@@ -127,7 +127,7 @@ def store_arguments(request: pytest.FixtureRequest) -> StoreArguments:
 @pytest.fixture(scope="session")
 def broker(
     is_reference: bool, store_arguments: StoreArguments, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Broker]:
+) -> Iterator[RunningBroker]:
     ours = gateway(
         tmp_path_factory.mktemp("gateway"), arguments=NO_REBALANCE_DELAY, stored=store_arguments
     )
@@ -136,7 +136,7 @@ def broker(
 
 
 @pytest.fixture(scope="session")
-def bootstrap(broker: Broker) -> str:
+def bootstrap(broker: RunningBroker) -> str:
     """host:port of the plaintext listener."""
     return broker.bootstrap
 

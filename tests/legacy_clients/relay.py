@@ -36,7 +36,7 @@ class RequestParser:
             del self._buffer[:end]
 
 
-class Relay:
+class VersionRelay:
     """Listens from its creation, so that a broker can advertise it before `target` is set."""
 
     def __init__(self) -> None:
@@ -89,9 +89,9 @@ def _pump(source: socket.socket, sink: socket.socket, requests: RequestParser | 
 
 
 @contextmanager
-def relay() -> Iterator[Relay]:
+def relay() -> Iterator[VersionRelay]:
     """A running relay."""
-    running = Relay()
+    running = VersionRelay()
     accepting = threading.Thread(target=running.run, daemon=True)
     accepting.start()
     try:

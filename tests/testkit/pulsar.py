@@ -33,7 +33,7 @@ from tests.legacy_clients.brokers import are_required
 from tests.testkit import jvm
 from tests.testkit.cache import TAIL_CHARACTERS, CannotInstall, cached, command
 from tests.testkit.kafka import BrokerFailed, free_ports
-from tests.testkit.tenant import AdminFailed, Tenant, rest
+from tests.testkit.tenant import Tenant, TenantRequestFailed, rest
 
 VERSION = "4.0.8"
 #: A start takes 10 s on an idle core and over 4 minutes on a twentieth of one. An exit is noticed
@@ -412,7 +412,7 @@ def pulsar() -> Iterator[Tenant]:
         tenant = Tenant.make(service_url, admin_url)
         yield tenant
         # A broker that the tests did not start may be busy; leftovers there do no harm.
-        with suppress(OSError, AdminFailed):
+        with suppress(OSError, TenantRequestFailed):
             tenant.remove()
         return
     try:

@@ -21,7 +21,7 @@ REST_SECONDS = 120.0
 CLUSTER = "standalone"
 
 
-class AdminFailed(Exception):
+class TenantRequestFailed(Exception):
     """The admin API returned an unexpected status; the message has the request and the reply."""
 
 
@@ -69,12 +69,12 @@ class Tenant:
         )
 
     def admin(self, method: str, path: str, body: object = None) -> Any:
-        """Call the admin API; `path` follows `/admin/v2/`. Raises AdminFailed unless the status is
+        """Call the admin API; `path` follows `/admin/v2/`. Raises TenantRequestFailed unless the status is
         2xx.
         """
         status, answer = rest(method, f"{self.admin_url}/admin/v2/{path}", body)
         if not 200 <= status < 300:
-            raise AdminFailed(f"{method} {path}: {status} {answer}")
+            raise TenantRequestFailed(f"{method} {path}: {status} {answer}")
         return answer
 
     def remove(self) -> None:

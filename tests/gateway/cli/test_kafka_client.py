@@ -10,7 +10,7 @@ from gateway.cli.kafka_client import RETRY_SECONDS, retry
 CLIENT = SimpleNamespace(config={"request_timeout_ms": 1000})
 
 
-class Clock:
+class FakeTime:
     def __init__(self):
         self.now = 0.0
 
@@ -35,21 +35,21 @@ def calling(*outcomes):
 
 
 def test_retriable_error_is_retried():
-    clock = Clock()
+    clock = FakeTime()
     call = calling(CoordinatorNotAvailableError(), CoordinatorNotAvailableError(), "here")
     assert retry(CLIENT, call, clock, clock.sleep) == "here"
     assert clock.now == 2 * RETRY_SECONDS
 
 
 def test_retries_end_at_request_timeout():
-    clock = Clock()
+    clock = FakeTime()
     with pytest.raises(CoordinatorNotAvailableError):
         retry(CLIENT, calling(CoordinatorNotAvailableError()), clock, clock.sleep)
     assert 1.0 <= clock.now < 1.0 + 2 * RETRY_SECONDS
 
 
 def test_fatal_error_is_raised_at_once():
-    clock = Clock()
+    clock = FakeTime()
     with pytest.raises(GroupAuthorizationFailedError):
         retry(CLIENT, calling(GroupAuthorizationFailedError()), clock, clock.sleep)
     assert clock.now == 0

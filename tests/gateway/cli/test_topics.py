@@ -16,7 +16,7 @@ from gateway.cli.main import main
 UNKNOWN, INVALID, EXISTS, INVALID_PARTITIONS = 3, 17, 36, 37
 
 
-class Server:
+class FakeAdmin:
     """The used part of KafkaAdminClient, with results shaped like those of Kafka 3.9.2."""
 
     def __init__(self):
@@ -134,7 +134,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch):
-    server = Server()
+    server = FakeAdmin()
 
     @contextmanager
     def connected(_):

@@ -45,7 +45,7 @@ WHICH = st.integers(0, 1_000)
 
 
 @dataclass
-class Client:
+class ModelMember:
     """A client's view, and the request that it waits for."""
 
     env: BrokerEnvironment
@@ -200,7 +200,7 @@ class ConversionModel(RuleBasedStateMachine):
         self.env = open_environment(**SETTINGS)
         self.env.topic(TOPIC, PARTITIONS)
         self.is_stepwise = is_stepwise
-        self.clients: list[Client] = []
+        self.clients: list[ModelMember] = []
         self.names = count(1)
         for _ in range(classic):
             self.client_joins(True)
@@ -213,7 +213,7 @@ class ConversionModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.clients) < 5)
     @rule(is_classic=st.booleans())
     def client_joins(self, is_classic):
-        client = Client(self.env, is_classic, self.is_stepwise, f"m{next(self.names)}")
+        client = ModelMember(self.env, is_classic, self.is_stepwise, f"m{next(self.names)}")
         self.clients.append(client)
         client.poll()
 

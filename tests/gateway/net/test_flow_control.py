@@ -20,7 +20,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 
 
-class Client:
+class FlowClient:
     """A connection as flow control sees it."""
 
     def __init__(self, budget, *, max_bytes=16 * MIB, max_requests=100):
@@ -61,7 +61,7 @@ def run_timer(clock, times=1):
 
 def test_connection_at_byte_limit_is_paused_until_below_it():
     budget, _ = budget_and_clock()
-    client = Client(budget, max_bytes=1000)
+    client = FlowClient(budget, max_bytes=1000)
     client.receive(999)
     assert client.is_read
     client.receive(1)
@@ -72,7 +72,7 @@ def test_connection_at_byte_limit_is_paused_until_below_it():
 
 def test_connection_at_request_limit_is_paused_until_below_it():
     budget, _ = budget_and_clock()
-    client = Client(budget, max_requests=2)
+    client = FlowClient(budget, max_requests=2)
     client.receive(1, 1)
     assert not client.is_read
     client.flow.requests_finished(1, 1)
@@ -81,7 +81,7 @@ def test_connection_at_request_limit_is_paused_until_below_it():
 
 def test_one_request_above_connection_limit_is_accepted():
     budget, _ = budget_and_clock()
-    client = Client(budget, max_bytes=1000)
+    client = FlowClient(budget, max_bytes=1000)
     client.receive(5000)
     assert not client.is_read
     client.flow.requests_finished(5000, 1)
@@ -90,7 +90,7 @@ def test_one_request_above_connection_limit_is_accepted():
 
 def test_little_is_read_behind_waiting_request():
     budget, _ = budget_and_clock()
-    client = Client(budget)
+    client = FlowClient(budget)
     client.receive(100)
     client.flow.set_waiting(100)
     client.receive(1000)
@@ -105,7 +105,7 @@ def test_little_is_read_behind_waiting_request():
 
 def test_size_of_waiting_request_does_not_count():
     budget, _ = budget_and_clock()
-    client = Client(budget)
+    client = FlowClient(budget)
     client.receive(MAX_BYTES_BEHIND_WAITING_REQUEST)
     client.flow.set_waiting(MAX_BYTES_BEHIND_WAITING_REQUEST)
     client.receive(MAX_BYTES_BEHIND_WAITING_REQUEST - 1)
@@ -119,7 +119,7 @@ def test_size_of_waiting_request_does_not_count():
 
 def test_total_of_all_connections_is_limited():
     budget, clock = budget_and_clock()
-    busy, other = Client(budget, max_bytes=200 * MIB), Client(budget)
+    busy, other = FlowClient(budget, max_bytes=200 * MIB), FlowClient(budget)
     busy.receive(100 * MIB)
     other.receive(1)
     assert (busy.is_read, other.is_read) == (False, False)
@@ -132,7 +132,7 @@ def test_total_of_all_connections_is_limited():
 
 def test_longest_waiting_connection_resumes_first():
     budget, clock = budget_and_clock(100 * MIB)
-    clients = [Client(budget, max_bytes=200 * MIB) for _ in range(3)]
+    clients = [FlowClient(budget, max_bytes=200 * MIB) for _ in range(3)]
     clients[0].receive(100 * MIB)
     clients[1].receive(10)
     clients[2].receive(10)
@@ -150,9 +150,9 @@ def test_longest_waiting_connection_resumes_first():
 
 def test_connections_resume_only_as_room_allows():
     budget, clock = budget_and_clock(100 * MIB)
-    holder = Client(budget, max_bytes=200 * MIB)
+    holder = FlowClient(budget, max_bytes=200 * MIB)
     holder.receive(100 * MIB)
-    clients = [Client(budget) for _ in range(100)]
+    clients = [FlowClient(budget) for _ in range(100)]
     for client in clients:
         client.receive(1)
     holder.flow.requests_finished(10 * RESUME_RESERVE_BYTES, 0)
@@ -162,7 +162,11 @@ def test_connections_resume_only_as_room_allows():
 
 def test_resumed_idle_connection_does_not_block_others():
     budget, clock = budget_and_clock(100 * MIB)
-    holder, idle, waiting = Client(budget, max_bytes=200 * MIB), Client(budget), Client(budget)
+    holder, idle, waiting = (
+        FlowClient(budget, max_bytes=200 * MIB),
+        FlowClient(budget),
+        FlowClient(budget),
+    )
     holder.receive(100 * MIB)
     idle.receive(1)
     waiting.receive(1)
@@ -174,7 +178,7 @@ def test_resumed_idle_connection_does_not_block_others():
 
 def test_announced_bytes_that_never_arrive_do_not_count():
     budget, _ = budget_and_clock(100 * MIB)
-    clients = [Client(budget) for _ in range(50)]
+    clients = [FlowClient(budget) for _ in range(50)]
     for client in clients:
         client.receive(then=4)
     assert budget.used == 200
@@ -182,7 +186,7 @@ def test_announced_bytes_that_never_arrive_do_not_count():
 
 def test_partial_frames_that_fill_budget_complete_one_by_one():
     budget, clock = budget_and_clock(100 * MIB)
-    clients = [Client(budget, max_bytes=200 * MIB) for _ in range(3)]
+    clients = [FlowClient(budget, max_bytes=200 * MIB) for _ in range(3)]
     for client in clients:
         client.receive(then=60 * MIB)
     clients[0].receive(then=61 * MIB)
@@ -205,7 +209,7 @@ def test_partial_frames_that_fill_budget_complete_one_by_one():
 
 def test_long_poll_does_not_prevent_partial_frames_from_completing():
     budget, clock = budget_and_clock(100 * MIB)
-    consumer, producer = Client(budget), Client(budget)
+    consumer, producer = FlowClient(budget), FlowClient(budget)
     consumer.receive(100)
     producer.receive(then=100 * MIB)
     assert not producer.is_read
@@ -215,11 +219,11 @@ def test_long_poll_does_not_prevent_partial_frames_from_completing():
 
 def test_small_requests_are_served_while_partial_frames_fill_budget():
     budget, clock = budget_and_clock(96 * MIB)
-    stalled = [Client(budget, max_bytes=200 * MIB) for _ in range(2)]
+    stalled = [FlowClient(budget, max_bytes=200 * MIB) for _ in range(2)]
     for client in stalled:
         client.receive(then=50 * MIB)
     run_timer(clock, 100)
-    small = [Client(budget) for _ in range(20)]
+    small = [FlowClient(budget) for _ in range(20)]
     for _ in range(10):
         for client in small:
             assert client.is_read
@@ -229,14 +233,14 @@ def test_small_requests_are_served_while_partial_frames_fill_budget():
 
 def test_unblocked_frame_does_not_exclude_small_requests():
     budget, clock = budget_and_clock(80 * MIB)
-    senders = [Client(budget, max_bytes=200 * MIB) for _ in range(4)]
+    senders = [FlowClient(budget, max_bytes=200 * MIB) for _ in range(4)]
     for size in (10, 20, 21):
         for sender in senders:
             sender.receive(then=size * MIB)
     run_timer(clock)
     (reading,) = [sender for sender in senders if sender.is_read]
     reading.receive(then=79 * MIB)
-    small = Client(budget)
+    small = FlowClient(budget)
     for _ in range(10):
         small.receive(1000)
         assert small.is_read
@@ -245,8 +249,8 @@ def test_unblocked_frame_does_not_exclude_small_requests():
 
 def test_new_large_frames_are_each_read_up_to_one_chunk():
     budget, clock = budget_and_clock(80 * MIB)
-    Client(budget, max_bytes=200 * MIB).receive(then=80 * MIB)
-    clients = [Client(budget) for _ in range(200)]
+    FlowClient(budget, max_bytes=200 * MIB).receive(then=80 * MIB)
+    clients = [FlowClient(budget) for _ in range(200)]
     received = dict.fromkeys(clients, 0)
     for _ in range(100):
         for client in clients:
@@ -260,8 +264,8 @@ def test_new_large_frames_are_each_read_up_to_one_chunk():
 def test_new_connection_over_full_budget_is_read_once():
     budget, clock = budget_and_clock(80 * MIB)
     for _ in range(2):
-        Client(budget, max_bytes=200 * MIB).receive(then=60 * MIB)
-    late = Client(budget)
+        FlowClient(budget, max_bytes=200 * MIB).receive(then=60 * MIB)
+    late = FlowClient(budget)
     late.receive(then=RESUME_RESERVE_BYTES)
     run_timer(clock, 100)
     assert not late.is_read
@@ -269,7 +273,7 @@ def test_new_connection_over_full_budget_is_read_once():
 
 def test_closed_connection_releases_unblocked_slot():
     budget, clock = budget_and_clock(100 * MIB)
-    first, second = Client(budget, max_bytes=200 * MIB), Client(budget, max_bytes=200 * MIB)
+    first, second = FlowClient(budget, max_bytes=200 * MIB), FlowClient(budget, max_bytes=200 * MIB)
     first.receive(then=60 * MIB)
     second.receive(then=60 * MIB)
     first.receive(then=61 * MIB)
@@ -284,7 +288,7 @@ def test_closed_connection_releases_unblocked_slot():
 
 def test_closed_connection_is_never_resumed():
     budget, clock = budget_and_clock(100)
-    client = Client(budget)
+    client = FlowClient(budget)
     client.receive(100)
     client.flow.close()
     client.flow.requests_finished(100, 1)
@@ -295,7 +299,7 @@ def test_closed_connection_is_never_resumed():
 
 def test_no_timer_runs_while_no_connection_waits():
     budget, clock = budget_and_clock(100)
-    client = Client(budget)
+    client = FlowClient(budget)
     client.receive(100)
     client.flow.requests_finished(100, 1)
     run_timer(clock, 2)
@@ -342,7 +346,7 @@ class FlowControlMachine(RuleBasedStateMachine):
 
     @rule(target=clients)
     def connects(self):
-        client = Client(self.budget, max_bytes=1 * MIB, max_requests=5)
+        client = FlowClient(self.budget, max_bytes=1 * MIB, max_requests=5)
         self.unanswered[client], self.frames[client] = [], None
         return client
 

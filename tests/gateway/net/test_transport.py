@@ -41,7 +41,7 @@ from tests.testkit.settle import settle
 MIB = 1 << 20
 
 
-class Peer(Protocol):
+class RecordingPeer(Protocol):
     """The server side: records received bytes and calls."""
 
     def __init__(self):
@@ -80,7 +80,7 @@ class Peers(Factory):
         self.made = []
 
     def buildProtocol(self, addr):
-        self.made.append(Peer())
+        self.made.append(RecordingPeer())
         return self.made[-1]
 
 
@@ -91,7 +91,7 @@ async def until(is_true, seconds=60.0):
         await deferLater(reactor, 0.002)
 
 
-class Bench:
+class TransportBench:
     """A port and the clients on it."""
 
     def __init__(self, tls=None):
@@ -128,7 +128,7 @@ class Bench:
 
 @pytest.fixture
 def bench():
-    made = Bench()
+    made = TransportBench()
     yield made
     settle(made.close())
 
@@ -401,7 +401,7 @@ def authority():
 @pytest.fixture
 def secure(authority, tmp_path):
     certificate, key = authority.sign("server").write(tmp_path, "server")
-    made = Bench(
+    made = TransportBench(
         TlsContextFactory(TlsFiles(certificate, key), reactor.seconds, lambda problem: None)
     )
     made.context = ssl.create_default_context(cafile=str(authority.write(tmp_path)))
@@ -409,7 +409,7 @@ def secure(authority, tmp_path):
     settle(made.close())
 
 
-class Secured:
+class TlsClient:
     """The client side of TLS, non-blocking."""
 
     def __init__(self, client, context):
@@ -452,7 +452,7 @@ class Secured:
 
 async def connect_tls(secure, **options):
     client, peer = await secure.connect(**options)
-    secured = Secured(client, secure.context)
+    secured = TlsClient(client, secure.context)
     await secured.does(secured.tls.do_handshake)
     return secured, peer
 

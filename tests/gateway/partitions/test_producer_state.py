@@ -43,7 +43,7 @@ def batch(
     )
 
 
-class Log:
+class GrowingLog:
     """Producer state with a growing log; all is durable unless `durable_end` is held back."""
 
     def __init__(self, limit: int = 1000) -> None:
@@ -70,8 +70,8 @@ class Log:
 
 
 @pytest.fixture
-def log() -> Log:
-    return Log()
+def log() -> GrowingLog:
+    return GrowingLog()
 
 
 def test_unknown_producer_may_start_with_any_sequence(log):
@@ -188,7 +188,7 @@ def test_expired_producer_is_forgotten():
 
 
 def test_least_recently_active_producer_is_evicted():
-    log = Log(limit=3)
+    log = GrowingLog(limit=3)
     for producer in (1, 2, 3):
         log.add(batch(0, producer=producer))
     log.add(batch(1, producer=1))
@@ -197,7 +197,7 @@ def test_least_recently_active_producer_is_evicted():
 
 
 def test_producer_with_in_flight_batch_is_not_evicted():
-    log = Log(limit=2)
+    log = GrowingLog(limit=2)
     log.add(batch(0, producer=1), durable=False)
     for producer in (2, 3):
         log.add(batch(0, producer=producer), durable=False)
@@ -209,7 +209,7 @@ def test_producer_with_in_flight_batch_is_not_evicted():
 
 
 def test_only_failed_batch_is_removed():
-    log = Log()
+    log = GrowingLog()
     log.add(batch(0))
     for sequence in (1, 2):
         log.add(batch(sequence), durable=False)
@@ -219,7 +219,7 @@ def test_only_failed_batch_is_removed():
 
 
 def test_first_batch_is_expected_after_all_failed():
-    log = Log()
+    log = GrowingLog()
     for sequence in (10, 11, 12):
         log.add(batch(sequence), durable=False)
     for base_offset in range(3):
@@ -231,7 +231,7 @@ def test_first_batch_is_expected_after_all_failed():
 
 
 def test_replayed_batch_already_in_snapshot_is_not_added_again():
-    log = Log()
+    log = GrowingLog()
     sent = [batch(sequence, base_offset=sequence) for sequence in range(8)]
     for one in sent:
         log.add(one)
@@ -250,7 +250,7 @@ def test_replayed_batch_already_in_snapshot_is_not_added_again():
 
 
 def test_snapshot_holds_durable_batches_and_their_end():
-    log = Log()
+    log = GrowingLog()
     log.add(batch(0, 2))
     log.add(batch(2), durable=False)
     again = ProducerStateManager(10)
@@ -260,7 +260,7 @@ def test_snapshot_holds_durable_batches_and_their_end():
 
 
 def test_snapshot_keeps_order_of_last_use():
-    log = Log()
+    log = GrowingLog()
     for producer in (3, 1, 2, 3):
         log.add(batch(1 if producer == 3 and log.end else 0, producer=producer))
     again = ProducerStateManager(3)
@@ -270,7 +270,7 @@ def test_snapshot_keeps_order_of_last_use():
 
 
 def test_lowered_limit_applies_to_loaded_snapshot():
-    log = Log()
+    log = GrowingLog()
     for producer in range(20):
         log.add(batch(0, producer=producer))
     again = ProducerStateManager(5)
@@ -300,7 +300,7 @@ def test_replayed_batch_without_producer_id_is_ignored():
     assert len(producers) == 0
 
 
-class Recovery(RuleBasedStateMachine):
+class RecoveryMachine(RuleBasedStateMachine):
     """Model test: a snapshot and the log after it recover the state of all durable batches."""
 
     def __init__(self) -> None:
@@ -399,5 +399,5 @@ class Recovery(RuleBasedStateMachine):
             assert len(producer.batches) <= 5 + len(self.in_flight) + 1
 
 
-Recovery.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
-test_recovery = Recovery.TestCase
+RecoveryMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+test_recovery = RecoveryMachine.TestCase

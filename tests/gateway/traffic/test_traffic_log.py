@@ -4,7 +4,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from auth.mechanism import ANONYMOUS
-from gateway.traffic.client_identity import Peer
+from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from gateway.traffic.traffic_log import (
     MAX_ROWS_PER_TURN,
@@ -16,8 +16,8 @@ from gateway.traffic.traffic_log import (
 from tests.fakes.broker import ended
 from tests.fakes.traffic import START, RecordedRows
 
-PEER = Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT")
-COLLIDING = Peer("192.0.2.2", 5000, "PLAINTEXT", "PLAINTEXT")
+PEER = PeerAddress("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT")
+COLLIDING = PeerAddress("192.0.2.2", 5000, "PLAINTEXT", "PLAINTEXT")
 
 
 def opened(clock=None, salt=None, max_keys=10, max_rows=100):

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, GatewayFailed, gateway
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, GatewayFailed, RunningBroker, gateway
 from tests.legacy_clients.clients import Client, DriverFailed, table
 from tests.legacy_clients.fingerprints.observed import (
     LIBRARIES,
@@ -82,7 +82,7 @@ class TrafficLogWatch:
     client id.
     """
 
-    def __init__(self, broker: Broker, log: Path) -> None:
+    def __init__(self, broker: RunningBroker, log: Path) -> None:
         self.broker = broker
         self._log = log
 

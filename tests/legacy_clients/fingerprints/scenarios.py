@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
 from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 
-from tests.legacy_clients.brokers import Broker
+from tests.legacy_clients.brokers import RunningBroker
 from tests.legacy_clients.clients import OPEN, Client, Record, Security, Span, line_of, run
 from tests.legacy_clients.runs.test_sasl import USER
 from tests.records.sample_records import Sample, batch
@@ -98,7 +98,7 @@ class PreparedRun:
 def run_scenario(
     client: Client,
     scenario: str,
-    broker: Broker,
+    broker: RunningBroker,
     prepared: PreparedRun,
     seconds: float = RUN_SECONDS,
 ) -> None:
@@ -144,6 +144,6 @@ def _until_done(asks: Callable[[], int]) -> None:
         time.sleep(0.1)
 
 
-def connect(broker: Broker, listener: str = "PLAINTEXT") -> Peer:
+def connect(broker: RunningBroker, listener: str = "PLAINTEXT") -> Peer:
     host, _, port = broker.listeners[listener].rpartition(":")
     return Peer((host, int(port)), seconds=PATIENCE_SECONDS)

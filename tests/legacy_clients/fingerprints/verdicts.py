@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.legacy_clients.brokers import Broker, reference
+from tests.legacy_clients.brokers import RunningBroker, reference
 from tests.legacy_clients.clients import Client, DriverFailed
 from tests.legacy_clients.fingerprints.scenarios import (
     PreparedRun,
@@ -91,7 +91,7 @@ def write_verdicts(
     return 0
 
 
-def _works(client: Client, scenario: str, broker: Broker) -> bool:
+def _works(client: Client, scenario: str, broker: RunningBroker) -> bool:
     with connect(broker) as peer:
         prepared = PreparedRun(peer, f"judged-{uuid.uuid4().hex}", scenario)
         try:
@@ -102,7 +102,7 @@ def _works(client: Client, scenario: str, broker: Broker) -> bool:
 
 
 @contextmanager
-def _kafka(version: str) -> Iterator[Broker]:
+def _kafka(version: str) -> Iterator[RunningBroker]:
     with tempfile.TemporaryDirectory(prefix="kopgate-verdicts-") as name:
         folder = Path(name)
         certificate, key = Authority().sign("127.0.0.1").write(folder, "server")

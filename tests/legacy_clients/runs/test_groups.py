@@ -13,7 +13,7 @@ from kafka.admin import KafkaAdminClient
 
 from tests.legacy_clients.brokers import (
     NO_REBALANCE_DELAY,
-    Broker,
+    RunningBroker,
     StoreArguments,
     gateway,
     reference,
@@ -21,7 +21,7 @@ from tests.legacy_clients.brokers import (
 from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, Record, consume_in_group, produce, table
 from tests.legacy_clients.install import install
-from tests.legacy_clients.relay import Relay, Versions, relay
+from tests.legacy_clients.relay import VersionRelay, Versions, relay
 
 pytestmark = [pytest.mark.peer]
 
@@ -71,7 +71,7 @@ def rounds(
 @contextmanager
 def broker_with_relay(
     is_reference: bool, store_arguments: StoreArguments, folder: Path
-) -> Iterator[Relay]:
+) -> Iterator[VersionRelay]:
     """A relay in front of a broker that advertises it."""
     with (
         relay() as between,
@@ -82,8 +82,8 @@ def broker_with_relay(
 
 
 def broker_behind(
-    between: Relay, is_reference: bool, store_arguments: StoreArguments, folder: Path
-) -> AbstractContextManager[Broker]:
+    between: VersionRelay, is_reference: bool, store_arguments: StoreArguments, folder: Path
+) -> AbstractContextManager[RunningBroker]:
     advertised = f"PLAINTEXT://{between.address}"
     if is_reference:
         return reference(advertised=advertised)
@@ -96,7 +96,7 @@ def topic_of(row: Client) -> str:
     return f"group-{row.name}"
 
 
-def use_group(row: Client, between: Relay) -> GroupOutcome:
+def use_group(row: Client, between: VersionRelay) -> GroupOutcome:
     install(row)
     topic = topic_of(row)
     sent = [

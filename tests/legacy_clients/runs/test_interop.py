@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.legacy_clients.brokers import Broker
+from tests.legacy_clients.brokers import RunningBroker
 from tests.legacy_clients.cases import create_topics, records
 from tests.legacy_clients.clients import Client, Record, Span, consume, produce, table
 from tests.legacy_clients.stored import (
@@ -95,7 +95,10 @@ def test_producers_get_consecutive_offsets_from_0(stored: Mapping[str, StoredTop
 
 @pytest.mark.parametrize("name", CONSUMERS)
 def test_consumer_reads_records_of_all_producers(
-    name: str, broker: Broker, stored: Mapping[str, StoredTopic], client: Callable[[str], Client]
+    name: str,
+    broker: RunningBroker,
+    stored: Mapping[str, StoredTopic],
+    client: Callable[[str], Client],
 ) -> None:
     consumer = skip_unlike_kafka(client(name), broker)
     topics = {
@@ -108,7 +111,10 @@ def test_consumer_reads_records_of_all_producers(
 
 @pytest.mark.parametrize("name", CONSUMERS)
 def test_consumer_can_start_inside_a_batch_with_a_small_fetch_size(
-    name: str, broker: Broker, stored: Mapping[str, StoredTopic], client: Callable[[str], Client]
+    name: str,
+    broker: RunningBroker,
+    stored: Mapping[str, StoredTopic],
+    client: Callable[[str], Client],
 ) -> None:
     """From offset 3, with a fetch size smaller than some batches."""
     consumer = skip_unlike_kafka(client(name), broker)
@@ -144,7 +150,7 @@ def test_consumer_can_start_inside_a_batch_with_a_small_fetch_size(
     assert wrong == {}
 
 
-def skip_unlike_kafka(consumer: Client, broker: Broker) -> Client:
+def skip_unlike_kafka(consumer: Client, broker: RunningBroker) -> Client:
     if broker.is_reference and consumer.unlike_kafka:
         pytest.skip(consumer.unlike_kafka)
     return consumer

@@ -12,7 +12,7 @@ from pathlib import Path
 import pulsar as native
 import pytest
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, gateway
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, RunningBroker, gateway
 from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, Record, Span, consume, consume_in_group, produce
 from tests.testkit.tenant import Tenant
@@ -31,7 +31,7 @@ WAIT_MS = 180_000
 class Scene:
     """A gateway with native topics by default, and a native Pulsar client."""
 
-    broker: Broker
+    broker: RunningBroker
     client: native.Client
     namespace: str
 

@@ -68,7 +68,7 @@ class PairOutcome:
     committed: Mapping[int, int]
 
 
-class Observer:
+class GroupObserver:
     """An administrator that creates and fills the topics and queries the groups of all pairs."""
 
     def __init__(self, bootstrap: str) -> None:
@@ -129,13 +129,13 @@ def bootstrap(
 
 
 @pytest.fixture(scope="module")
-def observer(bootstrap: str) -> Observer:
-    return Observer(bootstrap)
+def observer(bootstrap: str) -> GroupObserver:
+    return GroupObserver(bootstrap)
 
 
 @pytest.fixture(scope="module")
 def rounds(
-    request: pytest.FixtureRequest, bootstrap: str, observer: Observer
+    request: pytest.FixtureRequest, bootstrap: str, observer: GroupObserver
 ) -> Iterator[Mapping[str, Future[PairOutcome]]]:
     """The outcomes of all tested pairs, which run concurrently."""
     items = [
@@ -148,7 +148,7 @@ def rounds(
         yield {pair: pool.submit(share_group, pair, bootstrap, observer) for pair in pairs}
 
 
-def share_group(pair: str, bootstrap: str, observer: Observer) -> PairOutcome:
+def share_group(pair: str, bootstrap: str, observer: GroupObserver) -> PairOutcome:
     """Run a pair. The leader leaves first, so that the other becomes leader."""
     leads, follows = (table()[name] for name in pair.split("+"))
     for row in (leads, follows):
@@ -201,7 +201,7 @@ def share_group(pair: str, bootstrap: str, observer: Observer) -> PairOutcome:
 
 
 def wait_until_divided(
-    observer: Observer, place: str, *drivers: Future[list[Record]]
+    observer: GroupObserver, place: str, *drivers: Future[list[Record]]
 ) -> tuple[Mapping[str, Sequence[int]], str]:
     """Wait until each member has a partition; return the assignments and the assignor."""
     seen: list[tuple[Mapping[str, Sequence[int]], str]] = []
@@ -246,7 +246,7 @@ def test_pair_shares_a_topic_and_the_remaining_member_continues_at_the_commit(
 
 @pytest.mark.parametrize("strangers", WITHOUT_COMMON_ASSIGNOR)
 def test_member_without_common_assignor_is_refused_without_a_rebalance(
-    strangers: str, bootstrap: str, observer: Observer, client: Callable[[str], Client]
+    strangers: str, bootstrap: str, observer: GroupObserver, client: Callable[[str], Client]
 ) -> None:
     member, stranger = map(client, strangers.split("+"))
     place = name_of(strangers)
@@ -274,7 +274,7 @@ def test_member_and_offset_only_client_continue_at_each_others_commits(
     successors: str,
     bootstrap: str,
     is_reference: bool,
-    observer: Observer,
+    observer: GroupObserver,
     client: Callable[[str], Client],
 ) -> None:
     pair = [*map(client, successors.split("+"))]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.legacy_clients.brokers import Broker
+from tests.legacy_clients.brokers import RunningBroker
 from tests.legacy_clients.cases import (
     PLAIN_HEADERS,
     create_topics_on_kafka,
@@ -40,7 +40,9 @@ Misread = Mapping[str, str]
 
 
 @pytest.fixture(scope="module")
-def sent(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Mapping[str, Future[Sent]]]:
+def sent(
+    request: pytest.FixtureRequest, broker: RunningBroker
+) -> Iterator[Mapping[str, Future[Sent]]]:
     """The topics by producer."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {
@@ -51,7 +53,7 @@ def sent(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Mapping[str
 
 @pytest.fixture(scope="module")
 def reading(
-    request: pytest.FixtureRequest, broker: Broker, sent: Mapping[str, Future[Sent]]
+    request: pytest.FixtureRequest, broker: RunningBroker, sent: Mapping[str, Future[Sent]]
 ) -> Iterator[Mapping[str, Future[Misread]]]:
     """The mistakes by consumer.
 
@@ -87,7 +89,7 @@ def clients_tested_as(request: pytest.FixtureRequest, role: str) -> Sequence[str
     return [item.callspec.params[role] for item in items if role in item.callspec.params]
 
 
-def send(producer: Client, broker: Broker) -> Sent:
+def send(producer: Client, broker: RunningBroker) -> Sent:
     install(producer)
     topics = {f"all-{producer.name}-{codec}": codec for codec in producer.codecs}
     create_topics_on_kafka(broker, list(topics))
@@ -97,7 +99,7 @@ def send(producer: Client, broker: Broker) -> Sent:
     }
 
 
-def written(producer: Client, broker: Broker, topic: str, codec: str) -> tuple[Written, ...]:
+def written(producer: Client, broker: RunningBroker, topic: str, codec: str) -> tuple[Written, ...]:
     given = sendable_records(producer, codec, records(topic, 0, 7, PLAIN_HEADERS))
     answers = produce(producer, broker.bootstrap, given, codec=codec, batch_bytes=2048)
     told = [answer.offset for answer in answers]
@@ -107,7 +109,7 @@ def written(producer: Client, broker: Broker, topic: str, codec: str) -> tuple[W
     return tuple(Written(producer, replace(one, offset=offset)) for offset, one in enumerate(given))
 
 
-def read(consumer: Client, broker: Broker, topics: Sent) -> Misread:
+def read(consumer: Client, broker: RunningBroker, topics: Sent) -> Misread:
     install(consumer)
     return find_mistakes(
         consumer,
@@ -141,7 +143,7 @@ def test_records_of_a_producer_are_read_back(
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_consumer_reads_records_of_every_producer(
     consumer: str,
-    broker: Broker,
+    broker: RunningBroker,
     reading: Mapping[str, Future[Misread]],
     client: Callable[[str], Client],
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.legacy_clients.brokers import Broker, StoreArguments, gateway, reference
+from tests.legacy_clients.brokers import RunningBroker, StoreArguments, gateway, reference
 from tests.legacy_clients.cases import create_topics_on_kafka
 from tests.legacy_clients.clients import Client, DriverFailed, Record, Security, produce, table
 from tests.testkit.certificates import Authority
@@ -62,7 +62,7 @@ def secured(
     store_arguments: StoreArguments,
     tls: Tls,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Broker]:
+) -> Iterator[RunningBroker]:
     """A broker with one user, on a listener with TLS and one without."""
     folder = tmp_path_factory.mktemp("secured")
     if is_reference:
@@ -105,14 +105,14 @@ def users_file(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_client_with_the_right_password_produces(
-    name: str, secured: Broker, client: Callable[[str], Client]
+    name: str, secured: RunningBroker, client: Callable[[str], Client]
 ) -> None:
     assert offsets_of_two(client(name), secured, "SASL_PLAINTEXT", Security(USER)) == [0, 1]
 
 
 @pytest.mark.parametrize("name", WITH_TLS)
 def test_client_with_the_right_password_produces_over_tls(
-    name: str, secured: Broker, tls: Tls, client: Callable[[str], Client]
+    name: str, secured: RunningBroker, tls: Tls, client: Callable[[str], Client]
 ) -> None:
     assert offsets_of_two(client(name), secured, "SASL_SSL", Security(USER, tls.authority)) == [
         0,
@@ -122,7 +122,7 @@ def test_client_with_the_right_password_produces_over_tls(
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_client_with_a_wrong_password_fails_without_hanging(
-    name: str, secured: Broker, client: Callable[[str], Client]
+    name: str, secured: RunningBroker, client: Callable[[str], Client]
 ) -> None:
     row = client(name)
     fails_at_once = row.tells_refusal and not row.retries_refusal
@@ -137,7 +137,11 @@ def test_client_with_a_wrong_password_fails_without_hanging(
 
 
 def offsets_of_two(
-    client: Client, broker: Broker, listener: str, security: Security, timeout: float = RUN_SECONDS
+    client: Client,
+    broker: RunningBroker,
+    listener: str,
+    security: Security,
+    timeout: float = RUN_SECONDS,
 ) -> list[int | None]:
     """Produce two records to a new topic; return their offsets."""
     topic = f"sasl-{client.name}-{uuid.uuid4().hex[:6]}"

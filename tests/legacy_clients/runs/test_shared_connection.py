@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from tests.legacy_clients.brokers import Broker
+from tests.legacy_clients.brokers import RunningBroker
 from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, run
 
@@ -25,7 +25,11 @@ HALF_FETCH_WAIT_SECONDS = FETCH_WAIT_MS / 2000
 @pytest.mark.parametrize("is_grouped", [False, True], ids=["assigned", "group"])
 @pytest.mark.parametrize("name", ["sarama-1.19.0-as-2.0.0", "sarama-1.61.1"])
 def test_produce_does_not_wait_for_a_fetch_on_its_connection(
-    broker: Broker, is_reference: bool, client: Callable[[str], Client], name: str, is_grouped: bool
+    broker: RunningBroker,
+    is_reference: bool,
+    client: Callable[[str], Client],
+    name: str,
+    is_grouped: bool,
 ) -> None:
     """Sarama 1.19 sends its Produce after the Fetch; 1.61 waits for the Fetch response first."""
     row, topic = client(name), f"echo-{name}-{is_grouped}"
@@ -47,7 +51,7 @@ def test_produce_does_not_wait_for_a_fetch_on_its_connection(
 
 
 def test_commit_does_not_wait_for_a_fetch_on_its_connection(
-    broker: Broker, is_reference: bool, client: Callable[[str], Client]
+    broker: RunningBroker, is_reference: bool, client: Callable[[str], Client]
 ) -> None:
     """librdkafka 0.11 sends both on one connection."""
     name = "confluent-0.11.6"

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.legacy_clients.brokers import Broker
+from tests.legacy_clients.brokers import RunningBroker
 from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, Record, Span, consume, produce
 
@@ -28,7 +28,7 @@ TOPIC = "together"
 
 
 @pytest.fixture(scope="module")
-def logs(broker: Broker, client: Callable[[str], Client]) -> dict[str, list[Record]]:
+def logs(broker: RunningBroker, client: Callable[[str], Client]) -> dict[str, list[Record]]:
     """What each consumer read, having started before the producers."""
     producers = [(client(name), codec) for name, codec in PRODUCERS]
     consumers = [client(name) for name in CONSUMERS]

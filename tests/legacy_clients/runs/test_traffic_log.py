@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, StoreArguments, gateway
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, RunningBroker, StoreArguments, gateway
 from tests.legacy_clients.clients import (
     SESSION_MS,
     Client,
@@ -74,7 +74,7 @@ LOGIN_PATHS = {
 
 
 class LoggedBroker(NamedTuple):
-    broker: Broker
+    broker: RunningBroker
     log: Path
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProducerIdResponse
 
-from tests.legacy_clients.brokers import Broker
+from tests.legacy_clients.brokers import RunningBroker
 from tests.legacy_clients.clients import Client, run
 from tests.testkit.gateway import GatewayProcess, gateway
 
@@ -41,7 +41,7 @@ def test_transactional_producer_is_refused_and_does_not_retry(
 ) -> None:
     row = client(name)
     if is_reference:
-        broker: Broker = request.getfixturevalue("broker")
+        broker: RunningBroker = request.getfixturevalue("broker")
         assert (
             run(row, "transaction", broker.bootstrap, [name], timeout=TIMEOUT_SECONDS) == "ready\n"
         )

@@ -33,7 +33,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ServerFault:
     """A fault of a server.
 
     `at` is the earliest time in seconds from the start; a fault also waits until all clients have
@@ -65,17 +65,19 @@ WITH_BROKER = (
 )
 
 
-def plan_faults(seed: int, seconds: float, kinds: Sequence[tuple[Target, Action]]) -> list[Fault]:
+def plan_faults(
+    seed: int, seconds: float, kinds: Sequence[tuple[Target, Action]]
+) -> list[ServerFault]:
     """As many faults as fit. Every kind occurs once before any is repeated, in a random order."""
     chance = random.Random(seed)
-    faults: list[Fault] = []
+    faults: list[ServerFault] = []
     at = CALM_SECONDS
     for target, action in _shuffled(chance, kinds):
         duration = chance.uniform(*(PAUSED_SECONDS if action is Action.PAUSE else DOWN_SECONDS))
         back = 0.0 if action is Action.PAUSE else RECOVERY_SECONDS[target]
         if at + duration + back + CALM_SECONDS > seconds:
             return faults
-        faults.append(Fault(round(at, 2), target, action, round(duration, 2)))
+        faults.append(ServerFault(round(at, 2), target, action, round(duration, 2)))
         at += duration + back + chance.uniform(*GAP_SECONDS)
     raise AssertionError("the kinds are dealt for ever")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.peers.chaos.client_processes import GROUPS, PRODUCERS, ChaosMember, ChaosProducer
 from tests.peers.chaos.evidence import EXAMPLES, Commits, Log, Observations, complaints
-from tests.peers.chaos.faults import Fault, Target
+from tests.peers.chaos.faults import ServerFault, Target
 from tests.peers.chaos.observers import Observer, read_whole_log
 from tests.peers.chaos.servers import GatewayDied, RestartableGateway, Server, inject, recover
 from tests.testkit.kafka import BrokerFailed
@@ -45,7 +45,7 @@ class Recovery:
     again, and `clients` from then on until each client had recovered.
     """
 
-    fault: Fault
+    fault: ServerFault
     began: float
     served: float
     clients: Mapping[str, float]
@@ -109,7 +109,7 @@ class Run:
         self._wait_for_recovery(START_SECONDS)
         self._began = time.monotonic()
 
-    def run_faults(self, faults: Sequence[Fault], seconds: float) -> None:
+    def run_faults(self, faults: Sequence[ServerFault], seconds: float) -> None:
         """Inject the faults that can begin within `seconds`, in order, and at least the first
         MIN_FAULTS.
         """
@@ -125,7 +125,7 @@ class Run:
                 f"{recovery.clients[slowest]:.1f} s later ({slowest} last)"
             )
 
-    def _run_fault(self, fault: Fault) -> Recovery:
+    def _run_fault(self, fault: ServerFault) -> Recovery:
         struck_at = time.monotonic()
         inject(fault, self._servers)
         self._watch(fault.duration, is_struck=True)
@@ -269,7 +269,7 @@ def run_chaos(
     folder: Path,
     gateway: RestartableGateway,
     servers: Mapping[Target, Server],
-    faults: Sequence[Fault],
+    faults: Sequence[ServerFault],
     seconds: float,
     say: Callable[[str], None],
     others: Callable[[Log], Sequence[Log]],

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tests.peers.chaos.faults import Action, Fault, Target
+from tests.peers.chaos.faults import Action, ServerFault, Target
 from tests.testkit.gateway import Peer
 from tests.testkit.kafka import free_ports
 from tests.testkit.pulsar import suspend
@@ -149,7 +149,7 @@ class RetryingGateway(RestartableGateway):
                     raise
 
 
-def inject(fault: Fault, servers: Mapping[Target, Server]) -> None:
+def inject(fault: ServerFault, servers: Mapping[Target, Server]) -> None:
     for server in _targets(fault, servers):
         match fault.action:
             case Action.KILL:
@@ -160,7 +160,7 @@ def inject(fault: Fault, servers: Mapping[Target, Server]) -> None:
                 server.end()
 
 
-def recover(fault: Fault, servers: Mapping[Target, Server]) -> None:
+def recover(fault: ServerFault, servers: Mapping[Target, Server]) -> None:
     """Restart or resume the servers, and return when they are ready."""
     for server in reversed(_targets(fault, servers)):
         if fault.action is Action.PAUSE:
@@ -169,7 +169,7 @@ def recover(fault: Fault, servers: Mapping[Target, Server]) -> None:
             server.launch()
 
 
-def _targets(fault: Fault, servers: Mapping[Target, Server]) -> list[Server]:
+def _targets(fault: ServerFault, servers: Mapping[Target, Server]) -> list[Server]:
     """The gateway first: it is stopped first and started last."""
     targets = [Target.GATEWAY, Target.BROKER] if fault.target is Target.BOTH else [fault.target]
     return [servers[target] for target in targets]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.peers.chaos.evidence import Log
-from tests.peers.chaos.faults import GATEWAY_ONLY, WITH_BROKER, Action, Fault, Target
+from tests.peers.chaos.faults import GATEWAY_ONLY, WITH_BROKER, Action, ServerFault, Target
 from tests.peers.chaos.pulsar_logs import read_log, read_native_log
 from tests.peers.chaos.run import PARTITIONS, Outcome, run_chaos
 from tests.peers.chaos.servers import RestartableGateway, RetryingGateway
@@ -35,22 +35,22 @@ class Setup:
     """`kinds` are the possible faults."""
 
     kinds: Sequence[tuple[Target, Action]]
-    run: Callable[[Path, Sequence[Fault], float, Say], Outcome]
+    run: Callable[[Path, Sequence[ServerFault], float, Say], Outcome]
 
 
-def on_embedded(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:
+def on_embedded(folder: Path, faults: Sequence[ServerFault], seconds: float, say: Say) -> Outcome:
     gateway = RestartableGateway(folder, ("--store", f"lmdb:{folder / 'store'}"), SETTINGS)
     return run_chaos(
         folder, gateway, {Target.GATEWAY: gateway}, faults, seconds, say, lambda found: []
     )
 
 
-def on_pulsar(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:
+def on_pulsar(folder: Path, faults: Sequence[ServerFault], seconds: float, say: Say) -> Outcome:
     """Use a separate broker, since it is killed."""
     return _on_pulsar(folder, faults, seconds, say, read_log)
 
 
-def on_native(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:
+def on_native(folder: Path, faults: Sequence[ServerFault], seconds: float, say: Say) -> Outcome:
     """The same in the format of native clients, where Pulsar detects duplicate messages of its
     client.
     """
@@ -61,7 +61,7 @@ def on_native(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -
 
 def _on_pulsar(
     folder: Path,
-    faults: Sequence[Fault],
+    faults: Sequence[ServerFault],
     seconds: float,
     say: Say,
     read_log: LogReader,

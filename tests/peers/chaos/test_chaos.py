@@ -18,7 +18,14 @@ from tests.peers.chaos.evidence import (
     ProducerRecords,
     complaints,
 )
-from tests.peers.chaos.faults import GATEWAY_ONLY, WITH_BROKER, Action, Fault, Target, plan_faults
+from tests.peers.chaos.faults import (
+    GATEWAY_ONLY,
+    WITH_BROKER,
+    Action,
+    ServerFault,
+    Target,
+    plan_faults,
+)
 from tests.peers.chaos.report import draw_svg, summary, table
 from tests.peers.chaos.run import Outcome, Recovery
 
@@ -156,14 +163,14 @@ def test_short_plan_is_prefix_of_longer_plan() -> None:
 
 
 RECOVERY = Recovery(
-    Fault(3.0, Target.GATEWAY, Action.KILL, 1.0),
+    ServerFault(3.0, Target.GATEWAY, Action.KILL, 1.0),
     3.1,
     2.25,
     {"producer-java-4.3.1": 0.5, "member-java-4.4.0-0": 1.5, "member-java-4.4.0-1": 0.25},
 )
 
 QUICKER = Recovery(
-    Fault(9.0, Target.BROKER, Action.PAUSE, 1.0),
+    ServerFault(9.0, Target.BROKER, Action.PAUSE, 1.0),
     9.1,
     1.0,
     {"producer-java-4.3.1": 0.6, "member-java-4.4.0-0": 0.3},

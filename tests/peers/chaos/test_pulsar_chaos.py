@@ -14,7 +14,7 @@ import pytest
 
 from tests.legacy_clients.brokers import are_required
 from tests.peers.chaos.client_processes import install_clients
-from tests.peers.chaos.faults import Action, Fault, Target, plan_faults
+from tests.peers.chaos.faults import Action, ServerFault, Target, plan_faults
 from tests.peers.chaos.report import summary
 from tests.peers.chaos.run import MIN_FAULTS
 from tests.peers.chaos.setups import SETUPS
@@ -81,5 +81,5 @@ def test_first_faults_kill_both_servers_and_pause_the_broker() -> None:
     assert longest(first, Action.PAUSE) > 8
 
 
-def longest(faults: list[Fault], action: Action) -> float:
+def longest(faults: list[ServerFault], action: Action) -> float:
     return max(one.duration for one in faults if one.action is action)

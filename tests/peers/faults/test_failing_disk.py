@@ -129,7 +129,7 @@ def shared_gateway(request, shim, tmp_path_factory):
 
 
 @dataclass
-class BrokerEnvironment:
+class GatewayOnDisk:
     server: GatewayProcess
     disk: Disk
     topic: str
@@ -143,7 +143,7 @@ def env(shared_gateway, request):
     with server.peer() as peer:
         peer.create_topic(topic)
         assert produce_value(peer, topic, "first") == 0
-    yield BrokerEnvironment(server, disk, topic)
+    yield GatewayOnDisk(server, disk, topic)
     assert server.process.poll() is None
 
 

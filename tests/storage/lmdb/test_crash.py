@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pytest_twisted import ensureDeferred
 
-from tests.contract.crashes import Acknowledged, check_nothing_is_lost, write_and_kill
+from tests.contract.crashes import AcknowledgedWrites, check_nothing_is_lost, write_and_kill
 from tests.storage.lmdb.conftest import Opener
 
 
@@ -17,7 +17,7 @@ from tests.storage.lmdb.conftest import Opener
 async def test_killed_store_keeps_everything_acknowledged(
     directory: Path, open_store: Opener, rounds: int
 ) -> None:
-    told, moments = Acknowledged(), random.Random(rounds)
+    told, moments = AcknowledgedWrites(), random.Random(rounds)
     for _ in range(rounds):
         write_and_kill(f"lmdb:{directory}", moments.randrange(1, 700), told)
     store = open_store()

@@ -14,7 +14,7 @@ from storage.lmdb.write_queue import WriteQueue
 SECONDS = 0.5
 
 
-class Reactor(Clock):
+class IdleReactor(Clock):
     def callFromThread(self, call: Callable[..., object], *arguments: object) -> None:
         raise AssertionError("nothing here comes from another thread")
 
@@ -23,7 +23,7 @@ class Bursts:
     """A write queue and the bursts it passed on."""
 
     def __init__(self, **settings: int) -> None:
-        self.clock = Reactor()
+        self.clock = IdleReactor()
         self.handed: list[list[Operation]] = []
         self.queue = WriteQueue(
             self.clock, LmdbSettings(gathering_seconds=SECONDS, **settings), self.handed.append

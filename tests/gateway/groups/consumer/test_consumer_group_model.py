@@ -52,7 +52,7 @@ INSTANCES = st.sampled_from([None, None, "i1", "i2"])
 
 
 @dataclass
-class Client:
+class ModelMember:
     """A client's view. `reads` is by topic id and partition."""
 
     member_id: str
@@ -88,8 +88,8 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         self.group = ConsumerGroup("g", self.topology, self.settings, self.now)
         self.rows: dict[bytes, bytes] = {}
         self.writes: list[StoreRows] = []
-        self.waiting: dict[int, Client] = {}
-        self.clients: list[Client] = []
+        self.waiting: dict[int, ModelMember] = {}
+        self.clients: list[ModelMember] = []
         self.count = 0
         self.epochs = (0, 0)
         self.member_epochs: dict[str, int] = {}
@@ -277,7 +277,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             # partitions.
             self.clients.remove(before)
         self.count += 1
-        client = Client(f"m{self.count}", instance, frozenset(topics), is_classic)
+        client = ModelMember(f"m{self.count}", instance, frozenset(topics), is_classic)
         self.clients.append(client)
         self._poll(client)
 
@@ -331,7 +331,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         client = self._client(which)
         if client.asked is None or client.is_classic:
             return
-        self.waiting[client.asked] = Client("", None, frozenset(), False)
+        self.waiting[client.asked] = ModelMember("", None, frozenset(), False)
         client.asked = None
         client.lost += 1
         self._poll(client)

@@ -24,7 +24,7 @@ from tests.testkit.settle import settle
 Answer = Callable[[Any], Any]
 
 
-class Server(Resource):
+class AdminServer(Resource):
     """Answers every request with `answer` and records method, target, token and body."""
 
     isLeaf = True
@@ -52,11 +52,11 @@ class Server(Resource):
 
 
 @pytest.fixture
-def servers() -> Iterator[Callable[[], Server]]:
-    made: list[Server] = []
+def servers() -> Iterator[Callable[[], AdminServer]]:
+    made: list[AdminServer] = []
 
-    def make() -> Server:
-        made.append(Server())
+    def make() -> AdminServer:
+        made.append(AdminServer())
         return made[-1]
 
     yield make
@@ -65,7 +65,7 @@ def servers() -> Iterator[Callable[[], Server]]:
 
 
 @pytest.fixture
-def server(servers: Callable[[], Server]) -> Server:
+def server(servers: Callable[[], AdminServer]) -> AdminServer:
     return servers()
 
 
@@ -109,7 +109,7 @@ async def test_connection_refused_names_the_address(
 
 @ensureDeferred
 async def test_redirect_keeps_method_body_and_token(
-    servers: Callable[[], Server], admins: Callable[..., PulsarAdmin], tmp_path: Path
+    servers: Callable[[], AdminServer], admins: Callable[..., PulsarAdmin], tmp_path: Path
 ) -> None:
     first, owner = servers(), servers()
     (tmp_path / "token").write_text("secret\n")
@@ -129,10 +129,12 @@ async def test_redirect_keeps_method_body_and_token(
     ]
 
 
-class Cluster:
+class RedirectingCluster:
     """A broker that redirects every call to `owner`, an unconfigured host, and lists `brokers`."""
 
-    def __init__(self, first: Server, owner: Server, brokers: bytes, status: int = 200) -> None:
+    def __init__(
+        self, first: AdminServer, owner: AdminServer, brokers: bytes, status: int = 200
+    ) -> None:
         self.url = owner.url.replace("127.0.0.1", "localhost")
 
         def answers(request: Request) -> bytes:
@@ -146,11 +148,11 @@ class Cluster:
 
 @ensureDeferred
 async def test_redirect_to_listed_broker_is_followed(
-    servers: Callable[[], Server], admins: Callable[..., PulsarAdmin], tmp_path: Path
+    servers: Callable[[], AdminServer], admins: Callable[..., PulsarAdmin], tmp_path: Path
 ) -> None:
     first, owner = servers(), servers()
     (tmp_path / "token").write_text("secret")
-    Cluster(first, owner, b'["broker-1:8080","LOCALHOST:8080"]')
+    RedirectingCluster(first, owner, b'["broker-1:8080","LOCALHOST:8080"]')
     admin = admins(first.url, token_file=tmp_path / "token")
     for _ in range(2):
         assert await admin.get("/persistent/a/b/c/retention") == {}
@@ -171,7 +173,7 @@ async def test_redirect_to_listed_broker_is_followed(
 )
 @ensureDeferred
 async def test_token_is_not_sent_outside_the_cluster(
-    servers: Callable[[], Server],
+    servers: Callable[[], AdminServer],
     admins: Callable[..., PulsarAdmin],
     tmp_path: Path,
     brokers: bytes,
@@ -179,7 +181,7 @@ async def test_token_is_not_sent_outside_the_cluster(
 ) -> None:
     first, stranger = servers(), servers()
     (tmp_path / "token").write_text("secret")
-    url = Cluster(first, stranger, brokers, status).url
+    url = RedirectingCluster(first, stranger, brokers, status).url
     with pytest.raises(
         StorageFailed, match=rf" to {url}, which is not followed: .*\(status {status}\)"
     ):
@@ -189,10 +191,10 @@ async def test_token_is_not_sent_outside_the_cluster(
 
 @ensureDeferred
 async def test_host_of_service_url_is_trusted(
-    servers: Callable[[], Server],
+    servers: Callable[[], AdminServer],
 ) -> None:
     first, owner = servers(), servers()
-    Cluster(first, owner, b"", 403)
+    RedirectingCluster(first, owner, b"", 403)
     admin = PulsarAdmin(PulsarSettings("pulsar://broker-1:6650,localhost:6650", first.url), reactor)
     assert await admin.get("/persistent/a/b/c/retention") == {}
     await admin.close()
@@ -209,7 +211,7 @@ async def test_host_of_service_url_is_trusted(
 )
 @ensureDeferred
 async def test_redirect_to_another_call_is_refused(
-    server: Server, admins: Callable[..., PulsarAdmin], elsewhere: str
+    server: AdminServer, admins: Callable[..., PulsarAdmin], elsewhere: str
 ) -> None:
     server.answer = redirects_to(elsewhere)
     with pytest.raises(
@@ -219,7 +221,9 @@ async def test_redirect_to_another_call_is_refused(
 
 
 @ensureDeferred
-async def test_redirects_are_limited(server: Server, admins: Callable[..., PulsarAdmin]) -> None:
+async def test_redirects_are_limited(
+    server: AdminServer, admins: Callable[..., PulsarAdmin]
+) -> None:
     server.answer = redirects_to("/admin/v2/clusters")
     with pytest.raises(StorageFailed, match="disagree on its owner"):
         await admins(server.url).get("/clusters")
@@ -227,7 +231,9 @@ async def test_redirects_are_limited(server: Server, admins: Callable[..., Pulsa
 
 
 @ensureDeferred
-async def test_missing_answer_times_out(server: Server, admins: Callable[..., PulsarAdmin]) -> None:
+async def test_missing_answer_times_out(
+    server: AdminServer, admins: Callable[..., PulsarAdmin]
+) -> None:
     server.answer = lambda _: NOT_DONE_YET
     admin = admins(server.url)
     with_timeout(admin, 0.05)
@@ -239,7 +245,7 @@ async def test_missing_answer_times_out(server: Server, admins: Callable[..., Pu
 
 @ensureDeferred
 async def test_unfinished_answer_times_out(
-    server: Server, admins: Callable[..., PulsarAdmin]
+    server: AdminServer, admins: Callable[..., PulsarAdmin]
 ) -> None:
     def begins(request: Request) -> int:
         request.write(b"[")
@@ -256,7 +262,7 @@ async def test_unfinished_answer_times_out(
 
 @ensureDeferred
 async def test_answer_above_size_limit_is_refused(
-    server: Server, admins: Callable[..., PulsarAdmin]
+    server: AdminServer, admins: Callable[..., PulsarAdmin]
 ) -> None:
     admin = admins(server.url, admin_answer_bytes=100)
     server.answer = lambda _: b'"' + b"x" * 98 + b'"'
@@ -267,7 +273,9 @@ async def test_answer_above_size_limit_is_refused(
 
 
 @ensureDeferred
-async def test_truncated_answer_fails(server: Server, admins: Callable[..., PulsarAdmin]) -> None:
+async def test_truncated_answer_fails(
+    server: AdminServer, admins: Callable[..., PulsarAdmin]
+) -> None:
     def breaks_off(request: Request) -> int:
         request.setHeader("content-length", "100")
         request.write(b"[]")
@@ -282,7 +290,7 @@ async def test_truncated_answer_fails(server: Server, admins: Callable[..., Puls
 @pytest.mark.parametrize("body", [b"<html>", b'{"a":1}', b"\xff", b"["])
 @ensureDeferred
 async def test_answer_of_another_server_is_reported(
-    server: Server, admins: Callable[..., PulsarAdmin], body: bytes
+    server: AdminServer, admins: Callable[..., PulsarAdmin], body: bytes
 ) -> None:
     server.answer = lambda _: body
     with pytest.raises(
@@ -294,7 +302,7 @@ async def test_answer_of_another_server_is_reported(
 
 @ensureDeferred
 async def test_token_is_reloaded_and_never_in_errors(
-    server: Server, admins: Callable[..., PulsarAdmin], tmp_path: Path
+    server: AdminServer, admins: Callable[..., PulsarAdmin], tmp_path: Path
 ) -> None:
     def refuses(request: Request) -> bytes:
         request.setResponseCode(401)
@@ -322,7 +330,7 @@ async def test_token_is_reloaded_and_never_in_errors(
 @pytest.mark.parametrize("status", [401, 403])
 @ensureDeferred
 async def test_missing_permission_is_forbidden_for_status_401_and_403(
-    server: Server, admins: Callable[..., PulsarAdmin], status: int
+    server: AdminServer, admins: Callable[..., PulsarAdmin], status: int
 ) -> None:
     def refuses(request: Request) -> bytes:
         request.setResponseCode(status)
@@ -345,7 +353,7 @@ async def test_missing_permission_is_forbidden_for_status_401_and_403(
 )
 @ensureDeferred
 async def test_server_errors_are_retryable_and_refusals_are_not(
-    server: Server, admins: Callable[..., PulsarAdmin], status: int, is_transient: bool
+    server: AdminServer, admins: Callable[..., PulsarAdmin], status: int, is_transient: bool
 ) -> None:
     def answers(request: Request) -> bytes:
         request.setResponseCode(status)
@@ -360,7 +368,7 @@ async def test_server_errors_are_retryable_and_refusals_are_not(
 @pytest.mark.parametrize("written", [None, "", "two words", "\xe4"])
 @ensureDeferred
 async def test_missing_token_is_reported_before_sending(
-    server: Server, admins: Callable[..., PulsarAdmin], tmp_path: Path, written: str | None
+    server: AdminServer, admins: Callable[..., PulsarAdmin], tmp_path: Path, written: str | None
 ) -> None:
     file = tmp_path / "token"
     if written is not None:
@@ -374,7 +382,7 @@ async def test_missing_token_is_reported_before_sending(
 
 @ensureDeferred
 async def test_concurrent_calls_are_limited_to_connections(
-    server: Server, admins: Callable[..., PulsarAdmin]
+    server: AdminServer, admins: Callable[..., PulsarAdmin]
 ) -> None:
     held: list[Any] = []
 

@@ -26,7 +26,7 @@ from tests.contract.entries import plain
 from tests.storage.pulsar.fake_client import FakeClient
 
 
-class Topic:
+class MemoryTopic:
     """A partition's messages in memory, with the methods of `PartitionReader`."""
 
     def __init__(self, entries: list[Entry]) -> None:
@@ -120,7 +120,7 @@ class MemorySideTopics:
         ]
 
 
-class MemoryTable:
+class StalledTable:
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
         self.answers = True
@@ -148,9 +148,9 @@ class Scene:
     def __init__(self, entries: list[Entry], garbage: int = 1 << 20) -> None:
         self.model = list(entries)
         self.end = entries[-1].last_offset + 1
-        self.topic = Topic(entries)
+        self.topic = MemoryTopic(entries)
         self.side_topics = MemorySideTopics()
-        self.table = MemoryTable()
+        self.table = StalledTable()
         self.partition = PartitionState(self.table, KEY, PartitionRow(), ReplacedRanges())
         self.settings = FakeClient(compacted_garbage_bytes=garbage, compacted_windows=50).settings
         self.open()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.peer
 STEPS = 25
 
 
-class Bench:
+class ReopeningStores:
     """Opens stores one after the other in the same namespaces."""
 
     def __init__(self, settings: PulsarSettings) -> None:
@@ -93,7 +93,7 @@ async def test_trimmed_log_behaves_like_list_of_entries(pulsar, monkeypatch, exa
     monkeypatch.setattr(range_merge, "COPY_BYTES", 3000)
     freed: list[int] = []
     made = {
-        "new_bench": lambda self: Bench(pulsar.settings(lowered_seconds=300.0)),
+        "new_bench": lambda self: ReopeningStores(pulsar.settings(lowered_seconds=300.0)),
         "tenant": pulsar,
         "freed": freed,
     }

@@ -53,7 +53,7 @@ TIME = 1_700_000_000_000
 
 
 @dataclass
-class Bench:
+class NativeTopic:
     """The topic of `sender`, opened as a gateway does."""
 
     sender: NativeApplication
@@ -111,8 +111,8 @@ def partition() -> Iterator[PartitionState]:
 
 
 @pytest.fixture
-def bench(sender: NativeApplication, partition: PartitionState) -> Iterator[Bench]:
-    made = Bench(sender, partition)
+def bench(sender: NativeApplication, partition: PartitionState) -> Iterator[NativeTopic]:
+    made = NativeTopic(sender, partition)
     yield made
     settle(made.close())
 
@@ -162,7 +162,7 @@ async def seen(log: NativeLog, max_bytes: int = 1 << 20) -> list[tuple[int, byte
 
 
 @ensureDeferred
-async def test_appended_records_get_offsets_and_are_read(bench: Bench) -> None:
+async def test_appended_records_get_offsets_and_are_read(bench: NativeTopic) -> None:
     log = await bench.open()
     assert await append(log, *values(b"a", b"b")) == 0
     assert await append(log, *values(b"c")) == 2
@@ -171,7 +171,7 @@ async def test_appended_records_get_offsets_and_are_read(bench: Bench) -> None:
 
 
 @ensureDeferred
-async def test_concurrent_appends_keep_order(bench: Bench) -> None:
+async def test_concurrent_appends_keep_order(bench: NativeTopic) -> None:
     log = await bench.open()
     waiting = [append(log, *values(*[b"%d" % number] * (number % 3 + 1))) for number in range(100)]
     found = await gatherResults(waiting)
@@ -181,7 +181,7 @@ async def test_concurrent_appends_keep_order(bench: Bench) -> None:
 
 @ensureDeferred
 async def test_native_messages_get_offsets_among_kafka_records(
-    bench: Bench, sender: NativeApplication
+    bench: NativeTopic, sender: NativeApplication
 ) -> None:
     log = await bench.open()
     assert await append(log, *values(b"k0", b"k1")) == 0
@@ -209,7 +209,7 @@ async def test_native_messages_get_offsets_among_kafka_records(
 
 @ensureDeferred
 async def test_reopened_log_has_same_offsets_for_any_read_size(
-    bench: Bench, sender: NativeApplication
+    bench: NativeTopic, sender: NativeApplication
 ) -> None:
     log = await bench.open()
     for number in range(20):
@@ -230,7 +230,7 @@ async def test_reopened_log_has_same_offsets_for_any_read_size(
 
 
 @ensureDeferred
-async def test_two_logs_of_one_topic_agree_on_offsets(bench: Bench) -> None:
+async def test_two_logs_of_one_topic_agree_on_offsets(bench: NativeTopic) -> None:
     one, other = await bench.open(), await bench.open()
     found = await gatherResults(
         [append(log, *values(b"%d" % number)) for number in range(50) for log in (one, other)]
@@ -243,7 +243,7 @@ async def test_two_logs_of_one_topic_agree_on_offsets(bench: Bench) -> None:
 
 @ensureDeferred
 async def test_native_consumer_reads_appended_records(
-    bench: Bench, sender: NativeApplication
+    bench: NativeTopic, sender: NativeApplication
 ) -> None:
     log = await bench.open()
     await append(
@@ -274,7 +274,9 @@ async def test_native_consumer_reads_appended_records(
 
 
 @ensureDeferred
-async def test_native_messages_are_read_as_records(bench: Bench, sender: NativeApplication) -> None:
+async def test_native_messages_are_read_as_records(
+    bench: NativeTopic, sender: NativeApplication
+) -> None:
     began = int(time.time() * 1000)
     producer = sender.client.create_producer(
         sender.topic, compression_type=client.CompressionType.ZSTD
@@ -296,7 +298,7 @@ async def test_native_messages_are_read_as_records(bench: Bench, sender: NativeA
 
 
 @ensureDeferred
-async def test_records_round_trip_with_producer_sequence(bench: Bench) -> None:
+async def test_records_round_trip_with_producer_sequence(bench: NativeTopic) -> None:
     records = (
         PlainRecord(b"\xff\x00", b"\x00\xff", ((b"z", b"\xff"), (b"a", None), (b"z", b"")), TIME),
         PlainRecord(b"", None, ((b"\xfe", b"x"),), 0),
@@ -311,7 +313,7 @@ async def test_records_round_trip_with_producer_sequence(bench: Bench) -> None:
 
 @ensureDeferred
 async def test_reopened_log_recognizes_retry_as_duplicate(
-    bench: Bench, sender: NativeApplication
+    bench: NativeTopic, sender: NativeApplication
 ) -> None:
     sender.send(b"n")
     sequence = ProducerSequence(7, 0, 40)
@@ -335,7 +337,7 @@ async def test_retry_after_lost_acknowledgement_is_not_stored_twice(
     sender = NativeApplication(pulsar)
     with PulsarRelays(sender.settings) as between:
         sender.settings = replace(between.settings, send_timeout_seconds=5.0)
-        bench = Bench(sender, partition)
+        bench = NativeTopic(sender, partition)
         log = await bench.open()
         led = Led("t", 0, log, effective_config({}, Settings()), ProducerStateManager(10))
         assert (await send(led, 0)).base_offset == 0
@@ -368,7 +370,7 @@ def send(partition: Led, sequence: int) -> Any:
 
 @ensureDeferred
 async def test_append_read_before_log_ends_succeeds(
-    bench: Bench, sender: NativeApplication
+    bench: NativeTopic, sender: NativeApplication
 ) -> None:
     log = await bench.open()
     index_of = log._native_entries.finder.index_of
@@ -413,7 +415,7 @@ async def test_reopening_waits_until_broker_has_closed_previous_producer(
     sender = NativeApplication(pulsar)
     with PulsarRelays(sender.settings) as between:
         sender.settings = replace(between.settings, operation_timeout_seconds=patience)
-        bench = Bench(sender, partition)
+        bench = NativeTopic(sender, partition)
         await append(await bench.open(), *values(b"a"))
         with between.dropping(CLOSE_PRODUCER):
             began = time.monotonic()
@@ -426,14 +428,14 @@ async def test_reopening_waits_until_broker_has_closed_previous_producer(
 
 
 @ensureDeferred
-async def test_compressible_batch_may_exceed_message_limit(bench: Bench) -> None:
+async def test_compressible_batch_may_exceed_message_limit(bench: NativeTopic) -> None:
     log = await bench.open()
     assert await append(log, *values(*[b"x" * 100_000] * 80)) == 0
     assert await append(log, *values(b"after")) == 80
 
 
 @ensureDeferred
-async def test_log_start_is_persistent(bench: Bench) -> None:
+async def test_log_start_is_persistent(bench: NativeTopic) -> None:
     log = await bench.open()
     for number in range(4):
         await append(log, *values(b"%d" % number, b"x"))
@@ -448,7 +450,9 @@ async def test_log_start_is_persistent(bench: Bench) -> None:
 
 
 @ensureDeferred
-async def test_records_are_found_by_timestamp(bench: Bench, sender: NativeApplication) -> None:
+async def test_records_are_found_by_timestamp(
+    bench: NativeTopic, sender: NativeApplication
+) -> None:
     now = round(time.time() * 1000)
     log = await bench.open()
     for late in (0, 30, 10, 20):
@@ -472,7 +476,7 @@ async def test_append_over_in_flight_limit_is_refused_and_not_stored(
     sender: NativeApplication, partition: PartitionState
 ) -> None:
     sender.settings = replace(sender.settings, queue_operations=5)
-    bench = Bench(sender, partition)
+    bench = NativeTopic(sender, partition)
     log = await bench.open()
     first = append(log, *values(b"a", b"b", b"c"))
     second = append(log, *values(b"d", b"e", b"f"))
@@ -486,7 +490,7 @@ async def test_append_over_in_flight_limit_is_refused_and_not_stored(
 
 
 @ensureDeferred
-async def test_oversized_batch_is_refused_and_log_continues(bench: Bench) -> None:
+async def test_oversized_batch_is_refused_and_log_continues(bench: NativeTopic) -> None:
     log = await bench.open()
     first = append(log, *values(b"a"))
     large = append(log, *values(os.urandom(6_000_000)))
@@ -498,7 +502,7 @@ async def test_oversized_batch_is_refused_and_log_continues(bench: Bench) -> Non
 
 
 @ensureDeferred
-async def test_unreadable_batch_is_refused_and_log_continues(bench: Bench) -> None:
+async def test_unreadable_batch_is_refused_and_log_continues(bench: NativeTopic) -> None:
     log = await bench.open()
     payload = FORMAT.pack(PlainBatch(values(b"x" * 50)))
     payload[63] ^= 0x55
@@ -509,7 +513,7 @@ async def test_unreadable_batch_is_refused_and_log_continues(bench: Bench) -> No
 
 @ensureDeferred
 async def test_fully_trimmed_log_continues_at_broker_index(
-    bench: Bench, sender: NativeApplication
+    bench: NativeTopic, sender: NativeApplication
 ) -> None:
     log = await bench.open()
     await append(log, *values(b"a", b"b"))
@@ -525,7 +529,7 @@ async def test_fully_trimmed_log_continues_at_broker_index(
 @ensureDeferred
 async def test_offsets_continue_after_broker_crash(partition: PartitionState) -> None:
     with Pulsar.start() as broker:
-        bench = Bench(
+        bench = NativeTopic(
             NativeApplication(Tenant.make(broker.service_url, broker.admin_url)), partition
         )
         log = await bench.open()
@@ -544,7 +548,7 @@ async def test_offsets_continue_after_broker_crash(partition: PartitionState) ->
 @ensureDeferred
 async def test_missing_broker_index_names_broker_setting(partition: PartitionState) -> None:
     with Pulsar.start(brokerEntryMetadataInterceptors="") as broker:
-        bench = Bench(
+        bench = NativeTopic(
             NativeApplication(Tenant.make(broker.service_url, broker.admin_url)), partition
         )
         bench.sender.send(b"n")

@@ -20,7 +20,7 @@ from tests.testkit.tenant import Tenant
 pytestmark = pytest.mark.peer
 
 
-class Interrupted:
+class InterruptedReader:
     """A reader that runs a function after its first message."""
 
     def __init__(self, reader: Any, happens: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class InterruptedClient(PulsarClient):
         if not self.left:
             return reader
         self.left -= 1
-        return Interrupted(reader, self._happens)
+        return InterruptedReader(reader, self._happens)
 
 
 @pytest.fixture

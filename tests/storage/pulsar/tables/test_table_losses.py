@@ -71,7 +71,7 @@ class Lane:
         assert self.possible
 
 
-class Process:
+class TableProcess:
     """A process that has the table, and puts into all lanes as fast as they are acknowledged."""
 
     def __init__(self, table: PulsarTable, lanes: list[Lane]) -> None:
@@ -113,7 +113,7 @@ async def test_acknowledged_put_is_not_overwritten_by_failed_one(
 ) -> None:
     chance = random.Random(turns)
     lanes = [Lane(b"%02d" % number) for number in range(LANES)]
-    process = Process(await tables.open(), lanes)
+    process = TableProcess(await tables.open(), lanes)
     for _ in range(turns):
         trouble = chance.choice(
             ["puts", "answers", "connections", "puts and connections", "none", "taken"]
@@ -122,7 +122,7 @@ async def test_acknowledged_put_is_not_overwritten_by_failed_one(
             taken = await tables.open()
             await process.end()
             check(lanes, await until_answered(taken.items))
-            process = Process(taken, lanes)
+            process = TableProcess(taken, lanes)
             continue
         network.lost = frozenset(
             {SEND} if "puts" in trouble else {SEND_RECEIPT} if trouble == "answers" else ()
