@@ -61,7 +61,7 @@ class ScriptedMechanism:
         return SaslOutcome(answer, Principal("User", "alice"), self.lifetime_ms)
 
 
-class FakeClient:
+class MemoryClient:
     """A connection, and the `ReplyTransport` of its dispatch."""
 
     def __init__(

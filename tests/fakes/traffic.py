@@ -13,7 +13,7 @@ from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.recorder import Recorder
 from gateway.traffic.traffic_log import TrafficLog
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.fakes.connection import FakeClient
+from tests.fakes.connection import MemoryClient
 
 START = 36**3
 """`1000` in base 36."""
@@ -90,7 +90,7 @@ class TrafficScenario:
         )
         self.recorder: Recorder | None = None
 
-    def connect(self, mechanisms: list[Any] | None = None, **peer: Any) -> FakeClient:
+    def connect(self, mechanisms: list[Any] | None = None, **peer: Any) -> MemoryClient:
         """Connect a client. `recorder` is then its recorder."""
         seen = PeerAddress(
             **{
@@ -106,9 +106,9 @@ class TrafficScenario:
             self.recorder = self.log.connection(seen, principal)
             return self.recorder
 
-        return FakeClient(mechanisms, broker=self.env.broker, listener="PLAINTEXT", record=record)
+        return MemoryClient(mechanisms, broker=self.env.broker, listener="PLAINTEXT", record=record)
 
-    def disconnect(self, client: FakeClient, reason: str = "client") -> None:
+    def disconnect(self, client: MemoryClient, reason: str = "client") -> None:
         """Close the socket."""
         assert self.recorder is not None
         client.disconnect()

@@ -69,8 +69,9 @@ class Tenant:
         )
 
     def admin(self, method: str, path: str, body: object = None) -> Any:
-        """Call the admin API; `path` follows `/admin/v2/`. Raises TenantRequestFailed unless the status is
-        2xx.
+        """Call the admin API; `path` follows `/admin/v2/`.
+
+        Raises TenantRequestFailed unless the status is 2xx.
         """
         status, answer = rest(method, f"{self.admin_url}/admin/v2/{path}", body)
         if not 200 <= status < 300:

@@ -26,7 +26,7 @@ from gateway.protocol.wire.produce_codec import (
 )
 from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
-from tests.fakes.connection import FakeClient, events
+from tests.fakes.connection import MemoryClient, events
 from tests.gateway.handlers.handler_calls import call
 from tests.gateway.sets import batch, old_set
 from tests.records import sample_records
@@ -395,7 +395,7 @@ def test_decompression_bomb_is_too_large():
 # Order
 
 
-class Connection(FakeClient):
+class Connection(MemoryClient):
     """A client's connection to a complete broker."""
 
     def __init__(self, env: BrokerEnvironment) -> None:

@@ -18,7 +18,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.routes import ROUTES, DelayedReply, Route
 from gateway.protocol.wire.api_keys import ApiKey
 from tests.fakes.broker import open_environment
-from tests.fakes.connection import PEER, FakeClient, events, plain_frame, versions
+from tests.fakes.connection import PEER, MemoryClient, events, plain_frame, versions
 from tests.testkit.gateway import encode_request, fetch_request
 
 PRODUCE, OTHER, TAGGED = ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.FETCH
@@ -115,7 +115,7 @@ def handlers(monkeypatch):
 
 @pytest.fixture
 def client(handlers):
-    return FakeClient()
+    return MemoryClient()
 
 
 def number(body):
@@ -286,7 +286,7 @@ def test_no_request_starts_after_disconnect(client, handlers):
 
 def test_cost_of_a_request_does_not_depend_on_queue_length(handlers):
     def seconds(count):
-        client = FakeClient()
+        client = MemoryClient()
         frames = [other(b"m%d" % index) for index in range(count)]
         began = time.process_time()
         client.send(*frames)
@@ -308,7 +308,7 @@ def consumer():
     """A connection to a broker with the empty topic `orders`."""
     env = open_environment()
     env.topic("orders")
-    return FakeClient(broker=env.broker)
+    return MemoryClient(broker=env.broker)
 
 
 WAIT_MS = 30_000
@@ -388,7 +388,7 @@ def test_partial_fetch_does_not_end_wait(consumer):
 
 
 def test_reading_pauses_at_request_limit_and_no_request_is_lost(handlers):
-    client = FakeClient(max_requests=3)
+    client = MemoryClient(max_requests=3)
     first = handlers.waits(b"m1")
     client.send(other(b"m1"), other(b"m2"))
     assert client.is_read
@@ -592,7 +592,7 @@ class DispatchMachine(RuleBasedStateMachine):
                 ROUTES, (key, 0), Route(key, handler, read, lambda reply, version: [reply], False)
             )
         self.budget = MemoryBudget(1 << 30, Clock())
-        self.client = FakeClient(budget=self.budget, max_requests=8)
+        self.client = MemoryClient(budget=self.budget, max_requests=8)
         self.sent = []
         self.heard = []
         self.is_gone = False

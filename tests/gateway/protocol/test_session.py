@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from auth.mechanism import AuthenticationBusy
 from gateway.protocol.session import TRANSITIONS, LoginSession, LoginState
 from tests.fakes.connection import (
-    FakeClient,
+    MemoryClient,
     ScriptedMechanism,
     authenticate,
     events,
@@ -71,7 +71,7 @@ def test_session_without_mechanisms_is_ready():
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4])
 def test_api_versions_may_be_repeated_before_login(version):
-    client = FakeClient([plain()])
+    client = MemoryClient([plain()])
     for _ in range(3):
         client.send(versions(version))
         (reply,) = client.receive()
@@ -84,7 +84,7 @@ def test_api_versions_may_be_repeated_before_login(version):
 
 @pytest.mark.parametrize("version", [5, 6, 99, 32767])
 def test_unknown_api_versions_version_is_answered_as_v0(version):
-    client = FakeClient([plain()])
+    client = MemoryClient([plain()])
     client.send(versions(version))
     error_code, served = versions_reply(client.receive()[0], 0)
     assert error_code == 35
@@ -97,7 +97,7 @@ def test_unknown_api_versions_version_is_answered_as_v0(version):
     "early", [a_request(), authenticate(b"\0alice\0secret")], ids=["Metadata", "SaslAuthenticate"]
 )
 def test_request_before_handshake_closes_connection(early, caplog):
-    client = FakeClient([plain()])
+    client = MemoryClient([plain()])
     client.send(early)
     assert client.receive() == []
     assert client.is_aborted
@@ -119,7 +119,7 @@ def test_request_before_handshake_closes_connection(early, caplog):
     ],
 )
 def test_raw_gssapi_token_is_reported_as_such(token, caplog):
-    client = FakeClient([plain()])
+    client = MemoryClient([plain()])
     client.send(token)
     assert client.is_aborted
     ((event, fields),) = events(caplog)
@@ -129,7 +129,7 @@ def test_raw_gssapi_token_is_reported_as_such(token, caplog):
 
 @pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
 def test_unknown_mechanism_gets_list_and_closes_connection(version):
-    client = FakeClient([plain(), in_two_steps()])
+    client = MemoryClient([plain(), in_two_steps()])
     client.send(handshake("GSSAPI", version))
     assert handshake_reply(client.receive()[0], version) == (33, ["PLAIN", "SCRAM"])
     assert client.closed_after_ms == [100]
@@ -142,7 +142,7 @@ def test_unknown_mechanism_gets_list_and_closes_connection(version):
 
 def test_tokens_are_bare_after_handshake_v0():
     mechanism = plain()
-    client = FakeClient([mechanism])
+    client = MemoryClient([mechanism])
     client.send(handshake("PLAIN", 0))
     assert handshake_reply(client.receive()[0], 0) == (0, ["PLAIN"])
     client.send(b"\0alice\0secret")
@@ -152,7 +152,7 @@ def test_tokens_are_bare_after_handshake_v0():
 
 
 def test_bare_tokens_are_exchanged_until_login_completes():
-    client = FakeClient([in_two_steps()])
+    client = MemoryClient([in_two_steps()])
     client.send(handshake("SCRAM", 0), b"client-first")
     assert client.receive()[1:] == [b"server-first"]
     assert not client.session.is_ready
@@ -168,14 +168,14 @@ def test_bare_tokens_are_exchanged_until_login_completes():
 )
 def test_bare_token_is_passed_to_mechanism_unread(token):
     mechanism = ScriptedMechanism("PLAIN", {token: b"welcome"})
-    client = FakeClient([mechanism])
+    client = MemoryClient([mechanism])
     client.send(handshake("PLAIN", 0), token)
     assert client.receive()[1:] == [b"welcome"]
     assert mechanism.seen == [token]
 
 
 def test_failed_bare_token_closes_connection_after_delay(caplog):
-    client = FakeClient([plain()])
+    client = MemoryClient([plain()])
     client.send(handshake("PLAIN", 0))
     client.receive()
     client.send(b"\0alice\0guess", b"\0alice\0secret")
@@ -193,7 +193,7 @@ def test_failed_bare_token_closes_connection_after_delay(caplog):
 
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_tokens_are_requests_after_handshake_v1(version):
-    client = FakeClient([plain(lifetime_ms=3_600_000)])
+    client = MemoryClient([plain(lifetime_ms=3_600_000)])
     client.send(handshake("PLAIN", 1))
     client.receive()
     client.send(authenticate(b"\0alice\0secret", version))
@@ -210,7 +210,7 @@ def test_tokens_are_requests_after_handshake_v1(version):
 
 
 def test_login_may_take_several_authenticate_requests():
-    client = FakeClient([in_two_steps()])
+    client = MemoryClient([in_two_steps()])
     client.send(handshake("SCRAM", 1), authenticate(b"client-first"), authenticate(b"client-final"))
     replies = client.receive()[1:]
     assert [authenticate_reply(reply) for reply in replies] == [
@@ -220,7 +220,7 @@ def test_login_may_take_several_authenticate_requests():
 
 
 def test_failed_token_gets_error_and_closes_connection_after_delay(caplog):
-    client = FakeClient([plain()])
+    client = MemoryClient([plain()])
     client.send(handshake("PLAIN", 1))
     client.receive()
     client.send(authenticate(b"\0alice\0guess"), authenticate(b"\0alice\0secret"), a_request())
@@ -238,7 +238,7 @@ def test_failed_token_gets_error_and_closes_connection_after_delay(caplog):
     ids=["ApiVersions", "SaslHandshake", "Metadata"],
 )
 def test_only_authenticate_is_allowed_after_handshake_v1(early):
-    client = FakeClient([plain()])
+    client = MemoryClient([plain()])
     client.send(handshake("PLAIN", 1))
     client.receive()
     client.send(early, authenticate(b"\0alice\0secret"))
@@ -254,7 +254,7 @@ def test_only_authenticate_is_allowed_after_handshake_v1(early):
 def test_mechanisms_serve_both_handshake_versions(version):
     mechanism = plain()
     for _ in range(2):
-        client = FakeClient([mechanism])
+        client = MemoryClient([mechanism])
         token = b"\0alice\0secret"
         client.send(handshake("PLAIN", version), authenticate(token) if version else token)
         assert client.session.is_ready
@@ -264,7 +264,7 @@ def test_mechanisms_serve_both_handshake_versions(version):
 
 @pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
 def test_too_many_concurrent_logins_close_connection_without_reply(version, caplog):
-    client = FakeClient(
+    client = MemoryClient(
         [
             ScriptedMechanism(
                 "PLAIN", {b"token": AuthenticationBusy("too many password checks are waiting")}
@@ -284,7 +284,7 @@ def test_too_many_concurrent_logins_close_connection_without_reply(version, capl
 @pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
 def test_requests_behind_token_wait_for_login(version):
     checked = Deferred()
-    client = FakeClient([ScriptedMechanism("PLAIN", {b"token": checked})])
+    client = MemoryClient([ScriptedMechanism("PLAIN", {b"token": checked})])
     client.send(
         handshake("PLAIN", version),
         authenticate(b"token") if version else b"token",
@@ -300,7 +300,7 @@ def test_requests_behind_token_wait_for_login(version):
 def test_disconnect_cancels_login(version, caplog):
     cancelled = []
     checked = Deferred(cancelled.append)
-    client = FakeClient([ScriptedMechanism("PLAIN", {b"token": checked})])
+    client = MemoryClient([ScriptedMechanism("PLAIN", {b"token": checked})])
     client.send(
         handshake("PLAIN", version), authenticate(b"token") if version else b"token", a_request()
     )
@@ -313,7 +313,7 @@ def test_disconnect_cancels_login(version, caplog):
 
 @pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
 def test_unexpected_mechanism_failure_closes_connection(version, caplog):
-    client = FakeClient([ScriptedMechanism("PLAIN", {b"token": ZeroDivisionError()})])
+    client = MemoryClient([ScriptedMechanism("PLAIN", {b"token": ZeroDivisionError()})])
     client.send(
         handshake("PLAIN", version), authenticate(b"token") if version else b"token", a_request()
     )
@@ -361,7 +361,7 @@ def spoiled(draw):
 @given(frames=st.lists(st.sampled_from(SENSIBLE) | spoiled() | st.binary(max_size=40), max_size=6))
 def test_any_frame_before_login_gets_one_reply_or_closes_connection(caplog, frames):
     caplog.clear()
-    client = FakeClient([plain(), in_two_steps()])
+    client = MemoryClient([plain(), in_two_steps()])
     for frame in frames:
         if client.session.is_ready or client.session.is_closed:
             break
@@ -377,7 +377,7 @@ def test_any_frame_before_login_gets_one_reply_or_closes_connection(caplog, fram
 def test_handshake_on_listener_without_sasl_is_answered_as_by_kafka(version):
     # KafkaApis.handleSaslHandshakeRequest: ILLEGAL_SASL_STATE and no mechanisms; the connection
     # stays open.
-    client = FakeClient()
+    client = MemoryClient()
     client.send(handshake("PLAIN", version))
     assert handshake_reply(client.receive()[0], version) == (34, [])
     client.send(authenticate(b"\0alice\0secret"))
@@ -389,7 +389,7 @@ def test_handshake_on_listener_without_sasl_is_answered_as_by_kafka(version):
 
 def test_api_versions_is_allowed_after_login():
     # The Java client since 1.0 uses version 0 before the login and its own after it.
-    client = FakeClient([plain()])
+    client = MemoryClient([plain()])
     client.send(versions(), handshake("PLAIN", 1), authenticate(b"\0alice\0secret"), versions(4))
     assert versions_reply(client.receive()[-1], 4)[0] == 0
 
