@@ -11,7 +11,7 @@ import pytest
 
 from storage.log import PartitionLog, Store
 from tests.contract.benches import BENCHES, Bench, PulsarBench
-from tests.contract.entries import topic
+from tests.storage.entries import topic
 from tests.testkit.settle import settle
 
 #: How long senders wait on a medium that refuses; a busy broker answers much sooner.

@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred
 
 from storage.log import PartitionLog, StateTable, Store
 from tests.contract.benches import store_from
-from tests.contract.entries import sized, topic
+from tests.storage.entries import sized, topic
 
 PARTITIONS = 3
 IN_FLIGHT = 4

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from storage.log import Store
-from tests.contract.entries import everything
+from tests.storage.entries import everything
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from storage.log import OffsetOutOfRange, PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
-from tests.contract.entries import bases, entry, everything, plain, sized, topic
+from tests.storage.entries import bases, entry, everything, plain, sized, topic
 
 
 def has_fired(awaitable: Awaitable[None]) -> bool:

@@ -7,7 +7,7 @@ from pytest_twisted import ensureDeferred
 
 from storage.log import LogClosed, PartitionLog, Store, StoreInUse
 from tests.contract.benches import Bench
-from tests.contract.entries import bases, entry, everything, topic
+from tests.storage.entries import bases, entry, everything, topic
 
 
 @ensureDeferred

@@ -20,7 +20,7 @@ from pytest_twisted import ensureDeferred
 
 from storage.log import Entry, Fenced, PartitionLog, Store
 from tests.contract.benches import Bench
-from tests.contract.entries import everything, plain, topic
+from tests.storage.entries import everything, plain, topic
 from tests.testkit.settle import in_own_greenlet, settle
 
 SIZES = st.sampled_from([0, 1, 10, 100, 3000, 20_000])

@@ -17,8 +17,8 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from storage.log import PartitionLog, Store
 from tests.contract.benches import Bench
-from tests.contract.entries import topic
-from tests.gateway.sets import batch
+from tests.records.record_sets import batch
+from tests.storage.entries import topic
 
 
 @pytest.fixture

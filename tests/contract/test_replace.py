@@ -7,7 +7,7 @@ from pytest_twisted import ensureDeferred
 
 from storage.log import Entry, PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
-from tests.contract.entries import bases, entry, everything, plain, sized, topic
+from tests.storage.entries import bases, entry, everything, plain, sized, topic
 from tests.testkit.settle import settle
 
 

@@ -7,7 +7,7 @@ from pytest_twisted import ensureDeferred
 
 from storage.log import Entry, PartitionLog, Store
 from tests.contract.benches import Bench
-from tests.contract.entries import entry
+from tests.storage.entries import entry
 
 
 def base(found: Entry | None) -> int | None:

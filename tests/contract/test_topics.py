@@ -15,7 +15,7 @@ from storage.log import (
     UnknownTopic,
 )
 from tests.contract.benches import Bench
-from tests.contract.entries import bases, entry, everything, topic
+from tests.storage.entries import bases, entry, everything, topic
 
 
 @ensureDeferred

@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 
 from storage.log import OffsetOutOfRange, PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
-from tests.contract.entries import bases, entry, everything, sized, topic
+from tests.storage.entries import bases, entry, everything, sized, topic
 from tests.testkit.settle import settle
 
 

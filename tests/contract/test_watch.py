@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_twisted import ensureDeferred
 
 from storage.log import PartitionLog, Store
-from tests.contract.entries import entry
+from tests.storage.entries import entry
 
 
 class Witness:

@@ -10,7 +10,7 @@ from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import check_batch
 from tests.fakes.broker import BrokerEnvironment, ended
 from tests.gateway.handlers import fetch_requests
-from tests.gateway.sets import TIME, Pair, batch, old_set
+from tests.records.record_sets import TIME, Pair, batch, old_set
 
 #: One Fetch version for each format that a consumer can read.
 FETCH_VERSIONS = (1, 3, 12)

@@ -30,7 +30,7 @@ from gateway.protocol.wire.group_messages import (
 )
 from storage.log import Fenced, StorageFailed
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.group_requests import join_request, stable, sync_request
+from tests.gateway.handlers.groups.group_requests import join_request, stable, sync_request
 from tests.gateway.handlers.handler_calls import decode_response, start_call
 
 #: Requests that are answered from group state in memory.

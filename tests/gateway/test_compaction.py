@@ -26,9 +26,9 @@ from tests.gateway.compacted_topic import (
     values,
 )
 from tests.gateway.handlers import handler_calls
-from tests.gateway.sets import batch
 from tests.records import sample_records
 from tests.records.peers import read_with_kafka_python
+from tests.records.record_sets import batch
 from tests.records.sample_records import Sample
 
 HOUR = 3_600_000

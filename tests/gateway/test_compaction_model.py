@@ -17,7 +17,7 @@ from tests.gateway.compacted_topic import (
     put,
     table,
 )
-from tests.gateway.sets import Pair
+from tests.records.record_sets import Pair
 from tests.records.strategies import prop
 
 LONG = b"a key that is longer than its hash"

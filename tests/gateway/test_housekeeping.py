@@ -14,7 +14,7 @@ from gateway.housekeeping import Housekeeping
 from gateway.partitions.record_batch import check_batch
 from storage.log import StorageFailed
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
-from tests.gateway.sets import batch, old_set
+from tests.records.record_sets import batch, old_set
 
 INTERVAL = 300
 HOUR = 3600 * 1000

@@ -20,7 +20,7 @@ from gateway.protocol.wire.primitives import MAX_ELEMENTS
 from tests.fakes.broker import Threads
 from tests.fakes.connection import request
 from tests.fakes.traffic import TrafficScenario
-from tests.gateway.sets import batch
+from tests.records.record_sets import batch
 
 #: Longest allowed reactor turn, in CPU seconds of a processor on which `exercise` takes
 #: EXERCISE_SECONDS.

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from storage.log import Entry
 from storage.tail import ENTRY_OVERHEAD, CachedTail, TailCache
-from tests.contract.entries import Counted, bases, sized
+from tests.storage.entries import Counted, bases, sized
 
 
 def test_added_entries_are_readable() -> None:

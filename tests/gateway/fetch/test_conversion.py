@@ -19,9 +19,9 @@ from gateway.protocol.errors import ErrorCode
 from records import NoMemory, read_header, stamp_batch
 from storage.log import Entry
 from tests.fakes.broker import Started, Threads, ended
-from tests.gateway.sets import TIME, batch, old_set
 from tests.records import sample_records
 from tests.records.peers import read_with_kafka_python
+from tests.records.record_sets import TIME, batch, old_set
 from tests.records.sample_records import Sample
 
 SOURCE = SourcePartition("t", b"t" * 16, 0)

@@ -16,8 +16,8 @@ from storage.log import StorageFailed
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import events
 from tests.gateway.handlers.handler_calls import call, start_call
-from tests.gateway.sets import old_set
 from tests.records import sample_records
+from tests.records.record_sets import old_set
 from tests.records.sample_records import Sample
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(

@@ -28,9 +28,9 @@ from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.fakes.connection import MemoryClient, events
 from tests.gateway.handlers.handler_calls import call
-from tests.gateway.sets import batch, old_set
 from tests.records import sample_records
 from tests.records.peers import read_with_kafka_python
+from tests.records.record_sets import batch, old_set
 from tests.records.sample_records import Sample
 
 NEW = 11

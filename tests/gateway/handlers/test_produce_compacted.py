@@ -20,7 +20,7 @@ from gateway.protocol.wire.produce_codec import (
 )
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.compacted_topic import FORMATS, put, table
-from tests.gateway.sets import Pair, batch, old_set
+from tests.records.record_sets import Pair, batch, old_set
 
 
 @pytest.fixture

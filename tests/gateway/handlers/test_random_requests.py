@@ -15,7 +15,7 @@ from gateway.settings.field_types import INT32_MAX
 from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.handler_calls import call, decode_response, start_call
 from tests.gateway.protocol.wire.values import int8s, int16s, int32s, int64s, texts
-from tests.gateway.sets import batch, old_set
+from tests.records.record_sets import batch, old_set
 
 ASKED = sorted(ROUTES)
 

@@ -24,10 +24,10 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 from gateway.groups.consumer.topology import TopicView, canonical_name, named_topics
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.group_requests import joined, subscription
+from tests.gateway.handlers.groups.group_requests import joined, subscription
 from tests.gateway.handlers.handler_calls import call
 from tests.gateway.handlers.test_produce import produce
-from tests.gateway.sets import batch
+from tests.records.record_sets import batch
 
 LONG = "public/default/orders"
 FAR = "sales/eu/orders"

@@ -9,7 +9,7 @@ from gateway.partitions import latest_records
 from gateway.partitions.latest_records import DeleteHorizon, OffsetMap, add_delete_horizon
 from records import stamp_batch
 from storage.log import Entry
-from tests.gateway.sets import TIME, batch
+from tests.records.record_sets import TIME, batch
 from tests.records.strategies import prop
 
 HOUR = 3_600_000

@@ -15,8 +15,8 @@ from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
 from records import read_header
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
-from tests.gateway.sets import TIME, batch, old_set
 from tests.records.peers import read_with_kafka_python
+from tests.records.record_sets import TIME, batch, old_set
 
 LATER = NOW + 5
 

@@ -15,7 +15,7 @@ from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import StorageFailed
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
-from tests.gateway.sets import batch, old_set, pairs
+from tests.records.record_sets import batch, old_set, pairs
 
 DAY_MS = 24 * 3_600_000
 

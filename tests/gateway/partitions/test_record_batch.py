@@ -13,8 +13,8 @@ from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
 from records import peek_magic, read_header, stamp_batch
 from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
-from tests.gateway.sets import TIME, batch, batch_of_aiokafka, old_set, pairs
 from tests.records.peers import read_with_aiokafka, read_with_kafka_python
+from tests.records.record_sets import TIME, batch, batch_of_aiokafka, old_set, pairs
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gateway.partitions.record_batch import check_batch
 from gateway.partitions.record_format import V2BatchFormat
 from storage.plain_records import PlainBatch, PlainRecord, ProducerSequence
-from tests.gateway.sets import TIME, batch, old_set
 from tests.records.peers import read_with_aiokafka, read_with_kafka_python
+from tests.records.record_sets import TIME, batch, old_set
 
 FORMAT = V2BatchFormat()
 

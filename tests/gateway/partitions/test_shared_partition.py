@@ -13,7 +13,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import Entry, EntryTooLarge, Fenced, LogClosed
 from tests.fakes.broker import BrokerEnvironment, Started, open_environment
 from tests.gateway.partitions.test_partition import send, send_old
-from tests.gateway.sets import batch, old_set
+from tests.records.record_sets import batch, old_set
 
 
 class SharedLog:

@@ -32,7 +32,7 @@ from gateway.protocol import large_requests as turns_of_requests
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest
 from tests.fakes.broker import Started, ended, open_environment
-from tests.gateway.handlers.group_requests import join_request
+from tests.gateway.handlers.groups.group_requests import join_request
 from tests.gateway.handlers.handler_calls import decode_response, start_call
 
 NAMES = [f"g{number}" for number in range(3 * SLICE_ROWS + 1)]

@@ -14,7 +14,7 @@ from gateway.topics.registry import Topics
 from storage.log import StorageFailed
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.handlers.fetch_requests import from_offset, request, rows, start_fetch
-from tests.gateway.sets import batch
+from tests.records.record_sets import batch
 
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 PRODUCER = 7

@@ -14,7 +14,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.topic_names import check_name
 from storage.log import StorageFailed, Topic
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
-from tests.gateway.sets import batch
+from tests.records.record_sets import batch
 
 
 @pytest.fixture

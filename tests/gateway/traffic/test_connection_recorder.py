@@ -21,8 +21,8 @@ from gateway.protocol.wire.fetch_codec import FetchResponse, PartitionFetched
 from tests.fakes.broker import NOW, ended
 from tests.fakes.connection import request
 from tests.fakes.traffic import INTERVAL, TrafficScenario
-from tests.gateway.handlers.group_requests import join_request
-from tests.gateway.sets import batch, old_set
+from tests.gateway.handlers.groups.group_requests import join_request
+from tests.records.record_sets import batch, old_set
 
 UNKNOWN_TOPIC = 3
 

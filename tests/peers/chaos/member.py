@@ -1,6 +1,6 @@
 # A group member with confluent-kafka 1.0 on Python 3.6. Arguments: host:port, topic, group and
 # settings NAME=VALUE. Prints one line of JSON per event until its standard input is closed. Same as
-# `tests/peers/groups/members/confluent.py`, in old syntax.
+# `tests/peers/groups/members/confluent_member.py`, in old syntax.
 import json
 import select
 import sys

@@ -37,7 +37,7 @@ SETTINGS = {
     "group_consumer_heartbeat_interval_ms": 300,
 }
 
-NEW_CONFLUENT = python_member("confluent.py", group_protocol="consumer")
+NEW_CONFLUENT = python_member("confluent_member.py", group_protocol="consumer")
 
 #: A member of the classic and one of the consumer protocol. Some give up all partitions before they
 #: rejoin (eager), others only those that are revoked (cooperative).
@@ -52,7 +52,7 @@ MOVES = [
         id="java-3.9.2-cooperative",
     ),
     pytest.param(
-        python_member("confluent.py", session_timeout_ms=LONG_TIMEOUT_MS),
+        python_member("confluent_member.py", session_timeout_ms=LONG_TIMEOUT_MS),
         NEW_CONFLUENT,
         id="confluent-range",
     ),
@@ -115,7 +115,9 @@ def test_members_of_two_libraries_share_topic_next_to_kafka_09_group(
 ) -> None:
     ours: list[MemberCommand] = [
         java_member("4.4.0", group_protocol="consumer", group_remote_assignor=assignor),
-        python_member("confluent.py", group_protocol="consumer", group_remote_assignor=assignor),
+        python_member(
+            "confluent_member.py", group_protocol="consumer", group_remote_assignor=assignor
+        ),
     ]
     with group_scenario(tmp_path, NEW_JAVA, **SETTINGS) as scenario:
         scenario.send(40)

@@ -14,11 +14,11 @@ from tests.peers.groups.group_scenario import group_scenario, java_member, pytho
 pytestmark = [pytest.mark.peer]
 
 CLIENTS = {
-    "kafka-python": python_member("kafka_python.py"),
-    "confluent-kafka": python_member("confluent.py"),
+    "kafka-python": python_member("kafka_python_member.py"),
+    "confluent-kafka": python_member("confluent_member.py"),
     "java-3.9.2": java_member("3.9.2"),
     # The consumer group protocol (KIP-848).
-    "confluent-kafka-consumer": python_member("confluent.py", group_protocol="consumer"),
+    "confluent-kafka-consumer": python_member("confluent_member.py", group_protocol="consumer"),
     "java-4.4.0-consumer": java_member("4.4.0", group_protocol="consumer"),
 }
 

@@ -147,7 +147,7 @@ def test_confluent_admin_client_gets_same_results(sides: ComparedBrokers) -> Non
             f"PYTHONPATH={site}",
             "PYTHONDONTWRITEBYTECODE=1",
             sys.executable,
-            str(PROGRAMS / "confluent.py"),
+            str(PROGRAMS / "confluent_admin.py"),
             "{}",
         ]
 

@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 
 from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import PartitionLog, StorageFailed
-from tests.contract.entries import sized, topic
+from tests.storage.entries import sized, topic
 
 ENTRY = 16_000
 

@@ -20,7 +20,7 @@ from storage.lmdb.environment import MIN_MAP_BYTES, LmdbEnvironment, MapLock
 from storage.lmdb.layout import FORMAT
 from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
 from tests.contract.benches import no_file_may_grow
-from tests.contract.entries import bases, everything, sized, topic
+from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 
 HOLD = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_twisted import ensureDeferred
 
-from tests.contract.entries import everything
+from tests.storage.entries import everything
 from tests.storage.lmdb.conftest import Opener
 
 

@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from storage.lmdb import LmdbStore
 from storage.lmdb import writer as writer_module
 from storage.log import LogClosed, PartitionLog
-from tests.contract.entries import bases, everything, sized, topic
+from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 
 ENTRY = 16_000

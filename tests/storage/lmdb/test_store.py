@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from storage.lmdb import queries
 from storage.lmdb.layout import Slot
 from storage.log import Entry, LogClosed, StorageFailed, Topic, UnknownTopic
-from tests.contract.entries import bases, everything, sized, topic
+from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 
 

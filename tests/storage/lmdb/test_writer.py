@@ -15,7 +15,7 @@ from storage.lmdb import writer as writer_module
 from storage.lmdb.write_burst import Burst, Task
 from storage.log import Entry, StorageFailed
 from tests.contract.benches import no_file_may_grow
-from tests.contract.entries import Counted, bases, everything, sized, topic
+from tests.storage.entries import Counted, bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 
 MORE_THAN_ANY_DISK = 1 << 62

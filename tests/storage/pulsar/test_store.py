@@ -21,7 +21,7 @@ from storage.pulsar.client.exclusive_producer import FencedByOtherProducer
 from storage.pulsar.client.process_stalls import STALL_SECONDS
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
-from tests.contract.entries import bases, entry, everything, plain, sized, topic
+from tests.storage.entries import bases, entry, everything, plain, sized, topic
 from tests.testkit.pulsar import START_SECONDS, Pulsar
 from tests.testkit.pulsar_relay import SEND, SEND_RECEIPT, PulsarRelays
 from tests.testkit.settle import settle

@@ -11,7 +11,7 @@ from storage.pulsar.compaction.trim import CURSOR
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
 from storage.pulsar.topics.topic_listing import LOWERED, RETENTION
-from tests.contract.entries import sized, topic
+from tests.storage.entries import sized, topic
 from tests.testkit.tenant import Tenant
 
 COMPACT = {"cleanup.policy": "compact"}

@@ -10,7 +10,7 @@ from gateway.partitions.record_batch import check_batch
 from storage.log import Entry, VolumeUsage
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.handler_calls import append_entries, call
-from tests.gateway.sets import batch
+from tests.records.record_sets import batch
 
 
 @pytest.fixture

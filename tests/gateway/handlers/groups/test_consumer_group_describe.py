@@ -14,7 +14,7 @@ from gateway.protocol.wire.group_messages import (
 )
 from gateway.protocol.wire.messages import uuid_of
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.group_requests import stable
+from tests.gateway.handlers.groups.group_requests import stable
 from tests.gateway.handlers.handler_calls import call
 
 #: Minimum interval between target assignments.

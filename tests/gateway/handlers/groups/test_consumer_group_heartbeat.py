@@ -19,7 +19,7 @@ from gateway.groups.consumer.consumer_group import ConsumerGroupState
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.group_requests import (
+from tests.gateway.handlers.groups.group_requests import (
     INITIAL_DELAY,
     heartbeat,
     join_request,

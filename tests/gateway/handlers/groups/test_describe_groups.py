@@ -13,7 +13,7 @@ from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.handlers.group_requests import joined, leave, stable, subscription
+from tests.gateway.handlers.groups.group_requests import joined, leave, stable, subscription
 from tests.gateway.handlers.handler_calls import call
 
 

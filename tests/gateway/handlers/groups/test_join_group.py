@@ -7,7 +7,7 @@ from kafka.protocol.consumer.group import JoinGroupRequest, LeaveGroupRequest
 
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, open_environment
-from tests.gateway.handlers.group_requests import (
+from tests.gateway.handlers.groups.group_requests import (
     INITIAL_DELAY,
     heartbeat,
     join_request,

@@ -15,7 +15,7 @@ from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.handler_calls import call
-from tests.gateway.sets import batch, old_set
+from tests.records.record_sets import batch, old_set
 
 LATEST, EARLIEST = -1, -2
 

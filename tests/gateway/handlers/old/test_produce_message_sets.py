@@ -17,9 +17,9 @@ from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.fetch_requests import from_offset, payload, rows, start_fetch
 from tests.gateway.handlers.fetch_requests import request as fetching
 from tests.gateway.handlers.test_produce import produce
-from tests.gateway.sets import batch as new_batch
-from tests.gateway.sets import old_set
 from tests.records.peers import read_with_aiokafka, read_with_kafka_python
+from tests.records.record_sets import batch as new_batch
+from tests.records.record_sets import old_set
 from tests.records.sample_records import GZIP, LZ4, SNAPPY, Sample, batch, message_set, wrapper
 
 A, B = Sample(0, 1000, b"k", b"first"), Sample(1, 990, None, None)

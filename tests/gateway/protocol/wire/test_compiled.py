@@ -24,7 +24,7 @@ from gateway.protocol.wire.produce_codec import (
     read_produce,
 )
 from tests.gateway.protocol.wire.implementations import unavailable, use
-from tests.gateway.sets import batch, pairs
+from tests.records.record_sets import batch, pairs
 
 FIRST_FLEXIBLE = {0: 9}
 VERSIONS = range(14)

@@ -22,7 +22,7 @@ from storage.pulsar.log.entries import PartitionEntries
 from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_rows import PartitionRow, PartitionState, load_partitions
-from tests.contract.entries import plain
+from tests.storage.entries import plain
 from tests.storage.pulsar.fake_client import FakeClient
 
 

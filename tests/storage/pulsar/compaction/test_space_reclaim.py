@@ -16,7 +16,7 @@ from storage.pulsar.log.offset_index import Position
 from storage.pulsar.store import PulsarStore
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from storage.pulsar.topics.topic_changes import TopicChanges
-from tests.contract.entries import bases, everything, plain, sized, topic
+from tests.storage.entries import bases, everything, plain, sized, topic
 from tests.storage.pulsar.topic_ledgers import COMPACT, SIZE, CompactedTopic
 from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant

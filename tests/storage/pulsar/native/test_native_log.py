@@ -39,7 +39,7 @@ from storage.pulsar.native.native_opener import open_native_log
 from storage.pulsar.native.native_sender import UnreadableBatch
 from storage.tail import TailCache
 from tests.fakes.memory_store import Medium, MemoryStore
-from tests.gateway.sets import batch
+from tests.records.record_sets import batch
 from tests.storage.pulsar.native_application import NativeApplication
 from tests.testkit.pulsar import Pulsar
 from tests.testkit.pulsar_relay import CLOSE_PRODUCER, SEND_RECEIPT, PulsarRelays

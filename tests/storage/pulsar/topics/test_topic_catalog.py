@@ -18,7 +18,7 @@ from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.topic_catalog import TopicCatalog
-from tests.contract.entries import topic
+from tests.storage.entries import topic
 from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant
 

@@ -18,7 +18,7 @@ from twisted.web.server import NOT_DONE_YET, Site
 from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.topics.topic_catalog import TopicCatalog
-from tests.contract.entries import topic
+from tests.storage.entries import topic
 from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant
 

@@ -21,7 +21,7 @@ def say(**event: Any) -> None:
     print(json.dumps(event), flush=True)
 
 
-class Listener(ConsumerRebalanceListener):
+class PrintingListener(ConsumerRebalanceListener):
     def on_partitions_revoked(self, revoked: Any) -> None:
         return
 
@@ -40,7 +40,7 @@ def joined(bootstrap: str, topic: str, group: str) -> KafkaConsumer:
         reconnect_backoff_ms=50,
         reconnect_backoff_max_ms=200,
     )
-    consumer.subscribe([topic], listener=Listener())
+    consumer.subscribe([topic], listener=PrintingListener())
     return consumer
 
 

@@ -19,7 +19,7 @@ def say(**event: Any) -> None:
     print(json.dumps(event), flush=True)
 
 
-class Listener:
+class OwnershipListener:
     """The assigned partitions, for eager and for incremental rebalancing."""
 
     def __init__(self, records: list[Any]) -> None:
@@ -58,7 +58,7 @@ def main(bootstrap: str, topic: str, group: str, *settings: str) -> None:
     }
     consumer = Consumer(config | beats | told)
     records: list[Any] = []
-    listener = Listener(records)
+    listener = OwnershipListener(records)
     consumer.subscribe(
         [topic], on_assign=listener.assigned, on_revoke=listener.revoked, on_lost=listener.revoked
     )

@@ -1,4 +1,4 @@
-"""Short constructors of entries and topics for the contract tests."""
+"""Short constructors of entries and topics for the tests of stores."""
 
 from __future__ import annotations
 
