@@ -1,7 +1,8 @@
 """Message sets (magic 0 and 1), and conversion between them and record batches (magic 2).
 
 Message sets are checked, stamped with offsets, converted and read. Pure functions over buffers,
-with the rules of `records`.
+with the rules of `records`, which they may import. The gateway imports these names in
+`gateway.partitions.stored_records` and `gateway.handlers.old`.
 """
 
 from compat.message_sets.down_conversion import down_convert, down_convert_all

@@ -1,6 +1,7 @@
 """The embedded store: topics, partition logs and tables in one LMDB file.
 
-A single thread writes; it syncs before anything is acknowledged.
+A single thread writes; it syncs before anything is acknowledged. May import the modules of
+`storage`; only this folder imports lmdb.
 """
 
 from storage.lmdb.settings import LmdbSettings

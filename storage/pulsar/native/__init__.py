@@ -1,1 +1,4 @@
-"""The entry format `pulsar`: topics that are shared with native Pulsar clients (decision 017)."""
+"""The entry format `pulsar`: topics that are shared with native Pulsar clients (decision 017).
+
+May import `admin`, `client` and `log`; `log` opens these topics.
+"""
