@@ -134,7 +134,8 @@ func (s *stamped) Read(into []byte) (int, error) {
 	}
 	for _, one := range messages {
 		if one.Header.Level == syscall.SOL_SOCKET && one.Header.Type == syscall.SCM_TIMESTAMPNS {
-			seconds, nanos := binary.NativeEndian.Uint64(one.Data), binary.NativeEndian.Uint64(one.Data[8:])
+			seconds := binary.NativeEndian.Uint64(one.Data)
+			nanos := binary.NativeEndian.Uint64(one.Data[8:])
 			s.at = time.Unix(int64(seconds), int64(nanos))
 		}
 	}
@@ -691,10 +692,20 @@ func main() {
 	window := flag.Duration("window", 60*time.Second, "duration of the measurement")
 	flag.Parse()
 
-	l := &load{at: *at, topic: *topic, partitions: *partitions, everyone: make(chan struct{}, 1), over: make(chan struct{})}
+	l := &load{
+		at:         *at,
+		topic:      *topic,
+		partitions: *partitions,
+		everyone:   make(chan struct{}, 1),
+		over:       make(chan struct{}),
+	}
 	for group := range *groups {
 		for number := range *size {
-			l.members = append(l.members, &member{load: l, group: fmt.Sprintf("bench-group-%d", group), client: fmt.Sprintf("bench-member-%d", number)})
+			l.members = append(l.members, &member{
+				load:   l,
+				group:  fmt.Sprintf("bench-group-%d", group),
+				client: fmt.Sprintf("bench-member-%d", number),
+			})
 		}
 	}
 	lines := bufio.NewScanner(os.Stdin)

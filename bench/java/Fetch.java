@@ -20,8 +20,10 @@ public class Fetch {
         Properties config = new Properties();
         config.put("bootstrap.servers", bootstrap);
         config.put("enable.auto.commit", "false");
-        config.put("key.deserializer", "org.apache.kafka.common.serialization.ByteArrayDeserializer");
-        config.put("value.deserializer", "org.apache.kafka.common.serialization.ByteArrayDeserializer");
+        config.put(
+                "key.deserializer", "org.apache.kafka.common.serialization.ByteArrayDeserializer");
+        config.put("value.deserializer",
+                "org.apache.kafka.common.serialization.ByteArrayDeserializer");
         KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(config);
         TopicPartition partition = new TopicPartition(topic, 0);
         consumer.assign(Collections.singletonList(partition));
@@ -50,13 +52,18 @@ public class Fetch {
     }
 
     @SuppressWarnings("unchecked")
-    private static ConsumerRecords<byte[], byte[]> poll(KafkaConsumer<byte[], byte[]> consumer) throws Exception {
+    private static ConsumerRecords<byte[], byte[]> poll(KafkaConsumer<byte[], byte[]> consumer)
+            throws Exception {
         // 4.x has no poll(long), and versions before 2.0 have no poll(Duration).
         try {
-            Method modern = KafkaConsumer.class.getMethod("poll", Class.forName("java.time.Duration"));
-            return (ConsumerRecords<byte[], byte[]>) modern.invoke(consumer, java.time.Duration.ofMillis(500));
+            Method modern
+                    = KafkaConsumer.class.getMethod("poll", Class.forName("java.time.Duration"));
+            return (ConsumerRecords<byte[], byte[]>) modern.invoke(
+                    consumer, java.time.Duration.ofMillis(500));
         } catch (NoSuchMethodException old) {
-            return (ConsumerRecords<byte[], byte[]>) KafkaConsumer.class.getMethod("poll", long.class).invoke(consumer, 500L);
+            return (ConsumerRecords<byte[], byte[]>)
+                    KafkaConsumer.class.getMethod("poll", long.class)
+                            .invoke(consumer, 500L);
         }
     }
 }

@@ -36,12 +36,14 @@ public class Paced {
         producer.close();
     }
 
-    private static long[] send(KafkaProducer<byte[], byte[]> producer, String topic, byte[] value, int rate, int count) throws Exception {
+    private static long[] send(KafkaProducer<byte[], byte[]> producer, String topic, byte[] value,
+            int rate, int count) throws Exception {
         long[] taken = new long[count];
         long start = System.nanoTime();
         for (int sent = 0; sent < count; sent++) {
             // parkNanos may return early.
-            for (long wait; (wait = start + sent * 1_000_000_000L / rate - System.nanoTime()) > 0; ) {
+            for (long wait;
+                    (wait = start + sent * 1_000_000_000L / rate - System.nanoTime()) > 0;) {
                 LockSupport.parkNanos(wait);
             }
             int number = sent;

@@ -1,4 +1,5 @@
-"""Drives aiokafka (0.3 ... 0.14, on Python 3.6 ... 3.13) by the command line described in README.md."""
+"""Drives aiokafka (0.3 ... 0.14, on Python 3.6 ... 3.13) by the command line in README.md."""
+
 import asyncio
 import base64
 import os
@@ -47,7 +48,9 @@ def common(options):
         settings["security_protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")
     if user:
         name, _, password = user.partition(":")
-        settings.update(sasl_mechanism="PLAIN", sasl_plain_username=name, sasl_plain_password=password)
+        settings.update(
+            sasl_mechanism="PLAIN", sasl_plain_username=name, sasl_plain_password=password
+        )
     if ca:
         settings["ssl_context"] = ssl.create_default_context(cafile=ca)
     return settings
@@ -59,7 +62,10 @@ def headers_from(text):
 
 
 def headers_to(headers):
-    return ",".join(quote(name, safe="") + "=" + encoded(value) for name, value in headers or ()) or "-"
+    return (
+        ",".join(quote(name, safe="") + "=" + encoded(value) for name, value in headers or ())
+        or "-"
+    )
 
 
 async def produce(options, spans):
@@ -82,7 +88,10 @@ async def produce(options, spans):
             break
         topic, partition, future = taken
         done = await asyncio.wait_for(future, float(options["timeout"]))
-        print("%s\t%s\t%d" % (topic, partition, -1 if done is None or done.offset is None else done.offset))
+        print(
+            "%s\t%s\t%d"
+            % (topic, partition, -1 if done is None or done.offset is None else done.offset)
+        )
         if sent.empty():
             sys.stdout.flush()
     await feeding
@@ -99,7 +108,9 @@ async def feed(producer, sent):
             more = {} if timestamp == "-" else {"timestamp_ms": int(timestamp)}
             if VERSION >= (0, 6) and headers != "-":
                 more["headers"] = headers_from(headers)
-            future = await producer.send(topic, decoded(value), key=decoded(key), partition=int(partition), **more)
+            future = await producer.send(
+                topic, decoded(value), key=decoded(key), partition=int(partition), **more
+            )
             await sent.put((topic, partition, future))
     finally:
         await sent.put(None)
@@ -117,7 +128,9 @@ async def consume(options, spans):
     if "fetch-bytes" in options:
         settings["max_partition_fetch_bytes"] = int(options["fetch-bytes"])
     # group_id None: no coordinator. An unknown offset must be an error, not a silent jump.
-    consumer = AIOKafkaConsumer(group_id=None, enable_auto_commit=False, auto_offset_reset="none", **settings)
+    consumer = AIOKafkaConsumer(
+        group_id=None, enable_auto_commit=False, auto_offset_reset="none", **settings
+    )
     await consumer.start()
     missing, starts = {}, {}
     for span in spans:
@@ -151,7 +164,9 @@ async def group(options, spans):
     settings["group_id"] = options["group"]
     if "session" in options:
         settings.update(session_timeout_ms=int(options["session"]), heartbeat_interval_ms=500)
-    consumer = AIOKafkaConsumer(topic, enable_auto_commit=False, auto_offset_reset="earliest", **settings)
+    consumer = AIOKafkaConsumer(
+        topic, enable_auto_commit=False, auto_offset_reset="earliest", **settings
+    )
     await consumer.start()
     missing = int(count)
     deadline = time.time() + float(options["timeout"])
@@ -185,7 +200,16 @@ async def transaction(options, spans):
 def show(record):
     timestamp = "-" if record.timestamp is None or record.timestamp < 0 else record.timestamp
     place = "%s\t%d\t%d\t%s" % (record.topic, record.partition, record.offset, timestamp)
-    print("\t".join((place, encoded(record.key), encoded(record.value), headers_to(getattr(record, "headers", None)))))
+    print(
+        "\t".join(
+            (
+                place,
+                encoded(record.key),
+                encoded(record.value),
+                headers_to(getattr(record, "headers", None)),
+            )
+        )
+    )
 
 
 async def bounded():

@@ -1,4 +1,5 @@
-"""Drives confluent-kafka (librdkafka; Python 3.6 ... 3.13) by the command line described in README.md."""
+"""Drives confluent-kafka (librdkafka; Python 3.6 ... 3.13) by the command line in README.md."""
+
 import base64
 import os
 import sys
@@ -6,7 +7,15 @@ import threading
 import time
 from urllib.parse import quote, unquote
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition, libversion
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+    libversion,
+)
 
 IN_FLIGHT = 10000
 
@@ -50,7 +59,9 @@ def common(options, failures):
         settings["security.protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")
     if user:
         name, _, password = user.partition(":")
-        settings.update({"sasl.mechanisms": "PLAIN", "sasl.username": name, "sasl.password": password})
+        settings.update(
+            {"sasl.mechanisms": "PLAIN", "sasl.username": name, "sasl.password": password}
+        )
     if ca:
         settings["ssl.ca.location"] = ca
     return settings
@@ -62,11 +73,14 @@ def headers_from(text):
 
 
 def headers_to(headers):
-    return ",".join(quote(name, safe="") + "=" + encoded(value) for name, value in headers or ()) or "-"
+    return (
+        ",".join(quote(name, safe="") + "=" + encoded(value) for name, value in headers or ())
+        or "-"
+    )
 
 
 class InOrder:
-    """Prints acknowledgements in the order of input: those that came early wait for the one before them."""
+    """Prints acknowledgements in the order of input; early ones wait for the one before them."""
 
     def __init__(self, failures):
         self.early = {}
@@ -79,7 +93,11 @@ class InOrder:
                 self.failures.append(error)
                 return
             offset = message.offset()
-            self.early[index] = "%s\t%d\t%d" % (message.topic(), message.partition(), -1 if offset is None or offset < 0 else offset)
+            self.early[index] = "%s\t%d\t%d" % (
+                message.topic(),
+                message.partition(),
+                -1 if offset is None or offset < 0 else offset,
+            )
             while self.printed in self.early:
                 print(self.early.pop(self.printed))
                 self.printed += 1
@@ -108,7 +126,11 @@ def produce(options):
     if "batch-bytes" in options:
         batch = int(options["batch-bytes"])
         # batch.size came with librdkafka 1.5; before it only the number of messages bounds a batch.
-        settings.update({"batch.size": batch} if hasattr(Producer, "list_topics") and version() >= (1, 5) else {"batch.num.messages": max(1, batch // 512)})
+        settings.update(
+            {"batch.size": batch}
+            if hasattr(Producer, "list_topics") and version() >= (1, 5)
+            else {"batch.num.messages": max(1, batch // 512)}
+        )
     producer = Producer(settings)
     acknowledged = InOrder(failures)
     feed = Feed(producer, acknowledged)
@@ -120,7 +142,9 @@ def produce(options):
         if feed.is_over and deadline is None:
             deadline = time.time() + float(options["timeout"])
         if deadline and time.time() > deadline:
-            raise RuntimeError("timed out with %d of %d records acknowledged" % (acknowledged.printed, feed.count))
+            raise RuntimeError(
+                "timed out with %d of %d records acknowledged" % (acknowledged.printed, feed.count)
+            )
     if failures:
         raise RuntimeError(str(failures[0]))
 
@@ -152,7 +176,9 @@ class Feed(threading.Thread):
             more["headers"] = headers_from(headers)
         on_delivery = self.acknowledged.callback(self.count)
         self.count += 1
-        self.producer.produce(topic, decoded(value), decoded(key), int(partition), on_delivery=on_delivery, **more)
+        self.producer.produce(
+            topic, decoded(value), decoded(key), int(partition), on_delivery=on_delivery, **more
+        )
 
 
 def version():
@@ -170,13 +196,24 @@ def consume(options, spans):
     failures = []
     settings = reading(options, failures)
     # librdkafka requires a group id, but partitions are assigned manually and nothing is committed.
-    settings.update({"group.id": "legacy-driver", "enable.auto.commit": False, "enable.partition.eof": False, "auto.offset.reset": "error"})
+    settings.update(
+        {
+            "group.id": "legacy-driver",
+            "enable.auto.commit": False,
+            "enable.partition.eof": False,
+            "auto.offset.reset": "error",
+        }
+    )
     if "fetch-bytes" in options:
         settings["fetch.message.max.bytes"] = int(options["fetch-bytes"])
     missing, starts = {}, []
     for span in spans:
         topic, partition, start, count = span.split(":")
-        starts.append(TopicPartition(topic, int(partition), OFFSET_BEGINNING if start == "beginning" else int(start)))
+        starts.append(
+            TopicPartition(
+                topic, int(partition), OFFSET_BEGINNING if start == "beginning" else int(start)
+            )
+        )
         if int(count):
             missing[topic, int(partition)] = int(count)
     consumer = Consumer(settings)
@@ -203,9 +240,18 @@ def consume(options, spans):
 def group(options, spans):
     failures = []
     settings = reading(options, failures)
-    settings.update({"group.id": options["group"], "enable.auto.commit": False, "enable.partition.eof": False, "auto.offset.reset": "earliest"})
+    settings.update(
+        {
+            "group.id": options["group"],
+            "enable.auto.commit": False,
+            "enable.partition.eof": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
     if "session" in options:
-        settings.update({"session.timeout.ms": int(options["session"]), "heartbeat.interval.ms": 500})
+        settings.update(
+            {"session.timeout.ms": int(options["session"]), "heartbeat.interval.ms": 500}
+        )
     topic, _, count = spans[0].partition(":")
     consumer = Consumer(settings)
     consumer.subscribe([topic])
@@ -227,7 +273,13 @@ def group(options, spans):
             show(record)
             missing -= 1
         if following:
-            consumer.commit(offsets=[TopicPartition(topic, partition, offset) for partition, offset in following.items()], **{waits: False})
+            consumer.commit(
+                offsets=[
+                    TopicPartition(topic, partition, offset)
+                    for partition, offset in following.items()
+                ],
+                **{waits: False},
+            )
     sys.stdout.flush()
     # Leaves the group.
     consumer.close()
@@ -237,7 +289,9 @@ def commits(options, spans):
     """Commits every --every ms while a fetch waits on the idle topic."""
     failures = []
     settings = reading(options, failures)
-    settings.update({"group.id": options["group"], "enable.auto.commit": False, "auto.offset.reset": "earliest"})
+    settings.update(
+        {"group.id": options["group"], "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+    )
     topic, _, count = spans[0].partition(":")
     place = TopicPartition(topic, 0, 0)
     consumer = Consumer(settings)
@@ -287,8 +341,17 @@ def wrapper_version():
 
 def show(record):
     kind, timestamp = record.timestamp()
-    place = "%s\t%d\t%d\t%s" % (record.topic(), record.partition(), record.offset(), timestamp if kind and timestamp >= 0 else "-")
-    print("\t".join((place, encoded(record.key()), encoded(record.value()), headers_to(record.headers()))))
+    place = "%s\t%d\t%d\t%s" % (
+        record.topic(),
+        record.partition(),
+        record.offset(),
+        timestamp if kind and timestamp >= 0 else "-",
+    )
+    print(
+        "\t".join(
+            (place, encoded(record.key()), encoded(record.value()), headers_to(record.headers()))
+        )
+    )
 
 
 def main():

@@ -8,7 +8,8 @@ const kafka = require('kafka-node')
 // snappy needs a compiler, and nothing else is known.
 const CODECS = { none: 0, gzip: 1 }
 const decoded = text => (text === '-' ? null : Buffer.from(text, 'base64'))
-const encoded = raw => (raw === null || raw === undefined ? '-' : Buffer.from(raw).toString('base64'))
+const encoded = raw =>
+  raw === null || raw === undefined ? '-' : Buffer.from(raw).toString('base64')
 const done = (resolve, reject) => (error, answer) => (error ? reject(error) : resolve(answer))
 
 function parse(words) {
@@ -22,7 +23,11 @@ function parse(words) {
 }
 
 function common(options) {
-  const settings = { kafkaHost: options.bootstrap, connectTimeout: 1000 * Number(options.timeout), requestTimeout: 1000 * Number(options.timeout) }
+  const settings = {
+    kafkaHost: options.bootstrap,
+    connectTimeout: 1000 * Number(options.timeout),
+    requestTimeout: 1000 * Number(options.timeout),
+  }
   if (options['client-id']) settings.clientId = options['client-id']
   if (options['tls-ca']) settings.sslOptions = { ca: [fs.readFileSync(options['tls-ca'], 'utf8')] }
   if (options['sasl-plain']) {
@@ -38,10 +43,16 @@ async function connected(options) {
   return client
 }
 
-// kafka-node makes one request of each send, so the batches are made here: consecutive records up to --batch-bytes.
+// kafka-node makes one request of each send, so the batches are made here: consecutive records up
+// to --batch-bytes.
 async function produce(options) {
   const client = await connected(options)
-  const settings = options.acks ? { requireAcks: { 0: 0, 1: 1 }[options.acks] ?? -1, ackTimeoutMs: 1000 * Number(options.timeout) } : {}
+  const settings = options.acks
+    ? {
+        requireAcks: { 0: 0, 1: 1 }[options.acks] ?? -1,
+        ackTimeoutMs: 1000 * Number(options.timeout),
+      }
+    : {}
   const producer = new kafka.Producer(client, settings)
   const limit = Number(options['batch-bytes'] || 16384)
   let batch = []
@@ -52,7 +63,10 @@ async function produce(options) {
     size = 0
     if (sent.length) await sendBatch(client, producer, options, sent)
   }
-  for await (const line of readline.createInterface({ input: process.stdin, crlfDelay: Infinity })) {
+  for await (const line of readline.createInterface({
+    input: process.stdin,
+    crlfDelay: Infinity,
+  })) {
     batch.push(line.split('\t'))
     size += line.length
     if (size >= limit) await send()
@@ -61,13 +75,22 @@ async function produce(options) {
 }
 
 async function sendBatch(client, producer, options, lines) {
-  await new Promise((resolve, reject) => client.refreshMetadata([...new Set(lines.map(line => line[0]))], done(resolve, reject)))
+  await new Promise((resolve, reject) =>
+    client.refreshMetadata([...new Set(lines.map(line => line[0]))], done(resolve, reject)),
+  )
   const payloads = lines.map(([topic, partition, timestamp, key, value]) => {
     const message = new kafka.KeyedMessage(decoded(key), decoded(value))
     if (timestamp !== '-') message.timestamp = Number(timestamp)
-    return { topic, partition: Number(partition), messages: [message], attributes: CODECS[options.codec || 'none'] }
+    return {
+      topic,
+      partition: Number(partition),
+      messages: [message],
+      attributes: CODECS[options.codec || 'none'],
+    }
   })
-  const answer = await new Promise((resolve, reject) => producer.send(payloads, done(resolve, reject)))
+  const answer = await new Promise((resolve, reject) =>
+    producer.send(payloads, done(resolve, reject)),
+  )
   const next = new Map()
   let text = ''
   for (const [topic, partition] of lines) {
@@ -87,14 +110,19 @@ function reading(options) {
 
 function line({ topic, partition, offset, timestamp, key, value }) {
   // Format 0 has no timestamp, format 1 may have none.
-  const at = timestamp === undefined || timestamp === null || Number(timestamp) <= 0 ? '-' : Number(timestamp)
+  const at =
+    timestamp === undefined || timestamp === null || Number(timestamp) <= 0
+      ? '-'
+      : Number(timestamp)
   return [topic, partition, offset, at, encoded(key), encoded(value), '-'].join('\t') + '\n'
 }
 
 // It is for the application to ask.
 async function beginning(client, topic, partition) {
   const asked = [{ topic, partition, time: -2, maxNum: 1 }]
-  const found = await new Promise((resolve, reject) => new kafka.Offset(client).fetch(asked, done(resolve, reject)))
+  const found = await new Promise((resolve, reject) =>
+    new kafka.Offset(client).fetch(asked, done(resolve, reject)),
+  )
   return found[topic][partition][0]
 }
 
@@ -106,7 +134,11 @@ async function consume(options) {
     const [topic, partition, from, count] = span.split(':')
     if (count === '0') continue
     const start = from === 'beginning' ? await beginning(client, topic, Number(partition)) : from
-    missing.set(`${topic}:${partition}`, { from: Number(start), end: Number(start) + Number(count), seen: new Map() })
+    missing.set(`${topic}:${partition}`, {
+      from: Number(start),
+      end: Number(start) + Number(count),
+      seen: new Map(),
+    })
     payloads.push({ topic, partition: Number(partition), offset: Number(start) })
   }
   if (!payloads.length) return
@@ -115,24 +147,36 @@ async function consume(options) {
   const consumer = new kafka.Consumer(client, payloads, settings)
   let left = missing.size
   await new Promise((resolve, reject) => {
-    consumer.on('error', reject).on('offsetOutOfRange', where => reject(new Error(`out of range: ${JSON.stringify(where)}`)))
+    consumer
+      .on('error', reject)
+      .on('offsetOutOfRange', where => reject(new Error(`out of range: ${JSON.stringify(where)}`)))
     consumer.on('message', message => {
       const span = missing.get(`${message.topic}:${message.partition}`)
-      if (message.offset < span.from || message.offset >= span.end || span.seen.has(message.offset)) return
+      if (message.offset < span.from || message.offset >= span.end || span.seen.has(message.offset))
+        return
       span.seen.set(message.offset, line(message))
       if (span.seen.size === span.end - span.from && !--left) resolve()
     })
   })
   // Compressed sets are unpacked in threads, so that they come in any order.
-  for (const { seen } of missing.values()) process.stdout.write([...seen].sort(([a], [b]) => a - b).map(([, text]) => text).join(''))
+  for (const { seen } of missing.values())
+    process.stdout.write(
+      [...seen]
+        .sort(([a], [b]) => a - b)
+        .map(([, text]) => text)
+        .join(''),
+    )
 }
 
 async function group(options) {
   const [topic, count] = options.spans[0].split(':')
   const own = { groupId: options.group, fromOffset: 'earliest' }
   if (options['client-id']) own.id = options['client-id']
-  if (options.session) Object.assign(own, { sessionTimeout: Number(options.session), heartbeatInterval: 500 })
-  const member = new kafka.ConsumerGroup({ ...common(options), ...reading(options), ...own }, [topic])
+  if (options.session)
+    Object.assign(own, { sessionTimeout: Number(options.session), heartbeatInterval: 500 })
+  const member = new kafka.ConsumerGroup({ ...common(options), ...reading(options), ...own }, [
+    topic,
+  ])
   const following = new Map()
   let missing = Number(count)
   let isCommitting = false
@@ -140,9 +184,16 @@ async function group(options) {
   const commit = async () => {
     isCommitting = true
     while (following.size) {
-      const commits = [...following].map(([partition, offset]) => ({ topic, partition, offset, metadata: '' }))
+      const commits = [...following].map(([partition, offset]) => ({
+        topic,
+        partition,
+        offset,
+        metadata: '',
+      }))
       following.clear()
-      await new Promise((resolve, reject) => member.sendOffsetCommitRequest(commits, done(resolve, reject)))
+      await new Promise((resolve, reject) =>
+        member.sendOffsetCommitRequest(commits, done(resolve, reject)),
+      )
     }
     isCommitting = false
   }

@@ -1,4 +1,5 @@
-"""Drives kafka-python (1.0 ... 3.0, on Python 2.7 ... 3.13) by the command line described in README.md."""
+"""Drives kafka-python (1.0 ... 3.0, on Python 2.7 ... 3.13) by the command line in README.md."""
+
 from __future__ import print_function
 
 import base64
@@ -66,7 +67,9 @@ def common(options):
         settings["security_protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")
     if user:
         name, _, password = user.partition(":")
-        settings.update(sasl_mechanism="PLAIN", sasl_plain_username=name, sasl_plain_password=password)
+        settings.update(
+            sasl_mechanism="PLAIN", sasl_plain_username=name, sasl_plain_password=password
+        )
     if ca:
         settings["ssl_context"] = ssl.create_default_context(cafile=ca)
     return settings
@@ -78,16 +81,24 @@ def headers_from(text):
 
 
 def headers_to(headers):
-    return ",".join(quote(name, safe="") + "=" + encoded(value) for name, value in headers or ()) or "-"
+    return (
+        ",".join(quote(name, safe="") + "=" + encoded(value) for name, value in headers or ())
+        or "-"
+    )
 
 
 def carries_headers(options):
-    """Format 2 came with Kafka 0.11; a client told to speak to an older one asserts that there are none."""
-    return VERSION >= (1, 4) and tuple(int(part) for part in options.get("api-version", "9").split(".")) >= (0, 11)
+    """Format 2 came with Kafka 0.11; a client that is set to an older one refuses headers."""
+    return VERSION >= (1, 4) and tuple(
+        int(part) for part in options.get("api-version", "9").split(".")
+    ) >= (0, 11)
 
 
 class Feed(threading.Thread):
-    """Reads stdin and sends; what was sent stands in `sent`, bounded so that an unanswered producer stops reading."""
+    """Reads stdin and sends.
+
+    Sent records are in `sent`, which is bounded, so that a producer without answers stops reading.
+    """
 
     LIMIT = 10000
 
@@ -111,7 +122,9 @@ class Feed(threading.Thread):
                     more["timestamp_ms"] = int(timestamp)
                 if self.carries_headers and headers != "-":
                     more["headers"] = headers_from(headers)
-                future = self.producer.send(topic, decoded(value), key=decoded(key), partition=int(partition), **more)
+                future = self.producer.send(
+                    topic, decoded(value), key=decoded(key), partition=int(partition), **more
+                )
                 self.sent.append((topic, partition, future))
         except Exception as failure:
             self.failure = failure
@@ -131,7 +144,9 @@ def produce(options):
     elif VERSION >= (3, 0) and "acks" in options:
         settings["enable_idempotence"] = options["acks"] == "all"
     patience = int(float(options["timeout"]) * 1000)
-    producer = kafka.KafkaProducer(compression_type=None if codec == "none" else codec, max_block_ms=patience, **settings)
+    producer = kafka.KafkaProducer(
+        compression_type=None if codec == "none" else codec, max_block_ms=patience, **settings
+    )
     feed = Feed(producer, carries_headers(options))
     feed.start()
     while True:
@@ -164,7 +179,9 @@ def consume(options, spans):
     if "fetch-bytes" in options:
         settings["max_partition_fetch_bytes"] = int(options["fetch-bytes"])
     # group_id None: no coordinator. An unknown offset must be an error, not a silent jump.
-    consumer = kafka.KafkaConsumer(group_id=None, enable_auto_commit=False, auto_offset_reset="none", **settings)
+    consumer = kafka.KafkaConsumer(
+        group_id=None, enable_auto_commit=False, auto_offset_reset="none", **settings
+    )
     missing = {}
     starts = {}
     for span in spans:
@@ -199,7 +216,12 @@ def group(options, spans):
     settings = reading(options)
     if "session" in options:
         settings.update(session_timeout_ms=int(options["session"]), heartbeat_interval_ms=500)
-    consumer = kafka.KafkaConsumer(group_id=options["group"], enable_auto_commit=False, auto_offset_reset="earliest", **settings)
+    consumer = kafka.KafkaConsumer(
+        group_id=options["group"],
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        **settings
+    )
     consumer.subscribe([topic])
     missing = int(count)
     deadline = time.time() + float(options["timeout"])
@@ -213,7 +235,9 @@ def group(options, spans):
         for where, records in consumer.poll(patience).items():
             for record in records[:missing]:
                 # (offset, metadata), and in newer versions the leader's epoch, which -1 leaves out.
-                following[where] = OffsetAndMetadata(*(record.offset + 1, "", -1)[: len(OffsetAndMetadata._fields)])
+                following[where] = OffsetAndMetadata(
+                    *(record.offset + 1, "", -1)[: len(OffsetAndMetadata._fields)]
+                )
                 show(record)
             missing -= min(missing, len(records))
         if following:
@@ -228,7 +252,16 @@ def show(record):
     if timestamp is None or timestamp < 0:
         timestamp = "-"
     place = "%s\t%d\t%d\t%s" % (record.topic, record.partition, record.offset, timestamp)
-    print("\t".join((place, encoded(record.key), encoded(record.value), headers_to(getattr(record, "headers", None)))))
+    print(
+        "\t".join(
+            (
+                place,
+                encoded(record.key),
+                encoded(record.value),
+                headers_to(getattr(record, "headers", None)),
+            )
+        )
+    )
 
 
 def main():

@@ -5,11 +5,15 @@ const fs = require('fs')
 const readline = require('readline')
 const { Kafka, CompressionTypes, CompressionCodecs, Partitioners, logLevel } = require('kafkajs')
 
-// Codecs that KafkaJS leaves to others; all are plain JavaScript or WebAssembly, so that nothing needs compiling.
+// Codecs that KafkaJS leaves to others; all are plain JavaScript or WebAssembly, so that nothing
+// needs compiling.
 CompressionCodecs[CompressionTypes.Snappy] = require('kafkajs-snappy')
 CompressionCodecs[CompressionTypes.LZ4] = () => {
   const lz4 = require('lz4js')
-  return { compress: async encoder => asIndependent(Buffer.from(lz4.compress(encoder.buffer))), decompress: async buffer => Buffer.from(lz4.decompress(buffer)) }
+  return {
+    compress: async encoder => asIndependent(Buffer.from(lz4.compress(encoder.buffer))),
+    decompress: async buffer => Buffer.from(lz4.decompress(buffer)),
+  }
 }
 if (CompressionTypes.ZSTD) {
   const zstd = require('@bokuweb/zstd-wasm')
@@ -21,16 +25,24 @@ if (CompressionTypes.ZSTD) {
   })
 }
 
-// lz4js leaves the bit for independent blocks unset, which Kafka refuses; a frame below its block size of 4 MiB is one block and may say so.
-// 0x73 is the checksum of the two header bytes before it (second byte of their xxh32), as liblz4 writes it.
+// lz4js leaves the bit for independent blocks unset, which Kafka refuses; a frame below its block
+// size of 4 MiB is one block and may say so. 0x73 is the checksum of the two header bytes before it
+// (second byte of their xxh32), as liblz4 writes it.
 function asIndependent(frame) {
-  if (frame.readUInt32LE(0) !== 0x184d2204 || frame[4] !== 0x40 || frame[5] !== 0x70) throw new Error('lz4js writes another frame header than expected')
+  if (frame.readUInt32LE(0) !== 0x184d2204 || frame[4] !== 0x40 || frame[5] !== 0x70)
+    throw new Error('lz4js writes another frame header than expected')
   frame[4] = 0x60
   frame[6] = 0x73
   return frame
 }
 
-const CODECS = { none: CompressionTypes.None, gzip: CompressionTypes.GZIP, snappy: CompressionTypes.Snappy, lz4: CompressionTypes.LZ4, zstd: CompressionTypes.ZSTD }
+const CODECS = {
+  none: CompressionTypes.None,
+  gzip: CompressionTypes.GZIP,
+  snappy: CompressionTypes.Snappy,
+  lz4: CompressionTypes.LZ4,
+  zstd: CompressionTypes.ZSTD,
+}
 const decoded = text => (text === '-' ? null : Buffer.from(text, 'base64'))
 const encoded = raw => (raw === null || raw === undefined ? '-' : raw.toString('base64'))
 
@@ -54,7 +66,8 @@ function connect(options) {
     connectionTimeout: 60000,
     authenticationTimeout: 60000,
     logLevel: logLevel.ERROR,
-    logCreator: () => entry => process.stderr.write(`${entry.log.message} ${entry.log.error || ''}\n`),
+    logCreator: () => entry =>
+      process.stderr.write(`${entry.log.message} ${entry.log.error || ''}\n`),
   }
   if (options['client-id']) settings.clientId = options['client-id']
   if (options['tls-ca']) settings.ssl = { ca: [fs.readFileSync(options['tls-ca'], 'utf8')] }
@@ -76,9 +89,13 @@ function headersFrom(text) {
   return headers
 }
 
-// KafkaJS makes one request of each send, so the batches are made here: consecutive records up to --batch-bytes.
+// KafkaJS makes one request of each send, so the batches are made here: consecutive records up to
+// --batch-bytes.
 async function produce(options) {
-  const producer = connect(options).producer({ idempotent: !!options.idempotent, createPartitioner: Partitioners && Partitioners.DefaultPartitioner })
+  const producer = connect(options).producer({
+    idempotent: !!options.idempotent,
+    createPartitioner: Partitioners && Partitioners.DefaultPartitioner,
+  })
   await producer.connect()
   const limit = Number(options['batch-bytes'] || 16384)
   let batch = []
@@ -90,7 +107,10 @@ async function produce(options) {
     size = 0
     await sendBatch(producer, options, sent)
   }
-  for await (const line of readline.createInterface({ input: process.stdin, crlfDelay: Infinity })) {
+  for await (const line of readline.createInterface({
+    input: process.stdin,
+    crlfDelay: Infinity,
+  })) {
     batch.push(line.split('\t'))
     size += line.length
     if (size >= limit) await send()
@@ -103,7 +123,12 @@ async function sendBatch(producer, options, lines) {
   const topics = new Map()
   for (const [topic, partition, timestamp, key, value, headers] of lines) {
     if (!topics.has(topic)) topics.set(topic, [])
-    const message = { partition: Number(partition), key: decoded(key), value: decoded(value), headers: headersFrom(headers) }
+    const message = {
+      partition: Number(partition),
+      key: decoded(key),
+      value: decoded(value),
+      headers: headersFrom(headers),
+    }
     if (timestamp !== '-') message.timestamp = timestamp
     topics.get(topic).push(message)
   }
@@ -113,7 +138,9 @@ async function sendBatch(producer, options, lines) {
     if (options.acks) settings.acks = { 0: 0, 1: 1 }[options.acks] ?? -1
     answers.push(...(await producer.send({ topic, messages, ...settings })))
   }
-  const next = new Map(answers.map(a => [`${a.topicName}:${a.partition}`, BigInt(a.baseOffset ?? a.offset)]))
+  const next = new Map(
+    answers.map(a => [`${a.topicName}:${a.partition}`, BigInt(a.baseOffset ?? a.offset)]),
+  )
   let text = ''
   for (const [topic, partition] of lines) {
     const place = `${topic}:${partition}`
@@ -125,14 +152,22 @@ async function sendBatch(producer, options, lines) {
 }
 
 function headersTo(headers) {
-  const pairs = Object.entries(headers || {}).flatMap(([name, values]) => [].concat(values).map(value => [name, value]))
-  return pairs.map(([name, value]) => `${encodeURIComponent(name)}=${encoded(value)}`).join(',') || '-'
+  const pairs = Object.entries(headers || {}).flatMap(([name, values]) =>
+    [].concat(values).map(value => [name, value]),
+  )
+  return (
+    pairs.map(([name, value]) => `${encodeURIComponent(name)}=${encoded(value)}`).join(',') || '-'
+  )
 }
 
 function show(topic, partition, { offset, timestamp, key, value, headers }) {
   // Format 0 has no timestamp, format 1 may have none.
   const at = timestamp === undefined || Number(timestamp) <= 0 ? '-' : timestamp
-  fs.writeSync(1, [topic, partition, offset, at, encoded(key), encoded(value), headersTo(headers)].join('\t') + '\n')
+  fs.writeSync(
+    1,
+    [topic, partition, offset, at, encoded(key), encoded(value), headersTo(headers)].join('\t') +
+      '\n',
+  )
 }
 
 // KafkaJS consumes only in groups: a group without other members and without automatic commits.
@@ -141,14 +176,21 @@ async function consume(options) {
   for (const span of options.spans) {
     const [topic, partition, from, count] = span.split(':')
     const start = from === 'beginning' ? '0' : from
-    spans.set(`${topic}:${partition}`, { topic, partition: Number(partition), start, next: BigInt(start), left: Number(count) })
+    spans.set(`${topic}:${partition}`, {
+      topic,
+      partition: Number(partition),
+      start,
+      next: BigInt(start),
+      left: Number(count),
+    })
   }
   const settings = { groupId: `legacy-driver-${process.pid}-${Date.now()}` }
   if (options['fetch-wait']) settings.maxWaitTimeInMs = Number(options['fetch-wait'])
   if (options['fetch-bytes']) settings.maxBytesPerPartition = Number(options['fetch-bytes'])
   const consumer = connect(options).consumer(settings)
   await consumer.connect()
-  for (const topic of new Set([...spans.values()].map(span => span.topic))) await consumer.subscribe({ topic, fromBeginning: true })
+  for (const topic of new Set([...spans.values()].map(span => span.topic)))
+    await consumer.subscribe({ topic, fromBeginning: true })
   let missing = [...spans.values()].reduce((sum, span) => sum + span.left, 0)
   await new Promise((resolve, reject) => {
     const eachBatch = async ({ batch }) => {
@@ -163,7 +205,11 @@ async function consume(options) {
       if (!missing) resolve()
     }
     // Only who runs may seek.
-    const seek = () => spans.forEach(({ topic, partition, start }) => start === '0' || consumer.seek({ topic, partition, offset: start }))
+    const seek = () =>
+      spans.forEach(
+        ({ topic, partition, start }) =>
+          start === '0' || consumer.seek({ topic, partition, offset: start }),
+      )
     consumer.run({ autoCommit: false, eachBatch }).then(seek).catch(reject)
   })
   await consumer.disconnect()
@@ -172,7 +218,8 @@ async function consume(options) {
 async function group(options) {
   const [topic, count] = options.spans[0].split(':')
   const settings = { groupId: options.group }
-  if (options.session) Object.assign(settings, { sessionTimeout: Number(options.session), heartbeatInterval: 500 })
+  if (options.session)
+    Object.assign(settings, { sessionTimeout: Number(options.session), heartbeatInterval: 500 })
   if (options['fetch-wait']) settings.maxWaitTimeInMs = Number(options['fetch-wait'])
   const consumer = connect(options).consumer(settings)
   await consumer.connect()

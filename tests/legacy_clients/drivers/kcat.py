@@ -1,8 +1,10 @@
-"""Drives kcat by the command line described in README.md: `kcat.py KCAT-BINARY produce|consume|group ...`.
+"""Drives kcat by the command line in README.md: `kcat.py KCAT-BINARY produce|consume|group ...`.
 
-kcat takes one partition, one set of headers and one meaning of "empty" per process, so consecutive records that share those make one run of it.
-It cannot set timestamps, and two records it cannot say at all: a null key with an empty value, and an empty key with a null value.
+kcat takes one partition, one set of headers and one meaning of "empty" per process, so each run of
+it sends consecutive records that share these. It cannot set timestamps, and cannot send two kinds
+of records: a null key with an empty value, and an empty key with a null value.
 """
+
 import base64
 import itertools
 import os
@@ -51,7 +53,9 @@ def common(options):
         settings["security.protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")
     if user:
         name, _, password = user.partition(":")
-        settings.update({"sasl.mechanisms": "PLAIN", "sasl.username": name, "sasl.password": password})
+        settings.update(
+            {"sasl.mechanisms": "PLAIN", "sasl.username": name, "sasl.password": password}
+        )
     if ca:
         settings["ssl.ca.location"] = ca
     return settings
@@ -76,13 +80,27 @@ def produce(kcat, options):
         settings["enable.idempotence"] = "true"
     records = (line.rstrip("\n").split("\t") for line in sys.stdin)
     for (topic, partition, nulls, headers), run in itertools.groupby(records, sharing):
-        words = argv(kcat, options, settings, "-P", "-t", topic, "-p", partition, "-z", options.get("codec", "none"), "-vv")
+        words = argv(
+            kcat,
+            options,
+            settings,
+            "-P",
+            "-t",
+            topic,
+            "-p",
+            partition,
+            "-z",
+            options.get("codec", "none"),
+            "-vv",
+        )
         words += ["-D", escaped(RECORD_END), "-K", escaped(KEY_END)] + (["-Z"] if nulls else [])
         for one in [] if headers == "-" else headers.split(","):
             name, _, value = one.partition("=")
             raw = decoded(value)
             words += ["-H", unquote(name).encode() + (b"" if raw is None else b"=" + raw)]
-        send(words, topic, [message(decoded(one[3]), decoded(one[4]), nulls) for one in run], options)
+        send(
+            words, topic, [message(decoded(one[3]), decoded(one[4]), nulls) for one in run], options
+        )
 
 
 def sharing(record):
@@ -103,11 +121,20 @@ def send(words, topic, messages, options):
         print("%s\t%d\t%d" % (topic, int(partition), int(offset)))
     sys.stdout.flush()
     if done.returncode or len(outcomes) != len(messages):
-        raise RuntimeError("%d of %d records acknowledged, exit code %d\n%s" % (len(outcomes), len(messages), done.returncode, tail(done.stderr)))
+        raise RuntimeError(
+            "%d of %d records acknowledged, exit code %d\n%s"
+            % (len(outcomes), len(messages), done.returncode, tail(done.stderr))
+        )
 
 
 def run_bounded(words, given, options):
-    return subprocess.run(words, input=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=float(options["timeout"]))
+    return subprocess.run(
+        words,
+        input=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        timeout=float(options["timeout"]),
+    )
 
 
 def tail(raw):
@@ -130,7 +157,12 @@ def consume(kcat, options, spans):
         topic, partition, start, count = span.split(":")
         if count == "0":
             continue
-        read(argv(kcat, options, settings, "-C", "-t", topic, "-p", partition, "-o", start), topic, int(count), options)
+        read(
+            argv(kcat, options, settings, "-C", "-t", topic, "-p", partition, "-o", start),
+            topic,
+            int(count),
+            options,
+        )
 
 
 def group(kcat, options, spans):
@@ -149,23 +181,37 @@ def group(kcat, options, spans):
 def read(words, topic, count, options, last=()):
     form = "%p %o %T %K %S %k%s%h" + escaped(RECORD_END)
     try:
-        done = run_bounded(words + ["-q", "-u", "-c", str(count), "-f", form] + list(last), b"", options)
+        done = run_bounded(
+            words + ["-q", "-u", "-c", str(count), "-f", form] + list(last), b"", options
+        )
     except subprocess.TimeoutExpired as late:
-        raise RuntimeError("timed out, %d records of %s still missing after: %r" % (count, topic, (late.stdout or b"")[-100:]))
+        raise RuntimeError(
+            "timed out, %d records of %s still missing after: %r"
+            % (count, topic, (late.stdout or b"")[-100:])
+        )
     records = done.stdout.split(RECORD_END)[:-1]
     for record in records:
         show(topic, record)
     sys.stdout.flush()
     if done.returncode or len(records) != count:
-        raise RuntimeError("%d of %d records of %s read, exit code %d\n%s" % (len(records), count, topic, done.returncode, tail(done.stderr)))
+        raise RuntimeError(
+            "%d of %d records of %s read, exit code %d\n%s"
+            % (len(records), count, topic, done.returncode, tail(done.stderr))
+        )
 
 
 def show(topic, record):
     partition, offset, timestamp, key_size, value_size, rest = record.split(b" ", 5)
     key, rest = cut(rest, int(key_size))
     value, headers = cut(rest, int(value_size))
-    # kcat prints the number but not its type: for a record without a timestamp that is -1 or, in format 0, 0.
-    place = [topic, partition.decode(), offset.decode(), "-" if int(timestamp) <= 0 else timestamp.decode()]
+    # kcat prints the number but not its type: for a record without a timestamp that is -1 or, in
+    # format 0, 0.
+    place = [
+        topic,
+        partition.decode(),
+        offset.decode(),
+        "-" if int(timestamp) <= 0 else timestamp.decode(),
+    ]
     print("\t".join(place + [encoded(key), encoded(value), headers_to(headers)]))
 
 
@@ -176,7 +222,13 @@ def cut(raw, size):
 def headers_to(text):
     """kcat prints `name=value,name=value` without escapes, and NULL for a null."""
     pairs = [one.partition(b"=") for one in text.split(b",")] if text else []
-    return ",".join(quote(name, safe="") + "=" + encoded(None if value == b"NULL" else value) for name, _, value in pairs) or "-"
+    return (
+        ",".join(
+            quote(name, safe="") + "=" + encoded(None if value == b"NULL" else value)
+            for name, _, value in pairs
+        )
+        or "-"
+    )
 
 
 if __name__ == "__main__":

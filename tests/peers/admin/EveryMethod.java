@@ -63,7 +63,9 @@ public class EveryMethod {
                 if (failed.getCause() instanceof org.apache.kafka.common.errors.TimeoutException) {
                     throw failed;
                 }
-                shown.put(one.getKey().toString(), failed.getCause().getClass().getSimpleName() + ": " + failed.getCause().getMessage());
+                shown.put(one.getKey().toString(),
+                        failed.getCause().getClass().getSimpleName() + ": "
+                                + failed.getCause().getMessage());
             }
         }
         return shown;
@@ -102,14 +104,24 @@ public class EveryMethod {
             step("describeCluster", () -> admin.describeCluster().nodes().get().size());
             step("describeFeatures finalized", () ->
                 admin.describeFeatures().featureMetadata().get() != null);
-            step("createPartitions", () -> each(admin.createPartitions(Map.of("every", NewPartitions.increaseTo(3))).values()));
+            step("createPartitions",
+                    ()
+                            -> each(admin.createPartitions(
+                                                 Map.of("every", NewPartitions.increaseTo(3)))
+                                            .values()));
             step("describeConfigs", () ->
                 admin.describeConfigs(List.of(topic)).all().get().get(topic).get("cleanup.policy")
                     .value());
             step("describeConfigs metrics", () ->
                 admin.describeConfigs(List.of(metrics)).all().get().get(metrics).entries());
-            step("incrementalAlterConfigs", () -> each(admin.incrementalAlterConfigs(
-                Map.of(topic, List.of(new AlterConfigOp(new ConfigEntry("retention.ms", "-1"), AlterConfigOp.OpType.SET)))).values()));
+            step("incrementalAlterConfigs",
+                    ()
+                            -> each(admin
+                                            .incrementalAlterConfigs(Map.of(topic,
+                                                    List.of(new AlterConfigOp(
+                                                            new ConfigEntry("retention.ms", "-1"),
+                                                            AlterConfigOp.OpType.SET))))
+                                            .values()));
             step("deleteRecords", () ->
                 admin.deleteRecords(Map.of(first, RecordsToDelete.beforeOffset(-1))).lowWatermarks()
                     .get(first).get().lowWatermark());
@@ -137,8 +149,16 @@ public class EveryMethod {
                 each(admin.alterPartitionReassignments(Map.of(
                 first, Optional.of(new NewPartitionReassignment(List.of(9))), beyond,
                 Optional.of(new NewPartitionReassignment(List.of(1))))).values()));
-            step("alterPartitionReassignments twice", () -> each(admin.alterPartitionReassignments(
-                Map.of(first, Optional.of(new NewPartitionReassignment(List.of(1, 1))), never, Optional.of(new NewPartitionReassignment(List.of(1))))).values()));
+            step("alterPartitionReassignments twice",
+                    ()
+                            -> each(admin.alterPartitionReassignments(
+                                                 Map.of(first,
+                                                         Optional.of(new NewPartitionReassignment(
+                                                                 List.of(1, 1))),
+                                                         never,
+                                                         Optional.of(new NewPartitionReassignment(
+                                                                 List.of(1)))))
+                                            .values()));
             step("listPartitionReassignments", () ->
                 admin.listPartitionReassignments().reassignments().get());
             step("listPartitionReassignments some", () ->
@@ -147,9 +167,20 @@ public class EveryMethod {
                 admin.listPartitionReassignments(Set.of(never, beyond)).reassignments().get());
             step("describeLogDirs", () ->
                 admin.describeLogDirs(List.of(1)).allDescriptions().get().get(1).size());
-            step("alterReplicaLogDirs", () -> each(admin.alterReplicaLogDirs(
-                Map.of(new TopicPartitionReplica("every", 0, 1), "/nowhere", new TopicPartitionReplica("never", 0, 1), "/nowhere")).values()));
-            step("alterReplicaLogDirs relative", () -> each(admin.alterReplicaLogDirs(Map.of(new TopicPartitionReplica("every", 0, 1), "nowhere")).values()));
+            step("alterReplicaLogDirs",
+                    ()
+                            -> each(admin.alterReplicaLogDirs(
+                                                 Map.of(new TopicPartitionReplica("every", 0, 1),
+                                                         "/nowhere",
+                                                         new TopicPartitionReplica("never", 0, 1),
+                                                         "/nowhere"))
+                                            .values()));
+            step("alterReplicaLogDirs relative",
+                    ()
+                            -> each(admin.alterReplicaLogDirs(
+                                                 Map.of(new TopicPartitionReplica("every", 0, 1),
+                                                         "nowhere"))
+                                            .values()));
             step("alterReplicaLogDirs same", () -> {
                 String here = admin.describeLogDirs(List.of(1)).allDescriptions().get().get(1)
                     .keySet().iterator().next();
@@ -173,11 +204,22 @@ public class EveryMethod {
 
             step("describeClientQuotas", () ->
                 admin.describeClientQuotas(ClientQuotaFilter.all()).entities().get());
-            step("describeClientQuotas wrong", () -> admin.describeClientQuotas(
-                ClientQuotaFilter.contains(List.of(ClientQuotaFilterComponent.ofEntity("nonsense", "x")))).entities().get());
-            step("alterClientQuotas", () -> each(admin.alterClientQuotas(
-                List.of(new ClientQuotaAlteration(quota, List.of(new ClientQuotaAlteration.Op("consumer_byte_rate", 100.0)))),
-                new AlterClientQuotasOptions().validateOnly(true)).values()));
+            step("describeClientQuotas wrong",
+                    ()
+                            -> admin.describeClientQuotas(
+                                            ClientQuotaFilter.contains(
+                                                    List.of(ClientQuotaFilterComponent.ofEntity(
+                                                            "nonsense", "x"))))
+                                       .entities()
+                                       .get());
+            step("alterClientQuotas",
+                    ()
+                            -> each(admin.alterClientQuotas(
+                                                 List.of(new ClientQuotaAlteration(quota,
+                                                         List.of(new ClientQuotaAlteration.Op(
+                                                                 "consumer_byte_rate", 100.0)))),
+                                                 new AlterClientQuotasOptions().validateOnly(true))
+                                            .values()));
             step("describeUserScramCredentials", () ->
                 admin.describeUserScramCredentials().all().get());
             step("describeUserScramCredentials one", () ->
@@ -201,7 +243,13 @@ public class EveryMethod {
                 admin.describeMetadataQuorum().quorumInfo().get().leaderId());
             step("unregisterBroker", () -> admin.unregisterBroker(77).all().get());
             step("unregisterController", () -> admin.unregisterController(77).all().get());
-            step("addRaftVoter", () -> admin.addRaftVoter(77, directory, Set.of(new RaftVoterEndpoint("CONTROLLER", "127.0.0.1", 1))).all().get());
+            step("addRaftVoter",
+                    ()
+                            -> admin.addRaftVoter(77, directory,
+                                            Set.of(new RaftVoterEndpoint(
+                                                    "CONTROLLER", "127.0.0.1", 1)))
+                                       .all()
+                                       .get());
             step("removeRaftVoter", () -> admin.removeRaftVoter(77, directory).all().get());
 
             step("describeProducers", () ->
@@ -210,7 +258,11 @@ public class EveryMethod {
             step("listTransactions by state", () -> admin.listTransactions(
                 new ListTransactionsOptions().filterStates(List.of(TransactionState.ONGOING))).all()
                 .get());
-            step("describeTransactions", () -> each(Map.of("never", admin.describeTransactions(List.of("never")).description("never"))));
+            step("describeTransactions",
+                    ()
+                            -> each(Map.of("never",
+                                    admin.describeTransactions(List.of("never"))
+                                            .description("never"))));
             step("abortTransaction", () ->
                 admin.abortTransaction(new AbortTransactionSpec(first, 77, (short) 1, 0)).all()
                     .get());
@@ -223,9 +275,18 @@ public class EveryMethod {
                 Set.of(ConfigResource.Type.CLIENT_METRICS), new ListConfigResourcesOptions()).all()
                 .get());
             // Other tests create topics, too.
-            step("listConfigResources all", () ->
-                new TreeSet<>(admin.listConfigResources().all().get().stream()
-                .filter(one -> one.type() != ConfigResource.Type.TOPIC || one.name().equals("every")).map(one -> one.type() + " " + one.name()).toList()));
+            step("listConfigResources all",
+                    ()
+                            -> new TreeSet<>(
+                                    admin.listConfigResources()
+                                            .all()
+                                            .get()
+                                            .stream()
+                                            .filter(one
+                                                    -> one.type() != ConfigResource.Type.TOPIC
+                                                            || one.name().equals("every"))
+                                            .map(one -> one.type() + " " + one.name())
+                                            .toList()));
             step("listClientMetricsResources", () ->
                 admin.listClientMetricsResources().all().get());
             step("clientInstanceId", () -> admin.clientInstanceId(Duration.ofSeconds(5)));
@@ -281,7 +342,8 @@ public class EveryMethod {
             admin.close();
         }
         // These send no requests.
-        CALLED.addAll(List.of("close", "metrics", "registerMetricForSubscription", "unregisterMetricFromSubscription"));
+        CALLED.addAll(List.of("close", "metrics", "registerMetricForSubscription",
+                "unregisterMetricFromSubscription"));
         for (Method method : Admin.class.getMethods()) {
             if (!Modifier.isStatic(method.getModifiers()) && !CALLED.contains(method.getName())) {
                 System.out.println("! " + method.getName() + " is not called");

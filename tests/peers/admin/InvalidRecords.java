@@ -22,18 +22,22 @@ public class InvalidRecords {
                 .configs(Map.of("cleanup.policy", "compact"));
             admin.createTopics(List.of(topic)).all().get();
         }
-        try (Producer<String, String> producer = new KafkaProducer<>(settings, new StringSerializer(), new StringSerializer())) {
+        try (Producer<String, String> producer
+                = new KafkaProducer<>(settings, new StringSerializer(), new StringSerializer())) {
             send(producer, "invalid-" + arguments[1], true);
             send(producer, "invalid-" + arguments[1], false);
         }
     }
 
-    static void send(Producer<String, String> producer, String topic, boolean withInvalid) throws Exception {
+    static void send(Producer<String, String> producer, String topic, boolean withInvalid)
+            throws Exception {
         Map<Integer, Future<RecordMetadata>> sent = new TreeMap<>();
         for (int n = 0; n < RECORDS; n++) {
             boolean isInvalid = n % 10 == 7;
             if (!isInvalid || withInvalid) {
-                sent.put(n, producer.send(new ProducerRecord<>(topic, isInvalid ? null : "key " + n, "value " + n)));
+                sent.put(n,
+                        producer.send(new ProducerRecord<>(
+                                topic, isInvalid ? null : "key " + n, "value " + n)));
             }
         }
         producer.flush();

@@ -4,7 +4,10 @@ import org.apache.kafka.clients.admin.*;
 import org.apache.kafka.common.*;
 import org.apache.kafka.common.config.ConfigResource;
 
-/** Topic operations of the current Admin client; prints one line per step. It uses the newest common versions. */
+/**
+ * Topic operations of the current Admin client; prints one line per step. It uses the newest
+ * common versions.
+ */
 public class NewAdmin {
     interface Step { Object run() throws Exception; }
 
@@ -12,7 +15,8 @@ public class NewAdmin {
         try {
             System.out.println(name + " " + step.run());
         } catch (ExecutionException failed) {
-            System.out.println(name + " " + failed.getCause().getClass().getSimpleName() + ": " + failed.getCause().getMessage());
+            System.out.println(name + " " + failed.getCause().getClass().getSimpleName() + ": "
+                    + failed.getCause().getMessage());
         }
     }
 
@@ -35,7 +39,8 @@ public class NewAdmin {
     }
 
     public static void main(String[] arguments) throws Exception {
-        // A request retried after a timeout would get another reply, for example that the topic exists.
+        // A request retried after a timeout would get another reply, for example that the topic
+        // exists.
         Map<String, Object> settings = Map.of(
             "bootstrap.servers",
             arguments[0], "request.timeout.ms", "120000", "default.api.timeout.ms", "120000");
@@ -62,12 +67,30 @@ public class NewAdmin {
             step("missing", () -> admin.describeTopics(List.of("never")).allTopicNames().get());
             step("invalid", () ->
                 admin.createTopics(List.of(new NewTopic("a b", 1, (short) 1))).all().get());
-            step("more", () -> admin.createPartitions(Map.of("new", NewPartitions.increaseTo(4, List.of(List.of(1), List.of(1))))).all().get());
+            step("more",
+                    ()
+                            -> admin.createPartitions(
+                                            Map.of("new",
+                                                    NewPartitions.increaseTo(
+                                                            4, List.of(List.of(1), List.of(1)))))
+                                       .all()
+                                       .get());
             step("fewer", () ->
                 admin.createPartitions(Map.of("new", NewPartitions.increaseTo(1))).all().get());
-            step("append", () -> admin.incrementalAlterConfigs(Map.of(topic, List.of(
-                new AlterConfigOp(new ConfigEntry("cleanup.policy", "compact"), AlterConfigOp.OpType.APPEND),
-                new AlterConfigOp(new ConfigEntry("retention.ms", null), AlterConfigOp.OpType.DELETE)))).all().get());
+            step("append",
+                    ()
+                            -> admin
+                                       .incrementalAlterConfigs(Map.of(topic,
+                                               List.of(new AlterConfigOp(
+                                                               new ConfigEntry(
+                                                                       "cleanup.policy", "compact"),
+                                                               AlterConfigOp.OpType.APPEND),
+                                                       new AlterConfigOp(
+                                                               new ConfigEntry(
+                                                                       "retention.ms", null),
+                                                               AlterConfigOp.OpType.DELETE))))
+                                       .all()
+                                       .get());
             eventually("config", "delete,compact", () -> {
                 DescribeConfigsOptions options = new DescribeConfigsOptions().includeSynonyms(true)
                     .includeDocumentation(true);
@@ -90,7 +113,14 @@ public class NewAdmin {
             step("too far", () ->
                 admin.deleteRecords(Map.of(first, RecordsToDelete.beforeOffset(7))).lowWatermarks()
                     .get(first).get());
-            step("cluster", () -> new TreeSet<>(admin.describeCluster(new DescribeClusterOptions().includeAuthorizedOperations(true)).authorizedOperations().get()));
+            step("cluster",
+                    ()
+                            -> new TreeSet<>(
+                                    admin.describeCluster(
+                                                 new DescribeClusterOptions()
+                                                         .includeAuthorizedOperations(true))
+                                            .authorizedOperations()
+                                            .get()));
             step("delete", () ->
                 admin.deleteTopics(TopicCollection.ofTopicIds(List.of(id))).all().get());
             step("gone", () -> admin.deleteTopics(List.of("new")).all().get());

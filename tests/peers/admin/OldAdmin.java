@@ -14,7 +14,8 @@ public class OldAdmin {
         try {
             System.out.println(name + " " + step.run());
         } catch (ExecutionException failed) {
-            System.out.println(name + " " + failed.getCause().getClass().getSimpleName() + ": " + failed.getCause().getMessage());
+            System.out.println(name + " " + failed.getCause().getClass().getSimpleName() + ": "
+                    + failed.getCause().getMessage());
         }
     }
 
@@ -43,10 +44,21 @@ public class OldAdmin {
         try (AdminClient admin = AdminClient.create(settings)) {
             NewTopic made = new NewTopic("old", 3, (short) 1)
                 .configs(Collections.singletonMap("retention.ms", "5000"));
-            step("validate", () -> admin.createTopics(Arrays.asList(made), new CreateTopicsOptions().validateOnly(true)).all().get());
+            step("validate",
+                    ()
+                            -> admin.createTopics(Arrays.asList(made),
+                                            new CreateTopicsOptions().validateOnly(true))
+                                       .all()
+                                       .get());
             step("create", () -> admin.createTopics(Arrays.asList(made)).all().get());
             step("again", () -> admin.createTopics(Arrays.asList(made)).all().get());
-            step("assigned", () -> admin.createTopics(Arrays.asList(new NewTopic("assigned", Collections.singletonMap(0, Arrays.asList(1))))).all().get());
+            step("assigned",
+                    ()
+                            -> admin.createTopics(
+                                            Arrays.asList(new NewTopic("assigned",
+                                                    Collections.singletonMap(0, Arrays.asList(1)))))
+                                       .all()
+                                       .get());
             eventually("list", "[assigned, old]", () ->
                 new TreeSet<>(admin.listTopics().names().get()));
             eventually("partitions", "3", () ->
@@ -55,9 +67,21 @@ public class OldAdmin {
             step("missing", () -> admin.describeTopics(Arrays.asList("never")).all().get());
             step("nodes", () -> admin.describeCluster().nodes().get().size());
             eventually("config", "=5000", () -> entry(admin, topic, "retention.ms"));
-            step("alter", () -> admin.alterConfigs(Collections.singletonMap(topic, new Config(Arrays.asList(new ConfigEntry("max.message.bytes", "2000"))))).all().get());
+            step("alter",
+                    ()
+                            -> admin.alterConfigs(Collections.singletonMap(topic,
+                                                          new Config(Arrays.asList(new ConfigEntry(
+                                                                  "max.message.bytes", "2000")))))
+                                       .all()
+                                       .get());
             eventually("altered", "=2000", () -> entry(admin, topic, "max.message.bytes"));
-            step("wrong", () -> admin.alterConfigs(Collections.singletonMap(topic, new Config(Arrays.asList(new ConfigEntry("retention.ms", "x"))))).all().get());
+            step("wrong",
+                    ()
+                            -> admin.alterConfigs(Collections.singletonMap(topic,
+                                                          new Config(Arrays.asList(new ConfigEntry(
+                                                                  "retention.ms", "x")))))
+                                       .all()
+                                       .get());
             step("delete", () -> admin.deleteTopics(Arrays.asList("old", "assigned")).all().get());
             step("gone", () -> admin.deleteTopics(Arrays.asList("old")).all().get());
         }

@@ -14,8 +14,8 @@ import org.apache.kafka.common.utils.Exit;
 public class Tools {
     public static void main(String[] commands) throws Exception {
         System.setErr(System.out);
-        // Record the exit code and return. A tool does nothing after exit(), and some would catch an
-        // exception thrown here.
+        // Record the exit code and return. A tool does nothing after exit(), and some would catch
+        // an exception thrown here.
         List<Integer> exits = new ArrayList<>();
         Exit.setExitProcedure((code, message) -> exits.add(code));
         for (String command : commands) {

@@ -1,4 +1,5 @@
-// Drives franz-go by the command line described in ../README.md; --max-version pins the protocol as old applications do.
+// Drives franz-go by the command line described in ../README.md; --max-version pins the protocol as
+// old applications do.
 package main
 
 import (
@@ -75,7 +76,12 @@ func must(err error) {
 
 // kversion.FromString came with 1.16.
 var pins = map[string]func() *kversion.Versions{
-	"v0.9.0": kversion.V0_9_0, "v0.10.0": kversion.V0_10_0, "v0.10.2": kversion.V0_10_2, "v0.11.0": kversion.V0_11_0, "v1.0.0": kversion.V1_0_0, "v2.0.0": kversion.V2_0_0,
+	"v0.9.0":  kversion.V0_9_0,
+	"v0.10.0": kversion.V0_10_0,
+	"v0.10.2": kversion.V0_10_2,
+	"v0.11.0": kversion.V0_11_0,
+	"v1.0.0":  kversion.V1_0_0,
+	"v2.0.0":  kversion.V2_0_0,
 }
 
 func number(text string) int {
@@ -111,7 +117,8 @@ func common(opts options) []kgo.Opt {
 		must(err)
 		pool := x509.NewCertPool()
 		pool.AppendCertsFromPEM(pem)
-		settings = append(settings, kgo.DialTLSConfig(&tls.Config{RootCAs: pool, ServerName: "127.0.0.1"}))
+		config := &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"}
+		settings = append(settings, kgo.DialTLSConfig(config))
 	}
 	return settings
 }
@@ -161,23 +168,35 @@ func headersTo(headers []kgo.RecordHeader) string {
 
 func produce(opts options) {
 	codec := map[string]kgo.CompressionCodec{
-		"none": kgo.NoCompression(), "gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(), "lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression(),
+		"none":   kgo.NoCompression(),
+		"gzip":   kgo.GzipCompression(),
+		"snappy": kgo.SnappyCompression(),
+		"lz4":    kgo.Lz4Compression(),
+		"zstd":   kgo.ZstdCompression(),
 	}[opts.get("codec", "none")]
-	settings := append(common(opts), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchCompression(codec))
+	settings := append(common(opts),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ProducerBatchCompression(codec))
 	if acks := opts.get("acks", ""); acks != "" {
-		settings = append(settings, kgo.RequiredAcks(map[string]kgo.Acks{"0": kgo.NoAck(), "1": kgo.LeaderAck(), "all": kgo.AllISRAcks()}[acks]))
+		required := map[string]kgo.Acks{
+			"0": kgo.NoAck(), "1": kgo.LeaderAck(), "all": kgo.AllISRAcks(),
+		}
+		settings = append(settings, kgo.RequiredAcks(required[acks]))
 	}
 	if linger := opts.get("linger", ""); linger != "" {
-		settings = append(settings, kgo.ProducerLinger(time.Duration(number(linger))*time.Millisecond))
+		wait := time.Duration(number(linger)) * time.Millisecond
+		settings = append(settings, kgo.ProducerLinger(wait))
 	}
-	// No RecordDeliveryTimeout: franz-go counts it from the record's own timestamp. The flush has the deadline.
-	// A record larger than the batch is refused by franz-go itself: the batch is bounded by --batch-bytes only when that leaves room.
+	// No RecordDeliveryTimeout: franz-go counts it from the record's own timestamp. The flush has
+	// the deadline. A record larger than the batch is refused by franz-go itself: the batch is
+	// bounded by --batch-bytes only when that leaves room.
 	if batch := opts.get("batch-bytes", ""); batch != "" {
 		settings = append(settings, kgo.ProducerBatchMaxBytes(int32(max(number(batch), 1<<20))))
 	}
 	settings = append(settings, kgo.MaxBufferedRecords(10000), kgo.AllowAutoTopicCreation())
 	// Idempotent unless impossible: KIP-98 requires 0.11 and acks=all.
-	if opts.get("acks", "all") != "all" || opts.get("max-version", "") != "" && opts.get("idempotent", "") == "" {
+	isPinned := opts.get("max-version", "") != "" && opts.get("idempotent", "") == ""
+	if opts.get("acks", "all") != "all" || isPinned {
 		settings = append(settings, kgo.DisableIdempotentWrite())
 	}
 	client, err := kgo.NewClient(settings...)
@@ -198,7 +217,13 @@ func acknowledge(client *kgo.Client, opts options) {
 		field := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		partition, err := strconv.Atoi(field[1])
 		must(err)
-		record := &kgo.Record{Topic: field[0], Partition: int32(partition), Key: decoded(field[3]), Value: decoded(field[4]), Headers: headersFrom(field[5])}
+		record := &kgo.Record{
+			Topic:     field[0],
+			Partition: int32(partition),
+			Key:       decoded(field[3]),
+			Value:     decoded(field[4]),
+			Headers:   headersFrom(field[5]),
+		}
 		if field[2] != "-" {
 			ms, err := strconv.ParseInt(field[2], 10, 64)
 			must(err)
@@ -245,7 +270,9 @@ func consume(opts options) {
 			missing[part[0]+":"+part[1]] = count
 		}
 	}
-	settings := append(common(opts), kgo.ConsumePartitions(offsets), kgo.ConsumeResetOffset(kgo.NoResetOffset()))
+	settings := append(common(opts),
+		kgo.ConsumePartitions(offsets),
+		kgo.ConsumeResetOffset(kgo.NoResetOffset()))
 	if size := opts.get("fetch-bytes", ""); size != "" {
 		settings = append(settings, kgo.FetchMaxPartitionBytes(int32(number(size))))
 	}
@@ -279,9 +306,14 @@ func group(opts options) {
 	topic, wanted, _ := strings.Cut(opts.spans[0], ":")
 	count := number(wanted)
 	settings := append(common(opts),
-		kgo.ConsumerGroup(opts.get("group", "")), kgo.ConsumeTopics(topic), kgo.DisableAutoCommit(), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+		kgo.ConsumerGroup(opts.get("group", "")),
+		kgo.ConsumeTopics(topic),
+		kgo.DisableAutoCommit(),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	if session := opts.get("session", ""); session != "" {
-		settings = append(settings, kgo.SessionTimeout(time.Duration(number(session))*time.Millisecond), kgo.HeartbeatInterval(500*time.Millisecond))
+		settings = append(settings,
+			kgo.SessionTimeout(time.Duration(number(session))*time.Millisecond),
+			kgo.HeartbeatInterval(500*time.Millisecond))
 	}
 	client, err := kgo.NewClient(settings...)
 	must(err)
@@ -312,5 +344,6 @@ func show(one *kgo.Record) {
 	if one.Timestamp.UnixMilli() >= 0 {
 		stamp = strconv.FormatInt(one.Timestamp.UnixMilli(), 10)
 	}
-	fmt.Printf("%s\t%d\t%d\t%s\t%s\t%s\t%s\n", one.Topic, one.Partition, one.Offset, stamp, encoded(one.Key), encoded(one.Value), headersTo(one.Headers))
+	fmt.Printf("%s\t%d\t%d\t%s\t%s\t%s\t%s\n", one.Topic, one.Partition, one.Offset, stamp,
+		encoded(one.Key), encoded(one.Value), headersTo(one.Headers))
 }

@@ -1,4 +1,5 @@
-// The consuming half of the Java driver: the "new" consumer of 0.9 and later, on partitions that it assigns itself.
+// The consuming half of the Java driver: the "new" consumer of 0.9 and later, on partitions that it
+// assigns itself.
 
 import java.lang.reflect.Method;
 import java.net.URLEncoder;
@@ -46,15 +47,19 @@ public final class Consume {
         settings.put("key.deserializer", bytes);
         settings.put("value.deserializer", bytes);
         settings.put("enable.auto.commit", "false");
-        if (options.containsKey("fetch-bytes")) settings.put("max.partition.fetch.bytes", options.get("fetch-bytes"));
-        if (options.containsKey("fetch-wait")) settings.put("fetch.max.wait.ms", options.get("fetch-wait"));
+        if (options.containsKey("fetch-bytes"))
+            settings.put("max.partition.fetch.bytes", options.get("fetch-bytes"));
+        if (options.containsKey("fetch-wait"))
+            settings.put("fetch.max.wait.ms", options.get("fetch-wait"));
         return settings;
     }
 
-    private static void read(KafkaConsumer<byte[], byte[]> consumer, Map<TopicPartition, Long> missing, long deadline) throws Exception {
+    private static void read(KafkaConsumer<byte[], byte[]> consumer,
+            Map<TopicPartition, Long> missing, long deadline) throws Exception {
         missing.values().removeIf(count -> count == 0);
         while (!missing.isEmpty()) {
-            if (System.nanoTime() > deadline) throw new IllegalStateException("timed out, records still missing: " + missing);
+            if (System.nanoTime() > deadline)
+                throw new IllegalStateException("timed out, records still missing: " + missing);
             for (ConsumerRecord<byte[], byte[]> one : poll(consumer)) {
                 TopicPartition where = new TopicPartition(one.topic(), one.partition());
                 Long count = missing.get(where);
@@ -74,9 +79,17 @@ public final class Consume {
     static void print(ConsumerRecord<byte[], byte[]> one) throws Exception {
         Long at = TIMESTAMP == null ? -1L : (Long) TIMESTAMP.invoke(one);
         StringBuilder line = new StringBuilder();
-        line.append(one.topic()).append('\t').append(one.partition()).append('\t').append(one.offset()).append('\t');
+        line.append(one.topic())
+                .append('\t')
+                .append(one.partition())
+                .append('\t')
+                .append(one.offset())
+                .append('\t');
         line.append(at < 0 ? "-" : at.toString()).append('\t');
-        line.append(Driver.encoded(one.key())).append('\t').append(Driver.encoded(one.value())).append('\t');
+        line.append(Driver.encoded(one.key()))
+                .append('\t')
+                .append(Driver.encoded(one.value()))
+                .append('\t');
         line.append(HEADERS == null ? "-" : headersOf((Iterable<?>) HEADERS.invoke(one)));
         Driver.OUT.print(line.append('\n'));
     }
@@ -86,7 +99,8 @@ public final class Consume {
         for (Object header : headers) {
             Class<?> face = Class.forName("org.apache.kafka.common.header.Header");
             String name = (String) face.getMethod("key").invoke(header);
-            texts.add(URLEncoder.encode(name, "UTF-8") + "=" + Driver.encoded((byte[]) face.getMethod("value").invoke(header)));
+            texts.add(URLEncoder.encode(name, "UTF-8") + "="
+                    + Driver.encoded((byte[]) face.getMethod("value").invoke(header)));
         }
         return texts.isEmpty() ? "-" : String.join(",", texts);
     }
@@ -100,21 +114,29 @@ public final class Consume {
     }
 
     // Of several partitions one after the other until 0.9, of a collection since.
-    private static void seekToBeginning(KafkaConsumer<byte[], byte[]> consumer, TopicPartition where) throws Exception {
+    private static void seekToBeginning(
+            KafkaConsumer<byte[], byte[]> consumer, TopicPartition where) throws Exception {
         try {
-            KafkaConsumer.class.getMethod("seekToBeginning", Collection.class).invoke(consumer, Collections.singleton(where));
+            KafkaConsumer.class.getMethod("seekToBeginning", Collection.class)
+                    .invoke(consumer, Collections.singleton(where));
         } catch (NoSuchMethodException older) {
-            KafkaConsumer.class.getMethod("seekToBeginning", TopicPartition[].class).invoke(consumer, (Object) new TopicPartition[] {where});
+            KafkaConsumer.class.getMethod("seekToBeginning", TopicPartition[].class)
+                    .invoke(consumer, (Object) new TopicPartition[] {where});
         }
     }
 
     // poll(long) until 3.x, poll(Duration) since 2.0: the newer one where there is a choice.
     @SuppressWarnings("unchecked")
-    static ConsumerRecords<byte[], byte[]> poll(KafkaConsumer<byte[], byte[]> consumer) throws Exception {
+    static ConsumerRecords<byte[], byte[]> poll(KafkaConsumer<byte[], byte[]> consumer)
+            throws Exception {
         try {
-            return (ConsumerRecords<byte[], byte[]>) KafkaConsumer.class.getMethod("poll", Duration.class).invoke(consumer, Duration.ofMillis(POLL_MS));
+            return (ConsumerRecords<byte[], byte[]>)
+                    KafkaConsumer.class.getMethod("poll", Duration.class)
+                            .invoke(consumer, Duration.ofMillis(POLL_MS));
         } catch (NoSuchMethodException older) {
-            return (ConsumerRecords<byte[], byte[]>) KafkaConsumer.class.getMethod("poll", long.class).invoke(consumer, POLL_MS);
+            return (ConsumerRecords<byte[], byte[]>)
+                    KafkaConsumer.class.getMethod("poll", long.class)
+                            .invoke(consumer, POLL_MS);
         }
     }
 }

@@ -1,5 +1,6 @@
-// Drives one version of Apache Kafka's Java client (0.8.2 ... 4.x) by the command line described in ../README.md.
-// Compiled once per client version; what differs between versions is reached by reflection, and only there.
+// Drives one version of Apache Kafka's Java client (0.8.2 ... 4.x) by the command line described in
+// ../README.md. Compiled once per client version; what differs between versions is reached by
+// reflection, and only there.
 
 import java.io.BufferedReader;
 import java.io.File;
@@ -30,7 +31,8 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 
 public final class Driver {
-    static final PrintStream OUT = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), false);
+    static final PrintStream OUT
+            = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), false);
 
     public static void main(String[] words) {
         try {
@@ -43,15 +45,21 @@ public final class Driver {
                 transaction(options, spans.get(0));
             } else {
                 // Both are absent from the build for 0.8.2, whose consumer was never finished.
-                Class.forName(words[0].equals("group") ? "Group" : "Consume").getMethod("run", Map.class, List.class).invoke(null, options, spans);
+                Class.forName(words[0].equals("group") ? "Group" : "Consume")
+                        .getMethod("run", Map.class, List.class)
+                        .invoke(null, options, spans);
             }
             OUT.flush();
-            // A hung close() must not turn success into a timeout: everything owed has been printed.
+            // A hung close() must not turn success into a timeout: everything owed has been
+            // printed.
             Runtime.getRuntime().halt(0);
         } catch (Throwable failure) {
             OUT.flush();
-            while (failure.getCause() != null && failure instanceof java.lang.reflect.InvocationTargetException) failure = failure.getCause();
-            System.err.println("driver: " + failure + (failure.getCause() == null ? "" : " / " + failure.getCause()));
+            while (failure.getCause() != null
+                    && failure instanceof java.lang.reflect.InvocationTargetException)
+                failure = failure.getCause();
+            System.err.println("driver: " + failure
+                    + (failure.getCause() == null ? "" : " / " + failure.getCause()));
             Runtime.getRuntime().halt(1);
         }
     }
@@ -74,7 +82,9 @@ public final class Driver {
         if (options.containsKey("client-id")) settings.put("client.id", options.get("client-id"));
         String user = options.get("sasl-plain");
         String ca = options.get("tls-ca");
-        if (user != null || ca != null) settings.put("security.protocol", (user == null ? "" : "SASL_") + (ca == null ? "PLAINTEXT" : "SSL"));
+        if (user != null || ca != null)
+            settings.put("security.protocol",
+                    (user == null ? "" : "SASL_") + (ca == null ? "PLAINTEXT" : "SSL"));
         if (user != null) {
             settings.put("sasl.mechanism", "PLAIN");
             logIn(user);
@@ -83,13 +93,16 @@ public final class Driver {
         return settings;
     }
 
-    // A JAAS file is the one way that every version since 0.10.0 knows; sasl.jaas.config came with 0.10.2.
+    // A JAAS file is the one way that every version since 0.10.0 knows; sasl.jaas.config came with
+    // 0.10.2.
     private static void logIn(String user) throws Exception {
         int colon = user.indexOf(':');
         File file = File.createTempFile("jaas", ".conf");
         file.deleteOnExit();
-        String entry = "KafkaClient { org.apache.kafka.common.security.plain.PlainLoginModule required username=\"" + user.substring(0, colon)
-            + "\" password=\"" + user.substring(colon + 1) + "\"; };";
+        String entry = "KafkaClient { org.apache.kafka.common.security.plain.PlainLoginModule "
+                       + "required username=\""
+                + user.substring(0, colon) + "\" password=\"" + user.substring(colon + 1)
+                + "\"; };";
         Files.write(file.toPath(), entry.getBytes(StandardCharsets.UTF_8));
         System.setProperty("java.security.auth.login.config", file.getPath());
     }
@@ -100,7 +113,9 @@ public final class Driver {
         store.load(null, null);
         int index = 0;
         try (FileInputStream pem = new FileInputStream(ca)) {
-            for (Certificate one : CertificateFactory.getInstance("X.509").generateCertificates(pem)) store.setCertificateEntry("ca" + index++, one);
+            for (Certificate one :
+                    CertificateFactory.getInstance("X.509").generateCertificates(pem))
+                store.setCertificateEntry("ca" + index++, one);
         }
         File file = File.createTempFile("trust", ".jks");
         file.deleteOnExit();
@@ -134,7 +149,8 @@ public final class Driver {
         settings.put("compression.type", options.getOrDefault("codec", "none"));
         if (options.containsKey("acks")) settings.put("acks", options.get("acks"));
         if (options.containsKey("linger")) settings.put("linger.ms", options.get("linger"));
-        if (options.containsKey("batch-bytes")) settings.put("batch.size", options.get("batch-bytes"));
+        if (options.containsKey("batch-bytes"))
+            settings.put("batch.size", options.get("batch-bytes"));
         String patience = Long.toString(timeoutMs(options));
         settings.put("max.block.ms", patience);
         settings.put("metadata.fetch.timeout.ms", patience);
@@ -150,7 +166,10 @@ public final class Driver {
             if (sent.outcome == null) throw new IllegalStateException(sent.topic);
             RecordMetadata done = sent.outcome.get(wait, TimeUnit.MILLISECONDS);
             OUT.print(sent.topic + "\t" + sent.partition + "\t" + done.offset() + "\n");
-            if (queue.isEmpty() || !queue.peek().equals(END) && queue.peek().outcome != null && !queue.peek().outcome.isDone()) OUT.flush();
+            if (queue.isEmpty()
+                    || !queue.peek().equals(END) && queue.peek().outcome != null
+                            && !queue.peek().outcome.isDone())
+                OUT.flush();
         }
         OUT.flush();
         producer.close();
@@ -172,22 +191,27 @@ public final class Driver {
         } catch (java.lang.reflect.InvocationTargetException refused) {
             Throwable cause = refused.getCause();
             while (cause.getCause() != null) cause = cause.getCause();
-            OUT.println((System.nanoTime() - began) / 1e9 + "\t" + cause.getClass().getSimpleName());
+            OUT.println(
+                    (System.nanoTime() - began) / 1e9 + "\t" + cause.getClass().getSimpleName());
         }
     }
 
     private static void feed(KafkaProducer<byte[], byte[]> producer, BlockingQueue<Sent> queue) {
         try {
-            BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.US_ASCII));
+            BufferedReader lines = new BufferedReader(
+                    new InputStreamReader(System.in, StandardCharsets.US_ASCII));
             Constructor<?> longest = longestConstructor();
             for (String line = lines.readLine(); line != null; line = lines.readLine()) {
                 String[] field = line.split("\t", -1);
-                queue.put(new Sent(field[0], Integer.parseInt(field[1]), producer.send(record(longest, field))));
+                queue.put(new Sent(field[0], Integer.parseInt(field[1]),
+                        producer.send(record(longest, field))));
             }
             queue.put(END);
         } catch (Throwable failure) {
             queue.clear();
-            queue.offer(new Sent(failure + (failure.getCause() == null ? "" : " / " + failure.getCause()), 0, null));
+            queue.offer(new Sent(
+                    failure + (failure.getCause() == null ? "" : " / " + failure.getCause()), 0,
+                    null));
         }
     }
 
@@ -195,21 +219,28 @@ public final class Driver {
     private static Constructor<?> longestConstructor() {
         Constructor<?> longest = null;
         for (Constructor<?> one : ProducerRecord.class.getConstructors())
-            if (longest == null || one.getParameterTypes().length > longest.getParameterTypes().length) longest = one;
+            if (longest == null
+                    || one.getParameterTypes().length > longest.getParameterTypes().length)
+                longest = one;
         return longest;
     }
 
     @SuppressWarnings("unchecked")
-    private static ProducerRecord<byte[], byte[]> record(Constructor<?> longest, String[] field) throws Exception {
+    private static ProducerRecord<byte[], byte[]> record(Constructor<?> longest, String[] field)
+            throws Exception {
         Integer partition = Integer.valueOf(field[1]);
         byte[] key = decoded(field[3]);
         byte[] value = decoded(field[4]);
         Object[] arguments;
-        if (longest.getParameterTypes().length == 4) arguments = new Object[] {field[0], partition, key, value};
+        if (longest.getParameterTypes().length == 4)
+            arguments = new Object[] {field[0], partition, key, value};
         else {
             Long timestamp = field[2].equals("-") ? null : Long.valueOf(field[2]);
-            if (longest.getParameterTypes().length == 5) arguments = new Object[] {field[0], partition, timestamp, key, value};
-            else arguments = new Object[] {field[0], partition, timestamp, key, value, headers(field[5])};
+            if (longest.getParameterTypes().length == 5)
+                arguments = new Object[] {field[0], partition, timestamp, key, value};
+            else
+                arguments = new Object[] {
+                        field[0], partition, timestamp, key, value, headers(field[5])};
         }
         return (ProducerRecord<byte[], byte[]>) longest.newInstance(arguments);
     }
@@ -217,10 +248,12 @@ public final class Driver {
     private static Collection<Object> headers(String text) throws Exception {
         List<Object> headers = new ArrayList<>();
         if (text.equals("-")) return headers;
-        Constructor<?> make = Class.forName("org.apache.kafka.common.header.internals.RecordHeader").getConstructor(String.class, byte[].class);
+        Constructor<?> make = Class.forName("org.apache.kafka.common.header.internals.RecordHeader")
+                                      .getConstructor(String.class, byte[].class);
         for (String one : text.split(",")) {
             int equals = one.indexOf('=');
-            headers.add(make.newInstance(URLDecoder.decode(one.substring(0, equals), "UTF-8"), decoded(one.substring(equals + 1))));
+            headers.add(make.newInstance(URLDecoder.decode(one.substring(0, equals), "UTF-8"),
+                    decoded(one.substring(equals + 1))));
         }
         return headers;
     }

@@ -1,4 +1,5 @@
-// The group half of the Java driver: a member that reads, commits and leaves. For 0.9 and later, as Consume.java.
+// The group half of the Java driver: a member that reads, commits and leaves. For 0.9 and later, as
+// Consume.java.
 
 import java.util.Collections;
 import java.util.HashMap;
@@ -22,21 +23,25 @@ public final class Group {
         settings.put("auto.offset.reset", "earliest");
         KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(settings);
         consumer.subscribe(Collections.singletonList(span[0]));
-        read(consumer, Integer.parseInt(span[1]), System.nanoTime() + Driver.timeoutMs(options) * 1_000_000L);
+        read(consumer, Integer.parseInt(span[1]),
+                System.nanoTime() + Driver.timeoutMs(options) * 1_000_000L);
         Driver.OUT.flush();
         // Leaves the group.
         consumer.close();
     }
 
-    private static void read(KafkaConsumer<byte[], byte[]> consumer, int missing, long deadline) throws Exception {
+    private static void read(KafkaConsumer<byte[], byte[]> consumer, int missing, long deadline)
+            throws Exception {
         while (missing > 0) {
-            if (System.nanoTime() > deadline) throw new IllegalStateException("timed out, records still missing: " + missing);
+            if (System.nanoTime() > deadline)
+                throw new IllegalStateException("timed out, records still missing: " + missing);
             // What comes after the records that were printed: a poll may well have brought more.
             Map<TopicPartition, OffsetAndMetadata> next = new HashMap<>();
             for (ConsumerRecord<byte[], byte[]> one : Consume.poll(consumer)) {
                 if (missing == 0) break;
                 Consume.print(one);
-                next.put(new TopicPartition(one.topic(), one.partition()), new OffsetAndMetadata(one.offset() + 1));
+                next.put(new TopicPartition(one.topic(), one.partition()),
+                        new OffsetAndMetadata(one.offset() + 1));
                 missing--;
             }
             if (!next.isEmpty()) consumer.commitSync(next);

@@ -174,11 +174,14 @@ func headersTo(headers []header) string {
 	return strings.Join(texts, ",")
 }
 
-var codecs = map[string]sarama.CompressionCodec{"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+var codecs = map[string]sarama.CompressionCodec{
+	"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4,
+}
 
 func produce(config *sarama.Config, opts options) {
 	if acks := opts.get("acks", ""); acks != "" {
-		config.Producer.RequiredAcks = map[string]sarama.RequiredAcks{"0": 0, "1": 1, "all": -1}[acks]
+		required := map[string]sarama.RequiredAcks{"0": 0, "1": 1, "all": -1}
+		config.Producer.RequiredAcks = required[acks]
 	}
 	config.Producer.Compression = codecs[opts.get("codec", "none")]
 	config.Producer.Partitioner = sarama.NewManualPartitioner
@@ -208,7 +211,13 @@ func feed(producer sarama.AsyncProducer) int {
 		field := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		partition, err := strconv.Atoi(field[1])
 		must(err)
-		message := &sarama.ProducerMessage{Topic: field[0], Partition: int32(partition), Key: encoder(decoded(field[3])), Value: encoder(decoded(field[4])), Metadata: count}
+		message := &sarama.ProducerMessage{
+			Topic:     field[0],
+			Partition: int32(partition),
+			Key:       encoder(decoded(field[3])),
+			Value:     encoder(decoded(field[4])),
+			Metadata:  count,
+		}
 		if field[2] != "-" {
 			ms, err := strconv.ParseInt(field[2], 10, 64)
 			must(err)
@@ -227,7 +236,8 @@ func acknowledge(producer sarama.AsyncProducer, counted chan int, patience time.
 	for total < 0 || next < total {
 		select {
 		case done := <-producer.Successes():
-			early[done.Metadata.(int)] = fmt.Sprintf("%s\t%d\t%d\n", done.Topic, done.Partition, done.Offset)
+			text := fmt.Sprintf("%s\t%d\t%d\n", done.Topic, done.Partition, done.Offset)
+			early[done.Metadata.(int)] = text
 			for text, ok := early[next]; ok; text, ok = early[next] {
 				os.Stdout.WriteString(text)
 				delete(early, next)
@@ -266,7 +276,10 @@ func consume(config *sarama.Config, opts options) {
 	}
 }
 
-func read(consumer sarama.Consumer, topic string, partition int32, start int64, count int, limit <-chan time.Time) {
+func read(
+	consumer sarama.Consumer, topic string, partition int32, start int64, count int,
+	limit <-chan time.Time,
+) {
 	if count == 0 {
 		return
 	}
@@ -279,12 +292,14 @@ func read(consumer sarama.Consumer, topic string, partition int32, start int64, 
 		case failure := <-stream.Errors():
 			must(failure)
 		case <-limit:
-			fail(fmt.Sprintf("timed out, %d records of %s:%d still missing", count, topic, partition))
+			fail(fmt.Sprintf(
+				"timed out, %d records of %s:%d still missing", count, topic, partition))
 		}
 	}
 	stream.AsyncClose()
 }
 
 func show(one *sarama.ConsumerMessage) {
-	fmt.Printf("%s\t%d\t%d\t%s\t%s\t%s\t%s\n", one.Topic, one.Partition, one.Offset, stampOf(one), encoded(one.Key), encoded(one.Value), headersTo(labelsOf(one)))
+	fmt.Printf("%s\t%d\t%d\t%s\t%s\t%s\t%s\n", one.Topic, one.Partition, one.Offset, stampOf(one),
+		encoded(one.Key), encoded(one.Value), headersTo(labelsOf(one)))
 }

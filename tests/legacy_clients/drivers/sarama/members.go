@@ -19,7 +19,9 @@ func (m *member) Setup(sarama.ConsumerGroupSession) error   { return nil }
 func (m *member) Cleanup(sarama.ConsumerGroupSession) error { return nil }
 
 // One claim that ends ends the session, which commits what was marked.
-func (m *member) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.ConsumerGroupClaim) error {
+func (m *member) ConsumeClaim(
+	session sarama.ConsumerGroupSession, claim sarama.ConsumerGroupClaim,
+) error {
 	for one := range claim.Messages() {
 		if !m.take(session, one) {
 			return nil
@@ -45,7 +47,8 @@ func group(config *sarama.Config, opts options, topic string, count int) {
 		config.Consumer.Group.Session.Timeout = time.Duration(integer(session)) * time.Millisecond
 		config.Consumer.Group.Heartbeat.Interval = 500 * time.Millisecond
 	}
-	joined, err := sarama.NewConsumerGroup([]string{opts.get("bootstrap", "")}, opts.get("group", ""), config)
+	brokers := []string{opts.get("bootstrap", "")}
+	joined, err := sarama.NewConsumerGroup(brokers, opts.get("group", ""), config)
 	must(err)
 	within, cancel := context.WithTimeout(context.Background(), opts.timeout())
 	defer cancel()

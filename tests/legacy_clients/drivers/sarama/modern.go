@@ -37,7 +37,8 @@ func label(message *sarama.ProducerMessage, headers []header) {
 		return
 	}
 	for _, one := range headers {
-		message.Headers = append(message.Headers, sarama.RecordHeader{Key: []byte(one.name), Value: one.value})
+		added := sarama.RecordHeader{Key: []byte(one.name), Value: one.value}
+		message.Headers = append(message.Headers, added)
 	}
 }
 

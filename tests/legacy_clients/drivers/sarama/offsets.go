@@ -1,4 +1,5 @@
-// A group without members, as Sarama had it alone until 1.19: an application shares the partitions out by itself and only its offsets are the group's.
+// A group without members, as Sarama had it alone until 1.19: an application shares the partitions
+// out by itself and only its offsets are the group's.
 package main
 
 import (

@@ -15,7 +15,9 @@ func init() {
 }
 
 // A producer of the topic and what a consumer reads of it.
-func both(config *sarama.Config, opts options, topic string) (sarama.SyncProducer, <-chan *sarama.ConsumerMessage) {
+func both(
+	config *sarama.Config, opts options, topic string,
+) (sarama.SyncProducer, <-chan *sarama.ConsumerMessage) {
 	config.Producer.Return.Successes = true
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
 	client, err := sarama.NewClient([]string{opts.get("bootstrap", "")}, config)
@@ -29,7 +31,8 @@ func both(config *sarama.Config, opts options, topic string) (sarama.SyncProduce
 }
 
 func send(producer sarama.SyncProducer, topic, value string) {
-	_, _, err := producer.SendMessage(&sarama.ProducerMessage{Topic: topic, Value: sarama.StringEncoder(value)})
+	message := &sarama.ProducerMessage{Topic: topic, Value: sarama.StringEncoder(value)}
+	_, _, err := producer.SendMessage(message)
 	must(err)
 }
 
@@ -94,7 +97,9 @@ func (f *forwarder) Setup(sarama.ConsumerGroupSession) error {
 
 func (f *forwarder) Cleanup(sarama.ConsumerGroupSession) error { return nil }
 
-func (f *forwarder) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.ConsumerGroupClaim) error {
+func (f *forwarder) ConsumeClaim(
+	session sarama.ConsumerGroupSession, claim sarama.ConsumerGroupClaim,
+) error {
 	for one := range claim.Messages() {
 		session.MarkMessage(one, "")
 		f.read <- one

@@ -15,7 +15,10 @@ public class Match {
             List<String> words = Arrays.stream(line.split(" ", -1)).map(Match::text).toList();
             try {
                 Pattern pattern = Pattern.compile(words.get(0));
-                System.out.println(words.stream().skip(1).map(name -> pattern.matcher(name).matches() ? "1" : "0").collect(Collectors.joining()));
+                System.out.println(words.stream()
+                                           .skip(1)
+                                           .map(name -> pattern.matcher(name).matches() ? "1" : "0")
+                                           .collect(Collectors.joining()));
             } catch (PatternSyntaxException refused) {
                 System.out.println("refused");
             }

@@ -30,8 +30,11 @@ public class Member {
             config.put("session.timeout.ms", "10000");
             config.put("heartbeat.interval.ms", "300");
         }
-        settings.forEach(one -> config.put(one.substring(0, one.indexOf('=')), one.substring(one.indexOf('=') + 1)));
-        try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(config, new StringDeserializer(), new StringDeserializer())) {
+        settings.forEach(one
+                -> config.put(
+                        one.substring(0, one.indexOf('=')), one.substring(one.indexOf('=') + 1)));
+        try (KafkaConsumer<String, String> consumer
+                = new KafkaConsumer<>(config, new StringDeserializer(), new StringDeserializer())) {
             List<ConsumerRecord<String, String>> records = new ArrayList<>();
             subscribe(consumer, args[1], new Listener(consumer, records));
             while (System.in.available() == 0) {
@@ -48,7 +51,8 @@ public class Member {
                     continue;
                 }
                 for (ConsumerRecord<String, String> record : records) {
-                    say("{\"read\": [" + record.partition() + ", " + record.offset() + ", \"" + record.value() + "\"]}");
+                    say("{\"read\": [" + record.partition() + ", " + record.offset() + ", \""
+                            + record.value() + "\"]}");
                 }
                 records.clear();
             }
@@ -56,7 +60,8 @@ public class Member {
         say("{\"closed\": true}");
     }
 
-    private static void subscribe(KafkaConsumer<?, ?> consumer, String topic, Listener listener) throws Exception {
+    private static void subscribe(KafkaConsumer<?, ?> consumer, String topic, Listener listener)
+            throws Exception {
         if (!topic.startsWith("^")) {
             consumer.subscribe(List.of(topic), listener);
             return;
@@ -69,11 +74,16 @@ public class Member {
 
     // poll(Duration) was added in 2.0, and poll(long) was removed in 4.0.
     @SuppressWarnings("unchecked")
-    private static ConsumerRecords<String, String> poll(KafkaConsumer<String, String> consumer) throws Exception {
+    private static ConsumerRecords<String, String> poll(KafkaConsumer<String, String> consumer)
+            throws Exception {
         try {
-            return (ConsumerRecords<String, String>) KafkaConsumer.class.getMethod("poll", Duration.class).invoke(consumer, Duration.ofMillis(100));
+            return (ConsumerRecords<String, String>)
+                    KafkaConsumer.class.getMethod("poll", Duration.class)
+                            .invoke(consumer, Duration.ofMillis(100));
         } catch (NoSuchMethodException older) {
-            return (ConsumerRecords<String, String>) KafkaConsumer.class.getMethod("poll", long.class).invoke(consumer, 100L);
+            return (ConsumerRecords<String, String>)
+                    KafkaConsumer.class.getMethod("poll", long.class)
+                            .invoke(consumer, 100L);
         }
     }
 
@@ -82,7 +92,8 @@ public class Member {
         System.out.flush();
     }
 
-    private record Listener(KafkaConsumer<?, ?> consumer, List<ConsumerRecord<String, String>> records) implements ConsumerRebalanceListener {
+    private record Listener(KafkaConsumer<?, ?> consumer,
+            List<ConsumerRecord<String, String>> records) implements ConsumerRebalanceListener {
         @Override
         public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
             has(partitions);
@@ -100,9 +111,17 @@ public class Member {
         }
 
         private void has(Collection<TopicPartition> gone) {
-            records.removeIf(one -> gone.contains(new TopicPartition(one.topic(), one.partition())));
-            say("{\"at\": " + System.nanoTime() + ", \"assigned\": [" + consumer.assignment().stream().filter(one -> !gone.contains(one))
-                .map(TopicPartition::partition).sorted().map(String::valueOf).collect(Collectors.joining(", ")) + "]}");
+            records.removeIf(
+                    one -> gone.contains(new TopicPartition(one.topic(), one.partition())));
+            say("{\"at\": " + System.nanoTime() + ", \"assigned\": ["
+                    + consumer.assignment()
+                              .stream()
+                              .filter(one -> !gone.contains(one))
+                              .map(TopicPartition::partition)
+                              .sorted()
+                              .map(String::valueOf)
+                              .collect(Collectors.joining(", "))
+                    + "]}");
         }
     }
 }
