@@ -7,15 +7,17 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-# The constraints apply to build dependencies, too. The last command fails if the compiled modules are
-# not installed; with -I it does not import them from /src.
+# The constraints apply to build dependencies, too. The last command fails if the compiled modules
+# are not installed; with -I it does not import them from /src.
 RUN python -m venv /opt/kopgate \
-    && PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt /opt/kopgate/bin/pip install --no-cache-dir . \
+    && PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt \
+        /opt/kopgate/bin/pip install --no-cache-dir . \
     && /opt/kopgate/bin/python -I -c "import records._kernel, gateway.protocol.wire._plain"
 
 FROM python:3.13-slim
 RUN groupadd --gid 10001 kopgate \
-    && useradd --uid 10001 --gid kopgate --no-create-home --home-dir /data --shell /usr/sbin/nologin kopgate \
+    && useradd --uid 10001 --gid kopgate --no-create-home --home-dir /data \
+        --shell /usr/sbin/nologin kopgate \
     && install --directory --owner=kopgate --group=kopgate --mode=0750 /data
 COPY --from=build /opt/kopgate /opt/kopgate
 ENV PATH=/opt/kopgate/bin:$PATH \
@@ -30,7 +32,9 @@ VOLUME /data
 EXPOSE 9092
 # Only opens a connection to the first listener: that needs no login and logs nothing.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s \
-    CMD ["python", "-c", "import os, socket; port = os.environ['KOPGATE_LISTENERS'].split(',')[0].rpartition(':')[2]; socket.create_connection(('127.0.0.1', port), 2).close()"]
+    CMD ["python", "-c", "import os, socket; \
+        port = os.environ['KOPGATE_LISTENERS'].split(',')[0].rpartition(':')[2]; \
+        socket.create_connection(('127.0.0.1', port), 2).close()"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["kopgate"]
 CMD ["serve"]

@@ -31,81 +31,114 @@ PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 .PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar \
 	bench-traffic slow legacy fingerprints tox clean spark picture bench-reports demo chaos fuzz
 
-help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+## list the targets
+help:
+	@awk '/^## / { text = text substr($$0, 3); next } \
+		text { split($$0, name, ":"); printf "%-14s%s\n", name[1], substr(text, 2); text = "" }' \
+		$(MAKEFILE_LIST)
 
-serve: $(VENV)/.serve ## start a gateway on 127.0.0.1:9092, data in ./data (ARGS: options of `kopgate serve`)
+## start a gateway on 127.0.0.1:9092, data in ./data (ARGS: options of `kopgate serve`)
+serve: $(VENV)/.serve
 	@exec $(PY) -m gateway serve $(ARGS)
 
-pulsar: $(VENV)/.test ## start Apache Pulsar on 127.0.0.1:6650 (admin API: 8080), data in ./data-pulsar (ARGS: --port, --web-port, --data, --memory)
+## start Apache Pulsar on 127.0.0.1:6650 (admin API: 8080), data in ./data-pulsar (ARGS: --port,
+## --web-port, --data, --memory)
+pulsar: $(VENV)/.test
 	@exec $(PY) -m tests.testkit.standalone $(ARGS)
 
-check: lint ## lint, and fast tests with fewer examples per property (2 minutes)
-	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" --hypothesis-profile=quick $(ARGS)
+## lint, and fast tests with fewer examples per property (2 minutes)
+check: lint
+	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" --hypothesis-profile=quick \
+		$(ARGS)
 
-lint: $(VENV)/.dev ## check format, lint, types and prose
+## check format, lint, types and prose
+lint: $(VENV)/.dev
 	$(PY) -m ruff format --check $(SOURCES)
 	$(PY) -m ruff check $(SOURCES)
 	$(PY) -m mypy
 	$(PY) -m tests.prose
 
-test: $(VENV)/.test ## all tests except slow and spark, including real clients and brokers
+## all tests except slow and spark, including real clients and brokers
+test: $(VENV)/.test
 	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" $(ARGS)
 	$(PY) -m pytest -q -n 3 $(PEERS) -m "peer and not slow and not spark" $(ARGS)
 
-slow: $(VENV)/.report ## tests that take minutes each
+## tests that take minutes each
+slow: $(VENV)/.report
 	$(PY) -m pytest -q -m slow $(ARGS)
 
-spark: $(VENV)/.report ## tests of the reports with PySpark (400 MB) and Java
+## tests of the reports with PySpark (400 MB) and Java
+spark: $(VENV)/.report
 	$(PY) -m pytest -q -n 2 $(PEERS) -m "spark and not slow" $(ARGS)
 
-legacy: $(VENV)/.test ## tests with real clients, and a table of the results (ARGS: --store pulsar, --client NAME, --every-pair, --reference for Apache Kafka)
-	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m "peer and not slow" --grid $(ARGS)
+## tests with real clients, and a table of the results (ARGS: --store pulsar, --client NAME,
+## --every-pair, --reference for Apache Kafka)
+legacy: $(VENV)/.test
+	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m "peer and not slow" --grid \
+		$(ARGS)
 
-demo: $(VENV)/.report ## run old and new clients against a gateway with a traffic log, and report on them (2 minutes; ARGS: --out DIR, --target NAME)
+## run old and new clients against a gateway with a traffic log, and report on them (2 minutes;
+## ARGS: --out DIR, --target NAME)
+demo: $(VENV)/.report
 	@$(PY) -m tests.legacy_clients.demo $(ARGS)
 
-picture: $(VENV)/.test ## make the picture of the report page in the README (needs chromium)
+## make the picture of the report page in the README (needs chromium)
+picture: $(VENV)/.test
 	@$(PY) -m tests.reports.page.picture
 
-fingerprints: $(VENV)/.test ## record what each client sends in compat/fingerprint/observed.jsonl (40 minutes; ARGS: --help)
+## record what each client sends in compat/fingerprint/observed.jsonl (40 minutes; ARGS: --help)
+fingerprints: $(VENV)/.test
 	$(PY) -m tests.legacy_clients.fingerprints.record $(ARGS)
 
-chaos: $(VENV)/.test ## kill, pause and restart gateway and Pulsar under load (5 minutes; ARGS: --seed N, --minutes N, --store NAME, --plot FILE)
+## kill, pause and restart gateway and Pulsar under load (5 minutes; ARGS: --seed N, --minutes N,
+## --store NAME, --plot FILE)
+chaos: $(VENV)/.test
 	$(PY) -m tests.peers.chaos $(ARGS)
 
-fuzz: $(VENV)/.test ## fuzz the record functions with atheris (ARGS: --seconds N for each of three targets, --seed N)
+## fuzz the record functions with atheris (ARGS: --seconds N for each of three targets, --seed N)
+fuzz: $(VENV)/.test
 	$(PIP) install -q --only-binary :all: atheris
 	@for target in agreement entry_points whole; do \
 		$(PY) -m tests.fuzz.records --target $$target $(ARGS) || exit 1; done
 
-bench: $(VENV)/.test ## benchmark beside Apache Kafka, results in docs/benchmarks.md (20 minutes; ARGS: --help)
+## benchmark beside Apache Kafka, results in docs/benchmarks.md (20 minutes; ARGS: --help)
+bench: $(VENV)/.test
 	$(PY) -m bench $(ARGS)
 
-bench-groups: $(VENV)/.test ## benchmark 1,000 consumer groups of 4 members (2 minutes; ARGS: --help)
+## benchmark 1,000 consumer groups of 4 members (2 minutes; ARGS: --help)
+bench-groups: $(VENV)/.test
 	$(PY) -m bench.groups $(ARGS)
 
-bench-shared: $(VENV)/.test ## benchmark different requests on one connection, such as commits during a long poll (20 minutes; ARGS: --kafka, --help)
+## benchmark different requests on one connection, such as commits during a long poll (20 minutes;
+## ARGS: --kafka, --help)
+bench-shared: $(VENV)/.test
 	$(PY) -m bench.shared $(ARGS)
 
-bench-pulsar: $(VENV)/.test ## benchmark the gateway on Apache Pulsar beside a native client (8 minutes; ARGS: --help)
+## benchmark the gateway on Apache Pulsar beside a native client (8 minutes; ARGS: --help)
+bench-pulsar: $(VENV)/.test
 	$(PY) -m bench.pulsar $(ARGS)
 
-bench-traffic: $(VENV)/.test ## benchmark the cost of the traffic log (10 minutes; ARGS: --help)
+## benchmark the cost of the traffic log (10 minutes; ARGS: --help)
+bench-traffic: $(VENV)/.test
 	$(PY) -m bench.traffic $(ARGS)
 
-bench-reports: $(VENV)/.report ## benchmark reports on 1 and 10 million usage rows (ARGS: --help)
+## benchmark reports on 1 and 10 million usage rows (ARGS: --help)
+bench-reports: $(VENV)/.report
 	$(PY) -m bench.reports $(ARGS)
 
-format: $(VENV)/.dev ## format the sources
+## format the sources
+format: $(VENV)/.dev
 	$(PY) -m ruff format $(SOURCES)
 	$(PY) -m ruff check --fix $(SOURCES)
 
-tox: $(VENV)/.dev ## fast tests on each installed Python version
+## fast tests on each installed Python version
+tox: $(VENV)/.dev
 	@# pyenv provides only the versions in PYENV_VERSION: list all that tox.ini may use.
-	PYENV_VERSION="$${PYENV_VERSION:-$$(pyenv versions --bare 2>/dev/null | grep -E '^3\.1[123]\.[0-9]+$$' | paste -sd:)}" $(PY) -m tox run $(ARGS)
+	PYENV_VERSION="$${PYENV_VERSION:-$$(pyenv versions --bare 2>/dev/null \
+		| grep -E '^3\.1[123]\.[0-9]+$$' | paste -sd:)}" $(PY) -m tox run $(ARGS)
 
-clean: ## remove environments and build output; keeps data
+## remove environments and build output; keeps data
+clean:
 	rm -rf $(VENV) .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	rm -f records/_kernel.c records/_kernel*.so
 	rm -f gateway/protocol/wire/_plain.c gateway/protocol/wire/_plain*.so
@@ -113,11 +146,14 @@ clean: ## remove environments and build output; keeps data
 # One environment with three sets of dependencies, each a superset of the one before.
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { \
-		echo "$(PYTHON) not found; choose another Python: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+		echo "$(PYTHON) not found; choose another Python: make PYTHON=/path/to/python3.12" >&2; \
+		exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), and 3.11 or newer is needed; choose another: make PYTHON=python3.12" >&2; exit 1; }
+		echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), and 3.11 or newer is needed;" \
+			"choose another: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv --clear $(VENV) || { \
-		echo "cannot create a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+		echo "cannot create a virtual environment; on Debian: apt-get install python3-venv" >&2; \
+		exit 1; }
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.made $(INPUTS)

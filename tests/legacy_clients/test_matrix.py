@@ -60,7 +60,9 @@ def test_image_has_all_commands_of_the_real_clients() -> None:
     clients do not need Chromium.
     """
     (needed,) = re.findall(
-        r"^declare -A needed=\((.*)\)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE
+        r"^declare -A needed=\((.*?)^\)$",
+        (ROOT / ".ci" / "run").read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
     )
     packages = dict(re.findall(r"\[(\w+)\]=(\S+)", needed))
     elsewhere = {"go", "cc", "make", "chromium"}
