@@ -35,8 +35,8 @@ class TopicCatalog:
     def __init__(self, settings: PulsarSettings, admin: PulsarAdmin, reactor: Reactor) -> None:
         self.names = PulsarNames(settings)
         self._listing = TopicListing(self.names, admin, settings.admin_connections)
-        self._lowering = RetentionTrimmer(admin, partial(sleep, reactor), settings)
-        self._changes = TopicChanges(settings, admin, self._listing, self._lowering)
+        self._trimmer = RetentionTrimmer(admin, partial(sleep, reactor), settings)
+        self._changes = TopicChanges(settings, admin, self._listing, self._trimmer)
         self._admin = admin
         self._view = KnownTopics()
         self._refresher = Refresher(
@@ -161,7 +161,7 @@ class TopicCatalog:
         found = self._holder(topic)
         if found is None or not self._changes.is_retained(found):
             return False
-        name, refusal = found.topic.name, await self._lowering.refusal(found)
+        name, refusal = found.topic.name, await self._trimmer.refusal(found)
         if refusal and name not in self._untrimmable:
             self._untrimmable.add(name)
             log.warning("compaction cannot free the space of %s: %s", name, refusal)
@@ -184,13 +184,13 @@ class TopicCatalog:
                 return
             since = clock_seconds()
             await confirm()
-            lowered = await self._lowering.begin(found)
+            lowered = await self._trimmer.begin(found)
             self._view.add(lowered)
             try:
-                await self._lowering.protect(lowered, topic, keep)
-                self._lowering.check_time(since)
+                await self._trimmer.protect(lowered, topic, keep)
+                self._trimmer.check_time(since)
                 if await self._changes.lower(lowered):
-                    await self._lowering.trim(topic, keep, since)
+                    await self._trimmer.trim(topic, keep, since)
             finally:
                 await self._retain_soon(name)
 

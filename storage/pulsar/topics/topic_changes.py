@@ -55,12 +55,12 @@ class TopicChanges:
         settings: PulsarSettings,
         admin: PulsarAdmin,
         listing: TopicListing,
-        lowering: RetentionTrimmer,
+        trimmer: RetentionTrimmer,
     ) -> None:
         self._settings = settings
         self._admin = admin
         self._listing = listing
-        self._lowering = lowering
+        self._trimmer = trimmer
         self._policies = RetentionPolicies(admin)
 
     async def create(self, topic: Topic, full_name: str) -> PulsarTopic:
@@ -163,7 +163,7 @@ class TopicChanges:
             if seen is not None:
                 raise
         self._policies.forget(found.full_name)
-        self._lowering.forget(found)
+        self._trimmer.forget(found)
 
     def due(self, found: PulsarTopic) -> Retention | None:
         """The retention policy to set, if not set yet.
@@ -189,7 +189,7 @@ class TopicChanges:
         wanted = self.due(found)
         if wanted is None or not await self._policies.retain(found.full_name, wanted):
             return found
-        if found.is_retention_lowered and not await self._lowering.end(found, wanted):
+        if found.is_retention_lowered and not await self._trimmer.end(found, wanted):
             return found
         await self._compact(found)
         value = self._policy_property(found)
@@ -222,7 +222,7 @@ class TopicChanges:
         """Whether Pulsar has the retention of the topic's configs, which may be changed
         temporarily.
         """
-        is_given = found.retention == self._policy_property(found) or self._lowering.is_restored(
+        is_given = found.retention == self._policy_property(found) or self._trimmer.is_restored(
             found
         )
         return is_given and not self._policies.is_refused(found.full_name, KEEP_NOTHING)
