@@ -7,6 +7,8 @@ The servers take turns at every step, and the table has medians over several rou
   format 1, and by 0.9.0.1, which gets format 0.
 - A producer at a steady pace.
 
+With --beside, the gateway of another checkout takes Kafka's place: the same load on two versions.
+
 In rows with "both sync" Kafka's topic has flush.messages=1: like the gateway, it then acknowledges
 only what is on disk.
 
@@ -51,7 +53,11 @@ def main() -> int:
     servers: list[BenchServer] = []
     try:
         servers.append(BenchGateway.start())
-        servers.append(KafkaServer.start(options.collector, message_max_bytes="1048588"))
+        servers.append(
+            KafkaServer.start(options.collector, message_max_bytes="1048588")
+            if options.beside is None
+            else BenchGateway.start(checkout=options.beside)
+        )
         for server in servers:
             warm_up(server, load, WarmUpLimits(), _say)
         steps = plan(servers, options.rounds, load)
@@ -66,9 +72,12 @@ def main() -> int:
     finally:
         for server in servers:
             server.stop()
-    comparisons = compare(figures, BenchGateway.name, KafkaServer.name)
-    print(table(comparisons))
-    _write(options.out, comparisons, f"{_conditions(options)} Peak resident memory: {resident}.")
+    comparisons = compare(figures, servers[0].name, servers[1].name)
+    print(table(comparisons, "Kafka" if options.beside is None else servers[1].name))
+    if options.beside is None:
+        _write(
+            options.out, comparisons, f"{_conditions(options)} Peak resident memory: {resident}."
+        )
     return 0
 
 
@@ -107,6 +116,13 @@ def _options() -> argparse.Namespace:
         type=Path,
         default=Path("docs/benchmarks.md"),
         help="file for the table; the chart is written beside it as .svg",
+    )
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        metavar="CHECKOUT",
+        help="compare with the gateway in this folder instead of with Kafka; the table is only "
+        "printed (build its extension modules first: `python setup.py build_ext --inplace`)",
     )
     options = parser.parse_args()
     load = RoundLoad(options.mib, options.codecs, options.partitions)

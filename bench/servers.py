@@ -74,11 +74,13 @@ class BenchGateway:
         store: str | None = None,
         arguments: Sequence[str] = (),
         module: str = "gateway",
+        checkout: Path | None = None,
     ) -> Self:
         """Start a gateway.
 
         `log` is a file descriptor or subprocess.DEVNULL for its stderr, by default this process's.
-        `module` is the Python module to run.
+        `module` is the Python module to run. `checkout` is the folder of another version of the
+        sources with its extension modules, by default this one.
         """
         folder = Path(tempfile.mkdtemp(prefix="kopgate-bench-"))
         kept = ("--store", store or f"lmdb:{folder}")
@@ -93,7 +95,12 @@ class BenchGateway:
             *arguments,
         ]
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=checkout,
         )
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -102,14 +109,11 @@ class BenchGateway:
             process.wait()
             shutil.rmtree(folder, ignore_errors=True)
             raise RuntimeError(f"the gateway did not start: {line!r}")
-        return cls(
-            process,
-            folder,
-            [
-                address.partition("://")[2]
-                for address in line.removeprefix(READY).split(" ")[0].split(",")
-            ],
-        )
+        addresses = line.removeprefix(READY).split(" ")[0].split(",")
+        server = cls(process, folder, [address.partition("://")[2] for address in addresses])
+        if checkout is not None:
+            server.name = f"{cls.name} in {checkout.resolve().name}"
+        return server
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self._process.pid)

@@ -1,10 +1,15 @@
-"""The servers of the benchmarks start with the flags that the benchmarks use."""
+"""The servers of the benchmarks start with the arguments that the benchmarks use."""
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from bench.servers import COLLECTORS, KafkaServer
+from bench.servers import COLLECTORS, BenchGateway, KafkaServer
+
+CHECKOUT = Path(__file__).parents[2]
 
 
 @pytest.mark.peer
@@ -13,5 +18,13 @@ def test_kafka_starts_with_each_garbage_collector(collector: str) -> None:
     server = KafkaServer.start(collector)
     try:
         assert server.cpu_seconds() > 0
+    finally:
+        server.stop()
+
+
+def test_the_gateway_of_another_checkout_is_named_after_its_folder() -> None:
+    server = BenchGateway.start(subprocess.DEVNULL, checkout=CHECKOUT)
+    try:
+        assert server.name == f"kopgate in {CHECKOUT.name}"
     finally:
         server.stop()
