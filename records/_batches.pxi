@@ -1,6 +1,8 @@
 # Conversion from and to magic-2 records; included by _kernel.pyx.
 
-cdef inline bint get_varint(const uint8_t *data, Py_ssize_t *at, Py_ssize_t end, int32_t *value) noexcept nogil:
+cdef inline bint get_varint(
+    const uint8_t *data, Py_ssize_t *at, Py_ssize_t end, int32_t *value
+) noexcept nogil:
     """Read a zigzag varint of at most 32 bits that ends by `end`; False if there is none."""
     cdef uint64_t raw = 0
     cdef int shift = 0
@@ -15,7 +17,9 @@ cdef inline bint get_varint(const uint8_t *data, Py_ssize_t *at, Py_ssize_t end,
         shift += 7
     return False
 
-cdef inline bint get_varlong(const uint8_t *data, Py_ssize_t *at, Py_ssize_t end, int64_t *value) noexcept nogil:
+cdef inline bint get_varlong(
+    const uint8_t *data, Py_ssize_t *at, Py_ssize_t end, int64_t *value
+) noexcept nogil:
     """Read a zigzag varint of at most 64 bits that ends by `end`; False if there is none."""
     cdef uint64_t raw = 0
     cdef int shift = 0
@@ -32,7 +36,9 @@ cdef inline bint get_varlong(const uint8_t *data, Py_ssize_t *at, Py_ssize_t end
         shift += 7
     return False
 
-cdef inline bint get_sized(const uint8_t *data, Py_ssize_t *at, Py_ssize_t end, int32_t *size) noexcept nogil:
+cdef inline bint get_sized(
+    const uint8_t *data, Py_ssize_t *at, Py_ssize_t end, int32_t *size
+) noexcept nogil:
     """Read the length (-1: null) of a field that ends by `end` and move `at` to its bytes.
 
     False if the field does not fit.
@@ -56,8 +62,9 @@ cdef inline bint skip_headers(const uint8_t *data, Py_ssize_t *at, Py_ssize_t en
     return at[0] == end
 
 cdef int down_records(
-    const uint8_t *data, Py_ssize_t size, int64_t count, int64_t base_offset, int64_t last_delta, int64_t base_timestamp, bint has_time,
-    int64_t append_time, int magic, bint is_relative, uint8_t *into, Summary *out,
+    const uint8_t *data, Py_ssize_t size, int64_t count, int64_t base_offset, int64_t last_delta,
+    int64_t base_timestamp, bint has_time, int64_t append_time, int magic, bint is_relative,
+    uint8_t *into, Summary *out,
 ) noexcept nogil:
     """Convert magic 2 to magic 0 or 1.
 
@@ -65,7 +72,7 @@ cdef int down_records(
     `count` records of the minimum size.
     """
     cdef Py_ssize_t at = 0, end, key_at, value_at, content
-    cdef int64_t delta, timestamp
+    cdef int64_t delta, timestamp, offset
     cdef int32_t claimed, offset_delta, key_size, value_size, previous = -1
     cdef uint8_t *to = into
     cdef uint8_t *message
@@ -111,7 +118,8 @@ cdef int down_records(
         out.count += 1
 
         message = to
-        put64(message, <uint64_t>(out.last_offset - out.first_offset if is_relative else out.last_offset))
+        offset = out.last_offset - out.first_offset if is_relative else out.last_offset
+        put64(message, <uint64_t>offset)
         message[MAGIC_AT] = <uint8_t>magic
         message[ATTRIBUTES_AT] = APPEND_TIME_BIT if has_time and magic else 0
         to += TIMESTAMP_AT
@@ -156,8 +164,8 @@ cdef inline int varint_size(int64_t value) noexcept nogil:
     return size
 
 cdef int up_newer(
-    const uint8_t *data, Py_ssize_t size, int magic, int64_t shift, int64_t base_offset, int64_t base_timestamp, bint has_time,
-    int64_t append_time, uint8_t *into, Summary *out,
+    const uint8_t *data, Py_ssize_t size, int magic, int64_t shift, int64_t base_offset,
+    int64_t base_timestamp, bint has_time, int64_t append_time, uint8_t *into, Summary *out,
 ) noexcept nogil:
     """Convert magic 0 or 1 to magic 2.
 
@@ -188,7 +196,10 @@ cdef int up_newer(
         key_size = one.key_size if one.key_size > 0 else 0
         value_size = one.value_size if one.value_size > 0 else 0
         offset -= base_offset
-        body = 2 + varint_size(delta) + varint_size(offset) + varint_size(one.key_size) + varint_size(one.value_size) + key_size + value_size
+        body = (
+            2 + varint_size(delta) + varint_size(offset) + varint_size(one.key_size)
+            + varint_size(one.value_size) + key_size + value_size
+        )
         to = put_varint(to, body)
         to[0] = 0
         to = put_varint(to + 1, delta)

@@ -1,4 +1,5 @@
-/* CRC-32 (IEEE 802.3, reflected polynomial EDB88320), as zlib's crc32(), and CRC-32C (Castagnoli, 82F63B78).
+/* CRC-32 (IEEE 802.3, reflected polynomial EDB88320), as zlib's crc32(), and CRC-32C (Castagnoli,
+ * 82F63B78).
  *
  * Uses carry-less multiplication if the processor has it (V. Gopal et al., "Fast CRC Computation
  * for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009; folding by T bits needs
@@ -78,7 +79,8 @@ static void kopgate_crc32_init(void)
 
 /* The functions below use the inverted register, as in the definition of the CRC. */
 
-static inline uint32_t kopgate_crc_bytes(const struct kopgate_polynomial *by, uint32_t crc, const uint8_t *at, size_t size)
+static inline uint32_t kopgate_crc_bytes(const struct kopgate_polynomial *by, uint32_t crc,
+                                         const uint8_t *at, size_t size)
 {
 #ifdef KOPGATE_ARM
     for (; size >= 8; at += 8, size -= 8) {
@@ -88,9 +90,11 @@ static inline uint32_t kopgate_crc_bytes(const struct kopgate_polynomial *by, ui
     }
 #else
     for (; size >= 8; at += 8, size -= 8) {
-        uint32_t low = crc ^ ((uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24);
-        crc = by->table[7][low & 0xFF] ^ by->table[6][low >> 8 & 0xFF] ^ by->table[5][low >> 16 & 0xFF] ^ by->table[4][low >> 24] ^
-              by->table[3][at[4]] ^ by->table[2][at[5]] ^ by->table[1][at[6]] ^ by->table[0][at[7]];
+        uint32_t low = crc ^ ((uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 |
+                              (uint32_t)at[3] << 24);
+        crc = by->table[7][low & 0xFF] ^ by->table[6][low >> 8 & 0xFF] ^
+              by->table[5][low >> 16 & 0xFF] ^ by->table[4][low >> 24] ^ by->table[3][at[4]] ^
+              by->table[2][at[5]] ^ by->table[1][at[6]] ^ by->table[0][at[7]];
     }
 #endif
     while (size--)
@@ -102,16 +106,20 @@ static inline uint32_t kopgate_crc_bytes(const struct kopgate_polynomial *by, ui
 /* Shuffles by n bytes: the mask at n moves the first n bytes to the end; the mask at 16 + n moves
  * the others to the front. 0x80 clears a byte and marks it as cleared. */
 static const uint8_t kopgate_shuffles[48] = {
-    0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0,    1,    2,    3,    4,    5,    6,    7,
-    8,    9,    10,   11,   12,   13,   14,   15,   0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
+    0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
+    0,    1,    2,    3,    4,    5,    6,    7,    8,    9,    10,   11,   12,   13,   14,   15,
+    0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
 };
 
 #define KOPGATE_LOAD(at) _mm_loadu_si128((const __m128i *)(at))
 
 /* One folding step: move `lane` forward by the distance of `by` and add the data there. */
-__attribute__((target("pclmul,sse4.1,ssse3"))) static inline __m128i kopgate_fold(__m128i lane, __m128i by, __m128i next)
+__attribute__((target("pclmul,sse4.1,ssse3"))) static inline __m128i
+kopgate_fold(__m128i lane, __m128i by, __m128i next)
 {
-    return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(lane, by, 0x00), _mm_clmulepi64_si128(lane, by, 0x11)), next);
+    return _mm_xor_si128(
+        _mm_xor_si128(_mm_clmulepi64_si128(lane, by, 0x00), _mm_clmulepi64_si128(lane, by, 0x11)),
+        next);
 }
 
 /* `size` is at least 16. */
@@ -128,14 +136,16 @@ __attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folde
     __m128i lane = _mm_xor_si128(KOPGATE_LOAD(at), _mm_cvtsi32_si128((int)crc));
 
     if (size >= 64) {
-        __m128i second = KOPGATE_LOAD(at + 16), third = KOPGATE_LOAD(at + 32), fourth = KOPGATE_LOAD(at + 48);
+        __m128i second = KOPGATE_LOAD(at + 16), third = KOPGATE_LOAD(at + 32),
+                fourth = KOPGATE_LOAD(at + 48);
         for (at += 64, size -= 64; size >= 64; at += 64, size -= 64) {
             lane = kopgate_fold(lane, by_64, KOPGATE_LOAD(at));
             second = kopgate_fold(second, by_64, KOPGATE_LOAD(at + 16));
             third = kopgate_fold(third, by_64, KOPGATE_LOAD(at + 32));
             fourth = kopgate_fold(fourth, by_64, KOPGATE_LOAD(at + 48));
         }
-        lane = kopgate_fold(third, by_16, kopgate_fold(second, by_32, kopgate_fold(lane, by_48, fourth)));
+        lane = kopgate_fold(third, by_16,
+                            kopgate_fold(second, by_32, kopgate_fold(lane, by_48, fourth)));
     } else {
         at += 16;
         size -= 16;
@@ -144,23 +154,28 @@ __attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folde
         lane = kopgate_fold(lane, by_16, KOPGATE_LOAD(at));
 
     if (size) {
-        /* Fewer than 16 bytes are left: fold the first `size` bytes of the lane, moved to its end, into
-         * the rest of the lane followed by the remaining bytes. */
-        __m128i to_end = KOPGATE_LOAD(kopgate_shuffles + size), to_front = KOPGATE_LOAD(kopgate_shuffles + 16 + size);
-        __m128i last = _mm_blendv_epi8(_mm_shuffle_epi8(lane, to_front), KOPGATE_LOAD(at + size - 16), to_front);
+        /* Fewer than 16 bytes are left: fold the first `size` bytes of the lane, moved to its end,
+         * into the rest of the lane followed by the remaining bytes. */
+        __m128i to_end = KOPGATE_LOAD(kopgate_shuffles + size),
+                to_front = KOPGATE_LOAD(kopgate_shuffles + 16 + size);
+        __m128i last = _mm_blendv_epi8(_mm_shuffle_epi8(lane, to_front),
+                                       KOPGATE_LOAD(at + size - 16), to_front);
         lane = kopgate_fold(_mm_shuffle_epi8(lane, to_end), by_16, last);
     }
 
     /* 128 bits to 64, to 32, then Barrett's reduction. */
     lane = _mm_xor_si128(_mm_srli_si128(lane, 8), _mm_clmulepi64_si128(lane, by_16, 0x10));
-    lane = _mm_xor_si128(_mm_srli_si128(lane, 4), _mm_clmulepi64_si128(_mm_and_si128(lane, low_words), by_8, 0x00));
-    __m128i quotient = _mm_and_si128(_mm_clmulepi64_si128(_mm_and_si128(lane, low_words), barrett, 0x10), low_words);
+    lane = _mm_xor_si128(_mm_srli_si128(lane, 4),
+                         _mm_clmulepi64_si128(_mm_and_si128(lane, low_words), by_8, 0x00));
+    __m128i quotient = _mm_and_si128(
+        _mm_clmulepi64_si128(_mm_and_si128(lane, low_words), barrett, 0x10), low_words);
     lane = _mm_xor_si128(lane, _mm_clmulepi64_si128(quotient, barrett, 0x00));
     return (uint32_t)_mm_extract_epi32(lane, 1);
 }
 #endif
 
-static inline uint32_t kopgate_crc(const struct kopgate_polynomial *by, const uint8_t *at, size_t size)
+static inline uint32_t kopgate_crc(const struct kopgate_polynomial *by, const uint8_t *at,
+                                   size_t size)
 {
     uint32_t crc = 0xFFFFFFFFu;
 #ifdef KOPGATE_CLMUL

@@ -5,7 +5,9 @@
 # differ from the plain-Python implementation.
 
 ctypedef int (*Unpack)(const char *packed, char *into, int packed_bytes, int most) noexcept nogil
-ctypedef int (*Pack)(void *state, const char *content, char *into, int content_bytes, int most, int acceleration) noexcept nogil
+ctypedef int (*Pack)(
+    void *state, const char *content, char *into, int content_bytes, int most, int acceleration
+) noexcept nogil
 
 cdef Unpack lz4_unpack = NULL
 cdef Pack lz4_pack = NULL
@@ -85,18 +87,24 @@ cdef void tidy(Places *on) noexcept nogil:
     empty(&on.messages)
     empty(&on.results)
 
-cdef Py_ssize_t convert_some(Places *on, Task *tasks, Py_ssize_t count, int magic, int64_t limit) noexcept nogil:
+cdef Py_ssize_t convert_some(
+    Places *on, Task *tasks, Py_ssize_t count, int magic, int64_t limit
+) noexcept nogil:
     """Convert tasks, at least one, until RESULTS_AT_A_TIME is reached; return the number done."""
     cdef Py_ssize_t done = 0
     on.results.used = 0
     while done < count and on.results.used < RESULTS_AT_A_TIME:
-        tasks[done].made = convert_batch(on, <const uint8_t *>tasks[done].view.buf, tasks[done].view.len, magic, limit)
+        tasks[done].made = convert_batch(
+            on, <const uint8_t *>tasks[done].view.buf, tasks[done].view.len, magic, limit
+        )
         if tasks[done].made > 0:
             on.results.used += tasks[done].made
         done += 1
     return done
 
-cdef Py_ssize_t convert_batch(Places *on, const uint8_t *data, Py_ssize_t size, int magic, int64_t limit) noexcept nogil:
+cdef Py_ssize_t convert_batch(
+    Places *on, const uint8_t *data, Py_ssize_t size, int magic, int64_t limit
+) noexcept nogil:
     """Append a stored batch to the results as a message set; return its size or -1."""
     cdef int attributes, codec
     cdef int64_t base_offset, last_delta, count
@@ -124,21 +132,26 @@ cdef Py_ssize_t convert_batch(Places *on, const uint8_t *data, Py_ssize_t size, 
         content = on.records.bytes
         records = on.records.used
         into = &on.messages
-    if count > records // SMALLEST_RECORD or not widen(into, records + count * (GROWTH_V1 if magic else GROWTH_V0)):
+    if count > records // SMALLEST_RECORD:
+        return -1
+    if not widen(into, records + count * (GROWTH_V1 if magic else GROWTH_V0)):
         return -1
     has_time = (attributes & APPEND_TIME_BIT) != 0
     if down_records(
-        content, records, count, base_offset, last_delta, <int64_t>get64(data + 27), has_time, <int64_t>get64(data + 35), magic,
-        codec and magic, into.bytes + into.used, &found,
+        content, records, count, base_offset, last_delta, <int64_t>get64(data + 27), has_time,
+        <int64_t>get64(data + 35), magic, codec and magic, into.bytes + into.used, &found,
     ):
         return -1
     if not codec:
         return found.written
     # Content that the producer could not compress is not compressed here either, unless it has
     # grown much.
-    return wrap_lz4(on, &found, magic, has_time, is_plain and found.written <= records + records // 8)
+    is_plain = is_plain and found.written <= records + records // 8
+    return wrap_lz4(on, &found, magic, has_time, is_plain)
 
-cdef bint unpack_lz4(const uint8_t *data, Py_ssize_t size, int64_t limit, Room *into, bint *is_plain) noexcept nogil:
+cdef bint unpack_lz4(
+    const uint8_t *data, Py_ssize_t size, int64_t limit, Room *into, bint *is_plain
+) noexcept nogil:
     """Decompress a frame as Kafka clients write it, to at most `limit` bytes.
 
     `is_plain` is set if no block was compressed. False for any other frame.
@@ -182,13 +195,17 @@ cdef bint unpack_lz4(const uint8_t *data, Py_ssize_t size, int64_t limit, Room *
             if not widen(into, room + 1):
                 return False
             at += made
-            made = lz4_unpack(<const char *>data + at - made, <char *>into.bytes + into.used, made, <int>room)
+            made = lz4_unpack(
+                <const char *>data + at - made, <char *>into.bytes + into.used, made, <int>room
+            )
             if made < 0:
                 return False
             into.used += made
     return False
 
-cdef Py_ssize_t wrap_lz4(Places *on, Summary *found, int magic, bint has_time, bint is_plain) noexcept nogil:
+cdef Py_ssize_t wrap_lz4(
+    Places *on, Summary *found, int magic, bint has_time, bint is_plain
+) noexcept nogil:
     """Append the converted messages to the results as one lz4 wrapper; return its size or -1."""
     cdef Py_ssize_t left = found.written, piece
     cdef const uint8_t *data = on.messages.bytes
@@ -198,7 +215,9 @@ cdef Py_ssize_t wrap_lz4(Places *on, Summary *found, int magic, bint has_time, b
     cdef int made
     if on.pack_state == NULL:
         on.pack_state = malloc(lz4_state_bytes)
-    if on.pack_state == NULL or not widen(&on.results, TIMESTAMP_AT + 16 + FRAME_HEADER + left + 4 * (left // FRAME_BLOCK + 2)):
+    if on.pack_state == NULL or not widen(
+        &on.results, TIMESTAMP_AT + 16 + FRAME_HEADER + left + 4 * (left // FRAME_BLOCK + 2)
+    ):
         return -1
     message = on.results.bytes + on.results.used
     put64(message, <uint64_t>found.last_offset)
@@ -211,11 +230,17 @@ cdef Py_ssize_t wrap_lz4(Places *on, Summary *found, int magic, bint has_time, b
     put32(to, 0xFFFFFFFFU)
     frame = to + 8
     # Consumers of magic 0 expect the historic header checksum: see lz4_header.py.
-    memcpy(frame, b"\x04\x22\x4d\x18\x60\x40\x82" if magic else b"\x04\x22\x4d\x18\x60\x40\x1a", FRAME_HEADER)
+    memcpy(
+        frame,
+        b"\x04\x22\x4d\x18\x60\x40\x82" if magic else b"\x04\x22\x4d\x18\x60\x40\x1a",
+        FRAME_HEADER,
+    )
     to = frame + FRAME_HEADER
     while left > 0:
         piece = min(left, FRAME_BLOCK)
-        made = 0 if is_plain else lz4_pack(on.pack_state, <const char *>data, <char *>to + 4, <int>piece, <int>piece - 1, 1)
+        made = 0 if is_plain else lz4_pack(
+            on.pack_state, <const char *>data, <char *>to + 4, <int>piece, <int>piece - 1, 1
+        )
         if made > 0:
             put32_little(to, made)
         else:

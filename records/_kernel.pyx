@@ -1,4 +1,5 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: language_level=3, boundscheck=False, wraparound=False
+# cython: cdivision=True, initializedcheck=False
 """The inner loops, compiled: one pass over the bytes, without the GIL for large inputs.
 
 `_pure.py` is the reference: same functions, same results, same faults in the same order of checks.
@@ -8,7 +9,9 @@ added to a position first) before it is used.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.ref cimport PyObject
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport (
+    INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+)
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
@@ -27,7 +30,8 @@ cdef extern from *:
     """
     static inline uint32_t kopgate_get32(const uint8_t *at)
     {
-        return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | (uint32_t)at[3];
+        return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8
+            | (uint32_t)at[3];
     }
     static inline uint64_t kopgate_get64(const uint8_t *at)
     {
@@ -35,7 +39,8 @@ cdef extern from *:
     }
     static inline void kopgate_put32(uint8_t *at, uint32_t value)
     {
-        at[0] = (uint8_t)(value >> 24); at[1] = (uint8_t)(value >> 16); at[2] = (uint8_t)(value >> 8); at[3] = (uint8_t)value;
+        at[0] = (uint8_t)(value >> 24); at[1] = (uint8_t)(value >> 16);
+        at[2] = (uint8_t)(value >> 8); at[3] = (uint8_t)value;
     }
     static inline void kopgate_put64(uint8_t *at, uint64_t value)
     {
@@ -43,23 +48,27 @@ cdef extern from *:
     }
     static inline uint32_t kopgate_get32_little(const uint8_t *at)
     {
-        return (uint32_t)at[3] << 24 | (uint32_t)at[2] << 16 | (uint32_t)at[1] << 8 | (uint32_t)at[0];
+        return (uint32_t)at[3] << 24 | (uint32_t)at[2] << 16 | (uint32_t)at[1] << 8
+            | (uint32_t)at[0];
     }
     static inline void kopgate_put32_little(uint8_t *at, uint32_t value)
     {
-        at[3] = (uint8_t)(value >> 24); at[2] = (uint8_t)(value >> 16); at[1] = (uint8_t)(value >> 8); at[0] = (uint8_t)value;
+        at[3] = (uint8_t)(value >> 24); at[2] = (uint8_t)(value >> 16);
+        at[1] = (uint8_t)(value >> 8); at[0] = (uint8_t)value;
     }
     /* returns 1, and stores nothing, if the sum overflows */
     static inline int kopgate_add(int64_t left, int64_t right, int64_t *sum)
     {
-        if ((right > 0 && left > INT64_MAX - right) || (right < 0 && left < INT64_MIN - right)) return 1;
+        if ((right > 0 && left > INT64_MAX - right) || (right < 0 && left < INT64_MIN - right))
+            return 1;
         *sum = left + right;
         return 0;
     }
     /* same for the difference */
     static inline int kopgate_subtract(int64_t left, int64_t right, int64_t *difference)
     {
-        if ((right < 0 && left > INT64_MAX + right) || (right > 0 && left < INT64_MIN + right)) return 1;
+        if ((right < 0 && left > INT64_MAX + right) || (right > 0 && left < INT64_MIN + right))
+            return 1;
         *difference = left - right;
         return 0;
     }
@@ -71,7 +80,9 @@ cdef extern from *:
     uint32_t get32_little "kopgate_get32_little"(const uint8_t *at) noexcept nogil
     void put32_little "kopgate_put32_little"(uint8_t *at, uint32_t value) noexcept nogil
     bint sum_overflows "kopgate_add"(int64_t left, int64_t right, int64_t *sum) noexcept nogil
-    bint difference_overflows "kopgate_subtract"(int64_t left, int64_t right, int64_t *difference) noexcept nogil
+    bint difference_overflows "kopgate_subtract"(
+        int64_t left, int64_t right, int64_t *difference
+    ) noexcept nogil
 
 cdef extern from "Python.h":
     PyObject *PyBytes_FromStringAndSize(const char *content, Py_ssize_t size) except NULL
@@ -120,8 +131,12 @@ cdef enum Found:
     OFFSET = 10
     TIMESTAMP = 11
 
-if [one.value for one in Fault] != [TRUNCATED, SIZE, MAGIC, MIXED, CHECKSUM, FIELDS, CODEC, NESTED, COUNT, OFFSET, TIMESTAMP]:
-    raise ImportError("the kernel was compiled for another version of this package: install it again")
+if [one.value for one in Fault] != [
+    TRUNCATED, SIZE, MAGIC, MIXED, CHECKSUM, FIELDS, CODEC, NESTED, COUNT, OFFSET, TIMESTAMP
+]:
+    raise ImportError(
+        "the kernel was compiled for another version of this package: install it again"
+    )
 
 include "_messages.pxi"
 include "_batches.pxi"
@@ -135,7 +150,9 @@ cdef object converted(int fault, PyObject *content, Summary *found):
     _PyBytes_Resize(&content, found.written)
     result = <object>content
     Py_DecRef(content)
-    return Converted(result, found.count, found.first_offset, found.last_offset, found.max_timestamp)
+    return Converted(
+        result, found.count, found.first_offset, found.last_offset, found.max_timestamp
+    )
 
 
 def scan(messages, int magic, bint is_inner):
@@ -154,8 +171,8 @@ def scan(messages, int magic, bint is_inner):
     if fault:
         raise error_of(fault, found.at)
     return Scan(
-        found.magic, found.count, found.wrappers, found.largest, found.max_timestamp, found.last_offset,
-        found.is_ordinal, found.has_null_key, found.has_append_time,
+        found.magic, found.count, found.wrappers, found.largest, found.max_timestamp,
+        found.last_offset, found.is_ordinal, found.has_null_key, found.has_append_time,
     )
 
 
@@ -195,10 +212,14 @@ def stamp(messages, int64_t base_offset, append_time):
     PyObject_GetBuffer(messages, &view, PyBUF_WRITABLE)
     try:
         if view.len < RELEASE_FROM:
-            fault = stamp_all(<uint8_t *>view.buf, view.len, base_offset, has_time, timestamp, &found)
+            fault = stamp_all(
+                <uint8_t *>view.buf, view.len, base_offset, has_time, timestamp, &found
+            )
         else:
             with nogil:
-                fault = stamp_all(<uint8_t *>view.buf, view.len, base_offset, has_time, timestamp, &found)
+                fault = stamp_all(
+                    <uint8_t *>view.buf, view.len, base_offset, has_time, timestamp, &found
+                )
     finally:
         PyBuffer_Release(&view)
     if fault:
@@ -207,7 +228,8 @@ def stamp(messages, int64_t base_offset, append_time):
 
 
 def down_batch(
-    records, int64_t count, int64_t base_offset, int64_t last_delta, int64_t base_timestamp, append_time, int magic, bint is_relative
+    records, int64_t count, int64_t base_offset, int64_t last_delta, int64_t base_timestamp,
+    append_time, int magic, bint is_relative
 ):
     cdef Py_buffer view
     cdef Summary found
@@ -220,12 +242,14 @@ def down_batch(
     try:
         if count < 0 or count > view.len // SMALLEST_RECORD:
             raise error_of(COUNT, 0)
-        content = PyBytes_FromStringAndSize(NULL, view.len + count * (GROWTH_V1 if magic else GROWTH_V0))
+        content = PyBytes_FromStringAndSize(
+            NULL, view.len + count * (GROWTH_V1 if magic else GROWTH_V0)
+        )
         into = <uint8_t *>PyBytes_AS_STRING(content)
         with nogil:
             fault = down_records(
-                <const uint8_t *>view.buf, view.len, count, base_offset, last_delta, base_timestamp, has_time, timestamp, magic, is_relative,
-                into, &found,
+                <const uint8_t *>view.buf, view.len, count, base_offset, last_delta, base_timestamp,
+                has_time, timestamp, magic, is_relative, into, &found,
             )
     finally:
         PyBuffer_Release(&view)
@@ -263,7 +287,11 @@ def down_all(payloads, int magic, int64_t limit):
                 done += convert_some(&desk.on, tasks + done, count - done, magic, limit)
             at = 0
             while taken < done:
-                results.append(None if tasks[taken].made < 0 else copied(<const char *>desk.on.results.bytes + at, tasks[taken].made))
+                results.append(
+                    None
+                    if tasks[taken].made < 0
+                    else copied(<const char *>desk.on.results.bytes + at, tasks[taken].made)
+                )
                 at += max(tasks[taken].made, 0)
                 taken += 1
     finally:
@@ -294,7 +322,9 @@ def down_messages(messages, int64_t shift):
     return converted(fault, content, &found)
 
 
-def up_messages(messages, int magic, int64_t shift, int64_t base_offset, int64_t base_timestamp, append_time):
+def up_messages(
+    messages, int magic, int64_t shift, int64_t base_offset, int64_t base_timestamp, append_time
+):
     cdef Py_buffer view
     cdef Summary found
     cdef int fault
@@ -305,12 +335,16 @@ def up_messages(messages, int magic, int64_t shift, int64_t base_offset, int64_t
     PyObject_GetBuffer(messages, &view, PyBUF_SIMPLE)
     try:
         content = PyBytes_FromStringAndSize(
-            NULL, view.len + view.len // (LOG_OVERHEAD + SMALLEST_V0) * (RECORD_OVERHEAD - LOG_OVERHEAD - SMALLEST_V0)
+            NULL,
+            view.len
+            + view.len // (LOG_OVERHEAD + SMALLEST_V0)
+            * (RECORD_OVERHEAD - LOG_OVERHEAD - SMALLEST_V0),
         )
         into = <uint8_t *>PyBytes_AS_STRING(content)
         with nogil:
             fault = up_newer(
-                <const uint8_t *>view.buf, view.len, magic, shift, base_offset, base_timestamp, has_time, timestamp, into, &found
+                <const uint8_t *>view.buf, view.len, magic, shift, base_offset, base_timestamp,
+                has_time, timestamp, into, &found,
             )
     finally:
         PyBuffer_Release(&view)

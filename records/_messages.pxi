@@ -27,7 +27,9 @@ cdef struct Summary:
     bint has_null_key
     bint has_append_time
 
-cdef inline int headline(const uint8_t *data, Py_ssize_t size, Py_ssize_t start, int magic, Message *out) noexcept nogil:
+cdef inline int headline(
+    const uint8_t *data, Py_ssize_t size, Py_ssize_t start, int magic, Message *out
+) noexcept nogil:
     """Read length, magic (must equal `magic` unless that is -1), offset and attributes."""
     cdef int32_t claimed
     if size - start < LOG_OVERHEAD + SMALLEST_V0:
@@ -50,12 +52,17 @@ cdef inline int headline(const uint8_t *data, Py_ssize_t size, Py_ssize_t start,
     out.fields = start + (TIMESTAMP_AT + 8 if out.magic else TIMESTAMP_AT)
     return OK
 
-cdef inline int verify(const uint8_t *data, Py_ssize_t size, Py_ssize_t start, int magic, bint is_inner, Message *out) noexcept nogil:
+cdef inline int verify(
+    const uint8_t *data, Py_ssize_t size, Py_ssize_t start, int magic, bint is_inner,
+    Message *out
+) noexcept nogil:
     """Read the header as `headline` does and verify the rest of the message."""
     cdef int fault = headline(data, size, start, magic, out)
+    cdef uint32_t checksum
     if fault:
         return fault
-    if kopgate_crc32(data + start + CRC_FROM, out.end - start - CRC_FROM) != get32(data + start + CRC_AT):
+    checksum = kopgate_crc32(data + start + CRC_FROM, out.end - start - CRC_FROM)
+    if checksum != get32(data + start + CRC_AT):
         return CHECKSUM
     out.key_size = <int32_t>get32(data + out.fields)
     out.key_at = out.fields + 4
@@ -63,7 +70,9 @@ cdef inline int verify(const uint8_t *data, Py_ssize_t size, Py_ssize_t start, i
         return FIELDS
     out.value_at = out.key_at + (out.key_size if out.key_size > 0 else 0) + 4
     out.value_size = <int32_t>get32(data + out.value_at - 4)
-    if out.value_size < -1 or (out.value_size if out.value_size > 0 else 0) != out.end - out.value_at:
+    if out.value_size < -1:
+        return FIELDS
+    if (out.value_size if out.value_size > 0 else 0) != out.end - out.value_at:
         return FIELDS
     if out.attributes & CODEC_MASK > LZ4:
         return CODEC
@@ -79,7 +88,9 @@ cdef void begin(Summary *out, int magic) noexcept nogil:
     out.is_ordinal = True
     out.has_null_key = out.has_append_time = False
 
-cdef int scan_all(const uint8_t *data, Py_ssize_t size, int magic, bint is_inner, Summary *out) noexcept nogil:
+cdef int scan_all(
+    const uint8_t *data, Py_ssize_t size, int magic, bint is_inner, Summary *out
+) noexcept nogil:
     cdef Message one
     cdef int fault
     begin(out, magic)
@@ -118,7 +129,10 @@ cdef int skip_plain(const uint8_t *data, Py_ssize_t size, Py_ssize_t *at) noexce
         at[0] = one.end
     return OK
 
-cdef int find_cut(const uint8_t *data, Py_ssize_t size, int64_t offset, int64_t max_bytes, Py_ssize_t *start, Py_ssize_t *last) noexcept nogil:
+cdef int find_cut(
+    const uint8_t *data, Py_ssize_t size, int64_t offset, int64_t max_bytes, Py_ssize_t *start,
+    Py_ssize_t *last
+) noexcept nogil:
     cdef Message one
     cdef int fault
     start[0] = last[0] = 0
@@ -139,7 +153,10 @@ cdef int find_cut(const uint8_t *data, Py_ssize_t size, int64_t offset, int64_t 
         last[0] = one.end
     return OK
 
-cdef int stamp_all(uint8_t *data, Py_ssize_t size, int64_t base_offset, bint has_time, int64_t append_time, Summary *out) noexcept nogil:
+cdef int stamp_all(
+    uint8_t *data, Py_ssize_t size, int64_t base_offset, bint has_time, int64_t append_time,
+    Summary *out
+) noexcept nogil:
     cdef Message one
     cdef int fault
     begin(out, -1)
@@ -151,12 +168,17 @@ cdef int stamp_all(uint8_t *data, Py_ssize_t size, int64_t base_offset, bint has
         if one.magic and has_time:
             data[out.at + ATTRIBUTES_AT] = <uint8_t>(one.attributes | APPEND_TIME_BIT)
             put64(data + out.at + TIMESTAMP_AT, <uint64_t>append_time)
-            put32(data + out.at + CRC_AT, kopgate_crc32(data + out.at + CRC_FROM, one.end - out.at - CRC_FROM))
+            put32(
+                data + out.at + CRC_AT,
+                kopgate_crc32(data + out.at + CRC_FROM, one.end - out.at - CRC_FROM),
+            )
         out.count += 1
         out.at = one.end
     return OK
 
-cdef int down_older(const uint8_t *data, Py_ssize_t size, int64_t shift, uint8_t *into, Summary *out) noexcept nogil:
+cdef int down_older(
+    const uint8_t *data, Py_ssize_t size, int64_t shift, uint8_t *into, Summary *out
+) noexcept nogil:
     """Convert magic 1 to magic 0. `into` must hold `size` bytes."""
     cdef Message one
     cdef int fault

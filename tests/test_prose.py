@@ -12,6 +12,7 @@ from tests.prose import (
     files,
     is_unchecked,
     wide_lines,
+    wide_markdown_lines,
     words_to_avoid,
 )
 
@@ -59,7 +60,16 @@ def test_complaint_names_file_line_word_and_replacement():
 
 
 def test_markdown_line_over_100_columns_is_found():
-    assert list(wide_lines("x" * 100 + "\n" + "x" * 101)) == [(2, 101)]
+    assert list(wide_markdown_lines("x" * 100 + "\n" + "x" * 101)) == [(2, 101)]
+
+
+def test_source_line_over_100_columns_is_found():
+    assert list(wide_lines("\tif " + "x" * 93 + "\n\tif " + "x" * 94)) == [(2, 101)]
+
+
+@pytest.mark.parametrize("start", ["", "see https://example.com/", "[testenv:a-{b, "])
+def test_source_line_that_cannot_be_wrapped_may_be_wider(start):
+    assert list(wide_lines(start + "x" * 101)) == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +82,7 @@ def test_markdown_line_over_100_columns_is_found():
     ],
 )
 def test_tables_code_and_links_may_be_wider(text):
-    assert list(wide_lines(text)) == []
+    assert list(wide_markdown_lines(text)) == []
 
 
 def test_checked_and_unchecked_paths_exist():

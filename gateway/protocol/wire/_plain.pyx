@@ -117,7 +117,8 @@ def header(frame, first_flexible_version, make):
     source.size, source.at = PyByteArray_GET_SIZE(frame), 8
     if source.size < 10:
         return None
-    api_key, api_version, correlation_id = be16(source.bytes), be16(source.bytes + 2), <int32_t>be32(source.bytes + 4)
+    api_key, api_version = be16(source.bytes), be16(source.bytes + 2)
+    correlation_id = <int32_t>be32(source.bytes + 4)
     length(&source, False, False, &size)
     client_id = None
     if size >= 0:
@@ -147,7 +148,9 @@ def request(frame, Py_ssize_t position, int version, make, make_topic, make_part
         return None
     source.bytes = <const unsigned char*>PyByteArray_AS_STRING(frame)
     source.size, source.at = PyByteArray_GET_SIZE(frame), position
-    if version >= FIRST_WITH_TRANSACTIONAL_ID and (not length(&source, compact, False, &size) or size >= 0):
+    if version >= FIRST_WITH_TRANSACTIONAL_ID and (
+        not length(&source, compact, False, &size) or size >= 0
+    ):
         return None
     if not has(&source, 6):
         return None
@@ -214,8 +217,11 @@ cdef bint is_plain(const unsigned char* p, Py_ssize_t size, int version) noexcep
         return False
     cdef int16_t attributes = be16(p + 21), epoch = be16(p + 51)
     cdef int codec = attributes & CODEC_MASK
-    cdef int32_t last_offset_delta = <int32_t>be32(p + 23), sequence = <int32_t>be32(p + 53), count = <int32_t>be32(p + 57)
-    if attributes & (CONTROL | LOG_APPEND_TIME) or codec > ZSTD or (codec == ZSTD and version < FIRST_WITH_ZSTD):
+    cdef int32_t last_offset_delta = <int32_t>be32(p + 23)
+    cdef int32_t sequence = <int32_t>be32(p + 53), count = <int32_t>be32(p + 57)
+    if attributes & (CONTROL | LOG_APPEND_TIME) or codec > ZSTD:
+        return False
+    if codec == ZSTD and version < FIRST_WITH_ZSTD:
         return False
     if count <= 0 or last_offset_delta != count - 1:
         return False
