@@ -1,7 +1,7 @@
 """Checks the English of sources, tests and documents: words to avoid, and the width of lines.
 
-    python -m tests.prose            everything except UNCHECKED (`make lint`)
-    python -m tests.prose PATH...    these files and folders, whatever UNCHECKED says
+    python -m tests.prose            everything in CHECKED (`make lint`)
+    python -m tests.prose PATH...    these files and folders
 
 Prints `file:line: word: what to write instead` and exits with 1 if there is anything to print.
 A line that must quote one of the words ends with a comment `prose: quoted`.
@@ -24,10 +24,6 @@ CHECKED = (
     "README.md", "CHANGELOG.md", "Makefile", "Dockerfile", "docker-compose.yml", "tox.ini",
     "pyproject.toml", "setup.py", ".ci/run",
 )  # fmt: skip
-
-#: Checked by nothing yet. Delete an entry once `python -m tests.prose ENTRY` prints nothing.
-#: An entry that ends with `/*` stands for the files directly in that folder.
-UNCHECKED: tuple[str, ...] = ()
 
 #: These define or test the list.
 EXEMPT = ("tests/prose.py", "tests/test_prose.py")
@@ -147,15 +143,6 @@ def complaints(path: str, text: str) -> list[str]:
     return found
 
 
-def is_unchecked(path: str) -> bool:
-    return any(
-        path.rpartition("/")[0] == entry.removesuffix("/*")
-        if entry.endswith("/*")
-        else path == entry or path.startswith(f"{entry}/")
-        for entry in UNCHECKED
-    )
-
-
 def files(tops: tuple[str, ...] = CHECKED) -> Iterator[str]:
     """Paths of the text files in `tops`, relative to the root of the repository."""
     for top in tops:
@@ -175,7 +162,6 @@ def main(arguments: list[str]) -> int:
     found = [
         complaint
         for path in files(given or CHECKED)
-        if given or not is_unchecked(path)
         for complaint in complaints(path, (ROOT / path).read_text("utf-8"))
     ]
     print(*found, sep="\n", end="\n" if found else "")
