@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, settings
 
-#: The fixture `pulsar`, and the second run of failed tests with real peers.
-pytest_plugins = ["tests.testkit.pulsar", "tests.reruns"]
+#: The list of real peers, the fixture `pulsar`, and the second run of failed tests with real peers.
+pytest_plugins = ["tests.used_peers", "tests.testkit.pulsar", "tests.reruns"]
 
 #: The files that take longest with real peers, the longest first (`--junitxml` has the times).
 LONGEST = (

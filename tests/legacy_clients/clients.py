@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote_to_bytes
 import msgspec
 
 from tests.legacy_clients.install import install
+from tests.used_peers import uses
 
 # Limit of one run of a driver, in seconds; it takes a few on an idle machine.
 TIMEOUT_SECONDS = 180.0
@@ -401,4 +402,5 @@ def _argv(
         "--timeout",
         str(timeout),
     ]
+    uses(client.library, client.version)
     return [*install(client), verb, *named, *client.options, *security.arguments(), *words]

@@ -28,6 +28,7 @@ from typing import Self
 
 from tests.testkit import jvm
 from tests.testkit.cache import TAIL_CHARACTERS, maven_jars
+from tests.used_peers import uses
 
 VERSION = "3.9.2"
 #: The reference for features added after 3.9.
@@ -117,6 +118,7 @@ def java(
 
     The default of `flags` is best for a short life.
     """
+    uses("Apache Kafka", version)
     chosen = _flags_for_short_lives(version) if flags is None else flags
     options = [heap, *chosen, "-Djava.awt.headless=true", *_logging(version, log_level)]
     return jvm.argv([f"{jars(version)}/*"], main, *arguments, flags=options)

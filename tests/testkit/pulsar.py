@@ -34,6 +34,7 @@ from tests.testkit import jvm
 from tests.testkit.cache import TAIL_CHARACTERS, CannotInstall, cached, command
 from tests.testkit.kafka import BrokerFailed, free_ports
 from tests.testkit.tenant import Tenant, TenantRequestFailed, rest
+from tests.used_peers import uses
 
 VERSION = "4.0.8"
 #: A start takes 10 s on an idle core and over 4 minutes on a twentieth of one. An exit is noticed
@@ -101,6 +102,7 @@ class Pulsar:
         memory: str,
         flags: Sequence[str] | None = None,
     ) -> None:
+        uses("Apache Pulsar", VERSION)
         self._folder = folder
         self._ports = ports
         self._memory = memory
