@@ -46,10 +46,10 @@ serve: $(VENV)/.serve
 pulsar: $(VENV)/.test
 	@exec $(PY) -m tests.testkit.standalone $(ARGS)
 
-## lint, and fast tests with fewer examples per property (2 minutes)
+## lint, and fast tests with fewer examples per property, except long ones (90 seconds)
 check: lint
-	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" --hypothesis-profile=quick \
-		$(ARGS)
+	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark and not long" \
+		--hypothesis-profile=quick $(ARGS)
 
 ## check format, lint, types and prose
 lint: $(VENV)/.dev
@@ -60,8 +60,7 @@ lint: $(VENV)/.dev
 
 ## all tests except slow and spark, including real clients and brokers
 test: $(VENV)/.test
-	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" $(ARGS)
-	$(PY) -m pytest -q -n 3 $(PEERS) -m "peer and not slow and not spark" $(ARGS)
+	$(PY) -m pytest -q -n 3 $(PEERS) -m "not slow and not spark" $(ARGS)
 
 ## tests that take minutes each
 slow: $(VENV)/.report

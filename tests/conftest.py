@@ -57,25 +57,27 @@ LONGEST = (
 # In CI Hypothesis makes examples deterministic, so that failures are reproducible. Elsewhere each
 # run has different examples.
 settings.register_profile("kopgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# `make check` runs a quarter of the examples and takes two minutes; `make test` runs all.
+# `make check` runs a quarter of the examples; `make test` runs all.
 settings.register_profile("quick", settings.get_profile("kopgate"), max_examples=25)
 settings.load_profile("kopgate")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Sort the longest files first, then files by the number of their tests.
+    """Sort the longest files first, then others with real peers, then by the number of tests.
 
     With `--dist loadfile --no-loadscope-reorder` files are distributed in this order. Short files
     last keep all workers busy until the end.
     """
     tests = Counter(item.path for item in items)
     found = {path: number for number, path in enumerate(tests)}
+    with_peers = {item.path for item in items if item.get_closest_marker("peer")}
 
     def place(item):
         name = item.nodeid.partition("::")[0]
         return (
             LONGEST.index(name) if name in LONGEST else len(LONGEST),
+            item.path not in with_peers,
             -tests[item.path],
             found[item.path],
         )

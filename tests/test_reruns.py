@@ -11,6 +11,8 @@ import pytest
 
 from tests.reruns import MAX_RERUNS, entries, list_versions, unstable_list
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 
 PASSES_SECOND_TIME = """

@@ -35,6 +35,7 @@ def test_without_peers():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_run_lists_peers_with_number_of_tests(tmp_path: Path, workers: str) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.used_peers"]\n')

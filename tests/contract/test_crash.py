@@ -10,6 +10,8 @@ from storage.log import StaleStoreLock, Store
 from tests.contract.benches import Bench
 from tests.contract.crashes import AcknowledgedWrites, check_nothing_is_lost, write_and_kill
 
+pytestmark = pytest.mark.long
+
 
 @ensureDeferred
 async def test_acknowledged_entries_and_rows_survive_kill(bench: Bench) -> None:

@@ -167,6 +167,7 @@ class LogMachine(RuleBasedStateMachine):
         assert plain(settle(everything(log))) == plain(self.entries)
 
 
+@pytest.mark.long
 @ensureDeferred
 async def test_log_matches_list_of_entries(new_bench: Callable[[], Bench]) -> None:
     machine = type("Machine", (LogMachine,), {"new_bench": staticmethod(new_bench)})

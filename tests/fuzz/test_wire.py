@@ -21,6 +21,8 @@ from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION, REQUESTS
 from tests.fuzz.requests import sample
 
+pytestmark = pytest.mark.long
+
 ALL = sorted(ROUTES)
 
 #: Memory limit of a decoder: a multiple of the frame size plus a constant.

@@ -22,6 +22,8 @@ from tests.fakes.connection import request
 from tests.fakes.traffic import TrafficScenario
 from tests.records.record_sets import batch
 
+pytestmark = pytest.mark.long
+
 #: Longest allowed reactor turn, in CPU seconds of a processor on which `exercise` takes
 #: EXERCISE_SECONDS.
 TURN_SECONDS = 0.05

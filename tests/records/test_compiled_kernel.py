@@ -233,6 +233,7 @@ def test_buffers_are_released(name):
         buffer.append(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["agreement", "whole"])
 def test_mutated_sets_agree_for_two_seconds(monkeypatch, target):
     monkeypatch.setattr("sys.argv", ["records", "--plain", "--seconds", "2", "--target", target])

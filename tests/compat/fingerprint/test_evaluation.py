@@ -18,6 +18,8 @@ from tests.compat.fingerprint.evaluation_page import (
     undated,
 )
 
+pytestmark = pytest.mark.long
+
 MISSED = {"each version held out, client ids of applications": 0.85}
 """Measured shares where AIMED_AT is not reached; a lower share is a regression. The page has all
 exact figures and its own test.

@@ -55,6 +55,7 @@ def differ(one, other):
     return any(first[key] != second[key] for key in first.keys() & second.keys())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "has_own_ids", [True, False], ids=["own client ids", "client ids of applications"]
 )

@@ -1,6 +1,10 @@
 """Short form of tests/fuzz/records.py; its other target is in `test_compiled_kernel.py`."""
 
+import pytest
+
 from tests.fuzz.records import main
+
+pytestmark = pytest.mark.long
 
 
 def test_mutated_sets_raise_only_records_errors_for_two_seconds(monkeypatch):

@@ -26,6 +26,8 @@ from records import RecordsError, empty_batch
 from tests.records.sample_records import Sample, batch, message_set, wrapper
 from tests.records.strategies import prop
 
+pytestmark = pytest.mark.long
+
 LIMIT = 100_000
 FOUND = [
     Sample(

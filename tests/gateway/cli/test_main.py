@@ -231,6 +231,7 @@ def test_gateway_prints_ready_and_exits_0_on_sigterm(tmp_path):
         process.communicate()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("hard", "warns"), [(2000, False), (600, True)])
 def test_gateway_raises_open_file_limit_for_its_connections(tmp_path, hard, warns):
     serve = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,8 @@ from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.handler_calls import call, decode_response, start_call
 from tests.gateway.protocol.wire.values import int8s, int16s, int32s, int64s, texts
 from tests.records.record_sets import batch, old_set
+
+pytestmark = pytest.mark.long
 
 ASKED = sorted(ROUTES)
 

@@ -37,6 +37,7 @@ def remains_of_compat(folder: Path) -> str:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["not installed", "deleted"])
 def test_versions_that_need_compat_are_not_served(tmp_path, is_deleted):
     lowest = without_compat(

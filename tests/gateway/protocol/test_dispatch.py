@@ -284,6 +284,7 @@ def test_no_request_starts_after_disconnect(client, handlers):
     assert client.budget.used == 0
 
 
+@pytest.mark.long
 def test_cost_of_a_request_does_not_depend_on_queue_length(handlers):
     def seconds(count):
         client = MemoryClient()

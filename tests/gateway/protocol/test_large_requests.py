@@ -193,6 +193,7 @@ ABOUT_TOPICS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("request_of", ABOUT_TOPICS.values(), ids=ABOUT_TOPICS.keys())
 def test_large_admin_request_yields_to_reactor(request_of):
     env = open_environment()

@@ -115,6 +115,7 @@ def test_gzip_file_is_decompressed_in_chunks(tmp_path, monkeypatch):
     assert (sum(seen), max(seen)) == (5_000_000, file_check.CHUNK_BYTES)
 
 
+@pytest.mark.long
 def test_extreme_compression_ratio_stops_reading(tmp_path):
     bomb = zlib.compress(b"\n" * (256 << 20), wbits=31)
     assert len(bomb) < 300_000

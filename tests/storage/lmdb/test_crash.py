@@ -11,6 +11,8 @@ from pytest_twisted import ensureDeferred
 from tests.contract.crashes import AcknowledgedWrites, check_nothing_is_lost, write_and_kill
 from tests.storage.lmdb.conftest import Opener
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(40, marks=pytest.mark.slow)])
 @ensureDeferred
