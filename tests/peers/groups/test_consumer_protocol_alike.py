@@ -5,8 +5,6 @@ Version 0 of the requests is compared with Kafka 3.9.2, version 1 with 4.3.1.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -102,8 +100,6 @@ def brokers(
             gateway(folder, arguments=[*MATCHING_OPTIONS, *arguments]) as ours,
         ):
             yield BrokerPair((ours.bootstrap, kafka.bootstrap), version == MODERN, policy)
-            # A clean shutdown would take longer.
-            os.kill(kafka.pid, signal.SIGKILL)
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
