@@ -21,10 +21,14 @@ def log(store: Store) -> PartitionLog:
     """Five entries of 10 records and 100 bytes at 0 to 40, with the times 10, 30, none, 20 and
     50.
     """
-    settle(store.create_topic(topic()))
-    made = settle(store.log("orders", 0))
+    return settle(filled_log(store, "orders"))
+
+
+async def filled_log(store: Store, name: str) -> PartitionLog:
+    await store.create_topic(topic(name))
+    made = await store.log(name, 0)
     times = (10, 30, -1, 20, 50)
-    settle(made.append([sized(10 * n, 100, records=10, time=time) for n, time in enumerate(times)]))
+    await made.append([sized(10 * n, 100, records=10, time=time) for n, time in enumerate(times)])
     return made
 
 
@@ -35,25 +39,22 @@ async def reopened(store: Store, bench: Bench) -> tuple[Store, PartitionLog]:
     return again, await again.log("orders", 0)
 
 
-@pytest.mark.parametrize(
-    ("offset", "left"),
-    [
-        (0, [0, 10, 20, 30, 40]),
-        (1, [0, 10, 20, 30, 40]),
-        (9, [0, 10, 20, 30, 40]),
-        (10, [10, 20, 30, 40]),
-        (25, [20, 30, 40]),
-        (50, []),
-    ],
-)
 @ensureDeferred
-async def test_entries_wholly_before_offset_are_deleted(
-    log: PartitionLog, offset: int, left: list[int]
-) -> None:
-    assert await log.delete_before(offset) == offset
-    assert log.start_offset == offset
-    assert bases(await everything(log)) == left
-    assert log.size == 100 * len(left)
+async def test_entries_wholly_before_offset_are_deleted(store: Store) -> None:
+    expected = {
+        0: [0, 10, 20, 30, 40],
+        1: [0, 10, 20, 30, 40],
+        9: [0, 10, 20, 30, 40],
+        10: [10, 20, 30, 40],
+        25: [20, 30, 40],
+        50: [],
+    }
+    for offset, left in expected.items():
+        log = await filled_log(store, f"before-{offset}")
+        assert await log.delete_before(offset) == offset
+        assert log.start_offset == offset
+        assert bases(await everything(log)) == left
+        assert log.size == 100 * len(left)
 
 
 @ensureDeferred
@@ -92,15 +93,13 @@ async def test_start_end_and_size_survive_restart(
     await again.close()
 
 
-@pytest.mark.parametrize(
-    ("since", "start"), [(0, 0), (10, 0), (11, 10), (30, 10), (31, 40), (50, 40), (51, 50)]
-)
 @ensureDeferred
-async def test_entries_before_first_recent_one_are_deleted(
-    log: PartitionLog, since: int, start: int
-) -> None:
-    assert await log.retain(since=since, at_most_bytes=None) == start
-    assert (log.start_offset, log.size) == (start, 500 - 10 * start)
+async def test_entries_before_first_recent_one_are_deleted(store: Store) -> None:
+    expected = {0: 0, 10: 0, 11: 10, 30: 10, 31: 40, 50: 40, 51: 50}
+    for since, start in expected.items():
+        log = await filled_log(store, f"since-{since}")
+        assert await log.retain(since=since, at_most_bytes=None) == start, since
+        assert (log.start_offset, log.size) == (start, 500 - 10 * start)
 
 
 @ensureDeferred
@@ -111,17 +110,14 @@ async def test_entries_without_a_timestamp_count_as_old(store: Store) -> None:
     assert await log.retain(since=1, at_most_bytes=None) == 3
 
 
-@pytest.mark.parametrize(
-    ("limit", "start"),
-    [(1000, 0), (500, 0), (499, 0), (400, 10), (399, 10), (301, 10), (300, 20), (1, 40), (0, 50)],
-)
 @ensureDeferred
-async def test_entry_is_deleted_while_rest_reaches_limit(
-    log: PartitionLog, limit: int, start: int
-) -> None:
+async def test_entry_is_deleted_while_rest_reaches_limit(store: Store) -> None:
     """As UnifiedLog does with segments: the least size not below the limit remains."""
-    assert await log.retain(since=None, at_most_bytes=limit) == start
-    assert (log.start_offset, log.size) == (start, 500 - 10 * start)
+    expected = {1000: 0, 500: 0, 499: 0, 400: 10, 399: 10, 301: 10, 300: 20, 1: 40, 0: 50}
+    for limit, start in expected.items():
+        log = await filled_log(store, f"limit-{limit}")
+        assert await log.retain(since=None, at_most_bytes=limit) == start, limit
+        assert (log.start_offset, log.size) == (start, 500 - 10 * start)
 
 
 @pytest.mark.parametrize("meanwhile", ["replace", "delete_before"])
@@ -150,14 +146,11 @@ async def test_retention_by_bytes_counts_concurrent_deletions(store: Store, mean
     )
 
 
-@pytest.mark.parametrize(
-    ("since", "limit", "start"), [(11, 300, 20), (31, 300, 40), (None, None, 0)]
-)
 @ensureDeferred
-async def test_stricter_limit_applies(
-    log: PartitionLog, since: int | None, limit: int | None, start: int
-) -> None:
-    assert await log.retain(since=since, at_most_bytes=limit) == start
+async def test_stricter_limit_applies(store: Store) -> None:
+    for since, limit, start in ((11, 300, 20), (31, 300, 40), (None, None, 0)):
+        log = await filled_log(store, f"since-{since}-limit-{limit}")
+        assert await log.retain(since=since, at_most_bytes=limit) == start, (since, limit)
 
 
 @ensureDeferred
@@ -166,15 +159,13 @@ async def test_retention_never_decreases_start_offset(log: PartitionLog) -> None
     assert await log.retain(since=0, at_most_bytes=1000) == 35
 
 
-@pytest.mark.parametrize(("since", "limit"), [(0, 400), (None, 400), (0, None), (None, None)])
 @ensureDeferred
-async def test_start_before_gap_stays_if_nothing_is_deleted(
-    log: PartitionLog, since: int | None, limit: int | None
-) -> None:
-    await log.replace(0, 9, [])
-    assert await log.retain(since=since, at_most_bytes=limit) == 0
-    await log.replace(10, 49, [])
-    assert await log.retain(since=since, at_most_bytes=limit) == 0
+async def test_start_before_gap_stays_if_nothing_is_deleted(log: PartitionLog) -> None:
+    limits = ((0, 400), (None, 400), (0, None), (None, None))
+    for first, last in ((0, 9), (10, 49)):
+        await log.replace(first, last, [])
+        for since, limit in limits:
+            assert await log.retain(since=since, at_most_bytes=limit) == 0, (since, limit)
 
 
 @ensureDeferred
