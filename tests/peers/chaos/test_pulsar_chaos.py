@@ -22,7 +22,7 @@ from tests.testkit.cache import CannotInstall
 from tests.testkit.pulsar import distribution
 
 #: In CI, and in `make slow`. A short run is the beginning of the long one with the same seed.
-SHORT_SECONDS, SECONDS = 100.0, 300.0
+SHORT_SECONDS, SECONDS = 70.0, 300.0
 
 #: Starts, the slowest accepted recovery, and the readers of the whole log, on a busy machine.
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(SECONDS + 2400)]
