@@ -10,7 +10,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
 from twisted.python.failure import Failure
 
 from storage.log import StorageFailed
@@ -259,7 +259,7 @@ class SingleFlightCache(Generic[K, T]):
         pending = self._pending.get(key)
         if pending is None:
             pending = self._pending[key] = SharedResult()
-            make().addBoth(self._ended, key)
+            maybeDeferred(make).addBoth(self._ended, key)
         return await pending
 
     def _ended(self, result: T | Failure, key: K) -> None:

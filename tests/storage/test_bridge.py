@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.threads import deferToThread
 
@@ -152,6 +152,15 @@ async def test_cancelled_queued_call_is_not_started() -> None:
     await readers.run(lambda: None)
     assert ran == []
     await readers.stop(lambda: None)
+
+
+def test_creation_that_raises_at_once_can_be_repeated():
+    things = SingleFlightCache()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            Started(things.get("a", lambda: 1 // 0)).result  # noqa: B018 - reading it raises
+    assert things.wait_for_pending(lambda key: True).called
+    assert Started(things.get("a", lambda: succeed("one"))).result == "one"
 
 
 def test_wait_for_pending_covers_successes_and_failures():
