@@ -135,7 +135,7 @@ class LoginSession:
         try:
             outcome = await self._exchange.respond(token)
         except (AuthenticationFailed, AuthenticationBusy):
-            self._move(LoginState.CLOSED)
+            self.end()
             raise
         if outcome.principal is not None:
             self.principal = outcome.principal
@@ -144,7 +144,8 @@ class LoginSession:
         return outcome.token, outcome.lifetime_ms
 
     def end(self) -> None:
-        """Close the session: the connection is closing."""
+        """Close the session: the connection is closing. It accepts no further tokens."""
+        self._exchange = None
         if self.state is not LoginState.CLOSED:
             self._move(LoginState.CLOSED)
 

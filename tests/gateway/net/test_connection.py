@@ -285,6 +285,19 @@ def test_login_has_timeout(caplog):
     assert [event for event, _ in events(caplog)] == ["refused"]
 
 
+def test_token_after_login_timeout_is_not_checked(caplog):
+    checked = Deferred()
+    mechanism = ScriptedMechanism("PLAIN", {b"slow": checked, TOKEN: b""})
+    listener = FakeListener([mechanism], connection_authentication_timeout_ms=30_000)
+    connection = listener.connect()
+    receive(connection, framed(handshake("PLAIN", 0)) + framed(b"slow"))
+    assert listener.close_overdue(after=31) == ["login timed out"]
+    receive(connection, framed(TOKEN))
+    connection.connectionLost()
+    assert mechanism.seen == [b"slow"]
+    assert [event for event, _ in events(caplog)] == ["refused"]
+
+
 def test_slow_request_times_out_even_if_bytes_keep_arriving():
     listener = FakeListener(request_receive_timeout_ms=120_000)
     connection = listener.connect()

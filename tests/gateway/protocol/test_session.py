@@ -12,8 +12,10 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from twisted.internet.defer import Deferred
 
-from auth.mechanism import AuthenticationBusy
+from auth.mechanism import AuthenticationBusy, AuthenticationFailed
+from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.session import TRANSITIONS, LoginSession, LoginState
+from tests.fakes.broker import Started
 from tests.fakes.connection import (
     MemoryClient,
     ScriptedMechanism,
@@ -186,6 +188,39 @@ def test_failed_bare_token_closes_connection_after_delay(caplog):
     assert event == "login failed"
     assert fields["mechanism"] == "PLAIN"
     assert "guess" not in repr(caplog.records)
+
+
+@pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
+def test_token_behind_failed_one_is_not_checked(version, caplog):
+    """Nor is one whose check was running when the connection closed."""
+    checked = Deferred()
+    mechanism = ScriptedMechanism("PLAIN", {b"slow": checked, b"token": b"welcome"})
+    for first in (b"wrong", b"slow"):
+        client = MemoryClient([mechanism])
+        sent = [authenticate(token) if version else token for token in (first, b"token")]
+        client.send(handshake("PLAIN", version), *sent)
+        client.disconnect()
+    assert mechanism.seen == [b"wrong", b"slow"]
+    assert [event for event, _ in events(caplog)] == ["login failed"]
+
+
+def test_token_after_end_of_session_is_refused():
+    session = LoginSession({"PLAIN": plain()})
+    session.handshake("PLAIN", 1)
+    session.end()
+    refused = Started(session.token(b"\0alice\0secret")).failure
+    assert isinstance(refused, KafkaError)
+    assert refused.code is ErrorCode.ILLEGAL_SASL_STATE
+    assert session.is_closed
+
+
+def test_cancelled_check_may_end_as_failed_login(caplog):
+    checked = Deferred(lambda self: self.errback(AuthenticationFailed("cancelled")))
+    client = MemoryClient([ScriptedMechanism("PLAIN", {b"token": checked})])
+    client.send(handshake("PLAIN", 0), b"token")
+    client.disconnect()
+    assert [event for event, _ in events(caplog)] == ["login failed"]
+    assert client.session.is_closed
 
 
 # authenticate
