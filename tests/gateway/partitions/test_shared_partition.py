@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 
 from gateway.partitions.partition import Partition
 from gateway.partitions.producer_state import ProducerStateManager
+from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
-from storage.log import Entry, EntryTooLarge, Fenced, LogClosed
+from storage.log import Entry, EntryTooLarge, Fenced, LogClosed, StorageFailed
 from tests.fakes.broker import BrokerEnvironment, Started, open_environment
-from tests.gateway.partitions.test_partition import send, send_old
+from tests.gateway.partitions.test_partition import LATER, send, send_old
 from tests.records.record_sets import batch, old_set
 
 
@@ -25,8 +26,11 @@ class SharedLog:
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Entry, Deferred[int]]] = []
+        self.is_full = False
 
     def append(self, entries: Sequence[Entry]) -> Deferred[int]:
+        if self.is_full:
+            return fail(StorageFailed("too much is in flight"))
         (entry,) = entries
         assert entry.base_offset == self.next_offset
         self.next_offset = entry.last_offset + 1
@@ -105,6 +109,38 @@ def test_single_failure_does_not_fail_other_batches(partition, log):
     assert offset(send(partition, batch(2, producer=(7, 0, 0)))) == 5
     send(partition, batch(1, producer=(7, 0, 2)))
     assert len(log.waiting) == 1
+
+
+def test_batch_behind_one_of_its_producer_that_fails_later_is_stored(partition, log):
+    """The limit of shared logs: Pulsar has the second batch when the first fails."""
+    sent = [send(partition, batch(1, producer=(7, 0, sequence))) for sequence in (0, 1)]
+    log.waiting.pop(0)[1].errback(EntryTooLarge("large"))
+    log.store(5)
+    assert (sent[0].failure.code, offset(sent[1])) == (ErrorCode.MESSAGE_TOO_LARGE, 5)
+    with pytest.raises(KafkaError) as caught:
+        send(partition, batch(1, producer=(7, 0, 0)))
+    assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert offset(send(partition, batch(1, producer=(7, 0, 1)))) == 5
+    assert log.waiting == []
+    send(partition, batch(1, producer=(7, 0, 2)))
+    assert len(log.waiting) == 1
+
+
+def test_batch_behind_one_that_is_refused_at_once_is_refused(partition, log):
+    """Also before the first append is awaited. Only that batch is forgotten."""
+    other, records = send(partition, batch(2, producer=(8, 0, 0))), batch(1, producer=(7, 0, 0))
+    log.is_full = True
+    refused = partition.append_batch(records, check_batch(records, 11), LATER)
+    log.is_full = False
+    with pytest.raises(KafkaError) as caught:
+        send(partition, batch(1, producer=(7, 0, 1)))
+    assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    again = [send(partition, batch(1, producer=(7, 0, sequence))) for sequence in (0, 1)]
+    for base_offset in (3, 5, 6):
+        log.store(base_offset)
+    assert [offset(one) for one in (other, *again)] == [3, 5, 6]
+    assert Started(refused).failure.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert offset(send(partition, batch(1, producer=(7, 0, 0)))) == 5
 
 
 def test_batch_with_unknown_outcome_is_not_treated_as_stored(partition, log):
