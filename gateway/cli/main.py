@@ -45,7 +45,6 @@ def main() -> None:
     kopgate topics list               list topics
     kopgate groups describe           show the lag of consumer groups
     kopgate users add alice --file F  allow a user to authenticate
-    kopgate report --logs L --out O   report applications that use old Kafka versions
     """
 
 
@@ -218,3 +217,7 @@ if HAS_COMPAT:
     from gateway.cli.report import report
 
     main.add_command(report)
+    main.help = (
+        f"{main.help}\nkopgate report --logs L --out O   "
+        "report applications that use old Kafka versions"
+    )

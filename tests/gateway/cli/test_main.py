@@ -201,6 +201,11 @@ def test_every_command_has_help(command):
     assert "Usage:" in result.stdout
 
 
+def test_help_has_examples():
+    described = re.findall(r"^ +kopgate (\w+)", kopgate("--help").stdout, re.MULTILINE)
+    assert described == ["serve", "topics", "groups", "users", "report"]
+
+
 def test_gateway_prints_ready_and_exits_0_on_sigterm(tmp_path):
     command = [
         sys.executable,

@@ -57,6 +57,16 @@ def test_versions_that_need_compat_are_not_served(tmp_path, is_deleted):
     }
 
 
+def test_help_without_compat_has_no_report():
+    told = without_compat(
+        "from click.testing import CliRunner\n"
+        "from gateway.cli.main import main\n"
+        "print(json.dumps(CliRunner().invoke(main, ['--help']).output))"
+    )
+    assert "kopgate users add" in told
+    assert "report" not in told
+
+
 @pytest.mark.parametrize(
     ("stored", "expected"),
     [(batch(SAMPLES), [0, 1, 2]), (message_set(SAMPLES, magic=1), "CorruptRecords")],
