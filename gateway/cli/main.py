@@ -7,9 +7,11 @@ failure, 2 usage or settings error; for `kopgate report` also 3 not ready and 13
 from __future__ import annotations
 
 import resource
+import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -125,6 +127,9 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
     \b
     ready listeners=PLAINTEXT://127.0.0.1:9092 store=lmdb:./data node=0
 
+    Exit codes: 0 stopped by a signal, also during the start; 1 could not start or continue; 2 a
+    setting or the command line is wrong.
+
     \b
     kopgate serve --listener PLAINTEXT://0.0.0.0:9092 --advertised PLAINTEXT://kafka.example:9092
     kopgate serve --store pulsar://pulsar.example:6650 --pulsar-admin http://pulsar.example:8080
@@ -139,12 +144,15 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
         for problem in error.problems:
             click.echo(f"kopgate: {problem}", err=True)
         sys.exit(2)
-    with logs.ProcessLog(
-        sys.stderr,
-        settings.log_format,
-        settings.log_level,
-        settings.log_levels,
-        settings.log_queue_events,
+    with (
+        _stop_signals_deferred(),
+        logs.ProcessLog(
+            sys.stderr,
+            settings.log_format,
+            settings.log_level,
+            settings.log_levels,
+            settings.log_queue_events,
+        ),
     ):
         try:
             code = _run(settings)
@@ -152,6 +160,22 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
             _log.bug("gateway stopped by a bug", error)
             code = 1
     sys.exit(code)
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def _stop_signals_deferred() -> Iterator[None]:
+    """Block the signals that stop the gateway, until `_run` unblocks them for the reactor.
+
+    Threads started meanwhile block them too, so that only the main thread receives them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 RESERVED_FILES = 256
@@ -192,6 +216,7 @@ def _run(settings: Settings) -> int:
     globalLogBeginner.beginLoggingTo(
         [cast(Any, STDLibLogObserver())], discardBuffer=True, redirectStandardIO=False
     )
+    cast(Any, reactor).callWhenRunning(signal.pthread_sigmask, signal.SIG_UNBLOCK, STOP_SIGNALS)
     code: int = run(settings, reactor)
     return code
 

@@ -206,6 +206,25 @@ def test_help_has_examples():
     assert described == ["serve", "topics", "groups", "users", "report"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_before_reactor_runs_stops_gateway_with_its_line(tmp_path, number):
+    script = (
+        "import os, sys\n"
+        "from gateway.cli import main\n"
+        f"main._raise_file_limit = lambda connections: os.kill(os.getpid(), {int(number)})\n"
+        "main.main(sys.argv[1:])"
+    )
+    flags = ["--listener", "PLAINTEXT://127.0.0.1:0", "--store", f"lmdb:{tmp_path / 'data'}"]
+    result = subprocess.run(
+        [sys.executable, "-c", script, "serve", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert " stopped seconds=" in result.stderr.splitlines()[-1]
+
+
 def test_gateway_prints_ready_and_exits_0_on_sigterm(tmp_path):
     command = [
         sys.executable,
