@@ -193,7 +193,10 @@ class LogCleaner:
             if reclaim_due:
                 await self._forget_deleted(table)
         except StorageError as failure:
-            _log.warning("compaction checkpoints not available", reason=str(failure))
+            _log.warning(
+                "compaction checkpoints not available, retried by the next run",
+                reason=str(failure),
+            )
             return
         if reclaim_due:
             self._reclaim_at = now + self._broker.settings.log_retention_check_interval_ms
@@ -212,8 +215,9 @@ class LogCleaner:
                 try:
                     self._checkpoints[key] = _DECODER.decode(row)
                 except msgspec.MsgspecError:
-                    # Nothing is lost: the next pass starts at the beginning of the log.
-                    _log.warning("unreadable compaction checkpoint ignored", key=key)
+                    _log.warning(
+                        "compaction checkpoint unreadable, compacting the whole log", key=key
+                    )
             self._table = table
         return self._table
 
@@ -262,7 +266,10 @@ class LogCleaner:
                 partition.handle_storage_error(failure)
             if not self._should_stop(state):
                 _log.warning(
-                    "compaction failed", topic=state.name, partition=index, reason=str(failure)
+                    "compaction failed, retried by the next run",
+                    topic=state.name,
+                    partition=index,
+                    reason=str(failure),
                 )
 
     async def _reclaim(self, state: TopicState, partition: Partition) -> None:
@@ -270,7 +277,7 @@ class LogCleaner:
             await partition.log.reclaim()
         except StorageFailed as failure:
             _log.warning(
-                "space not reclaimed",
+                "space not reclaimed, retried after log_retention_check_interval_ms",
                 topic=state.name,
                 partition=partition.index,
                 reason=str(failure),
@@ -426,7 +433,7 @@ async def _replace(
 def _warn_unreadable(partition: Partition, offset_map: OffsetMap) -> None:
     offset, reason = next(iter(offset_map.unreadable.items()))
     count = len(offset_map.unreadable)
-    message = "unreadable records not compacted"
+    message = "unreadable records kept, not compacted"
     _log.warning(
         message,
         topic=partition.topic,

@@ -113,7 +113,10 @@ class Housekeeping:
                 if self._is_gone(live):
                     return
                 _log.warning(
-                    "retention failed", topic=live.name, partition=index, reason=str(failure)
+                    "retention failed, retried by the next check",
+                    topic=live.name,
+                    partition=index,
+                    reason=str(failure),
                 )
 
     def _is_gone(self, live: TopicState) -> bool:
@@ -136,4 +139,9 @@ class Housekeeping:
         except StorageError as failure:
             raise partition.handle_storage_error(failure) from failure
         if after != before:
-            _log.debug("retention", topic=live.name, partition=index, start_offset=after)
+            _log.debug(
+                "records deleted by retention",
+                topic=live.name,
+                partition=index,
+                start_offset=after,
+            )

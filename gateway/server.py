@@ -143,7 +143,7 @@ class GatewayServer:
         elif compiled.KERNEL != "cython":
             _log.warning(
                 "produce requests are read in plain Python, at 20% more CPU time",
-                remedy="reinstall; in a checkout run make clean first",
+                remedy="install a C compiler and reinstall; in a checkout run make clean first",
             )
         return bound
 
@@ -287,8 +287,10 @@ class GatewayServer:
         try:
             await shield_with_timeout(self._reactor, left, self._save_snapshots())
         except (StorageError, TimeoutError) as failure:
-            # The next start rebuilds the producer state from the logs.
-            _log.warning("producer snapshots not written", reason=str(failure) or "timed out")
+            _log.warning(
+                "producer snapshots not written, the next start reads the logs instead",
+                reason=str(failure) or "timed out",
+            )
 
     async def _save_snapshots(self) -> None:
         if self._broker is not None:
@@ -302,7 +304,7 @@ class GatewayServer:
                 self._store.close(),
             )
         except TimeoutError:
-            _log.warning("store not closed before the drain timeout")
+            _log.warning("store not closed before the drain timeout, exiting without")
 
     async def _drain_connections(self, deadline: float) -> None:
         while self._limits.connections:

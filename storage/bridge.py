@@ -139,7 +139,7 @@ class ReactorCallQueue:
             try:
                 self._calls.popleft()()
             except Exception:
-                log.exception("a callback from a storage thread failed")
+                log.exception("bug: a callback from a storage thread failed")
 
 
 class Job(Generic[T]):

@@ -286,7 +286,9 @@ class LogStatus:
             try:
                 on_change()
             except Exception:
-                logger.exception("bug: a watcher of a log raised")
+                logger.exception(
+                    "bug: a watcher of a log raised; the log and other watchers are not affected"
+                )
 
     def end(self, reason: StorageError) -> None:
         """Make `check_open` fail from now on; later reasons are ignored. Does not call `notify`."""

@@ -413,7 +413,11 @@ class GroupCoordinator:
         try:
             await self._delete_rows(group, lambda: group.is_removable)
         except StorageError as failure:
-            _log.warning("empty group not deleted", group=group.group_id, reason=str(failure))
+            _log.warning(
+                "empty group not deleted, retried by the next check of offsets",
+                group=group.group_id,
+                reason=str(failure),
+            )
 
     async def _delete_rows(self, group: AnyGroup, may_delete: Callable[[], bool]) -> None:
         await self._store.put(dict.fromkeys(group.stored_keys()))
@@ -513,8 +517,12 @@ class GroupCoordinator:
         self._refused_count += 1
         now = self._now()
         if not 0 <= now - self._refusal_logged_at < REFUSAL_LOG_INTERVAL_MS:
-            message = "member refused: max_group_bytes reached"
-            _log.warning(message, group=group_id, bytes=self._bytes, refused=self._refused_count)
+            _log.warning(
+                "members refused since the previous line: max_group_bytes reached, increase it",
+                group=group_id,
+                bytes=self._bytes,
+                refused=self._refused_count,
+            )
             self._refused_count, self._refusal_logged_at = 0, now
 
     def _account_size(self, group: AnyGroup) -> None:

@@ -66,7 +66,10 @@ class GroupStore:
                     groups.append(ClassicGroup.restored(group_id, row, self._settings, now))
             except ValueError as failure:
                 _log.error(
-                    "group unreadable, its members must rejoin", key=key.hex(), reason=str(failure)
+                    "group unreadable, ignored: its members join again by themselves",
+                    group=key.decode(errors="backslashreplace"),
+                    key=key.hex(),
+                    reason=str(failure),
                 )
         unreadable: list[bytes] = []
         for group_id, rows in rows_by_group.items():
@@ -77,7 +80,9 @@ class GroupStore:
                 )
             except ValueError as failure:
                 _log.error(
-                    "group unreadable, its members must rejoin", group=group_id, reason=str(failure)
+                    "group unreadable, deleted: its members join again by themselves",
+                    group=group_id,
+                    reason=str(failure),
                 )
                 unreadable += [key for key, _, _ in rows]
         await self._delete_unreadable(unreadable)
@@ -92,7 +97,9 @@ class GroupStore:
                 await self._table.put(dict.fromkeys(keys))
         except StorageError as failure:
             _log.warning(
-                "rows of unreadable groups not deleted", rows=len(keys), reason=str(failure)
+                "rows of unreadable groups not deleted, retried at the next start",
+                rows=len(keys),
+                reason=str(failure),
             )
 
     async def store_classic(self, group_id: str, save: StoreClassicGroup) -> None:

@@ -440,7 +440,7 @@ async def init_producer_id(request: Any, caller: Caller) -> Any:
             listener=caller.listener,
             client_id=caller.client_id,
             transactional_id=request.transactional_id,
-            reason="transactions are not supported",
+            reason="transactions are not supported; remove transactional.id",
         )
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)

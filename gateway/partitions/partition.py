@@ -47,7 +47,7 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
 REPACK_IN_THREAD_BYTES = 64 << 10
 
 #: Called with a partition whose log is fenced or closed.
-FencedCallback = Callable[["Partition"], None]
+FencedCallback = Callable[["Partition", StorageError], None]
 
 #: Runs a function on another thread.
 RunInThread = Callable[..., Awaitable[Any]]
@@ -157,7 +157,7 @@ class Partition:
     def handle_storage_error(self, failure: StorageError) -> KafkaError:
         """Return the client's error for a failure of this log; report a fenced or closed log."""
         if isinstance(failure, LogClosed | Fenced) and self._on_fenced is not None:
-            self._on_fenced(self)
+            self._on_fenced(self, failure)
         return storage_error(failure)
 
     def append_batch(

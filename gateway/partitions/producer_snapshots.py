@@ -128,9 +128,8 @@ class ProducerSnapshots:
         try:
             await self.save(topic_id, partition)
         except StorageError as failure:
-            # Not fatal: the next start replays more of the log.
             _log.warning(
-                "producer snapshot not written",
+                "producer snapshot not written, the next start replays more of the log",
                 topic=partition.topic,
                 partition=partition.index,
                 reason=str(failure),
@@ -168,7 +167,11 @@ class ProducerSnapshots:
             await self._put(dict.fromkeys(keys))
         except StorageError as failure:
             # Harmless: the rows are small, and topic ids are not reused.
-            _log.warning("producer snapshots not deleted", topic=topic.name, reason=str(failure))
+            _log.warning(
+                "producer snapshots of a deleted topic not deleted, they are ignored",
+                topic=topic.name,
+                reason=str(failure),
+            )
 
     async def _put(self, rows: Mapping[bytes, bytes | None]) -> None:
         if rows and self._table is not None:

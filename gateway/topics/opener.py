@@ -95,7 +95,7 @@ class PartitionOpener:
             error = storage_error(failure)
             if not isinstance(failure, UnknownTopic):
                 _log.warning(
-                    "partition could not be opened",
+                    "partition could not be opened, retried by later requests",
                     topic=state.name,
                     partition=index,
                     reason=str(failure),
@@ -150,7 +150,7 @@ class PartitionOpener:
             error = storage_error(failure)
             if not state.is_deleted:
                 _log.warning(
-                    "idempotent producers not recovered",
+                    "idempotent producers not recovered, the next request reopens the partition",
                     topic=state.name,
                     partition=partition.index,
                     reason=str(failure),
@@ -177,7 +177,7 @@ class PartitionOpener:
             raise UnknownTopic(state.name)
         producers, offset = self._snapshots.load(state.topic, index, log)
         partition = Partition(
-            state.name, index, log, state.config, producers, partial(self._discard, state)
+            state.name, index, log, state.config, producers, partial(self._fenced, state)
         )
         if offset < log.end_offset:
             partition.recovery = ProducerRecovery(
@@ -185,31 +185,34 @@ class PartitionOpener:
             )
         return partition
 
-    def _discard(
-        self, state: TopicState, partition: Partition, error: KafkaError | None = None
-    ) -> None:
-        """Drop a partition that is fenced or failed to recover; the next request reopens it."""
+    def _fenced(self, state: TopicState, partition: Partition, failure: StorageError) -> None:
+        if self._discard(state, partition, storage_error(failure)):
+            _log.warning(
+                "partition fenced, the next request reopens it",
+                topic=state.name,
+                partition=partition.index,
+                epoch=partition.log.leader_epoch,
+                reason=str(failure),
+            )
+
+    def _discard(self, state: TopicState, partition: Partition, error: KafkaError) -> bool:
+        """Drop a partition that is fenced or failed to recover; the next request reopens it.
+
+        Returns False if it was dropped before, or its topic is deleted.
+        """
         index = partition.index
         if state.is_deleting or state.partitions.get(index) is not partition:
-            return
+            return False
         del state.partitions[index]
         if state.is_deleted:
-            return
+            return False
         # The outcome of in-flight appends is unknown until the log is reopened.
         partition.producers.rewind(partition.log.end_offset)
         self._snapshots.keep_row(state.topic.topic_id, partition)
         if self._clock.seconds() - state.opened_at.pop(index) >= self._max_backoff:
             state.backoffs.pop(index, None)
-        _log.warning(
-            "partition fenced, reopening",
-            topic=state.name,
-            partition=index,
-            epoch=partition.log.leader_epoch,
-        )
-        other_leader = KafkaError(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER, "this gateway does not lead the partition"
-        )
-        self._back_off(state, index, error or other_leader)
+        self._back_off(state, index, error)
+        return True
 
     def _back_off(self, state: TopicState, index: int, error: KafkaError) -> None:
         before = state.backoffs.get(index)

@@ -404,7 +404,7 @@ class Topics:
             or topic.topic_id != state.topic.topic_id
             or topic.partitions < state.topic.partitions
         ):
-            _log.info("topic deleted externally", topic=name)
+            _log.info("topic deleted, recreated or shrunk externally", topic=name)
             for partition in state.partitions.values():
                 # Keep the state: the list of topics can be wrong for a moment, and the topic may
                 # reappear.

@@ -215,9 +215,11 @@ class LmdbWriter:
                 return self._environment.is_committed(txn_id)
             except lmdb.Error as error:
                 log.error(
-                    "%s cannot be used again yet: %s; trying again",
+                    "%s does not show whether the last commit was written: %s; "
+                    "writes wait, retrying every %s s",
                     self._environment.directory,
                     error,
+                    RETRY_SECONDS,
                 )
                 if self._is_stopping.wait(RETRY_SECONDS):
                     raise

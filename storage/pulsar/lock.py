@@ -162,7 +162,9 @@ class StoreLock:
             try:
                 await self._client.run(producer.close)
             except StorageError as error:
-                log.warning("store lock not released cleanly: %s", error)
+                log.warning(
+                    "releasing the store lock failed: %s; closing the client releases it", error
+                )
 
     def _open(self, access: Any) -> Deferred[Any]:
         return self._client.run(lambda: self._client.producer(self._topic, access))
@@ -204,8 +206,10 @@ class StoreLock:
             if not self._has_logged_failure:
                 self._has_logged_failure = True
                 log.error(
-                    "store lock heartbeat failed error=%s: another process may take over",
+                    "the heartbeat of the store lock failed (%s), retrying every %s s; if Pulsar "
+                    "stays unreachable another gateway can take over: check the brokers",
                     result.name,
+                    self._settings.lock_beat_seconds,
                 )
             self._settle_confirmations(
                 StorageFailed(f"Pulsar did not confirm the store lock ({result.name}): retry later")
@@ -236,7 +240,9 @@ class StoreLock:
         self._timer = None
         if self._refused_since is None:
             self._refused_since = time.monotonic()
-            log.warning("store lock refused by Pulsar, reading its holder")
+            log.warning(
+                "store lock refused by Pulsar, reacquiring it unless another gateway has taken it"
+            )
         Deferred.fromCoroutine(self._try_reacquire(self._producer)).addErrback(
             self._reacquire_failed
         )

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
+from twisted.python.failure import Failure
 
 from storage.bridge import Reactor, SharedResult, SingleFlightCache
 from storage.log import (
@@ -138,12 +139,17 @@ class PulsarStore:
         self._is_open = False
         self._mirror.stop()
         # Wait for a running trim, which restores the topic's retention when it ends.
-        await self._within(self._trimming.acquire())
+        await self._within("waiting for a trim", self._trimming.acquire())
         logs = list(self._logs.created.values())
-        await self._within(DeferredList([Deferred.fromCoroutine(log.idle()) for log in logs]))
-        await self._within(Deferred.fromCoroutine(self._store_end_offsets(logs)))
+        await self._within(
+            "waiting for appends",
+            DeferredList([Deferred.fromCoroutine(log.idle()) for log in logs]),
+        )
+        await self._within(
+            "storing end offsets", Deferred.fromCoroutine(self._store_end_offsets(logs))
+        )
         self._logs.created.clear()
-        await self._within(DeferredList([log.close() for log in logs]))
+        await self._within("closing logs", DeferredList([log.close() for log in logs]))
         await self._release()
 
     async def _store_end_offsets(self, logs: Sequence[PulsarPartitionLog]) -> None:
@@ -164,30 +170,42 @@ class PulsarStore:
         try:
             await log.store_end_offset()
         except StorageError as error:
-            logger.warning("end offset not stored topic=%s error=%s", log.topic, error)
+            logger.warning(
+                "end offset not stored topic=%s error=%s; if Pulsar deletes all messages, the next "
+                "offset follows the reserved range",
+                log.topic,
+                error,
+            )
 
     async def _release(self) -> None:
         self._stalls.stop()
         while self._tables.created:
             # A table whose opening began before `close` may be added meanwhile.
             _, table = self._tables.created.popitem()
-            await self._within(Deferred.fromCoroutine(table.close()))
+            await self._within("closing a table", Deferred.fromCoroutine(table.close()))
         self._catalog.close()
-        await self._within(Deferred.fromCoroutine(self._cache.close()))
-        await self._within(Deferred.fromCoroutine(self._lock.release()))
-        await self._within(Deferred.fromCoroutine(self._admin.close()))
+        await self._within("closing readers", Deferred.fromCoroutine(self._cache.close()))
+        await self._within("releasing the store lock", Deferred.fromCoroutine(self._lock.release()))
+        await self._within(
+            "closing the admin connections", Deferred.fromCoroutine(self._admin.close())
+        )
         await self._client.close()
 
-    async def _within(self, step: Deferred[Any]) -> None:
+    async def _within(self, what: str, step: Deferred[Any]) -> None:
         """Wait for the end of `step`, up to `close_timeout_seconds`; failures are logged."""
         ended: SharedResult[None] = SharedResult()
-        step.addErrback(lambda failure: logger.warning("close step failed: %s", failure.value))
+        step.addErrback(
+            lambda failure: logger.warning(
+                "closing the store: %s failed, continuing: %s", what, failure.value
+            )
+        )
         step.addBoth(lambda _: ended.succeed(None))
         try:
             await ended.with_timeout(self._reactor, self.settings.close_timeout_seconds)
         except TimeoutError:
             logger.warning(
-                "close step timed out after %s s, continuing",
+                "closing the store: %s timed out after %s s, continuing",
+                what,
                 self.settings.close_timeout_seconds,
             )
 
@@ -307,7 +325,11 @@ class PulsarStore:
             for begin in range(0, len(keys), ROWS_AT_ONCE):
                 await self._rows.put(dict.fromkeys(keys[begin : begin + ROWS_AT_ONCE]))
         except StorageError as error:
-            logger.warning("state of a deleted partition not removed: %s", error)
+            logger.warning(
+                "state of deleted partition %s not removed, its side topic stays in Pulsar: %s",
+                partition.key.hex(),
+                error,
+            )
 
     def _topics_changed(self) -> None:
         """Close logs of topics that were deleted, recreated or reformatted by another client."""
@@ -323,14 +345,9 @@ class PulsarStore:
                 log.close()
         ids = {topic.topic_id for topic in self.topics.values()}
         for key in [key for key in self._full_names if key[:-4] not in ids]:
-            deletion = Deferred.fromCoroutine(
-                self._delete_state_if_gone(key, self._full_names.pop(key))
-            )
-            deletion.addErrback(
-                lambda failure: logger.warning(
-                    "state of a deleted partition not removed: %s", failure.value
-                )
-            )
+            full_name = self._full_names.pop(key)
+            deletion = Deferred.fromCoroutine(self._delete_state_if_gone(key, full_name))
+            deletion.addErrback(_log_state_not_removed, full_name)
 
     async def _delete_state_if_gone(self, key: bytes, full_name: str) -> None:
         """Delete the state of a partition that another client deleted, if it is really gone.
@@ -452,3 +469,7 @@ class PulsarStore:
     def _check_open(self) -> None:
         if not self._is_open:
             raise LogClosed("the store is closed")
+
+
+def _log_state_not_removed(failure: Failure, full_name: str) -> None:
+    logger.warning("state of deleted topic %s not removed: %s", full_name, failure.value)

@@ -185,7 +185,7 @@ def test_unreadable_checkpoint_causes_full_pass(env, caplog):
         compact(again)
     assert values(consume(again)) == [(3, b"3")]
     assert [record.getMessage() for record in caplog.records] == [
-        "unreadable compaction checkpoint ignored"
+        "compaction checkpoint unreadable, compacting the whole log"
     ]
 
 
@@ -310,7 +310,7 @@ def test_unreadable_records_and_tombstones_stay(caplog):
     assert values(consume(env, offset=3)) == [(3, None), (4, b"2")]
     assert [offset for offset, *_ in consume_only(entries[0])] == [1]
     assert {record.getMessage() for record in caplog.records} == {
-        "unreadable records not compacted"
+        "unreadable records kept, not compacted"
     }
 
 
@@ -420,7 +420,9 @@ def test_storage_error_is_logged_and_next_run_continues(env, caplog):
     env.store.refuse_writes = True
     with caplog.at_level(logging.WARNING):
         compact(env)
-    assert [record.getMessage() for record in caplog.records] == ["compaction failed"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "compaction failed, retried by the next run"
+    ]
     assert len(values(consume(env))) == 2
     env.store.refuse_writes = False
     compact(env)

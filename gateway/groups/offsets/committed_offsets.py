@@ -94,7 +94,7 @@ class CommittedOffsets:
                 offset_key, committed = decode_key(key), decode_value(value)
             except ValueError as failure:
                 _log.error(
-                    "committed offset unreadable, ignored",
+                    "committed offset unreadable, ignored: its consumer applies auto.offset.reset",
                     key=key.hex(),
                     reason=str(failure),
                 )
@@ -342,9 +342,9 @@ class CommittedOffsets:
             if orphans:
                 await self._table.put(dict.fromkeys(orphans))
         except StorageError as failure:
-            # The topic id is never reused, and the next start deletes these rows.
+            # Harmless: the topic id is never reused.
             _log.warning(
-                "offsets of deleted topics not deleted",
+                "offsets of deleted topics not deleted, retried after the next start",
                 rows=len(orphans),
                 reason=str(failure),
             )

@@ -114,7 +114,7 @@ class OffsetExpiry:
         for (group_id, expired), outcome in zip(expired_by_group.items(), outcomes, strict=True):
             if isinstance(outcome, KafkaError):
                 _log.warning(
-                    "expired offsets not deleted",
+                    "expired offsets not deleted, retried by the next check",
                     group=group_id,
                     offsets=len(expired),
                     reason=str(outcome),

@@ -55,7 +55,10 @@ async def prepare(settings: PulsarSettings, admin: PulsarAdmin, client: PulsarCl
         except NotReady:
             raise
         except StorageFailed as failure:
-            log.warning("Pulsar could not be set up: %s", failure)
+            log.warning(
+                "setting up Pulsar (pulsar_setup) failed: %s; checking the cluster as it is",
+                failure,
+            )
     problems = await check(settings, admin, client)
     for problem in problems:
         if not problem.is_fatal:

@@ -52,7 +52,12 @@ class LineRateLimiter:
             self._minute = int(now // 60)
             self._logged = 0
             if self._dropped:
-                logger.warning("dropped %d more lines of the client library", self._dropped)
+                logger.warning(
+                    "%d log lines of the Pulsar client library dropped, over the limit of %d "
+                    "a minute",
+                    self._dropped,
+                    self._limit,
+                )
                 self._dropped = 0
         if self._logged >= self._limit:
             self._dropped += 1

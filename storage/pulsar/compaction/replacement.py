@@ -33,12 +33,14 @@ class EntryReplacer:
 
     def __init__(
         self,
+        topic: str,
         topic_entries: PartitionEntries,
         overlay: Overlay,
         side_topics: SideTopics,
         partition: PartitionState,
         settings: PulsarSettings,
     ) -> None:
+        self._topic = topic
         self._topic_entries = topic_entries
         self._overlay = overlay
         self._side_topics = side_topics
@@ -170,4 +172,8 @@ class EntryReplacer:
             )
             await self._side_topics.delete(key, old)
         except StorageError as error:
-            logger.warning("rewriting a side topic failed: %s", error)
+            logger.warning(
+                "rewriting the side topic of %s failed: %s; the old one stays in use",
+                self._topic,
+                error,
+            )

@@ -51,7 +51,7 @@ class PulsarLog:
         self._entries = Overlay(topic_entries, side_topics, opened.partition)
         settings = opened.client.settings
         self._replacer = EntryReplacer(
-            topic_entries, self._entries, side_topics, opened.partition, settings
+            opened.topic, topic_entries, self._entries, side_topics, opened.partition, settings
         )
         merger = RangeMerger(
             topic_entries, self._entries, self._replacer, opened.partition, settings

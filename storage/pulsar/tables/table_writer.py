@@ -244,11 +244,12 @@ class TableWriter:
             log.error("%s", fenced)
             self._fail_all(lambda: Fenced(fenced))
             return
-        is_known = isinstance(error, EntryTooLarge)
-        reason = (
-            f"{self._topic}: {error}; {'nothing' if is_known else 'whether anything'} "
-            f"was stored{'' if is_known else ' is unknown'}"
+        outcome = (
+            "nothing was stored"
+            if isinstance(error, EntryTooLarge)
+            else "whether anything was stored is unknown"
         )
+        reason = f"writing to the table {self._topic} failed: {error}; {outcome}"
         if not self._is_failing:
             self._is_failing = True
             log.error("%s", reason)

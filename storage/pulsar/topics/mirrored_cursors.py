@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 from twisted.internet.defer import Deferred
@@ -105,9 +105,7 @@ class CursorMirror:
 
     def _start_moving(self) -> None:
         self._timer = None
-        Deferred.fromCoroutine(self._move_all()).addErrback(
-            lambda failure: log.error("moving cursors failed: %s", failure.value)
-        )
+        Deferred.fromCoroutine(self._move_all()).addErrback(_log_bug)
 
     async def _move_all(self) -> None:
         try:
@@ -188,3 +186,10 @@ class CursorMirror:
                 self._settings.mirror_waiting,
             )
         self._failed = self._dropped = 0
+
+
+def _log_bug(failure: Any) -> None:
+    log.error(
+        "bug: moving the subscriptions that mirror committed offsets failed, retrying",
+        exc_info=(failure.type, failure.value, failure.getTracebackObject()),
+    )

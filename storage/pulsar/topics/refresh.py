@@ -73,7 +73,7 @@ class Refresher:
                     failure,
                 )
         except Exception:
-            log.exception("refreshing %s failed", self._what)
+            log.exception("bug: refreshing %s failed, retrying", self._what)
         else:
             if self._is_failing:
                 self._is_failing = False

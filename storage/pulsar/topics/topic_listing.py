@@ -224,7 +224,11 @@ class TopicListing:
             except AdminFailed as failure:
                 if name not in self._unreadable:
                     self._unreadable.add(name)
-                    log.warning("reading topic %s failed, skipping it: %s", name, failure)
+                    log.warning(
+                        "reading topic %s failed, skipped until a refresh succeeds: %s",
+                        name,
+                        failure,
+                    )
             else:
                 self._unreadable.discard(name)
 

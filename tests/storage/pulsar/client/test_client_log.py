@@ -53,7 +53,7 @@ def test_lines_above_limit_per_minute_are_counted(caplog: pytest.LogCaptureFixtu
     assert len(forwarded(caplog)) == 2
     limiter.log_line(LINE.format("WARN"), 61)
     assert [text for _, _, text in forwarded(caplog)[2:]] == [
-        "dropped 3 more lines of the client library",
+        "3 log lines of the Pulsar client library dropped, over the limit of 2 a minute",
         "[<none> -> pulsar://127.0.0.1:1] Failed: refused | again",
     ]
 

@@ -159,7 +159,7 @@ class Scene:
         entries = PartitionEntries(self.topic)
         self.overlay = Overlay(entries, self.side_topics, self.partition)
         self.replacer = EntryReplacer(
-            entries, self.overlay, self.side_topics, self.partition, self.settings
+            "t", entries, self.overlay, self.side_topics, self.partition, self.settings
         )
 
     def replace(self, first: int, last: int, kept: list[Entry], start: int = 0) -> None:
