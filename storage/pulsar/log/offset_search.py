@@ -1,6 +1,6 @@
-"""Finds messages of a partition in its topic by bisection over the topic's entries.
+"""Finds the Pulsar messages of a partition by bisection over the BookKeeper entries of its topic.
 
-The values in message headers never decrease, so few lookups are needed.
+Offset, greatest timestamp and byte count in the headers never decrease.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MESSAGES_PER_LOOKUP = 4096
 """Messages examined in one call, so that it does not occupy its thread for long."""
 
 
-class Ledgers:
-    """The entries of a topic, numbered across its ledgers."""
+class EntryNumbering:
+    """The entries of a topic, numbered from 0 across its ledgers."""
 
     def __init__(self, ledgers: Iterable[tuple[int, int]]) -> None:
         """`ledgers`: id and number of entries of each, in ascending order of ids."""
@@ -34,7 +34,7 @@ class Ledgers:
         self._begins = [0, *accumulate(count for _, count in found)]
 
     @classmethod
-    def of(cls, stats: InternalStats) -> Ledgers:
+    def of(cls, stats: InternalStats) -> EntryNumbering:
         """From the broker's statistics, which list no entries for the ledger being written to."""
         counts = [(one.ledger_id, one.entries) for one in stats.ledgers]
         if counts and not counts[-1][1]:
@@ -45,7 +45,7 @@ class Ledgers:
         return self._begins[-1]
 
     def number(self, position: Position) -> int:
-        """The number of the first entry at or after `position`."""
+        """The number of the first entry at or after `position`; `len` if there is none."""
         index = bisect_left(self._ids, position.ledger_id)
         if index == len(self._ids) or self._ids[index] != position.ledger_id:
             return self._begins[index]
@@ -71,20 +71,20 @@ class MessageSearch:
         if last.entry_id >= 0:
             return Position(last.ledger_id, last.entry_id)
         # The current ledger has no entries yet.
-        ledgers = await self._ledgers()
-        return ledgers.position(len(ledgers) - 1) if len(ledgers) else None
+        entries = await self._entries()
+        return entries.position(len(entries) - 1) if len(entries) else None
 
     async def first(self) -> StoredMessage | None:
         """The store's first message; messages of other writers before it are skipped."""
-        ledgers = await self._ledgers()
-        begin, most = 0, min(len(ledgers), self._source.settings.foreign_messages)
+        entries = await self._entries()
+        begin, most = 0, min(len(entries), self._source.settings.foreign_messages)
         while begin < most:
             end = min(begin + MESSAGES_PER_LOOKUP, most)
-            found = await self._lookup(ledgers.position(begin), ledgers.position(end - 1))
+            found = await self._lookup(entries.position(begin), entries.position(end - 1))
             if found:
                 return found
             begin = end
-        if begin < len(ledgers):
+        if begin < len(entries):
             raise self._too_many_foreign(begin, "first")
         return None
 
@@ -101,14 +101,14 @@ class MessageSearch:
             if found:
                 return found
             before = end
-        ledgers = await self._ledgers()
-        upper = begin = ledgers.number(before)
+        entries = await self._entries()
+        upper = begin = entries.number(before)
         span = 1
         least = max(0, begin - self._source.settings.foreign_messages)
         while upper > least:
             lower = max(least, upper - span)
             found = await self._lookup(
-                ledgers.position(lower), ledgers.position(upper - 1), for_last=True
+                entries.position(lower), entries.position(upper - 1), for_last=True
             )
             if found:
                 return found
@@ -126,20 +126,20 @@ class MessageSearch:
         one that fails it, except for messages that the library sent twice.
         """
         if low.position.ledger_id == high.ledger_id:
-            ledgers = Ledgers([(high.ledger_id, high.entry_id + 1)])
+            entries = EntryNumbering([(high.ledger_id, high.entry_id + 1)])
         elif high_bytes - low.bytes_before <= SEQUENTIAL_READ_BYTES // 8:
             return low.position
         else:
-            ledgers = await self._ledgers()
-        begin, end = ledgers.number(low.position), ledgers.number(high)
+            entries = await self._entries()
+        begin, end = entries.number(low.position), entries.number(high)
         position, low_bytes = low.position, low.bytes_before
         while end - begin > 1 and (
             end - begin > SEQUENTIAL_READ_MESSAGES or high_bytes - low_bytes > SEQUENTIAL_READ_BYTES
         ):
             middle = (begin + end) // 2
             found = await self._lookup(
-                ledgers.position(middle),
-                ledgers.position(min(middle + MESSAGES_PER_LOOKUP, end) - 1),
+                entries.position(middle),
+                entries.position(min(middle + MESSAGES_PER_LOOKUP, end) - 1),
             )
             if found is None:
                 # Only messages of other writers here. A read from an earlier position passes them.
@@ -148,7 +148,7 @@ class MessageSearch:
             self._index.found(found.header, found.position)
             if is_before(found.header):
                 begin, position, low_bytes = (
-                    max(middle, ledgers.number(found.position)),
+                    max(middle, entries.number(found.position)),
                     found.position,
                     found.header.bytes_before,
                 )
@@ -162,8 +162,8 @@ class MessageSearch:
             "and no more are searched (foreign_messages): stop the other writers"
         )
 
-    async def _ledgers(self) -> Ledgers:
-        return Ledgers.of(await self._admin.internal_stats(self._source.topic))
+    async def _entries(self) -> EntryNumbering:
+        return EntryNumbering.of(await self._admin.internal_stats(self._source.topic))
 
     def _lookup(
         self, start: Position, last: Position, *, for_last: bool = False

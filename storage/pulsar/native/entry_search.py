@@ -5,13 +5,12 @@ Bisects over all entries and peeks at one entry per step, through the admin API.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
-from itertools import accumulate
 
 from storage.log import StorageFailed
-from storage.pulsar.admin.admin_api import InternalStats, NotFound, PeekedEntry, PulsarAdmin
+from storage.pulsar.admin.admin_api import NotFound, PeekedEntry, PulsarAdmin
 from storage.pulsar.log.offset_index import Position
+from storage.pulsar.log.offset_search import EntryNumbering
 
 NO_INDEX_MESSAGE = (
     "the brokers assign no index to entries of {topic}: the entry format `pulsar` needs "
@@ -19,40 +18,6 @@ NO_INDEX_MESSAGE = (
     "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor in broker.conf; "
     "entries written without it are not served"
 )
-
-
-class EntryNumbering:
-    """The entries of a topic, numbered from 0 across its ledgers."""
-
-    def __init__(self, stats: InternalStats) -> None:
-        counts = [ledger.entries for ledger in stats.ledgers]
-        if counts:
-            # The broker reports 0 entries for the ledger being written to.
-            counts[-1] = stats.current_ledger_entries or counts[-1]
-        self._ledgers = [ledger.ledger_id for ledger in stats.ledgers]
-        self._ends = list(accumulate(counts))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def position(self, number: int) -> Position:
-        """The position of the entry with that number, which must be below `len`."""
-        ledger = bisect_right(self._ends, number)
-        return Position(self._ledgers[ledger], number - (self._ends[ledger - 1] if ledger else 0))
-
-    def number(self, position: Position) -> int:
-        """The number of the first entry at or after `position`; `len` if there is none."""
-        for ledger, end in zip(self._ledgers, self._ends, strict=True):
-            if ledger == position.ledger_id:
-                begin = end - self._size(ledger)
-                return begin + min(max(position.entry_id, 0), end - begin)
-            if ledger > position.ledger_id:
-                return end - self._size(ledger)
-        return len(self)
-
-    def _size(self, ledger: int) -> int:
-        at = self._ledgers.index(ledger)
-        return self._ends[at] - (self._ends[at - 1] if at else 0)
 
 
 class EntryFinder:
@@ -63,7 +28,7 @@ class EntryFinder:
         self.topic = topic
 
     async def entries(self) -> EntryNumbering:
-        return EntryNumbering(await self._admin.internal_stats(self.topic))
+        return EntryNumbering.of(await self._admin.internal_stats(self.topic))
 
     async def sizes(self) -> tuple[list[tuple[int, int]], int]:
         """Bytes of each ledger in order, and in total."""

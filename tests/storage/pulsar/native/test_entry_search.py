@@ -9,38 +9,12 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
-from storage.pulsar.admin.admin_api import InternalStats, Ledger, NotFound, PulsarAdmin
+from storage.pulsar.admin.admin_api import NotFound, PulsarAdmin
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.native.entry_search import EntryFinder, EntryNumbering
+from storage.pulsar.native.entry_search import EntryFinder
 from tests.storage.pulsar.native_application import NativeApplication
 from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant
-
-
-def stats(*sizes: int) -> InternalStats:
-    ledgers = [
-        Ledger(10 + 5 * number, entries, 0) for number, entries in enumerate((*sizes[:-1], 0))
-    ]
-    return InternalStats(ledgers, sizes[-1], 0, sum(sizes), 0, "")
-
-
-def test_entries_are_numbered_across_ledgers():
-    entries = EntryNumbering(stats(2, 0, 3, 1))
-    positions = [entries.position(number) for number in range(len(entries))]
-    assert positions == [(10, 0), (10, 1), (20, 0), (20, 1), (20, 2), (25, 0)]
-    assert [entries.number(position) for position in positions] == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("position", "number"),
-    [((0, 7), 0), ((10, 2), 2), ((12, 0), 2), ((15, 0), 2), ((25, 1), 6), ((30, 0), 6)],
-)
-def test_missing_position_has_number_of_next_entry(position, number):
-    assert EntryNumbering(stats(2, 0, 3, 1)).number(Position(*position)) == number
-
-
-def test_topic_without_ledgers_has_no_entries():
-    assert len(EntryNumbering(InternalStats([], 0, 0, 0, 0, "-1:-1"))) == 0
 
 
 @pytest.fixture
