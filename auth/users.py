@@ -68,7 +68,10 @@ class PasswordHash:
 
     @classmethod
     def parse(cls, text: str) -> PasswordHash:
-        """Parse a PHC string. Raises ValueError."""
+        """Parse a hash as in the users file. Raises ValueError.
+
+        It reads `$scrypt$ln=..,r=..,p=..$SALT$HASH` (PHC string format).
+        """
         match = _LINE.match(text)
         if match is None:
             raise ValueError("the hash is not $scrypt$ln=..,r=..,p=..$SALT$HASH")

@@ -1,5 +1,6 @@
-"""Up-conversion of message sets (magic 0 and 1) to one magic-2 batch, for topics stored in one
-format.
+"""Converts message sets (magic 0 and 1) to one batch of format 2.
+
+Used when topics are stored in format 2 only, and for consumers of Fetch v4 and later.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ MIN_CONFIDENCE = 0.9
 
 
 def findings(activity: DataFrame, bare: DataFrame, target: MigrationTarget) -> DataFrame:
-    """Everything that the target refuses.
+    """Requests and bare GSSAPI tokens that the target refuses, by day and application.
 
     Columns: date, APPLICATION, what (as "Produce 2"), why, requests, bytes, first_seen, last_seen.
     """

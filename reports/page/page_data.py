@@ -55,8 +55,9 @@ def build_page_model(
 
 
 def kind_of(version: str) -> Column:
-    """Library and first two version numbers; for an unknown library, the Kafka generation of its
-    requests.
+    """The label of a kind of client: library and major.minor of `version` (or "no upper version").
+
+    For an unknown library it is "unknown, like Kafka 2.4", from `generation`.
     """
     short = F.nullif(F.regexp_extract(version, r"^(\d+(?:\.\d+)?)", 1), F.lit(""))
     # The name alone would look like all versions of the library.

@@ -284,7 +284,7 @@ class LmdbStore:
         self._changed_logs[log] = None
 
     def query(self, database: str, call: Callable[[Any], T]) -> Deferred[T]:
-        """Run `call` with a cursor on that database in a worker thread."""
+        """Run `call(cursor)` in a worker thread, with a cursor on that database."""
 
         def read(txn: Any, databases: Mapping[str, Any]) -> T:
             with txn.cursor(db=databases[database]) as cursor:
@@ -293,7 +293,7 @@ class LmdbStore:
         return self._read(read)
 
     def query_log(self, log_id: int, call: Callable[[Any, LogRow], T]) -> Deferred[T]:
-        """Run `call` with a cursor on the entries and the log's row in a worker thread."""
+        """Run `call(cursor, row)` in a worker thread: a cursor on the entries, the log's row."""
 
         def read(txn: Any, databases: Mapping[str, Any]) -> T:
             with txn.cursor(db=databases["entries"]) as cursor:

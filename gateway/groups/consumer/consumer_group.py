@@ -648,7 +648,10 @@ class ConsumerGroup:
     # Downgrade to a classic group
 
     def _can_convert_to_classic(self, leaving: Sequence[ConsumerGroupMember]) -> bool:
-        """Whether a downgrade is allowed (KIP-848): all members except `leaving` are classic."""
+        """Whether the group may become a classic one when `leaving` have left (KIP-848).
+
+        The migration policy must allow it, and all remaining members must use the classic protocol.
+        """
         policy = self._settings.group_consumer_migration_policy
         is_allowed = policy in ("bidirectional", "downgrade")
         return is_allowed and self.roster.remaining_are_classic(leaving)

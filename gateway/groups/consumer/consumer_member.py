@@ -186,9 +186,9 @@ class ConsumerGroupMember(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def commit_error(self, epoch: int, topic: TopicId, partition: int) -> ErrorCode:
-        """The error code of a commit to a partition with an older epoch.
+        """The error code (NONE if allowed) of an OffsetCommit whose member epoch is outdated.
 
-        It is allowed for partitions owned since that epoch, as in Kafka 4.3.
+        It is allowed if the partition was assigned to the member in `epoch` or earlier (Kafka 4.3).
         """
         since = self.assigned.get(topic, {}).get(
             partition, self.revoking.get(topic, {}).get(partition)

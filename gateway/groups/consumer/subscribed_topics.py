@@ -55,7 +55,7 @@ class SubscribedTopics:
         return ids_of(names, self._topology)
 
     def start_epoch(self) -> None:
-        """A new epoch is based on the current topics."""
+        """Record the current topics: a new epoch begins with them."""
         self._version, self.digest = self._topology.version, self._current_digest()
 
     def have_changed(self, regex: str, now: float) -> bool:

@@ -121,7 +121,7 @@ class Overlay:
         )
 
     async def _first_since(self, offset: int, end: int, timestamp: int) -> Entry | None:
-        """The first such entry from `offset` on; checks every entry."""
+        """The first entry from `offset` on that is not before `timestamp`; reads all entries."""
         while offset < end and (entries := await self.read(offset, end, SCAN_BYTES)):
             for entry in entries:
                 if entry.max_timestamp >= timestamp:
@@ -153,7 +153,7 @@ class Overlay:
         )
 
     async def _latest_from(self, offset: int, end: int, best: Entry | None) -> Entry | None:
-        """The first such entry from `offset` on, or `best` if none is later; checks every entry."""
+        """The first newest entry from `offset` on, `best` if none is newer; reads all entries."""
         while offset < end and (entries := await self.read(offset, end, SCAN_BYTES)):
             for entry in entries:
                 if entry.max_timestamp > (best.max_timestamp if best else -1):

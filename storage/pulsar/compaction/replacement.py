@@ -29,7 +29,7 @@ class RangeExtent(NamedTuple):
 
 
 class EntryReplacer:
-    """For one log. Call each step while holding `PartitionState.lock`."""
+    """Replaces entries of one log. Hold `PartitionState.lock` during each call."""
 
     def __init__(
         self,

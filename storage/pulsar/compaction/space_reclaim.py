@@ -30,19 +30,22 @@ class TopicTrimmer(Protocol):
     """Trims a Pulsar topic, given by its full name."""
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
-        """Whether there is anything before `keep` that can be deleted. Raises StorageFailed."""
+        """Whether `trim` would delete a ledger. Raises StorageFailed."""
         ...
 
     async def trim(self, topic: str, keep: Position) -> None:
-        """Delete what is before `keep`, and never anything else.
+        """Delete the ledgers that lie wholly before the position `keep`.
 
-        Raises StorageFailed, UnknownTopic.
+        Nothing at or after it is deleted. Raises StorageFailed, UnknownTopic.
         """
         ...
 
 
 class SpaceReclaimer:
-    """For one log. `bounds` returns its start offset and end, and raises if the log has ended."""
+    """Frees the space of one log.
+
+    `bounds` returns its start offset and end, and raises if the log has ended.
+    """
 
     def __init__(
         self,

@@ -184,7 +184,7 @@ class RetentionTrimmer:
         return found.full_name in self._restored_at
 
     def forget(self, found: PulsarTopic) -> None:
-        """The topic was deleted."""
+        """Forget a deleted topic."""
         self._restored_at.pop(found.full_name, None)
 
     async def end(self, found: PulsarTopic, retention: Retention) -> bool:

@@ -121,7 +121,7 @@ class AppendQueue:
         )
 
     async def idle(self) -> None:
-        """Return when no append is pending, whatever its outcome."""
+        """Return when all appends have succeeded or failed."""
         while self._row_update:
             await self._row_update
         await self._producer.wait_idle()

@@ -267,7 +267,7 @@ class PulsarLog:
         await self._reclaimer.reclaim()
 
     async def idle(self) -> None:
-        """Return when no append is pending, whatever its outcome."""
+        """Return when all appends have succeeded or failed."""
         await self._append_queue.idle()
 
     async def store_end_offset(self) -> None:

@@ -128,7 +128,7 @@ class PartitionState:
     async def change(self, rows: Mapping[bytes, bytes | None] | None = None, **fields: Any) -> None:
         """Change fields of the row, and other `rows`, in one atomic put.
 
-        Raises StorageFailed, Fenced, LogClosed; `row` is then unchanged.
+        Raises StorageFailed, EntryTooLarge, Fenced, LogClosed; `row` is then unchanged.
         """
         await self._change_lock.acquire()
         try:

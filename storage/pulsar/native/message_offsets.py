@@ -97,7 +97,7 @@ class IndexCounter:
         self._index = -1
 
     def anchor(self, position: Position, last_index: int) -> None:
-        """Set the index of an entry that the broker reported."""
+        """Continue counting from the entry at `position`, whose index the broker reported."""
         self._position, self._index = position, last_index
 
     def next(self, location: MessageLocation) -> int | None:

@@ -50,7 +50,10 @@ class LatestTimestampSearch:
     async def find(
         self, start_offset: int, scan: Callable[[int, Callable[[Entry], bool]], Awaitable[object]]
     ) -> Entry | None:
-        """`scan` calls a function with the entries from an offset on."""
+        """Return the entry; None if there is none from `start_offset` on.
+
+        `scan(offset, call)` calls `call` with each entry from `offset` on.
+        """
         if self._entry is None or self._entry.last_offset < start_offset:
             self._entry, self._reached = None, start_offset
 
@@ -303,7 +306,7 @@ class NativeLog:
         return self.end(LogClosed(LOG_CLOSED))
 
     async def idle(self) -> None:
-        """Return when no append is in flight."""
+        """Return when all appends have succeeded or failed."""
         if self.tail_entries.in_flight and self.status.end_reason is None:
             result: Deferred[None] = Deferred()
             self._idle.append(result)

@@ -60,7 +60,7 @@ class PendingAppend:
 
 
 def build_message(fields: MessageFields) -> Any:
-    """The library's message.
+    """Build a message of the client library.
 
     Its Python wrapper accepts only text as ordering key; Kafka's keys are bytes.
     """

@@ -74,7 +74,10 @@ class NativeEntries:
         self._cursors: OrderedDict[ReadCursor, None] = OrderedDict()
 
     async def assign_offsets(self, counter: IndexCounter, packed: PackedEntry) -> Entry:
-        """The entry with its offsets."""
+        """Return `packed` as an Entry with Kafka offsets.
+
+        They are counted on from the previous entry, or from the index that the broker reports.
+        """
         index = counter.next(packed.location)
         if index is None:
             index = await self.finder.index_of(packed.location.position)
@@ -82,7 +85,7 @@ class NativeEntries:
         return self.stamp(packed, index)
 
     def stamp(self, packed: PackedEntry, index: int) -> Entry:
-        """The entry, given the index of its last message."""
+        """Return `packed` as an Entry; `index` is the broker's index of its last message."""
         last = self.base + index
         first = last - packed.location.messages + 1
         self.batch_format.stamp(packed.payload, first, self.leader_epoch)

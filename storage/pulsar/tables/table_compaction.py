@@ -75,7 +75,7 @@ async def clear_retention(admin: PulsarAdmin, topic: str) -> None:
 
 
 class TableCompactor:
-    """For one table's topic."""
+    """Compacts the topic of one table when enough has been written to it."""
 
     def __init__(
         self, admin: PulsarAdmin, settings: PulsarSettings, reactor: Reactor, topic: str

@@ -116,11 +116,10 @@ class TopicListing:
         """Namespaces that cannot be listed, with the last logged message of each."""
 
     async def names(self, known: Mapping[str, PulsarTopic]) -> dict[str, tuple[str, bool]]:
-        """For each topic by canonical name: its full name and whether it is partitioned.
+        """Map each topic's canonical name to (full name, whether it is partitioned).
 
-        Partitions are not topics. A topic named like a partition is a separate topic if no such
-        partitioned topic exists, unless it was known as a partition: then its topic is being
-        deleted.
+        `NAME-partition-N` is omitted if NAME is a partitioned topic, or was one in `known` (it is
+        being deleted). Otherwise it is a separate topic. Raises StorageFailed.
         """
         listed: dict[str, tuple[str, bool]] = {}
         for namespace in self._names.namespaces:
