@@ -209,7 +209,7 @@ def test_unstable_tests_are_mended_before_others_are_listed() -> None:
         (["#\ntest_b\n", "#\ntest_a\n", "#\n"], False),
     ],
 )
-def test_change_to_a_list_that_is_not_empty_empties_it(
+def test_change_to_non_empty_list_of_unstable_tests_must_empty_it(
     tmp_path: Path, versions: list[str], expected: bool
 ) -> None:
     listed = unstable_list(tmp_path)

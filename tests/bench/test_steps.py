@@ -70,7 +70,7 @@ def test_zstd_is_fetched_by_clients_that_support_it() -> None:
     ]
 
 
-def test_fetch_and_both_sync_need_the_topic_with_one_partition() -> None:
+def test_steps_of_one_partition_are_left_out_without_such_a_topic() -> None:
     assert not [
         name
         for name in names(1, "none", partitions=(6,))

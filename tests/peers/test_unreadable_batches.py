@@ -65,14 +65,14 @@ def skip_if_not_installed() -> Iterator[None]:
 
 @pytest.mark.parametrize("client", OLD_CLIENTS)
 @pytest.mark.parametrize("codec", [NONE, GZIP])
-def test_old_client_reads_the_batches_around_it(running, client, codec):
+def test_old_client_reads_batches_around_unreadable_one(running, client, codec):
     topic = f"between-{client}-{codec}"
     stores(running, topic, readable(), unreadable(codec), readable())
     assert [record.offset for record in reads(client, running, topic, 6)] == [0, 1, 2, 6, 7, 8]
 
 
 @pytest.mark.parametrize("client", OLD_CLIENTS)
-def test_old_client_waits_behind_it_for_new_batches(running, client):
+def test_old_client_waits_behind_unreadable_batch_for_new_ones(running, client):
     topic = f"last-{client}"
     stores(running, topic, readable(), unreadable())
     with ThreadPoolExecutor(1) as consumer:
@@ -83,7 +83,7 @@ def test_old_client_waits_behind_it_for_new_batches(running, client):
     assert [EVENT in line for line in told] == [True]
 
 
-def test_list_offsets_by_time_returns_its_base_offset(running):
+def test_list_offsets_by_time_returns_base_offset_of_unreadable_batch(running):
     with skip_if_not_installed():
         kcat = install(table()["kcat-1.7.1"])[-1]
     stores(running, "by-time", readable(1000), unreadable(timestamp=2000), readable(3000))

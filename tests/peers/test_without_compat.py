@@ -73,7 +73,7 @@ def fetched_by_librdkafka(running: GatewayProcess, topic: str) -> list[bytes]:
 FETCHED_BY = [fetched_by_kafka_python, fetched_by_librdkafka]
 
 
-def test_api_versions_lists_only_versions_that_do_not_need_it(running):
+def test_api_versions_lists_only_versions_that_do_not_need_compat(running):
     with running.peer() as peer:
         reply = peer.request(ApiVersionsRequest(version=0), ApiVersionsResponse, 0)
     lowest = {one.api_key: one.min_version for one in reply.api_keys if one.min_version}

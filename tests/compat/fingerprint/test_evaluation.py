@@ -74,7 +74,7 @@ def test_figures_in_docs_equal_evaluation():
     )
 
 
-def test_evaluation_runs_are_not_in_the_table():
+def test_evaluated_versions_are_not_among_recordings():
     known = {(run.library, run.version) for run in read_runs()}
     assert not known & {(run.library, run.version) for run in read_runs(UNSEEN)}
 

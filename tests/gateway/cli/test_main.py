@@ -90,7 +90,7 @@ def test_serve_maps_pulsar_flags_to_settings(served):
     assert (settings.pulsar_setup, settings.pulsar_takeover) == (True, True)
 
 
-def test_invalid_pulsar_address_names_its_flag(served):
+def test_error_for_invalid_pulsar_address_names_flag(served):
     done = kopgate("serve", "--store", "pulsar://a:1", "--pulsar-admin", "a:8080")
     assert done.exit_code == 2
     assert done.stderr.startswith(

@@ -66,7 +66,7 @@ def test_users_are_listed_in_order(kopgate):
     assert json.loads(kopgate("list", "--json").stdout) == ["alice", "bob"]
 
 
-def test_file_readable_by_others_is_listed_with_warning(kopgate, path):
+def test_list_warns_if_users_file_is_readable_by_others(kopgate, path):
     add(kopgate, "alice")
     path.chmod(0o644)
     result = kopgate("list")

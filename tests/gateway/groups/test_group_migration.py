@@ -153,7 +153,7 @@ def test_converted_classic_members_get_their_target(topology):
     assert group.subscribed_topics == frozenset({TOPIC})
 
 
-def test_classic_members_of_rebalancing_group_get_what_they_own(topology):
+def test_classic_members_of_rebalancing_group_keep_owned_partitions(topology):
     member = ConsumerGroupMember(
         1,
         "a",

@@ -261,7 +261,7 @@ def test_connection_with_requests_is_not_idle():
         assert listener.close_overdue() == []
 
 
-def test_connection_waiting_for_reply_is_not_idle_nor_just_after_it(waiting):
+def test_idle_time_starts_when_connection_stops_waiting_for_reply(waiting):
     listener = FakeListener(connections_max_idle_ms=60_000)
     connection = listener.connect()
     receive(connection, POLL)

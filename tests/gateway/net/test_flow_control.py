@@ -261,7 +261,7 @@ def test_new_large_frames_are_each_read_up_to_one_chunk():
     assert budget.used == 80 * MIB + 200 * RESUME_RESERVE_BYTES
 
 
-def test_new_connection_over_full_budget_is_read_once():
+def test_new_connection_may_read_one_chunk_when_budget_is_full():
     budget, clock = budget_and_clock(80 * MIB)
     for _ in range(2):
         FlowClient(budget, max_bytes=200 * MIB).receive(then=60 * MIB)

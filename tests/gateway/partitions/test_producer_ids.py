@@ -51,7 +51,7 @@ def test_ids_wait_for_durable_block(store):
     assert [one.result for one in waiting] == [0, 1, 2]
 
 
-def test_waiters_beyond_one_block_get_the_next(store):
+def test_waiters_beyond_one_block_get_ids_of_next_block(store):
     ids = on(store)
     store.hold()
     waiting = [Started(ids.next_id()) for _ in range(BLOCK_SIZE + 5)]

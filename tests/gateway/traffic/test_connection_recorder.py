@@ -206,7 +206,7 @@ def test_producer_is_charged_for_each_conversion(scene):
     assert [row["topic"] for row in scene.rows("usage") if row.get("conversion_cpu_us")] == ["kept"]
 
 
-def test_fetch_errors_are_counted_by_topic_session_errors_in_total(scene):
+def test_partition_errors_are_counted_per_topic_and_session_errors_without_topic(scene):
     client = scene.connect()
     lost = FetchRequest(
         version=7,

@@ -274,7 +274,7 @@ def test_disk_failure_logs_one_line_at_start_and_one_at_end(disk, tmp_path):
 
 
 @pytest.mark.parametrize("disk", ["sync"], indirect=True)
-def test_appends_refused_without_a_write_do_not_end_disk_failure(disk, tmp_path):
+def test_appends_refused_before_writing_do_not_log_recovery_of_disk(disk, tmp_path):
     with start_on(tmp_path, disk) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
         frames = [encode_request(produce_request(TOPIC, one_record(b"lost")), 7)] * 50

@@ -224,7 +224,7 @@ def test_outage_loses_no_acknowledged_record_and_stays_within_memory(
     assert gateway.unexpected_errors() == []
 
 
-def test_without_pulsar_the_gateway_logs_it_answers_metadata_and_can_be_stopped(
+def test_gateway_without_pulsar_logs_outage_answers_metadata_and_can_be_stopped(
     gateway: RestartableGateway, broker: Pulsar, tmp_path: Path
 ) -> None:
     pushers = FloodingProducers(gateway)

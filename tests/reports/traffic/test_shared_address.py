@@ -159,7 +159,7 @@ def test_each_client_has_its_difference(report):
     assert "difference" not in libraries(report[0]["alone"])[0]
 
 
-def test_advice_names_each_client_that_needs_something(report):
+def test_needs_list_each_refused_library(report):
     row = report[0]["rdkafka"]
     needy = [one for one in libraries(row) if one["needs"]]
     assert [one["state"] for one in needy] == ["refused", "refused", "refused"]

@@ -149,7 +149,7 @@ def _codec_partition(index, epoch, offset, last, start, size):
 
 
 @given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
-def test_request_written_by_codec_is_read(request, before, after):
+def test_request_encoded_by_kafka_python_is_decoded(request, before, after):
     version, theirs, ours = request
     assert (
         read_fetch(bytearray(before + theirs.encode(version=version) + after), len(before), version)

@@ -90,7 +90,7 @@ def requests(draw):
 
 
 @given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
-def test_request_written_by_codec_is_read(request, before, after):
+def test_request_encoded_by_kafka_python_is_decoded(request, before, after):
     version, theirs, ours = request
     assert (
         read_produce(
