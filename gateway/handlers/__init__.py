@@ -1,5 +1,9 @@
 """One module per Kafka API or family of APIs. Importing this package registers all routes.
 
+A module has the name of its first API: `groups/join_group.py` also serves SyncGroup, Heartbeat and
+LeaveGroup, `list_offsets.py` OffsetForLeaderEpoch, `admin/create_topics.py` DeleteTopics and
+CreatePartitions. `grep -r "@serves(ApiKey.LIST_GROUPS"` finds a handler.
+
 May import `gateway.protocol` and the folders with topics, partitions, groups, fetches and configs,
 but not `gateway.net`.
 """

@@ -1,15 +1,9 @@
-"""Produce and InitProducerId.
+"""Produce.
 
-Produce
 v3-6: one record batch per partition, transactional id.
 v7: zstd (KIP-110).
 v8-12: record errors in the response (KIP-467).
 v13: topic ids instead of names (KIP-516).
-
-InitProducerId
-v0-2: a new producer id.
-v3-5: a producer keeps its id with the next epoch (KIP-360).
-v6: two-phase commit (KIP-939).
 
 Produce v0-2 is in `gateway.handlers.old`. Transactions are not supported.
 """
@@ -22,10 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kafka.protocol.producer.transaction import InitProducerIdResponse
-
-from gateway import logs
-from gateway.coroutines import PENDING, TaskGroup, TimeSlices, gather, shield_with_timeout, sleep
+from gateway.coroutines import PENDING, TaskGroup, TimeSlices, gather, sleep
 from gateway.partitions.partition import AppendResult, Partition
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.caller import Caller
@@ -35,7 +26,6 @@ from gateway.protocol.errors import (
     Refused,
     clear_frames,
     code_for_version,
-    storage_error,
 )
 from gateway.protocol.routes import DelayedReply, serves
 from gateway.protocol.wire.api_keys import ApiKey
@@ -48,12 +38,9 @@ from gateway.protocol.wire.produce_codec import (
 )
 from gateway.topics.topic_names import RESERVED_TOPICS
 from records import BatchHeader, RecordsError, RecordsTooLarge, record_keys
-from storage.log import StorageError
 
 if TYPE_CHECKING:
     from gateway.partitions.stored_records import MessageSet
-
-_log = logs.get_logger(__name__)
 
 #: Records of at least this size, also when unpacked, are checked on another thread.
 LARGE_RECORDS_BYTES = 64 << 10
@@ -424,37 +411,3 @@ def _refuse_all(
             for topic in request.topics
         ]
     )
-
-
-@serves(ApiKey.INIT_PRODUCER_ID, 0, 6)
-async def init_producer_id(request: Any, caller: Caller) -> Any:
-    """Return a producer id for idempotence.
-
-    A transactional id is rejected with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which no client
-    retries; librdkafka, aiokafka and Sarama retry INVALID_REQUEST.
-    """
-    if request.transactional_id is not None:
-        _log.warning(
-            "transactional producer refused",
-            peer=caller.peer,
-            listener=caller.listener,
-            client_id=caller.client_id,
-            transactional_id=request.transactional_id,
-            reason="transactions are not supported; remove transactional.id",
-        )
-        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
-    try:
-        longest = caller.broker.settings.offsets_commit_timeout_ms / 1000
-        producer_id = await shield_with_timeout(
-            caller.broker.clock, longest, caller.broker.producer_ids.next_id()
-        )
-    except TimeoutError:
-        return InitProducerIdResponse(
-            error_code=ErrorCode.REQUEST_TIMED_OUT, producer_id=-1, producer_epoch=-1
-        )
-    except StorageError as failure:
-        return InitProducerIdResponse(
-            error_code=storage_error(failure).code, producer_id=-1, producer_epoch=-1
-        )
-    return InitProducerIdResponse(error_code=0, producer_id=producer_id, producer_epoch=0)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from kafka.protocol.producer import ProduceRequest as CodecRequest
 from kafka.protocol.producer import ProduceResponse as CodecResponse
-from kafka.protocol.producer.transaction import InitProducerIdRequest
 from twisted.internet.defer import Deferred
 
 from gateway.handlers.produce import LARGE_RECORDS_BYTES, TURN_PARTITIONS
@@ -26,8 +25,7 @@ from gateway.protocol.wire.produce_codec import (
 )
 from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
-from tests.fakes.connection import MemoryClient, events
-from tests.gateway.handlers.handler_calls import call
+from tests.fakes.connection import MemoryClient
 from tests.records import sample_records
 from tests.records.peers import read_with_kafka_python
 from tests.records.record_sets import batch, old_set
@@ -469,63 +467,6 @@ def test_queued_records_are_stored_after_disconnect(env):
     assert len(stored(env)) == 1
 
 
-# InitProducerId
-
-
-def test_each_producer_gets_own_id_at_epoch_0(env):
-    for version in range(6):
-        answer = call(
-            env,
-            InitProducerIdRequest(
-                transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
-            ),
-            version,
-        )
-        assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, version, 0)
-
-
-def test_idempotent_producer_always_gets_new_id(env):
-    """TransactionCoordinator.handleInitProducerId without a transactional id."""
-    answer = call(
-        env,
-        InitProducerIdRequest(
-            transactional_id=None, transaction_timeout_ms=1, producer_id=77, producer_epoch=3
-        ),
-        4,
-    )
-    assert (answer.producer_id, answer.producer_epoch) == (0, 0)
-
-
-@pytest.mark.parametrize("version", range(7))
-def test_transactional_id_is_rejected_with_one_log_line(env, caplog, version):
-    asked = InitProducerIdRequest(
-        transactional_id="tx", transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
-    )
-    answer = call(env, asked, version)
-    assert (answer.error_code, answer.producer_id) == (
-        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        -1,
-    )
-    ((event, fields),) = events(caplog)
-    assert event == "transactional producer refused"
-    assert (fields["transactional_id"], fields["reason"]) == (
-        "tx",
-        "transactions are not supported",
-    )
-
-
-def test_unreservable_producer_id_is_storage_error(env):
-    env.store.refuse_writes = True
-    answer = call(
-        env,
-        InitProducerIdRequest(
-            transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
-        ),
-        4,
-    )
-    assert (answer.error_code, answer.producer_id) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
-
-
 # Timeouts and failures
 
 
@@ -600,17 +541,6 @@ def test_produce_opens_partitions_concurrently(env: BrokerEnvironment) -> None:
     env.store.slow_logs.callback(None)
     ((_, rows),) = producing.result.topics
     assert [row.error_code for row in rows] == [0, 0, 0]
-
-
-def test_late_producer_id_is_retriable(env: BrokerEnvironment) -> None:
-    env.store.hold()
-    asking = Started(
-        ROUTES[ApiKey.INIT_PRODUCER_ID, 4].handler(
-            InitProducerIdRequest(transactional_id=None), env.caller(4)
-        )
-    )
-    env.clock.advance(5)
-    assert asking.result.error_code == ErrorCode.REQUEST_TIMED_OUT
 
 
 def test_producer_recovery_does_not_delay_other_producers(env):
