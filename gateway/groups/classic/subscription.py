@@ -1,7 +1,7 @@
 """Parses and encodes ConsumerProtocolSubscription and ConsumerProtocolAssignment.
 
 A classic group reads only the subscribed topics, for offset expiration. A consumer group with
-classic members reads and writes all fields (KIP-848).
+classic-protocol members reads and writes all fields (KIP-848).
 """
 
 from __future__ import annotations

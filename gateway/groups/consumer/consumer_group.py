@@ -5,7 +5,7 @@ subscribed topics change. The next request computes a target assignment for the 
 member moves to its target with its own requests (`reconciliation`). A request waits for no other
 member: it is answered when its changes are stored (`unstored_changes`).
 
-A classic member in a consumer group is a member whose `classic` is set: `join`, `sync`, `heartbeat`
+A classic-protocol member is a member whose `classic` is set: `join`, `sync`, `heartbeat`
 and `leave` are its requests, and `classic_protocol` translates them. The rebalance timers are in
 `member_deadlines`.
 
