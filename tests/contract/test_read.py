@@ -9,17 +9,15 @@ from pytest_twisted import ensureDeferred
 
 from storage.log import OffsetOutOfRange, PartitionLog, Store
 from tests.contract.benches import Bench
-from tests.storage.entries import bases, entry, everything, plain, sized, topic
+from tests.storage.entries import bases, entry, everything, plain, sized
 from tests.testkit.settle import settle
 
 
 @pytest.fixture
-def log(store: Store) -> PartitionLog:
+def log(log: PartitionLog) -> PartitionLog:
     """Four entries of 10 records and 100 bytes each: 0, 10, 20, 30."""
-    settle(store.create_topic(topic()))
-    made = settle(store.log("orders", 0))
-    settle(made.append([sized(base, 100, records=10) for base in (0, 10, 20, 30)]))
-    return made
+    settle(log.append([sized(base, 100, records=10) for base in (0, 10, 20, 30)]))
+    return log
 
 
 @ensureDeferred

@@ -7,17 +7,15 @@ from pytest_twisted import ensureDeferred
 
 from storage.log import PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
-from tests.storage.entries import bases, entry, everything, plain, sized, topic
+from tests.storage.entries import bases, entry, everything, plain, sized
 from tests.testkit.settle import settle
 
 
 @pytest.fixture
-def log(store: Store) -> PartitionLog:
+def log(log: PartitionLog) -> PartitionLog:
     """Five entries of 10 records and 100 bytes each, at 0 to 40."""
-    settle(store.create_topic(topic()))
-    made = settle(store.log("orders", 0))
-    settle(made.append([sized(base, 100, records=10) for base in range(0, 50, 10)]))
-    return made
+    settle(log.append([sized(base, 100, records=10) for base in range(0, 50, 10)]))
+    return log
 
 
 @ensureDeferred

@@ -17,19 +17,22 @@ from tests.testkit.settle import settle
 
 
 @pytest.fixture
-def log(store: Store) -> PartitionLog:
+def log(log: PartitionLog) -> PartitionLog:
     """Five entries of 10 records and 100 bytes at 0 to 40, with the times 10, 30, none, 20 and
     50.
     """
-    return settle(filled_log(store, "orders"))
+    return settle(filled(log))
+
+
+async def filled(log: PartitionLog) -> PartitionLog:
+    times = (10, 30, -1, 20, 50)
+    await log.append([sized(10 * n, 100, records=10, time=time) for n, time in enumerate(times)])
+    return log
 
 
 async def filled_log(store: Store, name: str) -> PartitionLog:
     await store.create_topic(topic(name))
-    made = await store.log(name, 0)
-    times = (10, 30, -1, 20, 50)
-    await made.append([sized(10 * n, 100, records=10, time=time) for n, time in enumerate(times)])
-    return made
+    return await filled(await store.log(name, 0))
 
 
 async def reopened(store: Store, bench: Bench) -> tuple[Store, PartitionLog]:
@@ -40,7 +43,7 @@ async def reopened(store: Store, bench: Bench) -> tuple[Store, PartitionLog]:
 
 
 @ensureDeferred
-async def test_entries_wholly_before_offset_are_deleted(store: Store) -> None:
+async def test_entries_wholly_before_offset_are_deleted(shared_store: Store) -> None:
     expected = {
         0: [0, 10, 20, 30, 40],
         1: [0, 10, 20, 30, 40],
@@ -50,7 +53,7 @@ async def test_entries_wholly_before_offset_are_deleted(store: Store) -> None:
         50: [],
     }
     for offset, left in expected.items():
-        log = await filled_log(store, f"before-{offset}")
+        log = await filled_log(shared_store, f"before-{offset}")
         assert await log.delete_before(offset) == offset
         assert log.start_offset == offset
         assert bases(await everything(log)) == left
@@ -94,28 +97,28 @@ async def test_start_end_and_size_survive_restart(
 
 
 @ensureDeferred
-async def test_entries_before_first_recent_one_are_deleted(store: Store) -> None:
+async def test_entries_before_first_recent_one_are_deleted(shared_store: Store) -> None:
     expected = {0: 0, 10: 0, 11: 10, 30: 10, 31: 40, 50: 40, 51: 50}
     for since, start in expected.items():
-        log = await filled_log(store, f"since-{since}")
+        log = await filled_log(shared_store, f"since-{since}")
         assert await log.retain(since=since, at_most_bytes=None) == start, since
         assert (log.start_offset, log.size) == (start, 500 - 10 * start)
 
 
 @ensureDeferred
-async def test_entries_without_a_timestamp_count_as_old(store: Store) -> None:
-    await store.create_topic(topic("untimed"))
-    log = await store.log("untimed", 0)
+async def test_entries_without_a_timestamp_count_as_old(shared_store: Store) -> None:
+    await shared_store.create_topic(topic("untimed"))
+    log = await shared_store.log("untimed", 0)
     await log.append([entry(0), entry(1), entry(2)])
     assert await log.retain(since=1, at_most_bytes=None) == 3
 
 
 @ensureDeferred
-async def test_entry_is_deleted_while_rest_reaches_limit(store: Store) -> None:
+async def test_entry_is_deleted_while_rest_reaches_limit(shared_store: Store) -> None:
     """As UnifiedLog does with segments: the least size not below the limit remains."""
     expected = {1000: 0, 500: 0, 499: 0, 400: 10, 399: 10, 301: 10, 300: 20, 1: 40, 0: 50}
     for limit, start in expected.items():
-        log = await filled_log(store, f"limit-{limit}")
+        log = await filled_log(shared_store, f"limit-{limit}")
         assert await log.retain(since=None, at_most_bytes=limit) == start, limit
         assert (log.start_offset, log.size) == (start, 500 - 10 * start)
 
@@ -147,9 +150,9 @@ async def test_retention_by_bytes_counts_concurrent_deletions(store: Store, mean
 
 
 @ensureDeferred
-async def test_stricter_limit_applies(store: Store) -> None:
+async def test_stricter_limit_applies(shared_store: Store) -> None:
     for since, limit, start in ((11, 300, 20), (31, 300, 40), (None, None, 0)):
-        log = await filled_log(store, f"since-{since}-limit-{limit}")
+        log = await filled_log(shared_store, f"since-{since}-limit-{limit}")
         assert await log.retain(since=since, at_most_bytes=limit) == start, (since, limit)
 
 
