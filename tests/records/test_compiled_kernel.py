@@ -121,37 +121,39 @@ anything = (
 
 @prop
 @given(anything, st.integers(-1, 1), st.booleans())
-def test_scan_agrees(messages, magic, is_inner):
+def test_compiled_scan_equals_pure_python(messages, magic, is_inner):
     agree("scan", messages, magic, is_inner)
 
 
 @prop
 @given(anything, st.integers(0, 100))
-def test_plain_run_agrees(messages, start):
+def test_compiled_plain_run_equals_pure_python(messages, start):
     agree("plain_run", messages, start)
 
 
 @prop
 @given(anything, offsets, st.integers(0, 200))
-def test_cut_agrees(messages, offset, max_bytes):
+def test_compiled_cut_equals_pure_python(messages, offset, max_bytes):
     agree("cut", messages, offset, max_bytes)
 
 
 @prop
 @given(anything, st.integers(0, 2**62), st.none() | times)
-def test_stamp_agrees(messages, base_offset, append_time):
+def test_compiled_stamp_equals_pure_python(messages, base_offset, append_time):
     agree("stamp", messages, base_offset, append_time)
 
 
 @prop
 @given(anything, offsets)
-def test_down_messages_agrees(messages, shift):
+def test_compiled_down_messages_equals_pure_python(messages, shift):
     agree("down_messages", messages, shift)
 
 
 @prop
 @given(anything, st.integers(0, 1), offsets, st.integers(0, 60), times, st.none() | times)
-def test_up_messages_agrees(messages, magic, shift, base_offset, base_timestamp, append_time):
+def test_compiled_up_messages_equals_pure_python(
+    messages, magic, shift, base_offset, base_timestamp, append_time
+):
     agree("up_messages", messages, magic, shift, base_offset, base_timestamp, append_time)
 
 
@@ -166,7 +168,7 @@ def test_up_messages_agrees(messages, magic, shift, base_offset, base_timestamp,
     st.integers(0, 1),
     st.booleans(),
 )
-def test_down_batch_agrees(
+def test_compiled_down_batch_equals_pure_python(
     found, more, base_offset, last_delta, base_timestamp, append_time, magic, is_relative
 ):
     records, count = found
@@ -185,13 +187,13 @@ def test_down_batch_agrees(
 
 @prop
 @given(st.binary(max_size=100), st.integers(0, 9))
-def test_down_batch_agrees_on_garbage(records, count):
+def test_compiled_down_batch_equals_pure_python_on_garbage(records, count):
     agree("down_batch", records, count, 0, 100, 0, None, 1, False)
 
 
 @prop
 @given(samples(), st.integers(0, 1), st.booleans())
-def test_down_batch_agrees_on_valid_records(found, magic, is_relative):
+def test_compiled_down_batch_equals_pure_python_on_valid_records(found, magic, is_relative):
     base = found[0]
     records = b"".join(record(one, base.offset, base.timestamp) for one in found)
     agree(
@@ -235,6 +237,6 @@ def test_buffers_are_released(name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("target", ["agreement", "whole"])
-def test_mutated_sets_agree_for_two_seconds(monkeypatch, target):
+def test_compiled_kernel_equals_pure_python_on_mutated_sets_for_two_seconds(monkeypatch, target):
     monkeypatch.setattr("sys.argv", ["records", "--plain", "--seconds", "2", "--target", target])
     assert main() == 0

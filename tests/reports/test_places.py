@@ -11,7 +11,7 @@ from reports.places import argument, folder
 
 
 @pytest.mark.parametrize("text", ["logs", "/var/log/kopgate", "./a:b", "date=2026-11-20"])
-def test_path_is_a_folder(text):
+def test_path_without_scheme_is_a_folder(text):
     assert folder(text) == Path(text)
 
 

@@ -323,7 +323,7 @@ def numbers(version):
     return [int(part) for part in version.split(".")] if version else []
 
 
-def test_no_part_of_the_log_is_missing(report):
+def test_report_finds_no_lost_or_invalid_lines(report):
     log = report[2]["log"]
     assert (log["damaged"], log["quarantined"], log["lines_missing"], log["never_logged_in"]) == (
         [],

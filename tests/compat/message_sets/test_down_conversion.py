@@ -124,7 +124,7 @@ def test_transactional_batch_loses_producer():
 
 
 @pytest.mark.parametrize(("stored", "magic"), [(0, 0), (0, 1), (1, 1)])
-def test_old_enough_unit_is_unchanged(stored, magic):
+def test_set_of_same_or_older_format_is_unchanged(stored, magic):
     payload = message_set([A, B], magic=stored)
     assert down_convert(payload, magic) == payload
 

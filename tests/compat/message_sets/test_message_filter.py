@@ -196,7 +196,7 @@ def test_emptied_batch_keeps_offsets_producer_and_max_timestamp(codec):
         (message_set([C], magic=1) + wrapper([A, B], GZIP, magic=1), 1000),
     ],
 )
-def test_newest_timestamp_of_unit(payload, timestamp):
+def test_newest_timestamp_is_minus_1_without_records_or_timestamps(payload, timestamp):
     assert newest_timestamp(payload) == timestamp
 
 

@@ -38,7 +38,7 @@ def test_json_has_row_and_error_per_name(capsys):
     assert printed.err == "Error: b: not yours\n"
 
 
-def test_allowed_error_is_no_failure(capsys):
+def test_allowed_error_prints_nothing_and_does_not_fail(capsys):
     print_results([row("a", UNKNOWN)], "deleted", as_json=False, allowed={UNKNOWN})
     assert capsys.readouterr() == ("", "")
 
@@ -49,6 +49,6 @@ def test_error_without_message_uses_text_of_its_code():
     ]
 
 
-def test_no_errors_do_not_exit(capsys):
+def test_command_without_errors_does_not_exit(capsys):
     exit_if_errors([])
     assert capsys.readouterr() == ("", "")

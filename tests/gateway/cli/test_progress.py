@@ -46,7 +46,7 @@ def test_bar_ends_as_one_line_at_any_width(columns, line):
     assert written.endswith("\r\n")
 
 
-def test_bar_advances():
+def test_progress_bar_advances_with_steps():
     _, written = shown(40)
     assert [part for part in ("0%", "25%", "50%", "70%", "100%") if f"{part}  " in written] == [
         "0%",

@@ -24,6 +24,6 @@ def test_markdown_table_has_row_per_setting():
     assert "| `node_id` | `0` | Kafka's broker id of this gateway. |" in as_markdown()
 
 
-def test_no_cell_breaks_the_table():
+def test_each_row_of_settings_table_has_same_number_of_cells():
     rows = [line for line in as_markdown().splitlines() if line.startswith("|")]
     assert all(line.replace("\\|", "").count("|") == 4 for line in rows)

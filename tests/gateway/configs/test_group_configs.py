@@ -151,7 +151,7 @@ def test_invalid_group_configs_are_rejected(
     assert list(env.broker.group_configs) == []
 
 
-def test_groups_need_a_name_and_have_no_list_configs(env: BrokerEnvironment) -> None:
+def test_group_config_without_group_name_or_with_append_is_rejected(env: BrokerEnvironment) -> None:
     assert put(env, SESSION, "50000", group="") == (
         42,
         "Default group resources are not allowed.",

@@ -130,7 +130,7 @@ def test_damaged_old_set_is_served_unchanged(env):
     ("version", "magics"),
     [(0, {0}), (1, {0}), (2, {0, 1}), (3, {0, 1}), (4, {2}), (9, {2}), (10, {2}), (18, {2})],
 )
-def test_old_consumer_gets_own_format_modern_consumer_gets_format_2(env, version, magics):
+def test_consumers_get_format_2_or_the_format_of_their_fetch_version(env, version, magics):
     put(env, messages(0, 1, 0), messages(1, 1, 1), batched(2, 1))
     row = fetch_one(env, version, 0)
     assert {piece[16] for piece in row.records} == magics

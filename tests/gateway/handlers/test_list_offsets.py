@@ -173,7 +173,7 @@ def test_record_below_log_start_is_not_found(env: BrokerEnvironment) -> None:
     assert found(env, 200) == (2, 200)
 
 
-def test_only_older_records_left_finds_none(env: BrokerEnvironment) -> None:
+def test_timestamp_after_all_remaining_records_finds_none(env: BrokerEnvironment) -> None:
     ended(env.partition().log.delete_before(4))
     assert found(env, 300) == (-1, -1)
 

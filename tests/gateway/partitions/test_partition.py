@@ -274,7 +274,7 @@ def send_on_thread(env: BrokerEnvironment, partition: Partition, records: memory
     return Started(partition.append_message_set(records, checked, LATER, env.threads.run))
 
 
-def test_large_set_is_packed_on_thread_small_one_immediately(env, partition):
+def test_large_set_is_packed_on_thread_and_small_one_inline(env, partition):
     assert send_on_thread(env, partition, large_set(b"a")).result.base_offset == 0
     assert env.threads.calls == 1
     assert send_on_thread(env, partition, old_set(3, magic=0, codec=1)).result.base_offset == 8

@@ -111,7 +111,7 @@ def test_single_failure_does_not_fail_other_batches(partition, log):
     assert len(log.waiting) == 1
 
 
-def test_batch_behind_one_of_its_producer_that_fails_later_is_stored(partition, log):
+def test_in_flight_batch_is_stored_although_the_batch_before_it_fails(partition, log):
     """The limit of shared logs: Pulsar has the second batch when the first fails."""
     sent = [send(partition, batch(1, producer=(7, 0, sequence))) for sequence in (0, 1)]
     log.waiting.pop(0)[1].errback(EntryTooLarge("large"))

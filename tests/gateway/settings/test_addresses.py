@@ -123,7 +123,7 @@ def test_any_text_is_store_or_value_error(text):
         ("https://[::1]:8443/behind/a/proxy/", "https://[::1]:8443/behind/a/proxy"),
     ],
 )
-def test_admin_url_loses_trailing_slash(text, url):
+def test_trailing_slash_of_admin_url_is_removed(text, url):
     assert parse_admin(text) == url
 
 

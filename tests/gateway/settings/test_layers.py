@@ -42,7 +42,7 @@ def test_flag_overrides_environment_overrides_file(toml, monkeypatch):
     assert (settings.node_id, settings.num_partitions, settings.fetch_max_bytes) == (3, 2, 1024)
 
 
-def test_no_input_gives_defaults():
+def test_settings_without_input_are_defaults():
     assert load({}) == Settings()
 
 

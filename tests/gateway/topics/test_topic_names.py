@@ -32,7 +32,7 @@ def test_topic_of_default_namespace_has_short_name():
     ]
 
 
-def test_slash_is_refused_by_store_without_namespaces():
+def test_topic_name_with_slash_is_refused_by_store_without_namespaces():
     assert refusal("sales/eu/orders", has_namespaces=False).endswith(
         "contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
     )
@@ -43,12 +43,12 @@ def test_name_refused_by_store_is_refused():
 
 
 @pytest.mark.parametrize("last", ["", ".", "..", "ä", "a b", "x" * 250])
-def test_last_part_follows_kafka_rules(last):
+def test_last_part_of_topic_name_follows_kafka_rules(last):
     refusal(f"sales/eu/{last}")
     refusal(last)
 
 
-def test_length_limit_applies_to_last_part():
+def test_length_limit_applies_to_last_part_of_topic_name():
     name = "tenant/namespace/" + "x" * 249
     assert names().canonical(name) == name
     check_name("x" * 249)

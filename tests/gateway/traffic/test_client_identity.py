@@ -54,7 +54,7 @@ def test_greeted_row_has_software_of_client():
     assert "api_versions_refused" not in greeted
 
 
-def test_client_without_api_versions_has_none():
+def test_client_that_sends_no_api_versions_has_no_software_fields():
     scene = TrafficScenario()
     scene.connect().send(METADATA_OF_ALL_V0)
     assert {"software", "api_versions", "api_versions_refused", "client_ids"} & set(
@@ -89,7 +89,7 @@ def test_closed_row_has_first_requests_and_highest_versions():
     assert (closed["reason"], closed["duration_ms"], closed["requests"]) == ("client", 3000, 23)
 
 
-def test_usage_row_has_last_client_id_connection_row_up_to_8():
+def test_usage_row_has_last_client_id_and_connection_row_up_to_8():
     scene = TrafficScenario()
     client = scene.connect()
     client.send(

@@ -61,7 +61,7 @@ def test_base36_formats_numbers(number, digits):
     assert int(digits, 36) == number
 
 
-def test_clock_before_1970_gives_a_name(tmp_path):
+def test_file_path_is_valid_for_clock_before_1970(tmp_path):
     assert (
         TrafficFolder(tmp_path, 3, -5).path_of(-5, 0)
         == tmp_path / "date=1969-12-31" / "hour=23" / "3-0-0.jsonl"

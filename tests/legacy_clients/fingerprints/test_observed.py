@@ -111,7 +111,7 @@ def test_connections_and_habits_are_distinct_and_sorted() -> None:
     assert seen.client_ids == ["producer-{n}"]
 
 
-def test_client_without_api_versions_has_no_api_versions() -> None:
+def test_recording_without_api_versions_request_omits_its_field() -> None:
     seen = observation(RUN, [closed(1, first_requests=["3:0"], highest={"3": 0})])
     assert b"api_versions" not in encode([seen])
 

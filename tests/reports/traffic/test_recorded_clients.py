@@ -85,7 +85,7 @@ def clients(spark, tmp_path_factory):
         return {row["principal"].removeprefix("User:"): row for row in csv.DictReader(file)}
 
 
-def test_each_run_is_an_application(clients):
+def test_each_recorded_run_is_a_separate_application(clients):
     assert set(clients) == {name_of(row) for row in RUNS}
 
 

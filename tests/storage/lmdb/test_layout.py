@@ -20,20 +20,20 @@ from storage.lmdb.layout import (
 from storage.log import Topic
 
 
-def test_entry_key_bytes() -> None:
+def test_layout_of_entry_key_is_fixed() -> None:
     key = SLOT.pack(*Slot(1, 2, 3, -1, 5, 6, 7))
     assert key == bytes.fromhex(
         "000000000000000100000000000000020000000000000003ffffffffffffffff0000000000000005000000000000000600000007"
     )
 
 
-def test_log_row_bytes() -> None:
+def test_layout_of_log_row_is_fixed() -> None:
     assert LOG_ROW.pack(*LogRow(1, 2, -1, 4, -2, 6)) == bytes.fromhex(
         "00000000000000010000000000000002ffffffffffffffff0000000000000004fffffffffffffffe0000000000000006"
     )
 
 
-def test_topic_row_bytes() -> None:
+def test_layout_of_topic_row_is_fixed() -> None:
     row = TopicRow(Topic("t", bytes(range(16)), 2, {"a": "b"}), (4, 9))
     assert (
         encode_topic(row)

@@ -58,5 +58,5 @@ def test_json_has_epochs_and_targets(server):
 @pytest.mark.parametrize(
     ("number", "words"), [(0, "no members"), (1, "1 member"), (2, "2 members")]
 )
-def test_count_of_uses_singular_and_plural(number, words):
+def test_counts_use_singular_and_plural(number, words):
     assert group_rendering.count_of(number, "member") == words

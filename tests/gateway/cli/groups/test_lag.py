@@ -53,7 +53,7 @@ def test_missing_partition_or_leader_has_no_end_offset(server):
     ]
 
 
-def test_no_groups_have_no_lags(server):
+def test_lags_of_no_groups_are_empty(server):
     assert partition_lags(server, []) == {}
 
 

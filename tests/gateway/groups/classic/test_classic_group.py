@@ -320,7 +320,7 @@ def test_every_state_has_transitions():
 
 
 @pytest.mark.parametrize("state", GroupState)
-def test_dead_is_reachable_from_all_states_and_final(state):
+def test_dead_state_is_final_and_reachable_from_all_others(state):
     assert (GroupState.DEAD in TRANSITIONS[state]) == (state is not GroupState.DEAD)
     assert not TRANSITIONS[GroupState.DEAD]
 

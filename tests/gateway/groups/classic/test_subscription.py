@@ -40,7 +40,7 @@ def test_subscribed_topics_of_other_format_are_unknown():
     assert subscribed_topics([b"\0\0\0\0\0\0", b"not a subscription"]) is None
 
 
-def test_no_members_subscribe_to_no_topics():
+def test_subscribed_topics_of_no_members_are_empty():
     assert subscribed_topics([]) == frozenset()
 
 

@@ -143,7 +143,7 @@ def test_returning_static_leader_before_v9_is_follower(env, version):
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_member_leaves(env, version):
+def test_leaving_member_is_removed(env, version):
     member = stable(env)
     assert (
         call(env, LeaveGroupRequest(group_id="g", member_id=member.member_id), version).error_code

@@ -204,7 +204,7 @@ def test_commit_without_existing_partitions_creates_no_group(env):
     assert list(env.broker.offsets.groups()) == []
 
 
-def test_metadata_length_limit(env):
+def test_commit_metadata_length_is_limited_in_characters(env):
     assert commit(env, ("orders", 0, 1), metadata="ü" * 4096) == [0]
     assert commit(env, ("orders", 0, 2), metadata="u" * 4097) == [
         ErrorCode.OFFSET_METADATA_TOO_LARGE

@@ -19,7 +19,7 @@ from storage.pulsar.admin.cluster_checks import addresses, connect_error
         ("pulsar://[::1]:7,127.0.0.1:8", [("::1", 7), ("127.0.0.1", 8)]),
     ],
 )
-def test_addresses_of_service_url(url: str, expected: list[tuple[str, int]]) -> None:
+def test_service_url_is_split_into_addresses(url: str, expected: list[tuple[str, int]]) -> None:
     assert addresses(url) == expected
 
 

@@ -35,12 +35,12 @@ def test_role_is_read_from_token(tmp_path: Path, role: str) -> None:
 @pytest.mark.parametrize(
     "written", ["", "opaque", "a.b.c", "a.e30.c", "a.W10.c", "a.eyJzdWIiOjF9.c"]
 )
-def test_token_without_role_gives_placeholder(tmp_path: Path, written: str) -> None:
+def test_role_missing_in_token_is_a_placeholder(tmp_path: Path, written: str) -> None:
     (tmp_path / "token").write_text(written)
     assert role_of(settings(tmp_path / "token")) == "ROLE"
 
 
-def test_no_token_gives_placeholder(tmp_path: Path) -> None:
+def test_role_without_token_is_a_placeholder(tmp_path: Path) -> None:
     assert role_of(settings()) == role_of(settings(tmp_path / "none")) == "ROLE"
 
 

@@ -145,14 +145,14 @@ async def test_recorded_offsets_are_limited_and_replaced_by_newer(
 
 
 @ensureDeferred
-async def test_internal_group_names_are_ignored(scene: Scene) -> None:
+async def test_internal_groups_are_not_mirrored(scene: Scene) -> None:
     scene.mirror.note("__kopgate_compaction", "orders", 0, 4)
     scene.mirror.note("billing", "orders", 0, 4)
     await scene.until("billing", MESSAGES - 4)
     assert scene.backlog("__kopgate_compaction") is None
 
 
-def test_dot_group_names_are_ignored() -> None:
+def test_groups_named_with_one_or_two_dots_are_not_mirrored() -> None:
     asked: list[str] = []
 
     async def place(topic: str, partition: int, offset: int) -> None:

@@ -125,5 +125,5 @@ def test_other_names_are_not_partitions(name: str) -> None:
     assert partition_of(name) is None
 
 
-def test_partition_of_topic_named_like_a_partition() -> None:
+def test_partition_index_is_last_suffix_of_topic_name() -> None:
     assert partition_of("a-partition-3-partition-1") == ("a-partition-3", 1)

@@ -33,7 +33,9 @@ WEEK = PulsarSettings("pulsar://h:1", "http://h:1", retention_ms=604_800_000, re
         ({"cleanup.policy": "compact, delete", "retention.ms": "60000"}, 1, -1),
     ],
 )
-def test_policy_of_configs(configs: dict[str, str], minutes: int, megabytes: int) -> None:
+def test_retention_policy_follows_topic_configs(
+    configs: dict[str, str], minutes: int, megabytes: int
+) -> None:
     assert retention_of(configs, WEEK) == Retention(minutes, megabytes)
 
 
