@@ -13,6 +13,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.registry import Topics
 from storage.log import StorageFailed
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
+from tests.fakes.connection import events
 from tests.gateway.handlers.fetch_requests import from_offset, request, rows, start_fetch
 from tests.records.record_sets import batch
 
@@ -61,6 +62,14 @@ def test_fenced_append_fails_and_next_append_uses_new_log(
     assert again is not first
     assert sending(again, 0).result == AppendResult(0, -1)
     assert again.log.leader_epoch == 1
+
+
+def test_fencing_is_logged_once_with_its_reason(env, caplog):
+    fenced_in_flight(env, 0, 1)
+    ((event, fields),) = events(caplog)
+    assert event == "partition fenced, the next request reopens it"
+    assert (fields["topic"], fields["partition"]) == ("orders", 0)
+    assert "writer" in fields["reason"]
 
 
 def test_retry_of_stored_fenced_append_is_a_duplicate(env):
