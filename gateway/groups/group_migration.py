@@ -1,14 +1,16 @@
 """Converts groups between the classic and the consumer protocol while members stay (KIP-848).
 
-Follows Kafka's ConsumerGroup.fromClassicGroup and ClassicGroup.fromConsumerGroup, except that in
-Kafka a classic group that rebalances after the conversion also has the target assignment.
+Follows Kafka's ConsumerGroup.fromClassicGroup and ClassicGroup.fromConsumerGroup, except that
+members keep the partitions that they still read. Kafka ignores the partitions that members reported
+when they joined, and a classic group that rebalances after the conversion has the target
+assignment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.groups.classic.classic_group import ClassicGroup, GroupState
+from gateway.groups.classic.classic_group import ClassicGroup
 from gateway.groups.classic.classic_member import ClassicGroupMember
 from gateway.groups.classic.classic_roster import ClassicRoster
 from gateway.groups.classic.classic_rows import GroupRow, MemberRow
@@ -113,7 +115,7 @@ def check_upgrade(group: ClassicGroup, settings: Settings) -> None:
 
 
 def to_consumer_group(group: ClassicGroup, topology: Topology) -> StoredGroup:
-    """A consumer group with the same members and their current assignments.
+    """A consumer group with the same members and the partitions that they may read.
 
     Raises KafkaError(GROUP_ID_NOT_FOUND) if an assignment cannot be parsed, or if the client's
     assignor stores user data with the assignments, which would be lost.
@@ -124,8 +126,7 @@ def to_consumer_group(group: ClassicGroup, topology: Topology) -> StoredGroup:
         partitions_by_member = _assignments(group, topology)
     except ValueError as failure:
         raise _refusal(group, str(failure)) from failure
-    if partitions_by_member is None:
-        partitions_by_member = _owned_partitions(subscriptions, topology)
+    _add_owned(partitions_by_member, subscriptions, topology)
     members = tuple(
         _consumer_member(
             number,
@@ -154,12 +155,8 @@ def _subscriptions(group: ClassicGroup) -> dict[str, Subscription]:
     return subscriptions
 
 
-def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partitions] | None:
-    """Assignments by member id, or None if a rebalance has revoked them. Raises ValueError."""
-    if group.state is not GroupState.STABLE and not any(
-        member.assignment for member in group.roster
-    ):
-        return None
+def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partitions]:
+    """Assignments by member id; empty if a rebalance has reset them. Raises ValueError."""
     partitions_by_member: dict[str, Partitions] = {}
     assigned: set[tuple[TopicId, int]] = set()
     remaining = MAX_ELEMENTS
@@ -176,26 +173,26 @@ def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partition
     return partitions_by_member
 
 
-def _owned_partitions(
-    subscriptions: Mapping[str, Subscription], topology: Topology
-) -> dict[str, Partitions]:
-    """Partitions that members reported when they joined, which they still read.
+def _add_owned(
+    partitions_by_member: dict[str, Partitions],
+    subscriptions: Mapping[str, Subscription],
+    topology: Topology,
+) -> None:
+    """Add the partitions that members reported when they joined, unless another member has them.
 
-    If two members report the same partition, the first one keeps it.
+    With a cooperative assignor a member reads them until it has received its assignment; it then
+    rejoins without the revoked ones. If two members report the same partition, the first one keeps
+    it.
     """
-    partitions_by_member: dict[str, Partitions] = {}
-    assigned: set[tuple[TopicId, int]] = set()
+    taken = set[tuple[TopicId, int]]().union(*map(_partition_set, partitions_by_member.values()))
     for member_id, subscription in subscriptions.items():
-        owned = partitions_by_id(subscription.owned, topology)
-        kept = {
-            topic: frozenset(index for index in indexes if (topic, index) not in assigned)
-            for topic, indexes in owned.items()
-        }
-        partitions_by_member[member_id] = {
-            topic: indexes for topic, indexes in kept.items() if indexes
-        }
-        assigned |= _partition_set(owned)
-    return partitions_by_member
+        partitions = dict(partitions_by_member[member_id])
+        for topic, indexes in partitions_by_id(subscription.owned, topology).items():
+            free = frozenset(index for index in indexes if (topic, index) not in taken)
+            if free:
+                partitions[topic] = partitions.get(topic, frozenset()) | free
+        taken |= _partition_set(partitions)
+        partitions_by_member[member_id] = partitions
 
 
 def _partition_set(partitions: Partitions) -> set[tuple[TopicId, int]]:

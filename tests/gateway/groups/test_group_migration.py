@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.groups.classic.classic_group import ClassicGroup, GroupState
@@ -202,20 +204,39 @@ def heartbeat(group: ConsumerGroup, member_id: str, epoch: int) -> set[int]:
     """The partitions that a member with the consumer protocol is assigned."""
     request = MemberHeartbeat(member_id, epoch, None, None, 60_000, frozenset({TOPIC}), owned={})
     assert group.consumer_heartbeat(request, "beat", START)
-    replies = []
+    assignments = [result.assignment or {} for result in results_of(group)]
+    return {index for assignment in assignments for index in assignment.get(T, ())}
+
+
+def results_of(group: ConsumerGroup) -> list[Any]:
+    """The results of all requests, after the group's changes are stored."""
+    results: list[Any] = []
     while group.successor is None and (effects := group.take_effects()):
         for effect in effects:
             if isinstance(effect, StoreRows):
                 group.on_stored(effect)
             elif isinstance(effect, Reply):
-                replies.append(effect.result.assignment or {})
-    return {index for assignment in replies for index in assignment.get(T, ())}
+                results.append(effect.result)
+    return results
 
 
 def upgraded(group: ClassicGroup, topology: FakeTopology) -> ConsumerGroup:
     settings = Settings(group_consumer_assignment_interval_ms=0)
     stored = to_consumer_group(group, topology)
     return ConsumerGroup.restored("g", stored, topology, settings, START)
+
+
+def test_partition_revoked_from_classic_member_is_not_assigned_until_it_rejoins(topology):
+    classic = joined({0, 1, 2, 3}, set())
+    assign(classic, to(0, 1), to())
+    # m0 has not received its assignment, and still reads all partitions.
+    consumer = upgraded(classic, topology)
+    assert heartbeat(consumer, "c1", 0) == set()
+    words = (("sticky", metadata_of(set())),)
+    joining = MemberJoin("m0", "i0", "c", "/h", "consumer", words, 30_000, 60_000)
+    consumer.join(joining, "", "join", START)
+    results_of(consumer)
+    assert heartbeat(consumer, "c1", consumer.epoch) != set()
 
 
 def test_partitions_of_classic_member_stay_its_own_after_upgrade_downgrade_and_upgrade(topology):

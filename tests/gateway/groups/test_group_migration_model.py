@@ -7,7 +7,8 @@
 4. No request waits forever.
 5. The store has one group, of the current kind, and a restart continues with it.
 
-Classic members behave like Java's with a cooperative or an eager assignor.
+Classic members behave like Java's with a cooperative or an eager assignor. A client may lag behind
+the others.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gateway.groups.classic.classic_group import GroupState
 from gateway.groups.classic.classic_member import MemberJoin, MemberSync
 from gateway.groups.classic.subscription import (
     encode_assignment,
@@ -58,10 +60,14 @@ class ModelMember:
     is_syncing: bool = False
     must_join: bool = True
     is_gone: bool = False
+    is_lagging: bool = False
+    """Whether it sends no requests and handles no replies until time passes."""
     joins: int = 0
     """JoinGroups sent, for unique member ids: the fake gateway counts from 1 after a restart."""
 
     def poll(self) -> None:
+        if self.is_lagging:
+            return
         if self.waiting is None:
             self._send_request()
         for _ in range(4):
@@ -210,6 +216,12 @@ class ConversionModel(RuleBasedStateMachine):
             client.poll()
             self.holds()
 
+    def _advance(self, seconds):
+        self.env.clock.advance(seconds)
+        for client in self.clients:
+            client.is_lagging = False
+        self._poll_all()
+
     @precondition(lambda self: len(self.clients) < 5)
     @rule(is_classic=st.booleans())
     def client_joins(self, is_classic):
@@ -221,6 +233,11 @@ class ConversionModel(RuleBasedStateMachine):
     @rule(which=WHICH)
     def client_polls(self, which):
         self.clients[which % len(self.clients)].poll()
+
+    @precondition(lambda self: self.clients)
+    @rule(which=WHICH)
+    def client_lags(self, which):
+        self.clients[which % len(self.clients)].is_lagging = True
 
     @rule(rounds=st.integers(1, 3))
     def all_clients_poll(self, rounds):
@@ -242,8 +259,7 @@ class ConversionModel(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([100, 1_000, 5_000]))
     def time_passes(self, ms):
-        self.env.clock.advance(ms / 1_000)
-        self._poll_all()
+        self._advance(ms / 1_000)
 
     @rule()
     def store_is_slow(self):
@@ -272,8 +288,7 @@ class ConversionModel(RuleBasedStateMachine):
     @rule()
     def all_partitions_are_read_without_disturbances(self):
         for _ in range(60):
-            self.env.clock.advance(1)
-            self._poll_all()
+            self._advance(1)
         if not self.clients:
             return
         read = [index for client in self.clients for index in client.reads]
@@ -306,6 +321,30 @@ class ConversionModel(RuleBasedStateMachine):
 
 ConversionModel.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=25)
 test_a_group_of_both_protocols_keeps_its_word = ConversionModel.TestCase
+
+
+def settled(*, is_stepwise: bool, classic: int) -> ConversionModel:
+    model = ConversionModel()
+    model.begin(is_stepwise=is_stepwise, classic=classic)
+    model.all_partitions_are_read_without_disturbances()
+    return model
+
+
+def test_one_member_reads_partition_if_consumer_joins_before_follower_handles_assignment():
+    model = settled(is_stepwise=True, classic=2)
+    leader, follower = model.clients
+    assert model.env.broker.groups.get("g").roster.leader == leader.member_id
+    for _ in range(2):
+        model.client_joins(True)
+    # Each learns of the rebalance and rejoins. The leader then sends the assignments, which revoke
+    # a partition of the follower.
+    for client in (follower, follower, leader, leader):
+        client.poll()
+    follower.is_lagging = True
+    assert model.env.broker.groups.get("g").state is GroupState.STABLE
+    model.client_joins(False)
+    model.all_clients_poll(3)
+    model.teardown()
 
 
 @pytest.mark.parametrize("owned", [set(), {0, 3}])
