@@ -160,8 +160,11 @@ class ClassicGroup:
             group.roster.add(member)
             group._restart_session(member, now)
         if row.members:
-            group.roster.leader = row.leader
             group.state = GroupState.STABLE
+            if row.leader is None:
+                group.rebalance("restarted during a rebalance", now)
+            else:
+                group.roster.leader = row.leader
         if len(group.roster) > settings.group_max_size:
             group.rebalance("more members than group_max_size", now)
         return group
@@ -573,11 +576,12 @@ class ClassicGroup:
     # Assignments
 
     def _store(self, assignments: dict[str, bytes], reply: Reply | None = None) -> None:
+        is_rebalancing = self.state is GroupState.PREPARING_REBALANCE
         row = GroupRow(
             self.generation,
             self.protocol_type,
             self.protocol,
-            self.roster.leader,
+            None if is_rebalancing else self.roster.leader,
             int(self.changed_at),
             tuple(
                 member_row(member, assignments.get(member.member_id, b"")) for member in self.roster

@@ -26,7 +26,8 @@ class MemberRow(msgspec.Struct, frozen=True, array_like=True):
 class GroupRow(msgspec.Struct, frozen=True, array_like=True):
     """A generation with its members and assignments, or an empty group.
 
-    `changed_at` is in ms since 1970.
+    A group of members without a leader rebalances after a restart. `changed_at` is in ms since
+    1970.
     """
 
     generation: int

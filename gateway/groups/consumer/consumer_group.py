@@ -690,10 +690,10 @@ class ConsumerGroup:
         if joining is not None and handle is not None:
             reply = Reply(handle, classic_protocol.join_result(joining, self.epoch))
         group.delete_on_store(stale)
-        group.store(reply)
-        self._effects.append(LogEvent("group converted to the classic protocol"))
         if rebalances:
             group.rebalance("converted from the consumer protocol", now)
+        group.store(reply)
+        self._effects.append(LogEvent("group converted to the classic protocol"))
 
     # Deletion
 

@@ -18,7 +18,7 @@ from gateway.groups.consumer.consumer_member import (
     MemberHeartbeat,
     MemberState,
 )
-from gateway.groups.group_effects import Reply, StoreRows
+from gateway.groups.group_effects import Reply, StoreClassicGroup, StoreRows
 from gateway.groups.group_migration import check_upgrade, to_classic_group, to_consumer_group
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
@@ -170,6 +170,20 @@ def test_classic_members_of_rebalancing_group_keep_owned_partitions(topology):
     assert [parse_assignment(one.assignment)[0] for one in group.roster] == [
         {TOPIC: frozenset({0, 1})}
     ]
+
+
+def test_group_rebalances_again_after_restart_during_conversion_to_classic(topology):
+    classic = joined(set())
+    assign(classic, to(0, 1, 2, 3))
+    consumer = upgraded(classic, topology)
+    heartbeat(consumer, "c1", 0)
+    heartbeat(consumer, "c1", LEAVE_EPOCH)
+    group = consumer.successor
+    assert group is not None
+    (row,) = [one.row for one in group.take_effects() if isinstance(one, StoreClassicGroup)]
+    restored = ClassicGroup.restored("g", row, Settings(), START)
+    assert restored.state is group.state is GroupState.PREPARING_REBALANCE
+    assert [member.member_id for member in restored.roster] == ["m0"]
 
 
 @pytest.mark.parametrize("epochs", [(), (STATIC_LEAVE_EPOCH,)], ids=["still there", "away"])

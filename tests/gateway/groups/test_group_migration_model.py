@@ -274,11 +274,12 @@ class ConversionModel(RuleBasedStateMachine):
         self._poll_all()
         self.env.store.refuse_writes = False
 
-    @rule()
-    def crash(self):
-        """While requests are in progress."""
-        self.env.store.hold()
-        self._poll_all()
+    @rule(is_busy=st.booleans())
+    def crash(self, is_busy):
+        """While requests of all clients are in progress, or before they send any."""
+        if is_busy:
+            self.env.store.hold()
+            self._poll_all()
         medium = self.env.store.medium
         medium.held_by = None
         self.env = open_environment(medium, **SETTINGS)
@@ -344,6 +345,16 @@ def test_one_member_reads_partition_if_consumer_joins_before_follower_handles_as
     assert model.env.broker.groups.get("g").state is GroupState.STABLE
     model.client_joins(False)
     model.all_clients_poll(3)
+    model.teardown()
+
+
+@pytest.mark.parametrize("is_stepwise", [False, True])
+def test_all_partitions_are_read_if_gateway_restarts_after_consumer_left(is_stepwise):
+    model = settled(is_stepwise=is_stepwise, classic=1)
+    model.client_joins(False)
+    model.all_partitions_are_read_without_disturbances()
+    model.member_leaves(1)
+    model.crash(is_busy=False)
     model.teardown()
 
 
