@@ -33,8 +33,9 @@ class Outputs:
         self._folder = folder
         self._spark = spark
         self._new = folder / ".new"
-        shutil.rmtree(self._new, ignore_errors=True)
-        self._new.mkdir(parents=True)
+        # A killed run may have left them; they would take the space that this run needs. Spark
+        # creates the folder with the first table.
+        self.discard()
 
     def table(self, name: str, rows: DataFrame, order: Sequence[Column]) -> DataFrame:
         """Write `NAME/` and `NAME.csv` (sorted by `order`) and return the table."""

@@ -69,12 +69,13 @@ def run(
         check_folders_apart(logs, out)
     # The lock keeps the tables unchanged until all is read.
     with translate_errors(out), order.tables.locked():
+        outputs = Outputs(out, spark)
         taken = retry_quarantined(spark, order.tables, now)
         if logs:
             taken += ingest_new(
                 spark, logs, order.tables, now, lambda done, of: progress("files", done / of / 2)
             )
-        summary = _report(spark, order, now, taken, progress)
+        summary = _report(spark, order, outputs, now, taken, progress)
     progress("done", 1.0)
     return summary
 
@@ -82,6 +83,7 @@ def run(
 def _report(
     spark: SparkSession,
     order: ReportRequest,
+    outputs: Outputs,
     now: datetime,
     taken: IngestResult,
     progress: ReportProgress,
@@ -96,7 +98,6 @@ def _report(
             f"no traffic log data in {place}"
             f"{f' since {since}; {SINCE_HINT}' if everything.head(1) else _why_nothing(taken)}"
         )
-    outputs = Outputs(order.out, spark)
     who = of_activity.latest_connection_rows(everything).persist()
     try:
         did = outputs.intermediate("activity", of_activity.activity(usage, connections, who))

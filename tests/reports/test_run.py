@@ -275,6 +275,25 @@ def test_every_table_is_also_parquet_with_same_row_count(spark, report):
     }
 
 
+def test_files_of_killed_run_are_removed_before_rows_are_written(pyspark, tmp_path, monkeypatch):
+    from reports import run as of_run
+    from reports.ingest.taken_files import TablesError
+
+    left = tmp_path / "out" / ".new"
+    (left / "activity").mkdir(parents=True)
+    (left / "activity" / "part-0.parquet").write_bytes(bytes(100))
+
+    def write(*_):
+        assert not left.exists()
+        raise TablesError("the disk is full")
+
+    monkeypatch.setattr(of_run, "ingest_new", write)
+    monkeypatch.setattr(of_run, "retry_quarantined", lambda *_: of_run.IngestResult())
+    with pytest.raises(TablesError, match="the disk is full"):
+        reported(None, tmp_path / "logs", tmp_path / "out")
+    assert not left.exists()
+
+
 @pytest.fixture(scope="module")
 def identified(spark, report):
     """The activity of that log and its applications' libraries, which no target changes."""
@@ -518,6 +537,7 @@ def test_empty_log_gives_no_report(spark, tmp_path):
     (tmp_path / "logs").mkdir()
     with pytest.raises(TablesError, match="no traffic log data in"):
         reported(spark, tmp_path / "logs", tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"tables"}
     with pytest.raises(TablesError, match="choose another folder for the report"):
         reported(spark, tmp_path / "logs", tmp_path / "logs" / "out")
 
