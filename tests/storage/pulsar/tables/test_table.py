@@ -213,12 +213,12 @@ async def test_put_with_dropped_row_fails_and_later_puts_succeed(
     assert (rows[b"a"], rows[b"b"]) == (b"3", b"3")
 
 
-@pytest.mark.parametrize("key", [b"", b"k" * 481])
 @ensureDeferred
-async def test_key_of_invalid_length_refuses_put(tables: BrokerTables, key: bytes) -> None:
+async def test_key_of_invalid_length_refuses_put(tables: BrokerTables) -> None:
     table = await tables.open()
-    with pytest.raises(ValueError, match="480"):
-        await table.put({b"good": b"1", key: b"2"})
+    for key in (b"", b"k" * 481):
+        with pytest.raises(ValueError, match="480"):
+            await table.put({b"good": b"1", key: b"2"})
     assert await table.items() == []
 
 
@@ -309,14 +309,16 @@ async def test_foreign_messages_are_ignored_and_logged_once(
     assert "count=4" in said.message
 
 
-@pytest.mark.parametrize("name", ["Grüße", "a/b", "a.b", "x-partition-1", "lock", "%2F", "k" * 120])
 @ensureDeferred
-async def test_table_may_have_any_name(tables: BrokerTables, name: str) -> None:
-    table = await tables.open(name)
-    await table.put({b"k": name.encode()})
+async def test_table_may_have_any_name(tables: BrokerTables) -> None:
+    names = ["Grüße", "a/b", "a.b", "x-partition-1", "lock", "%2F", "k" * 120]
+    opened = {name: await tables.open(name) for name in names}
+    for name, table in opened.items():
+        await table.put({b"k": name.encode()})
     other = await tables.open("rows")
     assert await other.items() == []
-    assert await table.items() == [(b"k", name.encode())]
+    for name, table in opened.items():
+        assert await table.items() == [(b"k", name.encode())]
 
 
 async def outcome(put: object) -> Exception | None:

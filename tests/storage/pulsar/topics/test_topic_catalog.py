@@ -322,28 +322,23 @@ async def test_recreated_topic_has_nothing_of_deleted_one(
     assert not native.call("GET", "orders/properties")
 
 
-@pytest.mark.parametrize(
-    ("configs", "minutes", "megabytes"),
-    [
+@ensureDeferred
+async def test_retention_policy_is_set_in_pulsar(catalogue: TopicCatalog, native: Native) -> None:
+    cases: list[tuple[dict[str, str], int, int]] = [
         ({}, 7 * 24 * 60, -1),
         ({"retention.ms": "60001"}, 2, -1),
         ({"retention.ms": "-1", "retention.bytes": str((20 << 30) + 1)}, -1, (20 << 10) + 1),
         ({"retention.ms": "1000", "cleanup.policy": "compact"}, -1, -1),
         ({"retention.ms": "60000", "cleanup.policy": "compact,delete"}, 1, -1),
-    ],
-)
-@ensureDeferred
-async def test_retention_policy_is_set_in_pulsar(
-    catalogue: TopicCatalog, native: Native, configs: dict[str, str], minutes: int, megabytes: int
-) -> None:
-    wanted = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}
-    await catalogue.create(topic("made", 1, configs))
-    await catalogue.create(topic("altered", 1, {"retention.ms": "120000"}))
-    await catalogue.alter(topic("altered", 1, configs))
-    assert [native.call("GET", f"{name}/retention") for name in ("made", "altered")] == [
-        wanted,
-        wanted,
     ]
+    for number, (configs, minutes, megabytes) in enumerate(cases):
+        made, altered = f"made-{number}", f"altered-{number}"
+        await catalogue.create(topic(made, 1, configs))
+        await catalogue.create(topic(altered, 1, {"retention.ms": "120000"}))
+        await catalogue.alter(topic(altered, 1, configs))
+        wanted = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}
+        for name in (made, altered):
+            assert native.call("GET", f"{name}/retention") == wanted, configs
 
 
 @ensureDeferred
