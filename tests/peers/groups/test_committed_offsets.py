@@ -8,7 +8,7 @@ import random
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +87,17 @@ def fill(address: tuple[str, int]) -> None:
 # Raw requests of Kafka 0.8 clients
 
 
-@pytest.mark.parametrize("version", [0, 1, 2])
-def test_commits_of_old_clients_survive_kill(tmp_path: Path, version: int) -> None:
+def test_commits_of_old_clients_survive_kill(tmp_path: Path) -> None:
     with gateway(tmp_path) as first, first.peer() as peer:
         peer.create_topic(TOPIC)
-        assert fetch_offset(peer, "g", 0) == (-1, 3)
-        assert [commit_offset(peer, "g", offset, version) for offset in (3, 7)] == [0, 0]
+        for version in (0, 1, 2):
+            group = f"with-{version}"
+            assert fetch_offset(peer, group, 0) == (-1, 3)
+            assert [commit_offset(peer, group, offset, version) for offset in (3, 7)] == [0, 0]
     with gateway(tmp_path) as second, second.peer() as peer:
-        assert [fetch_offset(peer, "g", version) for version in (0, 1, 5)] == [(7, 0)] * 3
-        assert fetch_offset(peer, "g", 0, topic="nothing") == (-1, 3)
+        for group in ("with-0", "with-1", "with-2"):
+            assert [fetch_offset(peer, group, version) for version in (0, 1, 5)] == [(7, 0)] * 3
+            assert fetch_offset(peer, group, 0, topic="nothing") == (-1, 3)
 
 
 def test_offsets_of_deleted_topic_stay_deleted_after_kill(tmp_path: Path) -> None:
@@ -206,10 +208,12 @@ def check(running: GatewayProcess, committers: list[Committer], stood: dict[str,
 # Current clients
 
 
-def librdkafka(address: tuple[str, int], **more: object) -> confluent_kafka.Consumer:
+def librdkafka(
+    address: tuple[str, int], group: str = "g", **more: object
+) -> confluent_kafka.Consumer:
     settings = {
         "bootstrap.servers": bootstrap(address),
-        "group.id": "g",
+        "group.id": group,
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
         "session.timeout.ms": SESSION_MS,
@@ -217,10 +221,10 @@ def librdkafka(address: tuple[str, int], **more: object) -> confluent_kafka.Cons
     return confluent_kafka.Consumer({**settings, **more})
 
 
-def kafka_python(address: tuple[str, int]) -> kafka.KafkaConsumer:
+def kafka_python(address: tuple[str, int], group: str) -> kafka.KafkaConsumer:
     return kafka.KafkaConsumer(
         bootstrap_servers=bootstrap(address),
-        group_id="g",
+        group_id=group,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         session_timeout_ms=SESSION_MS,
@@ -232,9 +236,9 @@ def numbers(values: Iterable[bytes]) -> list[int]:
     return [int(value) for value in values]
 
 
-def consume_librdkafka(address: tuple[str, int], *, is_member: bool) -> list[int]:
+def consume_librdkafka(address: tuple[str, int], *, is_member: bool, group: str = "g") -> list[int]:
     """Read ten records and commit the offset after them."""
-    consumer = librdkafka(address)
+    consumer = librdkafka(address, group)
     if is_member:
         consumer.subscribe([TOPIC])
     else:
@@ -249,8 +253,10 @@ def consume_librdkafka(address: tuple[str, int], *, is_member: bool) -> list[int
     return numbers(message.value() for message in messages)
 
 
-def consume_kafka_python(address: tuple[str, int], *, is_member: bool) -> list[int]:
-    consumer = kafka_python(address)
+def consume_kafka_python(
+    address: tuple[str, int], *, is_member: bool, group: str = "g"
+) -> list[int]:
+    consumer = kafka_python(address, group)
     partition = kafka.TopicPartition(TOPIC, 0)
     if is_member:
         consumer.subscribe([TOPIC])
@@ -266,17 +272,20 @@ def consume_kafka_python(address: tuple[str, int], *, is_member: bool) -> list[i
     return numbers(record.value for record in found)
 
 
-@pytest.mark.parametrize("consume", [consume_librdkafka, consume_kafka_python])
-@pytest.mark.parametrize("is_member", [False, True], ids=["alone", "in-a-group"])
-def test_consumer_resumes_at_committed_offset(
-    tmp_path: Path, consume: Callable[..., list[int]], is_member: bool
-) -> None:
-    with gateway(tmp_path, group_initial_rebalance_delay_ms=0) as first:
-        fill(first.address)
-        assert consume(first.address, is_member=is_member) == list(range(10))
-        assert consume(first.address, is_member=is_member) == list(range(10, 20))
-    with gateway(tmp_path, group_initial_rebalance_delay_ms=0) as second:
-        assert consume(second.address, is_member=is_member) == list(range(20, 30))
+def test_consumers_resume_at_committed_offset(tmp_path: Path) -> None:
+    def reads(running: GatewayProcess, first: int) -> None:
+        for consume in (consume_librdkafka, consume_kafka_python):
+            for is_member in (False, True):
+                group = f"{consume.__name__}-{'member' if is_member else 'alone'}"
+                found = consume(running.address, is_member=is_member, group=group)
+                assert found == list(range(first, first + 10)), group
+
+    with gateway(tmp_path, group_initial_rebalance_delay_ms=0) as running:
+        fill(running.address)
+        reads(running, 0)
+        reads(running, 10)
+    with gateway(tmp_path, group_initial_rebalance_delay_ms=0) as running:
+        reads(running, 20)
 
 
 def test_committed_offsets_are_shared_between_libraries(tmp_path: Path) -> None:
