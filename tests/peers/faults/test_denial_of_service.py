@@ -87,10 +87,10 @@ def send_and_reset(address, *frames, seconds=0.1, host="127.0.0.1"):
         attacker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-@pytest.fixture
-def gateway_with_bombs(tmp_path):
+@pytest.fixture(scope="module")
+def gateway_with_bombs(tmp_path_factory):
     """A gateway with a topic of small batches that decompress to a large size."""
-    with gateway(tmp_path) as started:
+    with gateway(tmp_path_factory.mktemp("bombs")) as started:
         with started.peer() as peer:
             peer.create_topic("bombs")
             peer.create_topic("records")
@@ -114,10 +114,22 @@ def test_old_consumer_does_not_wait_for_conversions_of_other_clients(gateway_wit
             assert consumer.fetch("records", offset, 2).records
             slowest = max(slowest, watch.seconds())
     assert slowest < CONSUMER_SECONDS
-    assert gateway_with_bombs.stop() == 0
+
+
+def test_old_consumer_gets_past_records_with_large_decompressed_size(gateway_with_bombs):
+    with gateway_with_bombs.peer() as consumer:
+        offset = fetches = 0
+        while offset < 20:
+            records = consumer.fetch("bombs", offset, 2, max_bytes=4 * MIB).records
+            assert records
+            offset += count_of(records)
+            fetches += 1
+        # Each batch needs nearly one fetch.
+        assert fetches >= 2
 
 
 def test_shutdown_does_not_wait_for_conversions(gateway_with_bombs):
+    """The last test with this gateway, which it stops."""
     fetch = encode_request(fetch_request("bombs", 0, 2), 2)
     peers = [gateway_with_bombs.peer() for _ in range(2)]
     for peer in peers:
@@ -131,18 +143,6 @@ def test_shutdown_does_not_wait_for_conversions(gateway_with_bombs):
     assert seconds < 5.0
     for peer in peers:
         peer.reset()
-
-
-def test_old_consumer_gets_past_records_with_large_decompressed_size(gateway_with_bombs):
-    with gateway_with_bombs.peer() as consumer:
-        offset = fetches = 0
-        while offset < 20:
-            records = consumer.fetch("bombs", offset, 2, max_bytes=4 * MIB).records
-            assert records
-            offset += count_of(records)
-            fetches += 1
-        # Each batch needs nearly one fetch.
-        assert fetches >= 2
 
 
 def count_of(message_set):
