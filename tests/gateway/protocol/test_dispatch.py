@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from kafka.protocol.consumer.fetch import FetchResponse
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
@@ -17,8 +18,9 @@ from gateway.protocol.dispatch import MAX_BUFFERED_REPLY_BYTES, MAX_REQUESTS_PER
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.routes import ROUTES, DelayedReply, Route
 from gateway.protocol.wire.api_keys import ApiKey
-from tests.fakes.broker import open_environment
+from tests.fakes.broker import ended, open_environment
 from tests.fakes.connection import PEER, MemoryClient, events, plain_frame, versions
+from tests.gateway.handlers.fetch_requests import batch_entry
 from tests.testkit.gateway import encode_request, fetch_request
 
 PRODUCE, OTHER, TAGGED = ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.FETCH
@@ -333,6 +335,18 @@ def test_waiting_fetch_is_answered_when_another_request_arrives(consumer, versio
     consumer.send(versions(correlation_id=2))
     assert answered(consumer) == [1, 2]
     assert consumer.budget.used == 0
+
+
+def test_early_answer_has_the_available_records(consumer):
+    partition = ended(consumer.dispatch._broker.topics.partition("orders", 0))
+    partition.log.append([batch_entry(0, 3)])
+    asked = fetch_request("orders", 0, max_wait_ms=WAIT_MS, min_bytes=1 << 20)
+    consumer.send(encode_request(asked, 4))
+    assert answered(consumer) == []
+    consumer.send(versions(correlation_id=2))
+    fetched, _ = consumer.receive()
+    reply = FetchResponse.decode(fetched[4:], version=4)
+    assert bytes(reply.responses[0].partitions[0].records) == bytes(batch_entry(0, 3).payload)
 
 
 def test_fetch_does_not_wait_if_request_arrived_with_it(consumer):
