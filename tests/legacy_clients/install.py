@@ -9,11 +9,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.legacy_clients.brokers import gateway
 from tests.testkit import jvm
 from tests.testkit.cache import CannotInstall, cached, command, fingerprint, maven_jars
 
@@ -76,13 +78,28 @@ def _java(client: Client) -> list[str]:
     )
 
     def build(folder: Path) -> None:
-        command(["javac", "-nowarn", "-d", folder, "-cp", f"{jars}/*", *_copied(client, folder)])
+        classes = folder / "classes"
+        command(["javac", "-nowarn", "-d", classes, "-cp", f"{jars}/*", *_copied(client, folder)])
+        # Classes in a folder cannot be archived.
+        command(["jar", "-c", "-f", folder / "driver.jar", "-C", classes, "."])
 
-    classes = cached(_place(client), build)
-    # Client compiler, serial collector and a small heap: dozens of JVMs start in a test run and
-    # live for a second.
+    classpath = [f"{jars}/*", cached(_place(client), build) / "driver.jar"]
+    # For hundreds of JVMs that start in a test run and live for a second.
     flags = ["-Xmx256m", *jvm.CLIENT, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-    return jvm.argv([classes, f"{jars}/*"], "Driver", flags=flags)
+
+    def record(archiving: Sequence[str]) -> None:
+        _produce_one(jvm.argv(classpath, "Driver", flags=[*flags, *archiving]))
+
+    archived = jvm.class_archive(classpath, record)
+    return jvm.argv(classpath, "Driver", flags=[*flags, *archived])
+
+
+def _produce_one(driver: Sequence[str]) -> None:
+    """Run a driver that sends a record to a gateway."""
+    with tempfile.TemporaryDirectory() as folder, gateway(Path(folder)) as broker:
+        argv = [*driver, "produce", "--bootstrap", broker.bootstrap]
+        record = "topic\t0\t-\t-\t-\t-\n"
+        subprocess.run(argv, input=record, text=True, capture_output=True, check=True, timeout=300)
 
 
 def _python(client: Client) -> list[str]:
