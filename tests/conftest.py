@@ -20,7 +20,6 @@ LONGEST = (
     "tests/peers/chaos/test_pulsar_chaos.py",
     "tests/peers/on_pulsar/test_pulsar_errors.py",
     "tests/legacy_clients/runs/test_interop.py",
-    "tests/legacy_clients/runs/test_produce_all.py",
     "tests/peers/on_pulsar/test_compaction_on_pulsar.py",
     "tests/storage/pulsar/test_store.py",
     "tests/legacy_clients/runs/test_sasl.py",
