@@ -5,28 +5,35 @@ The gateway's role has only the permissions that the manual requires.
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import kafka
 import pytest
 
 from storage.pulsar.settings import PulsarSettings
 from tests.legacy_clients.brokers import are_required
+from tests.peers.chaos.servers import RetryingGateway
 from tests.peers.on_pulsar.pulsar_gateway import (
     bootstrap,
     gateway_arguments,
     gateway_on,
     run_to_exit,
 )
+from tests.peers.on_pulsar.test_pulsar_errors import REFRESH_MS, until
 from tests.records.sample_records import Sample, message_set
 from tests.storage.pulsar.secured_pulsar import SUPERUSER, secured, token
 from tests.testkit.cache import CannotInstall
+from tests.testkit.gateway import one_record
 from tests.testkit.pulsar import distribution
+from tests.testkit.tenant import CLUSTER
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 SECONDS = 240
 TOPIC = "orders"
+TOPIC_AUTHORIZATION_FAILED = 29
+#: A producer whose permission is revoked gets no reply; it fails after this timeout.
+SEND_MS = 15_000
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +122,7 @@ def test_service_role_serves_old_and_new_clients_after_administrator_setup(guard
     assert reasons
     assert all("acme" in reason for reason in reasons)
     guarded.broker.call(
-        "POST", "tenants/acme", {"allowedClusters": ["standalone"], "adminRoles": ["service"]}
+        "POST", "tenants/acme", {"allowedClusters": [CLUSTER], "adminRoles": ["service"]}
     )
     with operator.runs("service") as running:
         assert produce(running, b"new") == 0
@@ -131,3 +138,47 @@ def test_service_role_serves_old_and_new_clients_after_administrator_setup(guard
         for line in operator.lines
         if any(secret in line for secret in secrets) or "eyJ" in line
     ] == []
+
+
+def test_topic_without_pulsar_permission_is_topic_authorization_failed(guarded, tmp_path):
+    """The gateway administers one tenant and has permissions in another's namespace until they are
+    revoked.
+    """
+    call = guarded.broker.call
+    for tenant, roles in (("ours", ["gateway"]), ("theirs", [])):
+        call("PUT", f"tenants/{tenant}", {"allowedClusters": [CLUSTER], "adminRoles": roles})
+    for namespace in ("ours/topics", "ours/tables", "theirs/topics"):
+        call("PUT", f"namespaces/{namespace}")
+    call("PUT", "persistent/theirs/topics/orders/partitions", 1)
+    rights = "namespaces/theirs/topics/permissions/gateway"
+    call("POST", rights, ["produce", "consume"])
+    (tmp_path / "token").write_text(token("gateway"))
+    names = {
+        "tenant": "ours",
+        "namespace": "topics",
+        "metadata_tenant": "ours",
+        "metadata_namespace": "tables",
+    }
+    settings = {f"pulsar_{name}": value for name, value in names.items()}
+    settings |= {
+        "pulsar_allowed_namespaces": "theirs/topics",
+        "pulsar_token_file": tmp_path / "token",
+        "pulsar_send_timeout_ms": SEND_MS,
+    }
+    store = ("--store", guarded.broker.service_url, "--pulsar-admin", guarded.broker.admin_url)
+    gateway = RetryingGateway(
+        tmp_path, store, {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, **settings}
+    )
+    with ExitStack() as stack:
+        stack.callback(gateway.kill)
+        gateway.launch()
+        peer = stack.enter_context(gateway.peer())
+        name = "persistent://theirs/topics/orders"
+        until(lambda: peer.produce(name, one_record(b"1")).error_code, 0)
+        call("DELETE", rights)
+        call("PUT", "namespaces/theirs/topics/unload")
+        until(lambda: peer.produce(name, one_record(b"2")).error_code, TOPIC_AUTHORIZATION_FAILED)
+        until(lambda: peer.fetch(name, 0).error_code, TOPIC_AUTHORIZATION_FAILED)
+        peer.create_topic(TOPIC)
+        until(lambda: peer.produce(TOPIC, one_record(b"the others are served")).error_code, 0)
+        assert gateway.unexpected_errors() == []

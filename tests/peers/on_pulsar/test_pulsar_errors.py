@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,11 @@ from kafka.errors import for_code
 from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
 from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 
-from tests.legacy_clients.brokers import are_required, in_pulsar
+from tests.legacy_clients.brokers import in_pulsar
 from tests.peers.chaos.observers import partitions_of, read_whole_log, reader
-from tests.peers.chaos.servers import RestartableGateway, RetryingGateway
-from tests.storage.pulsar.secured_pulsar import secured, token
-from tests.testkit.cache import CannotInstall
+from tests.peers.chaos.servers import RestartableGateway
 from tests.testkit.gateway import MIB, Peer, one_record
-from tests.testkit.tenant import CLUSTER, Tenant
+from tests.testkit.tenant import Tenant
 from tests.testkit.verifiable import TOPIC
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -30,15 +28,12 @@ OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC_OR_PARTITION = 3
 MESSAGE_TOO_LARGE = 10
 INVALID_TOPIC = 17
-TOPIC_AUTHORIZATION_FAILED = 29
 
 #: Until a change made in Pulsar is visible in all brokers and in the gateway.
 NOTICED_SECONDS = 300.0
 REFRESH_MS = 500
 #: Some requests here are not retried, and Pulsar on a busy machine stalls for seconds.
 OPENING_MS = 20_000
-#: A producer whose permission is revoked gets no reply; it fails after this timeout.
-SEND_MS = 15_000
 
 
 class TopicInPulsar:
@@ -126,18 +121,16 @@ def test_batch_over_pulsars_message_size_is_too_large_and_gets_no_offset(
     assert place.gateway.unexpected_errors() == []
 
 
-@pytest.mark.parametrize(
-    "name", ["persistent://unknown/nowhere/orders", "unknown/nowhere/orders", "nowhere/orders"]
-)
-def test_topic_in_a_namespace_that_is_not_allowed_is_invalid(
-    place: TopicInPulsar, name: str
-) -> None:
+def test_topic_in_a_namespace_that_is_not_allowed_is_invalid(place: TopicInPulsar) -> None:
     """As a name with a slash in Kafka, which cannot be created either."""
+    names = ["persistent://unknown/nowhere/orders", "unknown/nowhere/orders", "nowhere/orders"]
     with place.gateway.peer() as peer:
-        assert in_metadata(peer, name, makes=True) == INVALID_TOPIC
-        assert created(peer, name) == INVALID_TOPIC
-        assert peer.produce(name, one_record(b"1")).error_code == UNKNOWN_TOPIC_OR_PARTITION
-        assert peer.fetch(name, 0).error_code == UNKNOWN_TOPIC_OR_PARTITION
+        for name in names:
+            assert in_metadata(peer, name, makes=True) == INVALID_TOPIC, name
+            assert created(peer, name) == INVALID_TOPIC, name
+            produced = peer.produce(name, one_record(b"1"))
+            assert produced.error_code == UNKNOWN_TOPIC_OR_PARTITION, name
+            assert peer.fetch(name, 0).error_code == UNKNOWN_TOPIC_OR_PARTITION, name
 
 
 def test_topics_of_a_deleted_namespace_are_unknown(
@@ -225,63 +218,6 @@ def test_offsets_trimmed_by_pulsars_retention_are_out_of_range(
         answer = peer.fetch(TOPIC, 10)
         assert (answer.error_code, bool(answer.records)) == (0, True)
     assert place.gateway.unexpected_errors() == []
-
-
-def test_topic_without_pulsar_permission_is_topic_authorization_failed(
-    tmp_path: Path,
-) -> None:
-    """The gateway administers one tenant and has permissions in another's namespace until they are
-    revoked.
-    """
-    with installed_or_skipped(), secured(tmp_path) as pulsar:
-        call = pulsar.broker.call
-        for tenant, roles in (("ours", ["gateway"]), ("theirs", [])):
-            call("PUT", f"tenants/{tenant}", {"allowedClusters": [CLUSTER], "adminRoles": roles})
-        for namespace in ("ours/topics", "ours/tables", "theirs/topics"):
-            call("PUT", f"namespaces/{namespace}")
-        call("PUT", "persistent/theirs/topics/orders/partitions", 1)
-        rights = "namespaces/theirs/topics/permissions/gateway"
-        call("POST", rights, ["produce", "consume"])
-        (tmp_path / "token").write_text(token("gateway"))
-        names = {
-            "tenant": "ours",
-            "namespace": "topics",
-            "metadata_tenant": "ours",
-            "metadata_namespace": "tables",
-        }
-        settings = {f"pulsar_{name}": value for name, value in names.items()}
-        settings |= {
-            "pulsar_allowed_namespaces": "theirs/topics",
-            "pulsar_token_file": tmp_path / "token",
-            "pulsar_send_timeout_ms": SEND_MS,
-        }
-        store = ("--store", pulsar.broker.service_url, "--pulsar-admin", pulsar.broker.admin_url)
-        gateway = RetryingGateway(
-            tmp_path, store, {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, **settings}
-        )
-        with ExitStack() as stack:
-            stack.callback(gateway.kill)
-            gateway.launch()
-            peer = stack.enter_context(gateway.peer())
-            name = "persistent://theirs/topics/orders"
-            until(lambda: peer.produce(name, one_record(b"1")).error_code, 0)
-            call("DELETE", rights)
-            call("PUT", "namespaces/theirs/topics/unload")
-            until(
-                lambda: peer.produce(name, one_record(b"2")).error_code, TOPIC_AUTHORIZATION_FAILED
-            )
-            until(lambda: peer.fetch(name, 0).error_code, TOPIC_AUTHORIZATION_FAILED)
-            peer.create_topic(TOPIC)
-            until(lambda: peer.produce(TOPIC, one_record(b"the others are served")).error_code, 0)
-            assert gateway.unexpected_errors() == []
-
-
-@contextmanager
-def installed_or_skipped() -> Iterator[None]:
-    try:
-        yield
-    except CannotInstall as missing:
-        (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
 def trims(place: TopicInPulsar) -> None:
