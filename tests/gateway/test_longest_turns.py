@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 import uuid
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import REQUESTS
 from gateway.protocol.wire.primitives import MAX_ELEMENTS
 from tests.fakes.broker import Threads
-from tests.fakes.connection import request
+from tests.fakes.connection import MemoryClient, request
 from tests.fakes.traffic import TrafficScenario
 from tests.records.record_sets import batch
 
@@ -29,12 +30,9 @@ pytestmark = pytest.mark.long
 TURN_SECONDS = 0.05
 EXERCISE_SECONDS = 0.012
 
-#: Other processes share the processor's second thread and caches: the best attempt counts.
-ATTEMPTS = 3
-
-#: The short form allows this many times TURN_SECONDS, so that a busy machine does not fail it.
-#: Requests that are not processed in slices take longer: 10,000 elements took 200 ms and more.
-SHORT_FORM_MARGIN = 3
+#: Attempts per request; the best counts. Other processes share the processor's second
+#: thread and caches, and may disturb a turn more than the exercise before and after it.
+ATTEMPTS = 10
 
 #: Upper bound of the timeouts in requests.
 LONGEST_WAIT = 60.0
@@ -236,23 +234,32 @@ def longest_turn(key: ApiKey, version: int, largest: str, most: int, *, is_known
     )
     client = scene.connect()
     frame = frame_of(key, version, largest, most, topic_id)
-    result = None
     gc.collect()
     gc.disable()
     try:
-        reactor.timed(client.dispatch.frames_received, [frame])
-        until = reactor.seconds() + LONGEST_WAIT
-        while not client.dispatch.is_idle:
-            result = threads.next()
-            if result is not None:
-                reactor.timed(result)
-            elif not reactor.turn(until):
-                break
-        del result
+        serve(client, frame, reactor, threads, LONGEST_WAIT)
         reactor.timed(client.disconnect)
     finally:
         gc.enable()
     return reactor.longest
+
+
+def serve(
+    client: MemoryClient,
+    frame: bytearray,
+    reactor: TimedReactor,
+    threads: OtherThreads,
+    seconds: float,
+) -> None:
+    """Pass a request to the gateway and let time pass, up to `seconds`, until it is answered."""
+    until = reactor.seconds() + seconds
+    reactor.timed(client.dispatch.frames_received, [frame])
+    while not client.dispatch.is_idle:
+        result = threads.next()
+        if result is not None:
+            reactor.timed(result)
+        elif not reactor.turn(until):
+            break
 
 
 def cases() -> list[Any]:
@@ -265,14 +272,19 @@ def cases() -> list[Any]:
     ]
 
 
-def best(attempt: Callable[[], float], bound: float) -> float:
-    """The minimum of several attempts, or the first within the bound."""
-    seconds = attempt()
-    for _ in range(1, ATTEMPTS):
-        if seconds <= bound:
+def shortest(attempt: Callable[[], float]) -> float:
+    """The result of the best attempt, as on the processor of EXERCISE_SECONDS.
+
+    A faster processor counts as that one. No attempt is made after one within TURN_SECONDS.
+    """
+    found, before = math.inf, exercise()
+    for _ in range(ATTEMPTS):
+        seconds, after = attempt(), exercise()
+        found = min(found, seconds / max(min(before, after) / EXERCISE_SECONDS, 1.0))
+        if found <= TURN_SECONDS:
             break
-        seconds = min(seconds, attempt())
-    return seconds
+        before = after
+    return found
 
 
 @pytest.mark.slow
@@ -280,11 +292,8 @@ def best(attempt: Callable[[], float], bound: float) -> float:
 def test_no_request_holds_the_reactor_for_long(key: ApiKey, version: int, largest: str) -> None:
     for most in COUNTS:
         for is_known in (False, True):
-            bound = TURN_SECONDS * max(exercise() / EXERCISE_SECONDS, 1.0)
-            assert (
-                best(partial(longest_turn, key, version, largest, most, is_known=is_known), bound)
-                <= bound
-            ), (most, is_known)
+            attempt = partial(longest_turn, key, version, largest, most, is_known=is_known)
+            assert shortest(attempt) <= TURN_SECONDS, (most, is_known)
 
 
 @pytest.mark.parametrize(
@@ -293,5 +302,24 @@ def test_no_request_holds_the_reactor_for_long(key: ApiKey, version: int, larges
 )
 def test_large_request_does_not_block_reactor(key: ApiKey, version: int, largest: str) -> None:
     """The short form, with existing topics, which cost the most."""
-    bound = SHORT_FORM_MARGIN * TURN_SECONDS * max(exercise() / EXERCISE_SECONDS, 1.0)
-    assert best(partial(longest_turn, key, version, largest, 10_000, is_known=True), bound) <= bound
+    attempt = partial(longest_turn, key, version, largest, 10_000, is_known=True)
+    assert shortest(attempt) <= TURN_SECONDS
+
+
+#: Requests that wait for records or members, and the login, which this listener does not have.
+WAITING = {ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP}
+LOGIN = {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
+
+
+@pytest.mark.parametrize("key", sorted(supported_versions().keys() - WAITING - LOGIN))
+def test_request_is_answered_without_delay(key: ApiKey) -> None:
+    """Only its work takes time: no reply waits for a timer, and none is a closed connection."""
+    reactor, threads = TimedReactor(), OtherThreads()
+    scene = TrafficScenario(clock=reactor, threads=threads)
+    topic_id = uuid.UUID(bytes=scene.env.topic("orders").topic.topic_id)
+    for version in set(supported_versions()[key]):
+        client = scene.connect()
+        serve(client, frame_of(key, version, "", 1, topic_id), reactor, threads, 0.0)
+        assert len(client.receive()) == 1
+        assert not client.is_aborted
+        assert not client.closed_after_ms
