@@ -51,11 +51,16 @@ DYNAMIC: dict[str, tuple[ConfigDefinition, str]] = {
         _own(
             "log.cleaner.backoff.ms", ConfigType.LONG, "log_cleaner_backoff_ms", between(1, _DAY_MS)
         ),
+        _of_topics("log.cleaner.delete.retention.ms", "delete.retention.ms"),
+        _of_topics("log.cleaner.max.compaction.lag.ms", "max.compaction.lag.ms"),
+        _of_topics("log.cleaner.min.cleanable.ratio", "min.cleanable.dirty.ratio"),
+        _of_topics("log.cleaner.min.compaction.lag.ms", "min.compaction.lag.ms"),
         _of_topics("log.cleanup.policy", "cleanup.policy"),
         _of_topics("log.message.downconversion.enable", "message.downconversion.enable"),
         _of_topics("log.message.timestamp.type", "message.timestamp.type"),
         _own("log.retention.bytes", ConfigType.LONG, "log_retention_bytes", at_least(-1)),
         _of_topics("log.retention.ms", "retention.ms"),
+        _of_topics("log.segment.bytes", "segment.bytes"),
         _own("max.connections", ConfigType.INT, "max_connections", between(1, 1_000_000)),
         _own(
             "max.connections.per.ip",

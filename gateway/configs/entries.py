@@ -112,11 +112,12 @@ def _dynamic_synonyms(name: str, configs: BrokerConfigs) -> Iterator[Synonym]:
 _DYNAMIC_SOURCES = ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
 
 
-_B, _S, _I, _L, _X, _H = (
+_B, _S, _I, _L, _D, _X, _H = (
     ConfigType.BOOLEAN,
     ConfigType.STRING,
     ConfigType.INT,
     ConfigType.LONG,
+    ConfigType.DOUBLE,
     ConfigType.LIST,
     ConfigType.SHORT,
 )
@@ -137,12 +138,17 @@ _SETTINGS = (
     ("group.max.size", _I, "group_max_size"),
     ("group.min.session.timeout.ms", _I, "group_min_session_timeout_ms"),
     ("log.cleaner.backoff.ms", _L, "log_cleaner_backoff_ms"),
+    ("log.cleaner.delete.retention.ms", _L, "log_cleaner_delete_retention_ms"),
+    ("log.cleaner.max.compaction.lag.ms", _L, "log_cleaner_max_compaction_lag_ms"),
+    ("log.cleaner.min.cleanable.ratio", _D, "log_cleaner_min_cleanable_ratio"),
+    ("log.cleaner.min.compaction.lag.ms", _L, "log_cleaner_min_compaction_lag_ms"),
     ("log.cleanup.policy", _X, "log_cleanup_policy"),
     ("log.message.downconversion.enable", _B, "log_message_downconversion_enable"),
     ("log.message.timestamp.type", _S, "log_message_timestamp_type"),
     ("log.retention.bytes", _L, "log_retention_bytes"),
     ("log.retention.check.interval.ms", _L, "log_retention_check_interval_ms"),
     ("log.retention.ms", _L, "log_retention_ms"),
+    ("log.segment.bytes", _I, "log_segment_bytes"),
     ("max.connections", _I, "max_connections"),
     ("max.connections.per.ip", _I, "max_connections_per_ip"),
     ("max.incremental.fetch.session.cache.slots", _I, "max_incremental_fetch_session_cache_slots"),

@@ -22,7 +22,7 @@ SECTION_CONFIG = ConfigDict(extra="forbid", frozen=True, strict=True, validate_d
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
-INT16_MAX, INT32_MAX = (1 << 15) - 1, (1 << 31) - 1
+INT16_MAX, INT32_MAX, INT64_MAX = (1 << 15) - 1, (1 << 31) - 1, (1 << 63) - 1
 
 #: Keys of the store have at most 480 bytes; 20 of them identify the partition.
 MAX_GROUP_ID_BYTES = 460

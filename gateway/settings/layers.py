@@ -118,6 +118,8 @@ def _coerce(name: str, value: Any) -> Any:
         return value
     if int in wanted and re.fullmatch(r"[+-]?[0-9]{1,19}", value.strip(), re.ASCII):
         return int(value)
+    if float in wanted and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value.strip(), re.ASCII):
+        return float(value)
     if bool in wanted and value.strip().lower() in ("true", "false"):
         return value.strip().lower() == "true"
     if type(None) in wanted and not value.strip():

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from gateway.settings.field_types import (
     HOUR,
     INT32_MAX,
+    INT64_MAX,
     MIB,
     MINUTE,
     SECOND,
@@ -70,6 +71,30 @@ class TopicSettings(BaseModel):
             "partition without new records costs 5 us."
         ),
     )
+    log_cleaner_delete_retention_ms: int = Field(
+        24 * HOUR,
+        ge=0,
+        le=INT64_MAX,
+        description="Default of the topic config `delete.retention.ms`. Kafka's default.",
+    )
+    log_cleaner_max_compaction_lag_ms: int = Field(
+        INT64_MAX,
+        ge=1,
+        le=INT64_MAX,
+        description="Default of the topic config `max.compaction.lag.ms`. Kafka's default.",
+    )
+    log_cleaner_min_cleanable_ratio: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Default of the topic config `min.cleanable.dirty.ratio`. Kafka's default.",
+    )
+    log_cleaner_min_compaction_lag_ms: int = Field(
+        0,
+        ge=0,
+        le=INT64_MAX,
+        description="Default of the topic config `min.compaction.lag.ms`. Kafka's default.",
+    )
     log_cleanup_policy: CleanupPolicy = Field(
         ("delete",), description="Default of the topic config `cleanup.policy`. Kafka's default."
     )
@@ -83,6 +108,12 @@ class TopicSettings(BaseModel):
             "Default of the topic config `message.downconversion.enable`. Enabled, because serving "
             "old consumers is the purpose of the gateway."
         ),
+    )
+    log_segment_bytes: int = Field(
+        1024 * MIB,
+        ge=14,
+        le=INT32_MAX,
+        description="Default of the topic config `segment.bytes`. Kafka's default.",
     )
     message_max_bytes: int = Field(
         1 * MIB + 12,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.configs.topic_configs import CompactionConfig
 from gateway.net.listeners import ConnectionLimits
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
@@ -53,6 +54,21 @@ def test_changed_default_applies_to_topics_at_once(env: BrokerEnvironment) -> No
     assert env.broker.settings.message_max_bytes == 2000
     assert put(env, "message.max.bytes", None, how=DELETE) == (0, None)
     assert plain.config.max_message_bytes == 1048588
+
+
+def test_changed_compaction_defaults_apply_to_topics_at_once(env: BrokerEnvironment) -> None:
+    plain, own = env.topic("plain"), env.topic("own", segment_bytes="77")
+    changes = {
+        "log.cleaner.delete.retention.ms": "1",
+        "log.cleaner.max.compaction.lag.ms": "3",
+        "log.cleaner.min.cleanable.ratio": "0.25",
+        "log.cleaner.min.compaction.lag.ms": "2",
+        "log.segment.bytes": "2000",
+    }
+    assert [put(env, name, value) for name, value in changes.items()] == [(0, None)] * 5
+    assert plain.config.compaction == CompactionConfig(1, 3, 0.25, 2, 2000)
+    assert own.config.compaction == CompactionConfig(1, 3, 0.25, 2, 77)
+    assert row(env, "min.cleanable.dirty.ratio", (TOPIC, "plain")).value == "0.25"
 
 
 def test_open_partition_uses_changed_default(env: BrokerEnvironment) -> None:

@@ -224,7 +224,8 @@ def test_kafka_configs_alters_a_running_broker(sides: ComparedBrokers) -> None:
             "--alter",
             *every,
             "--add-config",
-            "message.max.bytes=3000,log.cleanup.policy=[compact,delete]",
+            "message.max.bytes=3000,log.cleanup.policy=[compact,delete],log.segment.bytes=1048576,"
+            "log.cleaner.min.cleanable.ratio=0.25",
         ),
         configs(
             "--alter", *broker, "--add-config", "message.max.bytes=2000,log.retention.ms=60000"
@@ -247,7 +248,12 @@ def test_kafka_configs_alters_a_running_broker(sides: ComparedBrokers) -> None:
     same(
         sides,
         configs("--alter", *broker, "--delete-config", "message.max.bytes,log.retention.ms"),
-        configs("--alter", *every, "--delete-config", "message.max.bytes,log.cleanup.policy"),
+        configs(
+            "--alter",
+            *every,
+            "--delete-config",
+            "message.max.bytes,log.cleanup.policy,log.segment.bytes,log.cleaner.min.cleanable.ratio",
+        ),
     )
     assert "DYNAMIC" not in same(
         sides, configs("--describe", *broker), configs("--describe", *every)

@@ -211,11 +211,16 @@ def test_broker_configs_are_the_settings() -> None:
     # Configs that Kafka 3.9.2 can change at runtime and that have a meaning here.
     assert {name for name, row in rows.items() if not row.read_only} == {
         "log.cleaner.backoff.ms",
+        "log.cleaner.delete.retention.ms",
+        "log.cleaner.max.compaction.lag.ms",
+        "log.cleaner.min.cleanable.ratio",
+        "log.cleaner.min.compaction.lag.ms",
         "log.cleanup.policy",
         "log.message.downconversion.enable",
         "log.message.timestamp.type",
         "log.retention.bytes",
         "log.retention.ms",
+        "log.segment.bytes",
         "max.connections",
         "max.connections.per.ip",
         "message.max.bytes",
