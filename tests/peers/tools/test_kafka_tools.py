@@ -373,6 +373,17 @@ def without_folders(printed: CommandOutput) -> CommandOutput:
     return CommandOutput(printed.code, re.sub(r"127\.0\.0\.1 \d+ *", "ADDRESS ", text))
 
 
+def test_tools_whose_output_depends_on_the_cluster_succeed(sides: ComparedBrokers) -> None:
+    versions, _ = sides.tools(("kafka-broker-api-versions",))
+    found, _ = sides.tools(
+        ("kafka-cluster", "cluster-id"), ("kafka-groups", "--list"), version=MODERN
+    )
+    assert [one.code for one in (*versions, *found)] == [0, 0, 0]
+    assert "Produce(0): 0 to " in versions[0].output
+    assert "UNKNOWN" not in versions[0].output
+    assert found[0].output.startswith("Cluster ID: ")
+
+
 def test_tools_of_kafka_4_print_the_reasons_for_unsupported_features(
     sides: ComparedBrokers,
 ) -> None:
