@@ -36,7 +36,6 @@ from bench.steps import Step
 from tests.testkit import jvm
 from tests.testkit.kafka import VERSION
 from tests.testkit.pulsar import Pulsar
-from tests.testkit.tenant import Tenant
 
 BEGIN, END = "<!-- pulsar: begin -->", "<!-- pulsar: end -->"
 
@@ -60,7 +59,7 @@ class GatewayAndNative:
     """One broker with a gateway on it, and one native application at a time."""
 
     def __init__(self, broker: Pulsar) -> None:
-        self._tenant = Tenant.make(broker.service_url, broker.admin_url)
+        self._tenant = broker.tenant()
         self._own = self._tenant.settings()
         self.gateway = self._start()
 

@@ -5,10 +5,11 @@ the gateway creates topics, nothing is deleted automatically, and every entry ha
 broker timestamp.
 
     with Pulsar.start() as broker:
-        settings = Tenant.make(broker.service_url, broker.admin_url).settings()
+        settings = broker.tenant().settings()
 
 Tests that do not stop or reconfigure the broker use the fixture `pulsar`: a tenant on a broker
-shared by all tests of a worker.
+shared by all tests of a worker. Tests that kill or pause it share the broker of the fixture
+`restartable_pulsar`.
 """
 
 from __future__ import annotations
@@ -64,6 +65,12 @@ SETTINGS = {
     "managedLedgerNewEntriesCheckDelayInMillis": "0",
 }
 """Settings that differ from standalone.conf or are missing there."""
+
+#: A broker that needs less than half the memory of the smallest test machine.
+BROKER_MEMORY = "400m"
+#: Otherwise the broker's client would exclude its only bookie for half an hour because of writes
+#: that failed during a pause, and nothing could be written.
+ONE_BOOKIE = {"bookkeeperClientHealthCheckEnabled": "false"}
 
 JOURNAL_SETTINGS = {"journalWriteBufferSizeKB": "2048"}
 """Larger than most entries in tests, so that an entry is written to the journal by one system call
@@ -239,6 +246,10 @@ class Pulsar:
         with (self._folder / "broker.log").open("rb") as log:
             log.seek(after)
             return sum(REGISTRATION_CONFLICT in line for line in log)
+
+    def tenant(self) -> Tenant:
+        """Create a tenant."""
+        return Tenant.make(self.service_url, self.admin_url)
 
     def kill(self) -> None:
         """Send SIGKILL: clients are not notified, and nothing is flushed.
@@ -417,9 +428,30 @@ def pulsar() -> Iterator[Tenant]:
         with suppress(OSError, TenantRequestFailed):
             tenant.remove()
         return
+    with _started_or_skipped() as broker:
+        yield broker.tenant()
+
+
+@pytest.fixture(scope="session")
+def restartable_process() -> Iterator[Pulsar]:
+    """The broker of `restartable_pulsar`."""
+    with _started_or_skipped(memory=BROKER_MEMORY, **ONE_BOOKIE) as broker:
+        yield broker
+
+
+@pytest.fixture
+def restartable_pulsar(restartable_process: Pulsar) -> Iterator[Pulsar]:
+    """A running broker that the test may kill and pause; each worker has one.
+
+    It is paused between tests, because an idle broker needs CPU time.
+    """
+    restartable_process.serve()
+    yield restartable_process
+    restartable_process.pause()
+
+
+def _started_or_skipped(**options: str) -> Pulsar:
     try:
-        distribution()
+        return Pulsar.start(**options)
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
-    with Pulsar.start() as broker:
-        yield Tenant.make(broker.service_url, broker.admin_url)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.testkit.kafka import free_ports
-from tests.testkit.pulsar import Pulsar, suspend, with_settings
-from tests.testkit.tenant import Tenant, rest
+from tests.testkit.pulsar import ONE_BOOKIE, suspend, with_settings
+from tests.testkit.tenant import rest
 
 
 def test_setting_replaces_an_existing_line():
@@ -56,18 +56,15 @@ def test_tenant_of_a_shared_broker_starts_empty(pulsar):
 
 @pytest.mark.peer
 @pytest.mark.timeout(1800)
-def test_killed_broker_restarts_with_its_data_ports_and_settings():
-    with Pulsar.start(backlogQuotaDefaultLimitGB="7") as broker:
-        tenant = Tenant.make(broker.service_url, broker.admin_url)
-        path = f"persistent/{tenant.name}/{tenant.namespace()}/orders/partitions"
-        tenant.admin("PUT", path, 3)
-        broker.kill()
-        broker.restart()
-        assert tenant.admin("GET", path)["partitions"] == 3
-        assert (
-            tenant.admin("GET", "brokers/configuration/runtime")["backlogQuotaDefaultLimitGB"]
-            == "7.0"
-        )
+def test_killed_broker_restarts_with_its_data_ports_and_settings(restartable_pulsar):
+    tenant = restartable_pulsar.tenant()
+    path = f"persistent/{tenant.name}/{tenant.namespace()}/orders/partitions"
+    tenant.admin("PUT", path, 3)
+    restartable_pulsar.kill()
+    restartable_pulsar.restart()
+    assert tenant.admin("GET", path)["partitions"] == 3
+    settings = tenant.admin("GET", "brokers/configuration/runtime")
+    assert {name: settings[name] for name in ONE_BOOKIE} == ONE_BOOKIE
 
 
 @pytest.mark.peer

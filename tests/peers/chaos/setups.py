@@ -11,17 +11,11 @@ from tests.peers.chaos.faults import GATEWAY_ONLY, WITH_BROKER, Action, ServerFa
 from tests.peers.chaos.pulsar_logs import read_log, read_native_log
 from tests.peers.chaos.run import PARTITIONS, Outcome, run_chaos
 from tests.peers.chaos.servers import RestartableGateway, RetryingGateway
-from tests.testkit.pulsar import Pulsar
-from tests.testkit.tenant import Tenant
+from tests.testkit.pulsar import BROKER_MEMORY, ONE_BOOKIE, Pulsar
 
 SETTINGS = {"num_partitions": PARTITIONS, "group_initial_rebalance_delay_ms": 500}
 #: Shorter than the longest pause, so that after such a pause partitions are reopened.
 ON_PULSAR = {**SETTINGS, "pulsar_send_timeout_ms": 8_000}
-#: A broker that needs less than half the memory of the smallest test machine.
-BROKER_MEMORY = "400m"
-#: Otherwise the broker's client would exclude its only bookie for half an hour because of writes
-#: that failed during a pause, and nothing could be written.
-ONE_BOOKIE = {"bookkeeperClientHealthCheckEnabled": "false"}
 
 Say = Callable[[str], None]
 LogReader = Callable[[str, str, int, Log], Log]
@@ -70,7 +64,7 @@ def _on_pulsar(
     **settings: str,
 ) -> Outcome:
     with Pulsar.start(memory=BROKER_MEMORY, **ONE_BOOKIE) as broker:
-        tenant = Tenant.make(broker.service_url, broker.admin_url)
+        tenant = broker.tenant()
         names = {
             f"pulsar_{name}": tenant.namespace() for name in ("namespace", "metadata_namespace")
         }

@@ -16,17 +16,14 @@ from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersions
 from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from kafka.protocol.producer.produce import ProduceResponse
 
-from tests.legacy_clients.brokers import are_required, in_pulsar
+from tests.legacy_clients.brokers import in_pulsar
 from tests.peers.chaos.observers import read_whole_log
 from tests.peers.chaos.servers import GatewayDied, RestartableGateway, RetryingGateway
-from tests.peers.chaos.setups import BROKER_MEMORY, ONE_BOOKIE
 from tests.peers.on_pulsar.writers import IdempotentProducer
-from tests.testkit.cache import CannotInstall
 from tests.testkit.gateway import MIB, Stopwatch, encode_request, one_record, produce_request
 from tests.testkit.gateway import GatewayProcess as Process
 from tests.testkit.kafka import free_ports
 from tests.testkit.pulsar import Pulsar
-from tests.testkit.tenant import Tenant
 from tests.testkit.verifiable import TOPIC
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -54,26 +51,10 @@ ANSWER_SECONDS = 2.0
 END_SECONDS = 30.0
 
 
-@pytest.fixture(scope="module")
-def shared_broker() -> Iterator[Pulsar]:
-    try:
-        with Pulsar.start(memory=BROKER_MEMORY, **ONE_BOOKIE) as started:
-            yield started
-    except CannotInstall as missing:
-        (pytest.fail if are_required() else pytest.skip)(str(missing))
-
-
 @pytest.fixture
-def broker(shared_broker: Pulsar) -> Pulsar:
-    """The shared broker, running again after the previous test."""
-    shared_broker.serve()
-    return shared_broker
-
-
-@pytest.fixture
-def gateway(tmp_path: Path, broker: Pulsar) -> Iterator[RestartableGateway]:
+def gateway(tmp_path: Path, restartable_pulsar: Pulsar) -> Iterator[RestartableGateway]:
     """A running gateway that has the topic."""
-    store = in_pulsar(Tenant.make(broker.service_url, broker.admin_url))
+    store = in_pulsar(restartable_pulsar.tenant())
     limits = {
         "num_partitions": 1,
         "max_in_flight_bytes": IN_FLIGHT,
@@ -156,10 +137,10 @@ class FloodingProducers:
 
 @pytest.mark.parametrize("absent", ["broker", "admin API"])
 def test_gateway_exits_naming_the_unreachable_address_of_pulsar(
-    tmp_path: Path, broker: Pulsar, absent: str
+    tmp_path: Path, restartable_pulsar: Pulsar, absent: str
 ) -> None:
     (unused,) = free_ports(1)
-    tenant = Tenant.make(broker.service_url, broker.admin_url)
+    tenant = restartable_pulsar.tenant()
     wrong = f"127.0.0.1:{unused}"
     there = tenant.service_url if absent == "broker" else tenant.admin_url
     store = [word.replace(there.partition("://")[2], wrong) for word in in_pulsar(tenant)]
@@ -184,18 +165,18 @@ def test_gateway_exits_naming_the_unreachable_address_of_pulsar(
     ],
 )
 def test_outage_loses_no_acknowledged_record_and_stays_within_memory(
-    gateway: RestartableGateway, broker: Pulsar, how: str, seconds: float
+    gateway: RestartableGateway, restartable_pulsar: Pulsar, how: str, seconds: float
 ) -> None:
     pushers, application = FloodingProducers(gateway), IdempotentProducer(gateway)
     pushers.start()
     pushers.wait_for_answers(ANSWERS, RECOVER_SECONDS)
     before = memory(gateway)
-    broker.kill() if how == "killed" else broker.pause()
+    restartable_pulsar.kill() if how == "killed" else restartable_pulsar.pause()
     most = peak_memory(gateway, seconds)
     assert not [code for code in pushers.codes if not for_code(code).retriable], pushers.codes
     assert sum(pushers.codes.values()) >= PUSHERS, "producers get retriable errors"
 
-    broker.launch() if how == "killed" else broker.resume()
+    restartable_pulsar.launch() if how == "killed" else restartable_pulsar.resume()
     served = time.monotonic()
     pushers.wait_for_answers(1, RECOVER_SECONDS)
     print(
@@ -225,12 +206,12 @@ def test_outage_loses_no_acknowledged_record_and_stays_within_memory(
 
 
 def test_gateway_without_pulsar_logs_outage_answers_metadata_and_can_be_stopped(
-    gateway: RestartableGateway, broker: Pulsar, tmp_path: Path
+    gateway: RestartableGateway, restartable_pulsar: Pulsar, tmp_path: Path
 ) -> None:
     pushers = FloodingProducers(gateway)
     pushers.start()
     pushers.wait_for_answers(ANSWERS, RECOVER_SECONDS)
-    broker.kill()
+    restartable_pulsar.kill()
     peak_memory(gateway, 2.5 * SEND_TIMEOUT_MS / 1000)
     for _ in range(10):
         watch = Stopwatch(gateway)

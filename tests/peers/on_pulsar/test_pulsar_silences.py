@@ -20,7 +20,6 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from tests.legacy_clients.brokers import are_required, in_pulsar
 from tests.peers.chaos.observers import committed_offsets, read_whole_log
 from tests.peers.chaos.servers import RestartableGateway, RetryingGateway
-from tests.peers.chaos.setups import BROKER_MEMORY, ONE_BOOKIE
 from tests.peers.on_pulsar.writers import (
     GROUP,
     IdempotentProducer,
@@ -32,9 +31,8 @@ from tests.peers.on_pulsar.writers import (
 )
 from tests.testkit.cache import CannotInstall
 from tests.testkit.gateway import Stopwatch, one_record
-from tests.testkit.pulsar import Pulsar
+from tests.testkit.pulsar import BROKER_MEMORY, ONE_BOOKIE, Pulsar
 from tests.testkit.pulsar_relay import PulsarRelays
-from tests.testkit.tenant import Tenant
 from tests.testkit.verifiable import TOPIC
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -76,7 +74,7 @@ class GatewayStarter:
     def __init__(self, folder: Path, broker: Pulsar, stack: ExitStack) -> None:
         self._folder = folder
         self._stack = stack
-        self._tenant = Tenant.make(broker.service_url, broker.admin_url)
+        self._tenant = broker.tenant()
         self._store = in_pulsar(self._tenant)
 
     def start(self, name: str) -> RestartableGateway:
@@ -163,7 +161,7 @@ def test_paused_gateway_continues_if_no_other_took_over(
 def test_gateway_answers_and_recovers_when_the_network_drops_all_bytes(
     tmp_path: Path, broker: Pulsar
 ) -> None:
-    tenant = Tenant.make(broker.service_url, broker.admin_url)
+    tenant = broker.tenant()
     with PulsarRelays(tenant.settings()) as between, ExitStack() as stack:
         relayed = replace(
             tenant, service_url=between.settings.service_url, admin_url=between.settings.admin_url

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,9 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
 from gateway.topics.topic_names import TRAFFIC_TOPIC
-from tests.legacy_clients.brokers import are_required
-from tests.peers.chaos.setups import BROKER_MEMORY, ONE_BOOKIE
 from tests.peers.on_pulsar.pulsar_gateway import bootstrap, gateway_on
-from tests.testkit.cache import CannotInstall
 from tests.testkit.gateway import GatewayProcess, Peer, Stopwatch, one_record
 from tests.testkit.pulsar import Pulsar
-from tests.testkit.tenant import Tenant
 from tests.testkit.traffic_rows import Row, read_rows, wait_for_rows
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -31,18 +26,9 @@ AT_ONCE_SECONDS = 2.0
 RECOVER_SECONDS = 300.0
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Pulsar]:
-    try:
-        with Pulsar.start(memory=BROKER_MEMORY, **ONE_BOOKIE) as started:
-            yield started
-    except CannotInstall as missing:
-        (pytest.fail if are_required() else pytest.skip)(str(missing))
-
-
 @pytest.fixture
-def settings(broker: Pulsar) -> Any:
-    return Tenant.make(broker.service_url, broker.admin_url).settings()
+def settings(restartable_pulsar: Pulsar) -> Any:
+    return restartable_pulsar.tenant().settings()
 
 
 def options_for(log: Path) -> list[str]:
@@ -112,7 +98,7 @@ def test_traffic_topic_has_the_rows_of_the_files_of_all_gateways(
 
 
 def test_outage_of_pulsar_drops_only_traffic_topic_rows_and_is_logged(
-    broker: Pulsar, settings: Any, tmp_path: Path
+    restartable_pulsar: Pulsar, settings: Any, tmp_path: Path
 ) -> None:
     log = tmp_path / "traffic"
     with gateway_on(
@@ -123,7 +109,7 @@ def test_outage_of_pulsar_drops_only_traffic_topic_rows_and_is_logged(
             assert produce(peer) == 0
         assert wait_for_rows(log, lambda row: row.get("topic") == TOPIC)
         _waits_for_the_topic(running)
-        broker.kill()
+        restartable_pulsar.kill()
         try:
             _asks_until(
                 running,
@@ -134,7 +120,7 @@ def test_outage_of_pulsar_drops_only_traffic_topic_rows_and_is_logged(
             )
             during = read_rows(log)[-1]["sequence"]
         finally:
-            broker.launch()
+            restartable_pulsar.launch()
         _serves_again(running)
         assert in_topic(running, RECOVER_SECONDS, during)[-1]["sequence"] > during
         assert running.stop() == 0

@@ -22,7 +22,7 @@ from storage.pulsar.client.process_stalls import STALL_SECONDS
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
 from tests.storage.entries import bases, entry, everything, plain, sized, topic
-from tests.testkit.pulsar import START_SECONDS, Pulsar
+from tests.testkit.pulsar import START_SECONDS
 from tests.testkit.pulsar_relay import SEND, SEND_RECEIPT, PulsarRelays
 from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant
@@ -424,43 +424,38 @@ async def test_in_flight_appends_are_bounded_and_refused_ones_not_stored(between
 
 @pytest.mark.timeout(1000)
 @ensureDeferred
-async def test_killed_broker_neither_loses_nor_repeats_appends_in_flight():
-    broker = await deferToThread(Pulsar.start)
-    try:
-        tenant = Tenant.make(broker.service_url, broker.admin_url)
-        # A broker on a busy machine may need three starts.
-        store = PulsarStore(
-            tenant.settings(send_timeout_seconds=3 * START_SECONDS), reactor=reactor
-        )
-        await store.open()
-        await store.create_topic(topic())
-        log = await store.log("orders", 0)
-        await log.append([entry(0)])
-        appends = [log.append([sized(n, 2000)]) for n in range(1, 500)]
-        await appends[20]
-        await deferToThread(broker.kill)
-        appends += [log.append([sized(n, 2000)]) for n in range(500, 600)]
-        await deferToThread(broker.launch)
-        for one in appends:
-            await one
-        expected = plain([entry(0), *(sized(n, 2000) for n in range(1, 600))])
-        assert plain(await everything(log)) == expected
-        await store.close()
-        again = PulsarStore(
-            tenant.settings(
-                namespace=store.settings.namespace,
-                metadata_namespace=store.settings.metadata_namespace,
-            ),
-            reactor=reactor,
-        )
-        await again.open()
-        reopened = await again.log("orders", 0)
-        assert (reopened.start_offset, reopened.end_offset, reopened.size) == (
-            0,
-            600,
-            7 + 599 * 2000,
-        )
-        assert plain(await everything(reopened)) == expected
-        await again.close()
-    finally:
-        await deferToThread(broker.stop)
+async def test_killed_broker_neither_loses_nor_repeats_appends_in_flight(restartable_pulsar):
+    broker = restartable_pulsar
+    tenant = broker.tenant()
+    # A broker on a busy machine may need three starts.
+    store = PulsarStore(tenant.settings(send_timeout_seconds=3 * START_SECONDS), reactor=reactor)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await log.append([entry(0)])
+    appends = [log.append([sized(n, 2000)]) for n in range(1, 500)]
+    await appends[20]
+    await deferToThread(broker.kill)
+    appends += [log.append([sized(n, 2000)]) for n in range(500, 600)]
+    await deferToThread(broker.launch)
+    for one in appends:
+        await one
+    expected = plain([entry(0), *(sized(n, 2000) for n in range(1, 600))])
+    assert plain(await everything(log)) == expected
+    await store.close()
+    again = PulsarStore(
+        tenant.settings(
+            namespace=store.settings.namespace,
+            metadata_namespace=store.settings.metadata_namespace,
+        ),
+        reactor=reactor,
+    )
+    await again.open()
+    reopened = await again.log("orders", 0)
+    assert (reopened.start_offset, reopened.end_offset, reopened.size) == (
+        0,
+        600,
+        7 + 599 * 2000,
+    )
+    assert plain(await everything(reopened)) == expected
+    await again.close()

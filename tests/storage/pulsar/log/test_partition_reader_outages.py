@@ -13,8 +13,6 @@ from twisted.internet.defer import Deferred
 from storage.log import StorageFailed
 from tests.storage.pulsar.broker_tables import until_answered
 from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack, numbered, offsets
-from tests.testkit.pulsar import Pulsar
-from tests.testkit.tenant import Tenant
 
 pytestmark = [pytest.mark.peer]
 
@@ -25,28 +23,28 @@ READ_SECONDS = 10 * 3 * STEP_SECONDS
 
 
 @ensureDeferred
-async def test_read_from_hanging_broker_ends_in_time():
-    with Pulsar.start() as broker:
-        tenant = Tenant.make(broker.service_url, broker.admin_url)
-        settings = tenant.settings(
-            read_timeout_seconds=STEP_SECONDS, operation_timeout_seconds=STEP_SECONDS
-        )
-        client = library.Client(
-            broker.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error)
-        )
-        side = ReadingStack(settings, reactor)
-        await side.client.open()
-        partition = PartitionTopic(tenant, settings, client)
-        partition.write(numbered(0, 300, size=1000))
-        client.close()
-        reader = side.reader(partition)
-        assert offsets(await until_answered(lambda: reader.read(0, 300, 0))) == [0]
-        broker.pause()
-        with pytest.raises(StorageFailed):
-            await read_on(reader, 1)
-        broker.resume()
-        assert await read_all(reader, 200) == list(range(200, 300))
-        await side.close()
+async def test_read_from_hanging_broker_ends_in_time(restartable_pulsar):
+    broker = restartable_pulsar
+    tenant = broker.tenant()
+    settings = tenant.settings(
+        read_timeout_seconds=STEP_SECONDS, operation_timeout_seconds=STEP_SECONDS
+    )
+    client = library.Client(
+        broker.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error)
+    )
+    side = ReadingStack(settings, reactor)
+    await side.client.open()
+    partition = PartitionTopic(tenant, settings, client)
+    partition.write(numbered(0, 300, size=1000))
+    client.close()
+    reader = side.reader(partition)
+    assert offsets(await until_answered(lambda: reader.read(0, 300, 0))) == [0]
+    broker.pause()
+    with pytest.raises(StorageFailed):
+        await read_on(reader, 1)
+    broker.resume()
+    assert await read_all(reader, 200) == list(range(200, 300))
+    await side.close()
 
 
 async def read_all(reader, offset):

@@ -36,7 +36,7 @@ def broker() -> Iterator[Pulsar]:
 
 @pytest.fixture
 def tenant(broker: Pulsar) -> Tenant:
-    return Tenant.make(broker.service_url, broker.admin_url)
+    return broker.tenant()
 
 
 @pytest.fixture
