@@ -16,6 +16,7 @@ from tests.testkit.cache import maven_jars
 from tests.testkit.kafka import TOOLS, VERSION, java
 
 SOURCES = Path(__file__).parent / "java"
+JVM_FLAGS = jvm.SERIAL
 RECORD_BYTES = 1024
 BATCH_BYTES = 16384
 LINGER_MS = 5
@@ -83,7 +84,7 @@ def produce(bootstrap: str, topic: str, records: int, codec: str) -> float:
         f"linger.ms={LINGER_MS}",
         f"batch.size={BATCH_BYTES}",
         f"compression.type={codec}",
-        flags=jvm.SERIAL,
+        flags=JVM_FLAGS,
         log_level="ERROR",
     )  # fmt: skip
     return rate_of(run(argv, records), records)
@@ -129,7 +130,7 @@ def fetch(bootstrap: str, topic: str, records: int, client: str) -> float:
 def _own_program(name: str, client: str) -> list[str]:
     """Command line of a program in bench/java, compiled against this version of kafka-clients."""
     jars = maven_jars((f"org.apache.kafka:kafka-clients:{client}", "org.slf4j:slf4j-nop:1.7.36"))
-    return jvm.argv([f"{jars}/*"], SOURCES / f"{name}.java", flags=["-Xmx512m", *jvm.SERIAL])
+    return jvm.argv([f"{jars}/*"], SOURCES / f"{name}.java", flags=["-Xmx512m", *JVM_FLAGS])
 
 
 def run(

@@ -10,6 +10,7 @@ from bench import clients
 from bench.servers import BenchGateway
 from bench.steps import PACED, RoundLoad, WarmUpLimits, plan, repeat_until_stable, warm_up
 from tests.legacy_clients.brokers import are_required
+from tests.testkit import jvm
 from tests.testkit.cache import CannotInstall
 
 
@@ -108,6 +109,7 @@ def test_unstable_warm_up_ends_at_its_limit() -> None:
 def test_all_steps_run_with_real_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "PACE_WARM_UP_SECONDS", 1)
     monkeypatch.setattr(clients, "PACE_SECONDS", 2)
+    monkeypatch.setattr(clients, "JVM_FLAGS", jvm.CLIENT)
     load = RoundLoad(1, ("none",), (1, 2))
     server = BenchGateway.start()
     try:
