@@ -8,7 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ WRONG = (USER[0], "password")
 # Clients with SaslHandshake v0 get no error, only a closed connection, and retry until this
 # timeout; most others fail with the error at once.
 PATIENCE_SECONDS = 6.0
+# They mostly wait.
+AT_ONCE = 4
 RUN_SECONDS = 180.0
 LISTENERS = ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0", "SASL_SSL://127.0.0.1:0")
 CLIENTS = tuple(row.name for row in table().values() if row.sasl_plain)
@@ -120,17 +123,33 @@ def test_client_with_the_right_password_produces_over_tls(
     ]
 
 
-@pytest.mark.parametrize("name", CLIENTS)
-def test_client_with_a_wrong_password_fails_without_hanging(
-    name: str, secured: RunningBroker, client: Callable[[str], Client]
-) -> None:
-    row = client(name)
+@pytest.fixture(scope="module")
+def refusals(
+    request: pytest.FixtureRequest, secured: RunningBroker
+) -> Iterator[Mapping[str, Future[list[int | None]]]]:
+    """Attempts of all tested clients with a wrong password, which run concurrently."""
+    wrong = test_client_with_a_wrong_password_fails_without_hanging
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    names = [item.callspec.params["name"] for item in items if item.function is wrong]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {name: pool.submit(use_wrong_password, table()[name], secured) for name in names}
+
+
+def use_wrong_password(row: Client, secured: RunningBroker) -> list[int | None]:
     fails_at_once = row.tells_refusal and not row.retries_refusal
     patience = RUN_SECONDS if fails_at_once else PATIENCE_SECONDS
+    return offsets_of_two(row, secured, "SASL_PLAINTEXT", Security(WRONG), patience)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_client_with_a_wrong_password_fails_without_hanging(
+    name: str, refusals: Mapping[str, Future[list[int | None]]], client: Callable[[str], Client]
+) -> None:
+    row = client(name)
     with pytest.raises(
         DriverFailed, match=r"(?i)authentication|SASL" if row.tells_refusal else "driver: "
     ) as refused:
-        offsets_of_two(row, secured, "SASL_PLAINTEXT", Security(WRONG), patience)
+        refusals[name].result()
     # The client failed by itself; its driver did not have to be killed.
     assert "exit code " in str(refused.value).splitlines()[0]
     assert "driver: " in refused.value.errors
