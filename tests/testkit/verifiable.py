@@ -18,7 +18,7 @@ TOPIC, GROUP = "load", "readers"
 #: on two cores.
 PACE = 300
 #: Limit for a JVM to exit; a producer waits for outstanding acknowledgements.
-END_SECONDS = 120.0
+END_SECONDS = 300.0
 
 Stored = tuple[int, int, str]
 """Partition, offset, value."""
