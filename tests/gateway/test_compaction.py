@@ -14,7 +14,8 @@ from gateway.housekeeping import Housekeeping
 from gateway.partitions.record_batch import check_batch
 from storage.log import Entry, StorageFailed
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
-from tests.gateway.compacted_topic import (
+from tests.gateway.handlers import handler_calls
+from tests.gateway.partitions.compacted_topic import (
     FETCH_VERSIONS,
     FORMATS,
     close,
@@ -25,7 +26,6 @@ from tests.gateway.compacted_topic import (
     table,
     values,
 )
-from tests.gateway.handlers import handler_calls
 from tests.records import sample_records
 from tests.records.peers import read_with_kafka_python
 from tests.records.record_sets import batch

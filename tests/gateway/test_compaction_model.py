@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from storage.log import StorageFailed
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.compacted_topic import (
+from tests.gateway.partitions.compacted_topic import (
     FETCH_VERSIONS,
     FORMATS,
     compact,

@@ -19,7 +19,7 @@ from gateway.protocol.wire.produce_codec import (
     TopicRecords,
 )
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
-from tests.gateway.compacted_topic import FORMATS, put, table
+from tests.gateway.partitions.compacted_topic import FORMATS, put, table
 from tests.records.record_sets import Pair, batch, old_set
 
 
