@@ -208,9 +208,11 @@ def test_help_has_examples():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_before_reactor_runs_stops_gateway_with_its_line(tmp_path, number):
+    # A shell starts background processes with SIGINT ignored.
     script = (
-        "import os, sys\n"
+        "import os, signal, sys\n"
         "from gateway.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"main._raise_file_limit = lambda connections: os.kill(os.getpid(), {int(number)})\n"
         "main.main(sys.argv[1:])"
     )
@@ -219,6 +221,7 @@ def test_signal_before_reactor_runs_stops_gateway_with_its_line(tmp_path, number
         [sys.executable, "-c", script, "serve", *flags],
         capture_output=True,
         text=True,
+        timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stderr
