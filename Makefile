@@ -46,7 +46,7 @@ serve: $(VENV)/.serve
 pulsar: $(VENV)/.test
 	@exec $(PY) -m tests.testkit.standalone $(ARGS)
 
-## lint, and fast tests with fewer examples per property, except long ones (90 seconds)
+## lint, and fast tests with fewer examples per property, except long ones (2.5 minutes)
 check: lint
 	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark and not long" \
 		--hypothesis-profile=quick $(ARGS)
