@@ -33,8 +33,8 @@ class Outputs:
         self._folder = folder
         self._spark = spark
         self._new = folder / ".new"
-        # A killed run may have left them; they would take the space that this run needs. Spark
-        # creates the folder with the first table.
+        # Tables that a killed run left would take space that this run needs. Spark creates the
+        # folder with the first table.
         self.discard()
 
     def table(self, name: str, rows: DataFrame, order: Sequence[Column]) -> DataFrame:
