@@ -38,6 +38,9 @@ LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     # Spark describes each plan for the web UI, also if the UI is off; this form takes least time.
     "spark.sql.ui.explainMode": "simple",
+    # Spark would look up where in Python each expression is made, for its error messages.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.dataFrameQueryContext.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
