@@ -12,6 +12,7 @@ import shutil
 import pytest
 
 from tests.legacy_clients.brokers import are_required
+from tests.reports import spark_cache
 from tests.reports.page.browser import browser, find
 from tests.testkit import jvm
 
@@ -48,6 +49,8 @@ def pyspark():
             "JAVA_TOOL_OPTIONS",
             f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {FOR_SHORT_LIVES}".strip(),
         )
+        for name, text in spark_cache.environment().items():
+            patched.setenv(name, text)
         yield
 
 

@@ -59,7 +59,9 @@ def of_cluster() -> dict[str, str]:
     """Environment of a machine with Spark but without kopgate and without Python."""
     import pyspark
 
-    mine = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    # A class archive is for another SPARK_HOME and no folder of settings.
+    others = ("PYTHONPATH", "SPARK_SUBMIT_OPTS")
+    mine = {name: text for name, text in os.environ.items() if name not in others}
     home = str(Path(pyspark.__file__).parent)
     return {
         **mine,

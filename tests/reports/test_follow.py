@@ -30,7 +30,7 @@ def environment(pyspark):
     """Environment with Spark's Kafka source and settings for small tables."""
     import pyspark
 
-    from tests.reports.connector import connector
+    from tests.reports.spark_cache import connector
 
     try:
         jars = ",".join(map(str, connector(pyspark.__version__)))

@@ -1,12 +1,17 @@
-"""Suppression of py4j's log messages."""
+"""Spark's Java: suppression of py4j's log messages, and the class archive in tests."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
+
+from tests.reports import spark_cache
 
 pytestmark = pytest.mark.spark
 
@@ -48,3 +53,21 @@ def test_errors_raised_by_py4j_are_not_logged_too(quiet, caplog):
 def test_py4j_logs_errors_by_default(caplog):
     calls_ended_java()
     assert "Exception while sending command." in caplog.messages
+
+
+def test_driver_uses_its_class_archive(spark):
+    """Java ignores an archive that was made with another class path."""
+    options = os.environ.get("SPARK_SUBMIT_OPTS")
+    if not options:
+        pytest.skip("no archive could be made: the summary has a warning")
+    maps = Path(f"/proc/{spark.sparkContext._gateway.proc.pid}/maps").read_text()
+    assert options.removeprefix("-XX:SharedArchiveFile=") in maps
+
+
+def test_spark_starts_without_archive_if_it_cannot_be_stored(pyspark, monkeypatch):
+    def cached(name, build):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(spark_cache, "cached", cached)
+    with pytest.warns(UserWarning, match="without archived classes"):
+        assert spark_cache.environment() == {}
