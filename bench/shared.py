@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -193,7 +194,12 @@ def main() -> int:
     busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
     with ExitStack() as running:
         servers: list[BenchServer] = []
-        for start in (_gateway, *([KafkaServer.start] if options.kafka else [])):
+        starts: list[Callable[[], BenchServer]] = [_gateway]
+        if options.beside is not None:
+            starts.append(partial(_gateway, options.beside))
+        if options.kafka:
+            starts.append(KafkaServer.start)
+        for start in starts:
             servers.append(start())
             running.callback(servers[-1].stop)
         rows = measure(servers, load, lambda line: print(f"# {line}", file=sys.stderr))
@@ -204,10 +210,9 @@ def main() -> int:
     return 0
 
 
-def _gateway() -> BenchServer:
-    return BenchGateway.start(
-        subprocess.DEVNULL, arguments=("--set", "group_initial_rebalance_delay_ms=0")
-    )
+def _gateway(checkout: Path | None = None) -> BenchServer:
+    arguments = ("--set", "group_initial_rebalance_delay_ms=0")
+    return BenchGateway.start(subprocess.DEVNULL, arguments=arguments, checkout=checkout)
 
 
 def _conditions(options: argparse.Namespace, busy: str) -> str:
@@ -215,6 +220,7 @@ def _conditions(options: argparse.Namespace, busy: str) -> str:
         f"--runs {options.runs} --records {options.records} --commits {options.commits} --seconds "
         f"{options.seconds}"
     )
+    arguments += f" --beside {options.beside}" if options.beside is not None else ""
     arguments += " --kafka" if options.kafka else ""
     return (
         f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-shared ARGS="{arguments}"`, '
@@ -243,6 +249,12 @@ def _options() -> argparse.Namespace:
         help="measured time of each idle consumer, three times (20)",
     )
     parser.add_argument("--kafka", action="store_true", help="measure Apache Kafka as well")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        metavar="CHECKOUT",
+        help="measure the gateway of another checkout as well (build its extension modules first)",
+    )
     parser.add_argument(
         "--out",
         type=Path,
