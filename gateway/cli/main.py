@@ -6,6 +6,7 @@ failure, 2 usage or settings error; for `kopgate report` also 3 not ready and 13
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import sys
@@ -159,7 +160,18 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
         except Exception as error:  # noqa: BLE001 - unforeseen errors are logged, too
             _log.bug("gateway stopped by a bug", error)
             code = 1
-    sys.exit(code)
+    _end_process(code)
+
+
+def _end_process(code: int) -> NoReturn:
+    """End the process without the interpreter's own shutdown.
+
+    A thread of Pulsar's client that still waits for a broker would return into the interpreter
+    while that shuts down, and crash the process: it would end by SIGSEGV instead of with `code`.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -29,6 +29,12 @@ def _no_settings_around(monkeypatch):
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def process_goes_on(monkeypatch):
+    """Commands run in this process end by SystemExit."""
+    monkeypatch.setattr(main, "_end_process", sys.exit)
+
+
 @pytest.fixture
 def served(monkeypatch):
     """Record the settings of each start without starting anything."""
@@ -226,6 +232,20 @@ def test_signal_before_reactor_runs_stops_gateway_with_its_line(tmp_path, number
     )
     assert result.returncode == 0, result.stderr
     assert " stopped seconds=" in result.stderr.splitlines()[-1]
+
+
+def test_threads_of_libraries_do_not_change_the_exit_code():
+    """The interpreter's shutdown, which such threads can crash, does not run."""
+    script = (
+        "import atexit, os, sys\n"
+        "from gateway.cli import main\n"
+        "atexit.register(os._exit, 99)\n"
+        "main._run = lambda settings: 1\n"
+        "main.main(sys.argv[1:])"
+    )
+    argv = [sys.executable, "-c", script, "serve"]
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 1, result.stderr
 
 
 def test_gateway_prints_ready_and_exits_0_on_sigterm(tmp_path):
