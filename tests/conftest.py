@@ -6,6 +6,7 @@ stops hanging tests.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -59,6 +60,23 @@ settings.register_profile("kopgate", deadline=None, suppress_health_check=[Healt
 # `make check` runs a quarter of the examples; `make test` runs all.
 settings.register_profile("quick", settings.get_profile("kopgate"), max_examples=25)
 settings.load_profile("kopgate")
+
+
+#: The marks of a module, which all of its tests have.
+PYTESTMARK = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)$", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Do not import a module with only tests that `-m "not A and not B"` excludes.
+
+    A module that is named on the command line is always imported.
+    """
+    terms = config.option.markexpr.split(" and ")
+    if collection_path.suffix != ".py" or not all(re.fullmatch(r"not \w+", one) for one in terms):
+        return None
+    found = PYTESTMARK.search(collection_path.read_text("utf-8"))
+    marks = set(re.findall(r"pytest\.mark\.(\w+)", found[1])) if found else set()
+    return True if marks & {term.removeprefix("not ") for term in terms} else None
 
 
 @pytest.hookimpl(trylast=True)
