@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -143,9 +144,15 @@ ROWS_IN_PYTHON = {
 }  # fmt: skip
 
 
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """All nodes of a module. Several tests read all modules; each module is parsed once."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def imports(source: str) -> Iterator[str]:
     """Every module that `source` imports: a.b for `import a.b` and for `from a import b`."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         match node:
             case ast.Import(names=names):
                 yield from (name.name for name in names)
@@ -155,6 +162,7 @@ def imports(source: str) -> Iterator[str]:
                 yield "." * level
 
 
+@cache
 def place_of(path: str) -> str:
     """The place of a file: the longest entry of MAY_IMPORT that holds it, or its special place."""
     return SPECIAL_PLACES.get(path) or max(
@@ -162,6 +170,7 @@ def place_of(path: str) -> str:
     )
 
 
+@cache
 def file_of(module: str) -> str:
     """The file of an imported name: of the module, or of the one that defines the name."""
     path = module.replace(".", "/")
@@ -196,7 +205,7 @@ def complaints(path: str, source: str) -> list[str]:
 
 def rows_in_python(source: str) -> list[str]:
     """The names of ROWS_IN_PYTHON that `source` uses as attributes or imports."""
-    tree = list(ast.walk(ast.parse(source)))
+    tree = nodes(source)
     named = [node.attr for node in tree if isinstance(node, ast.Attribute)]
     named += [name.name for node in tree if isinstance(node, ast.ImportFrom) for name in node.names]
     return sorted(ROWS_IN_PYTHON.intersection(named))
@@ -210,9 +219,10 @@ def modules() -> list[str]:
     )
 
 
-@pytest.mark.parametrize("path", modules())
-def test_module_imports_only_what_its_place_allows(path):
-    assert complaints(path, (ROOT / path).read_text("utf-8")) == []
+def test_modules_import_only_what_their_place_allows():
+    found = {path: complaints(path, (ROOT / path).read_text("utf-8")) for path in modules()}
+    assert found
+    assert [complaint for listed in found.values() for complaint in listed] == []
 
 
 def test_gateway_imports_compat_only_in_modules_that_it_can_do_without():
@@ -260,9 +270,11 @@ def test_forbidden_import_is_found(path, source):
     assert len(complaints(path, source)) == 1
 
 
-@pytest.mark.parametrize("path", [path for path in modules() if path.startswith("reports/")])
-def test_reports_pass_no_rows_through_python(path):
-    assert rows_in_python((ROOT / path).read_text("utf-8")) == []
+def test_reports_pass_no_rows_through_python():
+    paths = [path for path in modules() if path.startswith("reports/")]
+    found = {path: rows_in_python((ROOT / path).read_text("utf-8")) for path in paths}
+    assert found
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(
