@@ -48,8 +48,8 @@ pulsar: $(VENV)/.test
 
 ## lint, and fast tests with fewer examples per property, except long ones (2.5 minutes)
 check: lint
-	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark and not long" \
-		--hypothesis-profile=quick $(ARGS)
+	$(PY) -m pytest -q -n 2 --dist worksteal \
+		-m "not peer and not slow and not spark and not long" --hypothesis-profile=quick $(ARGS)
 
 ## check format, lint, types and prose
 lint: $(VENV)/.dev

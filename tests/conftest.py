@@ -57,8 +57,8 @@ LONGEST = (
 # In CI Hypothesis makes examples deterministic, so that failures are reproducible. Elsewhere each
 # run has different examples.
 settings.register_profile("kopgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# `make check` runs a quarter of the examples; `make test` runs all.
-settings.register_profile("quick", settings.get_profile("kopgate"), max_examples=25)
+# `make check` runs a tenth of the examples; `make test` runs all.
+settings.register_profile("quick", settings.get_profile("kopgate"), max_examples=10)
 settings.load_profile("kopgate")
 
 

@@ -22,6 +22,7 @@ def test_kafka_starts_with_each_garbage_collector(collector: str) -> None:
         server.stop()
 
 
+@pytest.mark.long
 def test_the_gateway_of_another_checkout_is_named_after_its_folder() -> None:
     server = BenchGateway.start(subprocess.DEVNULL, checkout=CHECKOUT)
     try:

@@ -189,6 +189,7 @@ def test_consumer_waits_at_most_a_second_for_conversions_of_others(
     assert 0 < max(waits) <= CONSUMER_SECONDS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("host", "count", "seconds"),
     [

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from twisted.internet import reactor
 
 from gateway.settings.model import Settings
@@ -87,6 +88,7 @@ def test_pulsar_queue_fits_in_flight_bytes():
     assert pulsar_settings(in_pulsar(max_in_flight_bytes=1 << 30)).queue_bytes > 1 << 30
 
 
+@pytest.mark.long
 def test_embedded_store_does_not_import_pulsar_client():
     code = (
         "import sys; from gateway.settings.model import Settings; from gateway.stores "

@@ -20,6 +20,7 @@ def test_setting_replaces_an_existing_line():
     assert conf == "# one=comment\ntwo=2\noneMore=1\none=5\nthree=3\n"
 
 
+@pytest.mark.long
 def test_suspend_stops_all_threads_of_a_process():
     program = (
         "import threading; "

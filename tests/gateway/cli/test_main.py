@@ -212,6 +212,7 @@ def test_help_has_examples():
     assert described == ["serve", "topics", "groups", "users", "report"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_before_reactor_runs_stops_gateway_with_its_line(tmp_path, number):
     # A shell starts background processes with SIGINT ignored.

@@ -146,6 +146,7 @@ def test_slow_clock_does_not_refuse_regex_for_few_names():
     ) == {"bills1"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "expression",
     [
