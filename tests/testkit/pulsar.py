@@ -62,6 +62,8 @@ SETTINGS = {
     "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor",
     "defaultRetentionSizeInMB": "-1",
     "defaultRetentionTimeInMinutes": "-1",
+    # A check of the cache 100 times per second would be a quarter of an idle broker's CPU time.
+    "managedLedgerCacheEvictionFrequency": "1.0",
     "managedLedgerNewEntriesCheckDelayInMillis": "0",
 }
 """Settings that differ from standalone.conf or are missing there."""
