@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -100,6 +99,10 @@ class Log:
     """Whether offsets without an acknowledged record may be missing. Pulsar skips offsets when it
     closes a ledger with pending writes.
     """
+    batches: Mapping[Position, str] = field(default_factory=dict)
+    """Producer and sequence of the batch of each record, if the reader knows them: a duplicate with
+    another producer id was made by its client.
+    """
 
 
 def complaints(
@@ -158,13 +161,20 @@ def _lost(log: Log, producer: ProducerRecords) -> list[str]:
 def _duplicated(log: Log, producer: ProducerRecords) -> list[str]:
     """Duplicates and reordered records of an idempotent producer."""
     numbers: dict[int, list[int]] = {}
-    for (partition, _), value in sorted(log.values.items()):
+    places: dict[int, list[Position]] = {}
+    for place, value in sorted(log.values.items()):
         prefix, _, number = value.rpartition(".")
         if prefix == producer.prefix:
-            numbers.setdefault(partition, []).append(int(number))
-    times = Counter(number for each in numbers.values() for number in each)
-    twice = sorted(number for number, count in times.items() if count > 1)
+            numbers.setdefault(place[0], []).append(int(number))
+            places.setdefault(int(number), []).append(place)
+    twice = sorted(number for number, where in places.items() if len(where) > 1)
     found = [f"{producer.name}: {len(twice)} duplicates: {twice[:EXAMPLES]}"] if twice else []
+    found += [
+        f"{producer.name}: {number} at {partition}:{offset}: {log.batches[partition, offset]}"
+        for number in twice[:EXAMPLES]
+        for partition, offset in places[number]
+        if (partition, offset) in log.batches
+    ]
     return found + [
         f"{producer.name}: reordered in partition {where}"
         for where, each in numbers.items()

@@ -10,6 +10,7 @@ from itertools import chain, count
 
 import pulsar
 from kafka.record import MemoryRecords
+from kafka.record.default_records import DefaultRecordBatch
 
 from storage.log import Buffer
 from storage.pulsar.log.entry_messages import parse_header, unpack_entries
@@ -27,6 +28,7 @@ def read_log(service_url: str, namespace: str, partitions: int, found: Log) -> L
     and earlier ones at offsets that the successor assigned again.
     """
     values: dict[Position, str] = {}
+    batches: dict[Position, str] = {}
     ends: dict[int, int] = {}
     hidden = 0
     with closing(_client(service_url)) as client:
@@ -45,12 +47,13 @@ def read_log(service_url: str, namespace: str, partitions: int, found: Log) -> L
                     hidden += 1
                     continue
                 for entry in unpack_entries(header, message.data()):
-                    values.update(
-                        ((partition, offset), value) for offset, value in _records(entry.payload)
-                    )
+                    for offset, value, batch in _records(entry.payload):
+                        values[partition, offset] = value
+                        if batch:
+                            batches[partition, offset] = f"{batch}, {message.message_id()}"
                 end = header.last_offset + 1
             ends[partition] = end
-    return Log(values, ends, hidden)
+    return Log(values, ends, hidden, batches=batches)
 
 
 def read_native_log(service_url: str, namespace: str, partitions: int, found: Log) -> Log:
@@ -83,9 +86,17 @@ def _messages(client: pulsar.Client, topic: str) -> Iterator[pulsar.Message]:
             yield reader.read_next(READ_MS)
 
 
-def _records(batch: Buffer) -> list[tuple[int, str]]:
+def _records(stored: Buffer) -> list[tuple[int, str, str]]:
+    """Offset, value, and producer of each record; no producer in formats 0 and 1."""
     found = []
-    records = MemoryRecords(bytes(batch))
+    records = MemoryRecords(bytes(stored))
     while records.has_next():
-        found += [(record.offset, record.value.decode()) for record in records.next_batch()]
+        batch = records.next_batch()
+        producer = ""
+        if isinstance(batch, DefaultRecordBatch):
+            producer = (
+                f"producer id {batch.producer_id}, epoch {batch.producer_epoch}, "
+                f"base sequence {batch.base_sequence}"
+            )
+        found += [(record.offset, record.value.decode(), producer) for record in batch]
     return found

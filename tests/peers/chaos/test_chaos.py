@@ -74,6 +74,17 @@ def test_duplicate_of_idempotent_producer_is_reported() -> None:
     ]
 
 
+def test_duplicates_are_reported_with_their_producers() -> None:
+    batches = {(1, 0): "producer id 7", (1, 1): "producer id 8"}
+    log = Log({**GOOD, (1, 1): "4.2"}, {0: 3, 1: 2}, batches=batches)
+    producer = ProducerRecords("java-4.3.1", "4", True)
+    assert complaints(log, [producer], Observations(), ()) == [
+        "java-4.3.1: 1 duplicates: [2]",
+        "java-4.3.1: 2 at 1:0: producer id 7",
+        "java-4.3.1: 2 at 1:1: producer id 8",
+    ]
+
+
 def test_duplicate_of_plain_producer_is_allowed() -> None:
     assert complaints_for({**GOOD, (1, 1): "17"}, {0: 3, 1: 2}) == []
 
