@@ -62,8 +62,6 @@ SETTINGS = {
     "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor",
     "defaultRetentionSizeInMB": "-1",
     "defaultRetentionTimeInMinutes": "-1",
-    # A check of the cache 100 times per second would be a quarter of an idle broker's CPU time.
-    "managedLedgerCacheEvictionFrequency": "1.0",
     "managedLedgerNewEntriesCheckDelayInMillis": "0",
 }
 """Settings that differ from standalone.conf or are missing there."""
@@ -74,10 +72,14 @@ BROKER_MEMORY = "400m"
 #: that failed during a pause, and nothing could be written.
 ONE_BOOKIE = {"bookkeeperClientHealthCheckEnabled": "false"}
 
-JOURNAL_SETTINGS = {"journalWriteBufferSizeKB": "2048"}
-"""Larger than most entries in tests, so that an entry is written to the journal by one system call
-(see `Pulsar.kill`).
-"""
+TEST_SETTINGS = {
+    # Larger than most entries in tests, so that an entry is written to the journal by one system
+    # call (see `Pulsar.kill`).
+    "journalWriteBufferSizeKB": "2048",
+    # A check of the cache 100 times per second is a quarter of an idle broker's CPU time.
+    "managedLedgerCacheEvictionFrequency": "1.0",
+}
+"""Settings that only the tests need."""
 
 
 def distribution() -> Path:
@@ -133,7 +135,7 @@ class Pulsar:
                 conf,
                 {
                     **SETTINGS,
-                    **JOURNAL_SETTINGS,
+                    **TEST_SETTINGS,
                     **{k: str(v) for k, v in addresses.items()},
                     **settings,
                 },
