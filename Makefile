@@ -4,6 +4,10 @@
 PYTHON ?= python3
 ARGS ?=
 
+# Compiled modules are reused by later processes: without them each worker, gateway and Spark
+# executor that a test starts compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 PY := $(VENV)/bin/python
 # The constraints also apply to build dependencies: older versions of pip read PIP_CONSTRAINT for
