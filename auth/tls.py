@@ -52,7 +52,14 @@ _OLD_CIPHERS = _CIPHERS + b":@SECLEVEL=0"
 
 
 class TlsError(Exception):
-    """The files cannot be used. The message names file and problem, and contains no secret."""
+    """The files cannot be used. The message names file and problem, and contains no secret.
+
+    `path` is None if the problem is not in one file.
+    """
+
+    def __init__(self, problem: str, path: Path | None = None) -> None:
+        super().__init__(problem if path is None else f"{path}: {problem}")
+        self.path = path
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +120,7 @@ def build_context(files: TlsFiles) -> SSL.Context:
     chain = _certificates(files.certificate)
     key = _key(files.key, files.key_password)
     if _public(key) != _public(chain[0]):
-        raise TlsError(f"{files.key}: does not match the first certificate in {files.certificate}")
+        raise TlsError(f"does not match the first certificate in {files.certificate}", files.key)
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     try:
         context.use_certificate(chain[0])
@@ -122,7 +129,7 @@ def build_context(files: TlsFiles) -> SSL.Context:
         context.use_privatekey(key)
         context.check_privatekey()
     except SSL.Error as error:
-        raise TlsError(f"{files.certificate}: rejected by OpenSSL: {_reason(error)}") from None
+        raise TlsError(f"rejected by OpenSSL: {_reason(error)}", files.certificate) from None
     context.set_min_proto_version(_VERSIONS[files.min_version])
     context.set_cipher_list(_OLD_CIPHERS if files.min_version in ("TLSv1", "TLSv1.1") else _CIPHERS)
     context.set_options(
@@ -161,9 +168,7 @@ def _certificates(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(_read(path))
     except ValueError:
-        raise TlsError(
-            f"{path}: contains no PEM certificate (-----BEGIN CERTIFICATE-----)"
-        ) from None
+        raise TlsError("contains no PEM certificate (-----BEGIN CERTIFICATE-----)", path) from None
 
 
 def _key(path: Path, password_file: Path | None) -> Key:
@@ -178,16 +183,16 @@ def _key(path: Path, password_file: Path | None) -> Key:
             if password is None
             else "is not encrypted, but a passphrase is set"
         )
-        raise TlsError(f"{path}: the key {wrong} (ssl_key_password_file)") from None
+        raise TlsError(f"the key {wrong} (ssl_key_password_file)", path) from None
     except (ValueError, UnsupportedAlgorithm):
         wrong = (
             "contains no PEM private key (-----BEGIN PRIVATE KEY-----)"
             if password is None
             else "contains no PEM private key that this passphrase decrypts"
         )
-        raise TlsError(f"{path}: {wrong}") from None
+        raise TlsError(wrong, path) from None
     if not isinstance(key, RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey):
-        raise TlsError(f"{path}: unsupported key type, use an RSA or EC key")
+        raise TlsError("unsupported key type, use an RSA or EC key", path)
     return key
 
 
@@ -199,7 +204,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise TlsError(f"{path}: {error.strerror}") from None
+        raise TlsError(error.strerror or "cannot be read", path) from None
 
 
 def _reason(error: SSL.Error) -> str:

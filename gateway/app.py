@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from auth.mechanism import Mechanism
 from auth.plain import PlainMechanism
-from auth.tls import TlsContextFactory, TlsFiles
+from auth.tls import TlsContextFactory, TlsError, TlsFiles
 from auth.users import UsersFile
 from gateway import logs
 from gateway.broker import Broker
@@ -31,6 +31,7 @@ from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
+from gateway.settings.listener_settings import PerListenerSettings
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
 from gateway.topics.topic_names import CONSUMER_OFFSETS
@@ -290,21 +291,39 @@ def make_mechanisms(
     return {plain.name: plain}
 
 
-def make_tls(settings: Settings) -> TlsContextFactory:
-    """The TLS context of the listeners.
+def make_tls(settings: Settings, listener: str) -> TlsContextFactory:
+    """The TLS context of a listener.
 
-    Raises TlsError, or ValueError without a certificate.
+    Raises TlsError, or ValueError without a certificate. Both name the listener.
     """
-    if settings.ssl_certificate_file is None or settings.ssl_key_file is None:
-        raise ValueError("a TLS listener needs ssl_certificate_file and ssl_key_file")
+    mine = settings.for_listener(listener)
+    if mine.ssl_certificate_file is None or mine.ssl_key_file is None:
+        raise ValueError(f"listener {listener} needs ssl_certificate_file and ssl_key_file")
     files = TlsFiles(
-        settings.ssl_certificate_file,
-        settings.ssl_key_file,
-        settings.ssl_key_password_file,
-        settings.ssl_ca_file,
-        settings.ssl_client_auth,
-        settings.ssl_min_version,
+        mine.ssl_certificate_file,
+        mine.ssl_key_file,
+        mine.ssl_key_password_file,
+        mine.ssl_ca_file,
+        mine.ssl_client_auth,
+        mine.ssl_min_version,
     )
-    return TlsContextFactory(
-        files, time.monotonic, lambda problem: _log.warning("certificate problem", problem=problem)
-    )
+
+    def warn(problem: str) -> None:
+        _log.warning("certificate problem", listener=listener, problem=problem)
+
+    try:
+        return TlsContextFactory(files, time.monotonic, warn)
+    except TlsError as error:
+        name = next(
+            (
+                settings.setting_name(listener, setting)
+                for setting in PerListenerSettings.model_fields
+                if setting.startswith("ssl_") and error.path in _paths(getattr(mine, setting))
+            ),
+            "TLS",
+        )
+        raise TlsError(f"listener {listener}: {name}: {error}") from None
+
+
+def _paths(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

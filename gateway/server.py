@@ -206,7 +206,6 @@ class GatewayServer:
             if any(p.has_sasl for p in protocols.values())
             else None
         )
-        tls = make_tls(settings) if any(p.has_tls for p in protocols.values()) else None
         made = []
         for endpoint in settings.listeners:
             protocol = protocols[endpoint.name]
@@ -217,7 +216,8 @@ class GatewayServer:
                 self._login_budget,
                 mechanisms if protocol.has_sasl else None,
             )
-            made.append((endpoint, listener, tls if protocol.has_tls else None))
+            tls = make_tls(settings, endpoint.name) if protocol.has_tls else None
+            made.append((endpoint, listener, tls))
         return made
 
     def _bind(self, listeners: Listeners) -> BoundListeners:

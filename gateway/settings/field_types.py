@@ -38,7 +38,7 @@ def _read_list(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _read_table(value: Any) -> Any:
+def read_table(value: Any) -> Any:
     """Read a TOML table, or `NAME:VALUE,NAME:VALUE` from the environment or a flag."""
     if not isinstance(value, str):
         return value
@@ -67,10 +67,10 @@ Endpoints = Annotated[
 File = Annotated[Path, from_text(_read_path)]
 Protocols = Annotated[
     Mapping[str, Annotated[SecurityProtocol, Field(strict=False)]],
-    BeforeValidator(_read_table),
+    BeforeValidator(read_table),
     NoDecode,
 ]
-Levels = Annotated[Mapping[str, Level], BeforeValidator(_read_table), NoDecode]
+Levels = Annotated[Mapping[str, Level], BeforeValidator(read_table), NoDecode]
 Mechanisms = Annotated[tuple[Literal["PLAIN"], ...], BeforeValidator(_read_list), NoDecode]
 Name = Annotated[str, from_text(parse_name)]
 Namespaces = Annotated[

@@ -1,6 +1,7 @@
 """Loads the settings: flags override `KOPGATE_*` variables, which override a TOML file.
 
-Errors name the flag, variable or file entry. Each layer accepts KoP's names as aliases.
+Errors name the flag, variable or file entry. Each layer accepts KoP's names as aliases. A setting
+of one listener has the name `listener.NAME.SETTING` in all layers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gateway.settings.kop_aliases import SETTING_BY_KOP_NAME, kop_name_for
 from gateway.settings.model import Settings
 
 PREFIX = "KOPGATE_"
+LISTENER = "listener"
 OTHER_VARIABLES = frozenset({"KOPGATE_CONFIG", "KOPGATE_PURE_PYTHON"})
 
 
@@ -45,8 +47,8 @@ def load(
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     layers: list[tuple[dict[str, Any], Callable[[str], str]]] = [
-        (_file(config, problems), lambda field: f"{config}: {field}"),
-        (_environment(problems), lambda field: f"{PREFIX}{field.upper()}"),
+        (_flatten(_file(config, problems)), lambda field: f"{config}: {field}"),
+        (_environment(problems), _variable),
         (
             {name: _coerce(name, value) for name, value in flags.items()},
             lambda field: (flag_names or {}).get(field, f"--set {field}"),
@@ -55,7 +57,7 @@ def load(
     for layer, name_of in layers:
         by_other_names: set[str] = set()
         for name, value in layer.items():
-            field = SETTING_BY_KOP_NAME.get(name, name)
+            field = _field(name)
             if field != name:
                 if field in layer or field in by_other_names:
                     problems.append(f"{name_of(name)}: alias of {field}, which is also set")
@@ -63,12 +65,50 @@ def load(
             values[field] = value
             origin[field] = name_of(name)
     try:
-        settings = Settings(**values)
+        settings = Settings(**_nest(values))
     except ValidationError as error:
         problems += _problems(error, origin)
     if problems:
         raise SettingsError(problems)
     return settings
+
+
+def _field(name: str) -> str:
+    """The setting with this name or alias, as a key of a layer."""
+    *listener, setting = name.rsplit(".", 1)
+    return ".".join([*listener, SETTING_BY_KOP_NAME.get(setting, setting)])
+
+
+def _flatten(layer: dict[str, Any]) -> dict[str, Any]:
+    """Replace the tables `[listener.NAME]` of a file by keys `listener.NAME.SETTING`."""
+    tables = layer.get(LISTENER)
+    if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+        return layer
+    flat = {name: value for name, value in layer.items() if name != LISTENER}
+    for listener, table in tables.items():
+        for setting, value in table.items():
+            name = f"{LISTENER}.{listener}.{setting}"
+            # TOML has no null: an empty string unsets a file.
+            flat[name] = _coerce(name, value) if value == "" else value
+    return flat
+
+
+def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the keys `listener.NAME.SETTING` by the field `listener`."""
+    fields: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        prefix, *inside = name.split(".", 2)
+        if prefix == LISTENER and len(inside) == 2:
+            tables.setdefault(inside[0], {})[inside[1]] = value
+        else:
+            fields[name] = value
+    return {**fields, LISTENER: tables} if tables else fields
+
+
+def _variable(name: str) -> str:
+    """The environment variable of a setting, or of `listener.NAME.SETTING`."""
+    return PREFIX + name.replace(".", "__").upper()
 
 
 def _file(path: Path | None, problems: list[str]) -> dict[str, Any]:
@@ -94,7 +134,12 @@ def _environment(problems: list[str]) -> dict[str, Any]:
             or field in Settings.model_fields
         ):
             continue
-        name = kop_name_for(field)
+        listener, _, setting = variable.removeprefix(_variable(f"{LISTENER}.")).rpartition("__")
+        if listener and variable.startswith(_variable(f"{LISTENER}.")):
+            setting = kop_name_for(setting.lower()) or setting.lower()
+            name: str | None = f"{LISTENER}.{listener}.{setting}"
+        else:
+            name = kop_name_for(field)
         if name is None:
             problems.append(f"{variable}: unknown setting")
         else:
@@ -107,7 +152,7 @@ def _coerce(name: str, value: Any) -> Any:
 
     The strict model validates the rest.
     """
-    field = SETTING_BY_KOP_NAME.get(name, name)
+    field = _field(name).rpartition(".")[2]
     annotation = Settings.model_fields[field].annotation if field in Settings.model_fields else None
     wanted = (
         get_args(annotation)
@@ -130,10 +175,14 @@ def _coerce(name: str, value: Any) -> Any:
 def _problems(error: ValidationError, origin: Mapping[str, str]) -> Iterator[str]:
     for item in error.errors(include_url=False, include_context=True):
         where, *inside = [str(step) for step in item["loc"]] or [""]
+        if where == LISTENER and len(inside) >= 2:
+            where, inside = ".".join([where, *inside[:2]]), inside[2:]
         cause = item.get("ctx", {}).get("error")
         text = str(cause) if isinstance(cause, ValueError) else item["msg"]
         if item["type"] == "extra_forbidden":
-            yield f"{origin.get(where, where)}: unknown setting"
+            is_general = where.rpartition(".")[2] in Settings.model_fields
+            text = "cannot be set for one listener" if is_general else "unknown setting"
+            yield f"{origin.get(where, where)}: {text}"
         elif not where:
             for line in text.splitlines():
                 field, _, rest = line.partition(": ")

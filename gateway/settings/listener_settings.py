@@ -1,11 +1,74 @@
-"""Settings: node id, listeners, their addresses and security protocols."""
+"""Settings: node id, listeners, and what may differ between listeners."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_settings import NoDecode
 
 from gateway.settings.addresses import parse_endpoint
-from gateway.settings.field_types import INT32_MAX, SECTION_CONFIG, Endpoints, Protocols
+from gateway.settings.field_types import (
+    INT32_MAX,
+    SECTION_CONFIG,
+    Endpoints,
+    File,
+    Mechanisms,
+    Protocols,
+    TlsVersion,
+    read_table,
+)
+
+
+class PerListenerSettings(BaseModel):
+    """Settings for all listeners that `[listener.NAME]` overrides for one.
+
+    In such a table, `model_fields_set` holds the overridden settings.
+    """
+
+    model_config = SECTION_CONFIG
+
+    ssl_certificate_file: File | None = Field(
+        None,
+        description=(
+            "PEM file with the server's certificate, followed by its chain. Reloaded when it "
+            "changes."
+        ),
+    )
+    ssl_key_file: File | None = Field(
+        None, description="PEM file with the certificate's private key. Reloaded when it changes."
+    )
+    ssl_key_password_file: File | None = Field(
+        None,
+        description=(
+            "File with the key's passphrase in its first line. A file, so that the passphrase is "
+            "not visible in process lists."
+        ),
+    )
+    ssl_ca_file: File | None = Field(
+        None, description="PEM file with the authorities that sign client certificates."
+    )
+    ssl_client_auth: Literal["none", "requested", "required"] = Field(
+        "none", description="Whether TLS clients must present a certificate. As in Kafka."
+    )
+    ssl_min_version: TlsVersion = Field(
+        "TLSv1.2",
+        description=(
+            "Oldest TLS version accepted. Clients on Java 7 or older use TLSv1 by default; "
+            "enabling it also enables its weak signature algorithms."
+        ),
+    )
+    sasl_enabled_mechanisms: Mechanisms = Field(
+        ("PLAIN",), description="SASL mechanisms offered by SASL listeners."
+    )
+
+
+Overrides = Annotated[
+    Mapping[str, Annotated[PerListenerSettings, Field(strict=False)]],
+    BeforeValidator(read_table),
+    NoDecode,
+]
 
 
 class ListenerSettings(BaseModel):
@@ -34,5 +97,13 @@ class ListenerSettings(BaseModel):
         description=(
             "Security protocol of each listener: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL. "
             "Listeners with these names need no entry."
+        ),
+    )
+    listener: Overrides = Field(
+        {},
+        description=(
+            "Settings of single listeners, from the next section: a table `[listener.NAME]` in "
+            "the file, `KOPGATE_LISTENER__NAME__SETTING` in the environment, `--set "
+            "listener.NAME.SETTING=VALUE`. An empty value unsets a file."
         ),
     )

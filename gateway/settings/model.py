@@ -17,7 +17,7 @@ from gateway.settings.addresses import Endpoint, SecurityProtocol
 from gateway.settings.connection_settings import ConnectionSettings
 from gateway.settings.fetch_settings import FetchSettings
 from gateway.settings.group_settings import GroupSettings
-from gateway.settings.listener_settings import ListenerSettings
+from gateway.settings.listener_settings import ListenerSettings, PerListenerSettings
 from gateway.settings.lmdb_settings import EmbeddedStoreSettings
 from gateway.settings.log_settings import LogSettings
 from gateway.settings.pulsar_settings import PulsarStoreSettings
@@ -27,7 +27,8 @@ from gateway.settings.topic_settings import TopicSettings
 #: The sections by title, in the order in which they are listed.
 SECTIONS: dict[str, type[BaseModel]] = {
     "Listeners": ListenerSettings,
-    "TLS and authentication": SecuritySettings,
+    "TLS and SASL of all listeners, or of one": PerListenerSettings,
+    "Authentication": SecuritySettings,
     "Connections": ConnectionSettings,
     "Topics": TopicSettings,
     "Fetching and conversion": FetchSettings,
@@ -48,6 +49,7 @@ class Settings(
     TopicSettings,
     ConnectionSettings,
     SecuritySettings,
+    PerListenerSettings,
     ListenerSettings,
     BaseSettings,
 ):
@@ -92,6 +94,25 @@ class Settings(
             else SecurityProtocol[listener]
         )
 
+    def for_listener(self, listener: str) -> PerListenerSettings:
+        """Return the settings of a listener: its overrides, else the general ones."""
+        return PerListenerSettings.model_construct(
+            **{
+                name: getattr(self._source(listener, name), name)
+                for name in PerListenerSettings.model_fields
+            }
+        )
+
+    def setting_name(self, listener: str, name: str) -> str:
+        """Return where a setting of a listener has its value: `listener.NAME.SETTING`, or
+        `SETTING` if it is not overridden.
+        """
+        return name if self._source(listener, name) is self else f"listener.{listener}.{name}"
+
+    def _source(self, listener: str, name: str) -> PerListenerSettings:
+        overrides = self.listener.get(listener)
+        return self if overrides is None or name not in overrides.model_fields_set else overrides
+
     def advertised_for(self, listener: str) -> Endpoint | None:
         """Return the advertised address of a listener; None means the bound address."""
         return next((endpoint for endpoint in self.advertised if endpoint.name == listener), None)
@@ -111,6 +132,10 @@ class Settings(
         yield from (
             f"listener_security_protocol_map: no listener is named {name}"
             for name in sorted(set(self.listener_security_protocol_map) - set(names))
+        )
+        yield from (
+            f"listener.{name}: no listener has this name"
+            for name in sorted(set(self.listener) - set(names))
         )
         for endpoint in self.advertised:
             if endpoint.is_wildcard:
@@ -139,10 +164,7 @@ class Settings(
                     f"of a security protocol; add for example {name} = 'PLAINTEXT'"
                 )
                 continue
-            if protocol.has_tls and not self.ssl_certificate_file:
-                yield f"ssl_certificate_file: required by TLS listener {name}"
-            if protocol.has_tls and not self.ssl_key_file:
-                yield f"ssl_key_file: required by TLS listener {name}"
+            yield from self._listener_security_problems(name, protocol)
             if protocol.has_sasl and self.pulsar_multi_tenant_metadata:
                 yield (
                     f"pulsar_multi_tenant_metadata: listener {name} requires authentication, and "
@@ -154,11 +176,32 @@ class Settings(
                     f"users_file: required by SASL listener {name}; create one with `kopgate "
                     "users add NAME --file FILE`"
                 )
-        if self.ssl_client_auth != "none" and not self.ssl_ca_file:
+
+    def _listener_security_problems(
+        self, listener: str, protocol: SecurityProtocol
+    ) -> Iterator[str]:
+        """Yield what is missing in the settings of a listener, and which have no effect."""
+        for name in sorted(self._overridden(listener)):
+            if name.startswith("ssl_") and not protocol.has_tls:
+                yield f"listener.{listener}.{name}: has no effect, since the listener has no TLS"
+            if name.startswith("sasl_") and not protocol.has_sasl:
+                yield f"listener.{listener}.{name}: has no effect, since the listener has no SASL"
+        if not protocol.has_tls:
+            return
+        mine = self.for_listener(listener)
+        for name in ("ssl_certificate_file", "ssl_key_file"):
+            if not getattr(mine, name):
+                yield f"{self.setting_name(listener, name)}: required by TLS listener {listener}"
+        if mine.ssl_client_auth != "none" and not mine.ssl_ca_file:
             yield (
-                "ssl_ca_file: required to verify client certificates, since ssl_client_auth is "
-                f"{self.ssl_client_auth}"
+                f"{self.setting_name(listener, 'ssl_ca_file')}: required to verify client "
+                f"certificates, since {self.setting_name(listener, 'ssl_client_auth')} is "
+                f"{mine.ssl_client_auth} (listener {listener})"
             )
+
+    def _overridden(self, listener: str) -> set[str]:
+        overrides = self.listener.get(listener)
+        return set() if overrides is None else overrides.model_fields_set
 
     def _pulsar_problems(self) -> Iterator[str]:
         if self.store.is_pulsar and not self.pulsar_admin:
@@ -180,6 +223,9 @@ class Settings(
         for field in ("listeners", "sasl_enabled_mechanisms", "log_cleanup_policy"):
             if not getattr(self, field):
                 yield f"{field}: at least one value is required"
+        for name, overrides in self.listener.items():
+            if not overrides.sasl_enabled_mechanisms:
+                yield (f"listener.{name}.sasl_enabled_mechanisms: at least one value is required")
         if self.max_in_flight_bytes < self.socket_request_max_bytes:
             yield (
                 "max_in_flight_bytes: less than socket_request_max_bytes, so the largest request "

@@ -1,8 +1,6 @@
-"""Settings: TLS and authentication."""
+"""Settings: users, passwords and the time a login may take."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -14,46 +12,13 @@ from gateway.settings.field_types import (
     SECOND,
     SECTION_CONFIG,
     File,
-    Mechanisms,
-    TlsVersion,
 )
 
 
 class SecuritySettings(BaseModel):
-    """TLS and authentication."""
+    """Users, passwords and the time a login may take."""
 
     model_config = SECTION_CONFIG
-
-    ssl_certificate_file: File | None = Field(
-        None,
-        description=(
-            "PEM file with the server's certificate, followed by its chain. Reloaded when it "
-            "changes."
-        ),
-    )
-    ssl_key_file: File | None = Field(
-        None, description="PEM file with the certificate's private key. Reloaded when it changes."
-    )
-    ssl_key_password_file: File | None = Field(
-        None,
-        description=(
-            "File with the key's passphrase in its first line. A file, so that the passphrase is "
-            "not visible in process lists."
-        ),
-    )
-    ssl_ca_file: File | None = Field(
-        None, description="PEM file with the authorities that sign client certificates."
-    )
-    ssl_client_auth: Literal["none", "requested", "required"] = Field(
-        "none", description="Whether TLS clients must present a certificate. As in Kafka."
-    )
-    ssl_min_version: TlsVersion = Field(
-        "TLSv1.2",
-        description=(
-            "Oldest TLS version accepted. Clients on Java 7 or older use TLSv1 by default; "
-            "enabling it also enables its weak signature algorithms."
-        ),
-    )
 
     users_file: File | None = Field(
         None,
@@ -61,9 +26,6 @@ class SecuritySettings(BaseModel):
             "File with user names and scrypt hashes, written by `kopgate users`. Reloaded when it "
             "changes."
         ),
-    )
-    sasl_enabled_mechanisms: Mechanisms = Field(
-        ("PLAIN",), description="SASL mechanisms offered by SASL listeners."
     )
     sasl_server_max_receive_size: int = Field(
         64 * KIB,

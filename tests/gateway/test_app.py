@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from auth.mechanism import ANONYMOUS
+from auth.tls import TlsError
 from compat.message_sets import read_records
-from gateway.app import open_broker, open_traffic
+from gateway.app import make_tls, open_broker, open_traffic
 from gateway.net.flow_control import OutgoingBytes
 from gateway.settings.model import Settings
 from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
@@ -18,6 +19,7 @@ from gateway.traffic.traffic_log import NO_TRAFFIC_LOG
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium, MemoryStore
 from tests.gateway.handlers.groups.test_offset_commit import commit
+from tests.testkit.certificates import Authority
 
 
 @pytest.fixture
@@ -143,3 +145,25 @@ def test_retention_of_minus_1_is_unlimited(env, tmp_path, unlimited, limits):
     log = opened(env, traffic_log=tmp_path, **settings)
     ended(log.close(5))
     assert (log._sinks[0]._limits.keep_ms, log._sinks[0]._limits.keep_bytes) == limits
+
+
+def test_unusable_tls_file_is_reported_with_listener_and_setting(tmp_path):
+    authority = Authority()
+    certificate, key = authority.sign().write(tmp_path, "server")
+    _, other = authority.sign().write(tmp_path, "other")
+    general = {"ssl_certificate_file": certificate, "ssl_key_file": key}
+    listeners = ["SSL://127.0.0.1:1", "SASL_SSL://127.0.0.1:2"]
+    settings = Settings(
+        listeners=listeners,
+        users_file=tmp_path / "users",
+        listener={"SASL_SSL": {"ssl_key_file": other}},
+        **general,
+    )
+    make_tls(settings, "SSL")
+    with pytest.raises(
+        TlsError, match=f"^listener SASL_SSL: listener.SASL_SSL.ssl_key_file: {other}"
+    ):
+        make_tls(settings, "SASL_SSL")
+    certificate.unlink()
+    with pytest.raises(TlsError, match=f"^listener SSL: ssl_certificate_file: {certificate}: No"):
+        make_tls(settings, "SSL")

@@ -277,3 +277,61 @@ def test_invalid_toml_is_reported(tmp_path, text):
 def test_unreadable_file_does_not_hide_other_problems(tmp_path, monkeypatch):
     monkeypatch.setenv("KOPGATE_NODE_ID", "x")
     assert len(problems({}, tmp_path / "none.toml")) == 2
+
+
+# Settings of one listener
+
+
+def test_settings_of_one_listener_are_accepted_in_every_layer(toml, monkeypatch):
+    path = toml(
+        'listeners = ["IN_SIDE://127.0.0.1:1", "SSL://127.0.0.1:2"]\n'
+        'listener_security_protocol_map = {IN_SIDE = "SSL"}\n'
+        'ssl_certificate_file = "c"\nssl_key_file = "k"\nssl_key_password_file = "p"\n'
+        '[listener.IN_SIDE]\nssl_min_version = "TLSv1"\nssl_certificate_file = "file"\n'
+        'kopSslClientAuth = "required"\nssl_key_password_file = ""'
+    )
+    monkeypatch.setenv("KOPGATE_LISTENER__IN_SIDE__SSL_CERTIFICATE_FILE", "variable")
+    monkeypatch.setenv("KOPGATE_LISTENER__IN_SIDE__SSL_CA_FILE", "ca")
+    settings = load({"listener.IN_SIDE.ssl_certificate_file": "flag"}, path)
+    mine, others = settings.for_listener("IN_SIDE"), settings.for_listener("SSL")
+    assert (mine.ssl_min_version, mine.ssl_client_auth) == ("TLSv1", "required")
+    assert (str(mine.ssl_certificate_file), str(mine.ssl_ca_file)) == ("flag", "ca")
+    assert (str(mine.ssl_key_file), mine.ssl_key_password_file) == ("k", None)
+    assert (others.ssl_min_version, others.ssl_client_auth) == ("TLSv1.2", "none")
+    assert (str(others.ssl_certificate_file), str(others.ssl_key_password_file)) == ("c", "p")
+
+
+def test_error_in_setting_of_a_listener_names_listener_and_setting(toml, monkeypatch):
+    path = toml('[listener.PLAINTEXT]\nssl_client_auth = "maybe"\nnum_partitions = 3\nbogus = 1')
+    monkeypatch.setenv("KOPGATE_LISTENER__PLAINTEXT__SSL_MIN_VERSION", "SSLv3")
+    lines = problems({"listener.PLAINTEXT.sasl_enabled_mechanisms": "LOGIN"}, path)
+    assert sorted(line.split(": ")[:2] for line in lines if str(path) in line) == [
+        [str(path), "listener.PLAINTEXT.bogus"],
+        [str(path), "listener.PLAINTEXT.num_partitions"],
+        [str(path), "listener.PLAINTEXT.ssl_client_auth"],
+    ]
+    assert f"{path}: listener.PLAINTEXT.bogus: unknown setting" in lines
+    assert f"{path}: listener.PLAINTEXT.num_partitions: cannot be set for one listener" in lines
+    others = [line for line in lines if str(path) not in line]
+    assert any(line.startswith("KOPGATE_LISTENER__PLAINTEXT__SSL_MIN_VERSION: ") for line in others)
+    assert any(
+        line.startswith("--set listener.PLAINTEXT.sasl_enabled_mechanisms") for line in others
+    )
+
+
+def test_missing_setting_of_a_listener_is_reported_where_it_was_set(toml):
+    path = toml(
+        'listeners = ["SSL://127.0.0.1:1"]\nssl_certificate_file = "c"\nssl_key_file = "k"\n'
+        '[listener.SSL]\nssl_key_file = ""\nssl_client_auth = "required"'
+    )
+    assert problems({}, path) == [
+        f"{path}: listener.SSL.ssl_key_file: required by TLS listener SSL",
+        "ssl_ca_file: required to verify client certificates, since listener.SSL.ssl_client_auth "
+        "is required (listener SSL)",
+    ]
+
+
+@pytest.mark.parametrize("text", ['listener = "X"', "listener = {X = 1}", "listener = [1]"])
+def test_listener_tables_of_another_type_are_reported(toml, text):
+    path = toml(text)
+    assert problems({}, path)[0].startswith(f"{path}: listener")

@@ -246,3 +246,31 @@ def test_pulsar_store_requires_only_its_addresses():
         "public",
         "__kafka",
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        ({"SSL": {}}, "listener.SSL: no listener has this name"),
+        (
+            {"PLAINTEXT": {"ssl_min_version": "TLSv1"}},
+            "listener.PLAINTEXT.ssl_min_version: has no effect, since the listener has no TLS",
+        ),
+        (
+            {"PLAINTEXT": {"sasl_enabled_mechanisms": ["PLAIN"]}},
+            "listener.PLAINTEXT.sasl_enabled_mechanisms: has no effect",
+        ),
+        (
+            {"PLAINTEXT": {"sasl_enabled_mechanisms": []}},
+            "listener.PLAINTEXT.sasl_enabled_mechanisms: at least one value is required",
+        ),
+    ],
+)
+def test_useless_settings_of_a_listener_are_refused(overrides, complaint):
+    assert complaint in refusal(listener=overrides)
+
+
+def test_listener_without_overrides_has_general_settings():
+    settings = Settings(ssl_min_version="TLSv1.3")
+    assert settings.for_listener("PLAINTEXT").ssl_min_version == "TLSv1.3"
+    assert settings.for_listener("PLAINTEXT").sasl_enabled_mechanisms == ("PLAIN",)
