@@ -111,7 +111,12 @@ class _Running(Generic[T]):
             return
         # Called outside the except block: an exception raised in here would otherwise keep this
         # one, and everything it refers to, as its context.
-        ended()
+        try:
+            ended()
+        finally:
+            # The failure's traceback refers to this frame; without these the frame does not refer
+            # back to the failure.
+            del ended, result
 
     def cancel(self) -> None:
         if self.awaited is not None:

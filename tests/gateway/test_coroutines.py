@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -272,6 +275,22 @@ def test_failure_after_end_does_not_keep_earlier_failure(is_failure):
 
 
 # TimeSlices
+
+
+def test_failure_is_freed_without_garbage_collection():
+    class Failed(Exception):
+        pass
+
+    async def work():
+        raise Failed
+
+    failures = []
+    gc.disable()
+    try:
+        start(work(), failures.append, lambda failure: failures.append(weakref.ref(failure)))
+        assert [failure() for failure in failures] == [None]
+    finally:
+        gc.enable()
 
 
 def test_slice_has_limited_rows():
