@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from auth.mechanism import Mechanism
 from auth.plain import PlainMechanism
+from auth.scram import HASHES, ScramCredentialSource, ScramMechanism
 from auth.tls import TlsContextFactory, TlsError, TlsFiles
 from auth.users import UsersFile
 from gateway import logs
@@ -31,6 +32,7 @@ from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
+from gateway.security.scram_credentials import ScramCredentials
 from gateway.settings.listener_settings import PerListenerSettings
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
@@ -118,6 +120,12 @@ async def open_broker(
     groups = await _open(
         GroupCoordinator(table, topology, settings, clock, now, ids.member, start, of_group)
     )
+    scram_credentials = await _open(
+        ScramCredentials(
+            await store.table("scram-credentials"),
+            is_enabled=any(name in HASHES for name in settings.enabled_mechanisms()),
+        )
+    )
     if len(offsets) or any(True for _ in groups):
         topics.add_internal(CONSUMER_OFFSETS)
     return Broker(
@@ -141,6 +149,7 @@ async def open_broker(
         run,
         run_for,
         outgoing=outgoing,
+        scram_credentials=scram_credentials,
         traffic=open_traffic(settings, cluster.cluster_id, clock, topics, run, start),
     )
 
@@ -271,12 +280,25 @@ async def _cluster_id(store: Store, new_id: Callable[[], str]) -> str:
 
 
 def make_mechanisms(
-    settings: Settings, run: Callable[..., Awaitable[bool]]
+    settings: Settings,
+    run: Callable[..., Awaitable[bool]],
+    credentials: Callable[[], ScramCredentialSource],
 ) -> dict[str, Mechanism]:
-    """The SASL mechanisms of the listeners. `run` runs password checks on other threads.
+    """The SASL mechanisms that a listener has enabled, by name.
+
+    `run` runs password checks on other threads. `credentials` is called when a client begins.
 
     Raises UsersFileError, or ValueError without a users file.
     """
+    mechanisms: dict[str, Mechanism] = {}
+    for name in settings.enabled_mechanisms():
+        mechanisms[name] = (
+            ScramMechanism(name, credentials) if name in HASHES else _make_plain(settings, run)
+        )
+    return mechanisms
+
+
+def _make_plain(settings: Settings, run: Callable[..., Awaitable[bool]]) -> PlainMechanism:
     if settings.users_file is None:
         raise ValueError(
             "a SASL listener needs users_file: create the file with "
@@ -287,8 +309,7 @@ def make_mechanisms(
         time.monotonic,
         lambda problem: _log.warning("users file problem", problem=problem),
     )
-    plain = PlainMechanism(users, run)
-    return {plain.name: plain}
+    return PlainMechanism(users, run)
 
 
 def make_tls(settings: Settings, listener: str) -> TlsContextFactory:

@@ -18,6 +18,7 @@ from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
 from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.security.scram_credentials import ScramCredentials
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
 from gateway.topics.reply_cache import ReplyCache
@@ -50,6 +51,7 @@ class Broker:
     now: Callable[[], int]
     run: Callable[..., Awaitable[Any]]
     run_for: Callable[..., Awaitable[Any]]
+    scram_credentials: ScramCredentials
     interruptible_waits: InterruptibleWaits = field(default_factory=InterruptibleWaits)
     metadata_replies: ReplyCache = field(default_factory=ReplyCache)
     outgoing: OutgoingBytes = field(default_factory=OutgoingBytes)

@@ -14,6 +14,7 @@ from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
 from auth.mechanism import AuthenticationBusy
+from auth.scram import ScramCredentialSource
 from auth.tls import TlsContextFactory, TlsError
 from auth.users import UsersFileError
 from gateway import handlers as handlers  # registers their routes
@@ -201,11 +202,7 @@ class GatewayServer:
             endpoint.name: settings.security_protocol(endpoint.name)
             for endpoint in settings.listeners
         }
-        mechanisms = (
-            make_mechanisms(settings, self._check_password)
-            if any(p.has_sasl for p in protocols.values())
-            else None
-        )
+        mechanisms = make_mechanisms(settings, self._check_password, self._scram_credentials)
         made = []
         for endpoint in settings.listeners:
             protocol = protocols[endpoint.name]
@@ -214,7 +211,12 @@ class GatewayServer:
                 self._limits,
                 self._budget,
                 self._login_budget,
-                mechanisms if protocol.has_sasl else None,
+                {
+                    name: mechanisms[name]
+                    for name in settings.for_listener(endpoint.name).sasl_enabled_mechanisms
+                }
+                if protocol.has_sasl
+                else None,
             )
             tls = make_tls(settings, endpoint.name) if protocol.has_tls else None
             made.append((endpoint, listener, tls))
@@ -331,6 +333,11 @@ class GatewayServer:
 
     def _check_password(self, host: str, check: Callable[[], bool]) -> Deferred[bool]:
         return self._password_checks.run_for(host, check).addErrback(_to_authentication_busy)
+
+    def _scram_credentials(self) -> ScramCredentialSource:
+        if self._broker is None:
+            raise AuthenticationBusy("the gateway is starting")
+        return self._broker.scram_credentials
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         start(work, lambda _: None, lambda failure: _log.bug("background task failed", failure))

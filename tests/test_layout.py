@@ -43,7 +43,8 @@ MAY_IMPORT = {
         "auth", "reports", "reports/page", "reports/analysis", "reports/ingest",
     },
     "gateway": {
-        "gateway/net", "gateway/handlers", "gateway/broker.py", "gateway/traffic", "gateway/fetch",
+        "gateway/net", "gateway/handlers", "gateway/broker.py", "gateway/security",
+        "gateway/traffic", "gateway/fetch",
         "gateway/groups", "gateway/topics", "gateway/partitions", "gateway/configs",
         "gateway/settings", "gateway/protocol/wire", FLOW_CONTROL, ERRORS, BASICS,
         "auth", "records", "storage", "storage/lmdb", "storage/pulsar",
@@ -53,7 +54,7 @@ MAY_IMPORT = {
         FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
     },
     "gateway/handlers": {
-        "gateway/protocol", "gateway/fetch", "gateway/groups", "gateway/topics",
+        "gateway/protocol", "gateway/security", "gateway/fetch", "gateway/groups", "gateway/topics",
         "gateway/partitions", "gateway/configs", "gateway/settings", "gateway/protocol/wire",
         ERRORS, BASICS, "auth", "compat", "records", "storage",
     },
@@ -62,10 +63,11 @@ MAY_IMPORT = {
         BASICS, "auth", "storage",
     },
     "gateway/broker.py": {
-        "gateway/traffic", "gateway/fetch", "gateway/groups", "gateway/topics",
+        "gateway/security", "gateway/traffic", "gateway/fetch", "gateway/groups", "gateway/topics",
         "gateway/partitions", "gateway/configs", "gateway/settings", FLOW_CONTROL, ERRORS, BASICS,
         "storage",
     },
+    "gateway/security": {ERRORS, BASICS, "auth", "storage"},
     "gateway/traffic": {
         "gateway/topics", "gateway/partitions", "gateway/protocol/wire", ERRORS, BASICS,
         "auth", "records", "storage",

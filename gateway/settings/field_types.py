@@ -71,7 +71,11 @@ Protocols = Annotated[
     NoDecode,
 ]
 Levels = Annotated[Mapping[str, Level], BeforeValidator(read_table), NoDecode]
-Mechanisms = Annotated[tuple[Literal["PLAIN"], ...], BeforeValidator(_read_list), NoDecode]
+Mechanisms = Annotated[
+    tuple[Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], ...],
+    BeforeValidator(_read_list),
+    NoDecode,
+]
 Name = Annotated[str, from_text(parse_name)]
 Namespaces = Annotated[
     tuple[Annotated[str, from_text(parse_namespace)], ...], BeforeValidator(_read_list), NoDecode

@@ -109,6 +109,18 @@ class Settings(
         """
         return name if self._source(listener, name) is self else f"listener.{listener}.{name}"
 
+    def enabled_mechanisms(self) -> tuple[str, ...]:
+        """Return the SASL mechanisms that any SASL listener offers, without duplicates."""
+        names = {endpoint.name for endpoint in self.listeners}
+        return tuple(
+            dict.fromkeys(
+                mechanism
+                for name in sorted(names)
+                if self.security_protocol(name).has_sasl
+                for mechanism in self.for_listener(name).sasl_enabled_mechanisms
+            )
+        )
+
     def _source(self, listener: str, name: str) -> PerListenerSettings:
         overrides = self.listener.get(listener)
         return self if overrides is None or name not in overrides.model_fields_set else overrides
@@ -171,7 +183,11 @@ class Settings(
                     "no mechanism provides a tenant yet; set it to false (KoP's default is true) "
                     "and set the tenant of all tables in pulsar_metadata_tenant"
                 )
-            if protocol.has_sasl and not self.users_file:
+            if (
+                protocol.has_sasl
+                and "PLAIN" in self.for_listener(name).sasl_enabled_mechanisms
+                and not self.users_file
+            ):
                 yield (
                     f"users_file: required by SASL listener {name}; create one with `kopgate "
                     "users add NAME --file FILE`"

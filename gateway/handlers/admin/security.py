@@ -1,4 +1,4 @@
-"""ACLs, delegation tokens, SCRAM credentials and client quotas; none of them are supported.
+"""ACLs, delegation tokens and client quotas; none of them are supported.
 
 DescribeAcls, CreateAcls, DeleteAcls
 v0-3: SECURITY_DISABLED.
@@ -6,14 +6,11 @@ v0-3: SECURITY_DISABLED.
 CreateDelegationToken, DescribeDelegationToken, RenewDelegationToken, ExpireDelegationToken (KIP-48)
 v0-3: DELEGATION_TOKEN_AUTH_DISABLED.
 
-DescribeUserScramCredentials, AlterUserScramCredentials (KIP-554)
-v0: no user has credentials, and none can be added.
-
 DescribeClientQuotas, AlterClientQuotas (KIP-546)
 v0-1: there are no quotas, and none can be added.
 
-The answers are those of a Kafka broker without an authorizer, `delegation.token.secret.key`, SCRAM
-credentials and quotas.
+The answers are those of a Kafka broker without an authorizer, `delegation.token.secret.key` and
+quotas.
 """
 
 from __future__ import annotations
@@ -25,10 +22,6 @@ from kafka.protocol.admin.acl import CreateAclsResponse, DeleteAclsResponse, Des
 from kafka.protocol.admin.client_quotas import (
     AlterClientQuotasResponse,
     DescribeClientQuotasResponse,
-)
-from kafka.protocol.admin.users import (
-    AlterUserScramCredentialsResponse,
-    DescribeUserScramCredentialsResponse,
 )
 
 from auth.mechanism import ANONYMOUS
@@ -51,8 +44,6 @@ NO_AUTHORIZER = "No Authorizer is configured."
 EXACT, ANY = 0, 2
 QUOTA_ENTITIES = ("client-id", "user", "ip")
 
-_Described = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
-_Altered = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 _Quota = AlterClientQuotasResponse.EntryData
 
 
@@ -145,69 +136,6 @@ async def expire_delegation_token(request: Any, caller: Caller) -> Any:
 async def describe_delegation_token(request: Any, caller: Caller) -> Any:
     """Reject the request: tokens are disabled."""
     return DescribeDelegationTokenResponse(error_code=_token_error(caller), tokens=[])
-
-
-@serves(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0)
-async def describe_user_scram_credentials(request: Any, caller: Caller) -> Any:
-    """Return RESOURCE_NOT_FOUND for each user."""
-    slices = TimeSlices(caller.broker.clock)
-    rows = []
-    for name, count in _count_names(user.name for user in request.users or ()):
-        if count > 1:
-            code = ErrorCode.DUPLICATE_RESOURCE
-            message = (
-                "Cannot describe SCRAM credentials for the same user twice "
-                f"in a single request: {name}"
-            )
-        else:
-            code, message = (
-                ErrorCode.RESOURCE_NOT_FOUND,
-                f"Attempt to describe a user credential that does not exist: {name}",
-            )
-        rows.append(
-            _Described(user=name, error_code=code, error_message=message, credential_infos=[])
-        )
-        await slices.take()
-    reply = DescribeUserScramCredentialsResponse(
-        error_code=ErrorCode.NONE, error_message=None, results=rows
-    )
-    return await encode_if_large(reply, slices, caller)
-
-
-@serves(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0)
-async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
-    """Reject each change: no credentials exist to delete, and none can be added."""
-    slices = TimeSlices(caller.broker.clock)
-    added = {user.name for user in request.upsertions}
-    rows = []
-    for name, count in _count_names(
-        user.name for user in (*request.deletions, *request.upsertions)
-    ):
-        if count > 1:
-            code, message = (
-                ErrorCode.DUPLICATE_RESOURCE,
-                "A user credential cannot be altered twice in the same request",
-            )
-        elif name in added:
-            code, message = (
-                ErrorCode.UNSUPPORTED_SASL_MECHANISM,
-                "SCRAM is not supported: add the user to users_file",
-            )
-        else:
-            code, message = (
-                ErrorCode.RESOURCE_NOT_FOUND,
-                "Attempt to delete a user credential that does not exist",
-            )
-        rows.append(_Altered(user=name, error_code=code, error_message=message))
-        await slices.take()
-    return await encode_if_large(AlterUserScramCredentialsResponse(results=rows), slices, caller)
-
-
-def _count_names(names: Iterable[str]) -> Iterable[tuple[str, int]]:
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return counts.items()
 
 
 @serves(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1)
