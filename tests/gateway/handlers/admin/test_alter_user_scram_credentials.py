@@ -81,7 +81,7 @@ def test_added_credentials_are_described_and_used(env: BrokerEnvironment) -> Non
         "bob": [(SHA_512, 8192)],
     }
     assert describe(env) == everybody
-    assert describe(env, "bob", "nobody") == {"bob": [(SHA_512, 8192)], "nobody": NOT_FOUND}
+    assert describe(env, "bob", "carol") == {"bob": [(SHA_512, 8192)], "carol": NOT_FOUND}
     assert describe(env, "bob", "bob") == {"bob": DUPLICATE}
     assert env.broker.scram_credentials.find("SCRAM-SHA-256", "alice") == (
         ScramCredential.of_salted_password("SCRAM-SHA-256", b"p" * 32, b"salt", 4096)
