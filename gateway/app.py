@@ -32,6 +32,7 @@ from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
+from gateway.security.authorizer import AclAuthorizer
 from gateway.security.scram_credentials import ScramCredentials
 from gateway.settings.listener_settings import PerListenerSettings
 from gateway.settings.model import Settings
@@ -151,6 +152,21 @@ async def open_broker(
         outgoing=outgoing,
         scram_credentials=scram_credentials,
         traffic=open_traffic(settings, cluster.cluster_id, clock, topics, run, start),
+        authorizer=await _open_authorizer(settings, store),
+    )
+
+
+async def _open_authorizer(settings: Settings, store: Store) -> AclAuthorizer | None:
+    """Load the ACLs if the settings request them. Raises StorageError."""
+    if settings.authorizer == "none":
+        return None
+    return await _open(
+        AclAuthorizer(
+            await store.table("acls"),
+            settings.super_users,
+            allows_unlisted=settings.allow_everyone_if_no_acl_found,
+            max_acls=settings.max_acls,
+        )
     )
 
 

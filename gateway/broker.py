@@ -18,6 +18,7 @@ from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
 from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.security.authorizer import AclAuthorizer
 from gateway.security.scram_credentials import ScramCredentials
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
@@ -34,6 +35,7 @@ class Broker:
     expire. `run(function, *args)` calls a function on another thread; `run_for(owner, function,
     *args)` does so in turn with other clients. `interruptible_waits` are the running long polls.
     `outgoing` limits the size of replies. `traffic` is the traffic log.
+    `authorizer` is None if everything is allowed.
     """
 
     configs: BrokerConfigs
@@ -56,6 +58,7 @@ class Broker:
     metadata_replies: ReplyCache = field(default_factory=ReplyCache)
     outgoing: OutgoingBytes = field(default_factory=OutgoingBytes)
     traffic: RecorderFactory = NO_TRAFFIC_LOG
+    authorizer: AclAuthorizer | None = None
 
     async def confirm_coordinator(self) -> None:
         """Confirm that the store is still owned, before reading `groups` or `offsets`.

@@ -59,8 +59,8 @@ MAY_IMPORT = {
         ERRORS, BASICS, "auth", "compat", "records", "storage",
     },
     "gateway/protocol": {
-        "gateway/broker.py", "gateway/traffic", "gateway/protocol/wire", FLOW_CONTROL, ERRORS,
-        BASICS, "auth", "storage",
+        "gateway/broker.py", "gateway/traffic", "gateway/security", "gateway/protocol/wire",
+        FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
     },
     "gateway/broker.py": {
         "gateway/security", "gateway/traffic", "gateway/fetch", "gateway/groups", "gateway/topics",

@@ -9,9 +9,24 @@ import msgspec
 
 from auth.mechanism import Principal
 from gateway.broker import Broker
+from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.session import LoginSession
+from gateway.security.acls import (
+    CLUSTER_NAME,
+    SUPPORTED_OPERATIONS,
+    AclOperation,
+    AclResource,
+)
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
+
+#: Error of a refusal, by resource type.
+_REFUSALS = {
+    AclResource.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    AclResource.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    AclResource.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    AclResource.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -19,7 +34,8 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
     `peer` is "host:port" and `listener` the listener's name. `client_id` is None if the client sent
     null. `long_poll` belongs to the connection, `traffic` records the request in the traffic log.
-    There is no authorizer: handlers do not check `principal`.
+    `may` and the methods beside it ask the authorizer; `gateway.protocol.policy` lists what each
+    API asks.
     """
 
     broker: Broker
@@ -46,3 +62,61 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     def run(self, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
         """Run a function on another thread, in turn with the calls of other clients."""
         return self.broker.run_for(self.owner, function, *arguments)
+
+    def may(self, operation: AclOperation, resource: AclResource, name: str) -> bool:
+        """Whether the caller may do `operation`. Use `may_use_topic` for topics."""
+        authorizer = self.broker.authorizer
+        return authorizer is None or authorizer.authorize(
+            self.principal, self.session.host, operation, resource, name
+        )
+
+    def may_use_topic(self, operation: AclOperation, topic: str | bytes) -> bool:
+        """Whether the caller may do `operation` on a topic, given by any of its names or its id.
+
+        ACLs apply to the canonical name. An id without a topic is allowed: the answer is that it
+        does not exist.
+        """
+        if self.broker.authorizer is None:
+            return True
+        topics = self.broker.topics
+        if isinstance(topic, bytes):
+            found = topics.find_internal(topic) or topics.get(topic)
+            return found is None or self.may(operation, AclResource.TOPIC, found.name)
+        try:
+            name = topics.names.canonical(topic)
+        except KafkaError:
+            name = topic
+        return self.may(operation, AclResource.TOPIC, name)
+
+    def may_on_cluster(self, operation: AclOperation) -> bool:
+        """Whether the caller may do `operation` on the cluster."""
+        return self.may(operation, AclResource.CLUSTER, CLUSTER_NAME)
+
+    def may_on_any(self, operation: AclOperation, resource: AclResource) -> bool:
+        """Whether the caller may do `operation` on at least one resource of the type."""
+        authorizer = self.broker.authorizer
+        return authorizer is None or authorizer.authorize_any(
+            self.principal, self.session.host, operation, resource
+        )
+
+    def require(self, operation: AclOperation, resource: AclResource, name: str) -> None:
+        """Raises KafkaError with the resource type's authorization error."""
+        if not self.may(operation, resource, name):
+            raise KafkaError(_REFUSALS[resource])
+
+    def require_topic(self, operation: AclOperation, topic: str | bytes) -> None:
+        """Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""
+        if not self.may_use_topic(operation, topic):
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+    def require_cluster(self, operation: AclOperation) -> None:
+        """Raises KafkaError(CLUSTER_AUTHORIZATION_FAILED)."""
+        self.require(operation, AclResource.CLUSTER, CLUSTER_NAME)
+
+    def operations_on(self, resource: AclResource, name: str) -> set[int]:
+        """Codes of the operations that the caller may do, for `include_*_authorized_operations`."""
+        return {
+            int(operation)
+            for operation in SUPPORTED_OPERATIONS[resource]
+            if self.may(operation, resource, name)
+        }

@@ -38,6 +38,18 @@ def _read_list(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _read_principals(value: Any) -> Any:
+    """Read a list as `_read_list`, or `User:a;User:b`, Kafka's format of super.users."""
+    return _read_list(value.replace(";", ",") if isinstance(value, str) else value)
+
+
+def _read_principal(text: str) -> str:
+    kind, _, name = text.partition(":")
+    if not kind or not name:
+        raise ValueError(f"{text!r} is not TYPE:NAME, for example User:admin")
+    return text
+
+
 def read_table(value: Any) -> Any:
     """Read a TOML table, or `NAME:VALUE,NAME:VALUE` from the environment or a flag."""
     if not isinstance(value, str):
@@ -74,6 +86,11 @@ Levels = Annotated[Mapping[str, Level], BeforeValidator(read_table), NoDecode]
 Mechanisms = Annotated[
     tuple[Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], ...],
     BeforeValidator(_read_list),
+    NoDecode,
+]
+Principals = Annotated[
+    tuple[Annotated[str, from_text(_read_principal)], ...],
+    BeforeValidator(_read_principals),
     NoDecode,
 ]
 Name = Annotated[str, from_text(parse_name)]

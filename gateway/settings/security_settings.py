@@ -1,6 +1,8 @@
-"""Settings: users, passwords and the time a login may take."""
+"""Settings: users, passwords, the time a login may take, and who may do what."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -12,11 +14,12 @@ from gateway.settings.field_types import (
     SECOND,
     SECTION_CONFIG,
     File,
+    Principals,
 )
 
 
 class SecuritySettings(BaseModel):
-    """Users, passwords and the time a login may take."""
+    """Users, passwords, the time a login may take, and who may do what."""
 
     model_config = SECTION_CONFIG
 
@@ -71,4 +74,31 @@ class SecuritySettings(BaseModel):
             "Connections that are not authenticated within this time are closed. librdkafka gives "
             "up after 30 s, too."
         ),
+    )
+    authorizer: Literal["none", "acls"] = Field(
+        "none",
+        description=(
+            "Who decides what a principal may do: none (everything is allowed) or acls, the rules "
+            "that `kopgate acls` and kafka-acls.sh manage. None by default, as in Kafka."
+        ),
+    )
+    super_users: Principals = Field(
+        (),
+        description=(
+            "Principals that may do everything with authorizer=acls, as `User:NAME`, separated by "
+            "commas or semicolons. At least one is needed to create the first ACLs."
+        ),
+    )
+    allow_everyone_if_no_acl_found: bool = Field(
+        False,
+        description=(
+            "Whether everybody may use a resource that no ACL applies to. Kafka's default: only "
+            "super users may."
+        ),
+    )
+    max_acls: int = Field(
+        100_000,
+        ge=1,
+        le=10_000_000,
+        description="Maximum number of ACLs, about 1 KiB of memory each.",
     )

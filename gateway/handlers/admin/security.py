@@ -1,7 +1,4 @@
-"""ACLs, delegation tokens and client quotas; none of them are supported.
-
-DescribeAcls, CreateAcls, DeleteAcls
-v0-3: SECURITY_DISABLED.
+"""Delegation tokens and client quotas; none of them are supported.
 
 CreateDelegationToken, DescribeDelegationToken, RenewDelegationToken, ExpireDelegationToken (KIP-48)
 v0-3: DELEGATION_TOKEN_AUTH_DISABLED.
@@ -9,8 +6,7 @@ v0-3: DELEGATION_TOKEN_AUTH_DISABLED.
 DescribeClientQuotas, AlterClientQuotas (KIP-546)
 v0-1: there are no quotas, and none can be added.
 
-The answers are those of a Kafka broker without an authorizer, `delegation.token.secret.key` and
-quotas.
+The answers are those of a Kafka broker without `delegation.token.secret.key` and quotas.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kafka.protocol.admin.acl import CreateAclsResponse, DeleteAclsResponse, DescribeAclsResponse
 from kafka.protocol.admin.client_quotas import (
     AlterClientQuotasResponse,
     DescribeClientQuotasResponse,
@@ -38,55 +33,11 @@ from gateway.protocol.wire.admin_messages import (
 )
 from gateway.protocol.wire.api_keys import ApiKey
 
-NO_AUTHORIZER = "No Authorizer is configured."
-
 #: Match types of DescribeClientQuotas: 0 exact name, 1 default, 2 any name.
 EXACT, ANY = 0, 2
 QUOTA_ENTITIES = ("client-id", "user", "ip")
 
 _Quota = AlterClientQuotasResponse.EntryData
-
-
-@serves(ApiKey.DESCRIBE_ACLS, 0, 3)
-async def describe_acls(request: Any, caller: Caller) -> Any:
-    """Return SECURITY_DISABLED (AclApis without an authorizer)."""
-    message = "No Authorizer is configured on the broker"
-    return DescribeAclsResponse(
-        error_code=ErrorCode.SECURITY_DISABLED, error_message=message, resources=[]
-    )
-
-
-@serves(ApiKey.CREATE_ACLS, 0, 3)
-async def create_acls(request: Any, caller: Caller) -> Any:
-    """Return SECURITY_DISABLED for each ACL."""
-    slices = TimeSlices(caller.broker.clock)
-    rows = []
-    for _ in request.creations:
-        rows.append(
-            CreateAclsResponse.AclCreationResult(
-                error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER
-            )
-        )
-        await slices.take()
-    return await encode_if_large(CreateAclsResponse(results=rows), slices, caller)
-
-
-@serves(ApiKey.DELETE_ACLS, 0, 3)
-async def delete_acls(request: Any, caller: Caller) -> Any:
-    """Return SECURITY_DISABLED for each filter."""
-    slices = TimeSlices(caller.broker.clock)
-    rows = []
-    for _ in request.filters:
-        row = DeleteAclsResponse.DeleteAclsFilterResult
-        rows.append(
-            row(
-                error_code=ErrorCode.SECURITY_DISABLED,
-                error_message=NO_AUTHORIZER,
-                matching_acls=[],
-            )
-        )
-        await slices.take()
-    return await encode_if_large(DeleteAclsResponse(filter_results=rows), slices, caller)
 
 
 def _token_error(caller: Caller) -> ErrorCode:

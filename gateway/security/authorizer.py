@@ -1,0 +1,215 @@
+"""Decides what principals may do, by ACLs in a table of the store (Kafka's StandardAuthorizer).
+
+A binding is one row: its key is a digest, because names can be longer than keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import msgspec
+
+from auth.mechanism import Principal
+from gateway.coroutines import SharedResult, TimeSlices, shield
+from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
+from gateway.security.acls import (
+    EVERYONE,
+    WILDCARD,
+    AclBinding,
+    AclIndex,
+    AclOperation,
+    AclPattern,
+    AclPermission,
+    AclResource,
+)
+from storage.log import StateTable, StorageError
+
+#: Decisions kept until the next change of the ACLs, some 300 bytes each.
+MAX_DECISIONS = 10_000
+
+#: Decisions about longer names are not kept.
+MAX_CACHED_NAME_CHARS = 300
+
+#: Name of a resource that no binding should name, for super users (Authorizer.java).
+_ANY_NAME = "hardcode"
+
+_Decision = tuple[str, str, AclOperation, AclResource, str | int]
+
+
+class AclAuthorizer:
+    """ACLs and the decisions that follow from them.
+
+    `super_users` (`User:NAME`) may do everything. `allows_unlisted` decides about resources without
+    any ACL. `max_acls` limits the number of bindings.
+    """
+
+    def __init__(
+        self,
+        table: StateTable,
+        super_users: Iterable[str],
+        *,
+        allows_unlisted: bool,
+        max_acls: int,
+    ) -> None:
+        self._table = table
+        self._super_users = frozenset(super_users)
+        self._allows_unlisted = allows_unlisted
+        self._max_acls = max_acls
+        self._index = AclIndex()
+        self._decisions: dict[_Decision, bool] = {}
+        self._changing: SharedResult[None] | None = None
+        #: Increased by each change, so that caches of replies notice it.
+        self.version = 0
+
+    async def open(self) -> None:
+        """Load the table. Raises StorageError."""
+        for _, row in await self._table.items():
+            self._index.add(msgspec.json.decode(row, type=AclBinding))
+
+    def authorize(
+        self,
+        principal: Principal,
+        host: str,
+        operation: AclOperation,
+        resource: AclResource,
+        name: str,
+    ) -> bool:
+        """Whether `principal`, connected from `host`, may do `operation`."""
+        who = str(principal)
+        key = (who, host, operation, resource, name)
+        known = self._decisions.get(key)
+        if known is not None:
+            return known
+        decision = who in self._super_users or self._decide(who, host, operation, resource, name)
+        if len(name) <= MAX_CACHED_NAME_CHARS:
+            self._remember(key, decision)
+        return decision
+
+    def _remember(self, key: _Decision, decision: bool) -> None:
+        if len(self._decisions) >= MAX_DECISIONS:
+            self._decisions.clear()
+        self._decisions[key] = decision
+
+    def _decide(
+        self, who: str, host: str, operation: AclOperation, resource: AclResource, name: str
+    ) -> bool:
+        """A denial wins over any permission."""
+        is_listed = is_allowed = False
+        for binding in self._index.of_resource(resource, name):
+            is_listed = True
+            result = binding.result(who, host, operation)
+            if result is AclPermission.DENY:
+                return False
+            is_allowed = is_allowed or result is AclPermission.ALLOW
+        return is_allowed or (not is_listed and self._allows_unlisted)
+
+    def authorize_any(
+        self, principal: Principal, host: str, operation: AclOperation, resource: AclResource
+    ) -> bool:
+        """Whether the operation is allowed on at least one resource of the type.
+
+        Implied operations do not count (Authorizer.authorizeByResourceType).
+        """
+        if self.authorize(principal, host, operation, resource, _ANY_NAME):
+            return True
+        # The name is a number, which no resource has.
+        key = (str(principal), host, operation, resource, 0)
+        known = self._decisions.get(key)
+        if known is None:
+            known = self._decide_any(str(principal), host, operation, resource)
+            self._remember(key, known)
+        return known
+
+    def _decide_any(
+        self, who: str, host: str, operation: AclOperation, resource: AclResource
+    ) -> bool:
+        allowed: list[AclBinding] = []
+        denied: set[tuple[AclPattern, str]] = set()
+        for binding in self._index:
+            if (
+                binding.resource is not resource
+                or binding.principal not in (who, EVERYONE)
+                or binding.host not in (host, WILDCARD)
+                or binding.operation not in (operation, AclOperation.ALL)
+            ):
+                continue
+            if binding.permission is AclPermission.ALLOW:
+                allowed.append(binding)
+            elif binding.pattern is AclPattern.LITERAL and binding.name == WILDCARD:
+                return False
+            else:
+                denied.add((binding.pattern, binding.name))
+        return any(not _is_dominated(binding, denied) for binding in allowed)
+
+    def bindings(self) -> list[AclBinding]:
+        return list(self._index)
+
+    async def add(self, bindings: Iterable[AclBinding], slices: TimeSlices) -> None:
+        """Store bindings; existing ones are left as they are. Changes are serialized.
+
+        Raises KafkaError, POLICY_VIOLATION beyond the limit.
+        """
+        await self._change(bindings, slices, is_added=True)
+
+    async def remove(self, bindings: Iterable[AclBinding], slices: TimeSlices) -> None:
+        """Remove bindings; others are ignored. Raises KafkaError."""
+        await self._change(bindings, slices, is_added=False)
+
+    async def _change(
+        self, bindings: Iterable[AclBinding], slices: TimeSlices, *, is_added: bool
+    ) -> None:
+        while self._changing is not None:
+            await self._changing
+        # It is completed even if the client disconnects.
+        await shield(self._apply(bindings, slices, is_added=is_added))
+
+    async def _apply(
+        self, bindings: Iterable[AclBinding], slices: TimeSlices, *, is_added: bool
+    ) -> None:
+        changing = self._changing = SharedResult()
+        try:
+            changed = [
+                one for one in dict.fromkeys(bindings) if (one in self._index) is not is_added
+            ]
+            if is_added and len(self._index) + len(changed) > self._max_acls:
+                raise KafkaError(
+                    ErrorCode.POLICY_VIOLATION,
+                    f"there may be at most max_acls={self._max_acls} ACLs; remove some",
+                )
+            rows = {}
+            for one in changed:
+                text = msgspec.json.encode(one)
+                rows[hashlib.sha256(text).digest()] = text if is_added else None
+                await slices.take()
+            if rows:
+                await self._put(rows, changed, is_added=is_added)
+        finally:
+            self._changing = None
+            changing.succeed(None)
+
+    async def _put(
+        self, rows: dict[bytes, bytes | None], changed: list[AclBinding], *, is_added: bool
+    ) -> None:
+        try:
+            await self._table.put(rows)
+        except StorageError as failure:
+            raise storage_error(failure) from failure
+        for one in changed:
+            if is_added:
+                self._index.add(one)
+            else:
+                self._index.remove(one)
+        self._decisions.clear()
+        self.version += 1
+
+
+def _is_dominated(allowed: AclBinding, denied: set[tuple[AclPattern, str]]) -> bool:
+    """Whether a denial covers everything that the binding allows."""
+    name = allowed.name
+    if allowed.pattern is AclPattern.LITERAL:
+        if name == WILDCARD:
+            return False
+        if (AclPattern.LITERAL, name) in denied:
+            return True
+    return any((AclPattern.PREFIXED, name[:end]) in denied for end in range(1, len(name) + 1))
