@@ -48,11 +48,12 @@ class AuthenticationBusy(Exception):
 class SaslOutcome:
     """The result of one token.
 
-    `token` is sent to the client. `principal` is set once the exchange is complete. `lifetime_ms`
-    is the session lifetime, 0 for unlimited.
+    `token` is sent to the client; None sends nothing as a bare token, as after the last token of
+    GSSAPI, and an empty token in a SaslAuthenticate response. `principal` is set once the exchange
+    is complete. `lifetime_ms` is the time until the credentials expire, 0 for unlimited.
     """
 
-    token: bytes = field(repr=False)
+    token: bytes | None = field(repr=False)
     principal: Principal | None
     lifetime_ms: int = 0
 

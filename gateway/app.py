@@ -32,6 +32,7 @@ from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
+from gateway.security.audit import NO_AUDIT_LOG, AuditFiles, AuditLog
 from gateway.security.authorizer import AclAuthorizer
 from gateway.security.scram_credentials import ScramCredentials
 from gateway.settings.listener_settings import PerListenerSettings
@@ -152,6 +153,7 @@ async def open_broker(
         outgoing=outgoing,
         scram_credentials=scram_credentials,
         traffic=open_traffic(settings, cluster.cluster_id, clock, topics, run, start),
+        audit=open_audit(settings),
         authorizer=await _open_authorizer(settings, store),
     )
 
@@ -202,7 +204,7 @@ def open_traffic(
     began = now_ms()
     sinks: list[LineSink] = []
     if settings.traffic_log is not None:
-        sinks.append(_traffic_files(settings, settings.traffic_log, began))
+        sinks.append(_line_files(settings, "traffic_log", settings.traffic_log, began))
     if settings.traffic_topic:
         losses = DroppedLines(time.monotonic)
         configs = {
@@ -241,13 +243,26 @@ def open_traffic(
     return log
 
 
-def _traffic_files(settings: Settings, root: Path, began: int) -> LineWriter:
+def open_audit(settings: Settings) -> AuditLog:
+    """Start the audit log if the settings request one.
+
+    It is rotated, compressed and kept like the traffic log. Raises ValueError for a folder that
+    cannot be used.
+    """
+    if settings.audit_log is None:
+        return NO_AUDIT_LOG
+    files = _line_files(settings, "audit_log", settings.audit_log, now_ms())
+    return AuditFiles(files, settings.node_id, now_ms)
+
+
+def _line_files(settings: Settings, name: str, root: Path, began: int) -> LineWriter:
+    """Start to write JSON lines to the folder of setting `name`. Raises ValueError."""
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
-        raise ValueError(f"traffic_log: {root}: {failure.strerror}") from failure
+        raise ValueError(f"{name}: {root}: {failure.strerror}") from failure
     if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
-        raise ValueError(f"traffic_log: {root}: no permission to write")
+        raise ValueError(f"{name}: {root}: no permission to write")
     writer = LineWriter(
         TrafficFolder(root, settings.node_id, began),
         Rotation(settings.traffic_log_rotate_bytes, settings.traffic_log_rotate_ms),

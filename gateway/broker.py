@@ -18,6 +18,7 @@ from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
 from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.security.audit import NO_AUDIT_LOG, AuditLog
 from gateway.security.authorizer import AclAuthorizer
 from gateway.security.scram_credentials import ScramCredentials
 from gateway.settings.model import Settings
@@ -34,7 +35,7 @@ class Broker:
     `now()` is the time in ms since 1970. `clock` is for waits, `deadlines` for timeouts that rarely
     expire. `run(function, *args)` calls a function on another thread; `run_for(owner, function,
     *args)` does so in turn with other clients. `interruptible_waits` are the running long polls.
-    `outgoing` limits the size of replies. `traffic` is the traffic log.
+    `outgoing` limits the size of replies. `traffic` is the traffic log, `audit` the audit log.
     `authorizer` is None if everything is allowed.
     """
 
@@ -59,6 +60,7 @@ class Broker:
     outgoing: OutgoingBytes = field(default_factory=OutgoingBytes)
     traffic: RecorderFactory = NO_TRAFFIC_LOG
     authorizer: AclAuthorizer | None = None
+    audit: AuditLog = NO_AUDIT_LOG
 
     async def confirm_coordinator(self) -> None:
         """Confirm that the store is still owned, before reading `groups` or `offsets`.

@@ -270,6 +270,7 @@ class GatewayServer:
             self._broker.groups.close()
             await self._drain_connections(deadline)
             await self._broker.traffic.close(CLOSE_SECONDS)
+            await self._broker.audit.close(CLOSE_SECONDS)
             if not self._is_store_lost:
                 await self._save_within(deadline)
         if self._is_store_open:

@@ -20,8 +20,11 @@ from auth.mechanism import AuthenticationFailed
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.routes import serves
-from gateway.protocol.session import log_in
+from gateway.protocol.session import log_failed_login, log_in
 from gateway.protocol.wire.api_keys import ApiKey
+
+#: Characters of a mechanism's name that are logged.
+MAX_LOGGED_CHARS = 100
 
 
 @serves(ApiKey.SASL_HANDSHAKE, 0, 1)
@@ -33,7 +36,17 @@ async def sasl_handshake(request: Any, caller: Caller) -> Any:
         caller.session.handshake(request.mechanism, caller.api_version)
     except KafkaError as failure:
         code = failure.code
+        if code is ErrorCode.ILLEGAL_SASL_STATE:
+            # The connection stays open, as in KafkaApis.handleSaslHandshakeRequest.
+            return SaslHandshakeResponse(error_code=code, mechanisms=[])
         caller.traffic.closing("error:mechanism")
+        log_failed_login(
+            caller.broker.audit,
+            caller.peer,
+            caller.listener,
+            request.mechanism[:MAX_LOGGED_CHARS],
+            "the mechanism is not enabled",
+        )
     return SaslHandshakeResponse(error_code=code, mechanisms=caller.session.mechanisms)
 
 
@@ -45,8 +58,10 @@ async def sasl_authenticate(request: Any, caller: Caller) -> Any:
             caller.session,
             bytes(request.auth_bytes),
             caller.traffic,
+            caller.broker.audit,
             caller.peer,
             caller.listener,
+            caller.api_version,
         )
     except AuthenticationFailed as failure:
         return SaslAuthenticateResponse(
@@ -59,5 +74,5 @@ async def sasl_authenticate(request: Any, caller: Caller) -> Any:
             error_code=failure.code, error_message=failure.message, auth_bytes=b""
         )
     return SaslAuthenticateResponse(
-        error_code=0, error_message=None, auth_bytes=token, session_lifetime_ms=lifetime_ms
+        error_code=0, error_message=None, auth_bytes=token or b"", session_lifetime_ms=lifetime_ms
     )

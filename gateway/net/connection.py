@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 from typing import Protocol as Interface
 
@@ -21,7 +22,7 @@ from gateway.net.framing import FrameSplitter
 from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection, acknowledge, no_delay
 from gateway.protocol.dispatch import Dispatch
 from gateway.protocol.errors import Refused
-from gateway.protocol.session import LoginSession
+from gateway.protocol.session import LoginSession, SessionLifetime
 from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.traffic_rows import Reason
 from storage.log import Buffer
@@ -89,7 +90,14 @@ class KafkaConnection(Protocol):
         self._settings = settings
         self.host = host
         self.peer = f"{host}:{port}"
-        self.session = LoginSession(listener.mechanisms, host)
+        self.session = LoginSession(
+            listener.mechanisms,
+            host,
+            SessionLifetime(
+                settings.connections_max_reauth_ms, settings.connections_max_reauth_old_clients
+            ),
+            self._clock.seconds,
+        )
         self._is_logging_in = not self.session.is_ready
         self._splitter = FrameSplitter(self._frame_limit())
         self._flow = ConnectionFlow(
@@ -186,12 +194,12 @@ class KafkaConnection(Protocol):
         self.last_active = self._clock.seconds()
         self.transport.writeSequence(buffers)
 
-    def request_close(self, delay_ms: int = 0) -> None:
+    def request_close(self, delay_ms: int = 0, last: Sequence[Buffer] = ()) -> None:
         self._stop_reading()
         if delay_ms:
-            call_later(self._clock, delay_ms / 1000, self._start_closing)
+            call_later(self._clock, delay_ms / 1000, partial(self._send_last, last))
         else:
-            self._start_closing()
+            self._send_last(last)
 
     def acknowledge(self) -> None:
         acknowledge(self.transport)
@@ -226,7 +234,8 @@ class KafkaConnection(Protocol):
         is_known = self.session.is_ready and not self._awaits_handshake
         if (
             not is_known
-            and now - self.opened > settings.connection_authentication_timeout_ms / 1000
+            and now - max(self.opened, self.session.began)
+            > settings.connection_authentication_timeout_ms / 1000
         ):
             return _LOGIN_TIMED_OUT
         longest = settings.request_receive_timeout_ms / 1000
@@ -331,6 +340,11 @@ class KafkaConnection(Protocol):
         if not self._is_closing:
             self._is_closing = True
             self._pause()
+
+    def _send_last(self, buffers: Sequence[Buffer]) -> None:
+        if buffers and not self._is_closed and self._closing_since is None:
+            self.write(list(buffers))
+        self._start_closing()
 
     def _start_closing(self) -> None:
         if not self._is_closed and self._closing_since is None:

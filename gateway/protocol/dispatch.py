@@ -11,7 +11,7 @@ of requests behind it (`gateway.protocol.long_poll`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct, error
 from typing import Any, Protocol
@@ -68,8 +68,11 @@ class ReplyTransport(Protocol):
         """Send the TCP acknowledgement of the bytes received so far, if it is still due."""
         ...
 
-    def request_close(self, delay_ms: int = 0) -> None:
-        """Close the connection `delay_ms` from now, after everything written is sent."""
+    def request_close(self, delay_ms: int = 0, last: Sequence[Buffer] = ()) -> None:
+        """Stop reading, and `delay_ms` from now send `last` and close the connection.
+
+        Everything written before is sent first.
+        """
         ...
 
     def abort(self) -> None:
@@ -274,16 +277,19 @@ class Dispatch:
         session = self._session
         is_ready = session.is_ready
         if not is_ready:
-            if session.expects_token():
-                answer, _ = await log_in(
-                    session, bytes(frame), self._traffic, self._peer, self._listener
-                )
-                return [_SIZE.pack(len(answer)), answer]
             if session.is_gssapi_token(frame):
                 self._traffic.bare_gssapi_received()
-                raise Refused(
-                    "bare GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not supported"
+                session.begin_gssapi()
+            if session.expects_token():
+                answer, _ = await log_in(
+                    session,
+                    bytes(frame),
+                    self._traffic,
+                    self._broker.audit,
+                    self._peer,
+                    self._listener,
                 )
+                return [] if answer is None else [_SIZE.pack(len(answer)), answer]
         header = read_header(frame, FIRST_FLEXIBLE_VERSION)
         request.api_key, request.version, request.correlation_id = (
             header.api_key,
@@ -292,7 +298,7 @@ class Dispatch:
         )
         request.route = route = ROUTES.get((header.api_key, header.api_version))
         self._traffic.request_started(request, header)
-        if not is_ready:
+        if not is_ready or session.expires_at is not None:
             session.check_allowed(header.api_key)
         if route is None:
             unsupported = UNSUPPORTED_VERSION_REPLIES.get(header.api_key)
@@ -387,18 +393,19 @@ class Dispatch:
             answered += 1
             buffers += reply
         self._ready_bytes = 0
-        if buffers and not self._is_closed:
-            self._transport.write(buffers)
         if (
             self._session.is_closed
             and not self._in_flight
             and not self._is_closed
             and not self._is_close_requested
         ):
+            # As in Kafka, a failed login is answered after the delay.
             self._is_close_requested = True
             self._transport.request_close(
-                self._broker.settings.connection_failed_authentication_delay_ms
+                self._broker.settings.connection_failed_authentication_delay_ms, buffers
             )
+        elif buffers and not self._is_closed:
+            self._transport.write(buffers)
         if answered:
             self._flow.requests_finished(freed, answered)
 

@@ -3,19 +3,24 @@
 | state        | a frame is | allowed requests           | next state                             |
 |--------------|------------|----------------------------|----------------------------------------|
 | initial      | a request  | ApiVersions, SaslHandshake | v0: bare tokens, v1: authenticate      |
+| initial      | a GSSAPI token |                        | bare tokens                            |
 | bare tokens  | a token    | none                       | success: ready, failure: closed        |
 | authenticate | a request  | SaslAuthenticate           | success: ready, failure: closed        |
-| ready        | a request  | all                        |                                        |
+| ready        | a request  | all                        | SaslHandshake v1: authenticate         |
 | closed       | not read   | none                       |                                        |
 
 The rules are those of Kafka's SaslServerAuthenticator. A bare token is a frame without a Kafka
-header; `Dispatch` passes it to `log_in`. A bare GSSAPI token as the first frame (0.9 clients) is
-recognized and reported as such.
+header; `Dispatch` passes it to `log_in`. 0.9 clients send a bare GSSAPI token as the first frame.
+
+A session with a lifetime can be re-authenticated (KIP-368), with the same mechanism and principal.
+Once it has expired, only SaslHandshake is allowed. Clients that cannot re-authenticate, because
+they sent bare tokens or SaslAuthenticate v0, get no lifetime, unlike in Kafka.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 from auth.mechanism import (
@@ -23,11 +28,14 @@ from auth.mechanism import (
     AuthenticationBusy,
     AuthenticationFailed,
     Mechanism,
+    Principal,
     SaslExchange,
+    SaslOutcome,
 )
 from gateway import logs
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.audit import AuditLog
 from gateway.traffic.recorder import Recorder
 
 _log = logs.get_logger(__name__)
@@ -45,7 +53,7 @@ TRANSITIONS = {
     LoginState.INITIAL: {LoginState.BARE_TOKENS, LoginState.AUTHENTICATE, LoginState.CLOSED},
     LoginState.BARE_TOKENS: {LoginState.READY, LoginState.CLOSED},
     LoginState.AUTHENTICATE: {LoginState.READY, LoginState.CLOSED},
-    LoginState.READY: {LoginState.CLOSED},
+    LoginState.READY: {LoginState.AUTHENTICATE, LoginState.CLOSED},
     LoginState.CLOSED: set[LoginState](),
 }
 
@@ -61,20 +69,80 @@ ALLOWED_APIS: dict[LoginState, frozenset[ApiKey] | None] = {
 #: First byte of a GSSAPI token (ASN.1 application tag 0), which 0.9 clients send without a
 #: handshake. No API key starts with it.
 _GSSAPI_TAG = b"\x60"
+_GSSAPI = "GSSAPI"
+
+#: Minimum seconds between two re-authentications, as in Kafka's KafkaChannel.
+MIN_REAUTHENTICATION_SECONDS = 1.0
+
+#: Version of tokens that are not sent in SaslAuthenticate.
+BARE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLifetime:
+    """Maximum session lifetime in ms, 0 for no limit.
+
+    `includes_old_clients` also ends sessions of clients that cannot re-authenticate.
+    """
+
+    max_ms: int = 0
+    includes_old_clients: bool = False
+
+
+UNLIMITED = SessionLifetime()
+
+
+class _ChangedMechanism:
+    """The exchange of a client that changes its mechanism to re-authenticate; it fails."""
+
+    def __init__(self, before: str, after: str) -> None:
+        self._reason = f"a session of mechanism {before} cannot be re-authenticated by {after}"
+
+    async def respond(self, token: bytes, /) -> SaslOutcome:
+        raise AuthenticationFailed(self._reason)
 
 
 class LoginSession:
     """The login of one connection.
 
-    Without `mechanisms` the session is ready at once. `host` is the client's address.
+    Without `mechanisms` the session is ready at once. `host` is the client's address. `seconds` is
+    a clock, for `lifetime`.
+
+    `expires_at` is the end of the session and `began` the start of the last re-authentication, 0
+    without one; both are in the clock's seconds.
     """
 
-    __slots__ = ("_exchange", "_mechanisms", "host", "mechanism", "principal", "state")
+    __slots__ = (
+        "_can_reauthenticate",
+        "_exchange",
+        "_lifetime",
+        "_mechanisms",
+        "_seconds",
+        "began",
+        "expires_at",
+        "has_authenticated",
+        "host",
+        "mechanism",
+        "principal",
+        "state",
+    )
 
-    def __init__(self, mechanisms: Mapping[str, Mechanism] | None, host: str = "") -> None:
+    def __init__(
+        self,
+        mechanisms: Mapping[str, Mechanism] | None,
+        host: str = "",
+        lifetime: SessionLifetime = UNLIMITED,
+        seconds: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.host = host
         self._mechanisms = mechanisms or {}
+        self._lifetime = lifetime
+        self._seconds = seconds
         self._exchange: SaslExchange | None = None
+        self._can_reauthenticate = False
+        self.has_authenticated = False
+        self.began = 0.0
+        self.expires_at: float | None = None
         self.mechanism: str | None = None
         self.principal = ANONYMOUS
         self.state = LoginState.INITIAL if mechanisms else LoginState.READY
@@ -99,8 +167,25 @@ class LoginSession:
         """Whether the first frame is a bare GSSAPI token, which cannot be read as a request."""
         return self.state is LoginState.INITIAL and frame[:1] == _GSSAPI_TAG
 
+    def begin_gssapi(self) -> None:
+        """Select GSSAPI for a client that begins with its token. Raises Refused if disabled."""
+        chosen = self._mechanisms.get(_GSSAPI)
+        if chosen is None:
+            raise Refused("bare GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not supported")
+        self.mechanism = chosen.name
+        self._exchange = chosen.begin(self.host)
+        self._move(LoginState.BARE_TOKENS)
+
     def check_allowed(self, api_key: int) -> None:
         """Raises Refused for a request that is not allowed in this state."""
+        if self.state is LoginState.READY:
+            if (
+                self.expires_at is not None
+                and self._seconds() > self.expires_at
+                and api_key != ApiKey.SASL_HANDSHAKE
+            ):
+                raise Refused(f"the session of {self.principal} expired")
+            return
         admitted = ALLOWED_APIS[self.state]
         if admitted is None or api_key in admitted:
             return
@@ -113,7 +198,9 @@ class LoginSession:
 
         Raises KafkaError. Except for ILLEGAL_SASL_STATE, this closes the session.
         """
-        if self.state is not LoginState.INITIAL:
+        if self.state is LoginState.READY and self._may_reauthenticate(version):
+            self.began = self._seconds()
+        elif self.state is not LoginState.INITIAL:
             raise KafkaError(
                 ErrorCode.ILLEGAL_SASL_STATE, "SaslHandshake is not allowed in this state"
             )
@@ -121,27 +208,62 @@ class LoginSession:
         if chosen is None:
             self._move(LoginState.CLOSED)
             raise KafkaError(ErrorCode.UNSUPPORTED_SASL_MECHANISM)
-        self.mechanism = chosen.name
-        self._exchange = chosen.begin(self.host)
+        self._can_reauthenticate = False
+        if self.has_authenticated and self.mechanism not in (None, chosen.name):
+            # Kafka accepts the handshake, too, and refuses what follows.
+            self._exchange = _ChangedMechanism(str(self.mechanism), chosen.name)
+        else:
+            self.mechanism = chosen.name
+            self._exchange = chosen.begin(self.host)
         self._move(LoginState.BARE_TOKENS if version == 0 else LoginState.AUTHENTICATE)
 
-    async def token(self, token: bytes) -> tuple[bytes, int]:
+    def _may_reauthenticate(self, version: int) -> bool:
+        return (
+            version >= 1
+            and self.expires_at is not None
+            and (not self.began or self._seconds() - self.began >= MIN_REAUTHENTICATION_SECONDS)
+        )
+
+    async def token(self, token: bytes, version: int = BARE) -> tuple[bytes | None, int]:
         """Return (reply to the client's token, session lifetime in ms or 0 for no limit).
+
+        `version` is that of SaslAuthenticate, or BARE.
 
         Raises AuthenticationFailed or AuthenticationBusy, after which the session is closed.
         """
         if self._exchange is None:
             raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE, "SaslAuthenticate before SaslHandshake")
+        self._can_reauthenticate = self._can_reauthenticate or version >= 1
         try:
             outcome = await self._exchange.respond(token)
+            if outcome.principal is not None:
+                self._check_unchanged(outcome.principal)
         except (AuthenticationFailed, AuthenticationBusy):
             self.end()
             raise
-        if outcome.principal is not None:
-            self.principal = outcome.principal
-            self._exchange = None
-            self._move(LoginState.READY)
-        return outcome.token, outcome.lifetime_ms
+        if outcome.principal is None:
+            return outcome.token, 0
+        self.principal = outcome.principal
+        self.has_authenticated = True
+        self._exchange = None
+        self._move(LoginState.READY)
+        return outcome.token, self._start_lifetime(outcome.lifetime_ms)
+
+    def _check_unchanged(self, principal: Principal) -> None:
+        if self.has_authenticated and principal != self.principal:
+            raise AuthenticationFailed(
+                f"cannot change the principal from {self.principal} to {principal} "
+                "by re-authentication"
+            )
+
+    def _start_lifetime(self, credentials_ms: int) -> int:
+        """Return the session's lifetime in ms, the shorter of both limits; 0 for no limit."""
+        limits = [limit for limit in (credentials_ms, self._lifetime.max_ms) if limit > 0]
+        self.expires_at = None
+        if not limits or not (self._can_reauthenticate or self._lifetime.includes_old_clients):
+            return 0
+        self.expires_at = self._seconds() + min(limits) / 1000
+        return min(limits)
 
     def end(self) -> None:
         """Close the session: the connection is closing. It accepts no further tokens."""
@@ -156,24 +278,35 @@ class LoginSession:
 
 
 async def log_in(
-    session: LoginSession, token: bytes, traffic: Recorder, peer: str, listener: str
-) -> tuple[bytes, int]:
+    session: LoginSession,
+    token: bytes,
+    traffic: Recorder,
+    audit: AuditLog,
+    peer: str,
+    listener: str,
+    version: int = BARE,
+) -> tuple[bytes | None, int]:
     """Process a token of the client, bare or from SaslAuthenticate; log and record the outcome.
 
-    Returns and raises as `LoginSession.token`.
+    Takes `version`, returns and raises as `LoginSession.token`.
     """
+    is_first = not session.has_authenticated
     try:
-        answer = await session.token(token)
+        answer = await session.token(token, version)
     except AuthenticationFailed as failure:
-        _log.warning(
-            "login failed",
-            peer=peer,
-            listener=listener,
-            mechanism=session.mechanism,
-            reason=failure.reason,
-        )
+        log_failed_login(audit, peer, listener, session.mechanism, failure.reason)
         traffic.closing("error:login")
         raise
     if session.is_ready:
-        traffic.authenticated(session.principal)
+        if is_first:
+            traffic.authenticated(session.principal)
+        audit.logged_in(peer, listener, session.mechanism, session.principal, again=not is_first)
     return answer
+
+
+def log_failed_login(
+    audit: AuditLog, peer: str, listener: str, mechanism: str | None, reason: str
+) -> None:
+    """Log why a connection is closed before it has logged in."""
+    audit.login_failed(peer, listener, mechanism, reason)
+    _log.warning("login failed", peer=peer, listener=listener, mechanism=mechanism, reason=reason)

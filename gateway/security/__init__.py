@@ -1,4 +1,4 @@
 """Authorization, credentials, quotas and the audit log; what the broker decides about clients.
 
-May import `auth` and `storage`.
+May import `gateway.traffic`, `auth` and `storage`.
 """

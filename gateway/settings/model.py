@@ -257,6 +257,8 @@ class Settings(
                 "message_max_bytes: more than socket_request_max_bytes, so the largest batch "
                 "cannot be sent"
             )
+        if self.audit_log is not None and self.audit_log == self.traffic_log:
+            yield "audit_log: the folder of the traffic log; choose another one"
         if -1 < self.traffic_log_retention_bytes < self.traffic_log_rotate_bytes:
             yield (
                 "traffic_log_retention_bytes: less than traffic_log_rotate_bytes, so no finished "

@@ -102,3 +102,26 @@ class SecuritySettings(BaseModel):
         le=10_000_000,
         description="Maximum number of ACLs, about 1 KiB of memory each.",
     )
+    connections_max_reauth_ms: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Session lifetime after which clients must re-authenticate (KIP-368); 0 for no limit. "
+            "Clients that cannot re-authenticate keep their connections."
+        ),
+    )
+    connections_max_reauth_old_clients: bool = Field(
+        False,
+        description=(
+            "Whether the end of a session also closes connections of clients that cannot "
+            "re-authenticate, as in Kafka. They reconnect."
+        ),
+    )
+    audit_log: File | None = Field(
+        None,
+        description=(
+            "Folder of the audit log: log-ins, refusals and changes of ACLs, credentials and "
+            "quotas, as JSON lines. Its files are rotated and kept by the settings of the traffic "
+            "log. Disabled by default."
+        ),
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +23,8 @@ from gateway import handlers as handlers  # registers their routes
 from gateway.coarse_clock import CoarseClock
 from gateway.net.flow_control import ConnectionFlow, MemoryBudget
 from gateway.protocol.dispatch import Dispatch
-from gateway.protocol.session import LoginSession
+from gateway.protocol.session import UNLIMITED, LoginSession, SessionLifetime
+from gateway.security.audit import NO_AUDIT_LOG
 from gateway.settings.model import Settings
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from tests.fakes.broker import Threads
@@ -73,6 +74,7 @@ class MemoryClient:
         budget: MemoryBudget | None = None,
         broker: Any = None,
         listener: str = "SASL_PLAINTEXT",
+        lifetime: SessionLifetime = UNLIMITED,
         record: Callable[[Principal | None], Recorder] = lambda principal: NULL_RECORDER,
     ) -> None:
         self.written: list[bytes] = []
@@ -89,16 +91,19 @@ class MemoryClient:
             pause=self._pause,
             resume=self._resume,
         )
+        self.clock = Clock()
         self.session = LoginSession(
-            None if mechanisms is None else {mechanism.name: mechanism for mechanism in mechanisms}
+            None if mechanisms is None else {mechanism.name: mechanism for mechanism in mechanisms},
+            lifetime=lifetime,
+            seconds=self.clock.seconds,
         )
         self.settings = Settings(connection_failed_authentication_delay_ms=100)
-        self.clock = Clock()
         broker = broker or SimpleNamespace(
             settings=self.settings,
             clock=self.clock,
             deadlines=CoarseClock(self.clock),
             run_for=Threads().run_for,
+            audit=NO_AUDIT_LOG,
         )
         traffic = record(self.session.principal if self.session.is_ready else None)
         self.dispatch = Dispatch(
@@ -138,8 +143,9 @@ class MemoryClient:
     def acknowledge(self) -> None:
         self.acknowledgements += 1
 
-    def request_close(self, delay_ms: int = 0) -> None:
+    def request_close(self, delay_ms: int = 0, last: Sequence[Any] = ()) -> None:
         self.closed_after_ms.append(delay_ms)
+        self.written += [bytes(buffer) for buffer in last]
 
     def abort(self) -> None:
         self.is_aborted = True

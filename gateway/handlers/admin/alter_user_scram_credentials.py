@@ -79,7 +79,17 @@ async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
     else:
         errors = _disabled(request)
     rows = []
+    added = {one.name for one in request.upsertions}
     for name, error in errors.items():
+        caller.broker.audit.changed(
+            caller.peer,
+            caller.listener,
+            caller.principal,
+            "scram-credential",
+            "set" if name in added else "delete",
+            f"User:{name}",
+            ErrorCode.NONE if error is None else error.code,
+        )
         rows.append(
             _Altered(
                 user=name,

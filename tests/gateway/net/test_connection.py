@@ -25,6 +25,7 @@ from gateway.net.flow_control import RESUME_INTERVAL_SECONDS, LoginBudget, Memor
 from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection
 from gateway.protocol.routes import ROUTES, DelayedReply, Route
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.audit import NO_AUDIT_LOG
 from gateway.settings.model import Settings
 from gateway.traffic.recorder import Recorder
 from gateway.traffic.traffic_log import NO_TRAFFIC_LOG
@@ -64,7 +65,10 @@ class FakeListener:
         self.mechanisms = mechanisms and {mechanism.name: mechanism for mechanism in mechanisms}
         self.settings = Settings(**settings)
         self.broker = SimpleNamespace(
-            clock=self.clock, settings=self.settings, traffic=NO_TRAFFIC_LOG
+            clock=self.clock,
+            settings=self.settings,
+            traffic=NO_TRAFFIC_LOG,
+            audit=NO_AUDIT_LOG,
         )
         self.budget = MemoryBudget(budget_bytes, self.clock)
         self.login_budget = LoginBudget(login_bytes)

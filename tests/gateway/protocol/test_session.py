@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,9 +13,10 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from twisted.internet.defer import Deferred
 
-from auth.mechanism import AuthenticationBusy, AuthenticationFailed
+from auth.mechanism import AuthenticationBusy, AuthenticationFailed, Principal, SaslOutcome
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.session import TRANSITIONS, LoginSession, LoginState
+from gateway.protocol.routes import ROUTES
+from gateway.protocol.session import TRANSITIONS, LoginSession, LoginState, SessionLifetime
 from tests.fakes.broker import Started
 from tests.fakes.connection import (
     MemoryClient,
@@ -22,6 +24,7 @@ from tests.fakes.connection import (
     authenticate,
     events,
     handshake,
+    plain_frame,
     request,
     versions,
 )
@@ -427,6 +430,230 @@ def test_api_versions_is_allowed_after_login():
     client = MemoryClient([plain()])
     client.send(versions(), handshake("PLAIN", 1), authenticate(b"\0alice\0secret"), versions(4))
     assert versions_reply(client.receive()[-1], 4)[0] == 0
+
+
+# GSSAPI without a handshake
+
+
+def gssapi():
+    return ScriptedMechanism("GSSAPI", {b"\x60\x01": b"challenge", b"": None})
+
+
+def test_raw_gssapi_token_begins_login_if_enabled():
+    mechanism = gssapi()
+    client = MemoryClient([plain(), mechanism])
+    client.send(b"\x60\x01")
+    assert client.receive() == [b"challenge"]
+    client.send(b"")
+    # The last token has no answer: a client would read it as that of its first request.
+    assert client.receive() == []
+    assert client.session.is_ready
+    assert client.session.mechanism == "GSSAPI"
+    client.send(versions())
+    assert versions_reply(client.receive()[0], 0)[0] == 0
+
+
+def test_raw_gssapi_token_after_a_request_is_refused():
+    mechanism = gssapi()
+    client = MemoryClient([mechanism])
+    client.send(handshake("GSSAPI", 1))
+    client.receive()
+    client.send(b"\x60\x01")
+    assert client.is_aborted
+    assert mechanism.seen == []
+
+
+# re-authentication (KIP-368)
+
+LIFETIME = SessionLifetime(max_ms=10_000)
+
+
+class UserMechanism(ScriptedMechanism):
+    """A mechanism whose token is the user's name."""
+
+    async def _respond(self, token):
+        self.seen.append(token)
+        return SaslOutcome(b"", Principal("User", token.decode()), self.lifetime_ms)
+
+
+def logged_in(version=1, authenticate_version=1, lifetime=LIFETIME, lifetime_ms=0):
+    mechanisms = [
+        UserMechanism("PLAIN", {}, lifetime_ms=lifetime_ms),
+        UserMechanism("OTHER", {}),
+    ]
+    client = MemoryClient(mechanisms, lifetime=lifetime)
+    token = authenticate(b"alice", authenticate_version) if version else b"alice"
+    client.send(handshake("PLAIN", version), token)
+    client.receive()
+    assert client.session.is_ready
+    return client
+
+
+def lifetime_of(reply, version=1):
+    return SaslAuthenticateResponse.decode(
+        reply[5 if version >= 2 else 4 :], version=version
+    ).session_lifetime_ms
+
+
+def reauthenticate(client, user=b"alice", mechanism="PLAIN"):
+    client.send(handshake(mechanism, 1))
+    assert handshake_reply(client.receive()[0], 1)[0] == 0
+    client.send(authenticate(user, 1))
+    (reply,) = client.receive()
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("max_ms", "lifetime_ms", "expected"),
+    [(0, 0, 0), (10_000, 0, 10_000), (0, 4_000, 4_000), (10_000, 4_000, 4_000), (3, 4, 3)],
+)
+def test_lifetime_is_the_shorter_limit(max_ms, lifetime_ms, expected):
+    client = MemoryClient([plain(lifetime_ms=lifetime_ms)], lifetime=SessionLifetime(max_ms=max_ms))
+    client.send(handshake("PLAIN", 1), authenticate(b"\0alice\0secret", 1))
+    assert lifetime_of(client.receive()[-1]) == expected
+
+
+def test_session_can_be_reauthenticated_again_and_again():
+    client = logged_in()
+    for _ in range(5):
+        client.clock.advance(9)
+        assert lifetime_of(reauthenticate(client)) == 10_000
+        assert client.session.is_ready
+        client.send(versions())
+        assert versions_reply(client.receive()[0], 0)[0] == 0
+
+
+def test_expired_session_serves_only_reauthentication(caplog):
+    client = logged_in()
+    client.clock.advance(10.5)
+    reauthenticate(client)
+    assert client.session.is_ready
+    client.clock.advance(10.5)
+    client.send(versions())
+    assert client.receive() == []
+    assert client.is_aborted
+    ((event, fields),) = events(caplog)
+    assert event == "refused"
+    assert "expired" in fields["reason"]
+
+
+@pytest.mark.parametrize(("version", "authenticate_version"), [(0, 0), (1, 0)])
+@pytest.mark.parametrize("includes_old_clients", [False, True])
+def test_clients_that_cannot_reauthenticate_expire_only_if_told(
+    version, authenticate_version, includes_old_clients
+):
+    lifetime = SessionLifetime(10_000, includes_old_clients=includes_old_clients)
+    client = logged_in(version, authenticate_version, lifetime)
+    client.clock.advance(1e6)
+    client.send(versions())
+    assert client.is_aborted is includes_old_clients
+    assert len(client.receive()) == (0 if includes_old_clients else 1)
+
+
+def test_principal_cannot_be_changed(caplog):
+    client = logged_in()
+    client.clock.advance(5)
+    reply = reauthenticate(client, b"bob")
+    assert authenticate_reply(reply, 1)[0] == 58
+    assert client.closed_after_ms == [100]
+    assert str(client.session.principal) == "User:alice"
+    ((event, fields),) = events(caplog)
+    assert event == "login failed"
+    assert "User:bob" in fields["reason"]
+
+
+def test_mechanism_cannot_be_changed():
+    client = logged_in()
+    client.clock.advance(5)
+    reply = reauthenticate(client, mechanism="OTHER")
+    assert authenticate_reply(reply, 1)[0] == 58
+    assert client.closed_after_ms == [100]
+
+
+@pytest.mark.parametrize("early", [versions(), a_request()], ids=["ApiVersions", "Metadata"])
+def test_other_request_during_reauthentication_closes_connection(early):
+    # SaslServerAuthenticator: "Unexpected Kafka request during SASL authentication".
+    client = logged_in()
+    client.clock.advance(5)
+    client.send(handshake("PLAIN", 1))
+    client.receive()
+    client.send(early)
+    assert client.receive() == []
+    assert client.is_aborted
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "seconds", "version"),
+    [
+        pytest.param(SessionLifetime(), 5, 1, id="no lifetime"),
+        pytest.param(LIFETIME, 5, 0, id="handshake v0"),
+    ],
+)
+def test_second_handshake_is_answered_with_an_error(lifetime, seconds, version):
+    client = logged_in(lifetime=lifetime)
+    client.clock.advance(seconds)
+    client.send(handshake("PLAIN", version))
+    assert handshake_reply(client.receive()[0], version) == (34, [])
+    client.send(versions())
+    assert versions_reply(client.receive()[0], 0)[0] == 0
+
+
+def test_reauthentication_is_allowed_once_per_second():
+    client = logged_in()
+    client.clock.advance(5)
+    reauthenticate(client)
+    client.clock.advance(0.9)
+    client.send(handshake("PLAIN", 1))
+    assert handshake_reply(client.receive()[0], 1)[0] == 34
+    client.clock.advance(0.2)
+    reauthenticate(client)
+
+
+def test_authenticate_without_handshake_in_session_is_answered_with_an_error():
+    client = logged_in()
+    client.send(authenticate(b"alice", 1))
+    assert authenticate_reply(client.receive()[0], 1)[0] == 34
+    assert client.session.is_ready
+
+
+# every API before the login
+
+
+@pytest.mark.parametrize("state", ["initial", "authenticate"])
+def test_no_other_api_is_served_before_login(state):
+    allowed = {"initial": {17, 18}, "authenticate": {36}}[state]
+    for (api_key, version), route in ROUTES.items():
+        if api_key in allowed:
+            continue
+        called = []
+
+        async def handler(request, caller, called=called):
+            called.append(caller)
+
+        client = MemoryClient([plain()])
+        if state == "authenticate":
+            client.send(handshake("PLAIN", 1))
+            client.receive()
+        ROUTES[api_key, version] = msgspec.structs.replace(route, handler=handler)
+        try:
+            client.send(plain_frame(api_key, version, bytes(64)))
+        finally:
+            ROUTES[api_key, version] = route
+        assert client.receive() == [], (api_key, version)
+        assert client.is_aborted, (api_key, version)
+        assert called == []
+
+
+@pytest.mark.parametrize("api_key", [-1, *range(100), 1000, 32767])
+def test_unknown_version_before_login_gets_nothing(api_key):
+    if api_key == 18:
+        return
+    for version in (-1, 50, 32767):
+        client = MemoryClient([plain()])
+        client.send(plain_frame(api_key, version, bytes(64)))
+        assert client.receive() == []
+        assert client.is_aborted
+        assert not client.session.is_ready
 
 
 # the table
