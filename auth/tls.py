@@ -22,9 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from OpenSSL import SSL
+from OpenSSL import SSL, crypto
 
-from auth.mechanism import Principal
 from auth.watched_files import WatchedFiles
 
 Key = RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey
@@ -33,12 +32,30 @@ TlsVersion = Literal["TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"]
 RECHECK_SECONDS = 1.0
 """Minimum interval between checks for changed files; checked when a connection is opened."""
 
+OLD_VERSIONS = frozenset({"TLSv1", "TLSv1.1"})
+"""Deprecated by RFC 8996. They need signatures with SHA-1."""
+
 _VERSIONS = {
     "TLSv1": SSL.TLS1_VERSION,
     "TLSv1.1": SSL.TLS1_1_VERSION,
     "TLSv1.2": SSL.TLS1_2_VERSION,
     "TLSv1.3": SSL.TLS1_3_VERSION,
 }
+
+#: Why OpenSSL rejected a client certificate, by the code of its verification.
+_REJECTIONS = {
+    3: "no revocation list of its authority in ssl_crl_file",
+    9: "it is not valid yet",
+    10: "it has expired",
+    11: "the revocation list is not valid yet",
+    12: "the revocation list has expired",
+    18: "it is self-signed",
+    19: "its authority is not in ssl_ca_file",
+    20: "its authority is not in ssl_ca_file",
+    21: "its authority is not in ssl_ca_file",
+    23: "it is revoked",
+}
+_CRL_BEGINS = b"-----BEGIN X509 CRL-----"
 _MODES = {
     "none": SSL.VERIFY_NONE,
     "requested": SSL.VERIFY_PEER,
@@ -64,8 +81,11 @@ class TlsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of certificate, key and certificate authorities (PEM), and the policy for client
-    certificates.
+    """Paths of certificate, key, certificate authorities and revocation lists (PEM), and the policy
+    for client certificates.
+
+    `by_name` are files with another key, certificate and chain each, for clients that ask for a
+    name in that certificate.
     """
 
     certificate: Path
@@ -74,13 +94,20 @@ class TlsFiles:
     authorities: Path | None = None
     client_auth: Literal["none", "requested", "required"] = "none"
     min_version: TlsVersion = "TLSv1.2"
+    revocations: Path | None = None
+    by_name: tuple[Path, ...] = ()
 
     def paths(self) -> Iterator[Path]:
-        return (
-            path
-            for path in (self.certificate, self.key, self.key_password, self.authorities)
-            if path is not None
-        )
+        yield from self.by_name
+        for path in (
+            self.certificate,
+            self.key,
+            self.key_password,
+            self.authorities,
+            self.revocations,
+        ):
+            if path is not None:
+                yield path
 
 
 class TlsContextFactory:
@@ -121,6 +148,18 @@ def build_context(files: TlsFiles) -> SSL.Context:
     key = _key(files.key, files.key_password)
     if _public(key) != _public(chain[0]):
         raise TlsError(f"does not match the first certificate in {files.certificate}", files.key)
+    context = _context(files, files.certificate, chain, key)
+    if files.by_name:
+        _select_by_name(context, _server_names(chain[0]), files)
+    return context
+
+
+def rejection_reason(connection: SSL.Connection) -> str | None:
+    """Return why the client certificate was rejected, None if it was not."""
+    return connection.get_app_data() if isinstance(connection.get_app_data(), str) else None
+
+
+def _context(files: TlsFiles, source: Path, chain: list[x509.Certificate], key: Key) -> SSL.Context:
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     try:
         context.use_certificate(chain[0])
@@ -129,9 +168,9 @@ def build_context(files: TlsFiles) -> SSL.Context:
         context.use_privatekey(key)
         context.check_privatekey()
     except SSL.Error as error:
-        raise TlsError(f"rejected by OpenSSL: {_reason(error)}", files.certificate) from None
+        raise TlsError(f"rejected by OpenSSL: {_reason(error)}", source) from None
     context.set_min_proto_version(_VERSIONS[files.min_version])
-    context.set_cipher_list(_OLD_CIPHERS if files.min_version in ("TLSv1", "TLSv1.1") else _CIPHERS)
+    context.set_cipher_list(_OLD_CIPHERS if files.min_version in OLD_VERSIONS else _CIPHERS)
     context.set_options(
         SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_RENEGOTIATION
     )
@@ -143,12 +182,42 @@ def build_context(files: TlsFiles) -> SSL.Context:
     return context
 
 
-def principal_of(certificate: x509.Certificate | None) -> Principal | None:
-    """The principal of a client certificate, None without one.
+def _select_by_name(context: SSL.Context, own_names: set[str], files: TlsFiles) -> None:
+    """Let `context` change to the context of another certificate by the client's server name.
 
-    As Kafka's default rule: `User:` and the subject in RFC 2253 form.
+    A name in several certificates belongs to the first. A client without a name, or with an unknown
+    one, gets the certificate of `context`.
     """
-    return None if certificate is None else Principal("User", certificate.subject.rfc4514_string())
+    contexts: dict[str, SSL.Context] = {}
+    for path in files.by_name:
+        chain, key = _certificates(path), _key(path, None)
+        if _public(key) != _public(chain[0]):
+            raise TlsError("the key does not match the first certificate", path)
+        other = _context(files, path, chain, key)
+        names = _server_names(chain[0])
+        if not names:
+            raise TlsError("the certificate has no DNS name in its subjectAltName", path)
+        for name in names:
+            contexts.setdefault(name, other)
+    for name in own_names:
+        contexts[name] = context
+
+    def select(connection: SSL.Connection) -> None:
+        asked = (connection.get_servername() or b"").decode("ascii", "replace").lower()
+        wildcard = "*." + asked.partition(".")[2]
+        chosen = contexts.get(asked, contexts.get(wildcard))
+        if chosen is not None and chosen is not context:
+            connection.set_context(chosen)
+
+    context.set_tlsext_servername_callback(select)
+
+
+def _server_names(certificate: x509.Certificate) -> set[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return set()
+    return {name.lower() for name in names.get_values_for_type(x509.DNSName)}
 
 
 def _request_client_certificates(context: SSL.Context, files: TlsFiles) -> None:
@@ -161,7 +230,38 @@ def _request_client_certificates(context: SSL.Context, files: TlsFiles) -> None:
     for authority in _certificates(files.authorities):
         context.add_client_ca(authority)
     context.load_verify_locations(os.fspath(files.authorities))
-    context.set_verify(_MODES[files.client_auth])
+    if files.revocations is not None:
+        _check_revocations(context, files.revocations)
+    context.set_verify(_MODES[files.client_auth], _note_rejection)
+
+
+def _check_revocations(context: SSL.Context, path: Path) -> None:
+    """Reject revoked certificates.
+
+    Every authority of a chain needs a list that has not expired; without one OpenSSL rejects the
+    client.
+    """
+    store = context.get_cert_store()
+    if store is None:
+        raise TlsError("OpenSSL has no certificate store for it", path)
+    lists = _read(path).split(_CRL_BEGINS)[1:]
+    if not lists:
+        raise TlsError("contains no PEM revocation list (-----BEGIN X509 CRL-----)", path)
+    for encoded in lists:
+        try:
+            store.add_crl(x509.load_pem_x509_crl(_CRL_BEGINS + encoded))
+        except (ValueError, SSL.Error, crypto.Error):
+            raise TlsError("contains a malformed revocation list", path) from None
+    store.set_flags(crypto.X509StoreFlags.CRL_CHECK | crypto.X509StoreFlags.CRL_CHECK_ALL)
+
+
+def _note_rejection(
+    connection: SSL.Connection, _certificate: object, code: int, _depth: int, is_valid: int
+) -> bool:
+    """Keep OpenSSL's decision, and the reason for `rejection_reason`."""
+    if not is_valid:
+        connection.set_app_data(_REJECTIONS.get(code, f"OpenSSL's verification error {code}"))
+    return bool(is_valid)
 
 
 def _certificates(path: Path) -> list[x509.Certificate]:

@@ -6,6 +6,7 @@ import contextlib
 import ssl
 import warnings
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from cryptography import x509
@@ -13,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ed448
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from OpenSSL import SSL
 
-from auth.mechanism import Principal
-from auth.tls import TlsContextFactory, TlsError, TlsFiles, build_context, principal_of
+from auth.certificate_principals import PrincipalRules
+from auth.mechanism import ANONYMOUS, Principal
+from auth.tls import TlsContextFactory, TlsError, TlsFiles, build_context, rejection_reason
 from tests.testkit.certificates import Authority
 
 
@@ -45,14 +47,14 @@ def trusting(files):
     return context
 
 
-def shake(context, client_context):
+def shake(context, client_context, server_name="localhost"):
     """Handshake in memory and exchange one message each way; return the client object and the
     server connection.
     """
     server = SSL.Connection(context, None)
     server.set_accept_state()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    client = client_context.wrap_bio(incoming, outgoing, server_hostname=server_name)
 
     def step(act, waits_for):
         try:
@@ -138,14 +140,14 @@ def test_client_certificate_determines_principal(files, client, tmp_path, client
         build_context(replace(files, client_auth=client_auth)),
         with_certificate(trusting(files), client, tmp_path),
     )
-    assert principal_of(connection.get_peer_certificate(as_cryptography=True)) == Principal(
-        "User", "CN=client,O=Tests"
-    )
+    certificate = connection.get_peer_certificate(as_cryptography=True)
+    assert PrincipalRules().principal(certificate) == Principal("User", "CN=client,O=Tests")
 
 
-def test_client_without_certificate_has_no_principal(files):
+def test_client_without_certificate_is_anonymous(files):
     _, connection = shake(build_context(replace(files, client_auth="requested")), trusting(files))
-    assert principal_of(connection.get_peer_certificate(as_cryptography=True)) is None
+    certificate = connection.get_peer_certificate(as_cryptography=True)
+    assert PrincipalRules().principal(certificate) == ANONYMOUS
 
 
 def test_missing_required_client_certificate_is_rejected(files):
@@ -293,3 +295,237 @@ def test_unusable_files_prevent_startup(files):
     files.key.unlink()
     with pytest.raises(TlsError):
         TlsContextFactory(files, FakeTime(), lambda problem: None)
+
+
+# Revoked certificates
+
+
+def rejected(context, client_context, server_name="localhost"):
+    """Shake hands until the server rejects the client certificate; return the reason."""
+    server = SSL.Connection(context, None)
+    server.set_accept_state()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(incoming, outgoing, server_hostname=server_name)
+    for _ in range(10):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+        server.bio_write(outgoing.read())
+        try:
+            server.do_handshake()
+        except SSL.WantReadError:
+            incoming.write(server.bio_read(1 << 16))
+        except SSL.Error:
+            return rejection_reason(server)
+        else:
+            break
+    raise AssertionError("accepted")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("client_auth", ["requested", "required"])
+def test_revoked_client_certificate_is_rejected(
+    files, authority, client, tmp_path, client_auth, version
+):
+    revoked = authority.sign("revoked")
+    context = build_context(
+        replace(files, client_auth=client_auth, revocations=authority.revoke(tmp_path, revoked))
+    )
+    good, bad = (with_certificate(trusting(files), one, tmp_path) for one in (client, revoked))
+    good.maximum_version = bad.maximum_version = version
+    assert rejection_reason(shake(context, good)[1]) is None
+    assert rejected(context, bad) == "it is revoked"
+
+
+def test_expired_revocation_list_rejects_clients(files, authority, client, tmp_path):
+    path = authority.revoke(tmp_path, expires=-timedelta(hours=1))
+    context = build_context(replace(files, client_auth="required", revocations=path))
+    one = with_certificate(trusting(files), client, tmp_path)
+    assert rejected(context, one) == "the revocation list has expired"
+
+
+def test_authority_without_revocation_list_rejects_clients(files, authority, client, tmp_path):
+    other = Authority("Other")
+    path = other.revoke(tmp_path)
+    context = build_context(replace(files, client_auth="required", revocations=path))
+    one = with_certificate(trusting(files), client, tmp_path)
+    assert rejected(context, one) == "no revocation list of its authority in ssl_crl_file"
+    path.write_bytes(path.read_bytes() + authority.revoke(tmp_path, name="own").read_bytes())
+    shake(build_context(replace(files, client_auth="required", revocations=path)), one)
+
+
+def test_untrusted_authority_is_the_reason_of_a_rejection(files, tmp_path):
+    stranger = with_certificate(trusting(files), Authority("Other").sign("client"), tmp_path)
+    context = build_context(replace(files, client_auth="required"))
+    assert rejected(context, stranger) == "its authority is not in ssl_ca_file"
+
+
+def test_changed_revocation_list_applies_to_new_connections(files, authority, client, tmp_path):
+    clock, problems = FakeTime(), []
+    files = replace(files, client_auth="required", revocations=authority.revoke(tmp_path))
+    tls = TlsContextFactory(files, clock, problems.append)
+    one = with_certificate(trusting(files), client, tmp_path)
+    _, before = shake(tls.context(), one)
+    authority.revoke(tmp_path, client)
+    clock.now = 1.0
+    assert rejected(tls.context(), one) == "it is revoked"
+    before.send(b"an open connection stays open")
+    assert problems == []
+
+
+def test_session_of_revoked_client_is_not_resumed(files, authority, client, tmp_path):
+    clock = FakeTime()
+    files = replace(files, client_auth="required", revocations=authority.revoke(tmp_path))
+    tls = TlsContextFactory(files, clock, lambda problem: None)
+    one = with_certificate(trusting(files), client, tmp_path)
+    one.maximum_version = ssl.TLSVersion.TLSv1_2
+    session = shake(tls.context(), one)[0].session
+    authority.revoke(tmp_path, client)
+    clock.now = 1.0
+    server = SSL.Connection(tls.context(), None)
+    server.set_accept_state()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    again = one.wrap_bio(incoming, outgoing, server_hostname="localhost", session=session)
+    with pytest.raises(SSL.Error):
+        for _ in range(10):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                again.do_handshake()
+            server.bio_write(outgoing.read())
+            with contextlib.suppress(SSL.WantReadError):
+                server.do_handshake()
+            incoming.write(server.bio_read(1 << 16))
+
+
+def test_changed_authorities_apply_to_new_connections(files, client, tmp_path):
+    clock, other = FakeTime(), Authority("Other")
+    trusted = trusting(files)
+    tls = TlsContextFactory(replace(files, client_auth="required"), clock, lambda problem: None)
+    stranger = with_certificate(trusted, other.sign("client"), tmp_path)
+    assert rejected(tls.context(), stranger) == "its authority is not in ssl_ca_file"
+    other.write(tmp_path)
+    clock.now = 1.0
+    shake(tls.context(), stranger)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "contains no PEM revocation list"),
+        (b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n", "malformed revocation list"),
+    ],
+)
+def test_file_without_revocation_list_is_named_in_error(files, tmp_path, text, words):
+    path = tmp_path / "other"
+    path.write_bytes(text)
+    text = complaint(replace(files, client_auth="required", revocations=path))
+    assert text.startswith(f"{path}: ")
+    assert words in text
+
+
+# Several certificates
+
+
+def named(authority, tmp_path, *names):
+    """Write a key and its certificate for these names to one file."""
+    signed = authority.sign(names[0], [x509.DNSName(name) for name in names])
+    certificate, key = signed.write(tmp_path, names[0].replace("*", "any"))
+    path = certificate.with_suffix(".pem")
+    path.write_bytes(key.read_bytes() + certificate.read_bytes())
+    return path
+
+
+def certificate_for(context, files, server_name):
+    client_context = trusting(files)
+    client_context.check_hostname = False
+    server = SSL.Connection(context, None)
+    server.set_accept_state()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(incoming, outgoing, server_hostname=server_name)
+    for _ in range(10):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+        server.bio_write(outgoing.read())
+        with contextlib.suppress(SSL.WantReadError):
+            server.do_handshake()
+        with contextlib.suppress(SSL.WantReadError):
+            incoming.write(server.bio_read(1 << 16))
+        if client.version() and client.getpeercert():
+            break
+    return dict(pair for rdn in client.getpeercert()["subject"] for pair in rdn)["commonName"]
+
+
+def test_certificate_is_selected_by_server_name(files, authority, tmp_path):
+    files = replace(
+        files,
+        by_name=(
+            named(authority, tmp_path, "kafka.example.com", "localhost"),
+            named(authority, tmp_path, "*.old.example.com", "kafka.example.com"),
+        ),
+    )
+    context = build_context(files)
+    found = {
+        name: certificate_for(context, files, name)
+        for name in (
+            "kafka.example.com",
+            "KAFKA.example.com",
+            "a.old.example.com",
+            "a.b.old.example.com",
+            "old.example.com",
+            "unknown",
+            "localhost",
+            None,
+        )
+    }
+    assert found == {
+        "kafka.example.com": "kafka.example.com",
+        "KAFKA.example.com": "kafka.example.com",
+        "a.old.example.com": "*.old.example.com",
+        "a.b.old.example.com": "server",
+        "old.example.com": "server",
+        "unknown": "server",
+        # A name in the general certificate has that certificate.
+        "localhost": "server",
+        None: "server",
+    }
+
+
+def test_certificate_selected_by_name_has_same_policy(files, authority, client, tmp_path):
+    revoked = authority.sign("revoked")
+    files = replace(
+        files,
+        client_auth="required",
+        revocations=authority.revoke(tmp_path, revoked),
+        by_name=(named(authority, tmp_path, "kafka.example.com"),),
+    )
+    context = build_context(files)
+    good, bad = (with_certificate(trusting(files), one, tmp_path) for one in (client, revoked))
+    good.check_hostname = bad.check_hostname = False
+    for one, name in ((good, "kafka.example.com"), (good, "localhost")):
+        shake(context, one, name)
+    assert rejected(context, bad, "kafka.example.com") == "it is revoked"
+    with pytest.raises(SSL.Error):
+        shake(context, trusting(files), "kafka.example.com")
+
+
+def test_changed_certificate_of_a_name_is_used(files, authority, tmp_path):
+    clock = FakeTime()
+    path = named(authority, tmp_path, "kafka.example.com")
+    tls = TlsContextFactory(replace(files, by_name=(path,)), clock, lambda problem: None)
+    renewed = named(authority, tmp_path, "kafka2.example.com", "kafka.example.com")
+    path.write_bytes(renewed.read_bytes())
+    clock.now = 1.0
+    assert certificate_for(tls.context(), files, "kafka.example.com") == "kafka2.example.com"
+
+
+def test_unusable_certificate_of_a_name_is_named_in_error(files, authority, tmp_path):
+    path = named(authority, tmp_path, "kafka.example.com")
+    key, certificate = tmp_path / "kafka.example.com.key", tmp_path / "kafka.example.com.crt"
+    path.write_bytes(certificate.read_bytes())
+    assert complaint(replace(files, by_name=(path,))).startswith(f"{path}: contains no PEM private")
+    path.write_bytes(key.read_bytes())
+    assert complaint(replace(files, by_name=(path,))).startswith(f"{path}: contains no PEM cert")
+    path.write_bytes(files.key.read_bytes() + certificate.read_bytes())
+    assert "does not match" in complaint(replace(files, by_name=(path,)))
+    signed = authority.sign("no names", [])
+    certificate, key = signed.write(tmp_path, "none")
+    path.write_bytes(key.read_bytes() + certificate.read_bytes())
+    assert "no DNS name" in complaint(replace(files, by_name=(path,)))

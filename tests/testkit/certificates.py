@@ -97,6 +97,28 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return SignedCertificate(builder.sign(self._key, hashes.SHA256()), key)
 
+    def revoke(
+        self,
+        folder: Path,
+        *revoked: SignedCertificate,
+        name: str = "ca",
+        expires: datetime.timedelta = DAY,
+    ) -> Path:
+        """Write the revocation list of this authority, which replaces the previous one."""
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self._name)
+            .last_update(now - 2 * DAY)
+            .next_update(now + expires)
+        )
+        for one in revoked:
+            entry = x509.RevokedCertificateBuilder().serial_number(one.certificate.serial_number)
+            builder = builder.add_revoked_certificate(entry.revocation_date(now - DAY).build())
+        path = folder / f"{name}.crl"
+        path.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        return path
+
     def _builder(self, subject: x509.Name, key: rsa.RSAPrivateKey) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         builder = (
