@@ -128,8 +128,8 @@ class PrincipalRules:
     def __post_init__(self) -> None:
         """Raises ValueError with a message for the user."""
         object.__setattr__(self, "_rules", tuple(_parse(self.text)))
-        if len(self._rules) > MAX_RULES:
-            raise ValueError(f"more than {MAX_RULES} rules")
+        if not 1 <= len(self._rules) <= MAX_RULES:
+            raise ValueError(f"expected 1 to {MAX_RULES} rules, found {len(self._rules)}")
 
     def name(self, subject: str) -> str | None:
         """Return the name for a subject, None if no rule matches."""

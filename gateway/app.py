@@ -13,10 +13,11 @@ from pathlib import Path
 from secrets import randbelow
 from typing import Any, Protocol, TypeVar
 
+from auth.certificate_principals import PrincipalRules
 from auth.mechanism import Mechanism
 from auth.plain import PlainMechanism
 from auth.scram import HASHES, ScramCredentialSource, ScramMechanism
-from auth.tls import TlsContextFactory, TlsError, TlsFiles
+from auth.tls import OLD_VERSIONS, TlsContextFactory, TlsError, TlsFiles
 from auth.users import UsersFile
 from gateway import logs
 from gateway.broker import Broker
@@ -358,7 +359,15 @@ def make_tls(settings: Settings, listener: str) -> TlsContextFactory:
         mine.ssl_ca_file,
         mine.ssl_client_auth,
         mine.ssl_min_version,
+        mine.ssl_crl_file,
+        mine.ssl_server_name_files,
     )
+    if mine.ssl_min_version in OLD_VERSIONS:
+        _log.warning(
+            "listener accepts old TLS versions with weak signatures",
+            listener=listener,
+            minimum=mine.ssl_min_version,
+        )
 
     def warn(problem: str) -> None:
         _log.warning("certificate problem", listener=listener, problem=problem)
@@ -375,6 +384,21 @@ def make_tls(settings: Settings, listener: str) -> TlsContextFactory:
             "TLS",
         )
         raise TlsError(f"listener {listener}: {name}: {error}") from None
+
+
+def make_principal_rules(settings: Settings, listener: str) -> PrincipalRules | None:
+    """How client certificates become principals on a listener, None if they do not.
+
+    On a SASL listener the user name is the principal, as in Kafka. Raises ValueError.
+    """
+    mine, protocol = settings.for_listener(listener), settings.security_protocol(listener)
+    if not protocol.has_tls or protocol.has_sasl or mine.ssl_client_auth == "none":
+        return None
+    try:
+        return PrincipalRules(mine.ssl_principal_mapping_rules)
+    except ValueError as error:
+        name = settings.setting_name(listener, "ssl_principal_mapping_rules")
+        raise ValueError(f"listener {listener}: {name}: {error}") from None
 
 
 def _paths(value: Any) -> tuple[Any, ...]:

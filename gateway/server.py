@@ -19,7 +19,7 @@ from auth.tls import TlsContextFactory, TlsError
 from auth.users import UsersFileError
 from gateway import handlers as handlers  # registers their routes
 from gateway import logs, memory
-from gateway.app import make_mechanisms, make_tls, open_broker
+from gateway.app import make_mechanisms, make_principal_rules, make_tls, open_broker
 from gateway.broker import Broker
 from gateway.coroutines import shield_with_timeout, sleep, start
 from gateway.housekeeping import Housekeeping
@@ -217,6 +217,7 @@ class GatewayServer:
                 }
                 if protocol.has_sasl
                 else None,
+                make_principal_rules(settings, endpoint.name),
             )
             tls = make_tls(settings, endpoint.name) if protocol.has_tls else None
             made.append((endpoint, listener, tls))

@@ -13,7 +13,9 @@ from twisted.internet.interfaces import IHandshakeListener
 from twisted.internet.protocol import Protocol
 from zope.interface.declarations import implementer
 
-from auth.mechanism import Mechanism
+from auth.certificate_principals import PrincipalRules
+from auth.mechanism import AuthenticationFailed, Mechanism
+from auth.tls import OLD_VERSIONS, rejection_reason
 from gateway import logs
 from gateway.broker import Broker
 from gateway.coroutines import call_later
@@ -67,6 +69,7 @@ class ListenerInterface(Interface):
     budget: MemoryBudget
     login_budget: LoginBudget
     mechanisms: Mapping[str, Mechanism] | None
+    principal_rules: PrincipalRules | None
 
     def opened(self, connection: Any, /) -> None: ...
     def closed(self, connection: Any, /) -> None: ...
@@ -110,8 +113,9 @@ class KafkaConnection(Protocol):
         seen = PeerAddress(
             host, port, listener.name, settings.security_protocol(listener.name).name
         )
+        is_known = self.session.is_ready and listener.principal_rules is None
         self._traffic = broker.traffic.connection(
-            seen, self.session.principal if self.session.is_ready else None
+            seen, self.session.principal if is_known else None
         )
         self._dispatch = Dispatch(
             broker,
@@ -169,13 +173,46 @@ class KafkaConnection(Protocol):
     def handshakeCompleted(self) -> None:
         """Handle the end of the TLS handshake."""
         self._awaits_handshake = False
-        self._traffic.tls_established(self.transport.getHandle().get_protocol_version_name())
+        connection = self.transport.getHandle()
+        version = connection.get_protocol_version_name()
+        self._traffic.tls_established(version)
+        if version in OLD_VERSIONS:
+            _log.warning(
+                "connection uses an old TLS version",
+                peer=self.peer,
+                listener=self._listener.name,
+                version=version,
+                cipher=connection.get_cipher_name(),
+            )
+        if self._listener.principal_rules is not None:
+            self._identify(self._listener.principal_rules, connection)
+
+    def _identify(self, rules: PrincipalRules, connection: SSL.Connection) -> None:
+        """Log in by the client certificate, before the first request is read."""
+        try:
+            principal = rules.principal(connection.get_peer_certificate(as_cryptography=True))
+        except AuthenticationFailed as failure:
+            _log.warning(
+                "login failed",
+                peer=self.peer,
+                listener=self._listener.name,
+                mechanism="SSL",
+                reason=failure.reason,
+            )
+            self._is_closing = True
+            self._traffic.closing("error:login")
+            self.abort()
+            return
+        self.session.identify(principal)
+        self._traffic.authenticated(principal)
 
     def connectionLost(self, reason: Any = None) -> None:
         self._is_closed = True
         if reason is not None and isinstance(reason.value, SSL.Error):
             self._traffic.closing("error:tls")
-            self._dispatch.log_refusal(f"TLS: {_tls_error_text(reason.value)}")
+            rejection = rejection_reason(self.transport.getHandle()) if self._is_tls else None
+            cause = "" if rejection is None else f" (client certificate: {rejection})"
+            self._dispatch.log_refusal(f"TLS: {_tls_error_text(reason.value)}{cause}")
         self._dispatch.close()
         # The connection and its transport refer to each other. Only the garbage collector frees
         # them, possibly much later, so the buffers are freed here.

@@ -11,6 +11,7 @@ from twisted.internet.protocol import Factory
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from zope.interface.declarations import directlyProvides
 
+from auth.certificate_principals import PrincipalRules
 from auth.mechanism import Mechanism
 from auth.tls import TlsContextFactory
 from gateway import logs
@@ -57,7 +58,8 @@ class ConnectionLimits:
 class Listener(Factory):
     """Creates the connections of one listener.
 
-    `mechanisms` is None for a listener without SASL.
+    `mechanisms` is None for a listener without SASL, `principal_rules` for one on which client
+    certificates are not the login.
     """
 
     noisy = False
@@ -69,12 +71,14 @@ class Listener(Factory):
         budget: MemoryBudget,
         login_budget: LoginBudget,
         mechanisms: Mapping[str, Mechanism] | None,
+        principal_rules: PrincipalRules | None = None,
     ) -> None:
         self.name = name
         self.limits = limits
         self.budget = budget
         self.login_budget = login_budget
         self.mechanisms = mechanisms
+        self.principal_rules = principal_rules
         # Set before the first connection is accepted.
         self.broker: Broker
 

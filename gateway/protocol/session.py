@@ -160,6 +160,13 @@ class LoginSession:
     def is_closed(self) -> bool:
         return self.state is LoginState.CLOSED
 
+    def identify(self, principal: Principal) -> None:
+        """Set the principal of a client certificate.
+
+        Called before the first request, on a listener without SASL.
+        """
+        self.principal = principal
+
     def expects_token(self) -> bool:
         return self.state is LoginState.BARE_TOKENS
 

@@ -77,6 +77,7 @@ Endpoints = Annotated[
     NoDecode,
 ]
 File = Annotated[Path, from_text(_read_path)]
+Files = Annotated[tuple[File, ...], BeforeValidator(_read_list), NoDecode]
 Protocols = Annotated[
     Mapping[str, Annotated[SecurityProtocol, Field(strict=False)]],
     BeforeValidator(read_table),

@@ -14,6 +14,7 @@ from gateway.settings.field_types import (
     SECTION_CONFIG,
     Endpoints,
     File,
+    Files,
     Mechanisms,
     Protocols,
     TlsVersion,
@@ -50,7 +51,36 @@ class PerListenerSettings(BaseModel):
         None, description="PEM file with the authorities that sign client certificates."
     )
     ssl_client_auth: Literal["none", "requested", "required"] = Field(
-        "none", description="Whether TLS clients must present a certificate. As in Kafka."
+        "none",
+        description=(
+            "Whether TLS clients must present a certificate. As in Kafka. With `requested` a "
+            "client without one is User:ANONYMOUS."
+        ),
+    )
+    ssl_crl_file: File | None = Field(
+        None,
+        description=(
+            "PEM file with the revocation list of each authority in `ssl_ca_file`. Revoked client "
+            "certificates are refused, and all of an authority without a list that is still valid. "
+            "Reloaded when it changes; open connections stay open."
+        ),
+    )
+    ssl_server_name_files: Files = Field(
+        (),
+        description=(
+            "Further certificates for clients that ask for another server name (SNI): PEM files, "
+            "each with a private key without passphrase, the certificate and its chain. A client "
+            "gets the one whose subjectAltName has the name. Reloaded when they change."
+        ),
+    )
+    ssl_principal_mapping_rules: str = Field(
+        "DEFAULT",
+        description=(
+            "Rules that map the subject of a client certificate to a principal, as in Kafka: "
+            "`RULE:PATTERN/REPLACEMENT/[LU]`, separated by commas; the first that matches is used. "
+            "Patterns are in RE2 syntax. `DEFAULT` is the whole subject, such as "
+            "`User:CN=app,O=Example`. Used by SSL listeners; with SASL the user name counts."
+        ),
     )
     ssl_min_version: TlsVersion = Field(
         "TLSv1.2",

@@ -63,6 +63,7 @@ class FakeListener:
         self.name = "PLAINTEXT"
         self.clock = Clock()
         self.mechanisms = mechanisms and {mechanism.name: mechanism for mechanism in mechanisms}
+        self.principal_rules = None
         self.settings = Settings(**settings)
         self.broker = SimpleNamespace(
             clock=self.clock,
