@@ -126,7 +126,7 @@ BELONGS_TO = {
     "pulsar": ("storage/pulsar/",),
     "lmdb": ("storage/lmdb/",),
     "kafka": ("gateway/protocol/wire/", "gateway/handlers/", "gateway/cli/"),
-    "re2": ("gateway/groups/consumer/topic_regexes.py",),
+    "re2": ("auth/certificate_principals.py", "gateway/groups/consumer/topic_regexes.py"),
     "click": ("gateway/cli/",),
     "pydantic": ("gateway/settings/",),
     "pydantic_settings": ("gateway/settings/",),
