@@ -50,7 +50,7 @@ serve: $(VENV)/.serve
 pulsar: $(VENV)/.test
 	@exec $(PY) -m tests.testkit.standalone $(ARGS)
 
-## lint, and fast tests with fewer examples per property, except long ones (2.5 minutes)
+## lint, and fast tests with fewer examples per property, except long ones (about a minute)
 check: lint
 	$(PY) -m pytest -q -n 2 --dist worksteal \
 		-m "not peer and not slow and not spark and not long" --hypothesis-profile=quick $(ARGS)

@@ -244,6 +244,18 @@ async def test_missing_answer_times_out(
 
 
 @ensureDeferred
+async def test_timeout_while_connecting_names_the_setting(
+    server: AdminServer, admins: Callable[..., PulsarAdmin]
+) -> None:
+    server.answer = lambda _: NOT_DONE_YET
+    admin = admins(server.url)
+    with_timeout(admin, 0)
+    with pytest.raises(StorageFailed, match=r"no answer .* within 0 s \(admin_timeout_seconds\)"):
+        await admin.get("/clusters")
+    assert not server.requests
+
+
+@ensureDeferred
 async def test_unfinished_answer_times_out(
     server: AdminServer, admins: Callable[..., PulsarAdmin]
 ) -> None:
