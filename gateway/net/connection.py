@@ -231,12 +231,15 @@ class KafkaConnection(Protocol):
         self.last_active = self._clock.seconds()
         self.transport.writeSequence(buffers)
 
-    def request_close(self, delay_ms: int = 0, last: Sequence[Buffer] = ()) -> None:
+    def request_close(
+        self, delay_ms: int = 0, last: Sequence[Buffer] = (), *, linger_seconds: float = 0
+    ) -> None:
         self._stop_reading()
         if delay_ms:
-            call_later(self._clock, delay_ms / 1000, partial(self._send_last, last))
+            send = partial(self._send_last, last, linger_seconds)
+            call_later(self._clock, delay_ms / 1000, send)
         else:
-            self._send_last(last)
+            self._send_last(last, linger_seconds)
 
     def acknowledge(self) -> None:
         acknowledge(self.transport)
@@ -378,10 +381,13 @@ class KafkaConnection(Protocol):
             self._is_closing = True
             self._pause()
 
-    def _send_last(self, buffers: Sequence[Buffer]) -> None:
+    def _send_last(self, buffers: Sequence[Buffer], linger_seconds: float) -> None:
         if buffers and not self._is_closed and self._closing_since is None:
             self.write(list(buffers))
-        self._start_closing()
+        if linger_seconds:
+            call_later(self._clock, linger_seconds, self._start_closing)
+        else:
+            self._start_closing()
 
     def _start_closing(self) -> None:
         if not self._is_closed and self._closing_since is None:

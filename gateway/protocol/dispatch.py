@@ -34,6 +34,10 @@ from storage.log import Buffer
 
 _log = logs.get_logger(__name__)
 
+#: Time between the reply to a failed log-in and the close. Some clients, for example kafka-python
+#: 3, lose a reply that arrives together with the end of the connection, and try again.
+LAST_REPLY_SECONDS = 0.5
+
 _PLAIN_HEADER = Struct(">ii")
 _TAGGED_HEADER = Struct(">iiB")
 _SIZE = Struct(">i")
@@ -68,10 +72,13 @@ class ReplyTransport(Protocol):
         """Send the TCP acknowledgement of the bytes received so far, if it is still due."""
         ...
 
-    def request_close(self, delay_ms: int = 0, last: Sequence[Buffer] = ()) -> None:
+    def request_close(
+        self, delay_ms: int = 0, last: Sequence[Buffer] = (), *, linger_seconds: float = 0
+    ) -> None:
         """Stop reading, and `delay_ms` from now send `last` and close the connection.
 
-        Everything written before is sent first.
+        Everything written before is sent first. The connection stays open for `linger_seconds`
+        after `last`.
         """
         ...
 
@@ -387,6 +394,7 @@ class Dispatch:
     def _send(self) -> None:
         """Send all finished replies, in the order of their requests, in one write."""
         buffers: list[Buffer] = []
+        reply: list[Buffer] | None = None
         freed = answered = 0
         while self._in_flight and (reply := self._in_flight[0].reply) is not None:
             freed += self._in_flight.popleft().size
@@ -402,7 +410,9 @@ class Dispatch:
             # As in Kafka, a failed login is answered after the delay.
             self._is_close_requested = True
             self._transport.request_close(
-                self._broker.settings.connection_failed_authentication_delay_ms, buffers
+                self._broker.settings.connection_failed_authentication_delay_ms,
+                buffers,
+                linger_seconds=LAST_REPLY_SECONDS if reply else 0,
             )
         elif buffers and not self._is_closed:
             self._transport.write(buffers)

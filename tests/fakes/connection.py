@@ -143,7 +143,9 @@ class MemoryClient:
     def acknowledge(self) -> None:
         self.acknowledgements += 1
 
-    def request_close(self, delay_ms: int = 0, last: Sequence[Any] = ()) -> None:
+    def request_close(
+        self, delay_ms: int = 0, last: Sequence[Any] = (), *, linger_seconds: float = 0
+    ) -> None:
         self.closed_after_ms.append(delay_ms)
         self.written += [bytes(buffer) for buffer in last]
 

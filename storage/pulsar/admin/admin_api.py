@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from twisted.internet.defer import Deferred, DeferredSemaphore, TimeoutError
@@ -219,7 +219,9 @@ class PulsarAdmin:
             exchange: Deferred[tuple[int, bytes, Headers]] = Deferred.fromCoroutine(
                 self._http.send(method, f"{self._url}/admin/v2{path}", sent, content_type)
             )
-            return await exchange.addTimeout(self._settings.admin_timeout_seconds, self._reactor)
+            return await exchange.addTimeout(
+                self._settings.admin_timeout_seconds, self._reactor, _raise_timeout
+            )
         except TimeoutError:
             raise NotReady(
                 f"{method} {path}: no answer of Pulsar's admin API at {self._url} within "
@@ -267,3 +269,11 @@ def _reason(answer: bytes) -> str:
         title = _TITLE.search(page)
         text = title[1] if title else page
     return " ".join(str(text).split())[:REASON_CHARACTERS] or "without a reason"
+
+
+def _raise_timeout(outcome: object, seconds: float) -> NoReturn:
+    """Replace the outcome of an exchange that has timed out.
+
+    A connection attempt does not end with CancelledError when it is cancelled.
+    """
+    raise TimeoutError

@@ -9,7 +9,6 @@ from urllib.parse import urljoin, urlsplit
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.error import ConnectingCancelledError
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, ResponseDone
@@ -110,8 +109,6 @@ class BrokerHttp:
             return await self._agent.request(method.encode(), url.encode("ascii"), headers, sent)
         except (StorageError, CancelledError):
             raise
-        except ConnectingCancelledError:
-            raise CancelledError from None
         except Exception as error:  # noqa: BLE001 - any error of network, TLS or DNS
             if any(reason.check(CancelledError) for reason in getattr(error, "reasons", ())):
                 raise CancelledError from None

@@ -23,13 +23,21 @@ from gateway.net.connection import (
 )
 from gateway.net.flow_control import RESUME_INTERVAL_SECONDS, LoginBudget, MemoryBudget
 from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection
+from gateway.protocol.dispatch import LAST_REPLY_SECONDS
 from gateway.protocol.routes import ROUTES, DelayedReply, Route
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.audit import NO_AUDIT_LOG
 from gateway.settings.model import Settings
 from gateway.traffic.recorder import Recorder
 from gateway.traffic.traffic_log import NO_TRAFFIC_LOG
-from tests.fakes.connection import ScriptedMechanism, events, handshake, plain_frame, versions
+from tests.fakes.connection import (
+    ScriptedMechanism,
+    authenticate,
+    events,
+    handshake,
+    plain_frame,
+    versions,
+)
 
 TOKEN = b"\0alice\0secret"
 
@@ -393,6 +401,22 @@ def test_failed_login_without_delay_closes_at_once():
     )
     connection = listener.connect()
     receive(connection, framed(handshake("PLAIN", 0)) + framed(b"guess"))
+    assert connection.transport.disconnecting
+
+
+def test_connection_stays_open_after_the_reply_to_a_failed_login():
+    listener = FakeListener(
+        [ScriptedMechanism("PLAIN", {TOKEN: b""})], connection_failed_authentication_delay_ms=100
+    )
+    connection = listener.connect()
+    receive(connection, framed(handshake("PLAIN", 1)))
+    sent = len(connection.transport.value())
+    receive(connection, framed(authenticate(b"guess")))
+    listener.clock.advance(0.101)
+    assert len(connection.transport.value()) > sent
+    listener.clock.advance(LAST_REPLY_SECONDS - 0.01)
+    assert not connection.transport.disconnecting
+    listener.clock.advance(0.02)
     assert connection.transport.disconnecting
 
 
