@@ -29,6 +29,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError, code_for_version
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
+from gateway.security.acls import AclOperation
 from records import RecordsError, peek_magic
 from records.layout import MAGIC_AT
 from storage.log import Buffer, Entry
@@ -110,7 +111,9 @@ class FetchReader:
     async def _read(self, partitions: list[CachedPartition]) -> FetchPass:
         result = FetchPass(min(self._request.min_bytes, self._max_reply_bytes // 2 + 1))
         for cached in partitions:
-            if cached.partition is None:
+            if cached.partition is None and self._caller.may_use_topic(
+                AclOperation.READ, cached.key[0]
+            ):
                 # Open all closed partitions concurrently.
                 self._broker.topics.prefetch(*cached.key)
                 await self._slices.take(PARTITION_OPEN_ROWS)
@@ -151,6 +154,7 @@ class FetchReader:
         return partitions[first:] + partitions[:first]
 
     async def _read_one(self, cached: CachedPartition, size: int) -> PartitionFetched:
+        self._caller.require_topic(AclOperation.READ, cached.key[0])
         partition = await self._resolve(cached)
         log, requested = partition.log, cached.requested
         cached.log_size = log.size

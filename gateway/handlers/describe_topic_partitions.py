@@ -13,13 +13,13 @@ from typing import Any
 from kafka.protocol.admin.topics import DescribeTopicPartitionsResponse
 
 from gateway.coroutines import TimeSlices
-from gateway.handlers.metadata import TOPIC_OPERATIONS
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import uuid_of
+from gateway.security.acls import AclOperation, AclResource
 from gateway.topics.topic_names import INTERNAL_TOPICS
 from gateway.topics.topic_state import TopicState
 
@@ -27,7 +27,6 @@ from gateway.topics.topic_state import TopicState
 MAX_PARTITIONS = 2000
 
 _NO_ID = bytes(16)
-_OPERATIONS = sum(1 << operation for operation in TOPIC_OPERATIONS)
 _OPERATIONS_OMITTED = -(1 << 31)
 
 _Topic = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
@@ -54,6 +53,11 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
         await slices.take()
         if left == 0:
             return await encode_if_large(_page(rows, name, 0), slices, caller)
+        try:
+            caller.require_topic(AclOperation.DESCRIBE, name)
+        except KafkaError as refusal:
+            rows.append(_error_row(name, refusal.code, _OPERATIONS_OMITTED))
+            continue
         if live is None:
             rows.append(_missing_topic_row(name, caller))
             continue
@@ -71,7 +75,11 @@ def _requested_topics(
     begin: str, requested: set[str], caller: Caller
 ) -> Iterator[tuple[str, TopicState | None]]:
     topics = caller.broker.topics
-    names = requested or {live.name for live in topics.listed()}
+    names = requested or {
+        live.name
+        for live in topics.listed()
+        if caller.may_use_topic(AclOperation.DESCRIBE, live.name)
+    }
     for name in sorted(name for name in names if name >= begin):
         yield name, topics.find_listed(name)
 
@@ -100,8 +108,13 @@ def _missing_topic_row(name: str, caller: Caller) -> Any:
     try:
         caller.broker.topics.names.canonical(name)
     except KafkaError as failure:
-        return _error_row(name, failure.code, _OPERATIONS)
-    return _error_row(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _OPERATIONS)
+        return _error_row(name, failure.code, _operations(name, caller))
+    return _error_row(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _operations(name, caller))
+
+
+def _operations(name: str, caller: Caller) -> int:
+    """The operations that the caller may do, one bit each."""
+    return sum(1 << operation for operation in caller.operations_on(AclResource.TOPIC, name))
 
 
 def _error_row(name: str, code: ErrorCode, operations: int) -> Any:
@@ -138,5 +151,5 @@ def _topic_row(live: TopicState, name: str, first: int, last: int, caller: Calle
         topic_id=uuid_of(live.topic.topic_id),
         is_internal=live.name in INTERNAL_TOPICS,
         partitions=partitions,
-        topic_authorized_operations=_OPERATIONS,
+        topic_authorized_operations=_operations(live.name, caller),
     )

@@ -16,9 +16,10 @@ from kafka.protocol.producer.transaction import InitProducerIdResponse
 from gateway import logs
 from gateway.coroutines import shield_with_timeout
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode, storage_error
+from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation, AclResource
 from storage.log import StorageError
 
 _log = logs.get_logger(__name__)
@@ -43,6 +44,8 @@ async def init_producer_id(request: Any, caller: Caller) -> Any:
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
     try:
+        if not caller.may_on_any(AclOperation.WRITE, AclResource.TOPIC):
+            caller.require_cluster(AclOperation.IDEMPOTENT_WRITE)
         longest = caller.broker.settings.offsets_commit_timeout_ms / 1000
         producer_id = await shield_with_timeout(
             caller.broker.clock, longest, caller.broker.producer_ids.next_id()
@@ -51,6 +54,8 @@ async def init_producer_id(request: Any, caller: Caller) -> Any:
         return InitProducerIdResponse(
             error_code=ErrorCode.REQUEST_TIMED_OUT, producer_id=-1, producer_epoch=-1
         )
+    except KafkaError as refusal:
+        return InitProducerIdResponse(error_code=refusal.code, producer_id=-1, producer_epoch=-1)
     except StorageError as failure:
         return InitProducerIdResponse(
             error_code=storage_error(failure).code, producer_id=-1, producer_epoch=-1

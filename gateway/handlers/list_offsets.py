@@ -39,6 +39,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames, code_fo
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation
 from records import NoMemory, RecordsError
 from storage.log import Entry, StorageError
 
@@ -77,7 +78,8 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
     )
     slices = TimeSlices(caller.broker.clock)
     for name, index in counts:
-        caller.broker.topics.prefetch(name, index)
+        if caller.may_use_topic(AclOperation.DESCRIBE, name):
+            caller.broker.topics.prefetch(name, index)
         await slices.take(PARTITION_OPEN_ROWS)
     topics = []
     for topic in request.topics:
@@ -99,6 +101,7 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
 
 async def _partition_row(topic: str, requested: Any, count: int, caller: Caller) -> Any:
     try:
+        caller.require_topic(AclOperation.DESCRIBE, topic)
         if count > 1:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, "the partition occurs more than once in the request"
@@ -237,6 +240,7 @@ def _first_retained(entry: Entry, timestamp: int, start: int, limit: int) -> tup
 @serves(ApiKey.OFFSET_FOR_LEADER_EPOCH, 0, 4)
 async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
     """Return the end offset of a leader epoch."""
+    is_broker = caller.may_on_cluster(AclOperation.CLUSTER_ACTION)
     results = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
     topics = []
     slices = TimeSlices(caller.broker.clock)
@@ -246,6 +250,8 @@ async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
             await slices.take(PARTITION_OPEN_ROWS)
             code, epoch, end_offset = ErrorCode.NONE, -1, -1
             try:
+                if not is_broker:
+                    caller.require_topic(AclOperation.DESCRIBE, topic.topic)
                 partition = await caller.broker.topics.partition(topic.topic, requested.partition)
                 check_epoch(requested.current_leader_epoch, partition.log.leader_epoch)
                 epoch, end_offset = partition.log.end_offset_for_epoch(requested.leader_epoch)

@@ -16,7 +16,7 @@ from typing import Any
 
 from kafka.protocol.metadata.metadata import MetadataResponse
 
-from gateway.cluster import Cluster, Node
+from gateway.cluster import Node
 from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -25,13 +25,11 @@ from gateway.protocol.routes import EncodedReply, serves
 from gateway.protocol.wire import messages
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import topic_id_of, uuid_of
+from gateway.security.acls import CLUSTER_NAME, AclOperation, AclResource
 from gateway.topics.topic_names import INTERNAL_TOPICS, RESERVED_TOPICS
 from gateway.topics.topic_state import TopicState
 
 _NO_ID = bytes(16)
-# AclOperation codes. Without an authorizer all operations are allowed.
-TOPIC_OPERATIONS = {3, 4, 5, 6, 7, 8, 10, 11}
-CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
 # Only the sign bit is set: the client did not request the operations
 # (MetadataResponse.AUTHORIZED_OPERATIONS_OMITTED).
 OPERATIONS_OMITTED = {31}
@@ -76,8 +74,15 @@ async def metadata_response(
         request.include_cluster_authorized_operations,
         request.include_topic_authorized_operations,
     )
-    key = (caller.api_version, wanted, flags, tuple(nodes))
-    version = topics.version + topics.opener.version
+    # With an authorizer the reply depends on the client.
+    key = (
+        caller.api_version,
+        wanted,
+        flags,
+        tuple(nodes),
+        None if broker.authorizer is None else caller.owner,
+    )
+    version = _version(caller)
     kept = broker.metadata_replies.get(key, version)
     if kept is not None:
         return EncodedReply([kept])
@@ -85,9 +90,13 @@ async def metadata_response(
     failures = (
         await _create_missing(wanted, caller, slices) if may_create and wanted is not None else {}
     )
-    version = topics.version + topics.opener.version
+    version = _version(caller)
     found = (
-        [(one, one.name) for one in topics.listed()]
+        [
+            (one, one.name)
+            for one in topics.listed()
+            if caller.may_use_topic(AclOperation.DESCRIBE, one.name)
+        ]
         if wanted is None
         else (_find(*one, request, caller, failures) for one in wanted)
     )
@@ -99,7 +108,7 @@ async def metadata_response(
             else one
         )
         await slices.take()
-    reply = _response(rows, nodes, request, broker.cluster)
+    reply = _response(rows, nodes, request, caller)
     made = await encode_if_large(reply, slices, caller)
     if any(row.error_code for row in rows):
         return made
@@ -108,12 +117,20 @@ async def metadata_response(
         if isinstance(made, EncodedReply)
         else messages.encode(reply, caller.api_version)
     )
-    if version == topics.version + topics.opener.version:
+    if version == _version(caller):
         broker.metadata_replies.put(key, version, body)
     return EncodedReply([body])
 
 
-def _response(rows: list[Any], nodes: list[Node], request: Any, cluster: Cluster) -> Any:
+def _version(caller: Caller) -> int:
+    """A number that grows with each change of what a reply depends on."""
+    topics, authorizer = caller.broker.topics, caller.broker.authorizer
+    rules = 0 if authorizer is None else authorizer.version
+    return topics.version + topics.opener.version + rules
+
+
+def _response(rows: list[Any], nodes: list[Node], request: Any, caller: Caller) -> Any:
+    cluster = caller.broker.cluster
     return MetadataResponse(
         brokers=[
             MetadataResponse.MetadataResponseBroker(
@@ -124,10 +141,17 @@ def _response(rows: list[Any], nodes: list[Node], request: Any, cluster: Cluster
         cluster_id=cluster.cluster_id,
         controller_id=cluster.node_id,
         topics=rows,
-        authorized_operations=CLUSTER_OPERATIONS
+        authorized_operations=cluster_operations(caller)
         if request.include_cluster_authorized_operations
         else OPERATIONS_OMITTED,
     )
+
+
+def cluster_operations(caller: Caller) -> set[int]:
+    """Codes of the operations on the cluster that the caller may do; none without DESCRIBE."""
+    if not caller.may_on_cluster(AclOperation.DESCRIBE):
+        return set()
+    return caller.operations_on(AclResource.CLUSTER, CLUSTER_NAME)
 
 
 def _requested_topics(
@@ -152,14 +176,21 @@ async def _create_missing(
     if not settings.auto_create_topics_enable:
         return {}
     missing = []
+    refused: dict[str, ErrorCode] = {}
     for name, topic_id in wanted:
         if name is not None and name in INTERNAL_TOPICS and topic_id == _NO_ID:
             topics.add_internal(name)
         elif name is not None and _can_auto_create(name, topic_id, caller):
+            if not (
+                caller.may_on_cluster(AclOperation.CREATE)
+                or caller.may_use_topic(AclOperation.CREATE, name)
+            ):
+                refused[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                continue
             missing.append(name)
         await slices.take()
     if not missing:
-        return {}
+        return refused
     most = max(settings.max_partitions_per_topic // settings.num_partitions, 1)
     outcomes = await slices.gather(topics.find_or_create(name) for name in missing[:most])
     # Clients retry this error, and the next request creates more topics.
@@ -169,12 +200,14 @@ async def _create_missing(
             failures[name] = outcome.code
         elif isinstance(outcome, BaseException):
             raise outcome
-    return failures
+    return failures | refused
 
 
 def _can_auto_create(name: str, topic_id: bytes, caller: Caller) -> bool:
     topics = caller.broker.topics
     if topic_id != _NO_ID or topics.get(name) is not None:
+        return False
+    if not caller.may_use_topic(AclOperation.DESCRIBE, name):
         return False
     try:
         return topics.names.canonical(name) not in RESERVED_TOPICS
@@ -193,19 +226,23 @@ def _find(
             # topic.
             name = None
             live = topics.find_internal(topic_id) or topics.require(topic_id)
+            caller.require_topic(AclOperation.DESCRIBE, topic_id)
             return live, live.name
         if name is None or topic_id != _NO_ID:
             raise KafkaError(ErrorCode.INVALID_REQUEST)
+        caller.require_topic(AclOperation.DESCRIBE, name)
         found = topics.find_listed(name)
         if found is None:
             topics.names.canonical(name)
             raise KafkaError(failures.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         return found, name
     except KafkaError as failure:
-        return _error_row(name if by_id else name or "", topic_id, failure.code, request)
+        return _error_row(name if by_id else name or "", topic_id, failure.code, request, caller)
 
 
-def _error_row(name: str | None, topic_id: bytes, code: ErrorCode, request: Any) -> Any:
+def _error_row(
+    name: str | None, topic_id: bytes, code: ErrorCode, request: Any, caller: Caller
+) -> Any:
     if code in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.KAFKA_STORAGE_ERROR):
         # TOPIC_ALREADY_EXISTS: a concurrent request created the topic and it is not visible yet.
         # KAFKA_STORAGE_ERROR: creation failed for now, and old clients do not know that error.
@@ -216,12 +253,16 @@ def _error_row(name: str | None, topic_id: bytes, code: ErrorCode, request: Any)
         topic_id=uuid_of(topic_id),
         is_internal=name in INTERNAL_TOPICS,
         partitions=[],
-        authorized_operations=_operations(request),
+        authorized_operations=OPERATIONS_OMITTED
+        if code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        else _operations(name or "", request, caller),
     )
 
 
-def _operations(request: Any) -> set[int]:
-    return TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_OMITTED
+def _operations(name: str, request: Any, caller: Caller) -> set[int]:
+    if not request.include_topic_authorized_operations:
+        return OPERATIONS_OMITTED
+    return caller.operations_on(AclResource.TOPIC, name)
 
 
 async def _topic_row(
@@ -250,5 +291,5 @@ async def _topic_row(
         topic_id=uuid_of(live.topic.topic_id),
         is_internal=live.name in INTERNAL_TOPICS,
         partitions=partitions,
-        authorized_operations=_operations(request),
+        authorized_operations=_operations(live.name, request, caller),
     )

@@ -36,6 +36,7 @@ from gateway.protocol.wire.produce_codec import (
     ProduceResponse,
     RecordError,
 )
+from gateway.security.acls import AclOperation, AclResource
 from gateway.topics.topic_names import RESERVED_TOPICS
 from records import BatchHeader, RecordsError, RecordsTooLarge, record_keys
 
@@ -102,6 +103,12 @@ async def append_records(
     if request.acks not in (-1, 0, 1):
         return _refuse_all(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS), caller)
     if request.transactional_id is not None:
+        try:
+            caller.require(
+                AclOperation.WRITE, AclResource.TRANSACTIONAL_ID, request.transactional_id
+            )
+        except KafkaError as refusal:
+            return _refuse_all(request, refusal, caller)
         return _refuse_all(
             request,
             KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported"),
@@ -109,10 +116,16 @@ async def append_records(
         )
     ready: list[Prepared] = []
     unnamed = MAX_RECORD_ERRORS
-    named = ((topic.topic, sent.index) for topic in request.topics for sent in topic.partitions)
+    named = (
+        (topic.topic, sent.index)
+        for topic in request.topics
+        if caller.may_use_topic(AclOperation.WRITE, topic.topic)
+        for sent in topic.partitions
+    )
     for topic in request.topics:
+        refused = None if caller.broker.authorizer is None else _refusal(topic.topic, caller)
         for sent in topic.partitions:
-            prepared = await prepare(topic.topic, sent, caller, unnamed, named)
+            prepared = refused or await prepare(topic.topic, sent, caller, unnamed, named)
             if isinstance(prepared, InvalidRecordError):
                 unnamed -= len(prepared.records)
             ready.append(prepared)
@@ -131,6 +144,14 @@ async def append_records(
     return DelayedReply(
         reply, request.timeout_ms / 1000, partial(_timeout_response, request, ready, so_far, caller)
     )
+
+
+def _refusal(topic: str | bytes, caller: Caller) -> KafkaError | None:
+    try:
+        caller.require_topic(AclOperation.WRITE, topic)
+    except KafkaError as refusal:
+        return refusal
+    return None
 
 
 async def _append_in_turns(

@@ -12,6 +12,7 @@ from gateway.broker import Broker
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.session import LoginSession
+from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.acls import (
     CLUSTER_NAME,
     SUPPORTED_OPERATIONS,
@@ -28,6 +29,10 @@ _REFUSALS = {
     AclResource.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 
+_ALL_OPERATIONS = {
+    resource: set(map(int, operations)) for resource, operations in SUPPORTED_OPERATIONS.items()
+}
+
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
     """The context of one request.
@@ -35,7 +40,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     `peer` is "host:port" and `listener` the listener's name. `client_id` is None if the client sent
     null. `long_poll` belongs to the connection, `traffic` records the request in the traffic log.
     `may` and the methods beside it ask the authorizer; `gateway.protocol.policy` lists what each
-    API asks.
+    API asks. `may...` only tell; `require...` raise, and record the refusal in the audit log.
     """
 
     broker: Broker
@@ -46,6 +51,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     client_id: str | None
     long_poll: LongPoll
     traffic: Recorder = NULL_RECORDER
+    api_key: int = -1
 
     @property
     def principal(self) -> Principal:
@@ -102,19 +108,33 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     def require(self, operation: AclOperation, resource: AclResource, name: str) -> None:
         """Raises KafkaError with the resource type's authorization error."""
         if not self.may(operation, resource, name):
-            raise KafkaError(_REFUSALS[resource])
+            raise self._refusal(operation, resource, name)
 
     def require_topic(self, operation: AclOperation, topic: str | bytes) -> None:
         """Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""
         if not self.may_use_topic(operation, topic):
-            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            name = topic if isinstance(topic, str) else topic.hex()
+            raise self._refusal(operation, AclResource.TOPIC, name)
 
     def require_cluster(self, operation: AclOperation) -> None:
         """Raises KafkaError(CLUSTER_AUTHORIZATION_FAILED)."""
         self.require(operation, AclResource.CLUSTER, CLUSTER_NAME)
 
+    def _refusal(self, operation: AclOperation, resource: AclResource, name: str) -> KafkaError:
+        self.broker.audit.refused(
+            self.peer,
+            self.listener,
+            self.principal,
+            ApiKey(self.api_key).name if self.api_key >= 0 else "",
+            operation.name,
+            f"{resource.name}:{name}",
+        )
+        return KafkaError(_REFUSALS[resource])
+
     def operations_on(self, resource: AclResource, name: str) -> set[int]:
         """Codes of the operations that the caller may do, for `include_*_authorized_operations`."""
+        if self.broker.authorizer is None:
+            return _ALL_OPERATIONS[resource]
         return {
             int(operation)
             for operation in SUPPORTED_OPERATIONS[resource]

@@ -321,6 +321,7 @@ class Dispatch:
             header.client_id,
             self._long_poll,
             self._traffic,
+            header.api_key,
         )
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
             return await route.handler(_decode(route, frame, header), caller)

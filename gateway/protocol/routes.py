@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from gateway.protocol.policy import POLICY
 from gateway.protocol.wire import (
     fetch_codec,
     heartbeat_codec,
@@ -75,8 +76,11 @@ UNSUPPORTED_VERSION_REPLIES: dict[int, Callable[[], tuple[Buffer, ...]]] = {}
 def serves(api_key: ApiKey, first: int, last: int) -> Callable[[Handler], Handler]:
     """Route versions `first` to `last` of `api_key` to the decorated handler.
 
-    Raises ValueError if one of them has a handler already.
+    Raises ValueError if one of them has a handler already, or the API has no entry in
+    `gateway.protocol.policy`.
     """
+    if api_key not in POLICY:
+        raise ValueError(f"{api_key.name} has no entry in gateway.protocol.policy")
 
     def register(handler: Handler) -> Handler:
         for version in range(first, last + 1):

@@ -88,6 +88,12 @@ class AuditLog:
 
 NO_AUDIT_LOG = AuditLog()
 
+#: The same refusal is written once in this time.
+REFUSAL_INTERVAL_MS = 60_000
+
+#: Refusals remembered in that time, some 500 bytes each.
+MAX_RECENT = 10_000
+
 
 class AuditFiles(AuditLog):
     """Writes the events to files. `sink` bounds the queue; `now()` is in ms since 1970."""
@@ -97,6 +103,10 @@ class AuditFiles(AuditLog):
         self._node = node
         self._now = now
         self._encoder = msgspec.json.Encoder()
+        #: Refusals written since `_recent_since`: a client that retries repeats them many times a
+        #: second, which would push older lines out of the kept files.
+        self._recent: set[tuple[str, ...]] = set()
+        self._recent_since = 0
 
     def logged_in(
         self, peer: str, listener: str, mechanism: str | None, principal: Principal, *, again: bool
@@ -116,6 +126,15 @@ class AuditFiles(AuditLog):
         operation: str,
         resource: str,
     ) -> None:
+        now = self._now()
+        if now - self._recent_since >= REFUSAL_INTERVAL_MS or len(self._recent) >= MAX_RECENT:
+            self._recent.clear()
+            self._recent_since = now
+        host = peer.rpartition(":")[0]
+        key = (host, str(principal), api, operation, bounded_text(resource))
+        if key in self._recent:
+            return
+        self._recent.add(key)
         self._write(
             "refused",
             peer,

@@ -167,11 +167,6 @@ class Settings(
                 )
 
     def _security_problems(self) -> Iterator[str]:
-        if self.authorizer != "none":
-            yield (
-                "authorizer: acls is not available yet, because requests are not checked against "
-                "ACLs; set it to none"
-            )
         for name in dict.fromkeys(endpoint.name for endpoint in self.listeners):
             try:
                 protocol = self.security_protocol(name)

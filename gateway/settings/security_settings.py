@@ -79,7 +79,7 @@ class SecuritySettings(BaseModel):
         "none",
         description=(
             "Who decides what a principal may do: none (everything is allowed) or acls, the rules "
-            "that `kopgate acls` and kafka-acls.sh manage. None by default, as in Kafka."
+            "that kafka-acls.sh manages. None by default, as in Kafka."
         ),
     )
     super_users: Principals = Field(

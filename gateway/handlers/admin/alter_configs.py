@@ -25,12 +25,17 @@ from gateway.configs.broker_configs import DYNAMIC
 from gateway.configs.topic_configs import DEFINITIONS, check, effective_value
 from gateway.configs.value_types import ConfigType, show
 from gateway.coroutines import TimeSlices
-from gateway.handlers.admin.describe_configs import ResourceType, broker_id_is_number
+from gateway.handlers.admin.describe_configs import (
+    ResourceType,
+    broker_id_is_number,
+    require_for_configs,
+)
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import check_changes, check_configs, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation
 from gateway.settings.model import Settings
 from storage.log import Topic
 
@@ -147,18 +152,21 @@ def _check_resource(kind: int, name: str, caller: Caller) -> None:
     """Raise KafkaError for resources whose configs cannot be altered.
 
     They can be altered for a topic or group by name, this broker by id, and all brokers by the
-    empty name.
+    empty name, by callers that may alter configs.
     """
     if kind == ResourceType.TOPIC:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
+        require_for_configs(AclOperation.ALTER_CONFIGS, kind, name, caller)
         caller.broker.topics.names.canonical(name)
         return
     if kind == ResourceType.GROUP:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
+        require_for_configs(AclOperation.ALTER_CONFIGS, kind, name, caller)
         caller.broker.groups.check_active(name)
         return
+    require_for_configs(AclOperation.ALTER_CONFIGS, kind, name, caller)
     if kind == ResourceType.CLIENT_METRICS:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, "The gateway collects no client metrics (KIP-714)."

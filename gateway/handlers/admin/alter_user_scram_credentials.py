@@ -26,6 +26,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import check_changes, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation
 from gateway.security.scram_credentials import Deletion, Upsertion
 
 _Described = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
@@ -35,6 +36,12 @@ _Altered = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 @serves(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0)
 async def describe_user_scram_credentials(request: Any, caller: Caller) -> Any:
     """Describe the credentials of the named users, or of all users."""
+    try:
+        caller.require_cluster(AclOperation.DESCRIBE)
+    except KafkaError as refusal:
+        return DescribeUserScramCredentialsResponse(
+            error_code=refusal.code, error_message=refusal.message, results=[]
+        )
     slices = TimeSlices(caller.broker.clock)
     credentials = caller.broker.scram_credentials
     counts = Counter(user.name for user in request.users or ()) or dict.fromkeys(
@@ -74,7 +81,7 @@ async def describe_user_scram_credentials(request: Any, caller: Caller) -> Any:
 async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
     """Add, replace and delete credentials. Valid changes are stored together."""
     slices = TimeSlices(caller.broker.clock)
-    if caller.broker.scram_credentials.is_enabled:
+    if caller.broker.scram_credentials.is_enabled or not caller.may_on_cluster(AclOperation.ALTER):
         errors = await _alter(request, caller)
     else:
         errors = _disabled(request)
@@ -104,6 +111,7 @@ async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
 async def _alter(request: Any, caller: Caller) -> dict[str, KafkaError | None]:
     """Return the error of each user. An error of the whole request is that of all users."""
     try:
+        caller.require_cluster(AclOperation.ALTER)
         check_changes(len(request.deletions) + len(request.upsertions))
         return await caller.broker.scram_credentials.alter(
             [Deletion(one.name, one.mechanism) for one in request.deletions],

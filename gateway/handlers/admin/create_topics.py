@@ -42,6 +42,7 @@ from gateway.protocol.large_requests import check_changes, check_configs, encode
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import topic_id_of, uuid_of
+from gateway.security.acls import AclOperation
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
 from gateway.topics.topic_state import TopicState
@@ -91,7 +92,12 @@ async def create_topics(request: Any, caller: Caller) -> Any:
     )
     rows = []
     for topic, outcome in zip(requested, outcomes, strict=True):
-        rows.append(_created_row(topic.name, outcome, caller))
+        row = _created_row(topic.name, outcome, caller)
+        if not row.error_code and not caller.may_use_topic(
+            AclOperation.DESCRIBE_CONFIGS, topic.name
+        ):
+            _hide_configs(row)
+        rows.append(row)
         await slices.take(CALL_ROWS)
     for name, count in counts.items():
         if count > 1:
@@ -112,6 +118,8 @@ def _plan(requested: Any, caller: Caller, count: int) -> _TopicPlan | KafkaError
     settings = caller.broker.settings
     try:
         check_changes(count)
+        if not caller.may_on_cluster(AclOperation.CREATE):
+            caller.require_topic(AclOperation.CREATE, requested.name)
         check_configs(len(requested.configs))
         _check_assignment_size(requested.assignments, settings)
         caller.broker.topics.check_new_name(requested.name)
@@ -247,6 +255,13 @@ def _created_row(
     )
 
 
+def _hide_configs(row: Any) -> None:
+    """As in Kafka, a principal without DESCRIBE_CONFIGS learns only that the topic was created."""
+    row.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    row.num_partitions = row.replication_factor = -1
+    row.configs = []
+
+
 def _config_rows(overrides: Mapping[str, str], configs: BrokerConfigs) -> list[Any]:
     return [
         _Created.CreatableTopicConfigs(
@@ -263,7 +278,6 @@ def _config_rows(overrides: Mapping[str, str], configs: BrokerConfigs) -> list[A
 @serves(ApiKey.DELETE_TOPICS, 0, 6)
 async def delete_topics(request: Any, caller: Caller) -> Any:
     """Delete topics with all their records (ControllerApis.deleteTopics)."""
-    topics = caller.broker.topics
     requested = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [
         (name, _NO_ID) for name in request.topic_names
     ]
@@ -280,7 +294,7 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
         await slices.take()
         try:
             check_changes(len(requested))
-            live = _find(name, topic_id, count, topics)
+            live = _find(name, topic_id, count, caller)
             if live.name in found:
                 # The request is ambiguous, so neither topic is deleted.
                 topic_id = found.pop(live.name)[1].topic.topic_id
@@ -304,7 +318,11 @@ async def _delete(live: TopicState, caller: Caller) -> None:
     await caller.broker.offsets.delete_topic(live.topic)
 
 
-def _find(name: str | None, topic_id: bytes, count: int, topics: Topics) -> TopicState:
+def _find(name: str | None, topic_id: bytes, count: int, caller: Caller) -> TopicState:
+    """Return a topic that the caller may delete.
+
+    A name that the caller may not describe is refused whether or not it exists. Raises KafkaError.
+    """
     by_id = name is None
     if by_id and topic_id == _NO_ID:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
@@ -314,7 +332,13 @@ def _find(name: str | None, topic_id: bytes, count: int, topics: Topics) -> Topi
         )
     if count > 1:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate topic {'id' if by_id else 'name'}.")
-    return topics.require(topic_id if by_id else name or "")
+    may_delete = caller.may_on_cluster(AclOperation.DELETE)
+    if not by_id and not may_delete:
+        caller.require_topic(AclOperation.DESCRIBE, name or "")
+    live = caller.broker.topics.require(topic_id if by_id else name or "")
+    if not may_delete:
+        caller.require_topic(AclOperation.DELETE, live.name)
+    return live
 
 
 def _deleted_row(name: str | None, topic_id: bytes, outcome: BaseException | None) -> Any:
@@ -356,6 +380,7 @@ async def create_partitions(request: Any, caller: Caller) -> Any:
 async def _extend(requested: Any, caller: Caller, changes: int, *, validate_only: bool) -> None:
     check_changes(changes)
     topics, most = caller.broker.topics, caller.broker.settings.max_partitions_per_topic
+    caller.require_topic(AclOperation.ALTER, requested.name)
     live = topics.require(requested.name)
 
     def change(topic: Topic) -> Topic:

@@ -15,6 +15,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation
 from gateway.topics.topic_names import INTERNAL_TOPICS
 from storage.log import StorageError
 
@@ -64,6 +65,7 @@ async def _delete(name: str, index: int, offset: int, caller: Caller) -> int:
     Raises KafkaError, for a topic that is compacted but not deleted POLICY_VIOLATION
     (Partition.deleteRecordsOnLeader).
     """
+    caller.require_topic(AclOperation.DELETE, name)
     live = caller.broker.topics.find_listed(name)
     if live is not None and live.name in INTERNAL_TOPICS:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)

@@ -95,6 +95,8 @@ async def create_acls(request: Any, caller: Caller) -> Any:
     rows = []
     for one in checked:
         error = one if isinstance(one, KafkaError) else refusal
+        if isinstance(one, AclBinding):
+            _record_change("add", one, error, caller)
         rows.append(
             _Created(error_code=ErrorCode.NONE, error_message=None)
             if error is None
@@ -135,11 +137,29 @@ async def delete_acls(request: Any, caller: Caller) -> Any:
             continue
         matching = []
         for one in each if isinstance(each, list) else ():
+            _record_change("remove", one, None, caller)
             matching.append(_deleted_row(one))
             await slices.take()
         rows.append(_Deleted(error_code=ErrorCode.NONE, error_message=None, matching_acls=matching))
         await slices.take()
     return await encode_if_large(DeleteAclsResponse(filter_results=rows), slices, caller)
+
+
+def _record_change(
+    action: str, binding: AclBinding, error: KafkaError | None, caller: Caller
+) -> None:
+    """Write the change to the audit log."""
+    caller.broker.audit.changed(
+        caller.peer,
+        caller.listener,
+        caller.principal,
+        "acl",
+        action,
+        f"{binding.permission.name} {binding.principal} from {binding.host} "
+        f"{binding.operation.name} {binding.resource.name}:{binding.name} "
+        f"({binding.pattern.name})",
+        ErrorCode.NONE if error is None else error.code,
+    )
 
 
 def _authorizer(caller: Caller, message: str = "No Authorizer is configured.") -> AclAuthorizer:

@@ -23,12 +23,13 @@ from kafka.protocol.admin.cluster import DescribeClusterResponse, DescribeLogDir
 from kafka.protocol.admin.transactions import DescribeProducersResponse
 
 from gateway.coroutines import TimeSlices
-from gateway.handlers.metadata import CLUSTER_OPERATIONS, OPERATIONS_OMITTED
+from gateway.handlers.metadata import OPERATIONS_OMITTED, cluster_operations
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation
 from storage.log import StorageError
 
 #: Endpoint types of DescribeCluster (KIP-919).
@@ -53,7 +54,7 @@ async def describe_cluster(request: Any, caller: Caller) -> Any:
             )
             for node in cluster.nodes(caller.listener)
         ],
-        authorized_operations=CLUSTER_OPERATIONS
+        authorized_operations=cluster_operations(caller)
         if request.include_cluster_authorized_operations
         else OPERATIONS_OMITTED,
     )
@@ -95,6 +96,10 @@ async def describe_log_dirs(request: Any, caller: Caller) -> Any:
 
     Unknown partitions are omitted, as in Kafka.
     """
+    try:
+        caller.require_cluster(AclOperation.DESCRIBE)
+    except KafkaError as refusal:
+        return DescribeLogDirsResponse(error_code=refusal.code, results=[])
     slices = TimeSlices(caller.broker.clock)
     sizes = await _sizes(request.topics, caller, slices)
     results: list[Any] = []
@@ -193,6 +198,10 @@ async def describe_producers(request: Any, caller: Caller) -> Any:
 
 
 async def _producers(name: str, index: int, caller: Caller, slices: TimeSlices) -> Any:
+    try:
+        caller.require_topic(AclOperation.READ, name)
+    except KafkaError as refusal:
+        return _producers_error(index, refusal)
     if caller.broker.topics.has_internal_partition(name, index):
         # kafka-transactions.sh requests the producers of every partition.
         return _Partition(
@@ -202,12 +211,7 @@ async def _producers(name: str, index: int, caller: Caller, slices: TimeSlices) 
         caller.broker.topics.names.canonical(name)
         partition = await caller.broker.topics.partition(name, index)
     except KafkaError as failure:
-        return _Partition(
-            partition_index=index,
-            error_code=failure.code,
-            error_message=failure.message,
-            active_producers=[],
-        )
+        return _producers_error(index, failure)
     rows = []
     for producer_id, producer in list(partition.producers):
         await slices.take()
@@ -224,4 +228,13 @@ async def _producers(name: str, index: int, caller: Caller, slices: TimeSlices) 
         )
     return _Partition(
         partition_index=index, error_code=0, error_message=None, active_producers=rows
+    )
+
+
+def _producers_error(index: int, failure: KafkaError) -> Any:
+    return _Partition(
+        partition_index=index,
+        error_code=failure.code,
+        error_message=failure.message,
+        active_producers=[],
     )

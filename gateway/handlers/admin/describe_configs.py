@@ -36,6 +36,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation, AclResource
 from gateway.settings.model import Settings
 
 
@@ -60,6 +61,7 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
     slices = TimeSlices(caller.broker.clock)
     for (kind, name), keys in (await _merge_resources(request.resources, slices)).items():
         try:
+            require_for_configs(AclOperation.DESCRIBE_CONFIGS, kind, name, caller)
             entries = _entries(kind, name, caller)
             rows = [_row(entry, request) for entry in entries if keys is None or entry.name in keys]
             results.append(
@@ -84,6 +86,19 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
             )
         await slices.take()
     return await encode_if_large(DescribeConfigsResponse(results=results), slices, caller)
+
+
+def require_for_configs(operation: AclOperation, kind: int, name: str, caller: Caller) -> None:
+    """Require an operation on a topic or group, or for other resources on the cluster.
+
+    Raises KafkaError.
+    """
+    if kind == ResourceType.TOPIC:
+        caller.require_topic(operation, name)
+    elif kind == ResourceType.GROUP:
+        caller.require(operation, AclResource.GROUP, name)
+    else:
+        caller.require_cluster(operation)
 
 
 async def _merge_resources(
@@ -198,6 +213,10 @@ FIRST_VERSION_WITH_TYPES = 1
 @serves(ApiKey.LIST_CONFIG_RESOURCES, 0, 1)
 async def list_config_resources(request: Any, caller: Caller) -> Any:
     """Return the names of resources that have configs; all types by default."""
+    try:
+        caller.require_cluster(AclOperation.DESCRIBE_CONFIGS)
+    except KafkaError as refusal:
+        return ListConfigResourcesResponse(error_code=refusal.code, config_resources=[])
     requested = (
         set(request.resource_types) or set(_LISTED_TYPES)
         if caller.api_version >= FIRST_VERSION_WITH_TYPES

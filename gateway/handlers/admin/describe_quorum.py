@@ -23,7 +23,7 @@ from kafka.protocol.admin.cluster import DescribeQuorumResponse, UpdateFeaturesR
 
 from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode
+from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.admin_messages import (
@@ -32,6 +32,7 @@ from gateway.protocol.wire.admin_messages import (
     UnregisterBrokerResponse,
 )
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation
 
 NO_QUORUM = "This cluster has no metadata quorum: its metadata is in its store."
 
@@ -43,6 +44,12 @@ FIRST_VERSION_WITHOUT_RESULTS = 2
 @serves(ApiKey.DESCRIBE_QUORUM, 0, 2)
 async def describe_quorum(request: Any, caller: Caller) -> Any:
     """Return UNSUPPORTED_VERSION, which clients report for a cluster without KRaft."""
+    try:
+        caller.require_cluster(AclOperation.DESCRIBE)
+    except KafkaError as refusal:
+        return DescribeQuorumResponse(
+            error_code=refusal.code, error_message=refusal.message, topics=[], nodes=[]
+        )
     return DescribeQuorumResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=NO_QUORUM, topics=[], nodes=[]
     )
@@ -51,6 +58,12 @@ async def describe_quorum(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.UPDATE_FEATURES, 0, 2)
 async def update_features(request: Any, caller: Caller) -> Any:
     """Reject each feature as unknown (FeatureControlManager)."""
+    try:
+        caller.require_cluster(AclOperation.ALTER)
+    except KafkaError as refusal:
+        return UpdateFeaturesResponse(
+            error_code=refusal.code, error_message=refusal.message, results=[]
+        )
     if caller.api_version >= FIRST_VERSION_WITHOUT_RESULTS:
         if not request.feature_updates:
             return UpdateFeaturesResponse(error_code=ErrorCode.NONE, error_message=None)
@@ -91,6 +104,10 @@ def _unknown_feature_message(update: Any, caller: Caller) -> str:
 @serves(ApiKey.UNREGISTER_BROKER, 0, 0)
 async def unregister_broker(request: Any, caller: Caller) -> Any:
     """Reject the request: a gateway leaves the cluster when it stops."""
+    try:
+        caller.require_cluster(AclOperation.ALTER)
+    except KafkaError as refusal:
+        return UnregisterBrokerResponse(error_code=refusal.code, error_message=refusal.message)
     if request.broker_id in {node.node_id for node in caller.broker.cluster.nodes(caller.listener)}:
         message = f"Broker ID {request.broker_id} is alive: stop it to remove it from the cluster"
         return UnregisterBrokerResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=message)
@@ -103,6 +120,10 @@ async def unregister_broker(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.ADD_RAFT_VOTER, 0, 1)
 async def add_raft_voter(request: Any, caller: Caller) -> Any:
     """Reject the request like a KRaft cluster with static voters (KIP-853)."""
+    try:
+        caller.require_cluster(AclOperation.ALTER)
+    except KafkaError as refusal:
+        return AddRaftVoterResponse(error_code=refusal.code, error_message=refusal.message)
     message = "Cluster doesn't support adding voter because the kraft.version feature is 0"
     return AddRaftVoterResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=message)
 
@@ -110,5 +131,9 @@ async def add_raft_voter(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.REMOVE_RAFT_VOTER, 0, 0)
 async def remove_raft_voter(request: Any, caller: Caller) -> Any:
     """Reject the request like a KRaft cluster with static voters (KIP-853)."""
+    try:
+        caller.require_cluster(AclOperation.ALTER)
+    except KafkaError as refusal:
+        return RemoveRaftVoterResponse(error_code=refusal.code, error_message=refusal.message)
     message = "Cluster doesn't support removing voter because the kraft.version feature is 0"
     return RemoveRaftVoterResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=message)

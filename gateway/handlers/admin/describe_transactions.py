@@ -23,10 +23,11 @@ from kafka.protocol.producer.transaction import WriteTxnMarkersResponse
 
 from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode
+from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation, AclResource
 
 #: Names of Kafka's TransactionState.
 STATES = frozenset({
@@ -45,9 +46,14 @@ async def describe_transactions(request: Any, caller: Caller) -> Any:
     slices = TimeSlices(caller.broker.clock)
     rows = []
     for transactional_id in request.transactional_ids:
+        code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+        try:
+            caller.require(AclOperation.DESCRIBE, AclResource.TRANSACTIONAL_ID, transactional_id)
+        except KafkaError as refusal:
+            code = refusal.code
         rows.append(
             _State(
-                error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+                error_code=code,
                 transactional_id=transactional_id,
                 transaction_state="",
                 transaction_timeout_ms=0,

@@ -37,6 +37,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation
 
 #: Codes of ElectionType: preferred and unclean.
 ELECTION_TYPES = frozenset({0, 1})
@@ -57,13 +58,14 @@ async def elect_leaders(request: Any, caller: Caller) -> Any:
         return ElectLeadersResponse(
             error_code=ErrorCode.INVALID_REQUEST, replica_election_results=[]
         )
+    refused = _cluster_refusal(AclOperation.ALTER, caller)
     slices = TimeSlices(caller.broker.clock)
     topics = []
     for topic in request.topic_partitions or ():
         count = _partition_count(topic.topic, caller)
         rows = []
         for index in topic.partitions:
-            failure = _election_error(topic.topic, index, count)
+            failure = refused or _election_error(topic.topic, index, count)
             rows.append(
                 _Elected.PartitionResult(
                     partition_id=index, error_code=failure.code, error_message=failure.message
@@ -73,10 +75,21 @@ async def elect_leaders(request: Any, caller: Caller) -> Any:
         topics.append(_Elected(topic=topic.topic, partition_result=rows))
         await slices.take()
     return await encode_if_large(
-        ElectLeadersResponse(error_code=ErrorCode.NONE, replica_election_results=topics),
+        ElectLeadersResponse(
+            error_code=ErrorCode.NONE if refused is None else refused.code,
+            replica_election_results=topics,
+        ),
         slices,
         caller,
     )
+
+
+def _cluster_refusal(operation: AclOperation, caller: Caller) -> KafkaError | None:
+    try:
+        caller.require_cluster(operation)
+    except KafkaError as refusal:
+        return refusal
+    return None
 
 
 def _partition_count(topic: str, caller: Caller) -> int | None:
@@ -102,6 +115,7 @@ async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
     No reassignment is ever in progress. Each partition has one replica, so
     allow_replication_factor_change is only returned.
     """
+    refused = _cluster_refusal(AclOperation.ALTER, caller)
     slices = TimeSlices(caller.broker.clock)
     topics = []
     for topic in request.topics:
@@ -110,6 +124,8 @@ async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
         for partition in topic.partitions:
             code, message = ErrorCode.NONE, None
             try:
+                if refused is not None:
+                    raise refused
                 _check_reassignment(topic.name, partition, count, caller)
             except KafkaError as failure:
                 code, message = failure.code, failure.message
@@ -126,8 +142,8 @@ async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
         await slices.take()
     reply = AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
-        error_code=ErrorCode.NONE,
-        error_message=None,
+        error_code=ErrorCode.NONE if refused is None else refused.code,
+        error_message=None if refused is None else refused.message,
         responses=topics,
     )
     return await encode_if_large(reply, slices, caller)
@@ -183,8 +199,11 @@ def _invalid_assignment(why: str) -> KafkaError:
 @serves(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0)
 async def list_partition_reassignments(request: Any, caller: Caller) -> Any:
     """Return no reassignments. Kafka does not report unknown topics either."""
+    refused = _cluster_refusal(AclOperation.DESCRIBE, caller)
     return ListPartitionReassignmentsResponse(
-        error_code=ErrorCode.NONE, error_message=None, topics=[]
+        error_code=ErrorCode.NONE if refused is None else refused.code,
+        error_message=None if refused is None else refused.message,
+        topics=[],
     )
 
 
@@ -194,6 +213,7 @@ async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
 
     The last directory of a duplicate partition applies, as in Kafka.
     """
+    refused = _cluster_refusal(AclOperation.ALTER, caller)
     slices = TimeSlices(caller.broker.clock)
     here = {usage.path for usage in caller.broker.store.usage()}
     results: dict[str, dict[int, ErrorCode]] = {}
@@ -202,7 +222,11 @@ async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
             count = _partition_count(topic.name, caller)
             rows = results.setdefault(topic.name, {})
             for index in topic.partitions:
-                rows[index] = _move_error(directory.path in here, index, count)
+                rows[index] = (
+                    _move_error(directory.path in here, index, count)
+                    if refused is None
+                    else refused.code
+                )
                 await slices.take()
             await slices.take()
     topics = []

@@ -22,7 +22,7 @@ from kafka.protocol.admin.client_quotas import (
 from auth.mechanism import ANONYMOUS
 from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode
+from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.admin_messages import (
@@ -32,6 +32,7 @@ from gateway.protocol.wire.admin_messages import (
     RenewDelegationTokenResponse,
 )
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation
 
 #: Match types of DescribeClientQuotas: 0 exact name, 1 default, 2 any name.
 EXACT, ANY = 0, 2
@@ -92,6 +93,12 @@ async def describe_delegation_token(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1)
 async def describe_client_quotas(request: Any, caller: Caller) -> Any:
     """Return no quotas. Invalid filters are rejected as in ClientQuotaCache."""
+    try:
+        caller.require_cluster(AclOperation.DESCRIBE_CONFIGS)
+    except KafkaError as refusal:
+        return DescribeClientQuotasResponse(
+            error_code=refusal.code, error_message=refusal.message, entries=None
+        )
     code, message = _filter_error(request.components)
     entries: list[Any] | None = [] if code is ErrorCode.NONE else None
     return DescribeClientQuotasResponse(error_code=code, error_message=message, entries=entries)
@@ -124,6 +131,11 @@ def _filter_error(components: Iterable[Any]) -> tuple[ErrorCode, str | None]:
 @serves(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1)
 async def alter_client_quotas(request: Any, caller: Caller) -> Any:
     """Reject each change, also removals: there is nothing to remove."""
+    answer = KafkaError(ErrorCode.INVALID_REQUEST, "Client quotas are not supported")
+    try:
+        caller.require_cluster(AclOperation.ALTER_CONFIGS)
+    except KafkaError as refusal:
+        answer = refusal
     slices = TimeSlices(caller.broker.clock)
     rows = []
     for entry in request.entries:
@@ -135,8 +147,8 @@ async def alter_client_quotas(request: Any, caller: Caller) -> Any:
             await slices.take()
         rows.append(
             _Quota(
-                error_code=ErrorCode.INVALID_REQUEST,
-                error_message="Client quotas are not supported",
+                error_code=answer.code,
+                error_message=answer.message,
                 entity=entity,
             )
         )

@@ -9,7 +9,6 @@ from gateway.coroutines import TimeSlices
 from gateway.groups.consumer.assignors import TopicId
 from gateway.groups.consumer.consumer_group import ConsumerGroup
 from gateway.groups.consumer.consumer_member import ConsumerGroupMember
-from gateway.handlers.groups.describe_groups import GROUP_OPERATIONS
 from gateway.handlers.metadata import OPERATIONS_OMITTED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -18,6 +17,7 @@ from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.group_messages import ConsumerGroupDescribeResponse
 from gateway.protocol.wire.messages import uuid_of
+from gateway.security.acls import AclOperation, AclResource
 
 _Described = ConsumerGroupDescribeResponse.DescribedGroup
 _Member = _Described.Member
@@ -34,7 +34,6 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
     v1 adds the member type (KIP-1099). Other groups are an error. A group that is listed twice is
     described once.
     """
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_OMITTED
     rows = []
     slices = TimeSlices(caller.broker.clock)
     try:
@@ -45,14 +44,34 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
         )
     for group_id in dict.fromkeys(request.group_ids):
         try:
+            caller.require(AclOperation.DESCRIBE, AclResource.GROUP, group_id)
             row = _described(_consumer_group(group_id, caller), caller)
+            _check_topics(row, caller)
         except KafkaError as failure:
             row = _refused(group_id, failure)
         else:
-            row.authorized_operations = operations
+            if request.include_authorized_operations:
+                row.authorized_operations = caller.operations_on(AclResource.GROUP, group_id)
         rows.append(row)
         await slices.take(1 + len(row.members))
     return await encode_if_large(ConsumerGroupDescribeResponse(groups=rows), slices, caller)
+
+
+def _check_topics(row: Any, caller: Caller) -> None:
+    """Hide a group whose members have topics that the caller may not describe, as in Kafka 4.
+
+    Raises KafkaError(TOPIC_AUTHORIZATION_FAILED).
+    """
+    if caller.broker.authorizer is None:
+        return
+    names = {
+        topic.topic_name
+        for member in row.members
+        for assigned in (member.assignment, member.target_assignment)
+        for topic in assigned.topic_partitions
+    }
+    for name in names:
+        caller.require_topic(AclOperation.DESCRIBE, name)
 
 
 def _refused(group_id: str, failure: KafkaError) -> Any:
@@ -82,6 +101,7 @@ def _described(group: ConsumerGroup, caller: Caller) -> Any:
         error_code=ErrorCode.NONE,
         error_message=None,
         group_id=group.group_id,
+        authorized_operations=OPERATIONS_OMITTED,
         group_state=group.state.value,
         group_epoch=group.epoch,
         assignment_epoch=group.target_epoch,

@@ -20,6 +20,7 @@ from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatResponse
 from gateway.protocol.wire.messages import topic_id_of, uuid_of
+from gateway.security.acls import AclOperation, AclResource
 
 _Assignment = ConsumerGroupHeartbeatResponse.Assignment
 
@@ -41,6 +42,10 @@ async def heartbeat_reply(request: Any, caller: Caller, *, requires_member_id: b
     """Handle any version. `requires_member_id` is False if a joining member may omit its id."""
     caller.traffic.group_named(request.group_id)
     try:
+        caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
+        # From Kafka 4 on.
+        for topic in request.subscribed_topic_names or ():
+            caller.require_topic(AclOperation.DESCRIBE, topic)
         _check(request, requires_member_id=requires_member_id)
         await caller.broker.confirm_coordinator()
     except KafkaError as failure:

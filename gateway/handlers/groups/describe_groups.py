@@ -20,9 +20,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
-
-#: AclOperation codes of all group operations: read, delete, describe. Without ACLs all are allowed.
-GROUP_OPERATIONS = {3, 6, 8}
+from gateway.security.acls import AclOperation, AclResource
 
 _Listed = ListGroupsResponse.ListedGroup
 _Described = DescribeGroupsResponse.DescribedGroup
@@ -43,8 +41,13 @@ async def list_groups(request: Any, caller: Caller) -> Any:
     types = {kind.lower() for kind in request.types_filter or ()}
     rows = []
     slices = TimeSlices(caller.broker.clock)
+    sees_all = caller.may_on_cluster(AclOperation.DESCRIBE)
     for group_id, protocol_type, state, kind in _all_groups(caller):
-        if (not states or state.lower() in states) and (not types or kind in types):
+        if (
+            (sees_all or caller.may(AclOperation.DESCRIBE, AclResource.GROUP, group_id))
+            and (not states or state.lower() in states)
+            and (not types or kind in types)
+        ):
             rows.append(
                 _Listed(
                     group_id=group_id,
@@ -92,7 +95,6 @@ async def describe_classic_groups(
     A group that is listed twice is described once. `missing` makes the row of a group that does not
     exist or is a consumer group, for which clients use ConsumerGroupDescribe.
     """
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_OMITTED
     rows = []
     slices = TimeSlices(caller.broker.clock)
     try:
@@ -102,17 +104,29 @@ async def describe_classic_groups(
             groups=[_refused(group_id, refusal) for group_id in dict.fromkeys(request.groups)]
         )
     for group_id in dict.fromkeys(request.groups):
-        group = caller.broker.groups.get(group_id)
-        if isinstance(group, ClassicGroup):
-            row = _described(group)
-        elif group is None and caller.broker.offsets.has(group_id):
-            row = _empty(group_id)
-        else:
-            row = missing(group_id)
-        row.authorized_operations = operations
+        row = _describe(group_id, caller, missing)
+        if row.authorized_operations is None:
+            row.authorized_operations = (
+                caller.operations_on(AclResource.GROUP, group_id)
+                if request.include_authorized_operations
+                else OPERATIONS_OMITTED
+            )
         rows.append(row)
         await slices.take(1 + len(row.members))
     return await encode_if_large(DescribeGroupsResponse(groups=rows), slices, caller)
+
+
+def _describe(group_id: str, caller: Caller, missing: Callable[[str], Any]) -> Any:
+    try:
+        caller.require(AclOperation.DESCRIBE, AclResource.GROUP, group_id)
+    except KafkaError as refusal:
+        return _refused(group_id, refusal)
+    group = caller.broker.groups.get(group_id)
+    if isinstance(group, ClassicGroup):
+        return _described(group)
+    if group is None and caller.broker.offsets.has(group_id):
+        return _empty(group_id)
+    return missing(group_id)
 
 
 def not_found(group_id: str, code: ErrorCode, message: str | None) -> Any:
@@ -132,6 +146,7 @@ def _refused(group_id: str, refusal: KafkaError) -> Any:
     """Like Kafka's DescribeGroupsResponse.groupError: the state is unknown."""
     row = not_found(group_id, refusal.code, refusal.message)
     row.group_state = ""
+    row.authorized_operations = OPERATIONS_OMITTED
     return row
 
 
@@ -198,6 +213,7 @@ async def delete_groups(request: Any, caller: Caller) -> Any:
 
 async def _delete(group_id: str, caller: Caller) -> None:
     """Raises KafkaError: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, COORDINATOR_NOT_AVAILABLE."""
+    caller.require(AclOperation.DELETE, AclResource.GROUP, group_id)
     group = caller.broker.groups.get(group_id)
     if group is None and not caller.broker.offsets.has(group_id):
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)

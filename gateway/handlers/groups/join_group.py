@@ -14,6 +14,7 @@ from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.heartbeat_codec import HeartbeatRequest, HeartbeatResponse
+from gateway.security.acls import AclOperation, AclResource
 
 #: A failed JoinGroup has a null protocol since this version, and an empty one before.
 _FIRST_WITH_NULLABLE_PROTOCOL = 7
@@ -78,6 +79,7 @@ async def join_group_reply(
         request.reason or "",
     )
     try:
+        caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
         result = JoinResult(refusal.code, request.member_id)
@@ -140,6 +142,7 @@ async def sync_group_unchecked_protocol(request: Any, caller: Caller) -> Any:
     )
     caller.traffic.group_named(request.group_id)
     try:
+        caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
         result = SyncResult(refusal.code)
@@ -159,6 +162,7 @@ async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatRespo
     code = ErrorCode.NONE
     caller.traffic.group_named(request.group_id)
     try:
+        caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
         await caller.broker.confirm_coordinator()
         caller.broker.groups.heartbeat(
             request.group_id, request.member_id, request.generation_id, request.group_instance_id
@@ -176,6 +180,7 @@ async def leave_group(request: Any, caller: Caller) -> Any:
     """
     caller.traffic.group_named(request.group_id)
     try:
+        caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
         await caller.broker.confirm_coordinator()
         caller.broker.groups.check_active(request.group_id)
     except KafkaError as failure:

@@ -23,6 +23,7 @@ from gateway.protocol.wire.offset_commit_codec import (
     OffsetCommitResponse,
     write_offset_commit_response,
 )
+from gateway.security.acls import AclOperation, AclResource
 from gateway.topics.topic_state import TopicState
 from storage.log import Buffer
 
@@ -68,11 +69,15 @@ async def commit_offsets(
     existing: dict[tuple[str, int], CommittedPartition] = {}
     keys: dict[str, list[str | bytes]] = {}
     slices = TimeSlices(caller.broker.clock)
+    refused = _group_refusal(request.group_id, caller)
     for topic in request.topics:
         key = topic.topic
         codes_of_topic = codes.setdefault(key, {})
         for asked in topic.partitions:
             try:
+                if refused is not None:
+                    raise refused
+                caller.require_topic(AclOperation.READ, key)
                 name = _require(key, asked.partition_index, caller).name
             except KafkaError as failure:
                 codes_of_topic[asked.partition_index] = failure.code
@@ -101,6 +106,14 @@ async def commit_offsets(
         OffsetCommitResponse(codes), slices, caller, _write_commit
     )
     return reply
+
+
+def _group_refusal(group_id: str, caller: Caller) -> KafkaError | None:
+    try:
+        caller.require(AclOperation.READ, AclResource.GROUP, group_id)
+    except KafkaError as refusal:
+        return refusal
+    return None
 
 
 def _write_commit(reply: OffsetCommitResponse, version: int) -> list[Buffer]:
@@ -190,6 +203,7 @@ async def offset_fetch(request: Any, caller: Caller) -> Any:
     """
     caller.traffic.group_named(request.group_id)
     try:
+        caller.require(AclOperation.DESCRIBE, AclResource.GROUP, request.group_id)
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
         return await single_group_refusal(request, caller, refusal)
@@ -221,6 +235,7 @@ async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
                 # Refused because repeating a group with all its topics takes few bytes, so the
                 # reply would be unbounded.
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
+            caller.require(AclOperation.DESCRIBE, AclResource.GROUP, asked.group_id)
             caller.broker.groups.validate_offset_fetch(
                 asked.group_id, asked.member_id, asked.member_epoch
             )
@@ -256,7 +271,8 @@ def committed_offsets(
     offsets, topics = caller.broker.offsets, caller.broker.topics
     if asked is None:
         for name, topic_id, committed in offsets.by_topic(group_id):
-            yield TopicOffsets(name, topic_id, committed, committed.get)
+            if caller.may_use_topic(AclOperation.DESCRIBE, name):
+                yield TopicOffsets(name, topic_id, committed, committed.get)
         return
     seen: set[tuple[str | bytes, int]] = set()
     for topic in asked:
@@ -267,7 +283,11 @@ def committed_offsets(
         ]
         seen.update((key, index) for index in partitions)
         topic_state = topics.get(key)
-        if topic_state is not None:
+        if not caller.may_use_topic(AclOperation.DESCRIBE, key):
+            name, topic_id = (key, _NO_ID) if isinstance(key, str) else ("", key)
+            refusal = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            yield TopicOffsets(name, topic_id, partitions, _no_offset, refusal)
+        elif topic_state is not None:
             get = partial(offsets.get, group_id, topic_state.name)
             yield TopicOffsets(
                 key if isinstance(key, str) else topic_state.name,
@@ -349,6 +369,7 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
     codes: dict[str, dict[int, ErrorCode]] = {}
     slices = TimeSlices(caller.broker.clock)
     try:
+        caller.require(AclOperation.DELETE, AclResource.GROUP, request.group_id)
         await caller.broker.confirm_coordinator()
         subscribed = _subscribed_topics(request.group_id, caller)
         for topic in request.topics:
@@ -413,6 +434,7 @@ def _deletion_error(
     topic: str, index: int, subscribed: frozenset[str], caller: Caller
 ) -> ErrorCode:
     try:
+        caller.require_topic(AclOperation.READ, topic)
         topic_state = _require(topic, index, caller)
     except KafkaError as failure:
         return failure.code

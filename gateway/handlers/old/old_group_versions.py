@@ -14,6 +14,7 @@ from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.security.acls import AclOperation, AclResource
 
 
 @serves(ApiKey.JOIN_GROUP, 0, 0)
@@ -77,6 +78,7 @@ async def leave_group_one_member(request: Any, caller: Caller) -> Any:
     """Kafka 0.9 to 2.3: the request has a single member."""
     caller.traffic.group_named(request.group_id)
     try:
+        caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
         return LeaveGroupResponse(error_code=refusal.code, members=[])

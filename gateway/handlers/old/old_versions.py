@@ -23,6 +23,7 @@ from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
+from gateway.security.acls import AclOperation, AclResource
 
 
 @serves(ApiKey.FETCH, 0, 1)
@@ -69,6 +70,7 @@ async def list_offsets_v0(request: Any, caller: Caller) -> Any:
 async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
     row = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
     try:
+        caller.require_topic(AclOperation.DESCRIBE, topic)
         if caller.broker.topics.has_internal_partition(topic, asked.partition_index):
             offsets = offsets_before(
                 asked.timestamp, asked.max_num_offsets, start=0, end=0, last_before=0
@@ -122,11 +124,12 @@ async def offset_fetch_v0(request: Any, caller: Caller) -> Any:
     """
     caller.traffic.group_named(request.group_id)
     try:
+        caller.require(AclOperation.DESCRIBE, AclResource.GROUP, request.group_id)
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
         return await single_group_refusal(request, caller, refusal)
     found = committed_offsets(request.group_id, request.topics, caller)
     not_found_as_error = (
-        one._replace(missing=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found
+        one._replace(missing=one.missing or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found
     )
     return await single_group_reply(not_found_as_error, caller)

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from auth.mechanism import Principal
-from gateway.security.audit import NO_AUDIT_LOG, AuditFiles
+from gateway.security.audit import NO_AUDIT_LOG, REFUSAL_INTERVAL_MS, AuditFiles
 
 ALICE = Principal("User", "alice")
 PEER = ("192.0.2.1:5000", "SASL_SSL")
@@ -105,3 +105,17 @@ def test_closing_stops_the_sink(audit, sink):
 def test_default_does_nothing():
     NO_AUDIT_LOG.logged_in(*PEER, "PLAIN", ALICE, again=False)
     asyncio.run(NO_AUDIT_LOG.close(1))
+
+
+def test_repeated_refusal_is_written_once_a_minute():
+    sink, times = LinesInMemory(), [0]
+    log = AuditFiles(sink, 0, lambda: times[0])
+    row = ("SSL", Principal("User", "alice"), "FETCH", "READ", "TOPIC:orders")
+    for port in range(100):
+        log.refused(f"192.0.2.1:{port}", *row)
+    assert len(sink.lines) == 1
+    log.refused("192.0.2.2:1", *row)
+    assert len(sink.lines) == 2
+    times[0] += REFUSAL_INTERVAL_MS
+    log.refused("192.0.2.1:1", *row)
+    assert len(sink.lines) == 3
