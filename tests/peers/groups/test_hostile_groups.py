@@ -555,7 +555,12 @@ def test_subscriptions_to_many_topics_are_not_decoded(server, under_attack):
         1,
         peers=1,
     )
-    assert reply.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    # A classic group that is rebalancing, or one that is too large for another member after the
+    # rebalance timeout.
+    assert reply.error_code in (
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        ErrorCode.GROUP_MAX_SIZE_REACHED,
+    )
     assert server.memory() < before + 4 * GROUPS
     for one in peers:
         one.reset()

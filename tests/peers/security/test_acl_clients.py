@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 from collections.abc import Iterator
@@ -66,6 +67,10 @@ def acls(folder: Path, server: GatewayProcess, *arguments: str) -> str:
     ).stdout
 
 
+def listed_acls(folder: Path, server: GatewayProcess) -> list[str]:
+    return sorted(line.strip() for line in acls(folder, server, "--list").splitlines())
+
+
 def login(name: str, server: GatewayProcess) -> dict[str, Any]:
     return {
         "bootstrap_servers": address(server),
@@ -115,10 +120,10 @@ def test_acls_of_kafkas_tool_apply_at_once_and_survive_kill(tmp_path: Path) -> N
             *("--group", "read", "--resource-pattern-type", "prefixed"),
         )
         assert consume("app", server, "readers") == [b"value"]
-        listed = acls(tmp_path, server, "--list")
+        listed = listed_acls(tmp_path, server)
     # The context ends with SIGKILL.
     with gateway(tmp_path, **settings(tmp_path)) as server:
-        assert acls(tmp_path, server, "--list") == listed
+        assert listed_acls(tmp_path, server) == listed
         assert produce("app", server) == 1
         acls(tmp_path, server, "--add", "--deny-principal", "User:app", "--topic", "orders")
         with pytest.raises(TopicAuthorizationFailedError):
@@ -147,7 +152,8 @@ def test_audit_log_names_refusals_and_changes(server: GatewayProcess, tmp_path: 
             produce("other", server)
     acls(tmp_path, server, "--add", *ALLOWED, "--operation", "Write")
     assert server.stop() == 0
-    text = "".join(file.read_text() for file in sorted((tmp_path / "audit").iterdir()))
+    files = sorted((tmp_path / "audit").rglob("*.gz"))
+    text = "".join(gzip.decompress(file.read_bytes()).decode() for file in files)
     rows = [json.loads(line) for line in text.splitlines()]
     refused = [row for row in rows if row["event"] == "refused"]
     assert {

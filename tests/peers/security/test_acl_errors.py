@@ -36,7 +36,7 @@ _TOPIC, _GROUP, _CLUSTER = AclResource.TOPIC, AclResource.GROUP, AclResource.CLU
 _ID = AclResource.TRANSACTIONAL_ID
 #: Rights by user.
 RIGHTS: Mapping[str, list[tuple[str, AclResource]]] = {
-    "nobody": [],
+    "stranger": [],
     "describer": [("DESCRIBE", _TOPIC), ("DESCRIBE", _GROUP), ("DESCRIBE", _CLUSTER)],
     "reader": [("READ", _TOPIC), ("READ", _GROUP)],
     "writer": [("WRITE", _TOPIC), ("WRITE", _ID)],
