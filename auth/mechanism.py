@@ -13,10 +13,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The identity of a connection, printed as in Kafka: `User:alice`."""
+    """The identity of a connection, printed as in Kafka: `User:alice`.
+
+    `tenant` is the `TENANT/NAMESPACE` that the client is bound to, None for none.
+    """
 
     kind: str
     name: str
+    tenant: str | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"

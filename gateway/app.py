@@ -14,11 +14,8 @@ from secrets import randbelow
 from typing import Any, Protocol, TypeVar
 
 from auth.certificate_principals import PrincipalRules
-from auth.mechanism import Mechanism
-from auth.plain import PlainMechanism
-from auth.scram import HASHES, ScramCredentialSource, ScramMechanism
+from auth.scram import HASHES
 from auth.tls import OLD_VERSIONS, TlsContextFactory, TlsError, TlsFiles
-from auth.users import UsersFile
 from gateway import logs
 from gateway.broker import Broker
 from gateway.cluster import Cluster
@@ -309,39 +306,6 @@ async def _cluster_id(store: Store, new_id: Callable[[], str]) -> str:
     made = new_id()
     await table.put({_CLUSTER_ID: made.encode()})
     return made
-
-
-def make_mechanisms(
-    settings: Settings,
-    run: Callable[..., Awaitable[bool]],
-    credentials: Callable[[], ScramCredentialSource],
-) -> dict[str, Mechanism]:
-    """The SASL mechanisms that a listener has enabled, by name.
-
-    `run` runs password checks on other threads. `credentials` is called when a client begins.
-
-    Raises UsersFileError, or ValueError without a users file.
-    """
-    mechanisms: dict[str, Mechanism] = {}
-    for name in settings.enabled_mechanisms():
-        mechanisms[name] = (
-            ScramMechanism(name, credentials) if name in HASHES else _make_plain(settings, run)
-        )
-    return mechanisms
-
-
-def _make_plain(settings: Settings, run: Callable[..., Awaitable[bool]]) -> PlainMechanism:
-    if settings.users_file is None:
-        raise ValueError(
-            "a SASL listener needs users_file: create the file with "
-            "`kopgate users add NAME --file FILE`"
-        )
-    users = UsersFile(
-        settings.users_file,
-        time.monotonic,
-        lambda problem: _log.warning("users file problem", problem=problem),
-    )
-    return PlainMechanism(users, run)
 
 
 def make_tls(settings: Settings, listener: str) -> TlsContextFactory:

@@ -19,7 +19,7 @@ from auth.tls import TlsContextFactory, TlsError
 from auth.users import UsersFileError
 from gateway import handlers as handlers  # registers their routes
 from gateway import logs, memory
-from gateway.app import make_mechanisms, make_principal_rules, make_tls, open_broker
+from gateway.app import make_principal_rules, make_tls, open_broker
 from gateway.broker import Broker
 from gateway.coroutines import shield_with_timeout, sleep, start
 from gateway.housekeeping import Housekeeping
@@ -28,6 +28,7 @@ from gateway.net.flow_control import LoginBudget, MemoryBudget, OutgoingBytes
 from gateway.net.listeners import ConnectionLimits, Listener, TlsListener
 from gateway.net.transport import Port
 from gateway.protocol.wire import compiled
+from gateway.security.mechanisms import make_mechanisms
 from gateway.settings.addresses import Endpoint
 from gateway.settings.model import Settings
 from gateway.stores import make_store

@@ -67,7 +67,9 @@ MAY_IMPORT = {
         "gateway/partitions", "gateway/configs", "gateway/settings", FLOW_CONTROL, ERRORS, BASICS,
         "storage",
     },
-    "gateway/security": {"gateway/traffic", ERRORS, BASICS, "auth", "storage"},
+    "gateway/security": {
+        "gateway/traffic", "gateway/settings", ERRORS, BASICS, "auth", "storage",
+    },
     "gateway/traffic": {
         "gateway/topics", "gateway/partitions", "gateway/protocol/wire", ERRORS, BASICS,
         "auth", "records", "storage",

@@ -1,4 +1,4 @@
-"""Authorization, credentials, quotas and the audit log; what the broker decides about clients.
+"""SASL mechanisms, authorization, credentials, quotas and the audit log.
 
-May import `gateway.traffic`, `auth` and `storage`.
+May import `gateway.traffic`, `gateway.settings`, `auth` and `storage`.
 """

@@ -14,6 +14,8 @@ from pydantic import BaseModel, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.settings.addresses import Endpoint, SecurityProtocol
+from gateway.settings.authentication_settings import AuthenticationSettings
+from gateway.settings.authorization_settings import AuthorizationSettings
 from gateway.settings.connection_settings import ConnectionSettings
 from gateway.settings.fetch_settings import FetchSettings
 from gateway.settings.group_settings import GroupSettings
@@ -21,14 +23,14 @@ from gateway.settings.listener_settings import ListenerSettings, PerListenerSett
 from gateway.settings.lmdb_settings import EmbeddedStoreSettings
 from gateway.settings.log_settings import LogSettings
 from gateway.settings.pulsar_settings import PulsarStoreSettings
-from gateway.settings.security_settings import SecuritySettings
 from gateway.settings.topic_settings import TopicSettings
 
 #: The sections by title, in the order in which they are listed.
 SECTIONS: dict[str, type[BaseModel]] = {
     "Listeners": ListenerSettings,
     "TLS and SASL of all listeners, or of one": PerListenerSettings,
-    "Authentication": SecuritySettings,
+    "Authentication": AuthenticationSettings,
+    "Authorization and the audit log": AuthorizationSettings,
     "Connections": ConnectionSettings,
     "Topics": TopicSettings,
     "Fetching and conversion": FetchSettings,
@@ -48,7 +50,8 @@ class Settings(
     FetchSettings,
     TopicSettings,
     ConnectionSettings,
-    SecuritySettings,
+    AuthorizationSettings,
+    AuthenticationSettings,
     PerListenerSettings,
     ListenerSettings,
     BaseSettings,
