@@ -135,7 +135,7 @@ class LogSettings(BaseModel):
     log_levels: Levels = Field(
         {},
         description=(
-            "Levels of single modules, for example `gateway.protocol.session:debug`; a level "
+            "Levels of single modules, for example `gateway.net.connection:debug`; a level "
             "applies to all modules below."
         ),
     )
