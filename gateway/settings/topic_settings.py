@@ -44,6 +44,15 @@ class TopicSettings(BaseModel):
             "10 MB."
         ),
     )
+    max_topics: int = Field(
+        50_000,
+        ge=1,
+        le=10_000_000,
+        description=(
+            "Maximum number of topics that clients can create, about 2 KiB of memory each without "
+            "partitions in use. Topics that exist in Pulsar are served beyond it."
+        ),
+    )
     log_retention_ms: int = Field(
         7 * 24 * HOUR,
         ge=-1,

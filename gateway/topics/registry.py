@@ -252,8 +252,8 @@ class Topics:
     def check_new_name(self, name: str) -> str:
         """Return the canonical form of a new topic's name.
 
-        Raises KafkaError if no topic of this name can be created: INVALID_TOPIC_EXCEPTION or
-        TOPIC_ALREADY_EXISTS.
+        Raises KafkaError if no topic of this name can be created: INVALID_TOPIC_EXCEPTION,
+        TOPIC_ALREADY_EXISTS, or POLICY_VIOLATION at the limit on topics.
         """
         canonical = self.names.canonical(name)
         if (
@@ -267,6 +267,12 @@ class Topics:
             raise KafkaError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
                 f"Topic '{name}' collides with existing topic: {twin}",
+            )
+        if len(self._by_name) + len(self._creating) >= self._settings.max_topics:
+            raise KafkaError(
+                ErrorCode.POLICY_VIOLATION,
+                f"Topic '{name}' cannot be created: max_topics={self._settings.max_topics} "
+                "topics exist. Delete topics, or raise max_topics.",
             )
         return canonical
 

@@ -145,6 +145,11 @@ def test_auto_creation_is_limited_per_request() -> None:
     assert codes(call(env, wanted, 9)) == [("a", 0), ("b", 0), ("c", 0)]
 
 
+def test_auto_creation_beyond_limit_on_topics_is_refused() -> None:
+    env = open_environment(max_topics=1)
+    assert codes(call(env, request("a", "b"), 9)) == [("a", 0), ("b", ErrorCode.POLICY_VIOLATION)]
+
+
 def test_concurrent_requests_for_missing_topic_both_succeed(env: BrokerEnvironment) -> None:
     env.store.hold()
     wanted = request("orders")

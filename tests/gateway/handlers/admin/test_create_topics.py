@@ -280,6 +280,15 @@ def test_request_above_partition_limit_creates_no_topic() -> None:
     assert names(env) == set()
 
 
+def test_topics_above_limit_are_rejected_until_one_is_deleted() -> None:
+    env = open_environment(max_topics=2)
+    rows = create(env, new("a"), new("b"), new("c"))
+    assert [row.error_code for row in rows] == [0, 0, ErrorCode.POLICY_VIOLATION]
+    assert "max_topics=2" in rows[2].error_message
+    ended(env.broker.topics.delete(env.broker.topics.require("a")))
+    assert [row.error_code for row in create(env, new("c"))] == [0]
+
+
 def test_full_disk_is_storage_error_and_name_stays_free(env: BrokerEnvironment) -> None:
     env.store.refuse_writes = True
     assert [row.error_code for row in create(env, new("orders"))] == [ErrorCode.KAFKA_STORAGE_ERROR]
