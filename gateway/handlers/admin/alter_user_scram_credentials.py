@@ -13,6 +13,7 @@ SCRAM mechanism is enabled, so that they do not fill the store of a gateway that
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 from kafka.protocol.admin.users import (
@@ -82,9 +83,9 @@ async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
     """Add, replace and delete credentials. Valid changes are stored together."""
     slices = TimeSlices(caller.broker.clock)
     if caller.broker.scram_credentials.is_enabled or not caller.may_on_cluster(AclOperation.ALTER):
-        errors = await _alter(request, caller)
+        errors = await _alter(request, caller, slices)
     else:
-        errors = _disabled(request)
+        errors = await _disabled(request, slices)
     rows = []
     added = {one.name for one in request.upsertions}
     for name, error in errors.items():
@@ -108,7 +109,7 @@ async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
     return await encode_if_large(AlterUserScramCredentialsResponse(results=rows), slices, caller)
 
 
-async def _alter(request: Any, caller: Caller) -> dict[str, KafkaError | None]:
+async def _alter(request: Any, caller: Caller, slices: TimeSlices) -> dict[str, KafkaError | None]:
     """Return the error of each user. An error of the whole request is that of all users."""
     try:
         caller.require_cluster(AclOperation.ALTER)
@@ -127,14 +128,14 @@ async def _alter(request: Any, caller: Caller) -> dict[str, KafkaError | None]:
             ],
         )
     except KafkaError as failure:
-        return {one.name: failure for one in (*request.deletions, *request.upsertions)}
+        return dict.fromkeys(await _count_by_user(request, slices), failure)
 
 
-def _disabled(request: Any) -> dict[str, KafkaError | None]:
+async def _disabled(request: Any, slices: TimeSlices) -> dict[str, KafkaError | None]:
+    """Return the error of each user on a gateway without SCRAM mechanisms."""
     added = {one.name for one in request.upsertions}
-    counts = Counter(one.name for one in (*request.deletions, *request.upsertions))
     errors: dict[str, KafkaError | None] = {}
-    for name, count in counts.items():
+    for name, count in (await _count_by_user(request, slices)).items():
         if count > 1:
             errors[name] = KafkaError(
                 ErrorCode.DUPLICATE_RESOURCE,
@@ -151,4 +152,14 @@ def _disabled(request: Any) -> dict[str, KafkaError | None]:
                 ErrorCode.RESOURCE_NOT_FOUND,
                 "Attempt to delete a user credential that does not exist",
             )
+        await slices.take()
     return errors
+
+
+async def _count_by_user(request: Any, slices: TimeSlices) -> Counter[str]:
+    """Count the changes of each user."""
+    counts: Counter[str] = Counter()
+    for one in chain(request.deletions, request.upsertions):
+        counts[one.name] += 1
+        await slices.take()
+    return counts
