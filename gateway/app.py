@@ -31,7 +31,8 @@ from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
 from gateway.security.audit import NO_AUDIT_LOG, AuditFiles, AuditLog
-from gateway.security.authorizer import AclAuthorizer
+from gateway.security.authorizer import AclAuthorizer, Authorizer
+from gateway.security.pulsar_authorizer import PulsarAuthorizer
 from gateway.security.scram_credentials import ScramCredentials
 from gateway.settings.listener_settings import PerListenerSettings
 from gateway.settings.model import Settings
@@ -104,6 +105,7 @@ async def open_broker(
     topics = await _open(Topics(store, configs.settings, clock, now, start))
     configs.watch(topics.apply_settings)
     producer_ids = await _open(ProducerIds(await store.table("producer-ids")))
+    authorizer = await _open_authorizer(settings, store)
     offsets = await _open(
         CommittedOffsets(
             await store.table("offsets"),
@@ -152,14 +154,22 @@ async def open_broker(
         scram_credentials=scram_credentials,
         traffic=open_traffic(settings, cluster.cluster_id, clock, topics, run, start),
         audit=open_audit(settings),
-        authorizer=await _open_authorizer(settings, store),
+        authorizer=authorizer,
     )
 
 
-async def _open_authorizer(settings: Settings, store: Store) -> AclAuthorizer | None:
-    """Load the ACLs if the settings request them. Raises StorageError."""
+async def _open_authorizer(settings: Settings, store: Store) -> Authorizer | None:
+    """Load the ACLs or the store's permissions, as the settings request.
+
+    Raises StorageError, and ValueError if the store has no permissions.
+    """
     if settings.authorizer == "none":
         return None
+    if settings.authorizer == "pulsar":
+        permissions = await store.permissions()
+        if permissions is None:
+            raise ValueError("authorizer=pulsar: this store has no permissions; use acls")
+        return PulsarAuthorizer(permissions, settings.super_users)
     return await _open(
         AclAuthorizer(
             await store.table("acls"),

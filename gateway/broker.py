@@ -19,7 +19,7 @@ from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.security.audit import NO_AUDIT_LOG, AuditLog
-from gateway.security.authorizer import AclAuthorizer
+from gateway.security.authorizer import Authorizer
 from gateway.security.scram_credentials import ScramCredentials
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
@@ -59,7 +59,7 @@ class Broker:
     metadata_replies: ReplyCache = field(default_factory=ReplyCache)
     outgoing: OutgoingBytes = field(default_factory=OutgoingBytes)
     traffic: RecorderFactory = NO_TRAFFIC_LOG
-    authorizer: AclAuthorizer | None = None
+    authorizer: Authorizer | None = None
     audit: AuditLog = NO_AUDIT_LOG
 
     async def confirm_coordinator(self) -> None:

@@ -26,6 +26,8 @@ from typing import Protocol
 
 import msgspec
 
+from storage.permissions import Permissions
+
 Buffer = bytes | bytearray | memoryview
 
 LOG_CLOSED = "the log is closed: its topic was deleted or the store was closed"
@@ -420,6 +422,14 @@ class Store(Protocol):
 
     async def table(self, name: str) -> StateTable:
         """The table of that name, created if missing; the same object at each call."""
+        ...
+
+    async def permissions(self) -> Permissions | None:
+        """What the medium allows its own users; None if it has no users.
+
+        They are kept up to date until the store is closed; the same object at each call. Raises
+        NotAllowed if this process may not read them, StorageFailed.
+        """
         ...
 
     def usage(self) -> Iterable[VolumeUsage]:

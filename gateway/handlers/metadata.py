@@ -181,10 +181,7 @@ async def _create_missing(
         if name is not None and name in INTERNAL_TOPICS and topic_id == _NO_ID:
             topics.add_internal(name)
         elif name is not None and _can_auto_create(name, topic_id, caller):
-            if not (
-                caller.may_on_cluster(AclOperation.CREATE)
-                or caller.may_use_topic(AclOperation.CREATE, name)
-            ):
+            if not caller.may_auto_create(name):
                 refused[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
                 continue
             missing.append(name)

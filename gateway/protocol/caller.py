@@ -84,15 +84,24 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         """
         if self.broker.authorizer is None:
             return True
-        topics = self.broker.topics
         if isinstance(topic, bytes):
+            topics = self.broker.topics
             found = topics.find_internal(topic) or topics.get(topic)
             return found is None or self.may(operation, AclResource.TOPIC, found.name)
+        return self.may(operation, AclResource.TOPIC, self._canonical(topic))
+
+    def may_auto_create(self, topic: str) -> bool:
+        """Whether the caller's Metadata request may create this missing topic."""
+        authorizer = self.broker.authorizer
+        return authorizer is None or authorizer.may_auto_create(
+            self.principal, self.session.host, self._canonical(topic)
+        )
+
+    def _canonical(self, topic: str) -> str:
         try:
-            name = topics.names.canonical(topic)
+            return self.broker.topics.names.canonical(topic)
         except KafkaError:
-            name = topic
-        return self.may(operation, AclResource.TOPIC, name)
+            return topic
 
     def may_on_cluster(self, operation: AclOperation) -> bool:
         """Whether the caller may do `operation` on the cluster."""
@@ -129,6 +138,8 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
             operation.name,
             f"{resource.name}:{name}",
         )
+        if self.broker.authorizer is not None:
+            self.broker.authorizer.note_refusal()
         return KafkaError(_REFUSALS[resource])
 
     def operations_on(self, resource: AclResource, name: str) -> set[int]:

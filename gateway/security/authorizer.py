@@ -1,12 +1,14 @@
-"""Decides what principals may do, by ACLs in a table of the store (Kafka's StandardAuthorizer).
+"""Decides what principals may do: the interface, and ACLs in a table of the store.
 
-A binding is one row: its key is a digest, because names can be longer than keys.
+The rules of ACLs are those of Kafka's StandardAuthorizer. A binding is one row: its key is a
+digest, because names can be longer than keys.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -14,6 +16,7 @@ from auth.mechanism import Principal
 from gateway.coroutines import SharedResult, TimeSlices, shield
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.security.acls import (
+    CLUSTER_NAME,
     EVERYONE,
     WILDCARD,
     AclBinding,
@@ -35,6 +38,40 @@ MAX_CACHED_NAME_CHARS = 300
 _ANY_NAME = "hardcode"
 
 _Decision = tuple[str, str, AclOperation, AclResource, str | int]
+
+
+class Authorizer(Protocol):
+    """Decides what principals may do. All answers come from memory."""
+
+    @property
+    def version(self) -> int:
+        """Increased by each change of the answers, so that caches of replies notice it."""
+        ...
+
+    def authorize(
+        self,
+        principal: Principal,
+        host: str,
+        operation: AclOperation,
+        resource: AclResource,
+        name: str,
+    ) -> bool:
+        """Whether `principal`, connected from `host`, may do `operation`."""
+        ...
+
+    def authorize_any(
+        self, principal: Principal, host: str, operation: AclOperation, resource: AclResource
+    ) -> bool:
+        """Whether the operation is allowed on at least one resource of the type."""
+        ...
+
+    def may_auto_create(self, principal: Principal, host: str, topic: str) -> bool:
+        """Whether a Metadata request may create this missing topic, which it may describe."""
+        ...
+
+    def note_refusal(self) -> None:
+        """Called when a request was refused, but not when a reply leaves something out."""
+        ...
 
 
 class AclAuthorizer:
@@ -59,8 +96,11 @@ class AclAuthorizer:
         self._index = AclIndex()
         self._decisions: dict[_Decision, bool] = {}
         self._changing: SharedResult[None] | None = None
-        #: Increased by each change, so that caches of replies notice it.
-        self.version = 0
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
 
     async def open(self) -> None:
         """Load the table. Raises StorageError."""
@@ -142,6 +182,16 @@ class AclAuthorizer:
                 denied.add((binding.pattern, binding.name))
         return any(not _is_dominated(binding, denied) for binding in allowed)
 
+    def may_auto_create(self, principal: Principal, host: str, topic: str) -> bool:
+        """Whether CREATE is allowed on the cluster or on the topic."""
+        create = AclOperation.CREATE
+        return self.authorize(
+            principal, host, create, AclResource.CLUSTER, CLUSTER_NAME
+        ) or self.authorize(principal, host, create, AclResource.TOPIC, topic)
+
+    def note_refusal(self) -> None:
+        """ACLs apply at once."""
+
     def bindings(self) -> list[AclBinding]:
         return list(self._index)
 
@@ -201,7 +251,7 @@ class AclAuthorizer:
             else:
                 self._index.remove(one)
         self._decisions.clear()
-        self.version += 1
+        self._version += 1
 
 
 def _is_dominated(allowed: AclBinding, denied: set[tuple[AclPattern, str]]) -> bool:

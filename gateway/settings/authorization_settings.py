@@ -6,7 +6,14 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.settings.field_types import SECTION_CONFIG, File, Principals
+from gateway.settings.field_types import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    SECTION_CONFIG,
+    File,
+    Principals,
+)
 
 
 class AuthorizationSettings(BaseModel):
@@ -14,18 +21,20 @@ class AuthorizationSettings(BaseModel):
 
     model_config = SECTION_CONFIG
 
-    authorizer: Literal["none", "acls"] = Field(
+    authorizer: Literal["none", "acls", "pulsar"] = Field(
         "none",
         description=(
-            "Who decides what a principal may do: none (everything is allowed) or acls, the rules "
-            "that kafka-acls.sh manages. None by default, as in Kafka."
+            "Who decides what a principal may do: none (everything is allowed), acls, the rules "
+            "that kafka-acls.sh manages, or pulsar, the permissions in Pulsar of the role with the "
+            "user's name. None by default, as in Kafka."
         ),
     )
     super_users: Principals = Field(
         (),
         description=(
-            "Principals that may do everything with authorizer=acls, as `User:NAME`, separated by "
-            "commas or semicolons. At least one is needed to create the first ACLs."
+            "Principals that may do everything with an authorizer, as `User:NAME`, separated by "
+            "commas or semicolons. At least one is needed to create the first ACLs. Pulsar's "
+            "superusers are not known to the gateway: list them here."
         ),
     )
     allow_everyone_if_no_acl_found: bool = Field(
@@ -40,6 +49,42 @@ class AuthorizationSettings(BaseModel):
         ge=1,
         le=10_000_000,
         description="Maximum number of ACLs, about 1 KiB of memory each.",
+    )
+    pulsar_permissions_refresh_ms: int = Field(
+        30 * SECOND,
+        ge=100,
+        le=1 * HOUR,
+        description=(
+            "How often permissions are read from Pulsar with authorizer=pulsar: a revoked one is "
+            "effective for this time at most. After a refusal they are read within a second, so "
+            "that a new one applies soon. KoP's default. One call per namespace and tenant."
+        ),
+    )
+    pulsar_permissions_max_age_ms: int = Field(
+        10 * MINUTE,
+        ge=1 * SECOND,
+        le=24 * HOUR,
+        description=(
+            "How long the last known permissions apply if Pulsar's admin API cannot be read. "
+            "Afterwards everything is refused, except to super users. Longer than a restart of the "
+            "brokers, shorter than an attacker could keep the admin API down unnoticed."
+        ),
+    )
+    pulsar_permissions_max: int = Field(
+        100_000,
+        ge=1,
+        le=10_000_000,
+        description=(
+            "Maximum number of permissions of one namespace, about 200 bytes of memory each. With "
+            "more, the gateway does not start, or keeps the last known ones."
+        ),
+    )
+    pulsar_permissions_wildcards: bool = Field(
+        False,
+        description=(
+            "Whether `*` at the beginning or end of a granted role stands for any text. Set it as "
+            "the brokers' authorizationAllowWildcardsMatching, which the gateway may not read."
+        ),
     )
     audit_log: File | None = Field(
         None,

@@ -11,6 +11,7 @@ from __future__ import annotations
 SETTING_BY_KOP_NAME = {
     "allowAutoTopicCreation": "auto_create_topics_enable",
     "allowedNamespaces": "pulsar_allowed_namespaces",
+    "authorizationAllowWildcardsMatching": "pulsar_permissions_wildcards",
     "brokerClientCertificateFilePath": "pulsar_tls_certificate_file",
     "brokerClientKeyFilePath": "pulsar_tls_key_file",
     "brokerClientTrustCertsFilePath": "pulsar_tls_trust_file",
@@ -31,6 +32,7 @@ SETTING_BY_KOP_NAME = {
     "kafkaProtocolMap": "listener_security_protocol_map",
     "kafkaTenant": "pulsar_tenant",
     "kopAllowedNamespaces": "pulsar_allowed_namespaces",
+    "kopAuthorizationCacheRefreshMs": "pulsar_permissions_refresh_ms",
     "kopSslClientAuth": "ssl_client_auth",
     "maxMessageSize": "message_max_bytes",
     "maxQueuedRequests": "max_in_flight_requests_per_connection",

@@ -233,6 +233,15 @@ class Settings(
                 f"pulsar_admin: store is {self.store}; to use Pulsar, also set store = "
                 "'pulsar://HOST:6650'"
             )
+        if self.authorizer == "pulsar" and not self.store.is_pulsar:
+            yield (
+                f"authorizer: store is {self.store}, which has no permissions of Pulsar; use acls"
+            )
+        if self.pulsar_permissions_max_age_ms <= self.pulsar_permissions_refresh_ms:
+            yield (
+                "pulsar_permissions_max_age_ms: not more than pulsar_permissions_refresh_ms, so "
+                "permissions would expire before they are read again"
+            )
         if self.pulsar_tls_certificate_file and not self.pulsar_tls_key_file:
             yield "pulsar_tls_certificate_file: pulsar_tls_key_file is missing"
         if self.pulsar_tls_key_file and not self.pulsar_tls_certificate_file:

@@ -208,6 +208,9 @@ class LmdbStore:
 
         return await self._tables.get(name, make)
 
+    async def permissions(self) -> None:
+        """`Store.permissions`: a database has no users."""
+
     def usage(self) -> Iterable[VolumeUsage]:
         try:
             volume = os.statvfs(self.directory)

@@ -107,6 +107,27 @@ class PulsarSettings:
     New and deleted topics are noticed without this.
     """
 
+    permissions_refresh_seconds: float = 30.0
+    """Interval at which the permissions of roles are read again, if they are used.
+
+    A revoked permission is effective for this time. KoP's default.
+    """
+
+    permissions_max_age_seconds: float = 600.0
+    """Age at which permissions that cannot be read again allow nothing.
+
+    A restart of the brokers takes less.
+    """
+
+    permissions_max: int = 100_000
+    """Permissions of a namespace, at most; about 200 bytes each."""
+
+    permissions_wildcards: bool = False
+    """Whether `*` at the beginning or end of a granted role stands for any text.
+
+    As the brokers' authorizationAllowWildcardsMatching.
+    """
+
     tail_bytes: int = 64 * MIB
     """Cache of the messages appended last, for consumers at the log end; shared by all logs."""
 

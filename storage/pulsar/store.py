@@ -26,6 +26,7 @@ from storage.log import (
 from storage.plain_records import BatchFormat
 from storage.pulsar.admin.admin_api import NotFound, PulsarAdmin
 from storage.pulsar.admin.cluster_checks import prepare
+from storage.pulsar.admin.pulsar_permissions import PulsarPermissions
 from storage.pulsar.client.exclusive_producer import FencedByOtherProducer, InFlightLimit
 from storage.pulsar.client.process_stalls import ProcessStalls
 from storage.pulsar.client.pulsar_client import PulsarClient
@@ -98,6 +99,7 @@ class PulsarStore:
         self._confirming: SingleFlightCache[int, None] = SingleFlightCache()
         self._logs_taken = self._suspicions_when_confirmed = 0
         """Logs taken by other processes, and `_suspicions` when the lock was last confirmed."""
+        self._permissions: PulsarPermissions | None = None
         self._deleting: set[str] = set()
         """Names of the topics that this process is deleting."""
         self._catalog.watch(self._topics_changed)
@@ -138,6 +140,8 @@ class PulsarStore:
             return
         self._is_open = False
         self._mirror.stop()
+        if self._permissions is not None:
+            self._permissions.close()
         # Wait for a running trim, which restores the topic's retention when it ends.
         await self._within("waiting for a trim", self._trimming.acquire())
         logs = list(self._logs.created.values())
@@ -461,6 +465,18 @@ class PulsarStore:
         return Deferred.fromCoroutine(
             self._tables.get(name, lambda: Deferred.fromCoroutine(make()))
         )
+
+    async def permissions(self) -> PulsarPermissions:
+        """`Store.permissions`. They are read only if they are asked for."""
+        self._check_open()
+        if self._permissions is None:
+            permissions = PulsarPermissions(self.settings, self._admin, self._reactor)
+            await permissions.open()
+            if not self._is_open:
+                permissions.close()
+            self._check_open()
+            self._permissions = permissions
+        return self._permissions
 
     def usage(self) -> Iterable[VolumeUsage]:
         """The brokers' disk usage is not known here."""

@@ -97,3 +97,12 @@ async def test_own_changes_do_not_call_topic_watchers(store: Store) -> None:
 async def test_note_committed_accepts_unknown_topics(store: Store) -> None:
     store.note_committed("group", "orders", 0, 0)
     store.note_committed("group", "no such topic", 7, 1 << 40)
+
+
+@ensureDeferred
+async def test_permissions_are_none_or_allow_nothing_until_granted(store: Store) -> None:
+    permissions = await store.permissions()
+    assert await store.permissions() is permissions
+    if permissions is not None:
+        assert not permissions.may_write("alice", "orders")
+        assert not permissions.may_read_any("alice")

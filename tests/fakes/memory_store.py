@@ -34,6 +34,7 @@ from storage.log import (
     UnknownTopic,
     VolumeUsage,
 )
+from storage.permissions import Permissions
 
 #: The namespace of topics whose name has no slash.
 DEFAULT_NAMESPACE = "public/default/"
@@ -54,12 +55,15 @@ class Rows:
 
 @dataclass(slots=True)
 class Medium:
-    """The disk of a memory store. `held_by` is the open store, if any."""
+    """The disk of a memory store. `held_by` is the open store, if any; `permissions` are those of
+    the medium's users, if it has users.
+    """
 
     topics: dict[str, Topic] = field(default_factory=dict)
     logs: dict[tuple[str, int], Rows] = field(default_factory=dict)
     tables: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
     held_by: MemoryStore | None = None
+    permissions: Permissions | None = None
 
 
 @dataclass(slots=True)
@@ -494,6 +498,9 @@ class MemoryStore:
         if name not in self._tables:
             self._tables[name] = MemoryTable(self, self.medium.tables.setdefault(name, {}))
         return self._tables[name]
+
+    async def permissions(self) -> Permissions | None:
+        return self.medium.permissions
 
     def usage(self) -> Iterable[VolumeUsage]:
         return [VolumeUsage("memory", -1, -1)]

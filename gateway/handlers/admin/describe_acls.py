@@ -4,7 +4,7 @@ v0: literal patterns only.
 v1: pattern types (KIP-290).
 v2-3: flexible; v3 adds resource type USER (KIP-373).
 
-Without an authorizer the answer is SECURITY_DISABLED. The rules are those of Kafka's AclApis and
+Unless ACLs decide, the answer is SECURITY_DISABLED. The rules are those of Kafka's AclApis and
 AclControlManager.
 """
 
@@ -163,8 +163,8 @@ def _record_change(
 
 
 def _authorizer(caller: Caller, message: str = "No Authorizer is configured.") -> AclAuthorizer:
-    """Raises KafkaError(SECURITY_DISABLED) without one."""
-    if caller.broker.authorizer is None:
+    """Raises KafkaError(SECURITY_DISABLED) unless ACLs decide."""
+    if not isinstance(caller.broker.authorizer, AclAuthorizer):
         raise KafkaError(ErrorCode.SECURITY_DISABLED, message)
     return caller.broker.authorizer
 

@@ -33,11 +33,22 @@ class Refresher:
         self._seconds = seconds
         self._reactor = reactor
         self._timer: DelayedCall | None = None
+        self._next = 0.0
         self._running: Deferred[None] | None = None
         self._is_failing = False
 
     def start(self) -> None:
-        self._timer = self._reactor.callLater(self._seconds, self._run)
+        self._schedule(self._seconds)
+
+    def hasten(self, seconds: float) -> None:
+        """Make the next call in `seconds` at the latest. No effect while one is running."""
+        if self._timer is not None and self._next > self._reactor.seconds() + seconds:
+            self._timer.cancel()
+            self._schedule(seconds)
+
+    def _schedule(self, seconds: float) -> None:
+        self._next = self._reactor.seconds() + seconds
+        self._timer = self._reactor.callLater(seconds, self._run)
 
     def stop(self) -> None:
         """Stop at once; a running call is cancelled."""

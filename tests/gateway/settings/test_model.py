@@ -274,3 +274,15 @@ def test_listener_without_overrides_has_general_settings():
     settings = Settings(ssl_min_version="TLSv1.3")
     assert settings.for_listener("PLAINTEXT").ssl_min_version == "TLSv1.3"
     assert settings.for_listener("PLAINTEXT").sasl_enabled_mechanisms == ("PLAIN",)
+
+
+def test_permissions_of_pulsar_need_a_store_in_pulsar():
+    assert "authorizer: store is lmdb:" in refusal(authorizer="pulsar")
+    on_pulsar = {"store": "pulsar://h:6650", "pulsar_admin": "http://h:8080"}
+    assert Settings(authorizer="pulsar", **on_pulsar).authorizer == "pulsar"
+
+
+def test_permissions_must_outlive_the_refresh_interval():
+    assert "pulsar_permissions_max_age_ms" in refusal(
+        pulsar_permissions_refresh_ms=600_000, pulsar_permissions_max_age_ms=600_000
+    )

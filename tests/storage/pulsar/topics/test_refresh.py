@@ -99,3 +99,32 @@ def test_stop_cancels_running_refresh(
         record for record in caplog.records if record.name == "storage.pulsar.topics.refresh"
     ] == []
     refresher.stop()
+
+
+def test_next_run_can_be_hastened(
+    refresher: Refresher, looks: ControlledRuns, clock: Clock
+) -> None:
+    clock.advance(10)
+    refresher.hasten(1)
+    clock.advance(0.5)
+    refresher.hasten(1)
+    assert looks.begun == 0
+    clock.advance(0.5)
+    assert looks.begun == 1
+    refresher.hasten(1)
+    clock.advance(100)
+    assert looks.begun == 1
+    looks.ends[0].callback(None)
+    clock.advance(29)
+    refresher.hasten(5)
+    clock.advance(1)
+    assert looks.begun == 2
+
+
+def test_stopped_refresher_is_not_hastened(
+    refresher: Refresher, looks: ControlledRuns, clock: Clock
+) -> None:
+    refresher.stop()
+    refresher.hasten(1)
+    clock.advance(100)
+    assert looks.begun == 0

@@ -1,0 +1,217 @@
+"""Keeps the permissions of the served namespaces in memory, read from the admin API.
+
+There is one call per tenant and one per namespace each time. Permissions that cannot be read stay
+valid until they have the maximum age; then they allow nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any, NoReturn, cast
+from urllib.parse import quote
+
+from twisted.internet.defer import Deferred, DeferredList
+
+from storage.bridge import Reactor
+from storage.log import NotAllowed, StorageFailed
+from storage.pulsar.admin.admin_api import Forbidden, NotFound, PulsarAdmin
+from storage.pulsar.admin.cluster_problems import ClusterProblem, Remedies
+from storage.pulsar.admin.namespace_grants import (
+    CONSUME,
+    PRODUCE,
+    NamespaceGrants,
+    NamespaceInfo,
+    TenantInfo,
+    grants_of,
+)
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics.namespaces import path_of_namespace
+from storage.pulsar.topics.pulsar_names import PREFIX, PulsarNames
+from storage.pulsar.topics.refresh import Refresher
+
+log = logging.getLogger(__name__)
+
+EARLY_SECONDS = 1.0
+"""Delay of an early refresh after a refusal, and so the time until a new permission applies."""
+
+EARLY_CALLS_PER_SECOND = 10
+"""Calls of the admin API by early refreshes.
+
+With many namespaces a refresh has many calls, and refusals can be endless: they come later then.
+"""
+
+_NOTHING = NamespaceGrants()
+
+
+class PulsarPermissions:
+    """`Permissions` of the roles of a Pulsar cluster."""
+
+    def __init__(self, settings: PulsarSettings, admin: PulsarAdmin, reactor: Reactor) -> None:
+        self._settings = settings
+        self._admin = admin
+        self._reactor = reactor
+        self._names = PulsarNames(settings)
+        self._remedies = Remedies(settings)
+        self._grants = dict.fromkeys(self._names.namespaces, _NOTHING)
+        self._expiry: dict[str, float] = {}
+        self._next_expiry = float("inf")
+        self._version = 0
+        self._tenants = tuple(dict.fromkeys(map(_tenant_of, self._names.namespaces)))
+        calls = len(self._tenants) + len(self._names.namespaces)
+        self._early_seconds = max(EARLY_SECONDS, calls / EARLY_CALLS_PER_SECOND)
+        self._refresher = Refresher(
+            self._read, "permissions", settings.permissions_refresh_seconds, reactor
+        )
+
+    async def open(self) -> None:
+        """Read the permissions of all namespaces. Raises NotAllowed, StorageFailed."""
+        await self._read()
+        self._refresher.start()
+
+    def close(self) -> None:
+        """Stop refreshing."""
+        self._refresher.stop()
+
+    @property
+    def version(self) -> int:
+        """`Permissions.version`."""
+        self._expire()
+        return self._version
+
+    def may_write(self, role: str, topic: str) -> bool:
+        """`Permissions.may_write`."""
+        return self._allows(role, PRODUCE, topic)
+
+    def may_read(self, role: str, topic: str) -> bool:
+        """`Permissions.may_read`."""
+        return self._allows(role, CONSUME, topic)
+
+    def may_administer(self, role: str, topic: str) -> bool:
+        """`Permissions.may_administer`."""
+        found = self._locate(topic)
+        return found is not None and role in found[0].administrators
+
+    def may_write_any(self, role: str) -> bool:
+        """`Permissions.may_write_any`."""
+        return any(one.allows_anywhere(role, PRODUCE) for one in self._current())
+
+    def may_read_any(self, role: str) -> bool:
+        """`Permissions.may_read_any`."""
+        return any(one.allows_anywhere(role, CONSUME) for one in self._current())
+
+    def may_administer_all(self, role: str) -> bool:
+        """`Permissions.may_administer_all`."""
+        return all(role in one.administrators for one in self._current())
+
+    def may_use_group(self, role: str, group: str) -> bool:
+        """`Permissions.may_use_group`.
+
+        A group belongs to no namespace, so the restrictions of all of them apply.
+        """
+        return all(one.allows_group(role, group) for one in self._current())
+
+    def refresh_soon(self) -> None:
+        """`Permissions.refresh_soon`."""
+        self._refresher.hasten(self._early_seconds)
+
+    def _allows(self, role: str, action: str, topic: str) -> bool:
+        found = self._locate(topic)
+        return found is not None and found[0].allows(role, action, found[1])
+
+    def _locate(self, topic: str) -> tuple[NamespaceGrants, str] | None:
+        """The permissions of the topic's namespace and its full name; None if it is not served."""
+        self._expire()
+        try:
+            full = self._names.full_name(topic)
+        except ValueError:
+            return None
+        return self._grants[full.removeprefix(PREFIX).rpartition("/")[0]], full
+
+    def _current(self) -> Iterable[NamespaceGrants]:
+        self._expire()
+        return self._grants.values()
+
+    def _expire(self) -> None:
+        """Drop permissions that have the maximum age."""
+        now = self._reactor.seconds()
+        if now < self._next_expiry:
+            return
+        for namespace in [one for one, end in self._expiry.items() if end <= now]:
+            log.error(
+                "permissions of %s could not be read for %g s (pulsar_permissions_max_age_ms); all "
+                "of its topics are refused until they can",
+                namespace,
+                self._settings.permissions_max_age_seconds,
+            )
+            self._put(namespace, _NOTHING)
+            del self._expiry[namespace]
+        self._next_expiry = min(self._expiry.values(), default=float("inf"))
+
+    def _put(self, namespace: str, grants: NamespaceGrants) -> None:
+        if grants != self._grants[namespace]:
+            self._grants[namespace] = grants
+            self._version += 1
+
+    async def _read(self) -> None:
+        """Read everything. A failure leaves what it concerns as it was. Raises StorageFailed."""
+        await _all(self._read_tenant(one) for one in self._tenants)
+
+    async def _read_tenant(self, tenant: str) -> None:
+        asked = self._reactor.seconds()
+        try:
+            info: TenantInfo = await self._admin.get(f"/tenants/{quote(tenant)}", TenantInfo)
+        except Forbidden as failure:
+            self._raise_unreadable(f"the administrators of tenant {tenant}", tenant, failure)
+        namespaces = [one for one in self._names.namespaces if _tenant_of(one) == tenant]
+        await _all(self._read_namespace(one, info.adminRoles, asked) for one in namespaces)
+
+    async def _read_namespace(
+        self, namespace: str, administrators: list[str], asked: float
+    ) -> None:
+        try:
+            info: NamespaceInfo | None = await self._admin.get(
+                path_of_namespace(namespace), NamespaceInfo
+            )
+        except Forbidden as failure:
+            self._raise_unreadable(f"the permissions in {namespace}", namespace, failure)
+        except NotFound:
+            info = None
+        try:
+            grants = (
+                _NOTHING
+                if info is None
+                else grants_of(
+                    info,
+                    administrators,
+                    most=self._settings.permissions_max,
+                    has_wildcards=self._settings.permissions_wildcards,
+                )
+            )
+        except StorageFailed as failure:
+            raise StorageFailed(f"{namespace}: {failure}") from None
+        self._put(namespace, grants)
+        # From the call on: they may have changed while the answer was on its way.
+        self._expiry[namespace] = asked + self._settings.permissions_max_age_seconds
+        self._next_expiry = min(self._expiry.values())
+
+    def _raise_unreadable(self, what: str, namespace: str, failure: Forbidden) -> NoReturn:
+        text = f"the gateway may not read {what} ({failure.reason}), which authorizer=pulsar needs"
+        problem = ClusterProblem(True, text, self._remedies.administer(namespace))
+        raise NotReadable(str(problem)) from None
+
+
+class NotReadable(NotAllowed, StorageFailed):
+    """The gateway's role may not read permissions. The message says how to allow it."""
+
+
+def _tenant_of(namespace: str) -> str:
+    return namespace.partition("/")[0]
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all of them, then raise the first failure."""
+    outcomes = await DeferredList([Deferred.fromCoroutine(one) for one in work], consumeErrors=True)
+    for is_done, outcome in outcomes:
+        if not is_done:
+            cast("Any", outcome).raiseException()
