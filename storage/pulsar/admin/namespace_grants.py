@@ -44,6 +44,8 @@ class RoleSet:
     """Roles with an action.
 
     With wildcards, `prefixes` and `suffixes` are the roles that end or begin with `*`, without it.
+    Here a wildcard granted on a partitioned topic applies to it, as in KoP's Fetch. Brokers look
+    for it in vain at the topic's partitions, and refuse Pulsar's clients.
     """
 
     roles: frozenset[str] = frozenset()
