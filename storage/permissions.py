@@ -8,8 +8,8 @@ from typing import Protocol
 class Permissions(Protocol):
     """The permissions of a medium's users, which it calls roles.
 
-    They are answered from memory and follow the medium with a delay. A topic is given by any of its
-    names. Nobody may use a topic that the store does not serve.
+    Answers come from memory and follow the medium with a delay. A topic is given by any of its
+    names. No role may use a topic that the store does not serve.
     """
 
     @property

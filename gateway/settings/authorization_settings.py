@@ -71,11 +71,11 @@ class AuthorizationSettings(BaseModel):
         ),
     )
     pulsar_permissions_max: int = Field(
-        100_000,
+        50_000,
         ge=1,
         le=10_000_000,
         description=(
-            "Maximum number of permissions of one namespace, about 200 bytes of memory each. With "
+            "Maximum number of permissions of one namespace, about 300 bytes of memory each. With "
             "more, the gateway does not start, or keeps the last known ones."
         ),
     )

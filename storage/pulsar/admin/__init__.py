@@ -1,4 +1,5 @@
-"""Pulsar's admin REST API and the cluster checks that use it.
+"""Pulsar's admin REST API, and the cluster checks and the permissions of roles that use it.
 
-The other folders import `admin_api`; the checks may import `client`, `log` and `topics`.
+The other folders import `admin_api`; the checks and the permissions may import `client`, `log` and
+`topics`.
 """

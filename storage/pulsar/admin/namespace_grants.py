@@ -7,7 +7,7 @@ namespace or the topic, and an administrator of the tenant may do everything in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
@@ -17,19 +17,37 @@ from storage.pulsar.topics.pulsar_names import PREFIX, partition_of
 PRODUCE, CONSUME = "produce", "consume"
 _WILDCARD = "*"
 
+#: Actions by role.
+_Roles = Mapping[str, list[str]]
+
 
 class TenantInfo(msgspec.Struct, frozen=True):
-    """The part of `/tenants/TENANT` that is used, with Pulsar's field names."""
+    """The part of `/tenants/TENANT` that is used, with Pulsar's field names.
 
-    adminRoles: list[str]
+    A tenant that was created without administrators has no `adminRoles`.
+    """
+
+    adminRoles: list[str] = []
 
 
 class AuthPolicies(msgspec.Struct, frozen=True):
-    """Actions by role; for topics by full name; and the roles of subscriptions."""
+    """Actions by role, those on topics by full name, and the roles of subscriptions."""
 
     namespace_auth: dict[str, list[str]]
     destination_auth: dict[str, dict[str, list[str]]]
     subscription_auth_roles: dict[str, list[str]] = {}
+
+    def count(self) -> int:
+        """The number of permissions."""
+        on_topics = chain.from_iterable(one.values() for one in self.destination_auth.values())
+        return sum(
+            map(
+                len,
+                chain(
+                    self.namespace_auth.values(), on_topics, self.subscription_auth_roles.values()
+                ),
+            )
+        )
 
 
 class NamespaceInfo(msgspec.Struct, frozen=True):
@@ -39,119 +57,123 @@ class NamespaceInfo(msgspec.Struct, frozen=True):
     subscription_auth_mode: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RoleSet:
-    """Roles with an action.
-
-    With wildcards, `prefixes` and `suffixes` are the roles that end or begin with `*`, without it.
-    Here a wildcard granted on a partitioned topic applies to it, as in KoP's Fetch. Brokers look
-    for it in vain at the topic's partitions, and refuse Pulsar's clients.
-    """
-
-    roles: frozenset[str] = frozenset()
-    prefixes: tuple[str, ...] = ()
-    suffixes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, roles: Iterable[str], *, has_wildcards: bool) -> RoleSet:
-        unique = frozenset(roles)
-        if not has_wildcards:
-            return cls(unique)
-        return cls(
-            unique,
-            tuple(sorted(role[:-1] for role in unique if role.endswith(_WILDCARD))),
-            tuple(sorted(role[1:] for role in unique if role.startswith(_WILDCARD))),
-        )
-
-    def __contains__(self, role: str) -> bool:
-        return role in self.roles or role.startswith(self.prefixes) or role.endswith(self.suffixes)
-
-
-_NO_ROLES = RoleSet()
-
-
-@dataclass(frozen=True, slots=True)
 class NamespaceGrants:
     """Who may do what in a namespace.
 
-    `on_namespace` is by action, `on_topics` by action and full name, `anywhere` by action on the
-    namespace or any of its topics. `group_roles` are the roles of restricted subscriptions.
-    `is_prefixed`: names of subscriptions must begin with the role.
+    `administrators` are those of the tenant. With `has_wildcards`, `*` at the beginning or end of a
+    granted role stands for any text. A wildcard granted on a partitioned topic applies to it, as in
+    KoP's Fetch. Pulsar's own clients are refused: brokers compare it with the partition's name.
+
+    Raises StorageFailed for more than `most` permissions.
     """
 
-    administrators: frozenset[str] = frozenset()
-    on_namespace: Mapping[str, RoleSet] = field(default_factory=dict)
-    on_topics: Mapping[str, Mapping[str, RoleSet]] = field(default_factory=dict)
-    anywhere: Mapping[str, RoleSet] = field(default_factory=dict)
-    group_roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    is_prefixed: bool = False
+    __slots__ = (
+        "_anywhere",
+        "_granted",
+        "_has_wildcards",
+        "_is_prefixed",
+        "_patterns",
+        "administrators",
+    )
+
+    def __init__(
+        self,
+        info: NamespaceInfo,
+        administrators: Iterable[str],
+        *,
+        most: int,
+        has_wildcards: bool,
+    ) -> None:
+        self._granted = granted = info.auth_policies
+        if granted.count() > most:
+            raise StorageFailed(
+                f"{granted.count()} permissions are granted, more than {most} "
+                "(pulsar_permissions_max)"
+            )
+        self.administrators = frozenset(administrators)
+        self._has_wildcards = has_wildcards
+        self._is_prefixed = info.subscription_auth_mode == "Prefix"
+        self._patterns = _patterns(granted.namespace_auth) if has_wildcards else {}
+        self._anywhere: dict[str, list[str]] = {}
+        self._index()
+
+    def _index(self) -> None:
+        """Collect the actions of each role on the namespace or at least one of its topics."""
+        writers, readers = set(), set()
+        # Those on partitions are not used: a Kafka topic is authorized as a whole.
+        for roles in (
+            self._granted.namespace_auth,
+            *(roles for name, roles in self._granted.destination_auth.items() if _is_topic(name)),
+        ):
+            for role, actions in roles.items():
+                if PRODUCE in actions:
+                    writers.add(role)
+                if CONSUME in actions:
+                    readers.add(role)
+        for role in writers:
+            self._anywhere.setdefault(role, []).append(PRODUCE)
+        for role in readers:
+            self._anywhere.setdefault(role, []).append(CONSUME)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both grant the same; they are compared with the same settings."""
+        return (
+            isinstance(other, NamespaceGrants)
+            and self._granted == other._granted
+            and self.administrators == other.administrators
+            and self._is_prefixed == other._is_prefixed
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
     def allows(self, role: str, action: str, topic: str) -> bool:
         """Whether the role may produce or consume; `topic` is a full name."""
         return (
             role in self.administrators
-            or role in self.on_namespace.get(action, _NO_ROLES)
-            or role in self.on_topics.get(action, {}).get(topic, _NO_ROLES)
+            or action in self._granted.namespace_auth.get(role, ())
+            or (self._has_wildcards and _is_matched(self._patterns, role, action))
+            or self._is_granted(self._granted.destination_auth.get(topic, {}), role, action)
         )
 
     def allows_anywhere(self, role: str, action: str) -> bool:
         """Whether the role may produce to, or consume from, at least one topic."""
-        return role in self.administrators or role in self.anywhere.get(action, _NO_ROLES)
+        return role in self.administrators or self._is_granted(self._anywhere, role, action)
 
     def allows_group(self, role: str, group: str) -> bool:
         """Whether the role may use a subscription of this name."""
         if role in self.administrators:
             return True
-        roles = self.group_roles.get(group)
+        roles = self._granted.subscription_auth_roles.get(group)
         if roles and role not in roles:
             return False
-        return not self.is_prefixed or group.startswith(role)
+        return not self._is_prefixed or group.startswith(role)
+
+    def _is_granted(self, roles: _Roles, role: str, action: str) -> bool:
+        return action in roles.get(role, ()) or (
+            self._has_wildcards and _is_matched(_patterns(roles), role, action)
+        )
 
 
-def grants_of(
-    info: NamespaceInfo, administrators: Iterable[str], *, most: int, has_wildcards: bool
-) -> NamespaceGrants:
-    """Index the permissions of a namespace.
+def _is_topic(name: str) -> bool:
+    return name.startswith(PREFIX) and partition_of(name) is None
 
-    Grants on single partitions are left out: Pulsar lists those of a topic under its own name, and
-    a Kafka topic is authorized as a whole. Raises StorageFailed for more than `most` permissions.
-    """
-    granted = info.auth_policies
-    topics = {
-        name: roles
-        for name, roles in granted.destination_auth.items()
-        if name.startswith(PREFIX) and partition_of(name) is None
+
+def _patterns(roles: _Roles) -> dict[str, list[str]]:
+    """Roles with a wildcard."""
+    return {
+        role: actions
+        for role, actions in roles.items()
+        if role.startswith(_WILDCARD) or role.endswith(_WILDCARD)
     }
-    count = (
-        sum(map(len, granted.namespace_auth.values()))
-        + sum(len(actions) for roles in topics.values() for actions in roles.values())
-        + sum(map(len, granted.subscription_auth_roles.values()))
-    )
-    if count > most:
-        raise StorageFailed(
-            f"{count} permissions are granted, more than {most} (pulsar_permissions_max)"
-        )
 
-    def with_action(action: str, roles: Mapping[str, list[str]]) -> RoleSet:
-        return RoleSet.of(
-            (role for role, actions in roles.items() if action in actions and role),
-            has_wildcards=has_wildcards,
-        )
 
-    on_namespace, on_topics, anywhere = {}, {}, {}
-    for action in (PRODUCE, CONSUME):
-        on_namespace[action] = with_action(action, granted.namespace_auth)
-        found = {name: with_action(action, roles) for name, roles in topics.items()}
-        on_topics[action] = {name: roles for name, roles in found.items() if roles.roles}
-        anywhere[action] = RoleSet.of(
-            on_namespace[action].roles.union(*(one.roles for one in found.values())),
-            has_wildcards=has_wildcards,
+def _is_matched(patterns: _Roles, role: str, action: str) -> bool:
+    """Whether one of the patterns allows the action (checkWildcardPermission)."""
+    return any(
+        action in actions
+        and (
+            (pattern.endswith(_WILDCARD) and role.startswith(pattern[:-1]))
+            or (pattern.startswith(_WILDCARD) and role.endswith(pattern[1:]))
         )
-    return NamespaceGrants(
-        frozenset(administrators),
-        on_namespace,
-        on_topics,
-        anywhere,
-        {name: frozenset(roles) for name, roles in granted.subscription_auth_roles.items()},
-        info.subscription_auth_mode == "Prefix",
+        for pattern, actions in patterns.items()
     )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 from urllib.parse import quote
 
+import msgspec
 from twisted.internet.defer import Deferred, DeferredList
 
 from storage.bridge import Reactor
@@ -23,7 +25,6 @@ from storage.pulsar.admin.namespace_grants import (
     NamespaceGrants,
     NamespaceInfo,
     TenantInfo,
-    grants_of,
 )
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.namespaces import path_of_namespace
@@ -41,7 +42,13 @@ EARLY_CALLS_PER_SECOND = 10
 With many namespaces a refresh has many calls, and refusals can be endless: they come later then.
 """
 
-_NOTHING = NamespaceGrants()
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The answer about a namespace and what it grants. It is decoded again if it has changed."""
+
+    policies: bytes
+    grants: NamespaceGrants
 
 
 class PulsarPermissions:
@@ -53,7 +60,8 @@ class PulsarPermissions:
         self._reactor = reactor
         self._names = PulsarNames(settings)
         self._remedies = Remedies(settings)
-        self._grants = dict.fromkeys(self._names.namespaces, _NOTHING)
+        self._known: dict[str, _Answer | None] = {}
+        """By namespace; None for one that does not exist, no entry for one that expired."""
         self._expiry: dict[str, float] = {}
         self._next_expiry = float("inf")
         self._version = 0
@@ -102,7 +110,9 @@ class PulsarPermissions:
 
     def may_administer_all(self, role: str) -> bool:
         """`Permissions.may_administer_all`."""
-        return all(role in one.administrators for one in self._current())
+        current = self._current()
+        is_complete = len(self._known) == len(self._names.namespaces)
+        return is_complete and bool(current) and all(role in one.administrators for one in current)
 
     def may_use_group(self, role: str, group: str) -> bool:
         """`Permissions.may_use_group`.
@@ -120,17 +130,18 @@ class PulsarPermissions:
         return found is not None and found[0].allows(role, action, found[1])
 
     def _locate(self, topic: str) -> tuple[NamespaceGrants, str] | None:
-        """The permissions of the topic's namespace and its full name; None if it is not served."""
+        """The permissions of the topic's namespace and its full name; None if there are none."""
         self._expire()
         try:
             full = self._names.full_name(topic)
         except ValueError:
             return None
-        return self._grants[full.removeprefix(PREFIX).rpartition("/")[0]], full
+        known = self._known.get(full.removeprefix(PREFIX).rpartition("/")[0])
+        return None if known is None else (known.grants, full)
 
-    def _current(self) -> Iterable[NamespaceGrants]:
+    def _current(self) -> list[NamespaceGrants]:
         self._expire()
-        return self._grants.values()
+        return [one.grants for one in self._known.values() if one is not None]
 
     def _expire(self) -> None:
         """Drop permissions that have the maximum age."""
@@ -144,14 +155,9 @@ class PulsarPermissions:
                 namespace,
                 self._settings.permissions_max_age_seconds,
             )
-            self._put(namespace, _NOTHING)
-            del self._expiry[namespace]
-        self._next_expiry = min(self._expiry.values(), default=float("inf"))
-
-    def _put(self, namespace: str, grants: NamespaceGrants) -> None:
-        if grants != self._grants[namespace]:
-            self._grants[namespace] = grants
+            del self._expiry[namespace], self._known[namespace]
             self._version += 1
+        self._next_expiry = min(self._expiry.values(), default=float("inf"))
 
     async def _read(self) -> None:
         """Read everything. A failure leaves what it concerns as it was. Raises StorageFailed."""
@@ -160,9 +166,11 @@ class PulsarPermissions:
     async def _read_tenant(self, tenant: str) -> None:
         asked = self._reactor.seconds()
         try:
-            info: TenantInfo = await self._admin.get(f"/tenants/{quote(tenant)}", TenantInfo)
+            info: TenantInfo | None = await self._admin.get(f"/tenants/{quote(tenant)}", TenantInfo)
         except Forbidden as failure:
             self._raise_unreadable(f"the administrators of tenant {tenant}", tenant, failure)
+        if info is None:
+            raise StorageFailed(f"tenant {tenant}: the answer of the admin API is empty")
         namespaces = [one for one in self._names.namespaces if _tenant_of(one) == tenant]
         await _all(self._read_namespace(one, info.adminRoles, asked) for one in namespaces)
 
@@ -170,30 +178,42 @@ class PulsarPermissions:
         self, namespace: str, administrators: list[str], asked: float
     ) -> None:
         try:
-            info: NamespaceInfo | None = await self._admin.get(
-                path_of_namespace(namespace), NamespaceInfo
+            policies = bytes(
+                await self._admin.get(path_of_namespace(namespace), msgspec.Raw) or b""
             )
         except Forbidden as failure:
             self._raise_unreadable(f"the permissions in {namespace}", namespace, failure)
         except NotFound:
-            info = None
-        try:
-            grants = (
-                _NOTHING
-                if info is None
-                else grants_of(
-                    info,
-                    administrators,
-                    most=self._settings.permissions_max,
-                    has_wildcards=self._settings.permissions_wildcards,
-                )
-            )
-        except StorageFailed as failure:
-            raise StorageFailed(f"{namespace}: {failure}") from None
-        self._put(namespace, grants)
+            policies = None
+        known = self._known.get(namespace)
+        answer = None
+        if policies is not None:
+            answer = known
+            if (
+                known is None
+                or known.policies != policies
+                or known.grants.administrators != set(administrators)
+            ):
+                answer = self._decode(namespace, administrators, policies)
+        if namespace not in self._known or not _grant_the_same(answer, known):
+            self._version += 1
+        self._known[namespace] = answer
         # From the call on: they may have changed while the answer was on its way.
         self._expiry[namespace] = asked + self._settings.permissions_max_age_seconds
         self._next_expiry = min(self._expiry.values())
+
+    def _decode(self, namespace: str, administrators: list[str], policies: bytes) -> _Answer:
+        """Raises StorageFailed."""
+        try:
+            grants = NamespaceGrants(
+                msgspec.json.decode(policies, type=NamespaceInfo),
+                administrators,
+                most=self._settings.permissions_max,
+                has_wildcards=self._settings.permissions_wildcards,
+            )
+        except (msgspec.DecodeError, StorageFailed) as failure:
+            raise StorageFailed(f"permissions in {namespace}: {failure}") from None
+        return _Answer(policies, grants)
 
     def _raise_unreadable(self, what: str, namespace: str, failure: Forbidden) -> NoReturn:
         text = f"the gateway may not read {what} ({failure.reason}), which authorizer=pulsar needs"
@@ -203,6 +223,12 @@ class PulsarPermissions:
 
 class NotReadable(NotAllowed, StorageFailed):
     """The gateway's role may not read permissions. The message says how to allow it."""
+
+
+def _grant_the_same(one: _Answer | None, other: _Answer | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.grants == other.grants
 
 
 def _tenant_of(namespace: str) -> str:

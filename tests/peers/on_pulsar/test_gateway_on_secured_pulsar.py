@@ -294,7 +294,7 @@ def allowed_by_pulsar(guarded, role, tenant):
             full_name = f"persistent://{tenant}/topics/{topic}"
             for what, use in (
                 ("produce", lambda name=full_name: client.create_producer(name)),
-                ("consume", lambda name=full_name: client.subscribe(name, "anybody")),
+                ("consume", lambda name=full_name: client.subscribe(name, "any")),
                 ("consume as payroll", lambda name=full_name: client.subscribe(name, "payroll")),
             ):
                 if (what, topic) == ("consume as payroll", "invoices"):
@@ -354,7 +354,7 @@ def test_roles_may_do_over_kafka_what_pulsar_permits(guarded, tmp_path):
             with pytest.raises(TopicAuthorizationFailedError):
                 read(running, "alice", **old_or_new)
         with pytest.raises(KafkaError, match="ClusterAuthorizationFailed"):
-            # A producer id is for those who may produce to any topic, as in Kafka.
+            # A producer id requires permission to produce to any topic, as in Kafka.
             send(running, "bob")
         assert listed(running, "carol") == set()
         assert listed(running, "bob") == {TOPIC}

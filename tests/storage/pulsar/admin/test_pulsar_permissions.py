@@ -36,9 +36,16 @@ class FakeAdmin:
             self.waiting.append(Deferred())
             await self.waiting[-1]
         answer = self.answers[path]
+        if answer is None:
+            return None
         if isinstance(answer, Exception):
             raise answer
-        return msgspec.convert(answer, kind)
+        if kind is msgspec.Raw:
+            return msgspec.Raw(msgspec.json.encode(answer))
+        try:
+            return msgspec.convert(answer, kind)
+        except msgspec.ValidationError as error:
+            raise StorageFailed(str(error)) from None
 
     def release(self) -> None:
         self.is_held = False
@@ -170,6 +177,8 @@ def test_version_changes_only_with_permissions(
 ) -> None:
     before = permissions.version
     clock.advance(REFRESH)
+    admin.answers["/namespaces/acme/orders"]["bundles"] = {"numBundles": 8}
+    clock.advance(REFRESH)
     assert permissions.version == before
     admin.grant("acme/orders", alice="produce", carol="consume")
     clock.advance(REFRESH)
@@ -282,6 +291,68 @@ def test_deleted_namespace_has_no_permissions(
     clock.advance(REFRESH)
     assert not permissions.may_write("alice", "t")
     assert not permissions.may_administer("boss", "t")
+
+
+def test_deleted_namespace_has_no_administrators(admin: FakeAdmin, clock: Clock) -> None:
+    made = make(admin, clock)
+    ended(made.open())
+    admin.answers["/namespaces/acme/orders"] = NotFound("404", 404, "Namespace does not exist")
+    clock.advance(REFRESH)
+    assert made.may_administer_all("chief")
+    admin.answers["/namespaces/other/things"] = NotFound("404", 404, "Namespace does not exist")
+    clock.advance(REFRESH)
+    assert not made.may_administer_all("chief")
+    made.close()
+
+
+def test_administrator_of_the_rest_is_not_one_of_all(admin: FakeAdmin, clock: Clock) -> None:
+    """While the permissions of a namespace are unknown."""
+    made = make(admin, clock)
+    ended(made.open())
+    admin.answers["/tenants/acme"] = NotReady("no answer")
+    for _ in range(MAX_AGE // REFRESH):
+        clock.advance(REFRESH)
+    assert made.may_administer("chief", FULL)
+    assert not made.may_administer_all("chief")
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        *(("/namespaces/acme/orders", one) for one in ({}, [], {"auth_policies": None}, "?", None)),
+        *(("/tenants/acme", one) for one in ([], {"adminRoles": "boss"}, "?", None)),
+    ],
+)
+def test_malformed_answer_is_a_failure_and_changes_nothing(
+    permissions: PulsarPermissions, admin: FakeAdmin, clock: Clock, path: str, answer: object
+) -> None:
+    admin.answers[path] = answer
+    clock.advance(REFRESH)
+    assert permissions.may_write("alice", "t")
+    for _ in range(MAX_AGE // REFRESH):
+        clock.advance(REFRESH)
+    assert not permissions.may_write("alice", "t")
+
+
+def test_tenant_may_have_no_administrators(admin: FakeAdmin, clock: Clock) -> None:
+    admin.answers["/tenants/acme"] = {"allowedClusters": ["standalone"]}
+    made = make(admin, clock)
+    ended(made.open())
+    assert not made.may_administer("boss", "t")
+    assert made.may_write("alice", "t")
+    made.close()
+
+
+def test_changed_administrators_apply(
+    permissions: PulsarPermissions, admin: FakeAdmin, clock: Clock
+) -> None:
+    before = permissions.version
+    admin.answers["/tenants/acme"] = {"adminRoles": ["alice"]}
+    clock.advance(REFRESH)
+    assert permissions.may_administer("alice", "t")
+    assert not permissions.may_administer("boss", "t")
+    assert permissions.version > before
 
 
 def test_too_many_permissions_leave_the_last_ones(admin: FakeAdmin, clock: Clock) -> None:
