@@ -139,7 +139,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
             f"{resource.name}:{name}",
         )
         if self.broker.authorizer is not None:
-            self.broker.authorizer.note_refusal()
+            self.broker.authorizer.note_refusal(self.principal)
         return KafkaError(_REFUSALS[resource])
 
     def operations_on(self, resource: AclResource, name: str) -> set[int]:

@@ -69,7 +69,7 @@ class Authorizer(Protocol):
         """Whether a Metadata request may create this missing topic, which it may describe."""
         ...
 
-    def note_refusal(self) -> None:
+    def note_refusal(self, principal: Principal) -> None:
         """Called when a request was refused, but not when a reply leaves something out."""
         ...
 
@@ -189,7 +189,7 @@ class AclAuthorizer:
             principal, host, create, AclResource.CLUSTER, CLUSTER_NAME
         ) or self.authorize(principal, host, create, AclResource.TOPIC, topic)
 
-    def note_refusal(self) -> None:
+    def note_refusal(self, principal: Principal) -> None:
         """ACLs apply at once."""
 
     def bindings(self) -> list[AclBinding]:

@@ -106,8 +106,9 @@ class PulsarAuthorizer:
         """As Pulsar's brokers do, which create topics for producers and consumers."""
         return self.authorize(principal, host, AclOperation.DESCRIBE, AclResource.TOPIC, topic)
 
-    def note_refusal(self) -> None:
-        self._permissions.refresh_soon()
+    def note_refusal(self, principal: Principal) -> None:
+        if _role_of(principal):
+            self._permissions.refresh_soon()
 
 
 def _role_of(principal: Principal) -> str:

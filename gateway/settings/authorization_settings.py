@@ -82,8 +82,9 @@ class AuthorizationSettings(BaseModel):
     pulsar_permissions_wildcards: bool = Field(
         False,
         description=(
-            "Whether `*` at the beginning or end of a granted role stands for any text. Set it as "
-            "the brokers' authorizationAllowWildcardsMatching, which the gateway may not read."
+            "Whether `*` at the beginning or end of a role stands for any text in permissions on a "
+            "namespace. Set it as the brokers' authorizationAllowWildcardsMatching, which the "
+            "gateway may not read."
         ),
     )
     audit_log: File | None = Field(

@@ -123,7 +123,7 @@ class PulsarSettings:
     """Permissions of a namespace, at most; about 300 bytes each. To decode these takes 0.1 s."""
 
     permissions_wildcards: bool = False
-    """Whether `*` at the beginning or end of a granted role stands for any text.
+    """Whether `*` at the beginning or end of a role stands for any text in grants on a namespace.
 
     As the brokers' authorizationAllowWildcardsMatching.
     """

@@ -61,17 +61,16 @@ class NamespaceGrants:
     """Who may do what in a namespace.
 
     `administrators` are those of the tenant. With `has_wildcards`, `*` at the beginning or end of a
-    granted role stands for any text. A wildcard granted on a partitioned topic applies to it, as in
-    KoP's Fetch. Pulsar's own clients are refused: brokers compare it with the partition's name.
+    role that is granted something on the namespace stands for any text. Wildcards granted on topics
+    are not used: brokers do not apply them to the partitions of a topic either.
 
     Raises StorageFailed for more than `most` permissions.
     """
 
     __slots__ = (
-        "_anywhere",
         "_granted",
-        "_has_wildcards",
         "_is_prefixed",
+        "_on_topics",
         "_patterns",
         "administrators",
     )
@@ -91,29 +90,20 @@ class NamespaceGrants:
                 "(pulsar_permissions_max)"
             )
         self.administrators = frozenset(administrators)
-        self._has_wildcards = has_wildcards
         self._is_prefixed = info.subscription_auth_mode == "Prefix"
         self._patterns = _patterns(granted.namespace_auth) if has_wildcards else {}
-        self._anywhere: dict[str, list[str]] = {}
-        self._index()
+        self._on_topics = {one: self._roles_on_topics(one) for one in (PRODUCE, CONSUME)}
 
-    def _index(self) -> None:
-        """Collect the actions of each role on the namespace or at least one of its topics."""
-        writers, readers = set(), set()
+    def _roles_on_topics(self, action: str) -> frozenset[str]:
+        """The roles with an action on at least one topic."""
         # Those on partitions are not used: a Kafka topic is authorized as a whole.
-        for roles in (
-            self._granted.namespace_auth,
-            *(roles for name, roles in self._granted.destination_auth.items() if _is_topic(name)),
-        ):
-            for role, actions in roles.items():
-                if PRODUCE in actions:
-                    writers.add(role)
-                if CONSUME in actions:
-                    readers.add(role)
-        for role in writers:
-            self._anywhere.setdefault(role, []).append(PRODUCE)
-        for role in readers:
-            self._anywhere.setdefault(role, []).append(CONSUME)
+        return frozenset(
+            role
+            for name, roles in self._granted.destination_auth.items()
+            if _is_topic(name)
+            for role, actions in roles.items()
+            if action in actions
+        )
 
     def __eq__(self, other: object) -> bool:
         """Whether both grant the same; they are compared with the same settings."""
@@ -128,16 +118,20 @@ class NamespaceGrants:
 
     def allows(self, role: str, action: str, topic: str) -> bool:
         """Whether the role may produce or consume; `topic` is a full name."""
-        return (
-            role in self.administrators
-            or action in self._granted.namespace_auth.get(role, ())
-            or (self._has_wildcards and _is_matched(self._patterns, role, action))
-            or self._is_granted(self._granted.destination_auth.get(topic, {}), role, action)
-        )
+        return self._allows_everywhere(
+            role, action
+        ) or action in self._granted.destination_auth.get(topic, {}).get(role, ())
 
     def allows_anywhere(self, role: str, action: str) -> bool:
         """Whether the role may produce to, or consume from, at least one topic."""
-        return role in self.administrators or self._is_granted(self._anywhere, role, action)
+        return self._allows_everywhere(role, action) or role in self._on_topics[action]
+
+    def _allows_everywhere(self, role: str, action: str) -> bool:
+        return (
+            role in self.administrators
+            or action in self._granted.namespace_auth.get(role, ())
+            or _is_matched(self._patterns, role, action)
+        )
 
     def allows_group(self, role: str, group: str) -> bool:
         """Whether the role may use a subscription of this name."""
@@ -147,11 +141,6 @@ class NamespaceGrants:
         if roles and role not in roles:
             return False
         return not self._is_prefixed or group.startswith(role)
-
-    def _is_granted(self, roles: _Roles, role: str, action: str) -> bool:
-        return action in roles.get(role, ()) or (
-            self._has_wildcards and _is_matched(_patterns(roles), role, action)
-        )
 
 
 def _is_topic(name: str) -> bool:
