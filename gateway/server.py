@@ -26,6 +26,7 @@ from gateway.housekeeping import Housekeeping
 from gateway.net.connection import Sweep, overdue_connections
 from gateway.net.flow_control import LoginBudget, MemoryBudget, OutgoingBytes
 from gateway.net.listeners import ConnectionLimits, Listener, TlsListener
+from gateway.net.proxy_listener import ProxyListener
 from gateway.net.transport import Port
 from gateway.protocol.wire import compiled
 from gateway.security.mechanisms import make_mechanisms
@@ -230,6 +231,11 @@ class GatewayServer:
             factory: Any = listener
             if tls is not None:
                 factory = TlsListener(tls, False, listener)
+            proxies = self._settings.for_listener(endpoint.name).proxy_protocol_from
+            if proxies:
+                factory = ProxyListener(
+                    endpoint.name, factory, self._limits, proxies, self._reactor
+                )
             port = Port(
                 endpoint.port, factory, BACKLOG, endpoint.host, self._reactor, self._outgoing
             )
@@ -262,6 +268,7 @@ class GatewayServer:
         deadline = self._reactor.seconds() + self._settings.shutdown_timeout_ms / 1000
         for port in self._ports:
             await port.stopListening()
+        self._limits.abort_without_header()
         for loop in (self._sweep_loop, self._trim_loop):
             if loop.running:
                 loop.stop()

@@ -117,6 +117,7 @@ BELONGS_TO = {
     "twisted": (
         "gateway/cli/main.py",
         "gateway/net/listeners.py",
+        "gateway/net/proxy_listener.py",
         "gateway/server.py",
         "gateway/net/transport.py",
         "gateway/net/connection.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
 from twisted.internet.protocol import Factory
@@ -23,6 +23,12 @@ from gateway.settings.model import Settings
 _log = logs.get_logger(__name__)
 
 
+class Abortable(Protocol):
+    """A connection that can be aborted."""
+
+    def abort(self) -> None: ...
+
+
 class ConnectionLimits:
     """The open connections of all listeners, and the limits on their number."""
 
@@ -30,19 +36,29 @@ class ConnectionLimits:
         self.update(settings)
         self._by_ip: Counter[str] = Counter()
         self.connections: set[KafkaConnection] = set()
+        #: Connections whose PROXY header is incomplete, so that their client is unknown.
+        self.without_header: set[Abortable] = set()
 
     def update(self, settings: Settings) -> None:
         """Apply new limits. Connections beyond them stay open."""
         self._max = settings.max_connections
         self._max_per_ip = settings.max_connections_per_ip
 
-    def refusal_reason(self, host: str) -> str | None:
-        """Return why a connection from `host` is refused, None if it is accepted."""
-        if len(self.connections) >= self._max:
+    def refusal_reason(self, host: str | None) -> str | None:
+        """Return why a connection from `host` is refused, None if it is accepted.
+
+        `host` is None before the PROXY header.
+        """
+        if len(self.connections) + len(self.without_header) >= self._max:
             return f"max_connections={self._max} reached"
-        if self._by_ip[host] >= self._max_per_ip:
+        if host is not None and self._by_ip[host] >= self._max_per_ip:
             return f"max_connections_per_ip={self._max_per_ip} reached"
         return None
+
+    def abort_without_header(self) -> None:
+        """Abort the connections whose PROXY header is incomplete."""
+        for connection in list(self.without_header):
+            connection.abort()
 
     def add(self, connection: KafkaConnection, host: str) -> None:
         self.connections.add(connection)
@@ -85,12 +101,7 @@ class Listener(Factory):
     def buildProtocol(self, addr: Any) -> KafkaConnection | None:
         reason = self.limits.refusal_reason(addr.host)
         if reason is not None:
-            _log.warning(
-                "connection refused",
-                peer=f"{addr.host}:{addr.port}",
-                listener=self.name,
-                reason=reason,
-            )
+            log_refused_connection(addr, self.name, reason)
             return None
         return KafkaConnection(self, addr.host, addr.port)
 
@@ -115,3 +126,10 @@ class TlsListener(TLSMemoryBIOFactory):
     def buildProtocol(self, addr: Any) -> Any:
         connection = self.wrappedFactory.buildProtocol(addr)
         return None if connection is None else self.protocol(self, connection)
+
+
+def log_refused_connection(addr: Any, listener: str, reason: str) -> None:
+    """Log that a connection from `addr`, an address of Twisted, was refused."""
+    _log.warning(
+        "connection refused", peer=f"{addr.host}:{addr.port}", listener=listener, reason=reason
+    )

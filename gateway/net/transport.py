@@ -115,6 +115,18 @@ class TcpConnection(tcp.Server):
         self._receive(_arrived_view[:size])
         return None
 
+    def switch_protocol(self, protocol: Any, received: memoryview) -> None:
+        """Replace the protocol. The new one gets `received`, and everything received later."""
+        self.protocol = protocol
+        self._receive = getattr(protocol, "received", None)
+        protocol.makeConnection(self)
+        if not len(received):
+            return
+        if self._receive is None:
+            protocol.dataReceived(bytes(received))
+        else:
+            self._receive(received)
+
     def write(self, data: bytes) -> None:
         self.send((data,))
 

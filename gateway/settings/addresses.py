@@ -130,6 +130,16 @@ def parse_admin(text: str) -> str:
     return text.rstrip("/")
 
 
+def parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """Parse an IP address or a network, such as 10.0.0.0/8. Raises ValueError."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{text!r} is not an IP address or network such as 192.0.2.1 or 10.0.0.0/8: {error}"
+        ) from None
+
+
 def parse_name(text: str) -> str:
     """Check the name of a tenant or of a namespace without its tenant, by Pulsar's rules.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from gateway.settings.addresses import (
     parse_endpoint,
     parse_name,
     parse_namespace,
+    parse_network,
 )
 
 #: Of every section: no unknown names, no conversion of types, defaults are checked as well.
@@ -78,6 +80,11 @@ Endpoints = Annotated[
 ]
 File = Annotated[Path, from_text(_read_path)]
 Files = Annotated[tuple[File, ...], BeforeValidator(_read_list), NoDecode]
+Networks = Annotated[
+    tuple[Annotated[IPv4Network | IPv6Network, from_text(parse_network)], ...],
+    BeforeValidator(_read_list),
+    NoDecode,
+]
 Protocols = Annotated[
     Mapping[str, Annotated[SecurityProtocol, Field(strict=False)]],
     BeforeValidator(read_table),

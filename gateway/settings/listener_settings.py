@@ -16,6 +16,7 @@ from gateway.settings.field_types import (
     File,
     Files,
     Mechanisms,
+    Networks,
     Protocols,
     TlsVersion,
     read_table,
@@ -91,6 +92,15 @@ class PerListenerSettings(BaseModel):
     )
     sasl_enabled_mechanisms: Mechanisms = Field(
         ("PLAIN",), description="SASL mechanisms offered by SASL listeners."
+    )
+    proxy_protocol_from: Networks = Field(
+        (),
+        description=(
+            "Addresses and networks (10.0.0.0/8) of the proxies in front of the listeners. Each "
+            "connection must then begin with a header of the PROXY protocol, version 1 or 2, and "
+            "the address in it is the client's for limits, ACLs and logs. All other addresses are "
+            "refused, since they could state any address. Empty: no header."
+        ),
     )
 
 

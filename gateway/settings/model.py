@@ -28,7 +28,7 @@ from gateway.settings.topic_settings import TopicSettings
 #: The sections by title, in the order in which they are listed.
 SECTIONS: dict[str, type[BaseModel]] = {
     "Listeners": ListenerSettings,
-    "TLS and SASL of all listeners, or of one": PerListenerSettings,
+    "TLS, SASL and proxies of all listeners, or of one": PerListenerSettings,
     "Authentication": AuthenticationSettings,
     "Authorization and the audit log": AuthorizationSettings,
     "Connections": ConnectionSettings,

@@ -460,6 +460,18 @@ def test_connections_per_address_are_limited(tmp_path):
             assert "max_connections_per_ip=1" in server.wait_for_lines(1, f"peer={second.name} ")[0]
 
 
+def test_shutdown_does_not_wait_for_the_header_of_a_proxy(tmp_path):
+    with gateway(tmp_path, proxy_protocol_from="127.0.0.1") as server, Peer(server.address) as peer:
+        peer.send_bytes(b"PROXY TCP4 192.0.2.7 ")
+        with Peer(server.address) as other:
+            other.send_bytes(b"PROXY UNKNOWN\r\n")
+            other.create_topic("t")
+        begun = len(server.lines())
+        assert server.stop() == 0
+        assert peer.is_closed()
+        assert [line for line in server.lines()[begun:] if "stopped" not in line] == []
+
+
 def test_idle_connection_is_closed(tmp_path):
     # Long enough for a request on a machine that stalls for a second or two.
     with gateway(tmp_path, connections_max_idle_ms=5000) as server, Peer(server.address) as peer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from gateway.settings.addresses import (
     parse_endpoint,
     parse_name,
     parse_namespace,
+    parse_network,
     parse_store,
 )
 
@@ -189,3 +192,16 @@ def test_security_protocol_has_tls_and_sasl_flags(protocol, has_tls, has_sasl):
         has_tls,
         has_sasl,
     )
+
+
+@pytest.mark.parametrize("text", ["192.0.2.1", "10.0.0.0/8", "2001:db8::1", "2001:db8::/32"])
+def test_network_contains_its_first_address(text):
+    assert ip_address(text.partition("/")[0]) in parse_network(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "proxy.example.com", "10.0.0.1/8", "10.0.0.0/33", "192.0.2.1:5", "[::1]"]
+)
+def test_invalid_network_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match=r"is not an IP address or network such as 192\.0\.2\.1"):
+        parse_network(text)

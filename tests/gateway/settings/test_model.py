@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
+
 import pytest
 from pydantic import ValidationError
 
@@ -286,3 +288,17 @@ def test_permissions_must_outlive_the_refresh_interval():
     assert "pulsar_permissions_max_age_ms" in refusal(
         pulsar_permissions_refresh_ms=600_000, pulsar_permissions_max_age_ms=600_000
     )
+
+
+def test_one_listener_may_be_reached_without_the_proxy_of_the_others():
+    settings = Settings(
+        listeners=["PLAINTEXT://127.0.0.1:1", "DIRECT://127.0.0.1:2"],
+        listener_security_protocol_map={"DIRECT": "PLAINTEXT"},
+        proxy_protocol_from="192.0.2.1,10.0.0.0/8",
+        listener={"DIRECT": {"proxy_protocol_from": ""}},
+    )
+    assert settings.for_listener("PLAINTEXT").proxy_protocol_from == (
+        ip_network("192.0.2.1"),
+        ip_network("10.0.0.0/8"),
+    )
+    assert settings.for_listener("DIRECT").proxy_protocol_from == ()
