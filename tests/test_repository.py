@@ -300,14 +300,14 @@ def shell_lines(path):
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_kopgate_command_in_a_document_exists(path):
     for command, sub in re.findall(rf"\b{COMMAND}", shell_lines(path)):
-        words = [command, sub] if command in ("topics", "groups", "users") else [command]
+        words = [command, sub] if command in ("topics", "groups", "users", "acls") else [command]
         assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0, words
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_kopgate_option_in_a_document_exists(path):
     for command, sub, rest in re.findall(rf"\b{COMMAND}(.*)", shell_lines(path)):
-        words = [command, sub] if command in ("topics", "groups", "users") else [command]
+        words = [command, sub] if command in ("topics", "groups", "users", "acls") else [command]
         options = set(re.findall(r"--[a-z-]+", CliRunner().invoke(main, [*words, "--help"]).stdout))
         assert set(re.findall(r"--[a-z-]+", rest)) - options == set(), words
 

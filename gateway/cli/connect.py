@@ -15,15 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import click
 from kafka.errors import KafkaConnectionError, KafkaError
 
 from gateway.cli import passwords
 from gateway.cli.kafka_client import AdminClient
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _FAILED_ATTEMPT = re.compile(
     r"Bootstrap \w+ to \S+ failed: (?P<reason>.*?)(?: \(backoff.*)?\Z", re.DOTALL
@@ -39,9 +37,16 @@ _TIMEOUT = "timed out"
 RETRY_REFUSED_SECONDS = 1.0
 
 
+SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """How to reach a server. TLS is used if `uses_tls` is set; `ca_file` is optional."""
+    """How to reach a server. TLS is used if `uses_tls` is set.
+
+    Without `ca_file` the authorities of this machine are trusted. `key_file` may be None if the
+    certificate's file has the key as well.
+    """
 
     bootstrap: tuple[tuple[str, int], ...]
     timeout: float
@@ -49,6 +54,9 @@ class ConnectOptions:
     password: str | None = field(default=None, repr=False)
     uses_tls: bool = False
     ca_file: Path | None = None
+    sasl_mechanism: str = "PLAIN"
+    certificate_file: Path | None = None
+    key_file: Path | None = None
 
     def __str__(self) -> str:
         return ",".join(
@@ -56,49 +64,65 @@ class ConnectOptions:
         )
 
 
-def with_connect_options(command: Command) -> Command:
-    """Add the options from which `connect_options_of` builds ConnectOptions."""
-    for option in reversed(
-        [
-            click.option(
-                "--bootstrap-server",
-                "bootstrap",
-                default="127.0.0.1:9092",
-                show_default=True,
-                metavar="HOST:PORT[,...]",
-                help="Servers of the cluster; one is enough.",
-            ),
-            click.option("--user", metavar="NAME", help="Authenticate with SASL/PLAIN."),
-            click.option(
-                "--password-file",
-                type=click.File("rb"),
-                metavar="FILE",
-                help="File whose first line is the password; - reads stdin. Default: prompt.",
-            ),
-            click.option(
-                "--tls",
-                is_flag=True,
-                help="Use TLS with the certificate authorities of this machine.",
-            ),
-            click.option(
-                "--tls-ca",
-                type=click.Path(path_type=Path),
-                metavar="FILE",
-                help="Use TLS with the certificate authorities in this PEM file.",
-            ),
-            click.option(
-                "--timeout",
-                type=click.FloatRange(0.1, 600),
-                default=10,
-                show_default=True,
-                metavar="SECONDS",
-                help="Timeout for connecting and for each request.",
-            ),
-            click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        ]
-    ):
-        command = option(command)
-    return command
+_FILE = click.Path(path_type=Path)
+
+
+def _connect_options(*, is_optional: bool) -> list[Callable[[Any], Any]]:
+    # A command that can do without a server has another use for --password-file.
+    password_flags = ["--user-password-file"] if is_optional else ["--password-file"]
+    return [
+        click.option(
+            "--bootstrap-server",
+            "bootstrap",
+            default=None if is_optional else "127.0.0.1:9092",
+            show_default=not is_optional,
+            metavar="HOST:PORT[,...]",
+            help="Servers of the cluster; one is enough.",
+        ),
+        click.option("--user", metavar="NAME", help="Authenticate with SASL as this user."),
+        click.option(
+            *password_flags,
+            "user_password_file",
+            type=click.File("rb"),
+            metavar="FILE",
+            help="File whose first line is the password of --user; - reads stdin. Default: prompt.",
+        ),
+        click.option(
+            "--sasl-mechanism",
+            type=click.Choice(SASL_MECHANISMS),
+            help="Mechanism to authenticate with.  [default: PLAIN]",
+        ),
+        click.option(
+            "--tls", is_flag=True, help="Use TLS with the certificate authorities of this machine."
+        ),
+        click.option(
+            "--tls-ca",
+            type=_FILE,
+            metavar="FILE",
+            help="Use TLS with the certificate authorities in this PEM file.",
+        ),
+        click.option(
+            "--tls-certificate",
+            type=_FILE,
+            metavar="FILE",
+            help="Use TLS with the client certificate in this PEM file.",
+        ),
+        click.option(
+            "--tls-key",
+            type=_FILE,
+            metavar="FILE",
+            help="PEM file with the certificate's key.  [default: the certificate's file]",
+        ),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(0.1, 600),
+            default=10,
+            show_default=True,
+            metavar="SECONDS",
+            help="Timeout for connecting and for each request.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    ]
 
 
 def connect_options_of(
@@ -108,18 +132,28 @@ def connect_options_of(
     tls: bool,
     tls_ca: Path | None,
     timeout: float,
+    *,
+    sasl_mechanism: str | None = None,
+    tls_certificate: Path | None = None,
+    tls_key: Path | None = None,
 ) -> ConnectOptions:
     """Build ConnectOptions from command-line options. Raises click's errors."""
     if password_file is not None and user is None:
-        raise click.UsageError("--password-file needs --user")
-    password = None if user is None else passwords.read(password_file)
+        raise click.UsageError("a password file needs --user")
+    if sasl_mechanism is not None and user is None:
+        raise click.UsageError("--sasl-mechanism needs --user")
+    if tls_key is not None and tls_certificate is None:
+        raise click.UsageError("--tls-key needs --tls-certificate")
     return ConnectOptions(
         tuple(_address(text) for text in bootstrap.split(",")),
         timeout,
         user,
-        password,
-        tls or tls_ca is not None,
+        None if user is None else passwords.read(password_file, owner=user),
+        tls or tls_ca is not None or tls_certificate is not None,
         tls_ca,
+        sasl_mechanism or "PLAIN",
+        tls_certificate,
+        tls_key,
     )
 
 
@@ -140,24 +174,59 @@ def connected(server: ConnectOptions) -> Iterator[AdminClient]:
 def with_client(act: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command: pass it a client for its connection options, and `as_json`."""
 
-    @with_connect_options
+    @wraps(act)
+    def run(server: ConnectOptions, as_json: bool, **arguments: Any) -> None:
+        with connected(server) as client:
+            act(client, as_json, **arguments)
+
+    return _with_server(run, is_optional=False)
+
+
+def with_optional_server(act: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command: pass it ConnectOptions, None without --bootstrap-server, and `as_json`.
+
+    The password of --user is then read from --user-password-file.
+    """
+    return _with_server(act, is_optional=True)
+
+
+def _with_server(act: Callable[..., None], *, is_optional: bool) -> Callable[..., None]:
     @wraps(act)
     def run(
-        bootstrap: str,
+        bootstrap: str | None,
         user: str | None,
-        password_file: BinaryIO | None,
+        user_password_file: BinaryIO | None,
+        sasl_mechanism: str | None,
         tls: bool,
         tls_ca: Path | None,
+        tls_certificate: Path | None,
+        tls_key: Path | None,
         timeout: float,
         as_json: bool,
         **arguments: Any,
     ) -> None:
-        with connected(
-            connect_options_of(bootstrap, user, password_file, tls, tls_ca, timeout)
-        ) as client:
-            act(client, as_json, **arguments)
+        if bootstrap is None:
+            if user or user_password_file or sasl_mechanism or tls or tls_ca or tls_certificate:
+                raise click.UsageError("options of a connection need --bootstrap-server")
+            act(None, as_json, **arguments)
+            return
+        server = connect_options_of(
+            bootstrap,
+            user,
+            user_password_file,
+            tls,
+            tls_ca,
+            timeout,
+            sasl_mechanism=sasl_mechanism,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+        )
+        act(server, as_json, **arguments)
 
-    return run
+    decorated: Callable[..., None] = run
+    for option in reversed(_connect_options(is_optional=is_optional)):
+        decorated = option(decorated)
+    return decorated
 
 
 def error_text(error: KafkaError) -> str:
@@ -179,7 +248,7 @@ def _connect(server: ConnectOptions, reasons: FailureReasons) -> AdminClient:
             security_protocol=("SASL_" if server.user else "")
             + ("SSL" if server.uses_tls else "PLAINTEXT"),
             ssl_context=_ssl_context(server) if server.uses_tls else None,
-            sasl_mechanism="PLAIN" if server.user else None,
+            sasl_mechanism=server.sasl_mechanism if server.user else None,
             sasl_plain_username=server.user,
             sasl_plain_password=server.password,
         )
@@ -209,11 +278,30 @@ def _check_reachable(server: ConnectOptions) -> None:
 
 def _ssl_context(server: ConnectOptions) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=server.ca_file)
+        context = ssl.create_default_context(cafile=server.ca_file)
     except ssl.SSLError:
         raise click.ClickException(f"{server.ca_file}: the file has no PEM certificates") from None
     except OSError as error:
         raise click.ClickException(f"{server.ca_file}: {error.strerror}") from None
+    if server.certificate_file is not None:
+        _load_certificate(context, server.certificate_file, server.key_file)
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    files = str(certificate) if key is None else f"{certificate} and {key}"
+
+    def refuse_passphrase() -> str:
+        raise click.ClickException(f"{files}: a key with a passphrase is not supported")
+
+    try:
+        context.load_cert_chain(certificate, key, refuse_passphrase)
+    except ssl.SSLError:
+        raise click.ClickException(
+            f"{files}: not a PEM certificate with its key (--tls-certificate, --tls-key)"
+        ) from None
+    except OSError as error:
+        raise click.ClickException(f"{files}: {error.strerror}") from None
 
 
 class FailureReasons(logging.Handler):
@@ -267,10 +355,14 @@ def _is_unspecific(reason: str) -> bool:
 def _explain(server: ConnectOptions, reason: str) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return f"its certificate is not trusted; pass its CA with --tls-ca ({reason})"
+    if "CERTIFICATE_REQUIRED" in reason:
+        return "it requires a client certificate (--tls-certificate, --tls-key)"
     if "Handshake failed" in reason:
         return f"TLS handshake failed; check that this port uses TLS ({reason})"
     if "Invalid frame length" in reason:
         return "the reply is not Kafka protocol; if the port uses TLS, add --tls or --tls-ca"
+    if "UnsupportedSaslMechanism" in reason:
+        return f"it does not offer {server.sasl_mechanism}; choose another --sasl-mechanism"
     if "IllegalSaslState" in reason:
         return "this port does not use authentication; leave out --user"
     if _CONNECTION_CLOSED.search(reason) and server.user:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, for_code
 
 Result = TypeVar("Result")
 
@@ -25,14 +25,30 @@ class AdminClient(KafkaAdminClient):
         found: dict[str, int] = self._manager.run(self._find_coordinator_ids, list(group_ids))
         return found
 
-    def send(self, request: Any, node_id: int) -> Any:
-        """Send a request and return the response. Raises KafkaError.
+    def send(self, request: Any, node_id: int | None = None) -> Any:
+        """Send a request to a node, or to any, and return the response. Raises KafkaError.
 
         The highest version that both the server and the library support is used.
         """
         return self._manager.run(self._send, request, node_id)
 
-    async def _send(self, request: Any, node_id: int) -> Any:
+    def send_to_controller(self, request: Any, error_codes: Callable[[Any], Iterable[int]]) -> Any:
+        """Send a request to the controller of the cluster and return the response.
+
+        `error_codes` returns the codes in a response: if the controller has changed, the request is
+        sent again. Raises KafkaError.
+        """
+
+        async def send() -> Any:
+            return await self._send_request_to_controller(
+                request,
+                lambda response: [for_code(code) for code in error_codes(response)],
+                raise_errors=False,
+            )
+
+        return self._manager.run(send)
+
+    async def _send(self, request: Any, node_id: int | None) -> Any:
         return await self._manager.send(request, node_id=node_id)
 
 

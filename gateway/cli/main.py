@@ -20,6 +20,7 @@ from typing import Any, NoReturn, cast
 import click
 
 from gateway import HAS_COMPAT, logs
+from gateway.cli.acls_command import acls
 from gateway.cli.groups.groups_command import groups
 from gateway.cli.settings_command import settings as settings_command
 from gateway.cli.topics import topics
@@ -48,6 +49,7 @@ def main() -> None:
     kopgate topics list               list topics
     kopgate groups describe           show the lag of consumer groups
     kopgate users add alice --file F  allow a user to authenticate
+    kopgate acls list                 list what users may do
     """
 
 
@@ -248,6 +250,7 @@ def _assignments(pairs: Iterable[str]) -> dict[str, str]:
 main.add_command(topics)
 main.add_command(groups)
 main.add_command(users)
+main.add_command(acls)
 main.add_command(settings_command)
 if HAS_COMPAT:
     # Reports identify client libraries with it.

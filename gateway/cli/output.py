@@ -10,6 +10,16 @@ from typing import Any
 import click
 from kafka import errors
 
+#: What to do about an error, by its code.
+_REMEDIES = {
+    errors.SecurityDisabledError.errno: (
+        "start the gateway with authorizer=acls, or Kafka with authorizer.class.name"
+    ),
+    errors.ClusterAuthorizationFailedError.errno: (
+        "log in (--user) as a super user or with this permission on the cluster"
+    ),
+}
+
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     click.echo("\n".join(format_table(head, rows)))
@@ -68,6 +78,12 @@ def exit_if_errors(reasons: Sequence[str]) -> None:
         sys.exit(1)
 
 
+def error_reason(code: int, message: str | None) -> str:
+    """Return the text of an error of a server, with what to do about it."""
+    error = errors.for_code(code)
+    text = str(message or error.description or error.__name__)
+    return f"{text.rstrip('.')}; {_REMEDIES[code]}" if code in _REMEDIES else text
+
+
 def _reason(row: Mapping[str, Any]) -> str:
-    error = errors.for_code(row["error_code"])
-    return str(row.get("error_message") or error.description or error.__name__)
+    return error_reason(row["error_code"], row.get("error_message"))

@@ -1,67 +1,175 @@
-"""`kopgate users`: the file of users that may authenticate.
+"""`kopgate users`: users that may log in, in the users file (PLAIN) or in a server (SCRAM).
 
 Passwords are prompted for or read from a file, because arguments are visible in process lists.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import BinaryIO
 
 import click
 
 from auth import users as users_file
+from auth.scram import MAX_ITERATIONS, MIN_ITERATIONS
 from auth.users import PasswordHash, UsersFileError
 from gateway.cli import passwords
+from gateway.cli.connect import ConnectOptions, connected, with_optional_server
+from gateway.cli.output import print_json, print_results, print_table
+from gateway.cli.scram_users import CODES, add_scram_user, remove_scram_user, scram_users
 
 _FILE = click.option(
     "--file",
     "path",
-    required=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Users file (setting users_file).",
+    help="Users file (setting users_file) with the users of PLAIN.",
 )
 
 
 @click.group()
 def users() -> None:
-    """Manage users for SASL/PLAIN. A running gateway picks up changes within a second."""
+    """Manage users for SASL: of PLAIN in a file, of SCRAM in a server.
+
+    \b
+    kopgate users add alice --file users
+    kopgate users add alice --bootstrap-server HOST:PORT --mechanism SCRAM-SHA-256
+
+    A running gateway picks up changes of its users file within a second. SCRAM credentials are in
+    the store of the gateway, or in any other Kafka server from 2.7 on.
+    """
 
 
 @users.command()
 @click.argument("name")
 @_FILE
 @click.option(
+    "--mechanism",
+    type=click.Choice(list(CODES)),
+    help="Mechanism of the credential; only and always with --bootstrap-server.",
+)
+@click.option(
+    "--iterations",
+    type=click.IntRange(MIN_ITERATIONS, MAX_ITERATIONS),
+    metavar="N",
+    help=f"Cost of guessing the password of a SCRAM credential.  [default: {MIN_ITERATIONS}]",
+)
+@click.option(
     "--password-file",
     type=click.File("rb"),
     metavar="FILE",
-    help="File whose first line is the password; - reads stdin. Default: prompt.",
+    help="File whose first line is the password of NAME; - reads stdin. Default: prompt.",
 )
 @click.option("--replace", is_flag=True, help="Replace the password of an existing user.")
-def add(name: str, path: Path, password_file: BinaryIO | None, replace: bool) -> None:
-    """Add the user NAME. A missing file is created, readable by its owner only."""
+@with_optional_server
+def add(
+    server: ConnectOptions | None,
+    as_json: bool,
+    name: str,
+    path: Path | None,
+    mechanism: str | None,
+    iterations: int | None,
+    password_file: BinaryIO | None,
+    replace: bool,
+) -> None:
+    """Add the user NAME.
+
+    A missing users file is created, readable by its owner only. In a server, a user has one SCRAM
+    credential for each mechanism.
+    """
+    if server is None:
+        if mechanism or iterations:
+            raise click.UsageError("--mechanism and --iterations need --bootstrap-server")
+        _add_to_file(_required(path), name, password_file, replace)
+    else:
+        _refuse_file(path)
+        if mechanism is None:
+            raise click.UsageError(f"give --mechanism: {' or '.join(CODES)}")
+        _add_to_server(
+            server, name, mechanism, iterations or MIN_ITERATIONS, password_file, replace
+        )
+    print_results([{"name": name, "error_code": 0}], "added", as_json)
+
+
+@users.command()
+@click.argument("name")
+@_FILE
+@click.option(
+    "--mechanism",
+    type=click.Choice(list(CODES)),
+    help="Remove only this SCRAM credential.  [default: all of the user]",
+)
+@with_optional_server
+def remove(
+    server: ConnectOptions | None,
+    as_json: bool,
+    name: str,
+    path: Path | None,
+    mechanism: str | None,
+) -> None:
+    """Remove the user NAME. Open connections stay open."""
+    if server is None:
+        if mechanism:
+            raise click.UsageError("--mechanism needs --bootstrap-server")
+        _remove_from_file(_required(path), name)
+    else:
+        _refuse_file(path)
+        _remove_from_server(server, name, mechanism)
+    print_results([{"name": name, "error_code": 0}], "removed", as_json)
+
+
+@users.command("list")
+@_FILE
+@with_optional_server
+def list_users(server: ConnectOptions | None, as_json: bool, path: Path | None) -> None:
+    """List the users: names of a file, or the SCRAM credentials of a server."""
+    if server is None:
+        _list_file(_required(path), as_json)
+        return
+    _refuse_file(path)
+    with connected(server) as client:
+        found = scram_users(client)
+    if as_json:
+        print_json(
+            [
+                {"name": one.name, "mechanism": one.mechanism, "iterations": one.iterations}
+                for one in found
+            ]
+        )
+    elif found:
+        print_table(
+            ["USER", "MECHANISM", "ITERATIONS"],
+            [[one.name, one.mechanism, one.iterations] for one in found],
+        )
+
+
+def _required(path: Path | None) -> Path:
+    if path is None:
+        raise click.UsageError("give --file (PLAIN) or --bootstrap-server (SCRAM)")
+    return path
+
+
+def _refuse_file(path: Path | None) -> None:
+    if path is not None:
+        raise click.UsageError("give either --file (PLAIN) or --bootstrap-server (SCRAM)")
+
+
+def _add_to_file(path: Path, name: str, password_file: BinaryIO | None, replace: bool) -> None:
     try:
         users_file.check_name(name)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if not replace and name in (_read(path) if path.exists() else {}):
-        raise click.ClickException(f"{name} already exists; use --replace to change the password")
+        raise _exists(name)
     stored = PasswordHash.of(passwords.read(password_file, confirm=True))
     try:
         with users_file.edit_users(path) as found:
             found[name] = stored
     except UsersFileError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(f"{name} added")
 
 
-@users.command()
-@click.argument("name")
-@_FILE
-def remove(name: str, path: Path) -> None:
-    """Remove the user NAME. Open connections stay open."""
+def _remove_from_file(path: Path, name: str) -> None:
     _read(path)
     try:
         with users_file.edit_users(path) as found:
@@ -70,22 +178,46 @@ def remove(name: str, path: Path) -> None:
         raise click.ClickException(str(error)) from None
     if not was_there:
         raise click.ClickException(f"{name} does not exist")
-    click.echo(f"{name} removed")
 
 
-@users.command("list")
-@_FILE
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def list_users(path: Path, as_json: bool) -> None:
-    """List the user names, one per line."""
+def _list_file(path: Path, as_json: bool) -> None:
     names = sorted(_read(path))
     if warning := users_file.permission_warning(path):
         click.echo(f"kopgate: {warning}", err=True)
     if as_json:
-        click.echo(json.dumps(names, ensure_ascii=False))
+        print_json(names)
         return
     for name in names:
         click.echo(name)
+
+
+def _add_to_server(
+    server: ConnectOptions,
+    name: str,
+    mechanism: str,
+    iterations: int,
+    password_file: BinaryIO | None,
+    replace: bool,
+) -> None:
+    with connected(server) as client:
+        if not replace and mechanism in {one.mechanism for one in scram_users(client, name)}:
+            raise _exists(f"{name} ({mechanism})")
+        password = passwords.read(password_file, confirm=True, owner=name)
+        add_scram_user(client, name, mechanism, iterations, password)
+
+
+def _remove_from_server(server: ConnectOptions, name: str, mechanism: str | None) -> None:
+    with connected(server) as client:
+        found = {one.mechanism for one in scram_users(client, name)}
+        chosen = sorted(found if mechanism is None else found & {mechanism})
+        if not chosen:
+            what = name if mechanism is None else f"{name} ({mechanism})"
+            raise click.ClickException(f"{what} does not exist")
+        remove_scram_user(client, name, chosen)
+
+
+def _exists(what: str) -> click.ClickException:
+    return click.ClickException(f"{what} already exists; use --replace to change the password")
 
 
 def _read(path: Path) -> dict[str, PasswordHash]:

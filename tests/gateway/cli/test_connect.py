@@ -60,6 +60,55 @@ def test_password_file_without_user_is_usage_error(tmp_path):
     assert listing("--password-file", str(tmp_path / "p")).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--sasl-mechanism", "PLAIN"], "--sasl-mechanism needs --user"),
+        (["--tls-key", "k"], "--tls-key needs --tls-certificate"),
+        (["--user", "a", "--sasl-mechanism", "GSSAPI"], "'GSSAPI' is not one of"),
+    ],
+)
+def test_contradicting_connect_options_are_usage_errors(arguments, complaint):
+    result = listing(*arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+def test_certificate_enables_tls_and_mechanism_is_plain_by_default(tmp_path):
+    options = connect_options_of("h:1", None, None, False, None, 1.0, tls_certificate=tmp_path)
+    assert (options.uses_tls, options.sasl_mechanism) == (True, "PLAIN")
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        (["missing"], "No such file"),
+        (["ca.crt"], "not a PEM certificate with its key"),
+        (["one.crt", "two.key"], "not a PEM certificate with its key"),
+        (["one.crt", "secret.key"], "a key with a passphrase is not supported"),
+    ],
+    ids=["missing", "no key", "other key", "passphrase"],
+)
+def test_unusable_client_certificate_is_named(tmp_path, names, complaint):
+    authority = Authority()
+    authority.write(tmp_path)
+    one = authority.sign("one")
+    one.write(tmp_path, "one")
+    one.write(tmp_path, "secret", b"passphrase")
+    authority.sign("two").write(tmp_path, "two")
+    paths = [str(tmp_path / name) for name in names]
+    flags = ["--tls-certificate", "--tls-key"]
+    with answering(b"") as server:
+        result = listing(
+            *("--bootstrap-server", f"127.0.0.1:{server.getsockname()[1]}"),
+            *(word for pair in zip(flags, paths, strict=False) for word in pair),
+        )
+        server.shutdown(socket.SHUT_RDWR)
+    assert result.exit_code == 1
+    assert complaint in result.stderr
+    assert paths[0] in result.stderr
+
+
 def test_connect_options_hide_password():
     assert "s3cret" not in repr(ConnectOptions((("h", 1),), 1.0, "alice", "s3cret"))
 

@@ -30,7 +30,7 @@ def test_invalid_password_is_rejected(raw):
 
 def test_without_terminal_there_is_no_prompt(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("s3cret\n"))
-    with pytest.raises(click.ClickException, match="--password-file"):
+    with pytest.raises(click.ClickException, match="give it in a file"):
         passwords.read(None)
 
 

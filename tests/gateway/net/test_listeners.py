@@ -88,6 +88,11 @@ def test_client_with_matching_security_is_served(gateway, folder, listener, word
         ("SASL_PLAINTEXT", [], "the server may require authentication"),
         ("SASL_PLAINTEXT", ["--user", "alice", "--password-file", "wrong"], "password"),
         ("SASL_SSL", ["--user", "bob", "--password-file", "right", *TLS], "password"),
+        (
+            "SASL_PLAINTEXT",
+            [*LOG_IN, "--sasl-mechanism", "SCRAM-SHA-512"],
+            "it does not offer SCRAM-SHA-512",
+        ),
         ("PLAINTEXT", LOG_IN, "this port does not use authentication"),
         ("SSL", [], "TLS"),
         ("SSL", ["--tls"], "its certificate is not trusted"),
