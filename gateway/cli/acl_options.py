@@ -121,7 +121,7 @@ class AclChoice:
             AclRow(
                 resource,
                 name,
-                _pattern_of(resource, name, pattern),
+                self._pattern_of(resource, name, pattern),
                 principal,
                 host,
                 operation,
@@ -131,6 +131,12 @@ class AclChoice:
                 self._targets(), principals, hosts
             )
         ]
+
+    def _pattern_of(self, resource: int, name: str | None, pattern: int) -> int:
+        if resource == _Resource.CLUSTER:
+            return _Pattern.LITERAL
+        # Without a name there is nothing to match, and --prefix selects all prefixes.
+        return _Pattern.ANY if name is None and not self.is_prefix else pattern
 
     def _targets(self) -> list[tuple[int, str | None, int]]:
         """Return (resource type, name, operation) for each resource and operation."""
@@ -331,12 +337,6 @@ def _check_applies(resource: int, operation: int) -> None:
             f"{_name(ACLOperation, operation)} does not apply to {_name(ResourceType, resource)}, "
             f"only {_names(usable)} and ALL do"
         )
-
-
-def _pattern_of(resource: int, name: str | None, pattern: int) -> int:
-    if name is None:
-        return _Pattern.ANY
-    return _Pattern.LITERAL if resource == _Resource.CLUSTER else pattern
 
 
 def _names(values: Any) -> str:

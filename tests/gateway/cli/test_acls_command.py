@@ -105,6 +105,16 @@ def test_remove_compares_names_exactly(server):
     assert len(server.acls) == 2
 
 
+def test_prefix_without_a_name_selects_all_prefixes(server):
+    allow = ("--allow", "User:a", "--operation", "read", "--topic", "orders")
+    add(*allow)
+    add(*allow, "--prefix")
+    assert kopgate("remove", "--principal", "User:a", "--prefix", "--yes").stdout == (
+        "ALLOW User:a from * READ TOPIC:orders (PREFIXED) removed\n"
+    )
+    assert len(server.acls) == 1
+
+
 def test_remove_asks_and_shows_what_would_be_removed(server):
     add("--allow", "User:a", "--operation", "read", "--topic", "orders")
     refused = kopgate("remove", "--principal", "User:a", answer="n\n")

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
-from kafka.errors import CoordinatorNotAvailableError, GroupAuthorizationFailedError, KafkaError
+from kafka.errors import (
+    CoordinatorNotAvailableError,
+    GroupAuthorizationFailedError,
+    KafkaError,
+    NotControllerError,
+)
 
-from gateway.cli.kafka_client import RETRY_SECONDS, retry
+from gateway.cli.kafka_client import RETRY_SECONDS, AdminClient, retry
 
 CLIENT = SimpleNamespace(config={"request_timeout_ms": 1000})
 
@@ -53,3 +59,21 @@ def test_fatal_error_is_raised_at_once():
     with pytest.raises(GroupAuthorizationFailedError):
         retry(CLIENT, calling(GroupAuthorizationFailedError()), clock, clock.sleep)
     assert clock.now == 0
+
+
+def test_request_is_sent_again_if_the_controller_has_changed():
+    controllers, asked = iter([1, 2]), []
+
+    async def find(timeout_ms=0):
+        return next(controllers)
+
+    async def send(request, node_id):
+        asked.append(node_id)
+        return SimpleNamespace(codes=[NotControllerError.errno if node_id == 1 else 0])
+
+    client = AdminClient.__new__(AdminClient)
+    client._controller_id = None
+    client._refresh_controller_id = find
+    client._manager = SimpleNamespace(send=send, run=lambda call: asyncio.run(call()))
+    response = client.send_to_controller("request", lambda response: response.codes)
+    assert (response.codes, asked) == ([0], [1, 2])

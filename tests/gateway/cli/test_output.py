@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from gateway.cli.output import error_lines, exit_if_errors, format_table, print_results
+from gateway.cli.output import (
+    error_lines,
+    error_reason,
+    exit_if_errors,
+    format_table,
+    print_results,
+)
 
 UNKNOWN, DENIED = 3, 29
 
@@ -52,3 +58,15 @@ def test_error_without_message_uses_text_of_its_code():
 def test_command_without_errors_does_not_exit(capsys):
     exit_if_errors([])
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "reason"),
+    [
+        (54, "No Authorizer is configured.", "No Authorizer is configured; start the gateway with"),
+        (31, None, "log in (--user)"),
+        (DENIED, "not yours", "not yours"),
+    ],
+)
+def test_reason_of_an_error_says_what_to_do(code, message, reason):
+    assert reason in error_reason(code, message)

@@ -103,7 +103,7 @@ def test_acls_are_added_listed_and_removed(server: AuthorizingServer) -> None:
         for operation in ("WRITE", "CREATE", "DESCRIBE")
     )
     eventually(lambda: listed(server) == [*reading, group, cluster])
-    printed(acls(server, "remove", "--principal", "User:app", "--yes"))
+    printed(acls(server, "remove", "--principal", "User:app", "--prefix", "--yes"))
     printed(acls(server, "remove", "--cluster", "--yes"))
     eventually(lambda: listed(server) == [])
 
