@@ -15,12 +15,9 @@ from twisted.internet.address import IPv4Address as Ipv4Peer
 from twisted.internet.address import IPv6Address as Ipv6Peer
 from twisted.internet.protocol import Factory, Protocol
 
-from gateway import logs
 from gateway.coroutines import Cancel, call_later
 from gateway.net.listeners import ConnectionLimits, log_refused_connection
 from gateway.net.proxy_header import InvalidProxyHeader, parse_proxy_header
-
-_log = logs.get_logger(__name__)
 
 #: Seconds for the header to arrive: a proxy sends it at once, and the specification asks for more
 #: than one retransmission of TCP (3 seconds).
