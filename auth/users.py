@@ -97,10 +97,6 @@ class PasswordHash:
         )
         return hmac.compare_digest(digest, self.digest)
 
-    @property
-    def cost(self) -> int:
-        return (self.block_size * self.parallelism) << self.log_cost
-
 
 class UsersFile:
     """The users of a file, for authentication from any thread.
@@ -119,7 +115,7 @@ class UsersFile:
         self._lock = threading.Lock()
         self._watched = WatchedFiles([path], clock, RECHECK_SECONDS)
         self._hashes = read_users(path)
-        self._dummy = _dummy_hash(self._hashes)
+        self._dummies = _DummyHashes(self._hashes)
         # Verified passwords: HMAC of name and password -> (the user's stored hash, expiry). The key
         # exists only in this process.
         self._key = secrets.token_bytes(32)
@@ -148,7 +144,9 @@ class UsersFile:
         with self._lock:
             self._reload_if_changed()
             known = self._hashes.get(name)
-            stored = known or self._dummy
+            # Both are computed for each name.
+            dummy = self._dummies.of(name)
+            stored = dummy if known is None else known
         if not stored.matches(password) or known is None:
             return False
         with self._lock:
@@ -170,7 +168,7 @@ class UsersFile:
         except UsersFileError as error:
             self._on_problem(f"{error}; keeping the previous users")
             return
-        self._dummy = _dummy_hash(self._hashes)
+        self._dummies = _DummyHashes(self._hashes)
         if warning := permission_warning(self._path):
             self._on_problem(warning)
 
@@ -268,20 +266,30 @@ def _replace(path: Path, users: Mapping[str, PasswordHash]) -> None:
         raise
 
 
-def _dummy_hash(hashes: Mapping[str, PasswordHash]) -> PasswordHash:
-    """A hash to check unknown names against; it costs as much as the most expensive user's."""
-    most = max(
-        hashes.values(),
-        key=lambda stored: stored.cost,
-        default=PasswordHash(14, 8, 1, b"", bytes(32)),
-    )
-    return PasswordHash(
-        most.log_cost,
-        most.block_size,
-        most.parallelism,
-        secrets.token_bytes(16),
-        secrets.token_bytes(32),
-    )
+class _DummyHashes:
+    """Hashes to check unknown names against.
+
+    Their costs are those of the users, in the same proportions, and a name always has the same
+    cost. So the duration of a check does not tell whether the user exists, even if users have
+    different costs.
+    """
+
+    def __init__(self, hashes: Mapping[str, PasswordHash]) -> None:
+        stored = list(hashes.values())
+        # The first user's hash is secret, and rarely changes. With a random key, unknown names
+        # would be those whose cost changes with a restart.
+        self._key = stored[0].digest if stored else secrets.token_bytes(32)
+        self._by_cost = sorted(
+            stored or [PasswordHash(14, 8, 1, b"", bytes(32))],
+            key=lambda one: (one.log_cost, one.block_size, one.parallelism),
+        )
+
+    def of(self, name: str) -> PasswordHash:
+        drawn = hmac.digest(self._key, name.encode(), "sha512")
+        like = self._by_cost[int.from_bytes(drawn[:8], "big") * len(self._by_cost) >> 64]
+        return PasswordHash(
+            like.log_cost, like.block_size, like.parallelism, drawn[8:24], drawn[24:56]
+        )
 
 
 def _scrypt(

@@ -14,7 +14,7 @@ from twisted.internet.protocol import Protocol
 from zope.interface.declarations import implementer
 
 from auth.certificate_principals import PrincipalRules
-from auth.mechanism import AuthenticationFailed, Mechanism
+from auth.mechanism import ANONYMOUS, AuthenticationFailed, Mechanism
 from auth.tls import OLD_VERSIONS, rejection_reason
 from gateway import logs
 from gateway.broker import Broker
@@ -24,7 +24,7 @@ from gateway.net.framing import FrameSplitter
 from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection, acknowledge, no_delay
 from gateway.protocol.dispatch import Dispatch
 from gateway.protocol.errors import Refused
-from gateway.protocol.session import LoginSession, SessionLifetime
+from gateway.protocol.session import LoginSession, SessionLifetime, log_failed_login
 from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.traffic_rows import Reason
 from storage.log import Buffer
@@ -189,22 +189,19 @@ class KafkaConnection(Protocol):
 
     def _identify(self, rules: PrincipalRules, connection: SSL.Connection) -> None:
         """Log in by the client certificate, before the first request is read."""
+        audit, listener = self._listener.broker.audit, self._listener.name
         try:
             principal = rules.principal(connection.get_peer_certificate(as_cryptography=True))
         except AuthenticationFailed as failure:
-            _log.warning(
-                "login failed",
-                peer=self.peer,
-                listener=self._listener.name,
-                mechanism="SSL",
-                reason=failure.reason,
-            )
+            log_failed_login(audit, self.peer, listener, "SSL", failure.reason)
             self._is_closing = True
             self._traffic.closing("error:login")
             self.abort()
             return
         self.session.identify(principal)
         self._traffic.authenticated(principal)
+        if principal != ANONYMOUS:
+            audit.logged_in(self.peer, listener, "SSL", principal, again=False)
 
     def connectionLost(self, reason: Any = None) -> None:
         self._is_closed = True

@@ -33,6 +33,7 @@ from auth.mechanism import (
     SaslOutcome,
 )
 from gateway import logs
+from gateway.coroutines import CancelledError
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.audit import AuditLog
@@ -90,6 +91,13 @@ class SessionLifetime:
 
 
 UNLIMITED = SessionLifetime()
+
+
+class MechanismError(Exception):
+    """A bug in a mechanism.
+
+    It has the traceback of the original exception, but not its text, which may quote the token.
+    """
 
 
 class _ChangedMechanism:
@@ -242,7 +250,7 @@ class LoginSession:
             raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE, "SaslAuthenticate before SaslHandshake")
         self._can_reauthenticate = self._can_reauthenticate or version >= 1
         try:
-            outcome = await self._exchange.respond(token)
+            outcome = await _respond(self._exchange, token)
             if outcome.principal is not None:
                 self._check_unchanged(outcome.principal)
         except (AuthenticationFailed, AuthenticationBusy):
@@ -282,6 +290,17 @@ class LoginSession:
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"illegal transition from {self.state.value} to {state.value}")
         self.state = state
+
+
+async def _respond(exchange: SaslExchange, token: bytes) -> SaslOutcome:
+    """Raises MechanismError instead of what `exchange` must not raise."""
+    try:
+        return await exchange.respond(token)
+    except (AuthenticationFailed, AuthenticationBusy, CancelledError):
+        raise
+    except Exception as bug:  # noqa: BLE001 - replaced by one without its text
+        name = type(bug).__name__
+        raise MechanismError(name).with_traceback(bug.__traceback__) from None
 
 
 async def log_in(

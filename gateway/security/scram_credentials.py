@@ -6,11 +6,15 @@ all valid changes of a request are stored together.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import re
 import secrets
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import msgspec
 
@@ -28,6 +32,7 @@ from storage.log import StateTable, StorageError
 #: Mechanism by its code in the admin API (KIP-554) and in row keys.
 MECHANISMS = dict(enumerate(HASHES, 1))
 _CODES = {name: code for code, name in MECHANISMS.items()}
+_KEY_BYTES = {name: hashlib.new(hash_name).digest_size for name, hash_name in HASHES.items()}
 
 #: Maximum number of credentials, some 500 bytes each.
 MAX_CREDENTIALS = 100_000
@@ -37,6 +42,12 @@ MAX_NAME_BYTES, MAX_SALT_BYTES, MAX_SALTED_PASSWORD_BYTES = 400, 256, 256
 
 #: Iterations of a decoy while no user has a credential: the default of Kafka's tools.
 DEFAULT_ITERATIONS = 4096
+
+#: A salt in the form of Kafka's tools (`auth.scram.readable_salt`).
+_READABLE_SALT = re.compile(rb"[0-9a-z]{23,26}")
+
+#: What a client sees of a credential: iterations, and bytes of the salt or 0 for a readable one.
+_Shape = tuple[int, int]
 
 #: Row with the key of the decoys, which stays the same over restarts like the salts of users.
 _DECOY_ROW = b"\0decoy"
@@ -75,7 +86,7 @@ class ScramCredentials:
         self.is_enabled = is_enabled
         self._table = table
         self._by_mechanism: dict[str, dict[str, ScramCredential]] = {name: {} for name in HASHES}
-        self._iterations: dict[str, Counter[int]] = {name: Counter() for name in HASHES}
+        self._decoys = {name: _DecoyShapes() for name in HASHES}
         self._decoy_key = secrets.token_bytes(32)
         self._is_decoy_key_stored = False
         self._altering: SharedResult[None] | None = None
@@ -103,12 +114,15 @@ class ScramCredentials:
     def decoy(self, mechanism: str, name: str) -> ScramCredential:
         """Return a credential that no password matches.
 
-        The salt is derived from the name; the iterations are the most frequent ones.
+        The salt is derived from the name. Iterations and form of the salt are those of the users,
+        in the same proportions: other clients than Kafka's tools choose other salts.
         """
         digest = hmac.digest(self._decoy_key, f"{mechanism}\0{name}".encode(), "sha512")
-        common = self._iterations[mechanism].most_common(1)
-        iterations = common[0][0] if common else DEFAULT_ITERATIONS
-        return ScramCredential(readable_salt(digest[:32]), digest[32:], digest[32:], iterations)
+        iterations, salt_bytes = self._decoys[mechanism].pick(digest[:8])
+        size = salt_bytes or 32
+        entropy = hashlib.shake_256(digest[8:]).digest(size + _KEY_BYTES[mechanism])
+        salt, key = entropy[:size], entropy[size:]
+        return ScramCredential(salt if salt_bytes else readable_salt(salt), key, key, iterations)
 
     def users(self) -> Iterator[str]:
         """Iterate over the users that have a credential, sorted by name."""
@@ -232,10 +246,41 @@ class ScramCredentials:
             altering.succeed(None)
 
     def _put(self, mechanism: str, name: str, credential: ScramCredential | None) -> None:
-        credentials, iterations = self._by_mechanism[mechanism], self._iterations[mechanism]
+        credentials, decoys = self._by_mechanism[mechanism], self._decoys[mechanism]
         before = credentials.pop(name, None)
         if before is not None:
-            iterations[before.iterations] -= 1
+            decoys.count(before, -1)
         if credential is not None:
             credentials[name] = credential
-            iterations[credential.iterations] += 1
+            decoys.count(credential, 1)
+
+
+class _DecoyShapes:
+    """The shapes of a mechanism's credentials, and the choice of one for a decoy."""
+
+    __slots__ = ("_counts", "_shapes", "_totals")
+
+    def __init__(self) -> None:
+        self._counts: Counter[_Shape] = Counter()
+        #: The shapes in order, and how many credentials have them or an earlier one. Empty after
+        #: a change.
+        self._shapes: list[_Shape] = []
+        self._totals: list[int] = []
+
+    def count(self, credential: ScramCredential, change: int) -> None:
+        is_readable = _READABLE_SALT.fullmatch(credential.salt) is not None
+        shape = credential.iterations, 0 if is_readable else len(credential.salt)
+        self._counts[shape] += change
+        if not self._counts[shape]:
+            del self._counts[shape]
+        self._shapes, self._totals = [], []
+
+    def pick(self, entropy: bytes) -> _Shape:
+        """Return a shape. The same 8 bytes give the same one, unless the proportions change."""
+        if not self._counts:
+            return DEFAULT_ITERATIONS, 0
+        if not self._shapes:
+            self._shapes = sorted(self._counts)
+            self._totals = list(accumulate(self._counts[shape] for shape in self._shapes))
+        place = int.from_bytes(entropy, "big") * self._totals[-1] >> 64
+        return self._shapes[bisect_right(self._totals, place)]

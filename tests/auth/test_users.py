@@ -130,21 +130,47 @@ def test_only_correct_password_of_known_user_passes(path, clock, problems):
     assert problems == []
 
 
-def test_unknown_user_costs_as_much_as_most_expensive_user(path, clock, problems, monkeypatch):
-    write(
-        path, f"alice:{PasswordHash.of('a', log_cost=1)}\nbob:{PasswordHash.of('b', log_cost=3)}\n"
-    )
-    known = UsersFile(path, clock, problems.append)
-    costs = []
+@pytest.fixture
+def costs(monkeypatch):
+    """The parameters of the scrypt calls: n, r, p and the sizes of salt and digest."""
+    found = []
     scrypt = hashlib.scrypt
-    monkeypatch.setattr(
-        hashlib,
-        "scrypt",
-        lambda *args, **how: costs.append((how["n"], how["r"], how["p"])) or scrypt(*args, **how),
-    )
-    known.check("bob", "x")
-    known.check("mallory", "x")
-    assert costs == [(8, 8, 1), (8, 8, 1)]
+
+    def counted(password, *, salt, n, r, p, maxmem, dklen):
+        found.append((n, r, p, len(salt), dklen))
+        return scrypt(password, salt=salt, n=n, r=r, p=p, maxmem=maxmem, dklen=dklen)
+
+    monkeypatch.setattr(hashlib, "scrypt", counted)
+    return found
+
+
+def test_wrong_password_and_unknown_user_cost_the_same(path, clock, problems, costs):
+    known = UsersFile(path, clock, problems.append)
+    for name in ("alice", "mallory", "x" * 100_000, "ålice"):
+        assert not known.check(name, "wrong")
+    assert costs == [(2, 8, 1, 16, 32)] * 4
+
+
+def test_unknown_users_cost_as_users_do_if_costs_differ(path, clock, problems, costs):
+    """With the cost of the most expensive user for all, a faster answer would name a user."""
+    stored = [PasswordHash.of("a", log_cost=1) for _ in range(6)]
+    stored += [PasswordHash.of("b", log_cost=3) for _ in range(2)]
+    write(path, "".join(f"user{number}:{one}\n" for number, one in enumerate(stored)))
+    found = UsersFile(path, clock, problems.append)
+    costs.clear()
+    names = [f"nobody{number}" for number in range(400)]
+    for name in names:
+        assert not found.check(name, "a")
+    seen = [cost[0] for cost in costs]
+    # A quarter has the higher cost; the binomial distribution's standard deviation is 9.
+    assert set(seen) == {2, 8}
+    assert 60 < seen.count(8) < 140
+    # A name's cost does not change with a restart, as that of a user does not.
+    costs.clear()
+    again = UsersFile(path, clock, problems.append)
+    for name in names:
+        again.check(name, "a")
+    assert [cost[0] for cost in costs] == seen
 
 
 def test_correct_password_is_cached_for_a_short_time(path, clock, problems):

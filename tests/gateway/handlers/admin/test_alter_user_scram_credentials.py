@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -167,8 +168,52 @@ def test_decoy_looks_like_a_user(env: BrokerEnvironment, mechanism: str) -> None
     assert credentials.decoy(mechanism, "user0") == decoys[0]
     assert decoys[0].iterations == 4096
     code = next(code for code, name in NAMES.items() if name == mechanism)
-    alter(env, upsertion("a", code, 8192), upsertion("b", code, 8192), upsertion("c", code))
-    assert credentials.decoy(mechanism, "user0").iterations == 8192
+    kafkas = b"0123456789abcdefghijklmno"
+    alter(env, *(upsertion(name, code, 8192, salt=kafkas) for name in "abc"))
+    decoy = credentials.decoy(mechanism, "user0")
+    assert decoy.iterations == 8192
+    assert decoy.salt == decoys[0].salt
+    # The same work for wrong proofs of both.
+    user = credentials.find(mechanism, "a")
+    assert user is not None
+    assert len(decoy.stored_key) == len(user.stored_key)
+
+
+@pytest.mark.parametrize("mechanism", NAMES.values())
+def test_decoys_have_the_shapes_of_users_in_their_proportions(
+    env: BrokerEnvironment, mechanism: str
+) -> None:
+    """Else a salt of another client, or a rare number of iterations, would name a user."""
+    code = next(code for code, name in NAMES.items() if name == mechanism)
+    shapes = {
+        "kafka": (4096, b"0123456789abcdefghijklmno"),
+        "librdkafka": (10_000, b"\xff" * 64),
+        "franz-go": (4096, b"\xfe" * 10),
+    }
+    changes = [
+        upsertion(f"{maker}{number}", code, *shapes[maker])
+        for maker, users in (("kafka", 6), ("librdkafka", 3), ("franz-go", 1))
+        for number in range(users)
+    ]
+    alter(env, *changes)
+    credentials = env.broker.scram_credentials
+
+    def shape(number: int) -> tuple[int, int, bool]:
+        decoy = credentials.decoy(mechanism, f"nobody{number}")
+        is_readable = decoy.salt.isalnum() and decoy.salt.islower()
+        return decoy.iterations, 0 if is_readable else len(decoy.salt), is_readable
+
+    before = [shape(number) for number in range(1000)]
+    counts = Counter(before)
+    assert set(counts) == {(4096, 0, True), (10_000, 64, False), (4096, 10, False)}
+    # Standard deviations of the binomial distribution: 15, 14 and 9.
+    assert abs(counts[4096, 0, True] - 600) < 80
+    assert abs(counts[10_000, 64, False] - 300) < 75
+    assert abs(counts[4096, 10, False] - 100) < 50
+    # One user more moves few of them.
+    alter(env, upsertion("another", code, *shapes["kafka"]))
+    changed = sum(old != shape(number) for number, old in enumerate(before))
+    assert changed < 130
 
 
 def test_secrets_are_not_in_repr(env: BrokerEnvironment) -> None:
