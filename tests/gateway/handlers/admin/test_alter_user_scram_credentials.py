@@ -187,12 +187,12 @@ def test_decoys_have_the_shapes_of_users_in_their_proportions(
     code = next(code for code, name in NAMES.items() if name == mechanism)
     shapes = {
         "kafka": (4096, b"0123456789abcdefghijklmno"),
-        "librdkafka": (10_000, b"\xff" * 64),
-        "franz-go": (4096, b"\xfe" * 10),
+        "long": (10_000, b"\xff" * 64),
+        "short": (4096, b"\xfe" * 10),
     }
     changes = [
         upsertion(f"{maker}{number}", code, *shapes[maker])
-        for maker, users in (("kafka", 6), ("librdkafka", 3), ("franz-go", 1))
+        for maker, users in (("kafka", 6), ("long", 3), ("short", 1))
         for number in range(users)
     ]
     alter(env, *changes)
