@@ -33,7 +33,7 @@ PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar \
-	bench-traffic slow legacy fingerprints tox clean spark picture bench-reports demo chaos fuzz
+	bench-traffic bench-logins slow legacy fingerprints tox clean spark picture bench-reports demo chaos fuzz
 
 ## list the targets
 help:
@@ -124,6 +124,10 @@ bench-pulsar: $(VENV)/.test
 ## benchmark the cost of the traffic log (10 minutes; ARGS: --help)
 bench-traffic: $(VENV)/.test
 	$(PY) -m bench.traffic $(ARGS)
+
+## benchmark log-ins by SASL mechanism (2 minutes; ARGS: --help)
+bench-logins: $(VENV)/.test
+	$(PY) -m bench.logins $(ARGS)
 
 ## benchmark reports on 1 and 10 million usage rows (ARGS: --help)
 bench-reports: $(VENV)/.report
