@@ -13,6 +13,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
+from auth.certificate_principals import PrincipalRules
 from gateway.net.connection import (
     CLOSE_TIMEOUT_SECONDS,
     LOGIN_FRAME_SECONDS,
@@ -26,7 +27,7 @@ from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection
 from gateway.protocol.dispatch import LAST_REPLY_SECONDS
 from gateway.protocol.routes import ROUTES, DelayedReply, Route
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.security.audit import NO_AUDIT_LOG
+from gateway.security.audit import NO_AUDIT_LOG, AuditLog
 from gateway.settings.model import Settings
 from gateway.traffic.recorder import Recorder
 from gateway.traffic.traffic_log import NO_TRAFFIC_LOG
@@ -38,6 +39,7 @@ from tests.fakes.connection import (
     plain_frame,
     versions,
 )
+from tests.testkit.certificates import Authority
 
 TOKEN = b"\0alice\0secret"
 
@@ -648,3 +650,57 @@ def test_sweep_keeps_no_removed_items():
     assert sweep.step() == []
     items.add(5)
     assert sweep.step() == [5]
+
+
+# client certificates
+
+
+class SecurityEvents(AuditLog):
+    """The audit log as a list."""
+
+    def __init__(self):
+        self.events = []
+
+    def logged_in(self, peer, listener, mechanism, principal, *, again):
+        self.events.append(("login", peer, mechanism, str(principal)))
+
+    def login_failed(self, peer, listener, mechanism, reason):
+        self.events.append(("failed", peer, mechanism, reason))
+
+
+@pytest.mark.parametrize(
+    ("rules", "has_certificate", "expected"),
+    [
+        ("DEFAULT", True, ("login", "192.0.2.1:5000", "SSL", "User:CN=app,O=Tests")),
+        ("DEFAULT", False, None),
+        (
+            "RULE:^CN=other$/x/",
+            True,
+            (
+                "failed",
+                "192.0.2.1:5000",
+                "SSL",
+                "no rule of ssl_principal_mapping_rules matches CN=app,O=Tests",
+            ),
+        ),
+    ],
+)
+def test_login_by_certificate_is_in_the_audit_log(rules, has_certificate, expected, caplog):
+    listener = FakeListener()
+    listener.broker.audit = SecurityEvents()
+    listener.principal_rules = PrincipalRules(rules)
+    certificate = Authority().sign("app").certificate if has_certificate else None
+    connection = listener.connect()
+    connection.transport.getHandle = lambda: SimpleNamespace(
+        get_protocol_version_name=lambda: "TLSv1.3",
+        get_peer_certificate=lambda as_cryptography: certificate,
+    )
+    connection.handshakeCompleted()
+    assert listener.broker.audit.events == ([] if expected is None else [expected])
+    is_refused = expected is not None and expected[0] == "failed"
+    assert connection.transport.is_aborted is is_refused
+    assert [event for event, _ in events(caplog)] == ["login failed"] * is_refused
+    if is_refused:
+        # What arrived behind the handshake is not read.
+        receive(connection, framed(versions()))
+        assert connection.transport.value() == b""
