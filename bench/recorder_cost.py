@@ -109,7 +109,9 @@ def _recorder() -> Recorder:
 def _seconds(recorder: Recorder, api_key: int, told: Callable[[], object]) -> float:
     """CPU seconds of the recorder for one request: begin, the handler's report, reply."""
     version = PRODUCE_VERSION if api_key == ApiKey.PRODUCE else FETCH_VERSION
-    owed = SimpleNamespace(api_key=api_key, version=version, size=BATCH_BYTES, began=0, route=True)
+    owed = SimpleNamespace(
+        api_key=api_key, version=version, size=BATCH_BYTES, began=0, throttle_ms=0, route=True
+    )
     header = RequestHeader(api_key, version, 1, "producer-1", 20)
     reply = object()
 

@@ -32,7 +32,9 @@ from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIds
 from gateway.security.audit import NO_AUDIT_LOG, AuditFiles, AuditLog
 from gateway.security.authorizer import AclAuthorizer, Authorizer
+from gateway.security.client_quotas import ClientQuotas
 from gateway.security.pulsar_authorizer import PulsarAuthorizer
+from gateway.security.quota_usage import QuotaUsage
 from gateway.security.scram_credentials import ScramCredentials
 from gateway.settings.listener_settings import PerListenerSettings
 from gateway.settings.model import Settings
@@ -128,6 +130,9 @@ async def open_broker(
             is_enabled=any(name in HASHES for name in settings.enabled_mechanisms()),
         )
     )
+    client_quotas = await _open(
+        ClientQuotas(await store.table("client-quotas"), max_entities=settings.max_client_quotas)
+    )
     if len(offsets) or any(True for _ in groups):
         topics.add_internal(CONSUMER_OFFSETS)
     return Broker(
@@ -152,6 +157,13 @@ async def open_broker(
         run_for,
         outgoing=outgoing,
         scram_credentials=scram_credentials,
+        client_quotas=client_quotas,
+        quota_usage=QuotaUsage(
+            client_quotas,
+            samples=settings.quota_window_num,
+            sample_seconds=settings.quota_window_size_seconds,
+            now=lambda: int(clock.seconds() * 1000),
+        ),
         traffic=open_traffic(settings, cluster.cluster_id, clock, topics, run, start),
         audit=open_audit(settings),
         authorizer=authorizer,

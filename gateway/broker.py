@@ -20,6 +20,8 @@ from gateway.partitions.producer_ids import ProducerIds
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.security.audit import NO_AUDIT_LOG, AuditLog
 from gateway.security.authorizer import Authorizer
+from gateway.security.client_quotas import ClientQuotas
+from gateway.security.quota_usage import QuotaUsage
 from gateway.security.scram_credentials import ScramCredentials
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
@@ -36,7 +38,8 @@ class Broker:
     expire. `run(function, *args)` calls a function on another thread; `run_for(owner, function,
     *args)` does so in turn with other clients. `interruptible_waits` are the running long polls.
     `outgoing` limits the size of replies. `traffic` is the traffic log, `audit` the audit log.
-    `authorizer` is None if everything is allowed.
+    `authorizer` is None if everything is allowed. `quota_usage` counts what clients use of
+    `client_quotas`.
     """
 
     configs: BrokerConfigs
@@ -55,6 +58,8 @@ class Broker:
     run: Callable[..., Awaitable[Any]]
     run_for: Callable[..., Awaitable[Any]]
     scram_credentials: ScramCredentials
+    client_quotas: ClientQuotas
+    quota_usage: QuotaUsage
     interruptible_waits: InterruptibleWaits = field(default_factory=InterruptibleWaits)
     metadata_replies: ReplyCache = field(default_factory=ReplyCache)
     outgoing: OutgoingBytes = field(default_factory=OutgoingBytes)

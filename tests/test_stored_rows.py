@@ -20,6 +20,8 @@ from gateway.groups.consumer.consumer_member import (
 from gateway.groups.offsets import offset_rows
 from gateway.partitions.latest_records import DeleteHorizon
 from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager
+from gateway.security import client_quotas
+from gateway.security.quotas import QuotaEntity
 from storage.lmdb import layout
 from storage.log import Topic
 from storage.plain_records import ProducerSequence
@@ -34,6 +36,10 @@ TIME_BYTES = b"\xcf\x00\x00\x01\x8b\xcf\xe5h\x00"
 TOPIC_ID = b"t" * 16
 
 ARRAYS = {
+    "client quotas": (
+        client_quotas._Row(QuotaEntity("alice", None), {"producer_byte_rate": 1024.0}),
+        b"\x92\x92\xa5alice\xc0\x81\xb2producer_byte_rate\xcb@\x90\0\0\0\0\0\0",
+    ),
     "classic group": (
         classic_rows.GroupRow(
             generation=7,

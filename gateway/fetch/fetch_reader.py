@@ -99,9 +99,10 @@ class FetchReader:
     async def read(self, partitions: list[CachedPartition]) -> FetchPass:
         """Read the partitions in this order. Errors are returned in their rows."""
         outgoing = self._broker.outgoing
-        self._max_reply_bytes = outgoing.reserve(
-            min(self._request.max_bytes, self._broker.settings.fetch_max_bytes)
-        )
+        wanted = min(self._request.max_bytes, self._broker.settings.fetch_max_bytes)
+        if self._caller.usage is not None:
+            wanted = min(wanted, self._caller.usage.max_fetch_bytes)
+        self._max_reply_bytes = outgoing.reserve(wanted)
         self._budget = None
         try:
             return await self._read(partitions)
@@ -305,7 +306,7 @@ class FetchReader:
         if self._budget is None:
             self._budget = ConversionBudget(caller.owner)
         spent = partial(
-            caller.traffic.conversion_cpu_used, ApiKey.FETCH, self._request.version, cached.key[0]
+            caller.conversion_cpu_used, ApiKey.FETCH, self._request.version, cached.key[0]
         )
         readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(
             source, convertible, newest, spent, self._budget

@@ -36,6 +36,7 @@ from gateway.protocol.wire.fetch_codec import (
     PartitionFetched,
     write_fetch_response,
 )
+from gateway.security.quota_usage import RequestUsage
 
 
 @serves(ApiKey.FETCH, 4, 18)
@@ -71,6 +72,10 @@ async def fetch_records(
             reading.rows.update(again.rows)
             reading.has_unknown_topics = reading.has_unknown_topics or again.has_unknown_topics
         _drop_session_of_unknown(current, reading, request, caller)
+        if caller.usage is not None and caller.usage.count_fetch(
+            _reply_bytes(reading, request, caller.usage)
+        ):
+            return _throttled_response(current, request, caller, caller.usage.throttle_ms)
         reply = await _response(
             current, reading, slices, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH)
         )
@@ -214,6 +219,38 @@ def _has_sufficient_bytes(current: FetchSession, reading: FetchPass) -> bool:
             # The size of a log that has shrunk does not tell how many bytes are new.
             size += grown if grown >= 0 else reading.sufficient_bytes
     return size >= reading.sufficient_bytes
+
+
+def _reply_bytes(reading: FetchPass, request: FetchRequest, usage: RequestUsage) -> int:
+    """Return the size of the reply, as Kafka counts it (FetchResponse.sizeOf).
+
+    It is 0 if no quota limits it.
+    """
+    if not usage.limits_fetched_bytes:
+        return 0
+    is_full = request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH)
+    topics: dict[str | bytes, list[PartitionFetched]] = {}
+    for cached, row in reading.rows.items():
+        if is_full or _has_changed(cached, row):
+            topics.setdefault(cached.key[0], []).append(row)
+    return 4 + sum(
+        map(len, write_fetch_response(FetchResponse(list(topics.items())), request.version))
+    )
+
+
+def _throttled_response(
+    current: FetchSession, request: FetchRequest, caller: Caller, milliseconds: int
+) -> FetchResponse:
+    """Return the empty reply to a client over its quota, which fetches the same again.
+
+    A session that the request would begin is not created (FetchContext.getThrottledResponse).
+    """
+    if request.session_epoch == INITIAL_EPOCH and current.session_id != NO_SESSION:
+        caller.broker.fetch_sessions.remove(current.session_id)
+        current.session_id = NO_SESSION
+    reply = FetchResponse((), session_id=current.session_id, throttle_time_ms=milliseconds)
+    caller.traffic.fetched(request, reply)
+    return reply
 
 
 async def _response(

@@ -252,6 +252,7 @@ class KafkaConnection(Protocol):
         """
         self._stop_reading()
         self._traffic.closing("drain")
+        self._dispatch.end_throttling()
         if self._dispatch.is_idle:
             self._start_closing()
         return self._is_closed
@@ -287,10 +288,9 @@ class KafkaConnection(Protocol):
         raw = self._tcp_transport()
         if raw is not None and raw.unsent_bytes and now - raw.last_sent > WRITE_STALL_SECONDS:
             return _STALLED
-        if (
-            self._dispatch.is_idle
-            and now - self.last_active > settings.connections_max_idle_ms / 1000
-        ):
+        # The client waits for the end of a throttle time.
+        idle_since = max(self.last_active, self._dispatch.muted_until)
+        if self._dispatch.is_idle and now - idle_since > settings.connections_max_idle_ms / 1000:
             return _IDLE
         return None
 

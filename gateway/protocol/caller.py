@@ -11,6 +11,7 @@ from auth.mechanism import Principal
 from gateway.broker import Broker
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.long_poll import LongPoll
+from gateway.protocol.request_time import RequestStopwatch
 from gateway.protocol.session import LoginSession
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.acls import (
@@ -19,6 +20,7 @@ from gateway.security.acls import (
     AclOperation,
     AclResource,
 )
+from gateway.security.quota_usage import RequestUsage
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 
 #: Error of a refusal, by resource type.
@@ -41,6 +43,8 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     null. `long_poll` belongs to the connection, `traffic` records the request in the traffic log.
     `may` and the methods beside it ask the authorizer; `gateway.protocol.policy` lists what each
     API asks. `may...` only tell; `require...` raise, and record the refusal in the audit log.
+    `usage` counts towards the client's quotas, and is None if it has none; `stopwatch` is None if
+    no quota limits the time of any client.
     """
 
     broker: Broker
@@ -52,6 +56,8 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     long_poll: LongPoll
     traffic: Recorder = NULL_RECORDER
     api_key: int = -1
+    usage: RequestUsage | None = None
+    stopwatch: RequestStopwatch | None = None
 
     @property
     def principal(self) -> Principal:
@@ -67,7 +73,17 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
         """Run a function on another thread, in turn with the calls of other clients."""
+        if self.stopwatch is not None:
+            return self.broker.run_for(self.owner, self.stopwatch.run, function, *arguments)
         return self.broker.run_for(self.owner, function, *arguments)
+
+    def conversion_cpu_used(
+        self, api_key: int, version: int, topic: str | bytes, microseconds: int
+    ) -> None:
+        """Record the CPU time of a conversion for this request on another thread."""
+        self.traffic.conversion_cpu_used(api_key, version, topic, microseconds)
+        if self.stopwatch is not None:
+            self.stopwatch.add(microseconds * 1000)
 
     def may(self, operation: AclOperation, resource: AclResource, name: str) -> bool:
         """Whether the caller may do `operation`. Use `may_use_topic` for topics."""

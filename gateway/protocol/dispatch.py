@@ -6,6 +6,10 @@ the socket is not read.
 
 Finished replies are written before another request starts. A Fetch that waits for data is notified
 of requests behind it (`gateway.protocol.long_poll`).
+
+A client over one of its quotas is answered at once, with the throttle time if the version has that
+field, and its connection is muted: no further request starts until that time is over (KIP-219).
+Meanwhile little is read ahead, as behind a blocked request.
 """
 
 from __future__ import annotations
@@ -14,21 +18,25 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct, error
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 from auth.mechanism import AuthenticationBusy, AuthenticationFailed
 from gateway import logs
 from gateway.broker import Broker
-from gateway.coroutines import Cancel, CancelledError, DelayedCall, start
+from gateway.coroutines import Cancel, CancelledError, DelayedCall, call_later, start
 from gateway.net.flow_control import ConnectionFlow
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import Refused
 from gateway.protocol.long_poll import LongPoll
+from gateway.protocol.request_time import RequestStopwatch
 from gateway.protocol.routes import ROUTES, UNSUPPORTED_VERSION_REPLIES, DelayedReply, Route
 from gateway.protocol.session import LoginSession, log_in
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
+from gateway.protocol.wire.throttle_time import encode_throttled
+from gateway.security.quota_usage import ClientUsage, RequestUsage
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from storage.log import Buffer
 
@@ -49,6 +57,11 @@ _FETCH = ApiKey.FETCH.to_bytes(2, "big")
 #: may hold take about 10 ms. Produce is excluded, because it consists mostly of records, which are
 #: not decoded, and of at most `produce_codec.MAX_PARTITIONS` partitions.
 LARGE_BODY_BYTES = 16 << 10
+
+#: Requests whose time is not limited, as in Kafka: those between brokers, and those of the login.
+TIME_EXEMPT = frozenset({
+    ApiKey.WRITE_TXN_MARKERS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE,
+})  # fmt: skip
 
 #: Bytes of finished replies that are sent in one write. Between writes the transport can report
 #: that the peer reads slowly.
@@ -90,7 +103,8 @@ class ReplyTransport(Protocol):
 class _InFlightRequest:
     """A request that is not answered yet.
 
-    `reply` is None until the request is answered, and empty if it has no reply.
+    `reply` is None until the request is answered, and empty if it has no reply. `usage` is None if
+    its client has no quota.
     """
 
     __slots__ = (
@@ -103,6 +117,9 @@ class _InFlightRequest:
         "reply",
         "route",
         "size",
+        "stopwatch",
+        "throttle_ms",
+        "usage",
         "version",
     )
 
@@ -117,12 +134,16 @@ class _InFlightRequest:
         self.cancel: Cancel | None = None
         self.is_appending = False
         self.deadline: DelayedCall | None = None
+        self.usage: RequestUsage | None = None
+        self.stopwatch: RequestStopwatch | None = None
+        self.throttle_ms = 0
 
 
 class Dispatch:
     """Serves the frames of one connection.
 
     `flow` holds its limits and pauses reading; `traffic` records requests and replies.
+    `muted_until` is the end of the last throttle time in the clock's seconds.
     """
 
     def __init__(
@@ -155,6 +176,10 @@ class Dispatch:
         self._is_continuation_scheduled = False
         self._is_close_requested = False
         self._is_waiting_reported = False
+        self._client_usage: ClientUsage | None = None
+        self.muted_until = 0.0
+        self._unmute_timer: Cancel | None = None
+        self._is_draining = False
 
     @property
     def is_idle(self) -> bool:
@@ -198,6 +223,8 @@ class Dispatch:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._unmute_timer is not None:
+            self._unmute_timer()
         self._session.end()
         in_flight, self._in_flight = self._in_flight, deque()
         queued, self._queued_frames = self._queued_frames, deque()
@@ -254,7 +281,13 @@ class Dispatch:
         self._advance()
 
     def _may_start(self, frame: bytearray) -> bool:
-        if self._is_serving or self._is_closed or self._is_writing_held or self._session.is_closed:
+        if (
+            self._is_serving
+            or self._is_closed
+            or self._is_writing_held
+            or self._unmute_timer is not None
+            or self._session.is_closed
+        ):
             return False
         if not self._unanswered:
             return True
@@ -266,8 +299,12 @@ class Dispatch:
         self._in_flight.append(request)
         self._unanswered += 1
         self._is_serving = True
+        work = self._serve(frame, request)
+        if self._broker.client_quotas.limits_time:
+            request.stopwatch = RequestStopwatch()
+            work = request.stopwatch.measure(work)
         request.cancel = start(
-            self._serve(frame, request),
+            work,
             partial(self._served, request),
             partial(self._failed, request),
         )
@@ -312,6 +349,8 @@ class Dispatch:
             if unsupported is not None:
                 return _reply([*unsupported()], header.correlation_id, False)
             raise Refused("unsupported API or version")
+        if is_ready and self._broker.client_quotas.is_active:
+            request.usage = self._usage(header, len(frame), request.stopwatch)
         caller = Caller(
             self._broker,
             session,
@@ -322,10 +361,29 @@ class Dispatch:
             self._long_poll,
             self._traffic,
             header.api_key,
+            request.usage,
+            request.stopwatch,
         )
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
             return await route.handler(_decode(route, frame, header), caller)
         return await route.handler(await caller.run(_decode, route, frame, header), caller)
+
+    def _usage(
+        self, header: RequestHeader, size: int, stopwatch: RequestStopwatch | None
+    ) -> RequestUsage | None:
+        """Return the usage of a request by a client with quotas."""
+        of_all, client = self._broker.quota_usage, self._client_usage
+        user = self._session.principal.name
+        if (
+            client is None
+            or client.version != of_all.version
+            or client.client_id != header.client_id
+            or client.user != user
+        ):
+            client = self._client_usage = of_all.client(user, header.client_id)
+        if not client.is_limited:
+            return None
+        return RequestUsage(of_all, client, size - header.body, stopwatch)
 
     def _served(self, request: _InFlightRequest, reply: Any) -> None:
         self._is_serving = False
@@ -370,10 +428,15 @@ class Dispatch:
             return False
         if request.deadline is not None:
             request.deadline.cancel()
+        if request.usage is not None:
+            # Also after a disconnection, which would otherwise be a way around the quota.
+            request.throttle_ms = _count(request, request.usage, reply)
         if self._is_closed:
             self._release_after_close(request)
             return False
         request.is_appending = False
+        if request.throttle_ms:
+            self._mute(request.throttle_ms)
         route = request.route
         if route is None:
             request.reply = reply
@@ -381,7 +444,7 @@ class Dispatch:
             request.reply = []
         else:
             try:
-                body = route.encode(reply, request.version)
+                body = _encode(route, request, reply)
             except Exception as failure:  # noqa: BLE001 - a reply that cannot be encoded is a bug
                 self._failed(request, failure)
                 return False
@@ -391,6 +454,33 @@ class Dispatch:
         self._ready_bytes += size
         self._traffic.request_answered(request, reply, size)
         return True
+
+    def _mute(self, milliseconds: int) -> None:
+        """Start no request for this time."""
+        if self._is_draining:
+            return
+        clock = self._broker.clock
+        self.muted_until = max(self.muted_until, clock.seconds() + milliseconds / 1000)
+        if self._unmute_timer is None:
+            self._flow.set_waiting(0)
+            self._unmute_timer = call_later(clock, milliseconds / 1000, self._unmute)
+
+    def _unmute(self) -> None:
+        left = self.muted_until - self._broker.clock.seconds()
+        if left > 0 and not self._is_draining:
+            # A request that was running when the timer was set was throttled for longer.
+            self._unmute_timer = call_later(self._broker.clock, left, self._unmute)
+            return
+        self._unmute_timer = None
+        self._flow.set_waiting(None)
+        self._advance()
+
+    def end_throttling(self) -> None:
+        """Serve what is queued without further throttling: the gateway shuts down."""
+        self._is_draining = True
+        if self._unmute_timer is not None:
+            self._unmute_timer()
+            self._unmute()
 
     def _send(self) -> None:
         """Send all finished replies, in the order of their requests, in one write."""
@@ -487,6 +577,26 @@ def _decode(route: Route, frame: bytearray, header: RequestHeader) -> Any:
         raise
     except (ValueError, IndexError, OverflowError, TypeError, error) as unreadable:
         raise Refused(f"malformed request body: {unreadable}") from None
+
+
+def _count(request: _InFlightRequest, usage: RequestUsage, reply: Any) -> int:
+    """Count a request towards its client's quotas. Returns the throttle time in ms."""
+    if request.api_key == ApiKey.PRODUCE:
+        return usage.count_produce(has_reply=reply is not None)
+    return usage.count_request(is_exempt=request.api_key in TIME_EXEMPT)
+
+
+def _encode(route: Route, request: _InFlightRequest, reply: Any) -> list[Buffer]:
+    """Return the body of the reply, with the throttle time."""
+    began = 0 if request.usage is None or request.usage.spent is None else perf_counter_ns()
+    body = (
+        encode_throttled(reply, request.throttle_ms, route.api_key, request.version, route.encode)
+        if request.throttle_ms
+        else route.encode(reply, request.version)
+    )
+    if began and request.usage is not None:
+        request.usage.count_later_time(perf_counter_ns() - began)
+    return body
 
 
 def _reply(body: list[Buffer], correlation_id: int, has_tagged_header: bool) -> list[Buffer]:

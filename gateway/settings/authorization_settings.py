@@ -87,6 +87,32 @@ class AuthorizationSettings(BaseModel):
             "gateway may not read."
         ),
     )
+    max_client_quotas: int = Field(
+        100_000,
+        ge=1,
+        le=10_000_000,
+        description=(
+            "Maximum number of users, client ids and pairs of both with quotas, about 1 KiB of "
+            "memory each."
+        ),
+    )
+    quota_window_num: int = Field(
+        11,
+        ge=1,
+        le=3600,
+        description=(
+            "Samples over which the usage of client quotas is averaged, the current one included."
+        ),
+    )
+    quota_window_size_seconds: int = Field(
+        1,
+        ge=1,
+        le=3600,
+        description=(
+            "Length of a sample of client quotas; also the maximum throttle time of "
+            "request_percentage."
+        ),
+    )
     audit_log: File | None = Field(
         None,
         description=(

@@ -147,6 +147,8 @@ class ConnectionRecorder(Recorder):
         group, self._group = self._group, None
         usage = self._counters[request.api_key, request.version, None, group]
         usage.add_request(request.size, size, (self._ticks() - request.began) // 1000)
+        if request.throttle_ms:
+            usage.throttle_ms += request.throttle_ms
         if request.api_key > _FETCH and reply is not None:
             count_errors(usage, reply)
 

@@ -16,12 +16,17 @@ from gateway.traffic.traffic_rows import Habit, HabitName, Reason
 
 
 class TracedRequest(Protocol):
-    """A request in dispatch. `size` is in bytes, `began` in the recorder's ticks."""
+    """A request in dispatch.
+
+    `size` is in bytes, `began` in the recorder's ticks. `throttle_ms` is the throttle time of the
+    reply.
+    """
 
     api_key: int
     version: int
     size: int
     began: int
+    throttle_ms: int
 
     @property
     def route(self) -> object | None:

@@ -35,6 +35,7 @@ class UsageCounters:
         "latency_us",
         "records",
         "requests",
+        "throttle_ms",
     )
 
     def __init__(self, *, is_merged: bool = False) -> None:
@@ -50,6 +51,7 @@ class UsageCounters:
         self.converted_records = 0
         self.converted_bytes = 0
         self.conversion_cpu_us = 0
+        self.throttle_ms = 0
         self.batches = [0] * (_MAGIC_COUNT * len(CODECS))
 
     def add_request(self, bytes_in: int, bytes_out: int, microseconds: int) -> None:
@@ -80,6 +82,7 @@ class UsageCounters:
         row.converted_records = self.converted_records
         row.converted_bytes = self.converted_bytes
         row.conversion_cpu_us = self.conversion_cpu_us
+        row.throttle_ms = self.throttle_ms
         row.latency_us_sum = self.latency_us
         if any(self.latencies):
             row.latency_us_buckets = self.latencies

@@ -12,11 +12,12 @@ from twisted.internet.task import Clock
 
 from gateway.app import IdSource, open_broker
 from gateway.broker import Broker
-from gateway.coroutines import Cancel, start
+from gateway.coroutines import Cancel, TimeSlices, start
 from gateway.net.flow_control import OutgoingBytes
 from gateway.protocol.caller import Caller
 from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.session import LoginSession
+from gateway.security.quotas import QuotaAlteration
 from gateway.settings.model import Settings
 from tests.fakes.memory_store import Medium, MemoryStore
 
@@ -141,6 +142,14 @@ class BrokerEnvironment:
 
     def partition(self, name: str | bytes = "orders", index: int = 0) -> Any:
         return ended(self.broker.topics.partition(name, index))
+
+    def set_quota(self, key: str, value: float | None, **names: str | None) -> None:
+        """Set a quota; `names` are `user` and `client_id`, None for the default."""
+        asked = QuotaAlteration(
+            {kind.replace("_", "-"): name for kind, name in names.items()}, [(key, value)]
+        )
+        errors = ended(self.broker.client_quotas.alter([asked], TimeSlices(self.clock)))
+        assert list(errors.values()) == [None]
 
     def now(self) -> int:
         return NOW + self.step_ms + int(self.clock.seconds() * 1000)

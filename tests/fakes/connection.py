@@ -104,6 +104,7 @@ class MemoryClient:
             deadlines=CoarseClock(self.clock),
             run_for=Threads().run_for,
             audit=NO_AUDIT_LOG,
+            client_quotas=SimpleNamespace(is_active=False, limits_time=False),
         )
         traffic = record(self.session.principal if self.session.is_ready else None)
         self.dispatch = Dispatch(

@@ -80,6 +80,7 @@ class FakeListener:
             settings=self.settings,
             traffic=NO_TRAFFIC_LOG,
             audit=NO_AUDIT_LOG,
+            client_quotas=SimpleNamespace(is_active=False, limits_time=False),
         )
         self.budget = MemoryBudget(budget_bytes, self.clock)
         self.login_budget = LoginBudget(login_bytes)
@@ -274,6 +275,40 @@ def test_connection_with_requests_is_not_idle():
         listener.clock.advance(50)
         receive(connection, framed(versions()))
         assert listener.close_overdue() == []
+
+
+def test_idle_time_starts_at_the_end_of_a_throttle_time():
+    listener = FakeListener(connections_max_idle_ms=60_000)
+    connection = listener.connect()
+    connection._dispatch._mute(200_000)
+    assert listener.close_overdue(after=259) == []
+    assert listener.close_overdue(after=2) == ["idle"]
+
+
+def test_frame_that_is_not_read_during_a_throttle_time_is_not_overdue():
+    listener = FakeListener(
+        max_in_flight_requests_per_connection=3, request_receive_timeout_ms=120_000
+    )
+    connection = listener.connect()
+    connection._dispatch._mute(200_000)
+    receive(connection, framed(*[versions()] * 3) + b"\0")
+    assert not connection.transport.is_read
+    assert listener.close_overdue(after=199) == []
+    listener.clock.advance(1)
+    assert connection.transport.is_read
+    assert listener.close_overdue(after=119) == []
+    assert listener.close_overdue(after=2) == ["request receive timed out"]
+
+
+def test_drain_answers_the_requests_of_a_muted_connection():
+    listener = FakeListener()
+    connection = listener.connect()
+    connection._dispatch._mute(200_000)
+    receive(connection, framed(versions()))
+    assert not connection.transport.value()
+    connection.drain()
+    assert connection.transport.value()
+    assert connection._dispatch.is_idle
 
 
 def test_idle_time_starts_when_connection_stops_waiting_for_reply(waiting):

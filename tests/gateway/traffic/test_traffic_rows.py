@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 from typing import get_args
@@ -109,56 +108,3 @@ def test_every_habit_is_documented(described):
 
 def test_every_close_reason_is_documented(described):
     assert set(re.findall(r"`([a-z:-]+)`", row_of(described, "reason"))) == set(get_args(Reason))
-
-
-def throttles(source):
-    """Return where a response has a throttle time other than the constant 0.
-
-    It can be set by keyword, by position, or as an attribute.
-    """
-    places = {"ProduceResponse": 2, "FetchResponse": 4}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call):
-            called = (
-                node.func.attr
-                if isinstance(node.func, ast.Attribute)
-                else getattr(node.func, "id", "")
-            )
-            by_name = [word.value for word in node.keywords if word.arg == "throttle_time_ms"]
-            given = by_name or node.args[places.get(called, 99) - 1 :][:1]
-        elif isinstance(node, ast.Assign | ast.AugAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            given = [
-                node.value
-                for target in targets
-                if isinstance(target, ast.Attribute) and target.attr == "throttle_time_ms"
-            ]
-        else:
-            continue
-        yield from (
-            ast.unparse(node)
-            for value in given
-            if not (isinstance(value, ast.Constant) and value.value == 0)
-        )
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "HeartbeatResponse(throttle_time_ms=wait)",
-        "wire.ProduceResponse(topics, 5)",
-        "FetchResponse(topics, 0, 0, wait)",
-        "reply.throttle_time_ms = wait",
-    ],
-)
-def test_throttling_response_is_detected(source):
-    assert list(throttles(source)) == [source]
-
-
-def test_throttle_ms_is_absent_while_no_response_throttles(described):
-    """A change that throttles responses must count them in `throttle_ms` and document it."""
-    assert "always absent" in row_of(described, "throttle_ms")
-    modules = (ROOT / "gateway").rglob("*.py")
-    assert [
-        f"{path.name}: {place}" for path in modules for place in throttles(path.read_text("utf-8"))
-    ] == []

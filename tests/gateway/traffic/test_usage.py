@@ -67,3 +67,9 @@ def test_request_bytes_include_length_field():
         usage.add_request(100, 50, 10)
     filled = row(usage)
     assert (filled.requests, filled.bytes_in, filled.bytes_out) == (3, 312, 150)
+
+
+def test_throttle_time_is_in_the_row():
+    usage = UsageCounters()
+    usage.throttle_ms += 250
+    assert row(usage).throttle_ms == 250

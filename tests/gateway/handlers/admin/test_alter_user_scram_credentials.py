@@ -219,3 +219,32 @@ def test_decoys_have_the_shapes_of_users_in_their_proportions(
 def test_secrets_are_not_in_repr(env: BrokerEnvironment) -> None:
     text = repr(scram_credentials.Upsertion("alice", 1, 4096, b"planted", b"planted"))
     assert "planted" not in text
+
+
+def test_users_without_credentials_are_not_found(env: BrokerEnvironment) -> None:
+    reply = call(env, DescribeUserScramCredentialsRequest(users=None), 0)
+    assert (reply.error_code, list(reply.results)) == (0, [])
+    user = DescribeUserScramCredentialsRequest.UserName
+    rows = call(
+        env,
+        DescribeUserScramCredentialsRequest(users=[user(name="a"), user(name="b"), user(name="b")]),
+        0,
+    ).results
+    assert [(row.user, row.error_code, row.error_message) for row in rows] == [
+        ("a", NOT_FOUND, "Attempt to describe a user credential that does not exist: a"),
+        (
+            "b",
+            DUPLICATE,
+            "Cannot describe SCRAM credentials for the same user twice in a single request: b",
+        ),
+    ]
+
+
+def test_credentials_cannot_be_altered_without_a_scram_mechanism() -> None:
+    env = open_environment()
+    deletions = [deletion(name) for name in ("a", "b")]
+    assert alter(env, upsertion("a"), upsertion("c"), deletions=deletions) == {
+        "a": DUPLICATE,
+        "b": NOT_FOUND,
+        "c": UNSUPPORTED_MECHANISM,
+    }
