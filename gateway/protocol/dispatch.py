@@ -383,7 +383,7 @@ class Dispatch:
             client = self._client_usage = of_all.client(user, header.client_id)
         if not client.is_limited:
             return None
-        return RequestUsage(of_all, client, size - header.body, stopwatch)
+        return RequestUsage(of_all, client, size, stopwatch)
 
     def _served(self, request: _InFlightRequest, reply: Any) -> None:
         self._is_serving = False

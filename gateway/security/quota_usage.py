@@ -151,18 +151,18 @@ class RequestTime(Protocol):
 class RequestUsage:
     """What one request uses of its client's quotas. `throttle_ms` is known once it is counted.
 
-    `body_bytes` is the size of the request without its header, as Kafka counts it. `spent` is None
-    if the client's time is not limited.
+    `request_bytes` is the size of the request with its header. `spent` is None if the client's time
+    is not limited.
     """
 
-    __slots__ = ("_body_bytes", "_client", "_is_counted", "_usage", "spent", "throttle_ms")
+    __slots__ = ("_client", "_is_counted", "_request_bytes", "_usage", "spent", "throttle_ms")
 
     def __init__(
-        self, usage: QuotaUsage, client: ClientUsage, body_bytes: int, spent: RequestTime | None
+        self, usage: QuotaUsage, client: ClientUsage, request_bytes: int, spent: RequestTime | None
     ) -> None:
         self._usage = usage
         self._client = client
-        self._body_bytes = body_bytes
+        self._request_bytes = request_bytes
         self._is_counted = False
         self.spent = None if client.time is None else spent
         self.throttle_ms = 0
@@ -183,7 +183,7 @@ class RequestUsage:
         """Count a Produce, return the throttle time. The time of one with acks=0 is not limited."""
         now = self._usage.now()
         produced = self._client.produced
-        throttle_ms = 0 if produced is None else produced.record(self._body_bytes, now)
+        throttle_ms = 0 if produced is None else produced.record(self._request_bytes, now)
         return self._count(throttle_ms, now, is_exempt=not has_reply)
 
     def count_fetch(self, reply_bytes: int) -> int:

@@ -27,7 +27,8 @@ class _Sample:
 class RateWindow:
     """The sum of values in the last `samples` samples of `sample_ms`, as a rate per second.
 
-    All times are in ms and must not decrease. `recorded_at` is the time of the last value.
+    All times are in ms and must not decrease. `recorded_at` is the time of the last value, before
+    the first one that of the creation.
     """
 
     __slots__ = (
@@ -44,9 +45,10 @@ class RateWindow:
     def __init__(self, samples: int, sample_ms: int, now: int) -> None:
         self._size = samples
         self._sample_ms = sample_ms
-        self._current = _Sample(now)
-        # As in Kafka, one more than the window has: the oldest may overlap its beginning.
-        self._samples = [self._current]
+        # The first sample begins with the first value. As in Kafka, there may be one more than the
+        # window has: the oldest may overlap its beginning.
+        self._current = _Sample(now - sample_ms)
+        self._samples: list[_Sample] = []
         self._total = 0.0
         self._oldest = self._min_last = now
         self.recorded_at = now
@@ -85,12 +87,13 @@ class RateWindow:
 
     def _advance(self, now: int) -> _Sample:
         """Begin a sample, in the place of the oldest one if there are enough."""
-        index = (self._samples.index(self._current) + 1) % (self._size + 1)
-        if index < len(self._samples):
-            self._samples[index].reset(now)
+        samples = self._samples
+        index = (samples.index(self._current) + 1) % (self._size + 1) if samples else 0
+        if index < len(samples):
+            samples[index].reset(now)
         else:
-            self._samples.append(_Sample(now))
-        self._current = self._samples[index]
+            samples.append(_Sample(now))
+        self._current = samples[index]
         self._summarize()
         return self._current
 
@@ -98,7 +101,8 @@ class RateWindow:
         for sample in self._samples:
             if now - sample.last >= self._size * self._sample_ms:
                 sample.reset(now)
-        self._summarize()
+        if self._samples:
+            self._summarize()
 
     def _summarize(self) -> None:
         samples = self._samples

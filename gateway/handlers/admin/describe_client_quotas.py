@@ -60,9 +60,7 @@ async def describe_client_quotas(request: Any, caller: Caller) -> Any:
                 )
             )
         await slices.take()
-    reply = DescribeClientQuotasResponse(
-        error_code=ErrorCode.NONE, error_message=None, entries=rows
-    )
+    reply = DescribeClientQuotasResponse(error_code=ErrorCode.NONE, error_message="", entries=rows)
     return await encode_if_large(reply, slices, caller)
 
 

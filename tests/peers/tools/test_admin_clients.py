@@ -94,12 +94,10 @@ def test_new_java_admin_client_gets_same_results(sides: ComparedBrokers, clients
     assert_same_output(ours, theirs)
 
 
-#: Results of Admin methods that differ from Kafka 3.9.2's. The gateway has no metadata quorum, no
-#: quotas and no transactions. For features, unknown brokers and the list of resources it follows
+#: Results of Admin methods that differ from Kafka 3.9.2's. The gateway has no metadata quorum
+#: and no transactions. For features, unknown brokers and the list of resources it follows
 #: Kafka 4.
 DIFFERENT = {
-    "alterClientQuotas": "{ClientQuotaEntity(entries={client-id=c})=InvalidRequestException: "
-    "Client quotas are not supported}",
     "updateFeatures": "{nonsense=InvalidUpdateVersionException: The update failed for all features "
     "since the following feature had an error: Invalid update version 1 for feature nonsense. "
     "Local controller 1 does not support this feature.}",

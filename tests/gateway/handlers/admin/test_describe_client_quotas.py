@@ -61,7 +61,7 @@ def describe(
         component(entity_type=kind, match_type=how, match=match) for kind, how, match in components
     ]
     reply = finished(env, DescribeClientQuotasRequest(components=asked, strict=strict), 1)
-    assert (reply.error_code, reply.error_message) == (0, None)
+    assert (reply.error_code, reply.error_message) == (0, "")
     return {
         tuple((part.entity_type, part.entity_name) for part in row.entity): {
             value.key: value.value for value in row.values
