@@ -1,4 +1,4 @@
-"""`make bench-traffic`: CPU cost of the traffic log.
+"""`make bench-traffic`: CPU cost of the traffic log, or of authorization and quotas (--secured).
 
 One gateway has two listeners, and its traffic log records only one of them. Both get the same load
 in turns: five Produce requests in flight with a full batch for each partition, and Fetch requests
@@ -11,6 +11,10 @@ batches are. Single slices differ by more than the log costs, but the median of 
 stable; the table has its 95 % confidence interval.
 
 The last column is the cost of the recorder alone, with warm caches (bench/recorder_cost.py).
+
+With --secured there is no traffic log. Connections of one listener are checked by the authorizer
+and counted by quotas for bytes and time, which are too high to be reached; the other listener does
+neither.
 """
 
 from __future__ import annotations
@@ -28,15 +32,20 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest, AlterClientQuotasResponse
 
 from bench import clients, recorder_cost, replay
 from bench.__main__ import replace_between_marks
+from bench.compared_listeners import OPEN, UNLOGGED
 from bench.servers import BenchGateway
 from bench.steps import WarmUpLimits, repeat_until_stable
-from bench.unlogged_listener import UNLOGGED
 from tests.testkit.gateway import MIB, Peer
 
 BEGIN, END = "<!-- traffic: begin -->", "<!-- traffic: end -->"
+SECURED_BEGIN, SECURED_END = "<!-- secured: begin -->", "<!-- secured: end -->"
+
+#: Quotas that no client reaches.
+QUOTAS = {"producer_byte_rate": 1e15, "consumer_byte_rate": 1e15, "request_percentage": 1e6}
 
 
 FIRST = "produce, 1 partition"
@@ -56,8 +65,8 @@ class LogCost(msgspec.Struct):
 
     name: str
     pairs: list[CpuPair] = []
-    #: CPU seconds per GiB of the recorder alone.
-    recorder_seconds: float = 0.0
+    #: CPU seconds per GiB of the recorder alone, None if it is not compared.
+    recorder_seconds: float | None = None
 
     @property
     def ratios(self) -> list[float]:
@@ -86,14 +95,10 @@ def median_interval(ratios: Sequence[float]) -> tuple[float, float]:
     return ratios[rank], ratios[-1 - rank]
 
 
-def table(rows: Sequence[LogCost]) -> str:
-    heads = [
-        "step",
-        "CPU s/GiB without",
-        "with the traffic log",
-        "ratio (95 % interval)",
-        "the recorder alone",
-    ]
+def table(rows: Sequence[LogCost], compared: str = "with the traffic log") -> str:
+    heads = ["step", "CPU s/GiB without", compared, "ratio (95 % interval)"]
+    if rows[0].recorder_seconds is not None:
+        heads.append("the recorder alone")
     lines = [heads, ["---"] * len(heads)]
     for row in rows:
         without, with_log = (
@@ -107,7 +112,7 @@ def table(rows: Sequence[LogCost]) -> str:
                 f"{without:.2f}",
                 f"{with_log:.2f}",
                 ratio,
-                _share(row.recorder_seconds, without),
+                *([] if row.recorder_seconds is None else [_share(row.recorder_seconds, without)]),
             ]
         )
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -169,9 +174,61 @@ def _cpu(connection: ListenerConnection, size: int, work: Callable[[], None]) ->
     return (connection.gateway.cpu_seconds() - before) * recorder_cost.GIB / size
 
 
+def set_quotas(peer: Peer) -> None:
+    """Set `QUOTAS` for all users, on the listener that counts them."""
+    kind = AlterClientQuotasRequest.EntryData
+    entry = kind(
+        entity=[kind.EntityData(entity_type="user", entity_name=None)],
+        ops=[kind.OpData(key=key, value=value, remove=False) for key, value in QUOTAS.items()],
+    )
+    asked = AlterClientQuotasRequest(entries=[entry], validate_only=False)
+    (row,) = peer.request(asked, AlterClientQuotasResponse, 1).entries
+    if row.error_code:
+        raise clients.ClientFailed(f"quotas were refused: {row.error_message}")
+
+
+def measure_secured(options: argparse.Namespace) -> list[LogCost]:
+    """Compare a listener with authorization and quotas to one without."""
+    arguments = ("--listener", f"{OPEN}://127.0.0.1:0")
+    for setting in (
+        f"listener_security_protocol_map={OPEN}:PLAINTEXT",
+        "authorizer=acls",
+        "super_users=User:ANONYMOUS",
+    ):
+        arguments += ("--set", setting)
+    gateway = BenchGateway.start(
+        subprocess.DEVNULL, arguments=arguments, module="bench.compared_listeners"
+    )
+    try:
+        secured = replay.connected(gateway.bootstrap)
+        set_quotas(secured)
+        connections = (
+            ListenerConnection(gateway, replay.connected(gateway.others[0])),
+            ListenerConnection(gateway, secured),
+        )
+        loads = _loads(gateway, secured, options.partitions)
+        repeat_until_stable(lambda: loads[FIRST](connections[1]), WarmUpLimits(), _say)
+        return measure(connections, loads, options.rounds, _say)
+    finally:
+        gateway.stop()
+
+
+def _loads(gateway: BenchGateway, writer: Peer, partitions: int) -> dict[str, SliceCost]:
+    return {
+        FIRST: produced(gateway, 1),
+        f"produce, {partitions} partitions": produced(gateway, partitions),
+        "fetch, as stored": fetched(gateway, writer),
+    }
+
+
 def main() -> int:
     options = _options()
     busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
+    if options.secured:
+        rows = measure_secured(options)
+        heading = "with authorization and quotas"
+        _report(f"{_conditions(options, busy)}\n\n{table(rows, heading)}", options)
+        return 0
     with tempfile.TemporaryDirectory(prefix="kopgate-bench-traffic-") as folder:
         unlogged = (
             "--listener",
@@ -182,7 +239,7 @@ def main() -> int:
         gateway = BenchGateway.start(
             subprocess.DEVNULL,
             arguments=(*unlogged, "--traffic-log", folder),
-            module="bench.unlogged_listener",
+            module="bench.compared_listeners",
         )
         try:
             seen = replay.connected(gateway.bootstrap)
@@ -190,11 +247,7 @@ def main() -> int:
                 ListenerConnection(gateway, replay.connected(gateway.others[0])),
                 ListenerConnection(gateway, seen),
             )
-            loads = {
-                FIRST: produced(gateway, 1),
-                f"produce, {options.partitions} partitions": produced(gateway, options.partitions),
-                "fetch, as stored": fetched(gateway, seen),
-            }
+            loads = _loads(gateway, seen, options.partitions)
             repeat_until_stable(lambda: loads[FIRST](connections[1]), WarmUpLimits(), _say)
             rows = measure(connections, loads, options.rounds, _say)
             for row, recorder_seconds in zip(
@@ -210,14 +263,19 @@ def main() -> int:
         finally:
             gateway.stop()
         written = sum(path.stat().st_size for path in Path(folder).rglob("*.jsonl.gz"))
-    text = (
+    _report(
         f"{_conditions(options, busy)} Size of the log: {written / 1024:.0f} KiB, "
-        f"compressed.\n\n{table(rows)}"
+        f"compressed.\n\n{table(rows)}",
+        options,
     )
+    return 0
+
+
+def _report(text: str, options: argparse.Namespace) -> None:
     print(text)
     if options.out is not None:
-        options.out.write_text(replace_between_marks(options.out.read_text(), text, BEGIN, END))
-    return 0
+        marks = (SECURED_BEGIN, SECURED_END) if options.secured else (BEGIN, END)
+        options.out.write_text(replace_between_marks(options.out.read_text(), text, *marks))
 
 
 def _say(line: str) -> None:
@@ -226,6 +284,8 @@ def _say(line: str) -> None:
 
 def _conditions(options: argparse.Namespace, busy: str) -> str:
     arguments = f"--rounds {options.rounds} --partitions {options.partitions}"
+    if options.secured:
+        arguments += " --secured"
     return (
         f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-traffic ARGS="{arguments}"`, '
         f"Python {platform.python_version()}, "
@@ -247,6 +307,11 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--partitions", type=int, default=6, help="partitions of the second topic (6)"
+    )
+    parser.add_argument(
+        "--secured",
+        action="store_true",
+        help="compare authorization and quotas instead of the traffic log",
     )
     parser.add_argument(
         "--out",

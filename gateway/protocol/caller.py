@@ -98,13 +98,19 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         ACLs apply to the canonical name. An id without a topic is allowed: the answer is that it
         does not exist.
         """
-        if self.broker.authorizer is None:
+        authorizer = self.broker.authorizer
+        if authorizer is None:
             return True
         if isinstance(topic, bytes):
             topics = self.broker.topics
             found = topics.find_internal(topic) or topics.get(topic)
             return found is None or self.may(operation, AclResource.TOPIC, found.name)
-        return self.may(operation, AclResource.TOPIC, self._canonical(topic))
+        decisions = self.session.topic_decisions
+        decision = decisions.get(operation, topic, authorizer.version)
+        if decision is None:
+            decision = self.may(operation, AclResource.TOPIC, self._canonical(topic))
+            decisions.put(operation, topic, decision)
+        return decision
 
     def may_auto_create(self, topic: str) -> bool:
         """Whether the caller's Metadata request may create this missing topic."""

@@ -444,7 +444,11 @@ class Dispatch:
             request.reply = []
         else:
             try:
-                body = _encode(route, request, reply)
+                body = (
+                    route.encode(reply, request.version)
+                    if request.usage is None
+                    else _encode_counted(route, request, request.usage, reply)
+                )
             except Exception as failure:  # noqa: BLE001 - a reply that cannot be encoded is a bug
                 self._failed(request, failure)
                 return False
@@ -586,16 +590,18 @@ def _count(request: _InFlightRequest, usage: RequestUsage, reply: Any) -> int:
     return usage.count_request(is_exempt=request.api_key in TIME_EXEMPT)
 
 
-def _encode(route: Route, request: _InFlightRequest, reply: Any) -> list[Buffer]:
+def _encode_counted(
+    route: Route, request: _InFlightRequest, usage: RequestUsage, reply: Any
+) -> list[Buffer]:
     """Return the body of the reply, with the throttle time."""
-    began = 0 if request.usage is None or request.usage.spent is None else perf_counter_ns()
+    began = perf_counter_ns()
     body = (
         encode_throttled(reply, request.throttle_ms, route.api_key, request.version, route.encode)
         if request.throttle_ms
         else route.encode(reply, request.version)
     )
-    if began and request.usage is not None:
-        request.usage.count_later_time(perf_counter_ns() - began)
+    if usage.spent is not None:
+        usage.count_later_time(perf_counter_ns() - began)
     return body
 
 

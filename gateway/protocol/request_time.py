@@ -17,29 +17,23 @@ T = TypeVar("T")
 class RequestStopwatch:
     """The time spent on one request so far."""
 
-    __slots__ = ("_began", "_ns", "_of_workers")
+    __slots__ = ("_of_workers", "began", "ns")
 
     def __init__(self) -> None:
-        self._ns = 0
-        self._began: int | None = None
+        #: Finished steps on the reactor's thread, and when the running one began, 0 for none.
+        self.ns = self.began = 0
         # Appended to by worker threads.
         self._of_workers: list[int] = []
 
     def total_ns(self) -> int:
-        running = 0 if self._began is None else perf_counter_ns() - self._began
-        return self._ns + running + sum(self._of_workers)
+        total = self.ns
+        if self.began:
+            total += perf_counter_ns() - self.began
+        return total + sum(self._of_workers)
 
     def measure(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Return `work`, measured whenever it runs on the reactor's thread."""
         return _MeasuredCoroutine(work, self)
-
-    def begin(self) -> None:
-        self._began = perf_counter_ns()
-
-    def end(self) -> None:
-        if self._began is not None:
-            self._ns += perf_counter_ns() - self._began
-            self._began = None
 
     def add(self, ns: int) -> None:
         """Add CPU time of a worker thread."""
@@ -62,11 +56,13 @@ class _MeasuredCoroutine(Coroutine[Any, Any, T]):
         self._stopwatch = stopwatch
 
     def send(self, value: Any, /) -> Any:
-        self._stopwatch.begin()
+        stopwatch = self._stopwatch
+        stopwatch.began = perf_counter_ns()
         try:
             return self._work.send(value)
         finally:
-            self._stopwatch.end()
+            stopwatch.ns += perf_counter_ns() - stopwatch.began
+            stopwatch.began = 0
 
     def throw(
         self,
@@ -75,11 +71,13 @@ class _MeasuredCoroutine(Coroutine[Any, Any, T]):
         traceback: TracebackType | None = None,
         /,
     ) -> Any:
-        self._stopwatch.begin()
+        stopwatch = self._stopwatch
+        stopwatch.began = perf_counter_ns()
         try:
             return self._work.throw(failure)
         finally:
-            self._stopwatch.end()
+            stopwatch.ns += perf_counter_ns() - stopwatch.began
+            stopwatch.began = 0
 
     def close(self) -> None:
         self._work.close()

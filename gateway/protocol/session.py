@@ -37,6 +37,7 @@ from gateway.coroutines import CancelledError
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.audit import AuditLog
+from gateway.security.authorizer import TopicDecisions
 from gateway.traffic.recorder import Recorder
 
 _log = logs.get_logger(__name__)
@@ -133,6 +134,7 @@ class LoginSession:
         "mechanism",
         "principal",
         "state",
+        "topic_decisions",
     )
 
     def __init__(
@@ -153,6 +155,7 @@ class LoginSession:
         self.expires_at: float | None = None
         self.mechanism: str | None = None
         self.principal = ANONYMOUS
+        self.topic_decisions = TopicDecisions()
         self.state = LoginState.INITIAL if mechanisms else LoginState.READY
 
     @property
@@ -174,6 +177,7 @@ class LoginSession:
         Called before the first request, on a listener without SASL.
         """
         self.principal = principal
+        self.topic_decisions = TopicDecisions()
 
     def expects_token(self) -> bool:
         return self.state is LoginState.BARE_TOKENS
@@ -259,6 +263,7 @@ class LoginSession:
         if outcome.principal is None:
             return outcome.token, 0
         self.principal = outcome.principal
+        self.topic_decisions = TopicDecisions()
         self.has_authenticated = True
         self._exchange = None
         self._move(LoginState.READY)

@@ -31,6 +31,9 @@ from storage.log import StateTable, StorageError
 #: Decisions kept until the next change of the ACLs, some 300 bytes each.
 MAX_DECISIONS = 10_000
 
+#: Decisions about topics kept by each connection and operation, some 100 bytes each.
+MAX_CONNECTION_DECISIONS = 100
+
 #: Decisions about longer names are not kept.
 MAX_CACHED_NAME_CHARS = 300
 
@@ -72,6 +75,37 @@ class Authorizer(Protocol):
     def note_refusal(self, principal: Principal) -> None:
         """Called when a request was refused, but not when a reply leaves something out."""
         ...
+
+
+class TopicDecisions:
+    """Decisions about the topics that one connection uses, by operation and name.
+
+    They cost a fraction of those of the authorizer, whose key has to be made and hashed.
+    """
+
+    __slots__ = ("_by_operation", "version")
+
+    def __init__(self) -> None:
+        #: Version of the ACLs that the decisions follow from.
+        self.version = -1
+        self._by_operation: dict[int, dict[str, bool]] = {}
+
+    def get(self, operation: AclOperation, name: str, version: int) -> bool | None:
+        """Return the decision, None if it is not known at this version of the ACLs."""
+        if version != self.version:
+            self._by_operation = {}
+            self.version = version
+            return None
+        known = self._by_operation.get(operation.value)
+        return None if known is None else known.get(name)
+
+    def put(self, operation: AclOperation, name: str, decision: bool) -> None:
+        """Remember a decision of the version of the last `get`."""
+        known = self._by_operation.setdefault(operation.value, {})
+        if len(known) >= MAX_CONNECTION_DECISIONS:
+            known.clear()
+        if len(name) <= MAX_CACHED_NAME_CHARS:
+            known[name] = decision
 
 
 class AclAuthorizer:

@@ -42,8 +42,9 @@ class _Counter:
 
     def record(self, value: float, now: int) -> int:
         """Count a value. Returns the throttle time in ms."""
-        self.window.record(value, now)
-        return min(self.window.throttle_ms(self.limit, now), self.max_throttle_ms)
+        window = self.window
+        window.record(value, now)
+        return min(window.throttle_ms(self.limit, now), self.max_throttle_ms)
 
 
 class ClientUsage:

@@ -34,6 +34,7 @@ class RateWindow:
     __slots__ = (
         "_current",
         "_min_last",
+        "_min_seconds",
         "_oldest",
         "_sample_ms",
         "_samples",
@@ -45,6 +46,7 @@ class RateWindow:
     def __init__(self, samples: int, sample_ms: int, now: int) -> None:
         self._size = samples
         self._sample_ms = sample_ms
+        self._min_seconds = (samples - 1) * sample_ms / 1000
         # The first sample begins with the first value. As in Kafka, there may be one more than the
         # window has: the oldest may overlap its beginning.
         self._current = _Sample(now - sample_ms)
@@ -64,6 +66,9 @@ class RateWindow:
 
     def throttle_ms(self, limit: float, now: int) -> int:
         """Return the time after which the rate is at `limit` per second, 0 if it is not above."""
+        if self._total <= limit * self._min_seconds:
+            # The common case: neither a longer window nor an obsolete sample makes the rate higher.
+            return 0
         size = self.size_ms(now)
         rate = self._total / (size / 1000)
         if rate <= limit:

@@ -12,7 +12,7 @@ class Ticks:
     """Replaces both clocks of the module."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0
+        self.now = 1
         monkeypatch.setattr(module, "perf_counter_ns", lambda: self.now)
         monkeypatch.setattr(module, "thread_time_ns", lambda: self.now)
 

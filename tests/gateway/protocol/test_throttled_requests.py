@@ -254,7 +254,7 @@ def test_fetch_is_cut_to_the_quota_of_a_window(env, client) -> None:
     for _ in range(5):
         client.send(produce())
     client.receive()
-    fetch_limit(env, 3 * len(RECORDS) // 10)
+    fetch_limit(env, (3 * len(RECORDS) - 50) // 10)
     client.send(fetch())
     # The third would be over the quota in any case.
     assert fetched(client) == (0, 2 * len(RECORDS))
@@ -302,7 +302,7 @@ class Ticks:
     """Each step of a request takes `ns`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ns = self.now = 0
+        self.ns, self.now = 0, 1
         monkeypatch.setattr(request_time, "perf_counter_ns", self.tick)
 
     def tick(self) -> int:

@@ -14,7 +14,7 @@ from gateway.security.acls import (
     AclPermission,
     AclResource,
 )
-from gateway.security.authorizer import AclAuthorizer
+from gateway.security.authorizer import AclAuthorizer, TopicDecisions
 from tests.fakes.broker import ended
 from tests.fakes.memory_store import MemoryStore
 
@@ -149,3 +149,26 @@ def test_any_resource_considers_denials_that_cover_the_permission(allowed, denie
 def test_any_resource_is_allowed_to_super_users():
     made = with_rules(rule("*", WRITE, "DENY"), super_users=["User:alice"])
     assert made.authorize_any(ALICE, HOST, WRITE, TOPIC)
+
+
+def test_decisions_of_a_connection_end_with_the_version_of_the_acls():
+    kept = TopicDecisions()
+    assert kept.get(READ, "orders", 1) is None
+    kept.put(READ, "orders", True)
+    kept.put(WRITE, "orders", False)
+    assert (kept.get(READ, "orders", 1), kept.get(WRITE, "orders", 1)) == (True, False)
+    assert kept.get(READ, "other", 1) is None
+    assert kept.get(READ, "orders", 2) is None
+    kept.put(READ, "orders", False)
+    assert kept.get(READ, "orders", 2) is False
+
+
+def test_number_of_decisions_of_a_connection_is_limited(monkeypatch):
+    monkeypatch.setattr(module, "MAX_CONNECTION_DECISIONS", 10)
+    kept = TopicDecisions()
+    kept.get(READ, "", 1)
+    for index in range(25):
+        kept.put(READ, str(index), True)
+    assert sum(kept.get(READ, str(index), 1) is not None for index in range(25)) <= 10
+    kept.put(READ, "n" * 1000, True)
+    assert kept.get(READ, "n" * 1000, 1) is None

@@ -350,18 +350,20 @@ def at_quota(work: Any, at: str) -> None:
     assert allowed > RECORDS * RECORD_BYTES, f"{work.__name__} took {took} s"
 
 
-def test_real_clients_get_their_quota_and_do_not_delay_others(
+def test_quotas_that_survived_kill_limit_real_clients_and_delay_no_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    settings = {"quota_window_num": SAMPLES, "traffic_log": tmp_path / "traffic"}
+    both = {"producer_byte_rate": RATE_BYTES, "consumer_byte_rate": RATE_BYTES}
     with (
-        gateway(tmp_path, quota_window_num=SAMPLES, traffic_log=tmp_path / "traffic") as server,
-        BackgroundClient(server) as other,
+        gateway(tmp_path, **settings) as server,
+        QuotaClient("{}:{}".format(*server.address)) as admin,
     ):
+        for name in ("new", OLD):
+            admin.alter(([(CLIENT, name)], both))
+    # The context ends with SIGKILL.
+    with gateway(tmp_path, **settings) as server, BackgroundClient(server) as other:
         at = "{}:{}".format(*server.address)
-        with QuotaClient(at) as admin:
-            for name in ("new", OLD):
-                both = {"producer_byte_rate": RATE_BYTES, "consumer_byte_rate": RATE_BYTES}
-                admin.alter(([(CLIENT, name)], both))
         for new, old in (
             (produce_with_new_client, produce_with_old_client),
             (consume_with_new_client, consume_with_old_client),
