@@ -25,6 +25,9 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.acls import AclOperation
 from gateway.security.quotas import QUOTA_KEYS, QuotaAlteration, make_quota_filter
 
+#: Parts of one entity in a request. Kafka has three types.
+MAX_ENTITY_PARTS = 10
+
 _Described = DescribeClientQuotasResponse.EntryData
 _Altered = AlterClientQuotasResponse.EntryData
 
@@ -69,20 +72,17 @@ async def alter_client_quotas(request: Any, caller: Caller) -> Any:
     """Set and remove quotas. Valid changes are stored together, unless they are only validated."""
     slices = TimeSlices(caller.broker.clock)
     asked: list[QuotaAlteration] = []
-    for entry in request.entries:
-        # A type that is named twice has the last name, as in Kafka.
-        names = {part.entity_type: part.entity_name for part in entry.entity}
-        values = [(op.key, None if op.remove else op.value) for op in entry.ops]
-        asked.append(QuotaAlteration(names, values))
-        await slices.take(1 + len(entry.entity) + len(values))
     try:
         caller.require_cluster(AclOperation.ALTER_CONFIGS)
-        check_changes(sum(len(one.values) for one in asked))
+        check_changes(sum(max(len(entry.ops), 1) for entry in request.entries))
+        for entry in request.entries:
+            asked.append(_alteration(entry))
+            await slices.take(1 + len(entry.ops))
         errors = await caller.broker.client_quotas.alter(
             asked, slices, validate_only=request.validate_only
         )
     except KafkaError as failure:
-        errors = {one.key: failure for one in asked}
+        return await _refuse_all(request, failure, slices, caller)
     if not request.validate_only:
         for one in asked:
             _record_changes(one, errors[one.key], caller)
@@ -98,6 +98,32 @@ async def alter_client_quotas(request: Any, caller: Caller) -> Any:
                 ],
             )
         )
+        await slices.take()
+    return await encode_if_large(AlterClientQuotasResponse(entries=rows), slices, caller)
+
+
+def _alteration(entry: Any) -> QuotaAlteration:
+    """Raises KafkaError(INVALID_REQUEST) for an entity of too many parts."""
+    if len(entry.entity) > MAX_ENTITY_PARTS:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"an entity may have at most {MAX_ENTITY_PARTS} parts"
+        )
+    # A type that is named twice has the last name, as in Kafka.
+    names = {part.entity_type: part.entity_name for part in entry.entity}
+    return QuotaAlteration(names, [(op.key, None if op.remove else op.value) for op in entry.ops])
+
+
+async def _refuse_all(request: Any, failure: KafkaError, slices: TimeSlices, caller: Caller) -> Any:
+    """Return the error for each entry, as it was sent."""
+    rows = []
+    for entry in request.entries:
+        entity = []
+        for part in entry.entity:
+            entity.append(
+                _Altered.EntityData(entity_type=part.entity_type, entity_name=part.entity_name)
+            )
+            await slices.take()
+        rows.append(_Altered(error_code=failure.code, error_message=failure.message, entity=entity))
         await slices.take()
     return await encode_if_large(AlterClientQuotasResponse(entries=rows), slices, caller)
 

@@ -216,7 +216,7 @@ FILTERS: list[tuple[list[tuple[str, int, str | None]], bool]] = [
     ([(CLIENT, 1, None)], False),
     ([(CLIENT, 1, None)], True),
     ([(USER, 0, "alice"), (CLIENT, 1, None)], True),
-    ([(USER, 0, "nobody")], False),
+    ([(USER, 0, "stranger")], False),
     ([("", 0, "x")], False),
     ([("group", 0, "x")], False),
     ([(USER, 0, None)], False),

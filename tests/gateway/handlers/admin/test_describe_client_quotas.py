@@ -144,6 +144,16 @@ def test_request_with_too_many_changes_is_refused_as_a_whole(env: BrokerEnvironm
     assert (codes, describe(env)) == ({POLICY}, {})
 
 
+def test_entity_with_many_parts_is_refused(env: BrokerEnvironment) -> None:
+    many: dict[str, str | None] = {str(number): "x" for number in range(11)}
+    message = "an entity may have at most 10 parts"
+    assert alter(env, entry(many, producer_byte_rate=1)) == [(INVALID_REQUEST, message)]
+    few = dict(list(many.items())[:10])
+    assert alter(env, entry(few, producer_byte_rate=1)) == [
+        (INVALID_REQUEST, "Unhandled client quota entity type: 0")
+    ]
+
+
 def test_large_replies_are_encoded_on_another_thread(env: BrokerEnvironment) -> None:
     many = [entry({"user": str(number)}, producer_byte_rate=1) for number in range(SLICE_ROWS + 1)]
     assert set(alter(env, *many)) == {(0, None)}
