@@ -41,7 +41,7 @@ class AuthenticationFailed(Exception):
 
 
 class AuthenticationBusy(Exception):
-    """Too many password checks are queued.
+    """The login cannot be checked now: too many password checks are queued, or keys are missing.
 
     The connection is closed without a reply: clients reconnect after that, but treat error 58
     (SASL_AUTHENTICATION_FAILED) as final.

@@ -29,7 +29,7 @@ from gateway.net.listeners import ConnectionLimits, Listener, TlsListener
 from gateway.net.proxy_listener import ProxyListener
 from gateway.net.transport import Port
 from gateway.protocol.wire import compiled
-from gateway.security.mechanisms import make_mechanisms
+from gateway.security.mechanisms import make_key_download, make_mechanisms
 from gateway.settings.addresses import Endpoint
 from gateway.settings.model import Settings
 from gateway.stores import make_store
@@ -97,6 +97,7 @@ class GatewayServer:
             "check",
             max_waiting=settings.sasl_max_waiting_checks,
         )
+        self._key_download = make_key_download(settings, reactor)
         self._ports: list[Any] = []
         self._connection_sweep = Sweep(self._limits.connections, SWEEP_STEPS)
         self._sweep_loop = LoopingCall(self._close_overdue)
@@ -125,6 +126,8 @@ class GatewayServer:
         """
         try:
             listeners = self._make_listeners()
+            if self._key_download is not None:
+                self._key_download.start()
             broker, bound = await self._open(listeners)
         except (StorageError, TlsError, UsersFileError, ValueError) as failure:
             raise StartupError(str(failure)) from failure
@@ -204,7 +207,9 @@ class GatewayServer:
             endpoint.name: settings.security_protocol(endpoint.name)
             for endpoint in settings.listeners
         }
-        mechanisms = make_mechanisms(settings, self._check_password, self._scram_credentials)
+        mechanisms = make_mechanisms(
+            settings, self._check_password, self._scram_credentials, self._key_download
+        )
         made = []
         for endpoint in settings.listeners:
             protocol = protocols[endpoint.name]
@@ -266,6 +271,8 @@ class GatewayServer:
         """
         self._is_draining = True
         deadline = self._reactor.seconds() + self._settings.shutdown_timeout_ms / 1000
+        if self._key_download is not None:
+            self._key_download.stop()
         for port in self._ports:
             await port.stopListening()
         self._limits.abort_without_header()

@@ -123,7 +123,9 @@ BELONGS_TO = {
         "gateway/net/connection.py",
         "gateway/coroutines.py",
         "gateway/workers.py",
+        "gateway/security/key_download.py",
         "storage/bridge.py",
+        "storage/https.py",
         "storage/lmdb/",
         "storage/pulsar/",
     ),
@@ -135,7 +137,8 @@ BELONGS_TO = {
     "pydantic": ("gateway/settings/",),
     "pydantic_settings": ("gateway/settings/",),
     "pyspark": ("reports/",),
-    "OpenSSL": ("auth/tls.py", "gateway/net/connection.py", "storage/pulsar/admin/admin_tls.py"),
+    "OpenSSL": ("auth/tls.py", "gateway/net/connection.py", "storage/https.py"),
+    "jwt": ("auth/jwt_tokens.py", "auth/signing_keys.py"),
 }
 
 #: The only module that imports the reactor; others get it as an argument.

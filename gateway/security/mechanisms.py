@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
 
+from auth.jwt_tokens import TokenRules, TokenVerifier
 from auth.mechanism import Mechanism
-from auth.plain import PlainMechanism
+from auth.oauth_bearer import OAuthBearerMechanism
+from auth.plain import PlainMechanism, TokenLogin
 from auth.scram import HASHES, ScramCredentialSource, ScramMechanism
+from auth.signing_keys import (
+    FixedKeys,
+    KeyFile,
+    KeySet,
+    KeySource,
+    read_key_set,
+    read_public_key,
+    read_secret_key,
+)
 from auth.users import UsersFile
 from gateway import logs
+from gateway.security.key_download import KeyDownload, KeySetUrl, RefreshTimes, is_exposed
+from gateway.settings.addresses import path_of_file_url
 from gateway.settings.model import Settings
 
 _log = logs.get_logger(__name__)
@@ -19,30 +34,130 @@ def make_mechanisms(
     settings: Settings,
     run: Callable[..., Awaitable[bool]],
     credentials: Callable[[], ScramCredentialSource],
+    download: KeyDownload | None = None,
 ) -> dict[str, Mechanism]:
     """The SASL mechanisms that a listener has enabled, by name.
 
     `run` runs password checks on other threads. `credentials` is called when a client begins.
+    `download` is the result of `make_key_download`.
 
-    Raises UsersFileError, or ValueError without a users file.
+    Raises UsersFileError, or ValueError for keys that cannot be used.
     """
     mechanisms: dict[str, Mechanism] = {}
-    for name in settings.enabled_mechanisms():
-        mechanisms[name] = (
-            ScramMechanism(name, credentials) if name in HASHES else _make_plain(settings, run)
-        )
+    enabled = settings.enabled_mechanisms()
+    tokens = _token_verifier(settings) if {"PLAIN", "OAUTHBEARER"} & set(enabled) else None
+    for name in enabled:
+        if name in HASHES:
+            mechanisms[name] = ScramMechanism(name, credentials)
+        elif name == "OAUTHBEARER":
+            verifier = _oauth_verifier(settings, tokens, download)
+            mechanisms[name] = OAuthBearerMechanism(verifier, settings.pulsar_namespace)
+        else:
+            mechanisms[name] = _make_plain(settings, run, tokens)
     return mechanisms
 
 
-def _make_plain(settings: Settings, run: Callable[..., Awaitable[bool]]) -> PlainMechanism:
-    if settings.users_file is None:
-        raise ValueError(
-            "a SASL listener needs users_file: create the file with "
-            "`kopgate users add NAME --file FILE`"
+def make_key_download(settings: Settings, reactor: Any) -> KeyDownload | None:
+    """The fetching of an identity provider's keys, not started yet; None if there is nothing to
+    fetch.
+    """
+    url = settings.sasl_oauthbearer_jwks_endpoint_url
+    if (
+        url is None
+        or path_of_file_url(url) is not None
+        or "OAUTHBEARER" not in settings.enabled_mechanisms()
+    ):
+        return None
+    if is_exposed(url):
+        _log.warning(
+            "signing keys are fetched without TLS, anyone on the way can replace them",
+            remedy="use https in sasl_oauthbearer_jwks_endpoint_url",
         )
-    users = UsersFile(
-        settings.users_file,
-        time.monotonic,
-        lambda problem: _log.warning("users file problem", problem=problem),
+    parts = urlsplit(url)
+    return KeyDownload(
+        KeySetUrl(url, settings.sasl_oauthbearer_jwks_endpoint_ca_file, reactor).fetch,
+        f"{parts.scheme}://{parts.netloc}{parts.path}",
+        RefreshTimes(
+            settings.sasl_oauthbearer_jwks_endpoint_refresh_ms / 1000,
+            settings.sasl_oauthbearer_jwks_endpoint_retry_backoff_ms / 1000,
+            settings.sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms / 1000,
+        ),
+        reactor,
     )
-    return PlainMechanism(users, run)
+
+
+def _make_plain(
+    settings: Settings, run: Callable[..., Awaitable[bool]], tokens: TokenVerifier | None
+) -> PlainMechanism:
+    users = None
+    if settings.users_file is not None:
+        users = UsersFile(
+            settings.users_file,
+            time.monotonic,
+            lambda problem: _log.warning("users file problem", problem=problem),
+        )
+    login = TokenLogin(tokens, settings.pulsar_namespace) if tokens else None
+    return PlainMechanism(users, run, login)
+
+
+def _token_verifier(settings: Settings) -> TokenVerifier | None:
+    """The verifier with Pulsar's key and rules, or None without a key."""
+    rules = TokenRules(
+        subject_claim=settings.token_auth_claim,
+        audience_claim=settings.token_audience_claim or "aud",
+        audiences=frozenset({settings.token_audience} if settings.token_audience else ()),
+        clock_skew_seconds=settings.token_allowed_clock_skew_seconds,
+        tenant_claim=settings.token_tenant_claim,
+    )
+    for location, read in (
+        (settings.token_secret_key, read_secret_key),
+        (settings.token_public_key, read_public_key),
+    ):
+        if location is not None:
+            keys: KeySource = (
+                FixedKeys(read(location.content or b""))
+                if location.path is None
+                else KeyFile(location.path, read, time.monotonic, _report_key_problem)
+            )
+            return TokenVerifier(keys, rules, time.time)
+    return None
+
+
+def _oauth_verifier(
+    settings: Settings, tokens: TokenVerifier | None, download: KeyDownload | None
+) -> TokenVerifier:
+    """The verifier with the identity provider's keys and Kafka's rules, or else `tokens`."""
+    url = settings.sasl_oauthbearer_jwks_endpoint_url
+    allows_unsecured = settings.sasl_oauthbearer_allow_unsecured_tokens
+    path = None if url is None else path_of_file_url(url)
+    keys: KeySource
+    if download is not None:
+        keys = download
+    elif path is not None:
+        keys = KeyFile(path, read_key_set, time.monotonic, _report_key_problem)
+    elif allows_unsecured:
+        keys = FixedKeys(KeySet())
+    elif tokens is not None:
+        return tokens
+    else:
+        raise ValueError("OAUTHBEARER needs sasl_oauthbearer_jwks_endpoint_url")
+    if allows_unsecured:
+        _log.warning(
+            "OAUTHBEARER accepts tokens without a signature, so clients can log in as any user",
+            remedy="remove sasl_oauthbearer_allow_unsecured_tokens",
+        )
+    rules = TokenRules(
+        subject_claim=settings.sasl_oauthbearer_sub_claim_name,
+        issuer=settings.sasl_oauthbearer_expected_issuer,
+        audiences=frozenset(settings.sasl_oauthbearer_expected_audience),
+        clock_skew_seconds=settings.sasl_oauthbearer_clock_skew_seconds,
+        requires_times=True,
+        tenant_claim=settings.sasl_oauthbearer_tenant_claim_name,
+        scope_claim=settings.sasl_oauthbearer_scope_claim_name,
+        allows_unsecured=allows_unsecured,
+    )
+    return TokenVerifier(keys, rules, time.time)
+
+
+def _report_key_problem(problem: str) -> None:
+    _log.warning("signing key problem", problem=problem)

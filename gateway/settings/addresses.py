@@ -1,11 +1,15 @@
-"""Parses addresses in settings: listeners, stores and Pulsar's admin API."""
+"""Parses addresses in settings: listeners, stores, Pulsar's admin API, and where keys are."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})
 PULSAR_SCHEMES = ("pulsar", "pulsar+ssl")
@@ -17,6 +21,10 @@ _HOST = re.compile(
 )
 _ADMIN = re.compile(
     r"https?://(?P<host>\[[^\[\]]*\]|[^:\[\]/@?#]*)(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~/-]*)?\Z",
+    re.ASCII,
+)
+_KEY_SET = re.compile(
+    r"https?://(?P<host>\[[^\[\]]*\]|[^:\[\]/@?#]*)(:(?P<port>[0-9]{1,5}))?(/[!-\"$-~]*)?\Z",
     re.ASCII,
 )
 _NAMED_ENTITY = re.compile(r"[-=:.\w]+\Z", re.ASCII)
@@ -79,6 +87,17 @@ class StoreAddress:
     @property
     def is_pulsar(self) -> bool:
         return self.scheme in PULSAR_SCHEMES
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLocation:
+    """Where a key is: in the file `path`, or in the setting itself as `content`."""
+
+    path: Path | None
+    content: bytes | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"file://{self.path}" if self.path else "data:(hidden)"
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -156,6 +175,59 @@ def parse_namespace(text: str) -> str:
     if not slash or not _NAMED_ENTITY.match(tenant) or not _NAMED_ENTITY.match(namespace):
         raise ValueError(f"{text!r} is not TENANT/NAMESPACE; wildcards are not supported")
     return text
+
+
+def parse_key_location(text: str) -> KeyLocation:
+    """Parse the place of a key as Pulsar does (AuthTokenUtils.readKeyFromUrl).
+
+    It is `file:///PATH`, `data:;base64,KEY`, the path of an existing file, or the key in base64.
+    Raises ValueError, whose message does not contain the text, since that may be the key.
+    """
+    if text.startswith("file:"):
+        return KeyLocation(_parse_file_url(text))
+    if text.startswith("data:"):
+        kind, comma, content = text.partition(",")
+        if not comma or not kind.endswith(";base64"):
+            raise ValueError("a key in the setting itself is data:;base64,KEY")
+        return KeyLocation(None, _parse_base64(content))
+    if text and "\0" not in text and Path(text).exists():
+        return KeyLocation(Path(text))
+    return KeyLocation(None, _parse_base64(text))
+
+
+def _parse_base64(text: str) -> bytes:
+    try:
+        content = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        content = b""
+    if not content:
+        raise ValueError("expected file:///PATH, data:;base64,KEY, or the path of an existing file")
+    return content
+
+
+def parse_key_set_url(text: str) -> str:
+    """Check the URL of a key set. Raises ValueError with a message for the user."""
+    if text.startswith("file:"):
+        _parse_file_url(text)
+        return text
+    match = _KEY_SET.match(text)
+    if match is None or not match["host"] or int(match["port"] or 0) > 65535:
+        raise ValueError("expected https://HOST/PATH or file:///PATH")
+    _parse_host(text, match["host"])
+    return text
+
+
+def path_of_file_url(url: str) -> Path | None:
+    """Return the path of a `file:` URL, or None for another URL."""
+    return _parse_file_url(url) if url.startswith("file:") else None
+
+
+def _parse_file_url(text: str) -> Path:
+    parts = urlsplit(text)
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
+        raise ValueError("the URL of a file is file:///PATH")
+    return Path(path)
 
 
 def _parse_brokers(text: str, location: str) -> str:

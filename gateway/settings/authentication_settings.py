@@ -1,4 +1,4 @@
-"""Settings: users, passwords, sessions, and the time a log-in may take."""
+"""Settings: users, passwords, tokens, sessions, and the time a log-in may take."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from gateway.settings.field_types import (
     SECOND,
     SECTION_CONFIG,
     File,
+    Key,
+    KeySetUrl,
+    Words,
 )
 
 
@@ -85,5 +88,119 @@ class AuthenticationSettings(BaseModel):
         description=(
             "Whether the end of a session also closes connections of clients that cannot "
             "re-authenticate, as in Kafka. They reconnect."
+        ),
+    )
+
+
+class TokenSettings(BaseModel):
+    """JSON Web Tokens: passwords of PLAIN as in KoP, and OAUTHBEARER."""
+
+    model_config = SECTION_CONFIG
+
+    token_secret_key: Key | None = Field(
+        None,
+        description=(
+            "Pulsar's secret key, which lets PLAIN clients log in with the password `token:JWT`: "
+            "`file:///PATH`, a path, or `data:;base64,KEY`. A file is safer, since settings are "
+            "visible in process lists, and is reloaded when it changes. As in Pulsar, the bytes of "
+            "the file are the key."
+        ),
+    )
+    token_public_key: Key | None = Field(
+        None,
+        description=(
+            "Pulsar's public key (RSA or EC, DER or PEM) instead of the secret key. It fits the "
+            "algorithms of its type, so Pulsar's `tokenPublicAlg` is not needed."
+        ),
+    )
+    token_auth_claim: str = Field(
+        "sub", min_length=1, description="Claim of a token with the user, Pulsar's role."
+    )
+    token_audience_claim: str | None = Field(
+        None, description="Claim of a token that must contain `token_audience`. As in Pulsar."
+    )
+    token_audience: str | None = Field(
+        None, description="This service's name in the audience claim. As in Pulsar."
+    )
+    token_allowed_clock_skew_seconds: int = Field(
+        30,
+        ge=0,
+        le=3600,
+        description=(
+            "Tolerance for the clock of the issuer of tokens. Pulsar's default is 0; Kafka "
+            "allows 30 s for OAUTHBEARER."
+        ),
+    )
+    token_tenant_claim: str | None = Field(
+        None,
+        description=(
+            "Claim of a token with the `TENANT` or `TENANT/NAMESPACE` that PLAIN clients may give "
+            "as user name. Without it they may give any, as in KoP."
+        ),
+    )
+    sasl_oauthbearer_jwks_endpoint_url: KeySetUrl | None = Field(
+        None,
+        description=(
+            "Key set (JWKS) that verifies the tokens of OAUTHBEARER: `https://HOST/PATH` of the "
+            "identity provider, or `file:///PATH`, which is reloaded when it changes. Without it "
+            "they are verified as those of PLAIN, by the `token_` settings, as in KoP."
+        ),
+    )
+    sasl_oauthbearer_jwks_endpoint_ca_file: File | None = Field(
+        None,
+        description=(
+            "PEM file with the authorities of the identity provider's certificate. By default "
+            "those of the operating system."
+        ),
+    )
+    sasl_oauthbearer_jwks_endpoint_refresh_ms: int = Field(
+        1 * HOUR,
+        ge=1 * SECOND,
+        description=(
+            "Interval between two fetches of the key set. An unknown key id in a token also causes "
+            "one, at most every 10 s. Kafka's default."
+        ),
+    )
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_ms: int = Field(
+        100, ge=10, le=1 * HOUR, description="First pause after a failed fetch; it doubles."
+    )
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms: int = Field(
+        10 * SECOND, ge=10, le=24 * HOUR, description="Longest pause between failed fetches."
+    )
+    sasl_oauthbearer_expected_audience: Words = Field(
+        (), description="A token must name one of these in `aud`. Empty accepts any."
+    )
+    sasl_oauthbearer_expected_issuer: str | None = Field(
+        None, description="Issuer (`iss`) that a token must name. None accepts any."
+    )
+    sasl_oauthbearer_clock_skew_seconds: int = Field(
+        30,
+        ge=0,
+        le=3600,
+        description="Tolerance for the identity provider's clock. Kafka's default.",
+    )
+    sasl_oauthbearer_scope_claim_name: str = Field(
+        "scope",
+        min_length=1,
+        description=(
+            "Claim with the scopes. As in Kafka they grant nothing, but a token with empty or "
+            "repeated ones is refused."
+        ),
+    )
+    sasl_oauthbearer_sub_claim_name: str = Field(
+        "sub", min_length=1, description="Claim with the name of the user."
+    )
+    sasl_oauthbearer_tenant_claim_name: str | None = Field(
+        None,
+        description=(
+            "Claim with the client's `TENANT` or `TENANT/NAMESPACE`. Without it clients have no "
+            "tenant. SASL extensions are ignored, because they are not signed."
+        ),
+    )
+    sasl_oauthbearer_allow_unsecured_tokens: bool = Field(
+        False,
+        description=(
+            "For development only: whether tokens without a signature are accepted, with which a "
+            "client can be any user."
         ),
     )

@@ -12,8 +12,11 @@ from pydantic_settings import NoDecode
 
 from gateway.settings.addresses import (
     Endpoint,
+    KeyLocation,
     SecurityProtocol,
     parse_endpoint,
+    parse_key_location,
+    parse_key_set_url,
     parse_name,
     parse_namespace,
     parse_network,
@@ -92,7 +95,7 @@ Protocols = Annotated[
 ]
 Levels = Annotated[Mapping[str, Level], BeforeValidator(read_table), NoDecode]
 Mechanisms = Annotated[
-    tuple[Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], ...],
+    tuple[Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"], ...],
     BeforeValidator(_read_list),
     NoDecode,
 ]
@@ -102,6 +105,9 @@ Principals = Annotated[
     NoDecode,
 ]
 Name = Annotated[str, from_text(parse_name)]
+Key = Annotated[KeyLocation, from_text(parse_key_location)]
+KeySetUrl = Annotated[str, from_text(parse_key_set_url)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_read_list), NoDecode]
 Namespaces = Annotated[
     tuple[Annotated[str, from_text(parse_namespace)], ...], BeforeValidator(_read_list), NoDecode
 ]

@@ -40,6 +40,12 @@ SETTING_BY_KOP_NAME = {
     "offsetsRetentionCheckIntervalMs": "offsets_retention_check_interval_ms",
     "offsetsRetentionMinutes": "offsets_retention_minutes",
     "saslAllowedMechanisms": "sasl_enabled_mechanisms",
+    "tokenAllowedClockSkewSeconds": "token_allowed_clock_skew_seconds",
+    "tokenAudience": "token_audience",
+    "tokenAudienceClaim": "token_audience_claim",
+    "tokenAuthClaim": "token_auth_claim",
+    "tokenPublicKey": "token_public_key",
+    "tokenSecretKey": "token_secret_key",
 }
 
 _BY_LOWER_CASE = {name.lower(): name for name in SETTING_BY_KOP_NAME}

@@ -14,7 +14,7 @@ from pydantic import BaseModel, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.settings.addresses import Endpoint, SecurityProtocol
-from gateway.settings.authentication_settings import AuthenticationSettings
+from gateway.settings.authentication_settings import AuthenticationSettings, TokenSettings
 from gateway.settings.authorization_settings import AuthorizationSettings
 from gateway.settings.connection_settings import ConnectionSettings
 from gateway.settings.fetch_settings import FetchSettings
@@ -30,6 +30,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "Listeners": ListenerSettings,
     "TLS, SASL and proxies of all listeners, or of one": PerListenerSettings,
     "Authentication": AuthenticationSettings,
+    "Tokens for PLAIN and OAUTHBEARER": TokenSettings,
     "Authorization and the audit log": AuthorizationSettings,
     "Connections": ConnectionSettings,
     "Topics": TopicSettings,
@@ -39,6 +40,14 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "The store in Apache Pulsar": PulsarStoreSettings,
     "The traffic log and the log": LogSettings,
 }
+
+
+#: Settings that must not be without effect, since they make fewer tokens valid.
+_CHECKS_OF_OAUTH_TOKENS = (
+    "sasl_oauthbearer_expected_audience",
+    "sasl_oauthbearer_expected_issuer",
+    "sasl_oauthbearer_tenant_claim_name",
+)
 
 
 class Settings(
@@ -51,6 +60,7 @@ class Settings(
     TopicSettings,
     ConnectionSettings,
     AuthorizationSettings,
+    TokenSettings,
     AuthenticationSettings,
     PerListenerSettings,
     ListenerSettings,
@@ -79,6 +89,7 @@ class Settings(
         problems = [
             *self._listener_problems(),
             *self._security_problems(),
+            *self._token_problems(),
             *self._pulsar_problems(),
             *self._size_problems(),
         ]
@@ -189,12 +200,47 @@ class Settings(
             if (
                 protocol.has_sasl
                 and "PLAIN" in self.for_listener(name).sasl_enabled_mechanisms
-                and not self.users_file
+                and not (self.users_file or self._has_token_key())
             ):
                 yield (
                     f"users_file: required by SASL listener {name}; create one with `kopgate "
-                    "users add NAME --file FILE`"
+                    "users add NAME --file FILE`, or set token_secret_key or token_public_key"
                 )
+
+            if (
+                protocol.has_sasl
+                and "OAUTHBEARER" in self.for_listener(name).sasl_enabled_mechanisms
+                and not (self._has_oauth_rules() or self._has_token_key())
+            ):
+                yield (
+                    f"sasl_oauthbearer_jwks_endpoint_url: required by SASL listener {name}, unless "
+                    "token_secret_key or token_public_key is set"
+                )
+
+    def _has_token_key(self) -> bool:
+        return self.token_secret_key is not None or self.token_public_key is not None
+
+    def _has_oauth_rules(self) -> bool:
+        """Whether the settings `sasl_oauthbearer_...` apply, and not those that begin with
+        `token_`.
+        """
+        return (
+            self.sasl_oauthbearer_jwks_endpoint_url is not None
+            or self.sasl_oauthbearer_allow_unsecured_tokens
+        )
+
+    def _token_problems(self) -> Iterator[str]:
+        if self.token_secret_key and self.token_public_key:
+            yield "token_public_key: has no effect, since token_secret_key is set"
+        if (self.token_audience_claim is None) != (self.token_audience is None):
+            yield "token_audience: required with token_audience_claim, and has no effect without"
+        if not self._has_oauth_rules():
+            for name in _CHECKS_OF_OAUTH_TOKENS:
+                if getattr(self, name):
+                    yield (
+                        f"{name}: has no effect without sasl_oauthbearer_jwks_endpoint_url; the "
+                        "settings that begin with token_ apply"
+                    )
 
     def _listener_security_problems(
         self, listener: str, protocol: SecurityProtocol

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import jwt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from auth.jwt_tokens import TokenRules, TokenVerifier
 from auth.mechanism import AuthenticationBusy, AuthenticationFailed, Principal, SaslOutcome
-from auth.plain import PlainMechanism
+from auth.plain import PlainMechanism, TokenLogin
+from auth.signing_keys import FixedKeys, read_secret_key
+from tests.auth.pulsar_keys import SECRET_KEY, SECRET_TOKEN
 
 
 class Known:
@@ -137,3 +141,79 @@ def test_cached_password_needs_no_check():
     )
     with pytest.raises(AuthenticationBusy):
         asyncio.run(plain.begin("192.0.2.1").respond(b"\0alice\0guess"))
+
+
+SECRET = b"\xf0" * 32
+NOW = 1_700_000_000.0
+
+
+def token_of(**claims):
+    return jwt.encode({"sub": "app", **claims}, SECRET, "HS256")
+
+
+def log_in_with_token(name, token, passwords=None, **rules):
+    keys = FixedKeys(read_secret_key(SECRET))
+    tokens = TokenLogin(TokenVerifier(keys, TokenRules(**rules), lambda: NOW), "default")
+    exchange = PlainMechanism(passwords, at_once, tokens).begin("192.0.2.1")
+    return asyncio.run(exchange.respond(f"\0{name}\0{token}".encode()))
+
+
+@pytest.mark.parametrize(
+    ("name", "tenant"), [("acme/sales", "acme/sales"), ("acme", "acme/default")]
+)
+def test_token_names_the_user_and_user_name_the_tenant(name, tenant):
+    outcome = log_in_with_token(name, f"token:{token_of(exp=NOW + 90)}")
+    assert outcome == SaslOutcome(b"", Principal("User", "app", tenant), 90_000)
+
+
+def test_token_of_pulsars_tool_is_a_password():
+    keys = FixedKeys(read_secret_key(SECRET_KEY))
+    tokens = TokenLogin(TokenVerifier(keys, TokenRules(), lambda: NOW), "default")
+    exchange = PlainMechanism(None, at_once, tokens).begin("192.0.2.1")
+    outcome = asyncio.run(exchange.respond(f"\0public/default\0token:{SECRET_TOKEN}".encode()))
+    assert outcome.principal == Principal("User", "alice", "public/default")
+
+
+def test_passwords_and_tokens_work_side_by_side():
+    passwords = Known(alice="s3cret", bob="token:no-jwt")
+    assert log_in_with_token("alice", "s3cret", passwords).principal == Principal("User", "alice")
+    assert log_in_with_token("acme", f"token:{token_of()}", passwords).principal.name == "app"
+    with pytest.raises(AuthenticationFailed, match="JWT"):
+        log_in_with_token("bob", "token:no-jwt", passwords)
+    assert passwords.asked == ["alice"]
+
+
+def test_password_that_starts_like_a_token_is_checked_if_there_are_no_tokens():
+    assert log_in(b"\0bob\0token:no-jwt", Known(bob="token:no-jwt")).principal.name == "bob"
+
+
+@pytest.mark.parametrize("password", ["s3cret", token_of(), "Token:x.y.z", "token"])
+def test_other_passwords_are_refused_without_a_users_file(password):
+    with pytest.raises(AuthenticationFailed, match="not token:JWT"):
+        log_in_with_token("alice", password)
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "/", "acme/", "a b", "é"])
+def test_user_name_of_a_token_must_be_a_tenant(name):
+    with pytest.raises(AuthenticationFailed, match="TENANT"):
+        log_in_with_token(name, f"token:{token_of()}")
+
+
+@pytest.mark.parametrize(
+    ("claim", "allowed", "refused"),
+    [("acme", ["acme", "acme/sales"], ["other", "acmes"]),
+     ("acme/sales", ["acme/sales"], ["acme", "acme/other", "sales"])],
+)  # fmt: skip
+def test_tenant_claim_limits_the_user_name(claim, allowed, refused):
+    token = f"token:{token_of(tenant=claim)}"
+    for name in allowed:
+        assert log_in_with_token(name, token, tenant_claim="tenant").principal.name == "app"
+    for name in refused:
+        with pytest.raises(AuthenticationFailed, match="another tenant"):
+            log_in_with_token(name, token, tenant_claim="tenant")
+
+
+@given(st.text(max_size=60), st.text(max_size=12))
+def test_any_token_authenticates_or_fails(token, name):
+    with pytest.raises(AuthenticationFailed):
+        log_in_with_token(name, f"token:{token}")

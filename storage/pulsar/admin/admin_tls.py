@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from OpenSSL.SSL import VERIFY_FAIL_IF_NO_PEER_CERT, VERIFY_PEER
-from service_identity import CertificateError, VerificationError
-from service_identity.hazmat import DNS_ID, DNSPattern, verify_service_identity
-from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.internet.ssl import (
     Certificate,
     PrivateCertificate,
     optionsForClientTLS,
     trustRootFromCertificates,
 )
-from twisted.python.failure import Failure
 from twisted.web.iweb import IPolicyForHTTPS
 from zope.interface.declarations import classImplements
 
 from auth.watched_files import WatchedFiles
+from storage.https import HostCheckingCreator
 from storage.log import StorageFailed
 from storage.pulsar.settings import PulsarSettings
 
@@ -76,72 +70,6 @@ class AdminTls:
 
 declare: Any = classImplements
 declare(AdminTls, IPolicyForHTTPS)
-
-
-class HostCheckingCreator:
-    """Creates Twisted's connections, but verifies the certificate's name itself.
-
-    Twisted accepts a connection if its check fails with an unexpected error: for a certificate
-    without names, as client certificates often are, or with an invalid name. The holder of any such
-    certificate of a trusted authority could impersonate a broker and receive the token.
-    """
-
-    def __init__(self, creator: Any, host: str) -> None:
-        self._creator = creator
-        self._host = host
-
-    def clientConnectionForTLS(self, protocol: Any) -> Any:
-        connection = self._creator.clientConnectionForTLS(protocol)
-
-        def check(_: object, certificate: Any, __: int, depth: int, is_good: int) -> bool:
-            """Called for each certificate of the chain, the broker's own last."""
-            if depth or not is_good:
-                return bool(is_good)
-            if matches_host(certificate.to_cryptography(), self._host):
-                return True
-            protocol.failVerification(
-                Failure(
-                    StorageFailed(
-                        f"the certificate presented there is not for {self._host} (subjectAltName)"
-                    )
-                )
-            )
-            return False
-
-        connection.set_verify(VERIFY_PEER | VERIFY_FAIL_IF_NO_PEER_CERT, check)
-        return connection
-
-
-declare(HostCheckingCreator, IOpenSSLClientConnectionCreator)
-
-
-def matches_host(certificate: x509.Certificate, host: str) -> bool:
-    """Whether the certificate names that host or address.
-
-    Invalid names, such as an address among the DNS names, match nothing.
-    """
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (
-        x509.ExtensionNotFound,
-        x509.DuplicateExtension,
-        x509.UnsupportedGeneralNameType,
-        ValueError,
-    ):
-        return False
-    try:
-        return ipaddress.ip_address(host) in names.get_values_for_type(x509.IPAddress)
-    except ValueError:
-        pass
-    return any(_is_name_of(name, host) for name in names.get_values_for_type(x509.DNSName))
-
-
-def _is_name_of(name: str, host: str) -> bool:
-    try:
-        verify_service_identity([DNSPattern.from_bytes(name.encode())], [DNS_ID(host)], [])
-    except (CertificateError, VerificationError, ValueError):
-        return False
-    return True
 
 
 def certificates(path: Path) -> list[Certificate]:

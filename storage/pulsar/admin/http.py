@@ -8,12 +8,11 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import msgspec
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.protocol import Protocol, connectionDone
-from twisted.python.failure import Failure
-from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, ResponseDone
+from twisted.internet.defer import CancelledError
+from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 
+from storage.https import read_body
 from storage.log import StorageError, StorageFailed
 from storage.pulsar.admin.admin_tls import AdminTls
 from storage.pulsar.admin.token_file import TokenFile
@@ -65,7 +64,7 @@ class BrokerHttp:
         """
         for _ in range(REDIRECTS + 1):
             response = await self._request(method, url, body, content_type)
-            answer = await _read(response, self._limit)
+            answer = await self._read(response)
             if response.code not in (307, 308):
                 return response.code, answer, response.headers
             url = _owner(url, (response.headers.getRawHeaders("location") or [""])[-1])
@@ -86,7 +85,7 @@ class BrokerHttp:
         if host in self._configured or host in self._listed:
             return
         response = await self._request("GET", self._brokers_url, None, "")
-        answer = await _read(response, self._limit)
+        answer = await self._read(response)
         if response.code == 200:
             self._listed = _listed_hosts(answer)
         if host not in self._listed:
@@ -97,6 +96,9 @@ class BrokerHttp:
                 f"list it (status {response.code}); name every broker in the service URL, or "
                 "allow this role to list brokers"
             )
+
+    async def _read(self, response: Any) -> bytes:
+        return await read_body(response, self._limit, "Pulsar's admin API", "admin_answer_bytes")
 
     async def _request(self, method: str, url: str, body: bytes | None, content_type: str) -> Any:
         headers = Headers({"Accept": ["application/json"], "User-Agent": ["kopgate"]})
@@ -115,51 +117,6 @@ class BrokerHttp:
             raise StorageFailed(
                 f"Pulsar's admin API at {_origin(url)} cannot be reached: {_describe_error(error)}"
             ) from None
-
-
-class BodyCollector(Protocol):
-    """Collects the body of an answer up to a limit; cancelling `done` closes the connection."""
-
-    def __init__(self, limit: int) -> None:
-        self.done: Deferred[bytes] = Deferred(lambda _: self._close_connection())
-        self._limit = limit
-        self._body: bytearray | None = bytearray()
-
-    def dataReceived(self, data: bytes) -> None:
-        if self._body is None:
-            return
-        self._body += data
-        if len(self._body) > self._limit:
-            self._close_connection()
-            self.done.errback(
-                StorageFailed(
-                    f"an answer of Pulsar's admin API exceeds {self._limit} bytes "
-                    "(admin_answer_bytes)"
-                )
-            )
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        body, self._body = self._body, None
-        if body is None:
-            return
-        if reason.check(ResponseDone):
-            self.done.callback(bytes(body))
-        else:
-            self.done.errback(
-                StorageFailed("the connection to Pulsar's admin API was lost during an answer")
-            )
-
-    def _close_connection(self) -> None:
-        self._body = None
-        transport: Any = self.transport
-        if transport is not None:
-            transport.loseConnection()
-
-
-def _read(response: Any, limit: int) -> Deferred[bytes]:
-    received = BodyCollector(limit)
-    response.deliverBody(received)
-    return received.done
 
 
 def _hosts_of(urls: str) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,14 +12,18 @@ from hypothesis import strategies as st
 
 from gateway.settings.addresses import (
     Endpoint,
+    KeyLocation,
     SecurityProtocol,
     StoreAddress,
     parse_admin,
     parse_endpoint,
+    parse_key_location,
+    parse_key_set_url,
     parse_name,
     parse_namespace,
     parse_network,
     parse_store,
+    path_of_file_url,
 )
 
 
@@ -205,3 +211,56 @@ def test_network_contains_its_first_address(text):
 def test_invalid_network_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match=r"is not an IP address or network such as 192\.0\.2\.1"):
         parse_network(text)
+
+
+SECRET = bytes.fromhex("14b1725b4a0b276162db628a0a6db5275f266c0773b5f48737f9404f9b9c10a5")
+
+
+def test_key_has_the_forms_of_pulsar(tmp_path):
+    """The key in base64 is the example of KoP's documentation."""
+    in_base64 = "FLFyW0oLJ2Fi22KKCm21J18mbAdztfSHN/lAT5ucEKU="
+    assert parse_key_location(f"data:;base64,{in_base64}") == KeyLocation(None, SECRET)
+    assert parse_key_location(f"data:application/octet-stream;base64,{in_base64}").path is None
+    assert parse_key_location(in_base64) == KeyLocation(None, SECRET)
+    assert parse_key_location("file:///my%20keys/secret.key") == KeyLocation(
+        Path("/my keys/secret.key")
+    )
+    assert parse_key_location("file:/secret.key") == KeyLocation(Path("/secret.key"))
+    existing = tmp_path / "secret.key"
+    existing.write_bytes(SECRET)
+    assert parse_key_location(str(existing)) == KeyLocation(existing)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "secret!", "data:;base64,", "data:;base64,s3cret!", "data:,s3cret", "data:s3cret",
+     "file://host/s3cret", "file:s3cret", "/no/such/s3cret!", "file:///s3cret%00"],
+)  # fmt: skip
+def test_other_places_of_keys_are_refused_without_being_quoted(text):
+    with pytest.raises(ValueError) as caught:
+        parse_key_location(text)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_key_in_a_setting_is_not_printed():
+    location = KeyLocation(None, b"s3cret")
+    assert "s3cret" not in f"{location} {location!r}"
+
+
+@given(st.text(max_size=30) | st.text(max_size=20).map("data:;base64,".__add__))
+def test_any_text_is_a_place_of_a_key_or_refused(text):
+    with suppress(ValueError):
+        parse_key_location(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://id.example/a/keys?p=b_c", "https://id.example", "http://[::1]:80/keys", "file:///a"],
+)
+def test_url_of_a_key_set_is_accepted(url):
+    assert parse_key_set_url(url) == url
+
+
+def test_only_file_urls_have_a_path():
+    assert path_of_file_url("file:///etc/a%20b") == Path("/etc/a b")
+    assert path_of_file_url("https://id.example/keys") is None

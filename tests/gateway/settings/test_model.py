@@ -302,3 +302,42 @@ def test_one_listener_may_be_reached_without_the_proxy_of_the_others():
         ip_network("10.0.0.0/8"),
     )
     assert settings.for_listener("DIRECT").proxy_protocol_from == ()
+
+
+SASL = {"listeners": ["SASL_PLAINTEXT://127.0.0.1:0"]}
+KEY = "data:;base64,FLFyW0oLJ2Fi22KKCm21J18mbAdztfSHN/lAT5ucEKU="
+
+
+def test_plain_needs_users_or_a_token_key():
+    assert "users_file: required" in refusal(**SASL)
+    assert Settings(**SASL, token_secret_key=KEY).users_file is None
+    assert Settings(**SASL, token_public_key=KEY).users_file is None
+
+
+def test_oauthbearer_needs_keys_or_the_setting_for_development():
+    listener = {**SASL, "sasl_enabled_mechanisms": ["OAUTHBEARER"]}
+    assert "sasl_oauthbearer_jwks_endpoint_url: required" in refusal(**listener)
+    for given in (
+        {"sasl_oauthbearer_jwks_endpoint_url": "https://id.example/keys"},
+        {"sasl_oauthbearer_jwks_endpoint_url": "file:///etc/keys.json"},
+        {"token_public_key": KEY},
+        {"sasl_oauthbearer_allow_unsecured_tokens": True},
+    ):
+        assert Settings(**listener, **given).enabled_mechanisms() == ("OAUTHBEARER",)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"token_secret_key": KEY, "token_public_key": KEY}, "token_public_key: has no effect"),
+        ({"token_audience": "kafka"}, "token_audience: required with token_audience_claim"),
+        ({"token_audience_claim": "aud"}, "token_audience: required with token_audience_claim"),
+        ({"sasl_oauthbearer_expected_issuer": "x"}, "expected_issuer: has no effect"),
+        ({"sasl_oauthbearer_expected_audience": ["x"]}, "expected_audience: has no effect"),
+        ({"sasl_oauthbearer_tenant_claim_name": "x"}, "tenant_claim_name: has no effect"),
+        ({"sasl_oauthbearer_jwks_endpoint_url": "ftp://x/keys"}, "expected https"),
+        ({"sasl_oauthbearer_jwks_endpoint_url": "https://user@x/keys"}, "expected https"),
+    ],
+)
+def test_check_of_tokens_without_effect_is_refused(values, complaint):
+    assert complaint in refusal(**values)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.x509.oid import NameOID
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor, ssl
 from twisted.web.resource import Resource
@@ -20,7 +15,6 @@ from twisted.web.server import Site
 
 from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import PulsarAdmin
-from storage.pulsar.admin.admin_tls import matches_host
 from storage.pulsar.settings import PulsarSettings
 from tests.testkit.certificates import Authority
 from tests.testkit.settle import settle
@@ -81,66 +75,6 @@ async def test_broker_with_untrusted_authority_is_refused(
 ) -> None:
     with pytest.raises(StorageFailed, match=r"cannot be reached: .*certificate verify failed"):
         await admins(tls_trust_file=Authority().write(tmp_path)).get("/who")
-
-
-def names_in(*names: x509.GeneralName) -> x509.Certificate:
-    """A certificate with these names; without names it lacks the extension."""
-    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pulsar.example.com")])
-    day = datetime.timedelta(days=1)
-    key = rsa.generate_private_key(65537, 2048)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(own)
-        .issuer_name(own)
-        .public_key(key.public_key())
-        .serial_number(1)
-    )
-    builder = builder.not_valid_before(datetime.datetime.now(datetime.UTC) - day).not_valid_after(
-        datetime.datetime.now(datetime.UTC) + day
-    )
-    if names:
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return builder.sign(key, hashes.SHA256())
-
-
-@pytest.mark.parametrize(
-    ("names", "hosts"),
-    [
-        ([], []),
-        ([x509.DNSName("pulsar.example.com")], ["pulsar.example.com"]),
-        ([x509.DNSName("*.example.com")], ["pulsar.example.com", "other.example.com"]),
-        ([x509.DNSName("127.0.0.1")], []),
-        ([x509.DNSName("127.0.0.1"), x509.DNSName("other.example.com")], ["other.example.com"]),
-        (
-            [
-                x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-                x509.IPAddress(ipaddress.ip_address("::1")),
-            ],
-            ["127.0.0.1", "::1"],
-        ),
-        (
-            [
-                x509.RFC822Name("a@pulsar.example.com"),
-                x509.UniformResourceIdentifier("https://pulsar.example.com"),
-            ],
-            [],
-        ),
-    ],
-)
-def test_certificate_matches_only_its_names(
-    names: list[x509.GeneralName], hosts: list[str]
-) -> None:
-    certificate = names_in(*names)
-    asked = [
-        "pulsar.example.com",
-        "other.example.com",
-        "deep.pulsar.example.com",
-        "example.com",
-        "127.0.0.1",
-        "127.0.0.2",
-        "::1",
-    ]
-    assert [host for host in asked if matches_host(certificate, host)] == hosts
 
 
 @pytest.mark.parametrize("named", [["other.example.com"], ["127.0.0.1"], []])
