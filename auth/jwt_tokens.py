@@ -2,11 +2,12 @@
 
 The rules are those of Kafka's ValidatorAccessTokenValidator and of Pulsar's
 AuthenticationProviderToken; `TokenRules` holds the differences. PyJWT verifies signatures only: its
-checks of claims read the wall clock.
+checks of claims read the wall clock, and its parser takes a millisecond for 16 KiB.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -35,9 +36,16 @@ _MAX_LIFETIME_MS = 1 << 53
 #: Pulsar's names of tenants and namespaces (NamedEntity).
 _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
 
-_COMPACT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*", re.ASCII)
+_COMPACT = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]*)", re.ASCII)
 _UNSECURED = "none"
-_SIGNATURES = jwt.PyJWS()
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """The header of a token (RFC 7515, section 4.1). `crit` lists extensions; none is supported."""
+
+    alg: str
+    kid: str | None = None
+    crit: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +97,17 @@ class TokenVerifier:
         """
         if len(token) > MAX_TOKEN_BYTES:
             raise AuthenticationFailed(f"the token is larger than {MAX_TOKEN_BYTES} bytes")
-        if not _COMPACT.fullmatch(token):
+        parts = _COMPACT.fullmatch(token)
+        if parts is None:
             raise AuthenticationFailed("the token is not a JWT of three parts")
-        key_id, algorithm = _read_header(token)
-        if algorithm == _UNSECURED:
-            payload = self._read_unsecured(token)
+        header = _read_header(_decode(parts[1]))
+        payload, signature = _decode(parts[2]), _decode(parts[3])
+        if header.alg == _UNSECURED:
+            self._check_unsecured(signature)
         else:
-            payload = _verify_signature(token, await self._find_keys(key_id, algorithm))
+            signed = token[: parts.end(2)].encode()
+            keys = await self._find_keys(header.kid, header.alg)
+            _check_signature(signed, signature, header.alg, keys)
         return _check_claims(_read_claims(payload), self.rules, self._now())
 
     async def _find_keys(self, key_id: str | None, algorithm: str) -> list[VerificationKey]:
@@ -107,12 +119,11 @@ class TokenVerifier:
             raise AuthenticationFailed("no key fits the algorithm and key id of the token")
         return found
 
-    def _read_unsecured(self, token: str) -> bytes:
+    def _check_unsecured(self, signature: bytes) -> None:
         if not self.rules.allows_unsecured:
             raise AuthenticationFailed("the token has no signature")
-        if not token.endswith("."):
+        if signature:
             raise AuthenticationFailed("the token has a signature, but its algorithm is none")
-        return _decode(token, None, _UNSECURED)
 
 
 def complete_tenant(tenant: str, namespace: str) -> str:
@@ -123,41 +134,36 @@ def complete_tenant(tenant: str, namespace: str) -> str:
     return tenant if len(parts) == 2 else f"{tenant}/{namespace}"
 
 
-def _read_header(token: str) -> tuple[str | None, str]:
-    """Return `kid` or None, and `alg`."""
+def _decode(part: str) -> bytes:
+    """Return the bytes of a part, base64url without padding. Other spellings are refused."""
+    content = base64.urlsafe_b64decode(f"{part}==") if len(part) % 4 != 1 else b""
+    if base64.urlsafe_b64encode(content).rstrip(b"=") != part.encode():
+        raise AuthenticationFailed("a part of the token is not base64url")
+    return content
+
+
+def _read_header(content: bytes) -> _Header:
     try:
-        header = _SIGNATURES.get_unverified_header(token)
-    except jwt.PyJWTError:
+        header = msgspec.json.decode(content, type=_Header)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise AuthenticationFailed("the header of the token is malformed") from None
-    algorithm = header.get("alg")
-    if not isinstance(algorithm, str):
-        raise AuthenticationFailed("the token names no algorithm")
-    return header.get("kid"), algorithm
+    if header.crit is not msgspec.UNSET:
+        raise AuthenticationFailed("the token requires extensions (crit)")
+    return header
 
 
-def _verify_signature(token: str, keys: list[VerificationKey]) -> bytes:
-    """Return the payload of a token that one of the keys has signed."""
+def _check_signature(
+    signed: bytes, signature: bytes, algorithm: str, keys: list[VerificationKey]
+) -> None:
+    """Raises AuthenticationFailed unless the signature is by one of the keys.
+
+    They fit the algorithm.
+    """
+    verify = jwt.get_algorithm_by_name(algorithm).verify
     for key in keys[:MAX_TRIED_KEYS]:
-        try:
-            return _decode(token, key, None)
-        except jwt.InvalidSignatureError:
-            continue
+        if verify(signed, key.material, signature):
+            return
     raise AuthenticationFailed("the signature of the token is wrong")
-
-
-def _decode(token: str, key: VerificationKey | None, algorithm: str | None) -> bytes:
-    """Return the payload; without a key, that of an unsecured token."""
-    try:
-        if key is None:
-            found = _SIGNATURES.decode_complete(token, options={"verify_signature": False})
-        else:
-            found = _SIGNATURES.decode_complete(token, key.material, sorted(key.algorithms))
-    except jwt.InvalidSignatureError:
-        raise
-    except (jwt.PyJWTError, ValueError, TypeError):
-        raise AuthenticationFailed("the token is malformed") from None
-    payload: bytes = found["payload"]
-    return payload
 
 
 def _read_claims(payload: bytes) -> dict[str, Any]:

@@ -145,6 +145,26 @@ def test_public_key_verifies_its_algorithms(algorithm, key):
     assert verify(signed(key=key, algorithm=algorithm), public(key)).subject == "alice"
 
 
+SIGNERS = {
+    "RS256": PRIVATE,
+    "PS512": PRIVATE,
+    "ES256": ec.generate_private_key(ec.SECP256R1()),
+    "ES512": ec.generate_private_key(ec.SECP521R1()),
+    "EdDSA": ed25519.Ed25519PrivateKey.generate(),
+}
+
+
+@given(
+    st.sampled_from(sorted(SIGNERS)),
+    st.binary(max_size=300) | st.sampled_from([32, 64, 132, 256]).map(bytes),
+)
+def test_any_other_signature_is_refused(algorithm, signature):
+    """Zeros as well: a Java release accepted them for ECDSA (CVE-2022-21449)."""
+    header = segment(json.dumps({"alg": algorithm}).encode())
+    token = f"{header}.{segment(b'{}')}.{segment(signature)}"
+    assert reason(token, public(SIGNERS[algorithm])) == "the signature of the token is wrong"
+
+
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
 def test_secret_verifies_its_algorithms(algorithm):
     token = signed(key=SECRET, algorithm=algorithm)
@@ -310,6 +330,7 @@ def test_tenant_alone_is_completed():
         lambda h, c, s: f"{h}.{c}.{s}\n",
         lambda h, c, s: f"{h}.{c[:-2]}.{s}",
         lambda h, c, s: f"{h}.{c}.{s[:-4]}",
+        lambda h, c, s: f"{h[:-1]}B.{c}.{s}",
         lambda h, c, s: f"{h}..{s}",
         lambda h, c, s: f".{c}.{s}",
         lambda h, c, s: f"{h}.{c}.",

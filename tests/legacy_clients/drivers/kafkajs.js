@@ -75,6 +75,10 @@ function connect(options) {
     const [username, ...password] = options['sasl-plain'].split(':')
     settings.sasl = { mechanism: 'plain', username, password: password.join(':') }
   }
+  if (options['oauth-token']) {
+    const value = options['oauth-token']
+    settings.sasl = { mechanism: 'oauthbearer', oauthBearerProvider: async () => ({ value }) }
+  }
   return new Kafka(settings)
 }
 

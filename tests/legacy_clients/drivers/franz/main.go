@@ -18,6 +18,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kversion"
+	"github.com/twmb/franz-go/pkg/sasl/oauth"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 )
 
@@ -111,6 +112,9 @@ func common(opts options) []kgo.Opt {
 	if user := opts.get("sasl-plain", ""); user != "" {
 		name, password, _ := strings.Cut(user, ":")
 		settings = append(settings, kgo.SASL(plain.Auth{User: name, Pass: password}.AsMechanism()))
+	}
+	if token := opts.get("oauth-token", ""); token != "" {
+		settings = append(settings, kgo.SASL(oauth.Auth{Token: token}.AsMechanism()))
 	}
 	if ca := opts.get("tls-ca", ""); ca != "" {
 		pem, err := os.ReadFile(ca)
