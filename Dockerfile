@@ -3,7 +3,7 @@ FROM python:3.13-slim AS build
 # Versions are not pinned, because Debian removes old ones. This stage is not part of the image.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev libkrb5-dev \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
@@ -11,10 +11,16 @@ COPY . .
 # are not installed; with -I it does not import them from /src.
 RUN python -m venv /opt/kopgate \
     && PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt \
-        /opt/kopgate/bin/pip install --no-cache-dir . \
-    && /opt/kopgate/bin/python -I -c "import records._kernel, gateway.protocol.wire._plain"
+        /opt/kopgate/bin/pip install --no-cache-dir '.[gssapi]' \
+    && /opt/kopgate/bin/python -I -c \
+        "import gssapi, records._kernel, gateway.protocol.wire._plain"
 
 FROM python:3.13-slim
+# The library of python-gssapi.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libgssapi-krb5-2 \
+    && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 kopgate \
     && useradd --uid 10001 --gid kopgate --no-create-home --home-dir /data \
         --shell /usr/sbin/nologin kopgate \

@@ -1,8 +1,7 @@
 """The principal of a client certificate, as in Kafka: its subject, mapped by rules.
 
 The subject has the form of Java's X500Principal.getName() (RFC 2253). The rules are those of
-Kafka's SslPrincipalMapper, in RE2's syntax instead of Java's: RE2 has neither lookahead nor back
-references in patterns, and takes linear time for every subject.
+Kafka's SslPrincipalMapper, in RE2's syntax instead of Java's.
 """
 
 from __future__ import annotations
@@ -11,16 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import re2
 from cryptography import x509
 
+from auth.mapping_rules import MAX_RULES, compile_pattern, parse_replacement, substitute
 from auth.mechanism import ANONYMOUS, AuthenticationFailed, Principal
 
 MAX_SUBJECT_CHARACTERS = 4096
 """Longest subject that is mapped. Kafka has no limit; X.520 allows 64 characters for a name."""
-
-MAX_RULES = 100
-"""Most rules of a listener; each handshake may try all of them."""
 
 #: Attribute types with a keyword in RFC 2253. Java writes all others as numbers.
 _KEYWORDS = {
@@ -104,15 +100,7 @@ class _Rule:
             return None
         # As String.replaceAll: every match is replaced, which for a lazy pattern may be shorter
         # than the subject.
-        parts, end = [], 0
-        for match in self.pattern.finditer(subject):
-            parts.append(subject[end : match.start()])
-            parts += [
-                part if isinstance(part, str) else match.group(part) or ""
-                for part in self.replacement
-            ]
-            end = match.end()
-        name = "".join(parts) + subject[end:]
+        name = substitute(self.pattern, self.replacement, subject)
         if self.case == "L":
             return name.lower()
         return name.upper() if self.case == "U" else name
@@ -194,43 +182,11 @@ def _until_slash(text: str) -> tuple[str, str]:
 
 
 def _rule(pattern: str, replacement: str, case: str) -> _Rule:
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        compiled = re2.compile(pattern, options)
-    except re2.error as error:
-        raise ValueError(f"pattern {pattern!r}: {error.args[0]!s} (RE2 syntax)") from None
-    return _Rule(compiled, tuple(_replacement(replacement, compiled.groups)), case)
-
-
-def _replacement(text: str, groups: int) -> Iterator[str | int]:
-    """Split a replacement as Matcher.appendReplacement of Java does: `$1` is a group, and a
-    backslash makes the next character literal.
-
-    The number of a group has as many digits as there are groups for. A group that does not exist
-    is literal (SslPrincipalMapper).
-    """
-    at = 0
-    while at < len(text):
-        if text[at] == "\\" and at + 1 < len(text):
-            yield text[at + 1]
-            at += 2
-        elif text[at] == "$":
-            end = at + 1
-            while (
-                end < len(text)
-                and text[end] in "0123456789"
-                and (end == at + 1 or int(text[at + 1 : end + 1]) <= groups)
-            ):
-                end += 1
-            if end == at + 1 or (not groups and text[at + 1] != "0"):
-                raise ValueError(
-                    f"replacement {text!r}: the pattern has no group {text[at : at + 2]!r}; a "
-                    "literal '$' is '\\$'"
-                )
-            number = int(text[at + 1 : end])
-            yield number if number <= groups else text[at:end]
-            at = end
-        else:
-            yield text[at]
-            at += 1
+    compiled = compile_pattern(pattern)
+    groups = compiled.groups
+    # A group that does not exist is literal (SslPrincipalMapper).
+    parts = tuple(
+        f"${part}" if isinstance(part, int) and part > groups else part
+        for part in parse_replacement(replacement, groups)
+    )
+    return _Rule(compiled, parts, case)

@@ -6,9 +6,11 @@ SaslAuthenticate requests is not its concern.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class AuthenticationFailed(Exception):
 
 
 class AuthenticationBusy(Exception):
-    """The login cannot be checked now: too many password checks are queued, or keys are missing.
+    """The login cannot be decided now: too many checks are queued, or keys are missing.
 
     The connection is closed without a reply: clients reconnect after that, but treat error 58
     (SASL_AUTHENTICATION_FAILED) as final.
@@ -60,6 +62,16 @@ class SaslOutcome:
     token: bytes | None = field(repr=False)
     principal: Principal | None
     lifetime_ms: int = 0
+
+
+class RunInThread(Protocol):
+    """Runs a function in a thread, on behalf of a client address.
+
+    A call that is cancelled while it is queued is not run. Raises AuthenticationBusy, and what the
+    function raises.
+    """
+
+    def __call__(self, host: str, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class SaslExchange(Protocol):

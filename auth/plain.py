@@ -9,17 +9,10 @@ user, and the user name is the tenant: `TENANT/NAMESPACE`, or `TENANT`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from auth.jwt_tokens import TokenVerifier, complete_tenant
-from auth.mechanism import AuthenticationFailed, Principal, SaslOutcome
-
-RunInThread = Callable[[str, Callable[[], bool]], Awaitable[bool]]
-"""Runs a function in a thread, on behalf of a client address.
-
-A call that is cancelled while it is queued is not run. Raises AuthenticationBusy.
-"""
+from auth.mechanism import AuthenticationFailed, Principal, RunInThread, SaslOutcome
 
 WRONG_CREDENTIALS = "wrong user name or password"
 """The same reason for a wrong name and a wrong password, so that clients cannot probe for user

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
@@ -40,6 +40,8 @@ from storage.log import NotReady, StorageError, Store
 __all__ = ["run"]
 
 _log = logs.get_logger(__name__)
+
+T = TypeVar("T")
 
 #: Seconds between two checks of a connection for idleness and deadlines: the precision of these
 #: limits.
@@ -91,7 +93,7 @@ class GatewayServer:
         self._store = self._make_store()
         self._lost = lost
         self._conversions = FairWorkers(reactor, settings.conversion_threads, "convert")
-        self._password_checks = FairWorkers(
+        self._credential_checks = FairWorkers(
             reactor,
             settings.sasl_check_threads,
             "check",
@@ -208,7 +210,7 @@ class GatewayServer:
             for endpoint in settings.listeners
         }
         mechanisms = make_mechanisms(
-            settings, self._check_password, self._scram_credentials, self._key_download
+            settings, self._check_credentials, self._scram_credentials, self._key_download
         )
         made = []
         for endpoint in settings.listeners:
@@ -295,7 +297,7 @@ class GatewayServer:
 
     async def _close_workers(self, deadline: float) -> None:
         """Wait for running calls. A call that takes longer than the drain ends with the process."""
-        for workers in (self._conversions, self._password_checks):
+        for workers in (self._conversions, self._credential_checks):
             with suppress(TimeoutError):
                 await shield_with_timeout(
                     self._reactor, max(deadline - self._reactor.seconds(), 0), workers.close()
@@ -348,8 +350,8 @@ class GatewayServer:
         ):
             connection.close_overdue(reason)
 
-    def _check_password(self, host: str, check: Callable[[], bool]) -> Deferred[bool]:
-        return self._password_checks.run_for(host, check).addErrback(_to_authentication_busy)
+    def _check_credentials(self, host: str, check: Callable[[], T]) -> Deferred[T]:
+        return self._credential_checks.run_for(host, check).addErrback(_to_authentication_busy)
 
     def _scram_credentials(self) -> ScramCredentialSource:
         if self._broker is None:

@@ -212,6 +212,7 @@ def test_every_dependency_is_pinned():
     wanted = requirement_names(
         [
             *project["project"]["dependencies"],
+            *project["project"]["optional-dependencies"]["gssapi"],
             *project["project"]["optional-dependencies"]["test"],
             *project["project"]["optional-dependencies"]["dev"],
         ]

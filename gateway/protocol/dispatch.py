@@ -323,6 +323,8 @@ class Dispatch:
         if not is_ready:
             if session.is_gssapi_token(frame):
                 self._traffic.bare_gssapi_received()
+                if not session.offers_gssapi:
+                    self._traffic.closing("error:mechanism")
                 session.begin_gssapi()
             if session.expects_token():
                 answer, _ = await log_in(

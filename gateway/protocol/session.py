@@ -164,6 +164,10 @@ class LoginSession:
         return list(self._mechanisms)
 
     @property
+    def offers_gssapi(self) -> bool:
+        return _GSSAPI in self._mechanisms
+
+    @property
     def is_ready(self) -> bool:
         return self.state is LoginState.READY
 
@@ -190,7 +194,7 @@ class LoginSession:
         """Select GSSAPI for a client that begins with its token. Raises Refused if disabled."""
         chosen = self._mechanisms.get(_GSSAPI)
         if chosen is None:
-            raise Refused("bare GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not supported")
+            raise Refused("bare GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not enabled")
         self.mechanism = chosen.name
         self._exchange = chosen.begin(self.host)
         self._move(LoginState.BARE_TOKENS)

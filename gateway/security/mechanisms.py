@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from auth.gssapi_mechanism import GssapiMechanism
 from auth.jwt_tokens import TokenRules, TokenVerifier
-from auth.mechanism import Mechanism
+from auth.kerberos_acceptor import KerberosAcceptor, KerberosError, default_realm
+from auth.kerberos_names import KerberosRules
+from auth.mechanism import Mechanism, RunInThread
 from auth.oauth_bearer import OAuthBearerMechanism
 from auth.plain import PlainMechanism, TokenLogin
 from auth.scram import HASHES, ScramCredentialSource, ScramMechanism
@@ -32,13 +35,13 @@ _log = logs.get_logger(__name__)
 
 def make_mechanisms(
     settings: Settings,
-    run: Callable[..., Awaitable[bool]],
+    run: RunInThread,
     credentials: Callable[[], ScramCredentialSource],
     download: KeyDownload | None = None,
 ) -> dict[str, Mechanism]:
     """The SASL mechanisms that a listener has enabled, by name.
 
-    `run` runs password checks on other threads. `credentials` is called when a client begins.
+    `run` runs checks on other threads. `credentials` is called when a client begins.
     `download` is the result of `make_key_download`.
 
     Raises UsersFileError, or ValueError for keys that cannot be used.
@@ -49,6 +52,8 @@ def make_mechanisms(
     for name in enabled:
         if name in HASHES:
             mechanisms[name] = ScramMechanism(name, credentials)
+        elif name == GssapiMechanism.name:
+            mechanisms[name] = _make_gssapi(settings, run)
         elif name == "OAUTHBEARER":
             verifier = _oauth_verifier(settings, tokens, download)
             mechanisms[name] = OAuthBearerMechanism(verifier, settings.pulsar_namespace)
@@ -87,7 +92,7 @@ def make_key_download(settings: Settings, reactor: Any) -> KeyDownload | None:
 
 
 def _make_plain(
-    settings: Settings, run: Callable[..., Awaitable[bool]], tokens: TokenVerifier | None
+    settings: Settings, run: RunInThread, tokens: TokenVerifier | None
 ) -> PlainMechanism:
     users = None
     if settings.users_file is not None:
@@ -161,3 +166,20 @@ def _oauth_verifier(
 
 def _report_key_problem(problem: str) -> None:
     _log.warning("signing key problem", problem=problem)
+
+
+def _make_gssapi(settings: Settings, run: RunInThread) -> GssapiMechanism:
+    """Raises ValueError."""
+    keytab = settings.sasl_kerberos_keytab_file
+    if keytab is None:
+        raise ValueError("GSSAPI needs sasl_kerberos_keytab_file")
+    try:
+        acceptor = KerberosAcceptor(settings.sasl_kerberos_service_name, keytab)
+        realm = default_realm()
+    except KerberosError as error:
+        raise ValueError(f"sasl_kerberos_keytab_file: {error}") from None
+    try:
+        rules = KerberosRules(settings.sasl_kerberos_principal_to_local_rules, realm)
+    except ValueError as error:
+        raise ValueError(f"sasl_kerberos_principal_to_local_rules: {error}") from None
+    return GssapiMechanism(acceptor.make_context, rules, run)

@@ -57,6 +57,31 @@ class AuthenticationSettings(BaseModel):
             "beyond it are closed; clients retry."
         ),
     )
+    sasl_kerberos_keytab_file: File | None = Field(
+        None,
+        description=(
+            "Keytab with the keys of the service, for GSSAPI. The principals are "
+            "`SERVICE/HOST@REALM`, with each host name that clients connect to. Read at each "
+            "login."
+        ),
+    )
+    sasl_kerberos_service_name: str = Field(
+        "kafka",
+        pattern=r"^[^/@\\\s]+$",
+        description=(
+            "First part of the service's Kerberos principals, which clients set as "
+            "`sasl.kerberos.service.name`. Any host and realm of it in the keytab is accepted."
+        ),
+    )
+    sasl_kerberos_principal_to_local_rules: Words = Field(
+        ("DEFAULT",),
+        description=(
+            "Rules that map Kerberos names to principals, as in Kafka, for example "
+            "`RULE:[2:$1-$2]/L`; the first that applies is used. Patterns are in RE2 syntax. "
+            "`DEFAULT` is the first part of names in the default realm of krb5.conf. In a TOML "
+            "list, rules may contain commas."
+        ),
+    )
     connection_failed_authentication_delay_ms: int = Field(
         100,
         ge=0,

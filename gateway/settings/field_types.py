@@ -95,7 +95,7 @@ Protocols = Annotated[
 ]
 Levels = Annotated[Mapping[str, Level], BeforeValidator(read_table), NoDecode]
 Mechanisms = Annotated[
-    tuple[Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"], ...],
+    tuple[Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"], ...],
     BeforeValidator(_read_list),
     NoDecode,
 ]

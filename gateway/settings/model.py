@@ -206,6 +206,16 @@ class Settings(
                     f"users_file: required by SASL listener {name}; create one with `kopgate "
                     "users add NAME --file FILE`, or set token_secret_key or token_public_key"
                 )
+            if (
+                protocol.has_sasl
+                and "GSSAPI" in self.for_listener(name).sasl_enabled_mechanisms
+                and not self.sasl_kerberos_keytab_file
+            ):
+                yield (
+                    f"sasl_kerberos_keytab_file: required by GSSAPI on SASL listener {name}; "
+                    f"create the file with kadmin: ktadd -k FILE "
+                    f"{self.sasl_kerberos_service_name}/HOST"
+                )
 
             if (
                 protocol.has_sasl
@@ -294,7 +304,12 @@ class Settings(
             yield "pulsar_tls_key_file: pulsar_tls_certificate_file is missing"
 
     def _size_problems(self) -> Iterator[str]:
-        for field in ("listeners", "sasl_enabled_mechanisms", "log_cleanup_policy"):
+        for field in (
+            "listeners",
+            "sasl_enabled_mechanisms",
+            "sasl_kerberos_principal_to_local_rules",
+            "log_cleanup_policy",
+        ):
             if not getattr(self, field):
                 yield f"{field}: at least one value is required"
         for name, overrides in self.listener.items():

@@ -99,7 +99,6 @@ class ConnectionRecorder(Recorder):
 
     def bare_gssapi_received(self) -> None:
         self._client.bare_gssapi_received()
-        self.closing("error:mechanism")
 
     def authenticated(self, principal: Principal) -> None:
         self._client.principal = bounded_text(str(principal))

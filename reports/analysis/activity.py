@@ -59,7 +59,7 @@ def activity(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFr
     Rows of closed or settled connections that contain the highest versions sent are added with zero
     requests, so that the versions are known even if usage rows were lost. Connections that never
     authenticated although they had to are no applications. Exception: bare GSSAPI tokens give rows
-    without api key; only their address is known.
+    without api key; of those that were refused only the address is known.
     """
     dated = _with_connection(_by_connection(usage), who)
     dated = dated.unionByName(_with_connection(_from_connection_rows(connections), who))
@@ -110,8 +110,14 @@ def bare_tokens(activity: DataFrame) -> DataFrame:
 
 
 def _bare_token_rows(connections: DataFrame) -> DataFrame:
-    """The gateway rejects bare tokens, so that little more than the address is known."""
-    bare = connections.filter(f"{GSSAPI_MECHANISM} and {NO_HANDSHAKE}")
+    """If the gateway rejects bare tokens, little more than the address is known.
+
+    Else the row of the login is left out: later ones have the client id.
+    """
+    bare = connections.filter(
+        f"{GSSAPI_MECHANISM} and {NO_HANDSHAKE} "
+        "and (principal is null or event = 'closed' or size(client_ids) > 0)"
+    )
     who = {
         "principal": F.col("principal"),
         "client_id": F.col("client_ids")[0],

@@ -127,14 +127,19 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Credentials for SASL/PLAIN and the authority's PEM file for TLS."""
+    """Credentials for SASL/PLAIN and the authority's PEM file for TLS.
+
+    `properties` are the client's own settings, for Java only.
+    """
 
     user: tuple[str, str] | None = None
     authority: Path | None = None
+    properties: tuple[str, ...] = ()
 
     def arguments(self) -> list[str]:
         words = ["--sasl-plain", ":".join(self.user)] if self.user else []
-        return words + (["--tls-ca", str(self.authority)] if self.authority else [])
+        words += ["--tls-ca", str(self.authority)] if self.authority else []
+        return words + [word for one in self.properties for word in ("--property", one)]
 
 
 OPEN = Security()

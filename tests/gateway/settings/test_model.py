@@ -179,6 +179,33 @@ def test_sasl_listener_requires_users_file():
     assert "kopgate users add" in refusal(listeners=["SASL_PLAINTEXT://127.0.0.1:0"])
 
 
+def test_gssapi_requires_a_keytab_and_no_users_file():
+    values = {
+        "listeners": ["SASL_PLAINTEXT://127.0.0.1:0"],
+        "sasl_enabled_mechanisms": ["GSSAPI"],
+    }
+    text = refusal(**values, sasl_kerberos_service_name="broker")
+    assert "sasl_kerberos_keytab_file: required by GSSAPI on SASL listener SASL_PLAINTEXT" in text
+    assert "ktadd -k FILE broker/HOST" in text
+    assert "users_file" not in text
+    assert Settings(**values, sasl_kerberos_keytab_file="k").enabled_mechanisms() == ("GSSAPI",)
+
+
+@pytest.mark.parametrize("name", ["", "kafka/a", "kafka@R", "ka fka", "a\\b"])
+def test_kerberos_service_is_a_name_without_host_and_realm(name):
+    assert "sasl_kerberos_service_name" in refusal(sasl_kerberos_service_name=name)
+
+
+def test_kerberos_rules_may_contain_commas_in_a_list():
+    name = "sasl_kerberos_principal_to_local_rules"
+    assert getattr(Settings(**{name: "RULE:[1:$1]/L, DEFAULT"}), name) == (
+        "RULE:[1:$1]/L",
+        "DEFAULT",
+    )
+    assert getattr(Settings(**{name: ["RULE:[1:$1]s/,/-/"]}), name) == ("RULE:[1:$1]s/,/-/",)
+    assert "at least one value" in refusal(**{name: []})
+
+
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [

@@ -202,6 +202,17 @@ def test_bare_gssapi_token_is_recorded_as_mechanism():
     assert closed["bytes_in"] == 604
 
 
+def test_login_with_bare_gssapi_tokens_has_no_handshake_and_no_error():
+    scene = TrafficScenario()
+    mechanism = ScriptedMechanism("GSSAPI", {b"\x60\x01": b"offer", b"": None})
+    client = scene.connect([mechanism], protocol="SASL_PLAINTEXT")
+    client.send(b"\x60\x01", b"")
+    scene.disconnect(client)
+    closed = scene.event("closed")
+    assert (closed["mechanism"], closed["road"], closed["reason"]) == ("GSSAPI", "none", "client")
+    assert closed["principal"] == "User:alice"
+
+
 def test_non_kafka_bytes_are_refused_and_unsupported_request_is_recorded():
     scene = TrafficScenario()
     client = scene.connect()

@@ -68,6 +68,8 @@ public final class Driver {
         for (int i = 1; i < words.length; i++) {
             if (!words[i].startsWith("--")) spans.add(words[i]);
             else if (words[i].equals("--idempotent")) options.put("idempotent", "true");
+            else if (words[i].equals("--property"))
+                options.merge("property", words[++i], (before, one) -> before + "\n" + one);
             else options.put(words[i].substring(2), words[++i]);
         }
     }
@@ -90,6 +92,12 @@ public final class Driver {
             logIn(user);
         }
         if (ca != null) trust(ca, settings);
+        for (String one : options.getOrDefault("property", "").split("\n")) {
+            String[] pair = one.split("=", 2);
+            if (pair.length == 2 && pair[0].startsWith("java."))
+                System.setProperty(pair[0], pair[1]);
+            else if (pair.length == 2) settings.put(pair[0], pair[1]);
+        }
         return settings;
     }
 

@@ -1,0 +1,440 @@
+"""Real clients log in by Kerberos, with a real KDC: Java since 0.9, which sends bare tokens without
+a handshake, and kafka-python, which requests mutual authentication.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import struct
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+
+from auth.kerberos_acceptor import KerberosAcceptor
+from auth.mechanism import AuthenticationBusy, AuthenticationFailed
+from tests.legacy_clients.brokers import are_required
+from tests.legacy_clients.clients import (
+    Client,
+    DriverFailed,
+    Record,
+    Security,
+    Span,
+    consume,
+    consume_in_group,
+    produce,
+    table,
+)
+from tests.peers.security.kerberos import Realm
+from tests.testkit.cache import CannotInstall
+from tests.testkit.gateway import GatewayProcess, Peer, gateway
+from tests.testkit.traffic_rows import Row, read_rows
+
+pytestmark = pytest.mark.peer
+
+if are_required():
+    import gssapi
+else:
+    gssapi = pytest.importorskip("gssapi", reason="install kopgate[gssapi]")
+
+RULES = "RULE:[2:$1-$2](batch-.*)s/-/./g/U,DEFAULT"
+#: Clients without an error code, which retry until this timeout.
+PATIENCE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Site:
+    """A realm, and a gateway whose service is kafka/localhost."""
+
+    realm: Realm
+    server: GatewayProcess
+    service_keytab: Path
+    app_keytab: Path
+    folder: Path
+
+    @property
+    def bootstrap(self) -> str:
+        return f"localhost:{self.server.address[1]}"
+
+    def audited(self, **fields: str) -> list[Row]:
+        """Lines of the audit log with these fields."""
+        return [row for row in read_audit(self.folder / "audit") if fields.items() <= row.items()]
+
+
+def read_audit(folder: Path) -> list[Row]:
+    texts = [
+        gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else file.read_text()
+        for file in sorted(folder.rglob("*.jsonl*"))
+    ]
+    return [json.loads(line) for text in texts for line in text.splitlines() if line.endswith("}")]
+
+
+@pytest.fixture(scope="module")
+def realm() -> Iterator[Realm]:
+    try:
+        started = Realm.start()
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+    with started as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def site(realm: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("kerberos")
+    keytab = realm.keytab("kafka/localhost")
+    realm.keytab("http/localhost")
+    values = {
+        "sasl_enabled_mechanisms": "GSSAPI",
+        "sasl_kerberos_keytab_file": keytab,
+        "sasl_kerberos_principal_to_local_rules": RULES,
+        "group_initial_rebalance_delay_ms": 0,
+        "audit_log": folder / "audit",
+        "traffic_log": folder / "traffic",
+        "advertised": "SASL_PLAINTEXT://localhost:0",
+    }
+    with gateway(
+        folder, listeners=("SASL_PLAINTEXT",), environment=realm.environment, **values
+    ) as server:
+        yield Site(realm, server, keytab, realm.keytab("app", "batch/night"), folder)
+
+
+@pytest.fixture
+def witness(site: Site, in_realm: Realm) -> Iterator[Peer]:
+    """A connection that is logged in and must not notice the logins of others."""
+    with site.server.peer() as peer:
+        log_in(peer, initiator(in_realm.ticket("app", site.app_keytab)))
+        yield peer
+
+
+@pytest.fixture
+def in_realm(realm: Realm, monkeypatch: pytest.MonkeyPatch) -> Realm:
+    """Let libraries in this process use the realm."""
+    for name, value in realm.environment.items():
+        monkeypatch.setenv(name, value)
+    return realm
+
+
+def java_login(
+    site: Site, client: Client, keytab: Path, principal: str = "app", service: str = "kafka"
+) -> Security:
+    entry = (
+        "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true storeKey=true "
+        f'keyTab="{keytab}" principal="{principal}@EXAMPLE.COM";'
+    )
+    properties = [
+        f"java.security.krb5.conf={site.realm.config}",
+        "security.protocol=SASL_PLAINTEXT",
+        f"sasl.kerberos.service.name={service}",
+    ]
+    if client.name == "java-0.9.0.1":
+        file = keytab.with_name("jaas.conf")
+        file.write_text(f"KafkaClient {{ {entry} }};")
+        properties.append(f"java.security.auth.login.config={file}")
+    else:
+        properties += ["sasl.mechanism=GSSAPI", f"sasl.jaas.config={entry}"]
+    return Security(properties=tuple(properties))
+
+
+def send_two(site: Site, client: Client, security: Security, timeout: float = 180.0) -> str:
+    """Produce two records with the client to a new topic; return the topic."""
+    topic = f"topic-{uuid.uuid4().hex[:8]}"
+    records = [Record(topic, 0, None, b"one"), Record(topic, 0, None, b"two")]
+    answers = produce(client, site.bootstrap, records, security=security, timeout=timeout)
+    assert [answer.offset for answer in answers] == [0, 1]
+    return topic
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("java-0.9.0.1", "none"),
+        ("java-0.10.2.2", "handshake-v0-bare"),
+        ("java-3.9.2", "handshake-v1"),
+    ],
+)
+def test_java_client_with_a_keytab_produces_and_consumes(site: Site, name: str, path: str) -> None:
+    client = table()[name]
+    security = java_login(site, client, site.app_keytab)
+    topic = send_two(site, client, security)
+    if path == "handshake-v0-bare":
+        read = consume(client, site.bootstrap, [Span(topic, 0, 0, 2)], security=security)
+    else:
+        read = consume_in_group(client, site.bootstrap, name, topic, 2, security=security)
+    assert [record.value for record in read] == [b"one", b"two"]
+    assert site.audited(event="login", principal="User:app", mechanism="GSSAPI")
+
+    def ends() -> list[Row]:
+        rows = read_rows(site.folder / "traffic")
+        ended = [row for row in rows if row.get("event") == "closed" and "principal" in row]
+        return [row for row in ended if row["road"] == path]
+
+    wait_until(lambda: len(ends()) >= 2)
+    seen = {(row["mechanism"], row["principal"], row["reason"]) for row in ends()}
+    assert seen == {("GSSAPI", "User:app", "client")}
+
+
+def test_kafka_python_with_a_ticket_produces(
+    site: Site, in_realm: Realm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KRB5CCNAME", f"FILE:{in_realm.ticket('app', site.app_keytab)}")
+    assert send_with_kafka_python(site) == 0
+
+
+def test_kafka_python_without_a_ticket_fails_before_its_login(
+    site: Site, in_realm: Realm, monkeypatch: pytest.MonkeyPatch, witness: Peer
+) -> None:
+    monkeypatch.setenv("KRB5CCNAME", f"FILE:{site.folder / 'absent'}")
+    lines = len(site.server.lines())
+    with pytest.raises((KafkaError, gssapi.exceptions.GSSError)):
+        send_with_kafka_python(site, seconds=2.0)
+    assert [line for line in site.server.lines()[lines:] if "login failed" in line] == []
+    assert serves(witness)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        # As in Kafka, a client of 0.9 sees only closed connections.
+        ("java-0.9.0.1", "Timeout"),
+        ("java-3.9.2", "SaslAuthenticationException"),
+    ],
+)
+def test_java_client_for_another_service_fails(
+    site: Site, name: str, kinds: str, witness: Peer
+) -> None:
+    lines = len(site.server.lines())
+    client = table()[name]
+    security = java_login(site, client, site.app_keytab, service="http")
+    with pytest.raises(DriverFailed, match=kinds) as failed:
+        send_two(site, client, security, PATIENCE_SECONDS)
+    assert "exit code 1" in str(failed.value)
+    found = site.server.wait_for_lines(1, "login failed", lines)
+    assert all("Request ticket server http/localhost@EXAMPLE.COM" in line for line in found)
+    if name == "java-3.9.2":
+        assert len(found) == 1
+    assert serves(witness)
+
+
+def test_java_client_with_a_wrong_key_fails(site: Site, witness: Peer) -> None:
+    old = site.realm.keytab("rotated")
+    site.realm.keytab("rotated")
+    client = table()["java-3.9.2"]
+    lines = len(site.server.lines())
+    with pytest.raises(DriverFailed, match="KafkaException") as failed:
+        send_two(site, client, java_login(site, client, old, "rotated"), PATIENCE_SECONDS)
+    assert "exit code 1" in str(failed.value)
+    # It gets no ticket and does not connect.
+    assert site.server.lines()[lines:] == []
+    assert serves(witness)
+
+
+def test_bare_tokens_with_mutual_authentication_log_in(site: Site, in_realm: Realm) -> None:
+    """Kafka's answers to the same tokens are in decision 039."""
+    context = initiator(in_realm.ticket("batch/night", site.app_keytab), is_mutual=True)
+    with site.server.peer() as peer:
+        assert len(log_in(peer, context)) == 3
+        assert serves(peer)
+        assert site.audited(peer=peer.name)[0]["principal"] == "User:BATCH.NIGHT"
+
+
+def test_authorization_id_is_ignored_as_in_kafka(site: Site, in_realm: Realm) -> None:
+    context = initiator(in_realm.ticket("app", site.app_keytab))
+    with site.server.peer() as peer:
+        assert len(log_in(peer, context, b"admin@EXAMPLE.COM")) == 2
+        assert serves(peer)
+        assert site.audited(peer=peer.name)[0]["principal"] == "User:app"
+
+
+def test_recorded_login_is_refused_when_it_is_sent_again(
+    site: Site, in_realm: Realm, witness: Peer
+) -> None:
+    context = initiator(in_realm.ticket("app", site.app_keytab))
+    with site.server.peer() as peer:
+        tokens = log_in(peer, context)
+    with site.server.peer() as thief:
+        thief.send(*tokens)
+        assert thief.receive() is None
+        (line,) = site.server.wait_for_lines(1, "login failed", thief.lines_before)
+        assert "Request is a replay" in line
+        (row,) = site.audited(peer=thief.name)
+        assert (row["event"], row["reason"]) == ("login-failed", "Kerberos: Request is a replay")
+    assert serves(witness)
+
+
+def test_security_layer_is_refused(site: Site, in_realm: Realm) -> None:
+    context = initiator(in_realm.ticket("app", site.app_keytab))
+    with site.server.peer() as peer:
+        log_in(peer, context, layer=4)
+        assert peer.receive() is None
+        (row,) = site.audited(peer=peer.name)
+        assert row["reason"] == "the client requires a security layer; use TLS instead"
+
+
+def test_client_whose_clock_differs_is_refused(site: Site, in_realm: Realm, witness: Peer) -> None:
+    cache = in_realm.ticket("app", site.app_keytab)
+    # The ticket of the service gets into the cache.
+    initiator(cache).step()
+    shift_clock(cache, 3600)
+    with site.server.peer() as peer:
+        peer.send(initiator(cache).step())
+        assert peer.receive() is None
+        (row,) = site.audited(peer=peer.name)
+        assert row["reason"] == "Kerberos: Clock skew too great"
+    assert serves(witness)
+
+
+def test_changed_keytab_is_used_at_the_next_login(site: Site, in_realm: Realm) -> None:
+    new = in_realm.keytab("kafka/localhost")
+    cache = in_realm.ticket("app", site.app_keytab)
+    with site.server.peer() as peer:
+        peer.send(initiator(cache).step())
+        assert peer.receive() is None
+        (row,) = site.audited(peer=peer.name)
+        assert row["reason"].endswith("not found in keytab; keytab is likely out of date")
+    draft = site.service_keytab.with_name("draft")
+    site.service_keytab.rename(draft)
+    with site.server.peer() as peer:
+        # The gateway's own problem: not an error that clients treat as final.
+        peer.send(initiator(cache).step())
+        assert peer.receive() is None
+        (line,) = site.server.wait_for_lines(1, "refused", peer.lines_before)
+        assert f"Key table file '{site.service_keytab}' not found" in line
+        assert site.audited(peer=peer.name) == []
+    shutil.copy(new, draft)
+    draft.rename(site.service_keytab)
+    with site.server.peer() as peer:
+        log_in(peer, initiator(cache))
+        assert serves(peer)
+
+
+def test_keys_of_another_service_in_the_keytab_are_not_used(site: Site, in_realm: Realm) -> None:
+    both = in_realm.keytab("http/localhost", "kafka/localhost")
+    token = initiator(in_realm.ticket("app", site.app_keytab), "http@localhost").step()
+    context = KerberosAcceptor("kafka", both).make_context()
+    with pytest.raises(AuthenticationFailed, match="does not match server principal"):
+        context.accept(token)
+
+
+@pytest.fixture
+def recorded(site: Site, in_realm: Realm) -> tuple[KerberosAcceptor, bytes]:
+    """An acceptor, and a token for it."""
+    keytab = in_realm.keytab("kafka/127.0.0.1")
+    cache = in_realm.ticket("app", site.app_keytab)
+    return KerberosAcceptor("kafka", keytab), initiator(cache, "kafka@127.0.0.1").step()
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, 2000), bits=st.integers(0, 255), cut=st.integers(0, 50))
+def test_changed_token_is_refused(
+    recorded: tuple[KerberosAcceptor, bytes], at: int, bits: int, cut: int
+) -> None:
+    """A change of what is not protected may be accepted, but not for another client.
+
+    After a wrong token id the library expects a further token, and refuses that.
+    """
+    acceptor, original = recorded
+    context, token = acceptor.make_context(), bytearray(original)
+    token[at % len(token)] ^= bits
+    try:
+        context.accept(bytes(token[: len(token) - cut]))
+    except (AuthenticationFailed, AuthenticationBusy):
+        assert not context.is_established
+    else:
+        assert context.peer == ("app@EXAMPLE.COM" if context.is_established else "")
+
+
+def test_unusable_replay_cache_refuses_logins(
+    site: Site, in_realm: Realm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keytab = in_realm.keytab("kafka/localhost")
+    token = initiator(in_realm.ticket("app", site.app_keytab)).step()
+    monkeypatch.setenv("KRB5RCACHENAME", "file2:/nonexistent/replays")
+    context = KerberosAcceptor("kafka", keytab).make_context()
+    with pytest.raises(AuthenticationBusy, match="No such file or directory"):
+        context.accept(token)
+
+
+# helpers
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def send_with_kafka_python(site: Site, seconds: float = 60.0) -> int:
+    patience_ms = round(1000 * seconds)
+    producer = KafkaProducer(
+        bootstrap_servers=site.bootstrap,
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="GSSAPI",
+        sasl_kerberos_service_name="kafka",
+        sasl_kerberos_domain_name="localhost",
+        max_block_ms=patience_ms,
+        bootstrap_timeout_ms=patience_ms,
+    )
+    try:
+        return int(producer.send("python", b"value").get(60).offset)
+    finally:
+        producer.close(0)
+
+
+def initiator(cache: Path, service: str = "kafka@localhost", *, is_mutual: bool = False) -> Any:
+    """The client's side of a security context, without mutual authentication as Java's."""
+    flags = [gssapi.RequirementFlag.integrity]
+    if is_mutual:
+        flags.append(gssapi.RequirementFlag.mutual_authentication)
+    return gssapi.SecurityContext(
+        name=gssapi.Name(service, gssapi.NameType.hostbased_service),
+        creds=gssapi.Credentials(usage="initiate", store={"ccache": f"FILE:{cache}"}),
+        usage="initiate",
+        mech=gssapi.MechType.kerberos,
+        flags=flags,
+    )
+
+
+def log_in(peer: Peer, context: Any, authorization_id: bytes = b"", layer: int = 1) -> list[bytes]:
+    """Send bare tokens and return them."""
+    sent = [context.step()]
+    peer.send(sent[0])
+    answer = peer.receive()
+    if not context.complete:
+        sent.append(context.step(answer) or b"")
+        peer.send(sent[-1])
+        answer = peer.receive()
+    assert answer is not None
+    assert context.unwrap(answer).message == b"\x01\x01\x00\x00"
+    sent.append(context.wrap(bytes([layer, 0, 0, 0]) + authorization_id, False).message)
+    peer.send(sent[-1])
+    return sent
+
+
+def serves(peer: Peer) -> bool:
+    """Whether a connection that is logged in gets a reply."""
+    return bool(peer.request(MetadataRequest(version=1, topics=[]), MetadataResponse, 1).brokers)
+
+
+def shift_clock(cache: Path, seconds: int) -> None:
+    """Record in a credential cache that the client's clock differs from the KDC's.
+
+    The header of the file has the difference (tag 1 of version 4).
+    """
+    content = cache.read_bytes()
+    assert content[:2] == b"\x05\x04"
+    size = int.from_bytes(content[2:4])
+    header = struct.pack(">HHii", 1, 8, seconds, 0)
+    cache.write_bytes(content[:2] + struct.pack(">H", len(header)) + header + content[4 + size :])
