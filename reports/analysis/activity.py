@@ -114,10 +114,7 @@ def _bare_token_rows(connections: DataFrame) -> DataFrame:
 
     Else the row of the login is left out: later ones have the client id.
     """
-    bare = connections.filter(
-        f"{GSSAPI_MECHANISM} and {NO_HANDSHAKE} "
-        "and (principal is null or event = 'closed' or size(client_ids) > 0)"
-    )
+    bare = connections.filter(f"{GSSAPI_MECHANISM} and {NO_HANDSHAKE} and event <> 'authenticated'")
     who = {
         "principal": F.col("principal"),
         "client_id": F.col("client_ids")[0],

@@ -45,6 +45,7 @@ KRB5_CONF = """\
   dns_lookup_realm = false
   dns_canonicalize_hostname = false
   rdns = false
+  qualify_shortname = ""
   udp_preference_limit = 1
 [realms]
   {name} = {{

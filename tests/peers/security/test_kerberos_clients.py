@@ -31,9 +31,12 @@ from tests.legacy_clients.clients import (
     Record,
     Security,
     Span,
+    acknowledged_from,
     consume,
     consume_in_group,
+    line_of,
     produce,
+    run,
     table,
 )
 from tests.peers.security.kerberos import Realm
@@ -185,6 +188,29 @@ def test_java_client_with_a_keytab_produces_and_consumes(site: Site, name: str, 
     assert seen == {("GSSAPI", "User:app", "client")}
 
 
+def test_kcat_with_a_keytab_produces(
+    site: Site, in_realm: Realm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka, by Cyrus SASL: also with mutual authentication."""
+    if not list(Path("/usr/lib").glob("*/sasl2/libgssapiv2.so")) and not are_required():
+        pytest.skip("Cyrus SASL has no GSSAPI: install libsasl2-modules-gssapi-mit")
+    monkeypatch.setenv("KRB5CCNAME", f"FILE:{in_realm.folder / 'kcat.cache'}")
+    config = ",".join(
+        (
+            "security.protocol=SASL_PLAINTEXT",
+            "sasl.mechanism=GSSAPI",
+            "sasl.kerberos.service.name=kafka",
+            f"sasl.kerberos.keytab={site.app_keytab}",
+            "sasl.kerberos.principal=app@EXAMPLE.COM",
+        )
+    )
+    line = line_of(Record("kcat", 0, None, b"value"))
+    client = table()["kcat-1.7.1"]
+    printed = run(client, "produce", site.bootstrap, ["--config", config], line)
+    assert acknowledged_from(printed.strip()).partition == 0
+    assert site.audited(event="login", principal="User:app", mechanism="GSSAPI")
+
+
 def test_kafka_python_with_a_ticket_produces(
     site: Site, in_realm: Realm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +346,7 @@ def test_changed_keytab_is_used_at_the_next_login(site: Site, in_realm: Realm) -
 
 
 def test_keys_of_another_service_in_the_keytab_are_not_used(site: Site, in_realm: Realm) -> None:
-    both = in_realm.keytab("http/localhost", "kafka/localhost")
+    both = in_realm.keytab("http/localhost", "kafka/other.example.com")
     token = initiator(in_realm.ticket("app", site.app_keytab), "http@localhost").step()
     context = KerberosAcceptor("kafka", both).make_context()
     with pytest.raises(AuthenticationFailed, match="does not match server principal"):
@@ -358,8 +384,9 @@ def test_changed_token_is_refused(
 def test_unusable_replay_cache_refuses_logins(
     site: Site, in_realm: Realm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keytab = in_realm.keytab("kafka/localhost")
-    token = initiator(in_realm.ticket("app", site.app_keytab)).step()
+    keytab = in_realm.keytab("kafka/other.example.com")
+    cache = in_realm.ticket("app", site.app_keytab)
+    token = initiator(cache, "kafka@other.example.com").step()
     monkeypatch.setenv("KRB5RCACHENAME", "file2:/nonexistent/replays")
     context = KerberosAcceptor("kafka", keytab).make_context()
     with pytest.raises(AuthenticationBusy, match="No such file or directory"):

@@ -59,3 +59,13 @@ def test_versions_in_connection_rows_count_if_usage_rows_were_lost(spark, proces
         ("", "Fetch 3"),
         ("open", "OffsetCommit 1"),
     }
+
+
+def test_application_that_logs_in_by_bare_tokens_is_named_once(spark, process):
+    opened, ended = said_of(process, ["old"], 0, 2)
+    bare = {"mechanism": "GSSAPI", "road": "none", "protocol": "SASL_PLAINTEXT"}
+    login = ended | bare | {"event": "authenticated", "client_ids": [], "highest": {}}
+    assert refused(spark, [opened, login, ended | bare]) == {
+        ("old", "Produce 2"),
+        ("old", "GSSAPI without a handshake"),
+    }
