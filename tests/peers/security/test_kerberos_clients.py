@@ -21,6 +21,12 @@ from hypothesis import strategies as st
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+from kafka.protocol.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 from auth.kerberos_acceptor import KerberosAcceptor
 from auth.mechanism import AuthenticationBusy, AuthenticationFailed
@@ -51,7 +57,10 @@ if are_required():
 else:
     gssapi = pytest.importorskip("gssapi", reason="install kopgate[gssapi]")
 
+SASL_AUTHENTICATION_FAILED = 58
 RULES = "RULE:[2:$1-$2](batch-.*)s/-/./g/U,DEFAULT"
+#: Longer than the tests, but shorter than tickets are valid.
+LIFETIME_MS = 3_600_000
 #: Clients without an error code, which retry until this timeout.
 PATIENCE_SECONDS = 5.0
 
@@ -103,6 +112,7 @@ def site(realm: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
         "sasl_kerberos_keytab_file": keytab,
         "sasl_kerberos_principal_to_local_rules": RULES,
         "group_initial_rebalance_delay_ms": 0,
+        "connections_max_reauth_ms": LIFETIME_MS,
         "audit_log": folder / "audit",
         "traffic_log": folder / "traffic",
         "advertised": "SASL_PLAINTEXT://localhost:0",
@@ -308,6 +318,26 @@ def test_security_layer_is_refused(site: Site, in_realm: Realm) -> None:
         assert row["reason"] == "the client requires a security layer; use TLS instead"
 
 
+def test_session_lifetime_is_that_of_the_setting_and_the_principal_stays(
+    site: Site, in_realm: Realm
+) -> None:
+    """As in Kafka, the end of the ticket does not count (only OAUTHBEARER has such an end)."""
+    app, batch = (in_realm.ticket(name, site.app_keytab) for name in ("app", "batch/night"))
+    with site.server.peer() as peer:
+        for _ in range(2):
+            reply = authenticate(peer, initiator(app))
+            assert (reply.error_code, reply.auth_bytes) == (0, b"")
+            assert reply.session_lifetime_ms == LIFETIME_MS
+            assert serves(peer)
+        events = [row["event"] for row in site.audited(peer=peer.name)]
+        assert events == ["login", "reauthentication"]
+    with site.server.peer() as peer:
+        authenticate(peer, initiator(app))
+        reply = authenticate(peer, initiator(batch))
+        assert reply.error_code == SASL_AUTHENTICATION_FAILED
+        assert "cannot change the principal" in reply.error_message
+
+
 def test_client_whose_clock_differs_is_refused(site: Site, in_realm: Realm, witness: Peer) -> None:
     cache = in_realm.ticket("app", site.app_keytab)
     # The ticket of the service gets into the cache.
@@ -448,6 +478,19 @@ def log_in(peer: Peer, context: Any, authorization_id: bytes = b"", layer: int =
     sent.append(context.wrap(bytes([layer, 0, 0, 0]) + authorization_id, False).message)
     peer.send(sent[-1])
     return sent
+
+
+def authenticate(peer: Peer, context: Any) -> Any:
+    """Log in by SaslAuthenticate requests; return the last reply."""
+    shake = SaslHandshakeRequest(version=1, mechanism="GSSAPI")
+    assert peer.request(shake, SaslHandshakeResponse, 1).error_code == 0
+
+    def send(token: bytes) -> Any:
+        request = SaslAuthenticateRequest(version=1, auth_bytes=token)
+        return peer.request(request, SaslAuthenticateResponse, 1)
+
+    context.unwrap(send(context.step()).auth_bytes)
+    return send(context.wrap(b"\x01\x00\x00\x00", False).message)
 
 
 def serves(peer: Peer) -> bool:
