@@ -188,6 +188,15 @@ def test_changed_final_token_is_refused(changes, why):
     assert "finished" in reason(exchange, client.final(answer))
 
 
+def test_clients_nonce_may_stand_twice_in_final_token():
+    """As librdkafka sent it until 2.6.0, and Kafka's ScramSaslServer accepts it."""
+    client, exchange = ScramClient(), begin()
+    answer = first_answer(client, exchange)
+    outcome = respond(exchange, client.final(answer, nonce="abcabc" + RFC_SERVER))
+    assert outcome.token == client.verifier()
+    assert outcome.principal is not None
+
+
 def test_final_token_of_another_exchange_is_refused():
     client, earlier = ScramClient(), begin(nonce="one")
     token = client.final(first_answer(client, earlier))
