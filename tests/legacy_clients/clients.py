@@ -46,8 +46,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     install: tuple[str, ...]
     writes: int
     codecs: tuple[str, ...]
-    sasl_plain: bool
     tls: bool
+    sasl: tuple[str, ...] = ()
     python: str = ""
     sources: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -127,18 +127,24 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Credentials for SASL/PLAIN and the authority's PEM file for TLS.
+    """Name and password of a SASL mechanism, and PEM files for TLS.
 
+    `authority` is the one that the client trusts, `certificate` its own with the key.
     `properties` are the client's own settings, for Java only.
     """
 
     user: tuple[str, str] | None = None
     authority: Path | None = None
+    mechanism: str = "PLAIN"
+    certificate: tuple[Path, Path] | None = None
     properties: tuple[str, ...] = ()
 
     def arguments(self) -> list[str]:
-        words = ["--sasl-plain", ":".join(self.user)] if self.user else []
+        words = ["--sasl", self.mechanism, "--user", ":".join(self.user)] if self.user else []
         words += ["--tls-ca", str(self.authority)] if self.authority else []
+        if self.certificate:
+            certificate, key = map(str, self.certificate)
+            words += ["--tls-certificate", certificate, "--tls-key", key]
         return words + [word for one in self.properties for word in ("--property", one)]
 
 

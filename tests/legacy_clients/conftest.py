@@ -21,7 +21,7 @@ from tests.legacy_clients.brokers import (
     reference,
 )
 from tests.legacy_clients.clients import Client, table
-from tests.legacy_clients.grid import outcomes_by_client, render_grid
+from tests.legacy_clients.grid import outcomes_by_client, render_grid, render_refusals
 from tests.legacy_clients.install import install
 from tests.testkit.cache import CannotInstall
 from tests.testkit.pulsar import Pulsar
@@ -107,7 +107,11 @@ def pytest_terminal_summary(
             for one in kind
             if isinstance(one, pytest.TestReport)
         )
-        terminalreporter.write_line(render_grid(table(), outcomes_by_client(reports)))
+        outcomes = outcomes_by_client(reports)
+        terminalreporter.write_line(render_grid(table(), outcomes))
+        if refusals := render_refusals(table(), outcomes):
+            terminalreporter.section("after a wrong password")
+            terminalreporter.write_line(refusals)
 
 
 @pytest.fixture(scope="session")

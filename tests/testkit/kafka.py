@@ -86,11 +86,14 @@ class BrokerFailed(Exception):
 class Secured:
     """Security of the SASL_PLAINTEXT, SSL and SASL_SSL listeners.
 
-    `users` are PLAIN users; the PEM file holds a PKCS#8 key and its certificate.
+    `users` are PLAIN users; the PEM file holds a PKCS#8 key and its certificate. SCRAM is enabled,
+    its users are added by the admin API. With `client_authority` the SSL listener requires client
+    certificates of it.
     """
 
     users: tuple[tuple[str, str], ...]
     key_and_certificate: Path
+    client_authority: Path | None = None
 
 
 def jars(version: str = VERSION) -> Path:
@@ -338,14 +341,30 @@ def _settings(folder: Path, listeners: dict[str, str], controller: int) -> dict[
 
 def _security(secured: Secured) -> dict[str, str]:
     users = " ".join(f'user_{name}="{password}"' for name, password in secured.users)
-    login = f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};"
-    return {
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": login,
-        "listener.name.sasl_ssl.plain.sasl.jaas.config": login,
+    package = "org.apache.kafka.common.security"
+    scram = f"{package}.scram.ScramLoginModule required;"
+    logins = {
+        "plain": f"{package}.plain.PlainLoginModule required {users};",
+        "scram-sha-256": scram,
+        "scram-sha-512": scram,
+    }
+    settings = {
+        f"listener.name.{listener}.{mechanism}.sasl.jaas.config": login
+        for listener in ("sasl_plaintext", "sasl_ssl")
+        for mechanism, login in logins.items()
+    }
+    settings |= {
+        "sasl.enabled.mechanisms": ",".join(logins).upper(),
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(secured.key_and_certificate),
     }
+    if secured.client_authority:
+        settings |= {
+            "listener.name.ssl.ssl.client.auth": "required",
+            "listener.name.ssl.ssl.truststore.type": "PEM",
+            "listener.name.ssl.ssl.truststore.location": str(secured.client_authority),
+        }
+    return settings
 
 
 def free_ports(count: int) -> list[int]:

@@ -43,16 +43,19 @@ def common(options):
     # Older versions require the event loop as an argument.
     if VERSION < (0, 7):
         settings["loop"] = asyncio.get_event_loop()
-    user, ca = options.get("sasl-plain"), options.get("tls-ca")
-    if user or ca:
-        settings["security_protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")
-    if user:
-        name, _, password = user.partition(":")
-        settings.update(
-            sasl_mechanism="PLAIN", sasl_plain_username=name, sasl_plain_password=password
-        )
+    sasl, ca = options.get("sasl"), options.get("tls-ca")
+    if sasl or ca:
+        settings["security_protocol"] = ("SASL_" if sasl else "") + ("SSL" if ca else "PLAINTEXT")
+    if sasl:
+        settings["sasl_mechanism"] = sasl
+    if "user" in options:
+        # Of PLAIN, and of SCRAM, too.
+        name, _, password = options["user"].partition(":")
+        settings.update(sasl_plain_username=name, sasl_plain_password=password)
     if ca:
         settings["ssl_context"] = ssl.create_default_context(cafile=ca)
+        if "tls-certificate" in options:
+            settings["ssl_context"].load_cert_chain(options["tls-certificate"], options["tls-key"])
     return settings
 
 

@@ -71,9 +71,15 @@ function connect(options) {
   }
   if (options['client-id']) settings.clientId = options['client-id']
   if (options['tls-ca']) settings.ssl = { ca: [fs.readFileSync(options['tls-ca'], 'utf8')] }
-  if (options['sasl-plain']) {
-    const [username, ...password] = options['sasl-plain'].split(':')
-    settings.sasl = { mechanism: 'plain', username, password: password.join(':') }
+  if (options['tls-certificate'])
+    Object.assign(settings.ssl, {
+      cert: fs.readFileSync(options['tls-certificate'], 'utf8'),
+      key: fs.readFileSync(options['tls-key'], 'utf8'),
+    })
+  if (options.sasl) settings.sasl = { mechanism: options.sasl.toLowerCase() }
+  if (options.user) {
+    const [username, ...password] = options.user.split(':')
+    Object.assign(settings.sasl, { username, password: password.join(':') })
   }
   if (options['oauth-token']) {
     const value = options['oauth-token']

@@ -48,16 +48,19 @@ def parse(words):
 def common(options):
     settings = {"client.id": options["client-id"]} if "client-id" in options else {}
     settings.update(one.split("=", 1) for one in options.get("config", "").split(",") if one)
-    user, ca = options.get("sasl-plain"), options.get("tls-ca")
-    if user or ca:
-        settings["security.protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")
-    if user:
-        name, _, password = user.partition(":")
-        settings.update(
-            {"sasl.mechanisms": "PLAIN", "sasl.username": name, "sasl.password": password}
-        )
+    sasl, ca = options.get("sasl"), options.get("tls-ca")
+    if sasl or ca:
+        settings["security.protocol"] = ("SASL_" if sasl else "") + ("SSL" if ca else "PLAINTEXT")
+    if sasl:
+        settings["sasl.mechanisms"] = sasl
+    if "user" in options:
+        name, _, password = options["user"].partition(":")
+        settings.update({"sasl.username": name, "sasl.password": password})
     if ca:
         settings["ssl.ca.location"] = ca
+    if "tls-certificate" in options:
+        settings["ssl.certificate.location"] = options["tls-certificate"]
+        settings["ssl.key.location"] = options["tls-key"]
     return settings
 
 

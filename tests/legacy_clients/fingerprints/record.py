@@ -42,7 +42,7 @@ from tests.legacy_clients.fingerprints.scenarios import (
 )
 from tests.legacy_clients.fingerprints.verdicts import write_verdicts
 from tests.legacy_clients.install import install
-from tests.legacy_clients.runs.test_sasl import users_file
+from tests.legacy_clients.logins.users import users_file
 from tests.testkit.cache import CannotInstall, command
 from tests.testkit.traffic_rows import Row, read_rows
 

@@ -23,7 +23,7 @@ from tests.legacy_clients.fingerprints.scenarios import (
     scenarios_of,
 )
 from tests.legacy_clients.install import install
-from tests.legacy_clients.runs.test_sasl import USER
+from tests.legacy_clients.logins.users import USER
 from tests.testkit.certificates import Authority
 from tests.testkit.kafka import Secured
 

@@ -1,172 +1,190 @@
-"""Real clients authenticate with SASL/PLAIN, with SaslHandshake v0 and v1, with TLS and without.
+"""Real clients log in with each SASL mechanism that they know, with TLS and without.
 
-After v0 tokens are sent as bare frames, after v1 in SaslAuthenticate.
+With SaslHandshake v0 tokens are sent as bare frames, and a refused client only sees a closed
+connection; with v1 they are sent in SaslAuthenticate, which answers with error 58.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import uuid
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import pytest
 
-from tests.legacy_clients.brokers import RunningBroker, StoreArguments, gateway, reference
-from tests.legacy_clients.cases import create_topics_on_kafka
-from tests.legacy_clients.clients import Client, DriverFailed, Record, Security, produce, table
-from tests.testkit.certificates import Authority
-from tests.testkit.kafka import Secured
+from tests.legacy_clients.clients import Client, Security, table
+from tests.legacy_clients.grid import Refusal
+from tests.legacy_clients.logins.attempts import (
+    PATIENCE_SECONDS,
+    RUN_SECONDS,
+    RefusedRun,
+    concurrent_runs,
+    read_two_records,
+    run_refused,
+    wait_until,
+    write_two_records,
+)
+from tests.legacy_clients.logins.secured_brokers import (
+    WRONG_PASSWORD,
+    SecuredBroker,
+    mechanisms_of,
+)
+from tests.legacy_clients.logins.users import PASSWORD
+from tests.used_peers import uses
 
 pytestmark = [pytest.mark.peer]
 
-# A colon, because drivers get `user:password`, and characters common in LDAP passwords.
-USER = ("alice", "pass:word with=signs, and;more")
-WRONG = (USER[0], "password")
-# Clients with SaslHandshake v0 get no error, only a closed connection, and retry until this
-# timeout; most others fail with the error at once.
-PATIENCE_SECONDS = 6.0
-# They mostly wait.
-AT_ONCE = 4
-RUN_SECONDS = 180.0
-LISTENERS = ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0", "SASL_SSL://127.0.0.1:0")
-CLIENTS = tuple(row.name for row in table().values() if row.sasl_plain)
-WITH_TLS = tuple(row.name for row in table().values() if row.sasl_plain and row.tls)
-
 
 @dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files: the authority, the server's certificate, its key, and both in one file as Kafka
-    requires.
-    """
+class Login:
+    client: str
+    mechanism: str
 
-    authority: Path
-    certificate: Path
-    key: Path
-    key_and_certificate: Path
+    def __str__(self) -> str:
+        return f"{self.client}+{self.mechanism}"
 
 
-@pytest.fixture(scope="session")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
-    folder = tmp_path_factory.mktemp("certificates")
-    authority = Authority()
-    certificate, key = authority.sign("127.0.0.1").write(folder, "server")
-    both = folder / "both.pem"
-    both.write_bytes(key.read_bytes() + certificate.read_bytes())
-    return Tls(authority.write(folder), certificate, key, both)
+def logins() -> Iterator[Login]:
+    """Each client with PLAIN, each version of a library with all its mechanisms."""
+    seen = set()
+    for row in table().values():
+        is_new = (row.library, row.version) not in seen
+        seen.add((row.library, row.version))
+        for mechanism in mechanisms_of(row):
+            if is_new or mechanism == "PLAIN":
+                yield Login(row.name, mechanism)
 
 
-@pytest.fixture(scope="session")
-def secured(
-    is_reference: bool,
-    store_arguments: StoreArguments,
-    tls: Tls,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[RunningBroker]:
-    """A broker with one user, on a listener with TLS and one without."""
-    folder = tmp_path_factory.mktemp("secured")
-    if is_reference:
-        running = reference(Secured((USER,), tls.key_and_certificate))
-    else:
-        files = {
-            "users_file": users_file(folder),
-            "ssl_certificate_file": tls.certificate,
-            "ssl_key_file": tls.key,
-        }
-        running = gateway(
-            folder,
-            LISTENERS,
-            [word for name, file in files.items() for word in ("--set", f"{name}={file}")],
-            store_arguments,
-        )
-    with running as broker:
-        yield broker
-
-
-def users_file(folder: Path) -> Path:
-    file = folder / "users"
-    add = [
-        sys.executable,
-        "-m",
-        "gateway",
-        "users",
-        "add",
-        USER[0],
-        "--file",
-        str(file),
-        "--password-file",
-        "-",
-    ]
-    subprocess.run(
-        add, input=USER[1] + "\n", text=True, check=True, timeout=120, stdout=subprocess.DEVNULL
-    )
-    return file
-
-
-@pytest.mark.parametrize("name", CLIENTS)
-def test_client_with_the_right_password_produces(
-    name: str, secured: RunningBroker, client: Callable[[str], Client]
-) -> None:
-    assert offsets_of_two(client(name), secured, "SASL_PLAINTEXT", Security(USER)) == [0, 1]
-
-
-@pytest.mark.parametrize("name", WITH_TLS)
-def test_client_with_the_right_password_produces_over_tls(
-    name: str, secured: RunningBroker, tls: Tls, client: Callable[[str], Client]
-) -> None:
-    assert offsets_of_two(client(name), secured, "SASL_SSL", Security(USER, tls.authority)) == [
-        0,
-        1,
-    ]
+EVERY_LOGIN = pytest.mark.parametrize("login", tuple(logins()), ids=str)
+Runs = Mapping[str, Future[Any]]
 
 
 @pytest.fixture(scope="module")
-def refusals(
-    request: pytest.FixtureRequest, secured: RunningBroker
-) -> Iterator[Mapping[str, Future[list[int | None]]]]:
-    """Attempts of all tested clients with a wrong password, which run concurrently."""
-    wrong = test_client_with_a_wrong_password_fails_without_hanging
-    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    names = [item.callspec.params["name"] for item in items if item.function is wrong]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {name: pool.submit(use_wrong_password, table()[name], secured) for name in names}
+def runs(request: pytest.FixtureRequest, secured: SecuredBroker) -> Iterator[Runs]:
+    works: dict[Callable[..., None], Callable[..., Any]] = {
+        test_client_with_a_wrong_password_fails_without_hanging: partial(be_refused, secured),
+        test_client_with_the_right_password_writes_and_reads: partial(write_and_read, secured),
+    }
+    with concurrent_runs(request, works) as started:
+        yield started
 
 
-def use_wrong_password(row: Client, secured: RunningBroker) -> list[int | None]:
-    fails_at_once = row.tells_refusal and not row.retries_refusal
-    patience = RUN_SECONDS if fails_at_once else PATIENCE_SECONDS
-    return offsets_of_two(row, secured, "SASL_PLAINTEXT", Security(WRONG), patience)
-
-
-@pytest.mark.parametrize("name", CLIENTS)
-def test_client_with_a_wrong_password_fails_without_hanging(
-    name: str, refusals: Mapping[str, Future[list[int | None]]], client: Callable[[str], Client]
-) -> None:
-    row = client(name)
-    with pytest.raises(
-        DriverFailed, match=r"(?i)authentication|SASL" if row.tells_refusal else "driver: "
-    ) as refused:
-        refusals[name].result()
-    # The client failed by itself; its driver did not have to be killed.
-    assert "exit code " in str(refused.value).splitlines()[0]
-    assert "driver: " in refused.value.errors
-
-
-def offsets_of_two(
-    client: Client,
-    broker: RunningBroker,
-    listener: str,
-    security: Security,
-    timeout: float = RUN_SECONDS,
-) -> list[int | None]:
-    """Produce two records to a new topic; return their offsets."""
-    topic = f"sasl-{client.name}-{uuid.uuid4().hex[:6]}"
-    create_topics_on_kafka(broker, [topic])
-    records = [Record(topic, 0, b"key", b"value"), Record(topic, 0, None, b"value")]
-    answers = produce(
-        client, broker.listeners[listener], records, timeout=timeout, security=security
+def write_and_read(secured: SecuredBroker, login: Login) -> list[tuple[bytes | None, bytes | None]]:
+    """Write without TLS, read with it."""
+    row = table()[login.client]
+    user = (row.name, PASSWORD)
+    topic = write_two_records(
+        row,
+        secured,
+        secured.address("SASL_PLAINTEXT"),
+        Security(user, mechanism=login.mechanism),
+        RUN_SECONDS,
     )
-    return [answer.offset for answer in answers]
+    over_tls = Security(user, secured.tls.authority, login.mechanism)
+    return read_two_records(row, secured.address("SASL_SSL"), topic, over_tls)
+
+
+def be_refused(secured: SecuredBroker, login: Login) -> RefusedRun:
+    """SCRAM-SHA-512 with TLS, the others without."""
+    row = table()[login.client]
+    uses_tls = login.mechanism == "SCRAM-SHA-512"
+    fails_at_once = row.tells_refusal and not row.retries_refusal
+    return run_refused(
+        row,
+        secured,
+        "SASL_SSL" if uses_tls else "SASL_PLAINTEXT",
+        Security(
+            (row.name, WRONG_PASSWORD),
+            secured.tls.authority if uses_tls else None,
+            login.mechanism,
+        ),
+        RUN_SECONDS if fails_at_once else PATIENCE_SECONDS,
+    )
+
+
+@EVERY_LOGIN
+def test_client_with_a_wrong_password_fails_without_hanging(
+    login: Login,
+    secured: SecuredBroker,
+    runs: Runs,
+    client: Callable[[str], Client],
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+) -> None:
+    row = client(login.client)
+    uses(row.library, row.version)
+    refused: RefusedRun = runs[request.node.name].result()
+    record_property("refused", refusal_of(refused, login.mechanism))
+    assert refused.is_by_itself
+    assert refused.error
+    if row.tells_refusal:
+        assert re.search(r"(?i)authentication|SASL", str(refused.failure))
+    if not secured.broker.is_reference:
+        check_failures_are_logged_once(secured, refused, login.mechanism)
+
+
+def refusal_of(refused: RefusedRun, mechanism: str) -> Refusal:
+    versions = [one.handshake for one in refused.connections if one.handshake is not None]
+    return {
+        "mechanism": mechanism,
+        "seconds": refused.seconds,
+        # Not seen with TLS.
+        "handshake": max(versions, default=-1),
+        "connections": len(refused.connections),
+        "error": refused.error,
+    }
+
+
+def check_failures_are_logged_once(
+    secured: SecuredBroker, refused: RefusedRun, mechanism: str
+) -> None:
+    """The gateway's log and the audit log have one line for each attempt that was refused.
+
+    With TLS the relay cannot count the tokens, and so does not know which connections were.
+    """
+    # A port may have been used twice.
+    opened = Counter(one.peer for one in refused.connections)
+    decided = Counter(one.peer for one in refused.connections if one.has_decided(mechanism))
+
+    def audited() -> Counter[str]:
+        return Counter(
+            row["peer"]
+            for row in secured.audit_rows()
+            if row["peer"] in opened
+            and (row["event"], row["mechanism"]) == ("login-failed", mechanism)
+            and row["reason"] == "wrong user name or password"
+        )
+
+    assert wait_until(lambda: bool(audited()) and decided <= audited())
+    assert audited() <= opened
+    assert audited() == Counter(peer for peer, _ in secured.warnings() if peer in opened)
+
+
+@EVERY_LOGIN
+def test_client_with_the_right_password_writes_and_reads(
+    login: Login,
+    secured: SecuredBroker,
+    runs: Runs,
+    client: Callable[[str], Client],
+    request: pytest.FixtureRequest,
+) -> None:
+    row = client(login.client)
+    uses(row.library, row.version)
+    assert runs[request.node.name].result() == [(b"key", b"value"), (None, b"other")]
+    if secured.broker.is_reference:
+        return
+
+    def listeners() -> set[str]:
+        """Where the gateway saw this client with this mechanism."""
+        return {
+            row["listener"]
+            for row in secured.audit_rows()
+            if (row["event"], row.get("principal"), row.get("mechanism"))
+            == ("login", f"User:{login.client}", login.mechanism)
+        }
+
+    assert wait_until(lambda: listeners() == {"SASL_PLAINTEXT", "SASL_SSL"})

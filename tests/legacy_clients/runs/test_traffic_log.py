@@ -21,7 +21,7 @@ from tests.legacy_clients.clients import (
     consume_in_group,
     produce,
 )
-from tests.legacy_clients.runs.test_sasl import USER, users_file
+from tests.legacy_clients.logins.users import USER, users_file
 from tests.testkit.traffic_rows import Row, read_rows
 
 pytestmark = [pytest.mark.peer]

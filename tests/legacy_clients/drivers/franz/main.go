@@ -18,8 +18,10 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kversion"
+	"github.com/twmb/franz-go/pkg/sasl"
 	"github.com/twmb/franz-go/pkg/sasl/oauth"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 type options struct {
@@ -109,9 +111,8 @@ func common(opts options) []kgo.Opt {
 		}
 		settings = append(settings, kgo.MaxVersions(pinned()))
 	}
-	if user := opts.get("sasl-plain", ""); user != "" {
-		name, password, _ := strings.Cut(user, ":")
-		settings = append(settings, kgo.SASL(plain.Auth{User: name, Pass: password}.AsMechanism()))
+	if mechanism := opts.get("sasl", ""); mechanism != "" {
+		settings = append(settings, kgo.SASL(logIn(mechanism, opts)))
 	}
 	if token := opts.get("oauth-token", ""); token != "" {
 		settings = append(settings, kgo.SASL(oauth.Auth{Token: token}.AsMechanism()))
@@ -122,9 +123,28 @@ func common(opts options) []kgo.Opt {
 		pool := x509.NewCertPool()
 		pool.AppendCertsFromPEM(pem)
 		config := &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"}
+		if file := opts.get("tls-certificate", ""); file != "" {
+			pair, err := tls.LoadX509KeyPair(file, opts.get("tls-key", ""))
+			must(err)
+			config.Certificates = []tls.Certificate{pair}
+		}
 		settings = append(settings, kgo.DialTLSConfig(config))
 	}
 	return settings
+}
+
+func logIn(mechanism string, opts options) sasl.Mechanism {
+	name, password, _ := strings.Cut(opts.get("user", ""), ":")
+	switch mechanism {
+	case "PLAIN":
+		return plain.Auth{User: name, Pass: password}.AsMechanism()
+	case "SCRAM-SHA-256":
+		return scram.Auth{User: name, Pass: password}.AsSha256Mechanism()
+	case "SCRAM-SHA-512":
+		return scram.Auth{User: name, Pass: password}.AsSha512Mechanism()
+	}
+	fail("a mechanism that is not known: " + mechanism)
+	return nil
 }
 
 func decoded(text string) []byte {

@@ -12,9 +12,12 @@ import java.lang.reflect.Constructor;
 import java.net.URLDecoder;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
+import java.nio.file.Paths;
+import java.security.KeyFactory;
 import java.security.KeyStore;
 import java.security.cert.Certificate;
 import java.security.cert.CertificateFactory;
+import java.security.spec.PKCS8EncodedKeySpec;
 import java.util.ArrayList;
 import java.util.Base64;
 import java.util.Collection;
@@ -33,6 +36,8 @@ import org.apache.kafka.clients.producer.RecordMetadata;
 public final class Driver {
     static final PrintStream OUT
             = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), false);
+    // Of the key stores that are made of PEM files.
+    private static final String PASSWORD = "changeit";
 
     public static void main(String[] words) {
         try {
@@ -82,16 +87,16 @@ public final class Driver {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", options.get("bootstrap"));
         if (options.containsKey("client-id")) settings.put("client.id", options.get("client-id"));
-        String user = options.get("sasl-plain");
+        String mechanism = options.get("sasl");
         String ca = options.get("tls-ca");
-        if (user != null || ca != null)
+        if (mechanism != null || ca != null)
             settings.put("security.protocol",
-                    (user == null ? "" : "SASL_") + (ca == null ? "PLAINTEXT" : "SSL"));
-        if (user != null) {
-            settings.put("sasl.mechanism", "PLAIN");
-            logIn(user);
-        }
+                    (mechanism == null ? "" : "SASL_") + (ca == null ? "PLAINTEXT" : "SSL"));
+        if (mechanism != null) settings.put("sasl.mechanism", mechanism);
+        if (options.containsKey("user")) logIn(mechanism, options.get("user"));
         if (ca != null) trust(ca, settings);
+        if (options.containsKey("tls-certificate"))
+            present(options.get("tls-certificate"), options.get("tls-key"), settings);
         for (String one : options.getOrDefault("property", "").split("\n")) {
             String[] pair = one.split("=", 2);
             if (pair.length == 2 && pair[0].startsWith("java."))
@@ -103,16 +108,20 @@ public final class Driver {
 
     // A JAAS file is the one way that every version since 0.10.0 knows; sasl.jaas.config came with
     // 0.10.2.
-    private static void logIn(String user) throws Exception {
+    private static void logIn(String mechanism, String user) throws Exception {
         int colon = user.indexOf(':');
         File file = File.createTempFile("jaas", ".conf");
         file.deleteOnExit();
-        String entry = "KafkaClient { org.apache.kafka.common.security.plain.PlainLoginModule "
-                       + "required username=\""
-                + user.substring(0, colon) + "\" password=\"" + user.substring(colon + 1)
-                + "\"; };";
+        String module = mechanism.startsWith("SCRAM") ? "scram.Scram" : "plain.Plain";
+        String entry = "KafkaClient { org.apache.kafka.common.security." + module + "LoginModule "
+                + "required username=" + quoted(user.substring(0, colon))
+                + " password=" + quoted(user.substring(colon + 1)) + "; };";
         Files.write(file.toPath(), entry.getBytes(StandardCharsets.UTF_8));
         System.setProperty("java.security.auth.login.config", file.getPath());
+    }
+
+    private static String quoted(String text) {
+        return '"' + text.replace("\\", "\\\\").replace("\"", "\\\"") + '"';
     }
 
     // PEM trust stores came with 2.7; a JKS file is understood by all.
@@ -120,19 +129,41 @@ public final class Driver {
         KeyStore store = KeyStore.getInstance("JKS");
         store.load(null, null);
         int index = 0;
-        try (FileInputStream pem = new FileInputStream(ca)) {
-            for (Certificate one :
-                    CertificateFactory.getInstance("X.509").generateCertificates(pem))
-                store.setCertificateEntry("ca" + index++, one);
+        for (Certificate one : certificates(ca)) store.setCertificateEntry("ca" + index++, one);
+        settings.put("ssl.truststore.location", written(store, "trust"));
+        settings.put("ssl.truststore.password", PASSWORD);
+        settings.put("ssl.truststore.type", "JKS");
+    }
+
+    // The same for key stores. The key is in PKCS#8, without a passphrase.
+    private static void present(String certificate, String key, Properties settings)
+            throws Exception {
+        KeyStore store = KeyStore.getInstance("JKS");
+        store.load(null, null);
+        String pem = new String(Files.readAllBytes(Paths.get(key)), StandardCharsets.US_ASCII);
+        byte[] der = Base64.getMimeDecoder().decode(pem.replaceAll("-----[A-Z ]+-----", ""));
+        store.setKeyEntry("client",
+                KeyFactory.getInstance("RSA").generatePrivate(new PKCS8EncodedKeySpec(der)),
+                PASSWORD.toCharArray(), certificates(certificate).toArray(new Certificate[0]));
+        settings.put("ssl.keystore.location", written(store, "key"));
+        settings.put("ssl.keystore.password", PASSWORD);
+        settings.put("ssl.key.password", PASSWORD);
+        settings.put("ssl.keystore.type", "JKS");
+    }
+
+    private static Collection<? extends Certificate> certificates(String file) throws Exception {
+        try (FileInputStream pem = new FileInputStream(file)) {
+            return CertificateFactory.getInstance("X.509").generateCertificates(pem);
         }
-        File file = File.createTempFile("trust", ".jks");
+    }
+
+    private static String written(KeyStore store, String name) throws Exception {
+        File file = File.createTempFile(name, ".jks");
         file.deleteOnExit();
         try (FileOutputStream out = new FileOutputStream(file)) {
-            store.store(out, "changeit".toCharArray());
+            store.store(out, PASSWORD.toCharArray());
         }
-        settings.put("ssl.truststore.location", file.getPath());
-        settings.put("ssl.truststore.password", "changeit");
-        settings.put("ssl.truststore.type", "JKS");
+        return file.getPath();
     }
 
     private static final class Sent {

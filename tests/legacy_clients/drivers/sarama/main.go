@@ -84,6 +84,9 @@ func main() {
 // Commands of the files that only some versions are built with.
 var commands = map[string]func(*sarama.Config, options){}
 
+// Mechanisms beside PLAIN, of the files that only some versions are built with.
+var mechanisms = map[string]func(*sarama.Config){}
+
 // A topic and a count, written as TOPIC:COUNT.
 func split(span string) (string, int) {
 	topic, count, _ := strings.Cut(span, ":")
@@ -108,11 +111,16 @@ func integer(text string) int {
 }
 
 func secure(config *sarama.Config, opts options) {
-	if user := opts.get("sasl-plain", ""); user != "" {
-		name, password, _ := strings.Cut(user, ":")
+	if mechanism := opts.get("sasl", ""); mechanism != "" {
+		name, password, _ := strings.Cut(opts.get("user", ""), ":")
 		config.Net.SASL.Enable = true
 		config.Net.SASL.User = name
 		config.Net.SASL.Password = password
+		if enable, ok := mechanisms[mechanism]; ok {
+			enable(config)
+		} else if mechanism != "PLAIN" {
+			fail("a mechanism that this Sarama does not know: " + mechanism)
+		}
 	}
 	if ca := opts.get("tls-ca", ""); ca != "" {
 		pem, err := os.ReadFile(ca)
@@ -121,6 +129,11 @@ func secure(config *sarama.Config, opts options) {
 		pool.AppendCertsFromPEM(pem)
 		config.Net.TLS.Enable = true
 		config.Net.TLS.Config = &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"}
+		if file := opts.get("tls-certificate", ""); file != "" {
+			pair, err := tls.LoadX509KeyPair(file, opts.get("tls-key", ""))
+			must(err)
+			config.Net.TLS.Config.Certificates = []tls.Certificate{pair}
+		}
 	}
 }
 

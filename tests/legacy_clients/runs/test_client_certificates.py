@@ -1,0 +1,123 @@
+"""Real clients log in with a client certificate, and are refused without one and with a strange
+one; none sends anything to a server that it does not trust.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.legacy_clients.clients import Client, Security, table
+from tests.legacy_clients.logins.attempts import (
+    PATIENCE_SECONDS,
+    RUN_SECONDS,
+    RefusedRun,
+    concurrent_runs,
+    run_refused,
+    wait_until,
+    write_two_records,
+)
+from tests.legacy_clients.logins.secured_brokers import SUBJECT, SecuredBroker
+from tests.used_peers import uses
+
+pytestmark = [pytest.mark.peer]
+
+#: One row of each version of a library.
+ROWS = {(row.library, row.version): row for row in reversed(table().values()) if row.tls}
+CLIENTS = tuple(sorted((row.name for row in ROWS.values()), key=list(table()).index))
+#: Refused in CI: the newest of each library, and the oldest Java client with TLS.
+IN_CI = {"java-0.9.0.1", *{table()[name].library: name for name in CLIENTS}.values()}
+MISTAKES = ("no-certificate", "strange-certificate", "untrusted-server")
+Runs = Mapping[str, Future[Any]]
+
+
+def refused_cases() -> Iterator[Any]:
+    for name in CLIENTS:
+        for mistake in MISTAKES:
+            marks = () if name in IN_CI else (pytest.mark.slow,)
+            yield pytest.param(name, mistake, id=f"{name}+{mistake}", marks=marks)
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, secured: SecuredBroker) -> Iterator[Runs]:
+    works: dict[Callable[..., None], Callable[..., Any]] = {
+        test_client_with_a_mistaken_certificate_is_refused: partial(be_refused, secured),
+        test_client_with_a_certificate_is_its_subject: partial(write, secured),
+    }
+    with concurrent_runs(request, works) as started:
+        yield started
+
+
+def write(secured: SecuredBroker, name: str) -> None:
+    security = Security(authority=secured.tls.authority, certificate=secured.tls.client)
+    write_two_records(table()[name], secured, secured.address("SSL"), security, RUN_SECONDS)
+
+
+def be_refused(secured: SecuredBroker, name: str, mistake: str) -> RefusedRun:
+    tls = secured.tls
+    security = {
+        "no-certificate": Security(authority=tls.authority),
+        "strange-certificate": Security(authority=tls.authority, certificate=tls.strange_client),
+        "untrusted-server": Security(authority=tls.strange_authority, certificate=tls.client),
+    }[mistake]
+    return run_refused(table()[name], secured, "SSL", security, PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize(("name", "mistake"), tuple(refused_cases()))
+def test_client_with_a_mistaken_certificate_is_refused(
+    name: str,
+    mistake: str,
+    secured: SecuredBroker,
+    runs: Runs,
+    client: Callable[[str], Client],
+    request: pytest.FixtureRequest,
+) -> None:
+    row = client(name)
+    uses(row.library, row.version)
+    refused: RefusedRun = runs[request.node.name].result()
+    assert refused.is_by_itself
+    assert refused.error
+    if secured.broker.is_reference:
+        return
+    # A port may have been used twice.
+    opened = Counter(one.peer for one in refused.connections)
+    logged = [(peer, line) for peer, line in secured.warnings() if peer in opened]
+    assert Counter(peer for peer, _ in logged) <= opened
+    # A client that does not trust the server may close without saying why.
+    if mistake != "untrusted-server":
+        assert logged
+        assert all("certificate" in line for _, line in logged)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_client_with_a_certificate_is_its_subject(
+    name: str,
+    secured: SecuredBroker,
+    runs: Runs,
+    client: Callable[[str], Client],
+    request: pytest.FixtureRequest,
+) -> None:
+    row = client(name)
+    uses(row.library, row.version)
+    runs[request.node.name].result()
+    if secured.broker.is_reference:
+        return
+
+    def principals() -> set[str]:
+        """Who the producer is in the traffic log."""
+        return {
+            row["principal"]
+            for row in secured.traffic_rows()
+            if row["kind"] == "usage" and row.get("client_id") == name and row["api_key"] == 0
+        }
+
+    assert wait_until(lambda: principals() == {f"User:{SUBJECT}"})
+    logged_in = [row for row in secured.audit_rows() if row["listener"] == "SSL"]
+    assert {(row["event"], row["mechanism"], row["principal"]) for row in logged_in} == {
+        ("login", "SSL", f"User:{SUBJECT}")
+    }
