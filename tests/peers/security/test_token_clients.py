@@ -24,6 +24,12 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from kafka import KafkaProducer
 from kafka.errors import KafkaTimeoutError
 from kafka.net.sasl.oauth import AbstractTokenProvider
+from kafka.protocol.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 from tests.auth.pulsar_keys import SECRET_KEY, SECRET_TOKEN
 from tests.legacy_clients.brokers import are_required
@@ -36,9 +42,11 @@ from tests.legacy_clients.clients import (
     run,
     table,
 )
+from tests.testkit import jvm
 from tests.testkit.cache import CannotInstall
-from tests.testkit.gateway import GatewayProcess, gateway
-from tests.testkit.kafka import TOOL_SECONDS, java
+from tests.testkit.certificates import Authority
+from tests.testkit.gateway import GatewayProcess, Peer, gateway
+from tests.testkit.kafka import TOOL_SECONDS, Kafka, Secured, java
 from tests.testkit.traffic_rows import read_lines
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("tokens")]
@@ -283,6 +291,76 @@ def test_client_that_starts_before_the_identity_provider_retries(
     assert 'consequence="log-ins fail"' in warning
     assert "status 503" in warning
     assert len([line for line in server.lines() if "signing keys fetched" in line]) == 1
+
+
+def unsecured(**claims: Any) -> bytes:
+    now = time.time()
+    issued = {"sub": "app", "iat": now, "exp": now + 300, **claims}
+    return jwt.encode(issued, None, "none").encode()
+
+
+def message(issued: bytes, authzid: bytes = b"", extensions: bytes = b"") -> bytes:
+    return b"n,%s,\x01auth=Bearer %s\x01%s\x01" % (authzid, issued, extensions)
+
+
+#: The tokens of a connection.
+ATTEMPTS: list[list[bytes]] = [
+    [message(unsecured())],
+    [message(unsecured(), b"a=app")],
+    [message(unsecured(), b"a=other")],
+    [message(unsecured(), extensions=b"key=value 1\x01other=2\x01")],
+    [message(unsecured(), extensions=b"k3y=value\x01")],
+    [message(unsecured(), extensions=b"auth=value\x01")],
+    [message(unsecured(iat=1, exp=2)), b"\x01"],
+    [message(unsecured(sub="")), b"\x01"],
+    [message(b"no-jwt"), b"\x01"],
+    [message(unsecured() + b"AAAA"), b"\x01"],
+    [b"n,,\x01auth=bearer " + unsecured() + b"\x01\x01"],
+    [b"n,,\x01host=example\x01\x01"],
+    [b"garbage"],
+    [b"\x01"],
+    [b""],
+]
+
+
+def answers(peer: Peer, tokens: list[bytes]) -> list[tuple[int, bytes, bool]]:
+    """The code and token of each SaslAuthenticate v1, and whether the session has a lifetime."""
+    with peer:
+        peer.request(SaslHandshakeRequest(mechanism="OAUTHBEARER"), SaslHandshakeResponse, 1)
+        got = []
+        for sent in tokens:
+            answer = peer.request(
+                SaslAuthenticateRequest(auth_bytes=sent), SaslAuthenticateResponse, 1
+            )
+            lifetime = answer.session_lifetime_ms > 0
+            got.append((answer.error_code, bytes(answer.auth_bytes), lifetime))
+        return got
+
+
+@pytest.mark.slow
+def test_answers_to_tokens_are_those_of_kafka(tmp_path: Path) -> None:
+    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+    login = tmp_path / "jaas.conf"
+    login.write_text(f'KafkaServer {{ {module} required unsecuredLoginStringClaim_sub="x"; }};')
+    certificate, key = Authority().sign().write(tmp_path, "server")
+    both = tmp_path / "both.pem"
+    both.write_bytes(key.read_bytes() + certificate.read_bytes())
+    with Kafka.start(
+        secured=Secured((), both),
+        flags=[*jvm.CLIENT, f"-Djava.security.auth.login.config={login}"],
+        sasl_enabled_mechanisms="OAUTHBEARER",
+    ) as kafka:
+        host, port = kafka.listeners["SASL_PLAINTEXT"].split(":")
+        expected = [answers(Peer((host, int(port))), tokens) for tokens in ATTEMPTS]
+    with gateway(
+        tmp_path,
+        listeners=("SASL_PLAINTEXT",),
+        sasl_enabled_mechanisms="OAUTHBEARER",
+        sasl_oauthbearer_allow_unsecured_tokens=True,
+    ) as ours:
+        got = [answers(Peer(ours.address), tokens) for tokens in ATTEMPTS]
+    assert got == expected
+    assert expected[6] == [(0, b'{"status":"invalid_token"}', False), (58, b"", False)]
 
 
 def test_key_that_the_provider_adds_is_accepted_at_the_first_log_in(
