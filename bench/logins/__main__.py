@@ -242,8 +242,8 @@ def _conditions(options: argparse.Namespace, load: str) -> str:
         arguments = f"--guesses {options.guesses}"
     else:
         arguments = (
-            f"--rounds {options.rounds} --logins {options.logins} --clients {options.clients}"
-            f"{' --kafka' if options.kafka else ''}"
+            f"--rounds {options.rounds} --warm-up {options.warm_up} --logins {options.logins} "
+            f"--clients {options.clients}{' --kafka' if options.kafka else ''}"
         )
     return (
         f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-logins ARGS="{arguments}"`, '

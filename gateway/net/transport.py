@@ -33,6 +33,10 @@ SEND_BUFFERS = 1024
 #: Unsent bytes above which no further request of the connection is started.
 MAX_UNSENT_BYTES = 1 << 20
 
+#: Connections that a port accepts in one reactor turn, some 10 ms. Twisted raises its limit with
+#: each turn that reaches it: during a flood of connections all others would wait for thousands.
+MAX_ACCEPTS_PER_TURN = 50
+
 #: How long a peer may take to close its side after all replies are sent, in seconds. Most peers
 #: close at once. A peer that does not read its socket is not waited for: it will find its replies
 #: and the end of the stream behind them.
@@ -270,6 +274,14 @@ class Port(tcp.Port):
         super().__init__(port, factory, backlog, interface, reactor)
         self.flush_queue = FlushQueue(reactor)
         self.outgoing = outgoing
+
+    def startListening(self) -> None:
+        super().startListening()
+        self.numberAccepts = min(self.numberAccepts, MAX_ACCEPTS_PER_TURN)
+
+    def doRead(self) -> None:
+        super().doRead()
+        self.numberAccepts = min(self.numberAccepts, MAX_ACCEPTS_PER_TURN)
 
 
 def no_delay(connection: Any) -> None:

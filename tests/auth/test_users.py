@@ -158,7 +158,7 @@ def test_unknown_users_cost_as_users_do_if_costs_differ(path, clock, problems, c
     write(path, "".join(f"user{number}:{one}\n" for number, one in enumerate(stored)))
     found = UsersFile(path, clock, problems.append)
     costs.clear()
-    names = [f"nobody{number}" for number in range(400)]
+    names = [f"unknown{number}" for number in range(400)]
     for name in names:
         assert not found.check(name, "a")
     seen = [cost[0] for cost in costs]

@@ -28,6 +28,7 @@ from gateway.net import transport
 from gateway.net.flow_control import OutgoingBytes
 from gateway.net.listeners import TlsListener
 from gateway.net.transport import (
+    MAX_ACCEPTS_PER_TURN,
     MAX_UNSENT_BYTES,
     SEND_BUFFERS,
     Port,
@@ -341,6 +342,30 @@ async def test_reset_with_unsent_bytes_reports_one_loss(bench):
     await deferLater(reactor, 0.01)
     assert len(peer.lost) == 1
     assert peer.transport.unsent_bytes == 0
+
+
+@ensureDeferred
+async def test_flood_of_connections_is_accepted_in_limited_turns():
+    peers = Peers()
+    port = Port(0, peers, 400, "127.0.0.1", reactor, OutgoingBytes())
+    port.startListening()
+    port.stopReading()
+    clients = [socket.create_connection(port.socket.getsockname()) for _ in range(400)]
+    turns = []
+    while len(peers.made) < len(clients):
+        before = len(peers.made)
+        port.doRead()
+        turns.append(len(peers.made) - before)
+    # Twisted alone accepts 100, 120, 140 and 40.
+    assert turns == [MAX_ACCEPTS_PER_TURN] * (400 // MAX_ACCEPTS_PER_TURN)
+    # Afterwards a turn tries as few as the last one found, and again more when there are more.
+    port.doRead()
+    clients += [socket.create_connection(port.socket.getsockname()) for _ in range(30)]
+    await until(lambda: port.doRead() or len(peers.made) == len(clients))
+    for client in clients:
+        client.close()
+    await port.stopListening()
+    await until(lambda: all(peer.lost for peer in peers.made))
 
 
 @ensureDeferred

@@ -1,4 +1,4 @@
-"""The SASL mechanisms under attack, each with a client of its own.
+"""The SASL mechanisms under attack, and a client for each.
 
 A new mechanism needs one entry in `LOGINS`; all tests of this folder then attack it.
 """
@@ -22,7 +22,7 @@ from tests.fakes.connection import MemoryClient, authenticate, handshake
 USER, PASSWORD = "alice", "open sesame"
 
 #: Versions of SaslAuthenticate, and tokens without it.
-ROADS = (BARE, 0, 1, 2)
+PATHS = (BARE, 0, 1, 2)
 
 _numbers = count()
 
@@ -119,16 +119,16 @@ def offering(*names: str, **more: Any) -> MemoryClient:
     return MemoryClient(mechanisms, **more)
 
 
-def as_frame(token: bytes, road: int) -> bytes:
-    return token if road == BARE else authenticate(token, road)
+def as_frame(token: bytes, path: int) -> bytes:
+    return token if path == BARE else authenticate(token, path)
 
 
-def shake_hands(client: MemoryClient, mechanism: str, road: int) -> None:
-    client.send(handshake(mechanism, 0 if road == BARE else 1))
+def shake_hands(client: MemoryClient, mechanism: str, path: int) -> None:
+    client.send(handshake(mechanism, 0 if path == BARE else 1))
     assert len(client.receive()) == 1
 
 
-def send_tokens(client: MemoryClient, conversation: Iterator[bytes], road: int) -> list[bytes]:
+def send_tokens(client: MemoryClient, conversation: Iterator[bytes], path: int) -> list[bytes]:
     """Send a conversation's tokens until the client is logged in or refused.
 
     Returns the tokens that were sent. The conversation may be an iterator over given tokens.
@@ -147,22 +147,22 @@ def send_tokens(client: MemoryClient, conversation: Iterator[bytes], road: int) 
             # The server's answer to a changed token is none for this client.
             break
         sent.append(token)
-        client.send(as_frame(token, road))
+        client.send(as_frame(token, path))
         replies = client.receive()
         if client.session.is_ready or not replies:
             break
-        answer = replies[0] if road == BARE else auth_bytes(replies[0], road)
+        answer = replies[0] if path == BARE else auth_bytes(replies[0], path)
     return sent
 
 
-def auth_bytes(reply: bytes, road: int) -> bytes:
+def auth_bytes(reply: bytes, path: int) -> bytes:
     """The server's token in a response to SaslAuthenticate."""
-    body = reply[5 if road >= 2 else 4 :]
-    return bytes(SaslAuthenticateResponse.decode(body, version=road).auth_bytes)
+    body = reply[5 if path >= 2 else 4 :]
+    return bytes(SaslAuthenticateResponse.decode(body, version=path).auth_bytes)
 
 
-def log_in(client: MemoryClient, name: str, conversation: Iterator[bytes], road: int) -> bool:
+def log_in(client: MemoryClient, name: str, conversation: Iterator[bytes], path: int) -> bool:
     """Whether the conversation logs in."""
-    shake_hands(client, name, road)
-    send_tokens(client, conversation, road)
+    shake_hands(client, name, path)
+    send_tokens(client, conversation, path)
     return client.session.is_ready

@@ -90,7 +90,7 @@ def awaits_authenticate() -> MemoryClient:
     return client
 
 
-def amid_scram() -> MemoryClient:
+def within_scram() -> MemoryClient:
     client = awaits_scram()
     client.send(as_frame(b"n,,n=alice,r=abc", 0))
     assert len(client.receive()) == 1
@@ -141,7 +141,7 @@ STATES: dict[Callable[[], MemoryClient], set[ApiKey]] = {
     bare_tokens: set(),
     awaits_authenticate: {ApiKey.SASL_AUTHENTICATE},
     awaits_scram: {ApiKey.SASL_AUTHENTICATE},
-    amid_scram: {ApiKey.SASL_AUTHENTICATE},
+    within_scram: {ApiKey.SASL_AUTHENTICATE},
     closed: set(),
     expired: {ApiKey.SASL_HANDSHAKE},
     reauthenticating: {ApiKey.SASL_AUTHENTICATE},
@@ -204,29 +204,29 @@ def test_login_requests_use_nothing_else_of_the_broker() -> None:
     assert trap._used <= USED_BY_LOGIN
 
 
-@pytest.mark.parametrize("road", [0, 1])
+@pytest.mark.parametrize("path", [0, 1])
 @pytest.mark.parametrize(
     ("state", "is_answered"),
     [
         (bare_tokens, False),
         (awaits_authenticate, False),
-        (amid_scram, False),
+        (within_scram, False),
         (closed, False),
         (reauthenticating, False),
         (authenticated, True),
     ],
 )
 def test_second_handshake_is_never_a_way_in(
-    state: Callable[[], MemoryClient], is_answered: bool, road: int
+    state: Callable[[], MemoryClient], is_answered: bool, path: int
 ) -> None:
     """A client that is logged in gets an error, as in Kafka."""
     client = state()
     if state is authenticated:
         client.session.expires_at = None
-    client.send(handshake("PLAIN", road), as_frame(f"\0alice\0{PASSWORD}".encode(), road or BARE))
+    client.send(handshake("PLAIN", path), as_frame(f"\0alice\0{PASSWORD}".encode(), path or BARE))
     replies = client.receive()
     if is_answered:
-        answer = SaslHandshakeResponse.decode(replies[0][4:], version=road)
+        answer = SaslHandshakeResponse.decode(replies[0][4:], version=path)
         assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
     else:
         assert replies == []

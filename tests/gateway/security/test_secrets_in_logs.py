@@ -31,7 +31,7 @@ from tests.fakes.connection import MemoryClient, ScriptedMechanism, plain_frame
 from tests.gateway.security.logins import (
     LOGINS,
     PASSWORD,
-    ROADS,
+    PATHS,
     as_frame,
     correct,
     offering,
@@ -103,16 +103,16 @@ class Faulty:
             raise ValueError(f"{password}: {first}") from first
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", [KeyError, ValueError, AssertionError, OSError, AttributeError])
 @pytest.mark.parametrize("waits", [False, True])
 def test_bug_in_a_mechanism_is_logged_without_the_token(
-    log: io.StringIO, road: int, kind: type[Exception], waits: bool
+    log: io.StringIO, path: int, kind: type[Exception], waits: bool
 ) -> None:
     mechanism: Any = Faulty(kind, waits=waits)
     client = MemoryClient([mechanism])
-    shake_hands(client, "PLAIN", road)
-    client.send(as_frame(TOKENS["PLAIN"], road))
+    shake_hands(client, "PLAIN", path)
+    client.send(as_frame(TOKENS["PLAIN"], path))
     assert client.receive() == []
     assert client.is_aborted
     assert not client.session.is_ready
@@ -159,12 +159,12 @@ def test_bug_in_a_password_check_is_logged_without_the_password(log: io.StringIO
 
 
 @pytest.mark.parametrize("name", LOGINS)
-@pytest.mark.parametrize("road", ROADS)
-def test_refused_token_is_not_logged_nor_answered(log: io.StringIO, name: str, road: int) -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_refused_token_is_not_logged_nor_answered(log: io.StringIO, name: str, path: int) -> None:
     for token in TOKENS.values():
         client = offering()
-        shake_hands(client, name, road)
-        client.send(as_frame(token, road))
+        shake_hands(client, name, path)
+        client.send(as_frame(token, path))
         for reply in client.receive():
             # A SCRAM server repeats the client's nonce.
             assert not appears_in(reply.decode("latin-1")) or reply.count(b",s=")

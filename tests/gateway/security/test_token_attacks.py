@@ -16,7 +16,7 @@ from tests.fakes.connection import MemoryClient, authenticate, events, handshake
 from tests.gateway.security.logins import (
     LOGINS,
     PASSWORD,
-    ROADS,
+    PATHS,
     USER,
     as_frame,
     auth_bytes,
@@ -33,7 +33,7 @@ LIFETIME = SessionLifetime(max_ms=10_000)
 METADATA = request(MetadataRequest(version=1, topics=[]), 9)
 
 by_mechanism = pytest.mark.parametrize("name", LOGINS)
-by_road = pytest.mark.parametrize("road", ROADS)
+by_path = pytest.mark.parametrize("path", PATHS)
 
 
 @pytest.fixture
@@ -64,24 +64,24 @@ def is_refused(client: MemoryClient) -> bool:
 
 
 @by_mechanism
-@by_road
-def test_correct_tokens_log_in_and_wrong_ones_do_not(name: str, road: int) -> None:
+@by_path
+def test_correct_tokens_log_in_and_wrong_ones_do_not(name: str, path: int) -> None:
     client = offering()
-    assert log_in(client, name, correct(name), road)
+    assert log_in(client, name, correct(name), path)
     assert str(client.session.principal) == f"User:{USER}"
     for attack in (wrong(name), wrong(name, "mallory"), wrong(name, "mallory", PASSWORD)):
         refused = offering()
-        assert not log_in(refused, name, attack, road)
+        assert not log_in(refused, name, attack, path)
         assert refused.closed_after_ms == [100]
         assert refused.session.principal.name == "ANONYMOUS"
 
 
 @by_mechanism
-@pytest.mark.parametrize("road", [BARE, 2])
-def test_changed_token_never_logs_in(name: str, road: int) -> None:
+@pytest.mark.parametrize("path", [BARE, 2])
+def test_changed_token_never_logs_in(name: str, path: int) -> None:
     """Each token cut at each byte, and with each byte dropped, doubled, cleared or inverted.
 
-    Only cut on the second road, which differs in how the token is wrapped.
+    Only cut on the second path, where the token is wrapped in a request.
     """
     changes = {
         "cut": lambda token, at: token[:at],
@@ -91,69 +91,69 @@ def test_changed_token_never_logs_in(name: str, road: int) -> None:
         "inverted": lambda token, at: token[:at] + bytes([token[at] ^ 0xFF]) + token[at + 1 :],
     }
     for step, token in enumerate(tokens_of(name)):
-        for what, change in changes.items() if road == BARE else [("cut", changes["cut"])]:
+        for what, change in changes.items() if path == BARE else [("cut", changes["cut"])]:
             for at in range(len(token)):
                 spoilt = change(token, at)
                 if spoilt == token:
                     continue
                 client = offering(name)
                 attack = spoiled(correct(name), step, lambda sent, c=change, a=at: c(sent, a))
-                assert not log_in(client, name, attack, road), (step, what, at)
+                assert not log_in(client, name, attack, path), (step, what, at)
 
 
 @by_mechanism
-@by_road
-def test_empty_token_is_refused(name: str, road: int) -> None:
+@by_path
+def test_empty_token_is_refused(name: str, path: int) -> None:
     for step in range(len(tokens_of(name))):
         client = offering()
-        assert not log_in(client, name, spoiled(correct(name), step, lambda _: b""), road)
+        assert not log_in(client, name, spoiled(correct(name), step, lambda _: b""), path)
         assert is_refused(client)
 
 
 @by_mechanism
-@by_road
-def test_tokens_out_of_order_are_refused(name: str, road: int) -> None:
+@by_path
+def test_tokens_out_of_order_are_refused(name: str, path: int) -> None:
     tokens = tokens_of(name)
     orders = [tokens[::-1], [tokens[-1]], [tokens[0], tokens[0]]] if len(tokens) > 1 else []
     for order in orders:
         client = offering()
-        assert not log_in(client, name, iter(order), road)
+        assert not log_in(client, name, iter(order), path)
         assert is_refused(client)
 
 
 @by_mechanism
-@by_road
-def test_replayed_tokens_log_in_only_where_they_are_the_password(name: str, road: int) -> None:
-    assert log_in(offering(), name, iter(tokens_of(name)), road) is LOGINS[name].is_replayable
+@by_path
+def test_replayed_tokens_log_in_only_where_they_are_the_password(name: str, path: int) -> None:
+    assert log_in(offering(), name, iter(tokens_of(name)), path) is LOGINS[name].is_replayable
 
 
 @by_mechanism
-@by_road
-def test_tokens_of_another_mechanism_are_refused(name: str, road: int) -> None:
+@by_path
+def test_tokens_of_another_mechanism_are_refused(name: str, path: int) -> None:
     for other in LOGINS:
         if other != name:
             client = offering()
-            assert not log_in(client, name, correct(other), road)
+            assert not log_in(client, name, correct(other), path)
             assert is_refused(client)
 
 
 @by_mechanism
 @pytest.mark.parametrize("size", [10_000, 500_000])
-@by_road
-def test_large_token_is_refused(name: str, size: int, road: int) -> None:
+@by_path
+def test_large_token_is_refused(name: str, size: int, path: int) -> None:
     fills = [bytes(size), b"x" * size, b"\0" + b"x" * size + b"\0x", b"n,,n=" + b"x" * size]
     fills += [b"\0alice\0" + b"x" * size, b"n,,n=alice,r=" + b"x" * size, b"=2C" * (size // 3)]
     for token in fills:
         client = offering()
-        assert not log_in(client, name, iter([token]), road)
+        assert not log_in(client, name, iter([token]), path)
         assert is_refused(client)
 
 
 @by_mechanism
 def test_tokens_in_both_forms_do_not_mix(name: str) -> None:
-    for road, other in ((BARE, 0), (0, BARE)):
+    for path, other in ((BARE, 0), (0, BARE)):
         client = offering()
-        shake_hands(client, name, road)
+        shake_hands(client, name, path)
         send_tokens(client, correct(name), other)
         assert is_refused(client)
 
@@ -165,27 +165,27 @@ def test_authenticate_without_handshake_is_refused(name: str) -> None:
     assert is_refused(client)
 
 
-@pytest.mark.parametrize("road", [0, 1])
+@pytest.mark.parametrize("path", [0, 1])
 @pytest.mark.parametrize(
     "asked", ["", "plain", "PLAIN ", "PLAIN\0", "SCRAM-SHA-1", "SCRAM-SHA-256-PLUS", "x" * 32_000]
 )
-def test_mechanism_that_is_not_enabled_ends_the_connection(road: int, asked: str) -> None:
+def test_mechanism_that_is_not_enabled_ends_the_connection(path: int, asked: str) -> None:
     client = offering()
-    client.send(handshake(asked, road), as_frame(tokens_of("PLAIN")[0], road or BARE), METADATA)
+    client.send(handshake(asked, path), as_frame(tokens_of("PLAIN")[0], path or BARE), METADATA)
     (reply,) = client.receive()
-    answer = SaslHandshakeResponse.decode(reply[4:], version=road)
+    answer = SaslHandshakeResponse.decode(reply[4:], version=path)
     assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
     assert answer.mechanisms == list(LOGINS)
     assert is_refused(client)
 
 
 @by_mechanism
-@pytest.mark.parametrize("road", [0, 1])
-def test_mechanism_of_another_listener_is_not_enabled(name: str, road: int) -> None:
+@pytest.mark.parametrize("path", [0, 1])
+def test_mechanism_of_another_listener_is_not_enabled(name: str, path: int) -> None:
     """The mechanisms are those of the listener (`listener.NAME.sasl_enabled_mechanisms`)."""
     client = offering(*(other for other in LOGINS if other != name))
-    client.send(handshake(name, road))
-    answer = SaslHandshakeResponse.decode(client.receive()[0][4:], version=road)
+    client.send(handshake(name, path))
+    answer = SaslHandshakeResponse.decode(client.receive()[0][4:], version=path)
     assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
     assert name not in answer.mechanisms
     assert is_refused(client)
@@ -195,16 +195,16 @@ def test_mechanism_of_another_listener_is_not_enabled(name: str, road: int) -> N
 
 
 @by_mechanism
-@by_road
+@by_path
 def test_requests_behind_failing_tokens_are_not_served(
-    name: str, road: int, served: list[Any], caplog: pytest.LogCaptureFixture
+    name: str, path: int, served: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The tokens of an earlier log-in, the last one cut."""
     *tokens, last = tokens_of(name)
-    frames = [as_frame(token, road) for token in (*tokens, last[:-1])]
-    more = [METADATA, as_frame(last, road), METADATA]
+    frames = [as_frame(token, path) for token in (*tokens, last[:-1])]
+    more = [METADATA, as_frame(last, path), METADATA]
     client = offering()
-    client.send(handshake(name, 0 if road == BARE else 1), *frames, *more)
+    client.send(handshake(name, 0 if path == BARE else 1), *frames, *more)
     client.receive()
     assert is_refused(client)
     assert served == []
@@ -212,19 +212,19 @@ def test_requests_behind_failing_tokens_are_not_served(
 
 
 @by_mechanism
-@by_road
+@by_path
 def test_requests_behind_the_last_token_are_served_as_its_principal(
-    name: str, road: int, served: list[Any]
+    name: str, path: int, served: list[Any]
 ) -> None:
     client = offering()
-    shake_hands(client, name, road)
+    shake_hands(client, name, path)
     conversation = correct(name, user="bob")
     token = next(conversation)
     for _ in range(len(tokens_of(name)) - 1):
-        client.send(as_frame(token, road))
+        client.send(as_frame(token, path))
         (reply,) = client.receive()
-        token = conversation.send(reply if road == BARE else auth_bytes(reply, road))
-    client.send(as_frame(token, road), METADATA, METADATA)
+        token = conversation.send(reply if path == BARE else auth_bytes(reply, path))
+    client.send(as_frame(token, path), METADATA, METADATA)
     client.receive()
     assert [str(principal) for principal in served] == ["User:bob"] * 2
 
@@ -289,7 +289,7 @@ def test_requests_behind_a_failing_reauthentication_are_not_served(
 
 
 @by_mechanism
-@by_road
+@by_path
 @pytest.mark.parametrize(
     "user",
     [
@@ -305,13 +305,13 @@ def test_requests_behind_a_failing_reauthentication_are_not_served(
         "a" * 1000,
     ],
 )
-def test_user_names_are_not_normalized(name: str, road: int, user: str) -> None:
+def test_user_names_are_not_normalized(name: str, path: int, user: str) -> None:
     """Kafka compares them byte by byte, too; its SCRAM accepts ASCII only."""
-    assert not log_in(offering(), name, wrong(name, user, PASSWORD), road)
+    assert not log_in(offering(), name, wrong(name, user, PASSWORD), path)
 
 
 @by_mechanism
-@by_road
+@by_path
 @pytest.mark.parametrize(
     ("user", "password"),
     [
@@ -324,8 +324,8 @@ def test_user_names_are_not_normalized(name: str, road: int, user: str) -> None:
         ("alice", ""),
     ],
 )
-def test_nul_and_empty_parts_are_refused(name: str, road: int, user: str, password: str) -> None:
-    assert not log_in(offering(), name, wrong(name, user, password), road)
+def test_nul_and_empty_parts_are_refused(name: str, path: int, user: str, password: str) -> None:
+    assert not log_in(offering(), name, wrong(name, user, password), path)
 
 
 # The session alone
@@ -333,7 +333,7 @@ def test_nul_and_empty_parts_are_refused(name: str, road: int, user: str, passwo
 
 @by_mechanism
 def test_session_object_names_no_secret(name: str) -> None:
-    """Nor do the mechanism and its exchange, amid a log-in."""
+    """Nor do the mechanism and its exchange, in the middle of a log-in."""
     client = offering(name)
     shake_hands(client, name, BARE)
     conversation = correct(name)

@@ -199,7 +199,7 @@ def test_decoys_have_the_shapes_of_users_in_their_proportions(
     credentials = env.broker.scram_credentials
 
     def shape(number: int) -> tuple[int, int, bool]:
-        decoy = credentials.decoy(mechanism, f"nobody{number}")
+        decoy = credentials.decoy(mechanism, f"unknown{number}")
         is_readable = decoy.salt.isalnum() and decoy.salt.islower()
         return decoy.iterations, 0 if is_readable else len(decoy.salt), is_readable
 
