@@ -209,6 +209,10 @@ class KafkaConnection(Protocol):
             self._traffic.closing("error:tls")
             rejection = rejection_reason(self.transport.getHandle()) if self._is_tls else None
             cause = "" if rejection is None else f" (client certificate: {rejection})"
+            if rejection is not None:
+                self._listener.broker.audit.login_failed(
+                    self.peer, self._listener.name, "SSL", f"client certificate: {rejection}"
+                )
             self._dispatch.log_refusal(f"TLS: {_tls_error_text(reason.value)}{cause}")
         self._dispatch.close()
         # The connection and its transport refer to each other. Only the garbage collector frees

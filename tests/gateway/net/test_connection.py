@@ -739,3 +739,17 @@ def test_login_by_certificate_is_in_the_audit_log(rules, has_certificate, expect
         # What arrived behind the handshake is not read.
         receive(connection, framed(versions()))
         assert connection.transport.value() == b""
+
+
+@pytest.mark.parametrize("rejection", ["it is revoked", None])
+def test_rejected_certificate_is_in_the_audit_log(rejection):
+    """OpenSSL rejects it; the handshake does not complete."""
+    listener = FakeListener()
+    listener.broker.audit = SecurityEvents()
+    connection = listener.connect()
+    connection._is_tls = True
+    connection.transport.getHandle = lambda: SimpleNamespace(get_app_data=lambda: rejection)
+    connection.connectionLost(Failure(SSL.Error([("SSL routines", "", "verify failed")])))
+    reason = f"client certificate: {rejection}"
+    expected = [] if rejection is None else [("failed", "192.0.2.1:5000", "SSL", reason)]
+    assert listener.broker.audit.events == expected
