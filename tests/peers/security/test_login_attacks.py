@@ -56,6 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]
         authorizer="acls",
         super_users="User:alice",
         connection_authentication_timeout_ms=10_000,
+        connection_failed_authentication_delay_ms=0,
     ) as started:
         with log_in_by_password(started) as admin:
             salt = b"salt-of-bob"
