@@ -18,14 +18,14 @@ from gateway.protocol.routes import ROUTES, UNSUPPORTED_VERSION_REPLIES, support
 from gateway.protocol.session import BARE, LoginState, SessionLifetime
 from gateway.protocol.wire.api_keys import ApiKey
 from tests.fakes.connection import MemoryClient, events, handshake, plain_frame
-from tests.gateway.security.logins import PASSWORD, as_frame, offering, shake_hands
+from tests.gateway.security.attacks.logins import PASSWORD, as_frame, offering, shake_hands
 from tests.gateway.security.requests_by_api import request_of
 from tests.testkit.gateway import encode_request
 
 KEYS = [-(2**15), -1, *range(101), 255, 1000, 2**15 - 1]
 
 #: What the log-in itself may use of the broker.
-USED_BY_LOGIN = {"settings", "clock", "deadlines", "audit"}
+USED_BY_LOGIN = {"settings", "clock", "deadlines", "audit", "client_quotas"}
 
 
 class TrapBroker:

@@ -22,7 +22,7 @@ from auth.scram import HASHES, ScramMechanism, salt_password
 from auth.users import PasswordHash, UsersFile
 from tests.fakes.broker import open_environment
 from tests.gateway.handlers.handler_calls import call
-from tests.gateway.security.logins import LOGINS, PASSWORD, wrong
+from tests.gateway.security.attacks.logins import LOGINS, PASSWORD, wrong
 
 #: As long as the user's name, and not a user.
 USER, UNKNOWN = "alice", "carol"

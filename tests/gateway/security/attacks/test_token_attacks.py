@@ -13,7 +13,7 @@ from gateway.protocol.routes import ROUTES
 from gateway.protocol.session import BARE, LoginSession, SessionLifetime
 from gateway.protocol.wire.api_keys import ApiKey
 from tests.fakes.connection import MemoryClient, authenticate, events, handshake, request
-from tests.gateway.security.logins import (
+from tests.gateway.security.attacks.logins import (
     LOGINS,
     PASSWORD,
     PATHS,

@@ -28,7 +28,7 @@ from gateway.protocol.session import BARE, MechanismError
 from gateway.security.scram_credentials import ScramCredentials
 from tests.fakes.broker import Started, open_environment
 from tests.fakes.connection import MemoryClient, ScriptedMechanism, plain_frame
-from tests.gateway.security.logins import (
+from tests.gateway.security.attacks.logins import (
     LOGINS,
     PASSWORD,
     PATHS,
