@@ -15,7 +15,7 @@ Meanwhile little is read ahead, as behind a blocked request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from struct import Struct, error
 from time import perf_counter_ns
@@ -299,10 +299,9 @@ class Dispatch:
         self._in_flight.append(request)
         self._unanswered += 1
         self._is_serving = True
-        work = self._serve(frame, request)
+        work: Coroutine[Any, Any, Any] = self._serve(frame, request)
         if self._broker.client_quotas.limits_time:
-            request.stopwatch = RequestStopwatch()
-            work = request.stopwatch.measure(work)
+            work = request.stopwatch = RequestStopwatch(work)
         request.cancel = start(
             work,
             partial(self._served, request),

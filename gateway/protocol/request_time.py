@@ -14,30 +14,27 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class RequestStopwatch:
-    """The time spent on one request so far."""
+class RequestStopwatch(Coroutine[Any, Any, Any]):
+    """A coroutine that is measured whenever it runs on the reactor's thread."""
 
-    __slots__ = ("_of_workers", "began", "ns")
+    __slots__ = ("_began", "_ns", "_of_workers", "_work")
 
-    def __init__(self) -> None:
-        #: Finished steps on the reactor's thread, and when the running one began, 0 for none.
-        self.ns = self.began = 0
-        # Appended to by worker threads.
-        self._of_workers: list[int] = []
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        # Finished steps, and when the running one began, 0 for none.
+        self._ns = self._began = 0
+        # Replaced by worker threads, which may lose each other's time: calls for one request
+        # rarely overlap.
+        self._of_workers = 0
 
     def total_ns(self) -> int:
-        total = self.ns
-        if self.began:
-            total += perf_counter_ns() - self.began
-        return total + sum(self._of_workers)
-
-    def measure(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Return `work`, measured whenever it runs on the reactor's thread."""
-        return _MeasuredCoroutine(work, self)
+        """The time so far."""
+        total = self._ns + self._of_workers
+        return total + perf_counter_ns() - self._began if self._began else total
 
     def add(self, ns: int) -> None:
         """Add CPU time of a worker thread."""
-        self._of_workers.append(ns)
+        self._of_workers += ns
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function, on a worker thread, and add its CPU time."""
@@ -47,22 +44,13 @@ class RequestStopwatch:
         finally:
             self.add(thread_time_ns() - began)
 
-
-class _MeasuredCoroutine(Coroutine[Any, Any, T]):
-    __slots__ = ("_stopwatch", "_work")
-
-    def __init__(self, work: Coroutine[Any, Any, T], stopwatch: RequestStopwatch) -> None:
-        self._work = work
-        self._stopwatch = stopwatch
-
     def send(self, value: Any, /) -> Any:
-        stopwatch = self._stopwatch
-        stopwatch.began = perf_counter_ns()
+        self._began = began = perf_counter_ns()
         try:
             return self._work.send(value)
         finally:
-            stopwatch.ns += perf_counter_ns() - stopwatch.began
-            stopwatch.began = 0
+            self._ns += perf_counter_ns() - began
+            self._began = 0
 
     def throw(
         self,
@@ -71,13 +59,12 @@ class _MeasuredCoroutine(Coroutine[Any, Any, T]):
         traceback: TracebackType | None = None,
         /,
     ) -> Any:
-        stopwatch = self._stopwatch
-        stopwatch.began = perf_counter_ns()
+        self._began = began = perf_counter_ns()
         try:
             return self._work.throw(failure)
         finally:
-            stopwatch.ns += perf_counter_ns() - stopwatch.began
-            stopwatch.began = 0
+            self._ns += perf_counter_ns() - began
+            self._began = 0
 
     def close(self) -> None:
         self._work.close()

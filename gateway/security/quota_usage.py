@@ -213,5 +213,6 @@ class RequestUsage:
 
     def count_later_time(self, ns: int) -> None:
         """Count time after the throttle time was decided; later requests are throttled for it."""
-        if self._client.time is not None:
-            self._client.time.window.record(ns * _PERCENT_PER_NS, self._usage.now())
+        time = self._client.time
+        if time is not None:
+            time.window.record(ns * _PERCENT_PER_NS, time.window.recorded_at)
