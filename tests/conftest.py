@@ -24,6 +24,7 @@ LONGEST = (
     "tests/peers/on_pulsar/test_compaction_on_pulsar.py",
     "tests/storage/pulsar/test_store.py",
     "tests/legacy_clients/runs/test_sasl.py",
+    "tests/legacy_clients/runs/test_client_certificates.py",
     "tests/legacy_clients/runs/test_pairs.py",
     "tests/peers/groups/test_groups.py",
     "tests/peers/on_pulsar/test_traffic_log_on_pulsar.py",
