@@ -36,9 +36,11 @@ from gateway.security.client_quotas import ClientQuotas
 from gateway.security.pulsar_authorizer import PulsarAuthorizer
 from gateway.security.quota_usage import QuotaUsage
 from gateway.security.scram_credentials import ScramCredentials
+from gateway.security.tenants import make_tenants
 from gateway.settings.listener_settings import PerListenerSettings
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
+from gateway.topics.tenant_scope import plain_id, printable_topic
 from gateway.topics.topic_names import CONSUMER_OFFSETS
 from gateway.traffic.dropped_lines import DroppedLines
 from gateway.traffic.file_appender import Rotation
@@ -114,7 +116,7 @@ async def open_broker(
             topics,
             settings,
             deadlines,
-            store.note_committed,
+            partial(_note_committed, store),
             topics_may_return=store.retains_by_itself,
         )
     )
@@ -167,7 +169,13 @@ async def open_broker(
         traffic=open_traffic(settings, cluster.cluster_id, clock, topics, run, start),
         audit=open_audit(settings),
         authorizer=authorizer,
+        tenants=make_tenants(settings),
     )
+
+
+def _note_committed(store: Store, group_id: str, topic: str, partition: int, offset: int) -> None:
+    """Report a commit to the store. A tenant's group has its plain name there."""
+    store.note_committed(plain_id(group_id), topic, partition, offset)
 
 
 async def _open_authorizer(settings: Settings, store: Store) -> Authorizer | None:
@@ -313,7 +321,7 @@ def traffic_topic_name(topics: Topics, topic: str | bytes) -> str:
     if live is not None:
         return live.name
     return (
-        topic
+        printable_topic(topic)
         if isinstance(topic, str)
         else f"id:{base64.urlsafe_b64encode(topic).rstrip(b'=').decode()}"
     )

@@ -23,6 +23,7 @@ from gateway.security.authorizer import Authorizer
 from gateway.security.client_quotas import ClientQuotas
 from gateway.security.quota_usage import QuotaUsage
 from gateway.security.scram_credentials import ScramCredentials
+from gateway.security.tenants import Tenants
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
 from gateway.topics.reply_cache import ReplyCache
@@ -39,7 +40,7 @@ class Broker:
     *args)` does so in turn with other clients. `interruptible_waits` are the running long polls.
     `outgoing` limits the size of replies. `traffic` is the traffic log, `audit` the audit log.
     `authorizer` is None if everything is allowed. `quota_usage` counts what clients use of
-    `client_quotas`.
+    `client_quotas`. `tenants` binds principals to namespaces; None if none is bound.
     """
 
     configs: BrokerConfigs
@@ -66,6 +67,7 @@ class Broker:
     traffic: RecorderFactory = NO_TRAFFIC_LOG
     authorizer: Authorizer | None = None
     audit: AuditLog = NO_AUDIT_LOG
+    tenants: Tenants | None = None
 
     async def confirm_coordinator(self) -> None:
         """Confirm that the store is still owned, before reading `groups` or `offsets`.

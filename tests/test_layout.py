@@ -59,8 +59,8 @@ MAY_IMPORT = {
         ERRORS, BASICS, "auth", "compat", "records", "storage",
     },
     "gateway/protocol": {
-        "gateway/broker.py", "gateway/traffic", "gateway/security", "gateway/protocol/wire",
-        FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
+        "gateway/broker.py", "gateway/traffic", "gateway/security", "gateway/topics",
+        "gateway/protocol/wire", FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
     },
     "gateway/broker.py": {
         "gateway/security", "gateway/traffic", "gateway/fetch", "gateway/groups", "gateway/topics",
@@ -68,7 +68,7 @@ MAY_IMPORT = {
         "storage",
     },
     "gateway/security": {
-        "gateway/traffic", "gateway/settings", ERRORS, BASICS, "auth", "storage",
+        "gateway/traffic", "gateway/topics", "gateway/settings", ERRORS, BASICS, "auth", "storage",
     },
     "gateway/traffic": {
         "gateway/topics", "gateway/partitions", "gateway/protocol/wire", ERRORS, BASICS,

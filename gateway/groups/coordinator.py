@@ -32,6 +32,7 @@ from gateway.groups.group_store import GroupStore
 from gateway.groups.group_timers import AnyGroup, GroupClock, GroupTimers
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
+from gateway.topics.tenant_scope import plain_id, printable_id
 from storage.log import StateTable, StorageError
 
 _log = logs.get_logger(__name__)
@@ -271,14 +272,15 @@ class GroupCoordinator:
             self._apply_effects(before)
             _log.info(
                 "group converted to the consumer protocol",
-                group=group.group_id,
+                group=printable_id(group.group_id),
                 members=len(group.roster),
             )
         self._groups[group.group_id] = group
 
     def check_active(self, group_id: str) -> None:
         """Raises KafkaError: INVALID_GROUP_ID, or NOT_COORDINATOR after `close`."""
-        if not 0 < len(group_id.encode()) <= self._settings.group_id_max_bytes:
+        size = len(group_id.encode())
+        if not plain_id(group_id) or size > self._settings.group_id_max_bytes:
             raise KafkaError(ErrorCode.INVALID_GROUP_ID)
         if self._is_closed:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
@@ -382,11 +384,11 @@ class GroupCoordinator:
         """
         group = self._groups.get(group_id)
         subscribed = None if group is None else group.subscribed_topics
-        return (
-            None
-            if subscribed is None
-            else frozenset(canonical_name(name, self._topology) for name in subscribed)
-        )
+        if subscribed is None:
+            return None
+        if isinstance(group, ClassicGroup):
+            subscribed = frozenset(map(self._topology.of_group(group_id).from_client, subscribed))
+        return frozenset(canonical_name(name, self._topology) for name in subscribed)
 
     def is_empty(self, group_id: str) -> bool:
         """Whether the group has no members or does not exist."""
@@ -415,7 +417,7 @@ class GroupCoordinator:
         except StorageError as failure:
             _log.warning(
                 "empty group not deleted, retried by the next check of offsets",
-                group=group.group_id,
+                group=printable_id(group.group_id),
                 reason=str(failure),
             )
 
@@ -471,7 +473,7 @@ class GroupCoordinator:
                 given = {"member": member_id, "reason": reason}
                 _log.info(
                     event,
-                    group=group.group_id,
+                    group=printable_id(group.group_id),
                     generation=group.generation,
                     members=len(group.roster),
                     **{name: value for name, value in given.items() if value},
@@ -519,7 +521,7 @@ class GroupCoordinator:
         if not 0 <= now - self._refusal_logged_at < REFUSAL_LOG_INTERVAL_MS:
             _log.warning(
                 "members refused since the previous line: max_group_bytes reached, increase it",
-                group=group_id,
+                group=printable_id(group_id),
                 bytes=self._bytes,
                 refused=self._refused_count,
             )
@@ -539,4 +541,9 @@ class GroupCoordinator:
 
 
 def _log_failed_write(group: AnyGroup, generation: int, failure: StorageError) -> None:
-    _log.error("group not stored", group=group.group_id, generation=generation, reason=str(failure))
+    _log.error(
+        "group not stored",
+        group=printable_id(group.group_id),
+        generation=generation,
+        reason=str(failure),
+    )

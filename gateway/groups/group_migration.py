@@ -29,7 +29,13 @@ from gateway.groups.consumer.consumer_member import (
     Partitions,
 )
 from gateway.groups.consumer.consumer_rows import GROUP_ROW, ConsumerGroupRow, StoredGroup
-from gateway.groups.consumer.topology import Topology, named_topics, partitions_by_id
+from gateway.groups.consumer.topology import (
+    Topology,
+    named_topics,
+    partitions_by_id,
+    partitions_from_client,
+    subscription_from_client,
+)
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 
@@ -51,6 +57,7 @@ def to_classic_group(
     protocol.
     """
     protocol = _select_protocol(members)
+    topology = topology.of_group(group_id)
     rows = tuple(
         _classic_row(member, member.owned if rebalances else member.target, protocol, topology)
         for member in members
@@ -83,7 +90,8 @@ def _classic_row(
     classic = _classic_metadata(member)
     metadata = next(metadata for name, metadata in classic.protocols if name == protocol)
     partitions = {
-        name: assignment[topic] for topic, name in named_topics(assignment, member.topics, topology)
+        topology.to_client(name): assignment[topic]
+        for topic, name in named_topics(assignment, member.topics, topology)
     }
     return MemberRow(
         member.member_id,
@@ -120,9 +128,10 @@ def to_consumer_group(group: ClassicGroup, topology: Topology) -> StoredGroup:
     Raises KafkaError(GROUP_ID_NOT_FOUND) if an assignment cannot be parsed, or if the client's
     assignor stores user data with the assignments, which would be lost.
     """
+    topology = topology.of_group(group.group_id)
     numbered = list(enumerate(group.roster, GROUP_ROW + 1))
     try:
-        subscriptions = _subscriptions(group)
+        subscriptions = _subscriptions(group, topology)
         partitions_by_member = _assignments(group, topology)
     except ValueError as failure:
         raise _refusal(group, str(failure)) from failure
@@ -143,13 +152,16 @@ def to_consumer_group(group: ClassicGroup, topology: Topology) -> StoredGroup:
     return StoredGroup(row, members)
 
 
-def _subscriptions(group: ClassicGroup) -> dict[str, Subscription]:
+def _subscriptions(group: ClassicGroup, topology: Topology) -> dict[str, Subscription]:
     """Subscriptions by member id. Raises ValueError if malformed or beyond MAX_ELEMENTS."""
     subscriptions: dict[str, Subscription] = {}
     remaining = MAX_ELEMENTS
     for member in group.roster:
-        subscription = subscriptions[member.member_id] = parse_subscription(
-            member.metadata(group.protocol or "") or member.protocols[0][1], remaining
+        subscription = subscriptions[member.member_id] = subscription_from_client(
+            parse_subscription(
+                member.metadata(group.protocol or "") or member.protocols[0][1], remaining
+            ),
+            topology,
         )
         remaining -= len(subscription.topics) + sum(map(len, subscription.owned.values()))
     return subscriptions
@@ -165,7 +177,9 @@ def _assignments(group: ClassicGroup, topology: Topology) -> dict[str, Partition
         remaining -= sum(map(len, named.values()))
         if user_data:
             raise ValueError("its assignor stores user data in the assignments")
-        partitions_by_member[member.member_id] = partitions_by_id(named, topology)
+        partitions_by_member[member.member_id] = partitions_by_id(
+            partitions_from_client(named, topology), topology
+        )
         added = _partition_set(partitions_by_member[member.member_id])
         if assigned & added:
             raise ValueError("a partition is assigned to two members")

@@ -22,6 +22,7 @@ from gateway.groups.consumer.topology import Topology
 from gateway.groups.group_effects import StoreClassicGroup, StoreRows
 from gateway.groups.group_timers import AnyGroup, GroupClock
 from gateway.settings.model import Settings
+from gateway.topics.tenant_scope import printable_id
 from storage.log import StateTable, StorageError, StorageFailed
 
 _log = logs.get_logger(__name__)
@@ -67,7 +68,7 @@ class GroupStore:
             except ValueError as failure:
                 _log.error(
                     "group unreadable, ignored: its members join again by themselves",
-                    group=key.decode(errors="backslashreplace"),
+                    group=printable_id(key.decode(errors="backslashreplace")),
                     key=key.hex(),
                     reason=str(failure),
                 )
@@ -81,7 +82,7 @@ class GroupStore:
             except ValueError as failure:
                 _log.error(
                     "group unreadable, deleted: its members join again by themselves",
-                    group=group_id,
+                    group=printable_id(group_id),
                     reason=str(failure),
                 )
                 unreadable += [key for key, _, _ in rows]

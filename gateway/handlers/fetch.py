@@ -100,8 +100,15 @@ def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
     Raises KafkaError if the session is unknown, in use or at another epoch.
     """
     sessions, now = caller.broker.fetch_sessions, caller.broker.now()
+    scope = caller.session.scope
+    namespace = None if scope is None else scope.namespace
+    found = None
+    if request.session_id != NO_SESSION:
+        found = sessions.get(request.session_id, now)
+        if found is not None and found.namespace != namespace:
+            found = None
     if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
-        if request.session_id != NO_SESSION:
+        if found is not None:
             sessions.remove(request.session_id)
         is_small = sum(len(topic.partitions) for topic in request.topics) <= sessions.max_partitions
         current = (
@@ -110,7 +117,6 @@ def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
             else FetchSession()
         )
     else:
-        found = sessions.get(request.session_id, now)
         if found is None:
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if found.is_in_use or found.epoch != request.session_epoch:
@@ -118,6 +124,7 @@ def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
         if found.uses_topic_ids != (request.version >= 13):
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         current = found
+    current.namespace = namespace
     current.uses_topic_ids = request.version >= 13
     current.epoch = next_epoch(current.epoch)
     current.is_in_use = True

@@ -20,6 +20,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.acls import AclOperation, AclResource
+from gateway.topics.tenant_scope import printable_id
 from storage.log import StorageError
 
 _log = logs.get_logger(__name__)
@@ -38,7 +39,7 @@ async def init_producer_id(request: Any, caller: Caller) -> Any:
             peer=caller.peer,
             listener=caller.listener,
             client_id=caller.client_id,
-            transactional_id=request.transactional_id,
+            transactional_id=printable_id(request.transactional_id),
             reason="transactions are not supported; remove transactional.id",
         )
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

@@ -20,9 +20,8 @@ from gateway.cluster import Node
 from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import encode_if_large
+from gateway.protocol.large_requests import encode_for, encode_if_large
 from gateway.protocol.routes import EncodedReply, serves
-from gateway.protocol.wire import messages
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import topic_id_of, uuid_of
 from gateway.security.acls import CLUSTER_NAME, AclOperation, AclResource
@@ -74,13 +73,13 @@ async def metadata_response(
         request.include_cluster_authorized_operations,
         request.include_topic_authorized_operations,
     )
-    # With an authorizer the reply depends on the client.
+    # The reply depends on what the client may see.
     key = (
         caller.api_version,
         wanted,
         flags,
         tuple(nodes),
-        None if broker.authorizer is None else caller.owner,
+        None if caller.is_unrestricted else caller.owner,
     )
     version = _version(caller)
     kept = broker.metadata_replies.get(key, version)
@@ -112,11 +111,8 @@ async def metadata_response(
     made = await encode_if_large(reply, slices, caller)
     if any(row.error_code for row in rows):
         return made
-    body = (
-        bytes(made.buffers[0])
-        if isinstance(made, EncodedReply)
-        else messages.encode(reply, caller.api_version)
-    )
+    buffers = made.buffers if isinstance(made, EncodedReply) else encode_for(caller, reply)
+    body = bytes(buffers[0])
     if version == _version(caller):
         broker.metadata_replies.put(key, version, body)
     return EncodedReply([body])

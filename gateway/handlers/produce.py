@@ -123,7 +123,7 @@ async def append_records(
         for sent in topic.partitions
     )
     for topic in request.topics:
-        refused = None if caller.broker.authorizer is None else _refusal(topic.topic, caller)
+        refused = None if caller.is_unrestricted else _refusal(topic.topic, caller)
         for sent in topic.partitions:
             prepared = refused or await prepare(topic.topic, sent, caller, unnamed, named)
             if isinstance(prepared, InvalidRecordError):

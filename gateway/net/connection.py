@@ -100,6 +100,7 @@ class KafkaConnection(Protocol):
                 settings.connections_max_reauth_ms, settings.connections_max_reauth_old_clients
             ),
             self._clock.seconds,
+            broker.tenants,
         )
         self._is_logging_in = not self.session.is_ready
         self._splitter = FrameSplitter(self._frame_limit())
@@ -192,13 +193,13 @@ class KafkaConnection(Protocol):
         audit, listener = self._listener.broker.audit, self._listener.name
         try:
             principal = rules.principal(connection.get_peer_certificate(as_cryptography=True))
+            self.session.identify(principal)
         except AuthenticationFailed as failure:
             log_failed_login(audit, self.peer, listener, "SSL", failure.reason)
             self._is_closing = True
             self._traffic.closing("error:login")
             self.abort()
             return
-        self.session.identify(principal)
         self._traffic.authenticated(principal)
         if principal != ANONYMOUS:
             audit.logged_in(self.peer, listener, "SSL", principal, again=False)

@@ -21,6 +21,7 @@ from gateway.security.acls import (
     AclResource,
 )
 from gateway.security.quota_usage import RequestUsage
+from gateway.topics.tenant_scope import MARK, plain_id, printable_id, printable_topic
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 
 #: Error of a refusal, by resource type.
@@ -30,6 +31,14 @@ _REFUSALS = {
     AclResource.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     AclResource.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
+
+#: Resources whose names belong to a tenant or to none.
+_WITH_IDS = frozenset({AclResource.GROUP, AclResource.TRANSACTIONAL_ID})
+
+#: What a principal bound to a namespace may do on the cluster. Super users may do more, but instead
+#: of these two they need the right on each topic: on the cluster it would include all topics.
+_CLUSTER_OPERATIONS_OF_TENANTS = frozenset({AclOperation.IDEMPOTENT_WRITE})
+_ASKED_FOR_EACH_TOPIC = frozenset({AclOperation.CREATE, AclOperation.DELETE})
 
 _ALL_OPERATIONS = {
     resource: set(map(int, operations)) for resource, operations in SUPPORTED_OPERATIONS.items()
@@ -42,7 +51,8 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     `peer` is "host:port" and `listener` the listener's name. `client_id` is None if the client sent
     null. `long_poll` belongs to the connection, `traffic` records the request in the traffic log.
     `may` and the methods beside it ask the authorizer; `gateway.protocol.policy` lists what each
-    API asks. `may...` only tell; `require...` raise, and record the refusal in the audit log.
+    API asks. `may...` only tell; `require...` raise, and record the refusal in the audit log. What
+    is outside of the namespace that the client is bound to is refused before, by `is_visible`.
     `usage` counts towards the client's quotas, and is None if it has none; `stopwatch` is None if
     no quota limits the time of any client.
     """
@@ -85,11 +95,43 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         if self.stopwatch is not None:
             self.stopwatch.add(microseconds * 1000)
 
+    @property
+    def is_unrestricted(self) -> bool:
+        """Whether nothing is hidden from or refused to the caller, so that no check is needed."""
+        return self.broker.authorizer is None and self.session.scope is None
+
+    def is_visible(self, resource: AclResource, name: str) -> bool:
+        """Whether a topic, by its canonical name, or a group or transactional id exists for the
+        caller.
+
+        Groups of a tenant are visible to its own clients only.
+        """
+        scope = self.session.scope
+        if resource in _WITH_IDS:
+            return not name.startswith(MARK) if scope is None else scope.owns_id(name)
+        return scope is None or resource is not AclResource.TOPIC or scope.owns_topic(name)
+
     def may(self, operation: AclOperation, resource: AclResource, name: str) -> bool:
         """Whether the caller may do `operation`. Use `may_use_topic` for topics."""
+        if not self.is_visible(resource, name):
+            return False
+        if resource is AclResource.CLUSTER and not self._may_on_cluster_as_tenant(operation):
+            return False
         authorizer = self.broker.authorizer
         return authorizer is None or authorizer.authorize(
-            self.principal, self.session.host, operation, resource, name
+            self.principal,
+            self.session.host,
+            operation,
+            resource,
+            printable_id(name) if resource in _WITH_IDS else name,
+        )
+
+    def _may_on_cluster_as_tenant(self, operation: AclOperation) -> bool:
+        if self.session.scope is None or operation in _CLUSTER_OPERATIONS_OF_TENANTS:
+            return True
+        return (
+            operation not in _ASKED_FOR_EACH_TOPIC
+            and str(self.principal) in self.broker.settings.super_users
         )
 
     def may_use_topic(self, operation: AclOperation, topic: str | bytes) -> bool:
@@ -98,15 +140,15 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         ACLs apply to the canonical name. An id without a topic is allowed: the answer is that it
         does not exist.
         """
-        authorizer = self.broker.authorizer
-        if authorizer is None:
+        if self.is_unrestricted:
             return True
         if isinstance(topic, bytes):
             topics = self.broker.topics
             found = topics.find_internal(topic) or topics.get(topic)
             return found is None or self.may(operation, AclResource.TOPIC, found.name)
-        decisions = self.session.topic_decisions
-        decision = decisions.get(operation, topic, authorizer.version)
+        authorizer, decisions = self.broker.authorizer, self.session.topic_decisions
+        version = 0 if authorizer is None else authorizer.version
+        decision = decisions.get(operation, topic, version)
         if decision is None:
             decision = self.may(operation, AclResource.TOPIC, self._canonical(topic))
             decisions.put(operation, topic, decision)
@@ -114,9 +156,10 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
     def may_auto_create(self, topic: str) -> bool:
         """Whether the caller's Metadata request may create this missing topic."""
-        authorizer = self.broker.authorizer
-        return authorizer is None or authorizer.may_auto_create(
-            self.principal, self.session.host, self._canonical(topic)
+        authorizer, name = self.broker.authorizer, self._canonical(topic)
+        return self.is_visible(AclResource.TOPIC, name) and (
+            authorizer is None
+            or authorizer.may_auto_create(self.principal, self.session.host, name)
         )
 
     def _canonical(self, topic: str) -> str:
@@ -137,36 +180,56 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         )
 
     def require(self, operation: AclOperation, resource: AclResource, name: str) -> None:
-        """Raises KafkaError with the resource type's authorization error."""
+        """Raises KafkaError with the resource type's authorization error.
+
+        A group id that clients may not use is INVALID_GROUP_ID.
+        """
+        if resource is AclResource.GROUP and self._is_reserved_id(name):
+            raise KafkaError(ErrorCode.INVALID_GROUP_ID)
         if not self.may(operation, resource, name):
-            raise self._refusal(operation, resource, name)
+            self._record_refusal(operation, resource, name)
+            raise KafkaError(_REFUSALS[resource])
+
+    def _is_reserved_id(self, name: str) -> bool:
+        return (name if self.session.scope is None else plain_id(name)).startswith(MARK)
 
     def require_topic(self, operation: AclOperation, topic: str | bytes) -> None:
-        """Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""
+        """Raises KafkaError(TOPIC_AUTHORIZATION_FAILED), or as `topic_refusal`."""
         if not self.may_use_topic(operation, topic):
             name = topic if isinstance(topic, str) else topic.hex()
-            raise self._refusal(operation, AclResource.TOPIC, name)
+            self._record_refusal(operation, AclResource.TOPIC, name)
+            raise KafkaError(self.topic_refusal(topic))
+
+    def topic_refusal(self, topic: str | bytes) -> ErrorCode:
+        """The error for a topic that the caller may not use.
+
+        An id is UNKNOWN_TOPIC_ID, as if there were no such topic, if its topic is not visible.
+        """
+        if isinstance(topic, bytes):
+            found = self.broker.topics.find_listed(topic)
+            if found is not None and not self.is_visible(AclResource.TOPIC, found.name):
+                return ErrorCode.UNKNOWN_TOPIC_ID
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
     def require_cluster(self, operation: AclOperation) -> None:
         """Raises KafkaError(CLUSTER_AUTHORIZATION_FAILED)."""
         self.require(operation, AclResource.CLUSTER, CLUSTER_NAME)
 
-    def _refusal(self, operation: AclOperation, resource: AclResource, name: str) -> KafkaError:
+    def _record_refusal(self, operation: AclOperation, resource: AclResource, name: str) -> None:
         self.broker.audit.refused(
             self.peer,
             self.listener,
             self.principal,
             ApiKey(self.api_key).name if self.api_key >= 0 else "",
             operation.name,
-            f"{resource.name}:{name}",
+            f"{resource.name}:{(printable_id if resource in _WITH_IDS else printable_topic)(name)}",
         )
         if self.broker.authorizer is not None:
             self.broker.authorizer.note_refusal(self.principal)
-        return KafkaError(_REFUSALS[resource])
 
     def operations_on(self, resource: AclResource, name: str) -> set[int]:
         """Codes of the operations that the caller may do, for `include_*_authorized_operations`."""
-        if self.broker.authorizer is None:
+        if self.is_unrestricted:
             return _ALL_OPERATIONS[resource]
         return {
             int(operation)

@@ -32,11 +32,13 @@ from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.request_time import RequestStopwatch
 from gateway.protocol.routes import ROUTES, UNSUPPORTED_VERSION_REPLIES, DelayedReply, Route
 from gateway.protocol.session import LoginSession, log_in
+from gateway.protocol.tenant_messages import reply_to_client, request_from_client
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
 from gateway.protocol.wire.throttle_time import encode_throttled
 from gateway.security.quota_usage import ClientUsage, RequestUsage
+from gateway.topics.tenant_scope import TenantScope
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from storage.log import Buffer
 
@@ -365,9 +367,10 @@ class Dispatch:
             request.usage,
             request.stopwatch,
         )
+        scope = session.scope
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
-            return await route.handler(_decode(route, frame, header), caller)
-        return await route.handler(await caller.run(_decode, route, frame, header), caller)
+            return await route.handler(_decode(route, frame, header, scope), caller)
+        return await route.handler(await caller.run(_decode, route, frame, header, scope), caller)
 
     def _usage(
         self, header: RequestHeader, size: int, stopwatch: RequestStopwatch | None
@@ -445,6 +448,8 @@ class Dispatch:
             request.reply = []
         else:
             try:
+                if self._session.scope is not None:
+                    reply = reply_to_client(reply, request.version, self._session.scope)
                 body = (
                     route.encode(reply, request.version)
                     if request.usage is None
@@ -575,9 +580,12 @@ class Dispatch:
         )
 
 
-def _decode(route: Route, frame: bytearray, header: RequestHeader) -> Any:
+def _decode(
+    route: Route, frame: bytearray, header: RequestHeader, scope: TenantScope | None
+) -> Any:
     try:
-        return route.decode(frame, header.body, header.api_version)
+        request = route.decode(frame, header.body, header.api_version)
+        return request if scope is None else request_from_client(request, header.api_version, scope)
     except Refused:
         raise
     except (ValueError, IndexError, OverflowError, TypeError, error) as unreadable:

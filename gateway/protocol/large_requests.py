@@ -9,6 +9,7 @@ from gateway.coroutines import SLICE_ROWS, TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.routes import EncodedReply
+from gateway.protocol.tenant_messages import reply_to_client
 from gateway.protocol.wire.messages import encode
 from storage.log import Buffer
 
@@ -62,4 +63,13 @@ async def encode_if_large(
     """
     if slices.rows <= SLICE_ROWS:
         return reply
-    return EncodedReply(await caller.run(write, reply, caller.api_version))
+    return EncodedReply(await caller.run(encode_for, caller, reply, write))
+
+
+def encode_for(
+    caller: Caller, reply: Any, write: Callable[[Any, int], list[Buffer]] = _encode
+) -> list[Buffer]:
+    """Encode a reply with the names that its client uses. The reply cannot be used afterwards."""
+    if caller.session.scope is not None:
+        reply = reply_to_client(reply, caller.api_version, caller.session.scope)
+    return write(reply, caller.api_version)

@@ -38,6 +38,8 @@ from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.audit import AuditLog
 from gateway.security.authorizer import TopicDecisions
+from gateway.security.tenants import Tenants
+from gateway.topics.tenant_scope import TenantScope
 from gateway.traffic.recorder import Recorder
 
 _log = logs.get_logger(__name__)
@@ -115,7 +117,9 @@ class LoginSession:
     """The login of one connection.
 
     Without `mechanisms` the session is ready at once. `host` is the client's address. `seconds` is
-    a clock, for `lifetime`.
+    a clock, for `lifetime`. `tenants` binds principals to namespaces; None if none is bound.
+
+    `scope` holds the names of a principal that is bound to a namespace, else None.
 
     `expires_at` is the end of the session and `began` the start of the last re-authentication, 0
     without one; both are in the clock's seconds.
@@ -127,12 +131,14 @@ class LoginSession:
         "_lifetime",
         "_mechanisms",
         "_seconds",
+        "_tenants",
         "began",
         "expires_at",
         "has_authenticated",
         "host",
         "mechanism",
         "principal",
+        "scope",
         "state",
         "topic_decisions",
     )
@@ -143,11 +149,13 @@ class LoginSession:
         host: str = "",
         lifetime: SessionLifetime = UNLIMITED,
         seconds: Callable[[], float] = lambda: 0.0,
+        tenants: Tenants | None = None,
     ) -> None:
         self.host = host
         self._mechanisms = mechanisms or {}
         self._lifetime = lifetime
         self._seconds = seconds
+        self._tenants = tenants
         self._exchange: SaslExchange | None = None
         self._can_reauthenticate = False
         self.has_authenticated = False
@@ -156,6 +164,7 @@ class LoginSession:
         self.mechanism: str | None = None
         self.principal = ANONYMOUS
         self.topic_decisions = TopicDecisions()
+        self.scope: TenantScope | None = None
         self.state = LoginState.INITIAL if mechanisms else LoginState.READY
 
     @property
@@ -178,10 +187,15 @@ class LoginSession:
     def identify(self, principal: Principal) -> None:
         """Set the principal of a client certificate.
 
-        Called before the first request, on a listener without SASL.
+        Called before the first request, on a listener without SASL. Raises AuthenticationFailed.
         """
-        self.principal = principal
+        self.principal, self.scope = self._bind(principal)
         self.topic_decisions = TopicDecisions()
+
+    def _bind(self, principal: Principal) -> tuple[Principal, TenantScope | None]:
+        if self._tenants is None:
+            return principal, None
+        return self._tenants.bind(principal, self.mechanism)
 
     def expects_token(self) -> bool:
         return self.state is LoginState.BARE_TOKENS
@@ -260,13 +274,14 @@ class LoginSession:
         try:
             outcome = await _respond(self._exchange, token)
             if outcome.principal is not None:
-                self._check_unchanged(outcome.principal)
+                principal, scope = self._bind(outcome.principal)
+                self._check_unchanged(principal)
         except (AuthenticationFailed, AuthenticationBusy):
             self.end()
             raise
         if outcome.principal is None:
             return outcome.token, 0
-        self.principal = outcome.principal
+        self.principal, self.scope = principal, scope
         self.topic_decisions = TopicDecisions()
         self.has_authenticated = True
         self._exchange = None

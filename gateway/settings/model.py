@@ -191,12 +191,6 @@ class Settings(
                 )
                 continue
             yield from self._listener_security_problems(name, protocol)
-            if protocol.has_sasl and self.pulsar_multi_tenant_metadata:
-                yield (
-                    f"pulsar_multi_tenant_metadata: listener {name} requires authentication, and "
-                    "no mechanism provides a tenant yet; set it to false (KoP's default is true) "
-                    "and set the tenant of all tables in pulsar_metadata_tenant"
-                )
             if (
                 protocol.has_sasl
                 and "PLAIN" in self.for_listener(name).sasl_enabled_mechanisms
@@ -297,6 +291,11 @@ class Settings(
             yield (
                 "pulsar_permissions_max_age_ms: not more than pulsar_permissions_refresh_ms, so "
                 "permissions would expire before they are read again"
+            )
+        if self.pulsar_multi_tenant_metadata and not self.store.is_pulsar:
+            yield (
+                f"pulsar_multi_tenant_metadata: store is {self.store}, which has no namespaces; "
+                "set it to false"
             )
         if self.pulsar_tls_certificate_file and not self.pulsar_tls_key_file:
             yield "pulsar_tls_certificate_file: pulsar_tls_key_file is missing"

@@ -90,15 +90,15 @@ class PulsarStoreSettings(BaseModel):
         (),
         description=(
             "Further namespaces, as `TENANT/NAMESPACE`, whose topics are served by their full "
-            "names."
+            "names, and to which clients can be bound (`pulsar_multi_tenant_metadata`)."
         ),
     )
     pulsar_multi_tenant_metadata: bool = Field(
         False,
         description=(
-            "Whether the tables of an authenticated client are in the tenant named by its login, "
-            "as in KoP. No SASL mechanism provides a tenant yet, so `true` is accepted only if "
-            "no listener requires authentication; it then means the same as `false`, as in KoP."
+            "Whether clients are bound to the namespace that their login names: they see only its "
+            "topics and their own groups. The namespace must be the default one or in "
+            "`pulsar_allowed_namespaces`. Disabled by default; KoP's default is true."
         ),
     )
     entry_format: Literal["mixed_kafka", "kafka", "pulsar"] = Field(

@@ -13,6 +13,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 from gateway.protocol.wire.header import RequestHeader
 from gateway.protocol.wire.produce_codec import ProduceRequest
+from gateway.topics.tenant_scope import printable_id
 from gateway.traffic.client_identity import ClientIdentity, PeerAddress
 from gateway.traffic.counters import CounterKey, Counters, RowLimits, count_errors
 from gateway.traffic.recorder import Recorder, TracedRequest
@@ -282,7 +283,7 @@ class ConnectionRecorder(Recorder):
             api_key=api_key,
             api_version=version,
             topic=bounded_text(log.topic_name(topic)) if topic else None,
-            group=bounded_text(group) if group else None,
+            group=bounded_text(printable_id(group)) if group else None,
             client_id=client.client_id,
             principal=client.principal,
             software=client.software,

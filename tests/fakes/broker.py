@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
+from auth.mechanism import Principal
 from gateway.app import IdSource, open_broker
 from gateway.broker import Broker
 from gateway.coroutines import Cancel, TimeSlices, start
@@ -18,8 +19,9 @@ from gateway.protocol.caller import Caller
 from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.session import LoginSession
 from gateway.security.quotas import QuotaAlteration
+from gateway.security.tenants import Tenants
 from gateway.settings.model import Settings
-from tests.fakes.memory_store import Medium, MemoryStore
+from tests.fakes.memory_store import DEFAULT_NAMESPACE, Medium, MemoryStore
 
 #: Wall clock time at the start of a test, in ms since 1970.
 NOW = 1_700_000_000_000
@@ -116,12 +118,20 @@ class BrokerEnvironment:
     step_ms: int = 0
     #: The long poll state of the callers' connection.
     long_poll: LongPoll = field(default_factory=LongPoll)
+    #: The callers' login.
+    session: LoginSession = field(default_factory=lambda: LoginSession(None))
+
+    def bound_to(self, namespace: str) -> BrokerEnvironment:
+        """The same broker, called by `User:app`, which is bound to a namespace."""
+        session = LoginSession(None, tenants=Tenants(DEFAULT_NAMESPACE[:-1], [namespace]))
+        session.identify(Principal("User", "app", namespace))
+        return replace(self, session=session, long_poll=LongPoll())
 
     def caller(self, version: int, client_id: str | None = "test") -> Caller:
-        """A client on a listener without login."""
+        """A client on a listener without login, or as `bound_to`."""
         return Caller(
             self.broker,
-            LoginSession(None),
+            self.session,
             "127.0.0.1:50000",
             "PLAINTEXT",
             version,

@@ -105,6 +105,7 @@ class MemoryClient:
             run_for=Threads().run_for,
             audit=NO_AUDIT_LOG,
             client_quotas=SimpleNamespace(is_active=False, limits_time=False),
+            tenants=None,
         )
         traffic = record(self.session.principal if self.session.is_ready else None)
         self.dispatch = Dispatch(

@@ -308,8 +308,8 @@ class MemoryStore:
 
     `refuse_writes` simulates a full disk. `committed` records the committed offsets of groups. With
     `has_namespaces`, names may have a tenant and a namespace before a slash; names in the default
-    namespace are shortened to their last part. `stores_fenced` says whether the appends of a fenced
-    log are stored.
+    namespace are shortened to their last part, others are as in Pulsar. `stores_fenced` says
+    whether the appends of a fenced log are stored.
     """
 
     retains_by_itself = False
@@ -395,9 +395,13 @@ class MemoryStore:
     def canonical(self, name: str) -> str:
         if "/" not in name:
             return name
-        if not self.has_namespaces or name.count("/") != 2:
+        if name.startswith("persistent://"):
+            name = name.removeprefix("persistent://").removeprefix("/")
+        if not self.has_namespaces or name.count("/") != 2 or not name.isprintable():
             raise ValueError("not of the form tenant/namespace/topic")
-        return name.removeprefix(DEFAULT_NAMESPACE)
+        if name.startswith(DEFAULT_NAMESPACE):
+            return name.removeprefix(DEFAULT_NAMESPACE)
+        return f"persistent://{name}"
 
     def fence(self, topic: str, partition: int = 0) -> None:
         """Another writer takes over the partition: its log is fenced, appends in flight fail."""

@@ -41,6 +41,15 @@ class FakeTopology:
         name = self.name_of(topic)
         return 0 if name is None else self.topics[name][1]
 
+    def of_group(self, group_id: str) -> FakeTopology:
+        return self
+
+    def from_client(self, name: str) -> str:
+        return name
+
+    def to_client(self, name: str) -> str:
+        return name
+
     def matching(self, regex: str) -> frozenset[str]:
         self.matched += 1
         try:

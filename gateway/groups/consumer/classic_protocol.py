@@ -20,7 +20,11 @@ from gateway.groups.classic.subscription import (
 )
 from gateway.groups.consumer.consumer_member import ClassicMemberMetadata, ConsumerGroupMember
 from gateway.groups.consumer.consumer_roster import ConsumerRoster
-from gateway.groups.consumer.topology import Topology, named_topics
+from gateway.groups.consumer.topology import (
+    Topology,
+    named_topics,
+    subscription_from_client,
+)
 from gateway.protocol.errors import ErrorCode, KafkaError
 
 
@@ -36,13 +40,13 @@ def check_protocols(request: MemberJoin, roster: ConsumerRoster) -> None:
         raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
 
-def subscription_of(request: MemberJoin) -> Subscription:
+def subscription_of(request: MemberJoin, topology: Topology) -> Subscription:
     """The subscription, which is the same in all protocols of a member.
 
     Raises KafkaError(INCONSISTENT_GROUP_PROTOCOL) if it is malformed.
     """
     try:
-        return parse_subscription(request.protocols[0][1])
+        return subscription_from_client(parse_subscription(request.protocols[0][1]), topology)
     except ValueError as failure:
         raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL) from failure
 
@@ -79,7 +83,7 @@ def check_sync(request: MemberSync, member: ConsumerGroupMember) -> None:
 def sync_result(request: MemberSync, member: ConsumerGroupMember, topology: Topology) -> SyncResult:
     _, metadata = _first_protocol(member)
     partitions = {
-        name: frozenset(member.assigned[topic])
+        topology.to_client(name): frozenset(member.assigned[topic])
         for topic, name in named_topics(member.assigned, member.topics, topology)
     }
     return SyncResult(

@@ -111,7 +111,7 @@ class ConsumerGroup:
         self.is_dead = False
         self.successor: ClassicGroup | None = None
         """The classic group that replaces this group after a downgrade."""
-        self._topology = topology
+        self._topology = topology = topology.of_group(group_id)
         self._settings = settings
         self._effects: list[Effect] = []
         self._unstored = UnstoredChanges(self._effects, row_key(group_id, GROUP_ROW), self._row)
@@ -308,7 +308,7 @@ class ConsumerGroup:
         if request.requires_member_id and not request.member_id and request.instance_id is None:
             # The group does not reserve the id: it accepts any id that the client joins with.
             return JoinResult(ErrorCode.MEMBER_ID_REQUIRED, new_id)
-        subscription = classic_protocol.subscription_of(request)
+        subscription = classic_protocol.subscription_of(request, self._topology)
         before, replaced = self._joining_member(request, new_id)
         after = classic_protocol.updated_member(before, request, subscription)
         if (

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Set
 from struct import Struct
 from typing import Protocol
 
-from gateway.groups.classic.subscription import PartitionsByName
+from gateway.groups.classic.subscription import PartitionsByName, Subscription
 from gateway.groups.consumer.assignors import TopicId
 from gateway.groups.consumer.consumer_member import Partitions
 from gateway.groups.consumer.topic_regexes import TopicRegexes
 from gateway.topics.registry import Topics
+from gateway.topics.tenant_scope import TenantScope, namespace_of
 
 _DIGEST_ROW = Struct(">16sI")
 
@@ -37,15 +38,53 @@ class Topology(Protocol):
         """
         ...
 
+    def of_group(self, group_id: str) -> Topology:
+        """The topics that exist for a group: those of its namespace if it belongs to a tenant."""
+        ...
+
+    def from_client(self, name: str) -> str:
+        """The name of a topic in a member's subscription or assignment, as it is used here."""
+        ...
+
+    def to_client(self, name: str) -> str:
+        """The reverse of `from_client`."""
+        ...
+
 
 class TopicView:
-    """`Topology` over the gateway's topics. `regex_max_bytes` limits an expression's length."""
+    """`Topology` over the gateway's topics. `regex_max_bytes` limits an expression's length.
 
-    def __init__(self, topics: Topics, regex_max_bytes: int) -> None:
+    With a `scope`, expressions match the short names of its topics.
+    """
+
+    def __init__(
+        self, topics: Topics, regex_max_bytes: int, scope: TenantScope | None = None
+    ) -> None:
         self._topics = topics
+        self._regex_max_bytes = regex_max_bytes
+        self._scope = scope
         self._regexes = TopicRegexes(regex_max_bytes)
         self._names: frozenset[str] = frozenset()
         self._names_version = -1
+        self._by_namespace: dict[str, TopicView] = {}
+
+    def of_group(self, group_id: str) -> TopicView:
+        namespace = namespace_of(group_id)
+        if namespace is None:
+            return self
+        view = self._by_namespace.get(namespace)
+        if view is None:
+            scope = self._topics.names.scope_of(namespace)
+            view = self._by_namespace[namespace] = TopicView(
+                self._topics, self._regex_max_bytes, scope
+            )
+        return view
+
+    def from_client(self, name: str) -> str:
+        return name if self._scope is None else self._scope.topic_from_client(name)
+
+    def to_client(self, name: str) -> str:
+        return name if self._scope is None else self._scope.topic_to_client(name)
 
     @property
     def version(self) -> int:
@@ -65,11 +104,26 @@ class TopicView:
 
     def matching(self, regex: str) -> frozenset[str]:
         if self._names_version != self._topics.version:
-            self._names, self._names_version = (
-                frozenset(topic_state.name for topic_state in self._topics),
-                self._topics.version,
+            self._names = frozenset(
+                self.to_client(topic_state.name)
+                for topic_state in self._topics
+                if self._scope is None or self._scope.owns_topic(topic_state.name)
             )
-        return self._regexes.matching(regex, self._names)
+            self._names_version = self._topics.version
+        found = self._regexes.matching(regex, self._names)
+        return found if self._scope is None else frozenset(map(self.from_client, found))
+
+
+def partitions_from_client(named: PartitionsByName, topology: Topology) -> PartitionsByName:
+    return {topology.from_client(name): indexes for name, indexes in named.items()}
+
+
+def subscription_from_client(subscription: Subscription, topology: Topology) -> Subscription:
+    return Subscription(
+        frozenset(map(topology.from_client, subscription.topics)),
+        partitions_from_client(subscription.owned, topology),
+        subscription.rack_id,
+    )
 
 
 def ids_of(names: Iterable[str], topology: Topology) -> frozenset[TopicId]:

@@ -28,6 +28,7 @@ from gateway.groups.offsets.offset_rows import (
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
+from gateway.topics.tenant_scope import printable_id
 from storage.log import EntryTooLarge, StateTable, StorageError, Topic
 
 _log = logs.get_logger(__name__)
@@ -245,7 +246,7 @@ class CommittedOffsets:
         """
         if group_id not in self._logged_groups and len(self._logged_groups) < MAX_LOGGED_GROUPS:
             self._logged_groups.add(group_id)
-            _log.warning("commit refused", group=group_id, reason=reason)
+            _log.warning("commit refused", group=printable_id(group_id), reason=reason)
         return KafkaError(ErrorCode.INVALID_COMMIT_OFFSET_SIZE, reason)
 
     async def _commit(

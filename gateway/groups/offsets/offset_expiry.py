@@ -15,6 +15,7 @@ from gateway.coroutines import Clock, TimeSlices, gather
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import KafkaError
+from gateway.topics.tenant_scope import printable_id
 
 _log = logs.get_logger(__name__)
 
@@ -115,7 +116,7 @@ class OffsetExpiry:
             if isinstance(outcome, KafkaError):
                 _log.warning(
                     "expired offsets not deleted, retried by the next check",
-                    group=group_id,
+                    group=printable_id(group_id),
                     offsets=len(expired),
                     reason=str(outcome),
                 )

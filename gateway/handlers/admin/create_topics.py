@@ -337,7 +337,7 @@ def _find(name: str | None, topic_id: bytes, count: int, caller: Caller) -> Topi
         caller.require_topic(AclOperation.DESCRIBE, name or "")
     live = caller.broker.topics.require(topic_id if by_id else name or "")
     if not may_delete:
-        caller.require_topic(AclOperation.DELETE, live.name)
+        caller.require_topic(AclOperation.DELETE, topic_id if by_id else live.name)
     return live
 
 

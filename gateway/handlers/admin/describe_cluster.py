@@ -29,7 +29,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.security.acls import AclOperation
+from gateway.security.acls import AclOperation, AclResource
 from storage.log import StorageError
 
 #: Endpoint types of DescribeCluster (KIP-919).
@@ -126,7 +126,11 @@ async def _sizes(requested: list[Any] | None, caller: Caller, slices: TimeSlices
     broker = caller.broker
     wanted: dict[str, set[int]] = {}
     if requested is None:
-        wanted = {live.name: set(range(live.topic.partitions)) for live in broker.topics}
+        wanted = {
+            live.name: set(range(live.topic.partitions))
+            for live in broker.topics
+            if caller.is_visible(AclResource.TOPIC, live.name)
+        }
     else:
         for topic in requested:
             wanted.setdefault(topic.topic, set()).update(topic.partitions)

@@ -243,7 +243,17 @@ async def list_config_resources(request: Any, caller: Caller) -> Any:
 
 def _resource_names(kind: ResourceType, caller: Caller) -> Iterable[str]:
     if kind is ResourceType.TOPIC:
-        return (live.name for live in caller.broker.topics.listed())
+        return (
+            live.name
+            for live in caller.broker.topics.listed()
+            if caller.is_visible(AclResource.TOPIC, live.name)
+        )
     if kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
         return (str(node.node_id) for node in caller.broker.cluster.nodes(caller.listener))
-    return caller.broker.group_configs if kind is ResourceType.GROUP else ()
+    if kind is not ResourceType.GROUP:
+        return ()
+    return (
+        group_id
+        for group_id in caller.broker.group_configs
+        if caller.is_visible(AclResource.GROUP, group_id)
+    )

@@ -21,6 +21,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatResponse
 from gateway.protocol.wire.messages import topic_id_of, uuid_of
 from gateway.security.acls import AclOperation, AclResource
+from gateway.topics.tenant_scope import plain_id
 
 _Assignment = ConsumerGroupHeartbeatResponse.Assignment
 
@@ -82,7 +83,7 @@ def _check(request: Any, *, requires_member_id: bool) -> None:
     """
     epoch = request.member_epoch
     names = {
-        "GroupId": request.group_id,
+        "GroupId": plain_id(request.group_id),
         "InstanceId": request.instance_id,
         "RackId": request.rack_id,
     }

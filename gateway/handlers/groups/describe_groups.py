@@ -44,7 +44,8 @@ async def list_groups(request: Any, caller: Caller) -> Any:
     sees_all = caller.may_on_cluster(AclOperation.DESCRIBE)
     for group_id, protocol_type, state, kind in _all_groups(caller):
         if (
-            (sees_all or caller.may(AclOperation.DESCRIBE, AclResource.GROUP, group_id))
+            caller.is_visible(AclResource.GROUP, group_id)
+            and (sees_all or caller.may(AclOperation.DESCRIBE, AclResource.GROUP, group_id))
             and (not states or state.lower() in states)
             and (not types or kind in types)
         ):

@@ -24,6 +24,7 @@ from gateway.protocol.wire.offset_commit_codec import (
     write_offset_commit_response,
 )
 from gateway.security.acls import AclOperation, AclResource
+from gateway.topics.tenant_scope import plain_id
 from gateway.topics.topic_state import TopicState
 from storage.log import Buffer
 
@@ -285,7 +286,7 @@ def committed_offsets(
         topic_state = topics.get(key)
         if not caller.may_use_topic(AclOperation.DESCRIBE, key):
             name, topic_id = (key, _NO_ID) if isinstance(key, str) else ("", key)
-            refusal = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            refusal = caller.topic_refusal(key)
             yield TopicOffsets(name, topic_id, partitions, _no_offset, refusal)
         elif topic_state is not None:
             get = partial(offsets.get, group_id, topic_state.name)
@@ -417,7 +418,7 @@ def _subscribed_topics(group_id: str, caller: Caller) -> frozenset[str]:
     Raises KafkaError if the group does not exist or its subscriptions are unknown.
     """
     broker = caller.broker
-    if not group_id:
+    if not plain_id(group_id):
         raise KafkaError(ErrorCode.INVALID_GROUP_ID)
     if broker.groups.is_empty(group_id):
         if not broker.offsets.has(group_id) and broker.groups.empty_since(group_id) is None:

@@ -1,9 +1,9 @@
 """Topic names: a Kafka client's, Pulsar's, and the admin API's. The rules are those of KoP.
 
-`t` is in the default namespace; `tenant/namespace/t` and `persistent://tenant/namespace/t` name
-another one; `namespace/t` is invalid. A topic is listed by its short name in the default namespace
-and by its full name elsewhere. Partition n of a partitioned topic is a separate Pulsar topic,
-`...-partition-n`.
+`t` is in the default namespace; `tenant/namespace/t` and `persistent://tenant/namespace/t` (also
+with three slashes) name another one; `namespace/t` is invalid. A topic is listed by its short name
+in the default namespace and by its full name elsewhere. Partition n of a partitioned topic is a
+separate Pulsar topic, `...-partition-n`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PulsarNames:
     def full_name(self, name: str) -> str:
         """Pulsar's name of the topic. Raises ValueError for a name that cannot be served."""
         long = name.startswith(PREFIX)
-        parts = name.removeprefix(PREFIX).split("/")
+        parts = name.removeprefix(PREFIX).removeprefix("/" if long else "").split("/")
         if len(parts) == 1 and not long:
             parts = [*self._default.split("/"), name]
         if len(parts) != 3:

@@ -55,7 +55,7 @@ def metadata(env: BrokerEnvironment, *names: str, version: int = 12) -> list[tup
 def test_metadata_creates_topic_once_and_returns_requested_names(env):
     assert metadata(env, LONG) == [(LONG, 0, 2)]
     assert metadata(env, "orders", LONG, FAR) == [("orders", 0, 2), (LONG, 0, 2), (FAR, 0, 2)]
-    assert sorted(live.name for live in env.broker.topics) == ["orders", FAR]
+    assert sorted(live.name for live in env.broker.topics) == ["orders", f"persistent://{FAR}"]
 
 
 def test_metadata_rejects_names_unknown_to_store(env):

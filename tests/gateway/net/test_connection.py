@@ -81,6 +81,7 @@ class FakeListener:
             traffic=NO_TRAFFIC_LOG,
             audit=NO_AUDIT_LOG,
             client_quotas=SimpleNamespace(is_active=False, limits_time=False),
+            tenants=None,
         )
         self.budget = MemoryBudget(budget_bytes, self.clock)
         self.login_budget = LoginBudget(login_bytes)

@@ -50,7 +50,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def request_of(api_key: ApiKey, version: int, **values: Any) -> Any:
+def request_of(api_key: ApiKey, version: int, /, **values: Any) -> Any:
     """Build a request; `values` are those of fields at any depth, by name."""
     kind = REQUESTS[api_key]
     records = bytes(batch(1) if version >= 3 else old_set(1, magic=0))

@@ -158,14 +158,17 @@ def test_kop_tenant_and_namespace_settings_are_accepted(toml, monkeypatch):
         "__meta",
     )
     assert settings.pulsar_allowed_namespaces == ("acme/bills", "public/default")
-    # Without authentication it has no effect in KoP, where it is enabled by default.
-    assert load({"kafkaEnableMultiTenantMetadata": "true"}).pulsar_multi_tenant_metadata
-    assert problems(
-        {"kafkaEnableMultiTenantMetadata": "true", "listeners": "SASL_PLAINTEXT://127.0.0.1:9093"}
-    )[0].startswith(
-        "--set kafkaEnableMultiTenantMetadata: listener SASL_PLAINTEXT requires authentication, "
-        "and no mechanism provides a tenant yet"
-    )
+    assert load(
+        {
+            "kafkaEnableMultiTenantMetadata": "true",
+            "store": "pulsar://h:6650",
+            "pulsar_admin": "http://h:8080",
+        }
+    ).pulsar_multi_tenant_metadata
+    assert problems({"kafkaEnableMultiTenantMetadata": "true"}) == [
+        "--set kafkaEnableMultiTenantMetadata: store is lmdb:./data, which has no namespaces; "
+        "set it to false"
+    ]
 
 
 def test_alias_does_not_change_layer_precedence(toml, monkeypatch):

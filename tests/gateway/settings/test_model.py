@@ -248,12 +248,8 @@ def test_all_problems_between_settings_are_reported():
         ({"pulsar_tls_certificate_file": "c"}, "pulsar_tls_certificate_file: pulsar_tls_key_file"),
         ({"pulsar_tls_key_file": "k"}, "pulsar_tls_key_file: pulsar_tls_certificate_file"),
         (
-            {
-                "pulsar_multi_tenant_metadata": True,
-                "listeners": ["SASL_PLAINTEXT://127.0.0.1:9093"],
-            },
-            "pulsar_multi_tenant_metadata: listener SASL_PLAINTEXT requires authentication, and "
-            "no mechanism provides a tenant yet",
+            {"pulsar_multi_tenant_metadata": True},
+            "pulsar_multi_tenant_metadata: store is lmdb:./data, which has no namespaces",
         ),
         ({"pulsar_allowed_namespaces": ["public/a", "b"]}, "'b' is not TENANT/NAMESPACE"),
         ({"pulsar_tenant": "a/b"}, "'a/b' is not a valid name in Pulsar"),

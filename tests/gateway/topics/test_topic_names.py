@@ -28,7 +28,7 @@ def test_topic_of_default_namespace_has_short_name():
     ] == [
         "orders",
         "orders",
-        "sales/eu/orders",
+        "persistent://sales/eu/orders",
     ]
 
 
@@ -50,7 +50,7 @@ def test_last_part_of_topic_name_follows_kafka_rules(last):
 
 def test_length_limit_applies_to_last_part_of_topic_name():
     name = "tenant/namespace/" + "x" * 249
-    assert names().canonical(name) == name
+    assert names().canonical(name) == f"persistent://{name}"
     check_name("x" * 249)
 
 
