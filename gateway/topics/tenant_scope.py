@@ -24,6 +24,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from gateway.topics.topic_names import TRAFFIC_TOPIC
+
 #: Begins the ids of tenants' groups, and names that a tenant-bound client may not use.
 MARK = "\0"
 
@@ -62,6 +64,8 @@ class TenantScope:
         return re.compile(f"{canonical}{re.escape(self._id_prefix)}|{MARK}")
 
     def topic_from_client(self, name: str) -> str:
+        if self.is_default and name.rpartition("/")[2] == TRAFFIC_TOPIC:
+            return MARK + name
         if "/" not in name and not name.startswith(MARK):
             return name if self.is_default else self._canonical_prefix + name
         path, canonical, _ = self._long_prefixes
@@ -85,7 +89,12 @@ class TenantScope:
         raise ForeignName(f"topic {name!r} is not in {self.namespace}")
 
     def owns_topic(self, name: str) -> bool:
-        """Whether a name, canonical or returned by `topic_from_client`, is in the namespace."""
+        """Whether a name, canonical or returned by `topic_from_client`, is in the namespace.
+
+        The traffic topic belongs to no tenant, because it names the topics and groups of all.
+        """
+        if self.is_default and name == TRAFFIC_TOPIC:
+            return False
         is_short = "/" not in name and not name.startswith(MARK)
         return (self.is_default and is_short) or name.startswith(self._long_prefixes)
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.topics.tenant_scope import TenantScope
 from storage.log import Store
 
 MAX_NAME_LENGTH = 249
@@ -46,20 +45,6 @@ class TopicNames:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._scopes: dict[str, TenantScope] = {}
-
-    def scope_of(self, namespace: str) -> TenantScope:
-        """Return the scope of a namespace, `TENANT/NAMESPACE`."""
-        scope = self._scopes.get(namespace)
-        if scope is None:
-            try:
-                is_default = "/" not in self._store.canonical(f"{namespace}/t")
-            except ValueError:
-                # No longer served: it has no topics.
-                is_default = False
-            # Bounded: namespaces are those of the settings, now or when a group was stored.
-            scope = self._scopes[namespace] = TenantScope(namespace, is_default)
-        return scope
 
     def canonical(self, name: str) -> str:
         """Return the registry's name of the topic.

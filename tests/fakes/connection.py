@@ -25,6 +25,7 @@ from gateway.net.flow_control import ConnectionFlow, MemoryBudget
 from gateway.protocol.dispatch import Dispatch
 from gateway.protocol.session import UNLIMITED, LoginSession, SessionLifetime
 from gateway.security.audit import NO_AUDIT_LOG
+from gateway.security.tenants import Tenants
 from gateway.settings.model import Settings
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from tests.fakes.broker import Threads
@@ -76,6 +77,7 @@ class MemoryClient:
         listener: str = "SASL_PLAINTEXT",
         lifetime: SessionLifetime = UNLIMITED,
         record: Callable[[Principal | None], Recorder] = lambda principal: NULL_RECORDER,
+        tenants: Tenants | None = None,
     ) -> None:
         self.written: list[bytes] = []
         self.writes = 0
@@ -96,6 +98,7 @@ class MemoryClient:
             None if mechanisms is None else {mechanism.name: mechanism for mechanism in mechanisms},
             lifetime=lifetime,
             seconds=self.clock.seconds,
+            tenants=tenants,
         )
         self.settings = Settings(connection_failed_authentication_delay_ms=100)
         broker = broker or SimpleNamespace(

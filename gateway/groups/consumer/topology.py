@@ -11,6 +11,7 @@ from gateway.groups.classic.subscription import PartitionsByName, Subscription
 from gateway.groups.consumer.assignors import TopicId
 from gateway.groups.consumer.consumer_member import Partitions
 from gateway.groups.consumer.topic_regexes import TopicRegexes
+from gateway.protocol.errors import KafkaError
 from gateway.topics.registry import Topics
 from gateway.topics.tenant_scope import TenantScope, namespace_of
 
@@ -74,11 +75,20 @@ class TopicView:
             return self
         view = self._by_namespace.get(namespace)
         if view is None:
-            scope = self._topics.names.scope_of(namespace)
+            # Bounded: the namespaces are those of the settings, now or when a group was stored.
             view = self._by_namespace[namespace] = TopicView(
-                self._topics, self._regex_max_bytes, scope
+                self._topics,
+                self._regex_max_bytes,
+                TenantScope(namespace, self._is_default(namespace)),
             )
         return view
+
+    def _is_default(self, namespace: str) -> bool:
+        try:
+            return "/" not in self._topics.names.canonical(f"{namespace}/t")
+        except KafkaError:
+            # No longer served: it has no topics.
+            return False
 
     def from_client(self, name: str) -> str:
         return name if self._scope is None else self._scope.topic_from_client(name)

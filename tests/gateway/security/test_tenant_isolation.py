@@ -75,6 +75,7 @@ def environment(**settings: Any) -> BrokerEnvironment:
         offset = CommittedOffset(len(name), 0, "", 0)
         ended(env.broker.offsets.commit(group, {(name, 0): offset}, None))
         ended(env.broker.group_configs.alter(group, lambda _: CONFIG, validate_only=False))
+    env.topic("__kopgate_traffic")
     env.broker.topics.add_internal("__consumer_offsets")
     return env
 
@@ -239,10 +240,15 @@ def test_listed_topics_are_those_of_the_namespace() -> None:
     env = environment()
     assert topics(env.bound_to(SALES)) == [("orders", 0)]
     assert topics(env.bound_to(RIVAL)) == [("orders", 0), ("treasure", 0)]
-    assert topics(env.bound_to("public/default")) == [("__consumer_offsets", 0), ("vault", 0)]
+    default = env.bound_to("public/default")
+    assert topics(default) == [("__consumer_offsets", 0), ("vault", 0)]
+    # It names the topics and groups of all tenants.
+    assert topics(default, "__kopgate_traffic") == [
+        ("__kopgate_traffic", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    ]
     # The cached replies are those of each client.
     assert topics(env.bound_to(SALES)) == [("orders", 0)]
-    assert len(topics(env)) == 5
+    assert len(topics(env)) == 6
 
 
 def test_topic_is_returned_by_the_name_that_was_sent() -> None:

@@ -64,6 +64,8 @@ def test_topic_name_has_a_form_inside(sent: str, inside: str, owned: bool) -> No
         ("public/default/t", "public/default/t", True),
         ("persistent://public/default/t", "persistent://public/default/t", True),
         ("acme/sales/t", "\0acme/sales/t", False),
+        ("__kopgate_traffic", "\0__kopgate_traffic", False),
+        ("public/default/__kopgate_traffic", "\0public/default/__kopgate_traffic", False),
         ("\0t", "\0\0t", False),
     ],
 )
