@@ -193,7 +193,7 @@ def login(monkeypatch: pytest.MonkeyPatch) -> Login:
     def log_in(role: str) -> None:
         def caller(env: BrokerEnvironment, version: int, client_id: str | None = "test") -> Caller:
             made = original(env, version, client_id)
-            made.session.principal = Principal("User", role)
+            made.session.identify(Principal("User", role))
             return made
 
         monkeypatch.setattr(BrokerEnvironment, "caller", caller)
