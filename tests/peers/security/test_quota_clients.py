@@ -305,7 +305,7 @@ def test_throttle_times_are_those_of_kafka(sides: ComparedBrokers) -> None:
 #: A quota of this many bytes per second, and what a client may use at once with two full samples.
 RATE_BYTES, SAMPLES = 200_000, 3
 AT_ONCE = (SAMPLES - 1) * RATE_BYTES
-RECORDS, RECORD_BYTES = 60, 20_000
+RECORDS, RECORD_BYTES = 40, 20_000
 #: Requests that an old client may have in flight when it is muted, and what surrounds the records.
 IN_FLIGHT_BYTES = 6 * (RECORD_BYTES + 500)
 OLD = "kafka-python-2.0.2-as-0.9"
