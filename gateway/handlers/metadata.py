@@ -203,7 +203,8 @@ def _can_auto_create(name: str, topic_id: bytes, caller: Caller) -> bool:
     if not caller.may_use_topic(AclOperation.DESCRIBE, name):
         return False
     try:
-        return topics.names.canonical(name) not in RESERVED_TOPICS
+        # In no namespace: clients would take a topic of this name for Kafka's.
+        return topics.names.canonical(name).rpartition("/")[2] not in RESERVED_TOPICS
     except KafkaError:
         return False
 

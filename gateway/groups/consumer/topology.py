@@ -71,7 +71,7 @@ class TopicView:
 
     def of_group(self, group_id: str) -> TopicView:
         namespace = namespace_of(group_id)
-        if namespace is None:
+        if namespace is None or self._scope is not None:
             return self
         view = self._by_namespace.get(namespace)
         if view is None:

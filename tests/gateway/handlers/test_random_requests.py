@@ -28,6 +28,10 @@ WORDS = st.sampled_from(
         "orders",
         "or.ders",
         "or_ders",
+        "acme/sales/orders",
+        "persistent://acme/sales/orders",
+        "public/default/orders",
+        "\0acme/sales\0orders",
         "",
         "0",
         "1",
@@ -93,7 +97,9 @@ def open_env() -> BrokerEnvironment:
         group_min_session_timeout_ms=0,
         group_max_session_timeout_ms=INT32_MAX,
     )
+    env.store.has_namespaces = True
     env.topic("orders", 2, cleanup_policy="compact,delete")
+    env.topic("acme/sales/orders", 2)
     return env
 
 
@@ -107,6 +113,8 @@ def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject)
     key, version = asked
     request = REQUESTS[ApiKey(key)]
     env = open_env()
+    if data.draw(st.booleans()):
+        env = env.bound_to(data.draw(st.sampled_from(["acme/sales", "public/default"])))
     for _ in range(2):
         body = data.draw(structs(request._struct, request, version))
         try:

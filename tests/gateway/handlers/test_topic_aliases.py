@@ -70,6 +70,13 @@ def test_metadata_creates_no_internal_topic_by_alias(env):
     assert not list(env.broker.topics)
 
 
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__kopgate_traffic"])
+def test_metadata_creates_no_reserved_topic_in_another_namespace(env, name):
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert metadata(env, f"sales/eu/{name}") == [(f"sales/eu/{name}", code, 0)]
+    assert not list(env.broker.topics)
+
+
 def create(env: BrokerEnvironment, name: str) -> tuple[str, int]:
     topic = CreateTopicsRequest.CreatableTopic(
         name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]

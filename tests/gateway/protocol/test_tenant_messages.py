@@ -8,14 +8,14 @@ import pytest
 from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from kafka.protocol.sasl import SaslAuthenticateResponse
 
-from auth.mechanism import Principal, SaslOutcome
+from auth.mechanism import AuthenticationFailed, Principal, SaslOutcome
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.routes import EncodedReply
-from gateway.protocol.session import LoginSession
+from gateway.protocol.session import LoginSession, SessionLifetime
 from gateway.protocol.tenant_messages import reply_to_client, request_from_client
 from gateway.security.tenants import Tenants
 from gateway.topics.tenant_scope import ForeignName, TenantScope
-from tests.fakes.broker import BrokerEnvironment, open_environment
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import MemoryClient, ScriptedMechanism, authenticate, handshake, request
 
 SALES = TenantScope("acme/sales")
@@ -110,6 +110,22 @@ def test_principal_without_multi_tenancy_is_not_bound() -> None:
     session = LoginSession(None)
     session.identify(Principal("User", "app", "acme/sales"))
     assert session.scope is None
+
+
+def test_reauthentication_cannot_change_the_namespace() -> None:
+    session = LoginSession(
+        {"PLAIN": NamedMechanism()},
+        lifetime=SessionLifetime(10_000),
+        tenants=Tenants("public/default", ["acme/sales", "rival/shop"]),
+    )
+    for user in (b"acme/sales/app", b"acme/sales/app"):
+        session.handshake("PLAIN", 1)
+        ended(session.token(user, 1))
+        assert session.scope == SALES
+        session.began = -10
+    session.handshake("PLAIN", 1)
+    with pytest.raises(AuthenticationFailed, match="cannot change the principal"):
+        ended(session.token(b"rival/shop/app", 1))
 
 
 def test_encoded_reply_is_unchanged() -> None:

@@ -278,6 +278,21 @@ def test_group_requests_are_recorded_with_group(scene):
     assert scene.usage(api_key=8, topic="nowhere")["errors"] == {str(UNKNOWN_TOPIC): 1}
 
 
+def test_names_of_bound_clients_are_those_of_the_cluster(scene):
+    scene.env.store.has_namespaces = True
+    scene.env.topic("acme/sales/orders")
+    client = scene.connect()
+    bound = scene.env.bound_to("acme/sales").session
+    client.session.principal, client.session.scope = bound.principal, bound.scope
+    row = OffsetFetchRequest.OffsetFetchRequestTopic
+    topics = [row(name=name, partition_indexes=[0]) for name in ("orders", "rival/shop/orders")]
+    client.send(request(OffsetFetchRequest(version=1, group_id="g", topics=topics)))
+    client.run_reactor()
+    scene.disconnect(client)
+    for topic in (None, "persistent://acme/sales/orders", "rival/shop/orders"):
+        assert scene.usage(api_key=9, topic=topic)["group"] == "acme/sales/g"
+
+
 def test_member_rows_have_habits(scene):
     frame = join_request()
     frame.API_VERSION = 5
