@@ -42,6 +42,7 @@ def server(pulsar, namespaces, tmp_path_factory):
         users_file=folder / "users",
         pulsar_multi_tenant_metadata="true",
         pulsar_allowed_namespaces=",".join(namespaces),
+        pulsar_mirror_cursors="true",
         group_consumer_assignment_interval_ms=0,
     ) as running:
         yield running
@@ -137,6 +138,23 @@ def test_clients_of_two_tenants_share_no_topics_and_groups(server, namespaces):
         new_user: (["orders", "private"], {"readers", "matchers"}),
         "plain": (["__consumer_offsets", *sorted(full)], set()),
     }
+
+
+def test_mirrored_cursor_has_the_plain_name_of_the_group(server, namespaces, pulsar):
+    """It is in the tenant's topic. Cursors are moved every ten seconds."""
+    producer = Producer(confluent(server, f"{namespaces[0]}/app"))
+    producer.produce("mirrored", b"")
+    assert producer.flush(SECONDS) == 0
+    assert consume(server, f"{namespaces[0]}/app", "mirrored", "copiers") == [b""]
+    end = time.monotonic() + SECONDS
+    while "copiers" not in (
+        seen := pulsar.admin(
+            "GET", f"persistent/{namespaces[0]}/mirrored-partition-0/subscriptions"
+        )
+    ):
+        assert time.monotonic() < end, seen
+        time.sleep(0.2)
+    assert not [name for name in seen if "\0" in name]
 
 
 def test_admin_client_of_a_tenant_administers_its_topics(server, namespaces):
