@@ -20,7 +20,7 @@ they sent bare tokens or SaslAuthenticate v0, get no lifetime, unlike in Kafka.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from auth.mechanism import (
@@ -194,7 +194,7 @@ class LoginSession:
 
     def _bind(self, principal: Principal) -> tuple[Principal, TenantScope | None]:
         if self._tenants is None:
-            return principal, None
+            return replace(principal, tenant=None), None
         return self._tenants.bind(principal, self.mechanism)
 
     def expects_token(self) -> bool:

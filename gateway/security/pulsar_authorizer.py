@@ -15,6 +15,9 @@ Kafka's operations are mapped as in KoP (`SimpleAclAuthorizer`, `KafkaRequestHan
 | IDEMPOTENT_WRITE | cluster | roles that may produce to any topic |
 | all others | cluster | super users |
 
+For a principal that is bound to a namespace, "any topic" and "all served tenants" are those of the
+namespace: a client may choose the namespace of its log-in.
+
 KoP has no checks for groups and the cluster. It lets administrators of a tenant produce and consume
 only with a grant; here they may, as with Pulsar's clients.
 """
@@ -61,14 +64,14 @@ class PulsarAuthorizer:
         if resource is AclResource.TOPIC:
             return self._may_on_topic(role, operation, name)
         if resource is AclResource.GROUP:
-            return self._may_on_group(role, operation, name)
+            return self._may_on_group(role, operation, name, principal.tenant)
         if resource is AclResource.TRANSACTIONAL_ID:
             needs_write = operation in (AclOperation.WRITE, AclOperation.DESCRIBE)
         else:
             needs_write = (
                 resource is AclResource.CLUSTER and operation is AclOperation.IDEMPOTENT_WRITE
             )
-        return needs_write and self._permissions.may_write_any(role)
+        return needs_write and self._permissions.may_write_any(role, principal.tenant)
 
     def _may_on_topic(self, role: str, operation: AclOperation, topic: str) -> bool:
         granted = self._permissions
@@ -80,14 +83,17 @@ class PulsarAuthorizer:
             return granted.may_write(role, topic) or granted.may_read(role, topic)
         return granted.may_administer(role, topic)
 
-    def _may_on_group(self, role: str, operation: AclOperation, group: str) -> bool:
+    def _may_on_group(
+        self, role: str, operation: AclOperation, group: str, namespace: str | None
+    ) -> bool:
         granted = self._permissions
         if operation is AclOperation.READ or operation in _VIEWS:
-            is_user = granted.may_read_any(role) or (
-                operation is not AclOperation.READ and granted.may_write_any(role)
+            is_user = granted.may_read_any(role, namespace) or (
+                operation is not AclOperation.READ and granted.may_write_any(role, namespace)
             )
-            return is_user and granted.may_use_group(role, group)
-        return granted.may_administer_all(role)
+            plain = group if namespace is None else group.removeprefix(f"{namespace}/")
+            return is_user and granted.may_use_group(role, plain, namespace)
+        return granted.may_administer_all(role, namespace)
 
     def authorize_any(
         self, principal: Principal, host: str, operation: AclOperation, resource: AclResource
@@ -98,8 +104,9 @@ class PulsarAuthorizer:
         role = _role_of(principal)
         if not role or resource is not AclResource.TOPIC:
             return False
-        return (operation is AclOperation.WRITE and self._permissions.may_write_any(role)) or (
-            operation is AclOperation.READ and self._permissions.may_read_any(role)
+        granted, namespace = self._permissions, principal.tenant
+        return (operation is AclOperation.WRITE and granted.may_write_any(role, namespace)) or (
+            operation is AclOperation.READ and granted.may_read_any(role, namespace)
         )
 
     def may_auto_create(self, principal: Principal, host: str, topic: str) -> bool:

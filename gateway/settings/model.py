@@ -210,7 +210,6 @@ class Settings(
                     f"create the file with kadmin: ktadd -k FILE "
                     f"{self.sasl_kerberos_service_name}/HOST"
                 )
-
             if (
                 protocol.has_sasl
                 and "OAUTHBEARER" in self.for_listener(name).sasl_enabled_mechanisms
@@ -234,6 +233,18 @@ class Settings(
         )
 
     def _token_problems(self) -> Iterator[str]:
+        if (
+            self.pulsar_multi_tenant_metadata
+            and self._has_token_key()
+            and self.token_tenant_claim is None
+            and "PLAIN" in self.enabled_mechanisms()
+            and (self.authorizer == "none" or self.allow_everyone_if_no_acl_found)
+        ):
+            yield (
+                "token_tenant_claim: required with pulsar_multi_tenant_metadata, unless "
+                "authorizer=pulsar or acls limits what clients may do: they choose the tenant by "
+                "their user name, so a token of one tenant would open all of them"
+            )
         if self.token_secret_key and self.token_public_key:
             yield "token_public_key: has no effect, since token_secret_key is set"
         if (self.token_audience_claim is None) != (self.token_audience is None):

@@ -100,26 +100,26 @@ class PulsarPermissions:
         found = self._locate(topic)
         return found is not None and role in found[0].administrators
 
-    def may_write_any(self, role: str) -> bool:
+    def may_write_any(self, role: str, namespace: str | None = None) -> bool:
         """`Permissions.may_write_any`."""
-        return any(one.allows_anywhere(role, PRODUCE) for one in self._current())
+        return any(one.allows_anywhere(role, PRODUCE) for one in self._current(namespace))
 
-    def may_read_any(self, role: str) -> bool:
+    def may_read_any(self, role: str, namespace: str | None = None) -> bool:
         """`Permissions.may_read_any`."""
-        return any(one.allows_anywhere(role, CONSUME) for one in self._current())
+        return any(one.allows_anywhere(role, CONSUME) for one in self._current(namespace))
 
-    def may_administer_all(self, role: str) -> bool:
+    def may_administer_all(self, role: str, namespace: str | None = None) -> bool:
         """`Permissions.may_administer_all`."""
-        current = self._current()
-        is_complete = len(self._known) == len(self._names.namespaces)
+        current = self._current(namespace)
+        is_complete = namespace is not None or len(self._known) == len(self._names.namespaces)
         return is_complete and bool(current) and all(role in one.administrators for one in current)
 
-    def may_use_group(self, role: str, group: str) -> bool:
+    def may_use_group(self, role: str, group: str, namespace: str | None = None) -> bool:
         """`Permissions.may_use_group`.
 
-        A group belongs to no namespace, so the restrictions of all of them apply.
+        A group of no namespace has the restrictions of all of them.
         """
-        return all(one.allows_group(role, group) for one in self._current())
+        return all(one.allows_group(role, group) for one in self._current(namespace))
 
     def refresh_soon(self) -> None:
         """`Permissions.refresh_soon`."""
@@ -139,9 +139,10 @@ class PulsarPermissions:
         known = self._known.get(full.removeprefix(PREFIX).rpartition("/")[0])
         return None if known is None else (known.grants, full)
 
-    def _current(self) -> list[NamespaceGrants]:
+    def _current(self, namespace: str | None = None) -> list[NamespaceGrants]:
         self._expire()
-        return [one.grants for one in self._known.values() if one is not None]
+        known = self._known.values() if namespace is None else (self._known.get(namespace),)
+        return [one.grants for one in known if one is not None]
 
     def _expire(self) -> None:
         """Drop permissions that have the maximum age."""

@@ -23,6 +23,11 @@ Op, On = AclOperation, AclResource
 HOST = "1.2.3.4"
 
 
+def is_in(topic: str, namespace: str | None) -> bool:
+    """Whether the topic is in the namespace; None stands for all."""
+    return namespace is None or topic.startswith(f"persistent://{namespace}/")
+
+
 @dataclass
 class FakePermissions:
     """Permissions as sets: topics by role, and group restrictions by group."""
@@ -43,16 +48,16 @@ class FakePermissions:
     def may_administer(self, role: str, topic: str) -> bool:
         return role in self.administrators
 
-    def may_write_any(self, role: str) -> bool:
-        return bool(self.writers.get(role))
+    def may_write_any(self, role: str, namespace: str | None = None) -> bool:
+        return any(is_in(topic, namespace) for topic in self.writers.get(role, ()))
 
-    def may_read_any(self, role: str) -> bool:
-        return bool(self.readers.get(role))
+    def may_read_any(self, role: str, namespace: str | None = None) -> bool:
+        return any(is_in(topic, namespace) for topic in self.readers.get(role, ()))
 
-    def may_administer_all(self, role: str) -> bool:
+    def may_administer_all(self, role: str, namespace: str | None = None) -> bool:
         return role in self.administrators
 
-    def may_use_group(self, role: str, group: str) -> bool:
+    def may_use_group(self, role: str, group: str, namespace: str | None = None) -> bool:
         return group not in self.groups or role in self.groups[group]
 
     def refresh_soon(self) -> None:
@@ -77,6 +82,29 @@ def allowed(
         role
         for role in ("alice", "bob", "boss", "carol", "root")
         if made.authorize(Principal("User", role), HOST, operation, resource, name)
+    }
+
+
+def test_rights_in_another_namespace_do_not_count_for_a_bound_principal() -> None:
+    """A client of one tenant that logs in as another finds neither groups nor producer ids."""
+    orders = {"persistent://acme/sales/orders"}
+    granted = FakePermissions(
+        writers={"alice": orders}, readers={"alice": orders}, groups={"payroll": {"bob"}}
+    )
+    made = PulsarAuthorizer(granted, [])
+    outcomes = {}
+    for namespace in ("acme/sales", "acme/stock"):
+        principal = Principal("User", "alice", namespace)
+        outcomes[namespace] = (
+            made.authorize(principal, HOST, Op.READ, On.GROUP, f"{namespace}/readers"),
+            made.authorize(principal, HOST, Op.IDEMPOTENT_WRITE, On.CLUSTER, "kafka-cluster"),
+            made.authorize_any(principal, HOST, Op.WRITE, On.TOPIC),
+            # Restrictions of subscriptions apply to the group's own name.
+            made.authorize(principal, HOST, Op.READ, On.GROUP, f"{namespace}/payroll"),
+        )
+    assert outcomes == {
+        "acme/sales": (True, True, True, False),
+        "acme/stock": (False, False, False, False),
     }
 
 

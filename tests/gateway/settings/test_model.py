@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from ipaddress import ip_network
 
 import pytest
@@ -258,6 +259,35 @@ def test_all_problems_between_settings_are_reported():
 )
 def test_incomplete_pulsar_settings_are_refused(values, complaint):
     assert complaint in refusal(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_refused"),
+    [
+        ({}, True),
+        ({"authorizer": "acls", "allow_everyone_if_no_acl_found": True}, True),
+        ({"authorizer": "acls"}, False),
+        ({"authorizer": "pulsar"}, False),
+        ({"token_tenant_claim": "tenant"}, False),
+        ({"sasl_enabled_mechanisms": ["OAUTHBEARER"]}, False),
+    ],
+)
+def test_tenants_of_tokens_must_be_verified_or_authorized(values, is_refused):
+    def make():
+        return Settings(
+            listeners=["SASL_PLAINTEXT://127.0.0.1:0"],
+            store="pulsar://h:6650",
+            pulsar_admin="http://h:8080",
+            pulsar_multi_tenant_metadata=True,
+            token_secret_key=base64.b64encode(bytes(32)).decode(),
+            **values,
+        )
+
+    if is_refused:
+        with pytest.raises(ValidationError, match="token_tenant_claim: required with"):
+            make()
+    else:
+        make()
 
 
 def test_pulsar_store_requires_only_its_addresses():

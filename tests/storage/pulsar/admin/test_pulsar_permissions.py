@@ -143,6 +143,24 @@ def test_administrators_are_those_of_the_topics_tenant(permissions: PulsarPermis
     assert not permissions.may_administer_all("boss")
 
 
+def test_answers_about_a_namespace_leave_out_the_others(admin: FakeAdmin, clock: Clock) -> None:
+    policies = admin.answers["/namespaces/other/things"]["auth_policies"]
+    policies["subscription_auth_roles"] = {"readers": ["bob"]}
+    made = make(admin, clock)
+    ended(made.open())
+    mine, other, unserved = "acme/orders", "other/things", "else/where"
+    assert made.may_write_any("alice", mine)
+    assert not made.may_write_any("alice", other)
+    assert made.may_read_any("bob", other)
+    assert not made.may_read_any("bob", mine)
+    assert made.may_administer_all("chief", other)
+    assert not made.may_administer_all("chief", mine)
+    assert made.may_use_group("alice", "readers", mine)
+    assert not made.may_use_group("alice", "readers", other)
+    assert not made.may_write_any("alice", unserved)
+    assert not made.may_administer_all("chief", unserved)
+
+
 def test_administrator_of_all_tenants_administers_all(admin: FakeAdmin, clock: Clock) -> None:
     admin.answers["/tenants/other"] = {"adminRoles": ["chief", "boss"]}
     made = make(admin, clock)
