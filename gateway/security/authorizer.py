@@ -31,8 +31,8 @@ from storage.log import StateTable, StorageError
 #: Decisions kept until the next change of the ACLs, some 300 bytes each.
 MAX_DECISIONS = 10_000
 
-#: Decisions about topics kept by each connection and operation, some 100 bytes each.
-MAX_CONNECTION_DECISIONS = 100
+#: Decisions about topics kept by each connection, at most 500 bytes each.
+MAX_CONNECTION_DECISIONS = 20
 
 #: Decisions about longer names are not kept.
 MAX_CACHED_NAME_CHARS = 300
@@ -83,17 +83,18 @@ class TopicDecisions:
     They cost a fraction of those of the authorizer, whose key has to be made and hashed.
     """
 
-    __slots__ = ("_by_operation", "version")
+    __slots__ = ("_by_operation", "_count", "version")
 
     def __init__(self) -> None:
         #: Version of the ACLs that the decisions follow from.
         self.version = -1
         self._by_operation: dict[int, dict[str, bool]] = {}
+        self._count = 0
 
     def get(self, operation: AclOperation, name: str, version: int) -> bool | None:
         """Return the decision, None if it is not known at this version of the ACLs."""
         if version != self.version:
-            self._by_operation = {}
+            self._clear()
             self.version = version
             return None
         known = self._by_operation.get(operation.value)
@@ -101,11 +102,16 @@ class TopicDecisions:
 
     def put(self, operation: AclOperation, name: str, decision: bool) -> None:
         """Remember a decision of the version of the last `get`."""
-        known = self._by_operation.setdefault(operation.value, {})
-        if len(known) >= MAX_CONNECTION_DECISIONS:
-            known.clear()
-        if len(name) <= MAX_CACHED_NAME_CHARS:
-            known[name] = decision
+        if len(name) > MAX_CACHED_NAME_CHARS:
+            return
+        if self._count >= MAX_CONNECTION_DECISIONS:
+            self._clear()
+        self._count += 1
+        self._by_operation.setdefault(operation.value, {})[name] = decision
+
+    def _clear(self) -> None:
+        self._by_operation = {}
+        self._count = 0
 
 
 class AclAuthorizer:
