@@ -75,7 +75,7 @@ async def fetch_records(
         if caller.usage is not None and caller.usage.count_fetch(
             _reply_bytes(reading, request, caller.usage)
         ):
-            return _throttled_response(current, request, caller, caller.usage.throttle_ms)
+            return _throttled_response(current, reading, request, caller, caller.usage.throttle_ms)
         reply = await _response(
             current, reading, slices, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH)
         )
@@ -246,7 +246,11 @@ def _reply_bytes(reading: FetchPass, request: FetchRequest, usage: RequestUsage)
 
 
 def _throttled_response(
-    current: FetchSession, request: FetchRequest, caller: Caller, milliseconds: int
+    current: FetchSession,
+    reading: FetchPass,
+    request: FetchRequest,
+    caller: Caller,
+    milliseconds: int,
 ) -> FetchResponse:
     """Return the empty reply to a client over its quota, which fetches the same again.
 
@@ -255,6 +259,8 @@ def _throttled_response(
     if request.session_epoch == INITIAL_EPOCH and current.session_id != NO_SESSION:
         caller.broker.fetch_sessions.remove(current.session_id)
         current.session_id = NO_SESSION
+    # What was read is not sent, so it is read again.
+    current.pending.update(dict.fromkeys(reading.rows))
     reply = FetchResponse((), session_id=current.session_id, throttle_time_ms=milliseconds)
     caller.traffic.fetched(request, reply)
     return reply

@@ -298,6 +298,30 @@ def test_throttled_fetch_keeps_its_session(env, client) -> None:
     )
 
 
+def test_offsets_that_a_throttled_reply_left_out_are_sent_later(env, client) -> None:
+    env.topic("empty")
+
+    def in_session(session_id: int, epoch: int, *topics: str) -> Any:
+        message = fetch_request("orders", 0, 7, max_wait_ms=100)
+        message.session_id, message.session_epoch = session_id, epoch
+        message.forgotten_topics_data = []
+        message.topics = [fetch_request(name, 0, 7).topics[0] for name in topics]
+        client.send(frame(message, 7))
+        env.clock.advance(0.1)
+        return receive(client, FetchResponse, 7)
+
+    session_id = in_session(0, 0, "orders").session_id
+    fetch_limit(env, 1)
+    throttled = in_session(session_id, 1, "empty")
+    assert throttled.throttle_time_ms > 0
+    env.clock.advance(throttled.throttle_time_ms / 1000)
+    fetch_limit(env, 10**9)
+    # A partition without records: its first offsets are sent once.
+    (topic,) = in_session(session_id, 2).responses
+    assert (topic.topic, topic.partitions[0].high_watermark) == ("empty", 0)
+    assert list(in_session(session_id, 3).responses) == []
+
+
 class Ticks:
     """Each step of a request takes `ns`."""
 
