@@ -35,9 +35,11 @@ _REFUSALS = {
 #: Resources whose names belong to a tenant or to none.
 _WITH_IDS = frozenset({AclResource.GROUP, AclResource.TRANSACTIONAL_ID})
 
-#: What a principal bound to a namespace may do on the cluster. Super users may do more, but instead
-#: of these two they need the right on each topic: on the cluster it would include all topics.
+#: What a principal that is bound to a namespace may do on the cluster. Super users may do more.
 _CLUSTER_OPERATIONS_OF_TENANTS = frozenset({AclOperation.IDEMPOTENT_WRITE})
+
+#: Never granted on the cluster to a bound principal, because they would include all topics. It
+#: needs them on each topic.
 _ASKED_FOR_EACH_TOPIC = frozenset({AclOperation.CREATE, AclOperation.DELETE})
 
 _ALL_OPERATIONS = {
