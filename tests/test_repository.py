@@ -247,11 +247,13 @@ def test_settings_page_is_generated_from_the_model():
     )
 
 
-def test_manual_lists_every_kop_alias():
+def test_manual_lists_every_kop_alias_once():
     (listed,) = re.findall(
         r"^KoP's setting names(?:.+\n)+", read("docs/operations.md"), re.MULTILINE
     )
-    assert [name for name in SETTING_BY_KOP_NAME if f"`{name}`" not in listed] == []
+    named = re.findall(r"`(\w+)`", listed)
+    assert sorted(set(named) - {"KOPGATE_KAFKALISTENERS"}) == sorted(SETTING_BY_KOP_NAME)
+    assert len(named) == len(set(named))
 
 
 def documents():
@@ -270,6 +272,23 @@ def test_linked_file_exists(path):
         if "://" not in target
     ]
     assert [target for target in targets if target and not (path.parent / target).exists()] == []
+
+
+def anchors(path):
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", [*documents(), ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_linked_section_exists(path):
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text("utf-8"))
+    missing = [
+        f"{target}#{anchor}"
+        for target, anchor in links
+        if anchor not in anchors(path.parent / target if target else path)
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)

@@ -45,7 +45,7 @@ class AuthenticationSettings(BaseModel):
         le=64,
         description=(
             "Concurrent password checks, about 50 ms and 16 MiB each. With two, many simultaneous "
-            "logins leave the other cores free."
+            "log-ins leave the other cores free."
         ),
     )
     sasl_max_waiting_checks: int = Field(
@@ -62,7 +62,7 @@ class AuthenticationSettings(BaseModel):
         description=(
             "Keytab with the keys of the service, for GSSAPI. The principals are "
             "`SERVICE/HOST@REALM`, with each host name that clients connect to. Read at each "
-            "login."
+            "log-in."
         ),
     )
     sasl_kerberos_service_name: str = Field(
@@ -87,8 +87,8 @@ class AuthenticationSettings(BaseModel):
         ge=0,
         le=1 * MINUTE,
         description=(
-            "Delay before a connection is closed after a failed authentication, to slow down "
-            "guessing. Kafka's default."
+            "Delay before a failed authentication is answered and its connection closed, to slow "
+            "down guessing. Kafka's default."
         ),
     )
     connection_authentication_timeout_ms: int = Field(
@@ -105,13 +105,14 @@ class AuthenticationSettings(BaseModel):
         ge=0,
         description=(
             "Session lifetime after which clients must re-authenticate (KIP-368); 0 for no limit. "
-            "Clients that cannot re-authenticate keep their connections."
+            "A token that expires earlier ends the session earlier. Clients that cannot "
+            "re-authenticate keep their connections."
         ),
     )
     connections_max_reauth_old_clients: bool = Field(
         False,
         description=(
-            "Whether the end of a session also closes connections of clients that cannot "
+            "Whether the end of a session or token also closes connections of clients that cannot "
             "re-authenticate, as in Kafka. They reconnect."
         ),
     )
@@ -134,8 +135,8 @@ class TokenSettings(BaseModel):
     token_public_key: Key | None = Field(
         None,
         description=(
-            "Pulsar's public key (RSA or EC, DER or PEM) instead of the secret key. It fits the "
-            "algorithms of its type, so Pulsar's `tokenPublicAlg` is not needed."
+            "Pulsar's public key (RSA or EC, DER or PEM) instead of the secret key. Its type "
+            "determines the algorithms, so Pulsar's `tokenPublicAlg` is not needed."
         ),
     )
     token_auth_claim: str = Field(
@@ -160,7 +161,7 @@ class TokenSettings(BaseModel):
         None,
         description=(
             "Claim of a token with the `TENANT` or `TENANT/NAMESPACE` that PLAIN clients may give "
-            "as user name. Without it they may give any, as in KoP."
+            "as user name. If unset, they may give any name, as in KoP."
         ),
     )
     sasl_oauthbearer_jwks_endpoint_url: KeySetUrl | None = Field(
@@ -193,10 +194,10 @@ class TokenSettings(BaseModel):
         10 * SECOND, ge=10, le=24 * HOUR, description="Longest pause between failed fetches."
     )
     sasl_oauthbearer_expected_audience: Words = Field(
-        (), description="A token must name one of these in `aud`. Empty accepts any."
+        (), description="A token must name one of these in `aud`. Empty accepts any audience."
     )
     sasl_oauthbearer_expected_issuer: str | None = Field(
-        None, description="Issuer (`iss`) that a token must name. None accepts any."
+        None, description="Issuer (`iss`) that a token must name. None accepts any issuer."
     )
     sasl_oauthbearer_clock_skew_seconds: int = Field(
         30,
@@ -209,7 +210,7 @@ class TokenSettings(BaseModel):
         min_length=1,
         description=(
             "Claim with the scopes. As in Kafka they grant nothing, but a token with empty or "
-            "repeated ones is refused."
+            "repeated scopes is refused."
         ),
     )
     sasl_oauthbearer_sub_claim_name: str = Field(
@@ -218,14 +219,14 @@ class TokenSettings(BaseModel):
     sasl_oauthbearer_tenant_claim_name: str | None = Field(
         None,
         description=(
-            "Claim with the client's `TENANT` or `TENANT/NAMESPACE`. Without it clients have no "
+            "Claim with the client's `TENANT` or `TENANT/NAMESPACE`. If unset, clients have no "
             "tenant. SASL extensions are ignored, because they are not signed."
         ),
     )
     sasl_oauthbearer_allow_unsecured_tokens: bool = Field(
         False,
         description=(
-            "For development only: whether tokens without a signature are accepted, with which a "
-            "client can be any user."
+            "For development only: whether tokens without a signature are accepted, so that "
+            "clients can log in as any user."
         ),
     )

@@ -24,24 +24,24 @@ class AuthorizationSettings(BaseModel):
     authorizer: Literal["none", "acls", "pulsar"] = Field(
         "none",
         description=(
-            "Who decides what a principal may do: none (everything is allowed), acls, the rules "
-            "that kafka-acls.sh manages, or pulsar, the permissions in Pulsar of the role with the "
-            "user's name. None by default, as in Kafka."
+            "What decides which requests a principal may make: `none` (all are allowed), `acls` "
+            "(the rules that kafka-acls.sh manages) or `pulsar` (the permissions in Pulsar of the "
+            "role with the user's name). `none` by default, as in Kafka."
         ),
     )
     super_users: Principals = Field(
         (),
         description=(
-            "Principals that may do everything with an authorizer, as `User:NAME`, separated by "
-            "commas or semicolons. At least one is needed to create the first ACLs. Pulsar's "
-            "superusers are not known to the gateway: list them here."
+            "Principals that the authorizer allows everything, as `User:NAME`, separated by commas "
+            "or semicolons. At least one is needed to create the first ACLs. List Pulsar's "
+            "superusers here as well: the gateway cannot read them."
         ),
     )
     allow_everyone_if_no_acl_found: bool = Field(
         False,
         description=(
-            "Whether everybody may use a resource that no ACL applies to. Kafka's default: only "
-            "super users may."
+            "Whether every principal may use a resource that no ACL applies to. Kafka's default: "
+            "only super users may."
         ),
     )
     max_acls: int = Field(
@@ -55,9 +55,9 @@ class AuthorizationSettings(BaseModel):
         ge=100,
         le=1 * HOUR,
         description=(
-            "How often permissions are read from Pulsar with authorizer=pulsar: a revoked one is "
-            "effective for this time at most. After a refusal they are read within a second, so "
-            "that a new one applies soon. KoP's default. One call per namespace and tenant."
+            "How often permissions are read from Pulsar with authorizer=pulsar: a revoked one "
+            "stays effective for at most this time. After a refusal they are read within a second, "
+            "so that a new one applies soon. KoP's default. One call per namespace and tenant."
         ),
     )
     pulsar_permissions_max_age_ms: int = Field(
@@ -67,7 +67,7 @@ class AuthorizationSettings(BaseModel):
         description=(
             "How long the last known permissions apply if Pulsar's admin API cannot be read. "
             "Afterwards everything is refused, except to super users. Longer than a restart of the "
-            "brokers, shorter than an attacker could keep the admin API down unnoticed."
+            "brokers, but limited, since revoked permissions stay effective meanwhile."
         ),
     )
     pulsar_permissions_max: int = Field(
@@ -83,8 +83,8 @@ class AuthorizationSettings(BaseModel):
         False,
         description=(
             "Whether `*` at the beginning or end of a role stands for any text in permissions on a "
-            "namespace. Set it as the brokers' authorizationAllowWildcardsMatching, which the "
-            "gateway may not read."
+            "namespace. Use the value of authorizationAllowWildcardsMatching in the brokers, which "
+            "the gateway cannot read."
         ),
     )
     max_client_quotas: int = Field(
@@ -101,7 +101,8 @@ class AuthorizationSettings(BaseModel):
         ge=1,
         le=3600,
         description=(
-            "Samples over which the usage of client quotas is averaged, the current one included."
+            "Number of samples over which the usage of client quotas is averaged, including the "
+            "current one."
         ),
     )
     quota_window_size_seconds: int = Field(

@@ -97,9 +97,9 @@ class PerListenerSettings(BaseModel):
         (),
         description=(
             "Addresses and networks (10.0.0.0/8) of the proxies in front of the listeners. Each "
-            "connection must then begin with a header of the PROXY protocol, version 1 or 2, and "
-            "the address in it is the client's for limits, ACLs and logs. All other addresses are "
-            "refused, since they could state any address. Empty: no header."
+            "connection must then begin with a header of the PROXY protocol, version 1 or 2; "
+            "limits, ACLs and logs use the client address in it. Connections from other addresses "
+            "are refused, since they could state any address. Empty: no header is expected."
         ),
     )
 

@@ -96,7 +96,7 @@ class PulsarStoreSettings(BaseModel):
     pulsar_multi_tenant_metadata: bool = Field(
         False,
         description=(
-            "Whether clients are bound to the namespace that their login names: they see only its "
+            "Whether clients are bound to the namespace that their log-in names: they see only its "
             "topics and their own groups. The namespace must be the default one or in "
             "`pulsar_allowed_namespaces`. Disabled by default; KoP's default is true."
         ),

@@ -40,7 +40,7 @@ from tests.used_peers import uses
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("proxy protocol")]
 
-OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
+MANUAL = Path(__file__).parents[3] / "docs" / "authentication.md"
 
 #: How HAProxy sends the header, by listener.
 SENT = {
@@ -346,7 +346,7 @@ def test_health_checks_are_connections_of_the_proxy_without_log_lines(
 
 
 def test_documented_configuration_is_valid(haproxy: str, tmp_path: Path) -> None:
-    (block,) = re.findall(r"```haproxy\n(.*?)```", OPERATIONS.read_text(), re.DOTALL)
+    (block,) = re.findall(r"```haproxy\n(.*?)```", MANUAL.read_text(), re.DOTALL)
     (tmp_path / "haproxy.cfg").write_text(block)
     done = subprocess.run(
         [haproxy, "-c", "-f", tmp_path / "haproxy.cfg"], check=False, capture_output=True, text=True
