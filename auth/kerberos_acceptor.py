@@ -1,7 +1,7 @@
 """The server's side of Kerberos security contexts, with the system's MIT library by python-gssapi.
 
-The keys of the service are read from the keytab at each login, so that a changed file is used at
-once. A login also reads and writes the replay cache, a file without syncs: `accept` takes 0.1 to
+The keys of the service are read from the keytab at each log-in, so that a changed file is used at
+once. A log-in also reads and writes the replay cache, a file without syncs: `accept` takes 0.1 to
 1 ms. The replay cache is needed: Java's clients do not request mutual authentication, so both of
 their tokens could be recorded and sent again as a whole.
 
@@ -24,9 +24,9 @@ INSTALLATION = (
 MAX_REASON_CHARACTERS = 300
 """Messages of the library contain names of the client's ticket."""
 
-#: Kerberos errors as minor codes of the library (ERROR_TABLE_BASE_krb5 and RFC 4120, 7.5.9), for
-#: which the client shall try again: a ticket that is not valid yet, as in Kafka (KerberosError),
-#: and a keytab that cannot be read.
+#: Kerberos errors after which the client shall retry: a ticket that is not valid yet, as in Kafka
+#: (KerberosError), and a keytab that cannot be read. As minor codes of the library
+#: (ERROR_TABLE_BASE_krb5 and RFC 4120, 7.5.9).
 _RETRIABLE = {(code - 1765328384) & 0xFFFFFFFF for code in (33, 45)}
 
 #: The replay cache or the keytab cannot be used. The library's own codes are larger.
@@ -43,7 +43,7 @@ _FILE_ERRORS = {
 }
 
 
-#: GSS_S_NO_CRED: there are no credentials for another mechanism than Kerberos.
+#: GSS_S_NO_CRED, for tokens of other mechanisms: there are credentials for Kerberos only.
 _NO_CREDENTIALS = 7 << 16
 
 

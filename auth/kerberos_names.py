@@ -124,7 +124,7 @@ class KerberosRules:
 
 
 def _parse(text: str) -> _Rule:
-    """Parse a rule. Kafka refuses some of the mistakes only when a name meets the rule."""
+    """Parse a rule. Kafka refuses some mistakes only when the rule is applied to a name."""
     match = _RULE.fullmatch(text)
     if match is None:
         raise ValueError(

@@ -12,7 +12,7 @@ from typing import Any
 import re2
 
 MAX_RULES = 100
-"""Most rules of a setting; each login may try all of them."""
+"""Most rules of a setting; each log-in may try all of them."""
 
 
 def compile_pattern(pattern: str) -> Any:
@@ -43,8 +43,8 @@ def parse_replacement(text: str, groups: int) -> Iterator[str | int]:
     """Split a replacement into texts and numbers of groups, as Matcher.appendReplacement of Java
     does: `$1` is a group, and a backslash makes the next character literal.
 
-    The number of a group has as many digits as there are groups for. A number without a group is
-    yielded, too. Raises ValueError.
+    As in Java, a number ends before the digit with which it would exceed the number of groups. A
+    single digit without a group is yielded, too. Raises ValueError.
     """
     at = 0
     while at < len(text):

@@ -43,7 +43,7 @@ class AuthenticationFailed(Exception):
 
 
 class AuthenticationBusy(Exception):
-    """The login cannot be decided now: too many checks are queued, or keys are missing.
+    """The log-in cannot be decided now: too many checks are queued, or keys are missing.
 
     The connection is closed without a reply: clients reconnect after that, but treat error 58
     (SASL_AUTHENTICATION_FAILED) as final.

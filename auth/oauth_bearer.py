@@ -2,7 +2,7 @@
 
 The client sends `n,[a=AUTHZID],^Aauth=Bearer TOKEN^A[KEY=VALUE^A...]^A`, where `^A` is %x01. The
 rules are those of Kafka's OAuthBearerSaslServer and OAuthBearerClientInitialResponse. After an
-invalid token the server answers with a JSON object, the client sends %x01, and the login fails.
+invalid token the server answers with a JSON object, the client sends %x01, and the log-in fails.
 
 Extensions of the client (KEY=VALUE) are not signed, so they are read and not used.
 """
@@ -32,8 +32,8 @@ _AUTH = re.compile(r"(?P<scheme>\w+) +(?P<token>[-_~+/.a-zA-Z0-9]+=*)", re.ASCII
 class OAuthBearerMechanism:
     """SASL OAUTHBEARER.
 
-    Verifying a signature takes at most half a millisecond, so nothing is queued. `namespace` is
-    that of a tenant claim with a tenant alone.
+    Verifying a signature takes at most half a millisecond, so nothing is queued. `namespace`
+    completes a tenant claim that names only a tenant.
     """
 
     name = "OAUTHBEARER"

@@ -39,8 +39,8 @@ class PasswordStore(Protocol):
 class TokenLogin:
     """Log-ins with a JWT as password.
 
-    The tenant is the one that the client names, as in KoP. If `verifier` reads a tenant claim, it
-    must be that one. `namespace` is that of a tenant alone.
+    The tenant is the one that the client names, as in KoP. If `verifier` reads a tenant claim, both
+    must be the same. `namespace` completes a user name that is only a tenant.
     """
 
     def __init__(self, verifier: TokenVerifier, namespace: str) -> None:

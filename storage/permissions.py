@@ -1,4 +1,4 @@
-"""What users may do by the permissions that a medium grants itself, apart from Kafka's ACLs."""
+"""Permissions that a store's medium itself grants to its users, apart from Kafka's ACLs."""
 
 from __future__ import annotations
 

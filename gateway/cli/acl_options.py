@@ -155,7 +155,7 @@ class AclChoice:
     def _role_targets(self) -> list[tuple[int, str | None, int]]:
         if self.operations:
             raise click.UsageError(
-                "--producer and --consumer choose the operations: no --operation"
+                "--producer and --consumer choose the operations; leave out --operation"
             )
         roles = [
             *([("--producer", PRODUCER)] if self.is_producer else []),
@@ -268,7 +268,7 @@ _OPTIONS = [
         multiple=True,
         callback=_principals,
         metavar="PRINCIPAL",
-        help="Prohibition, which precedes any permission; can be repeated.",
+        help="Denial for this principal, which wins over any permission; can be repeated.",
     ),
     click.option(
         "--operation",
@@ -279,13 +279,16 @@ _OPTIONS = [
         help="Operations, such as read,describe or all; can be repeated.",
     ),
     click.option(
-        "--producer", "is_producer", is_flag=True, help="What a producer needs on its topics."
+        "--producer",
+        "is_producer",
+        is_flag=True,
+        help="The operations that a producer needs on its topics.",
     ),
     click.option(
         "--consumer",
         "is_consumer",
         is_flag=True,
-        help="What a consumer needs on its topics and groups.",
+        help="The operations that a consumer needs on its topics and groups.",
     ),
     click.option(
         "--topic", "topics", multiple=True, metavar="NAME", help="Topic, * for all; repeatable."
@@ -324,7 +327,7 @@ with_principal_option = click.option(
     multiple=True,
     callback=_principals,
     metavar="PRINCIPAL",
-    help="Permissions and prohibitions of this principal; can be repeated.",
+    help="Permissions and denials of this principal; can be repeated.",
 )
 
 

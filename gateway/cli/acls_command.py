@@ -42,8 +42,8 @@ def acls() -> None:
 def list_acls(client: AdminClient, as_json: bool, choice: AclChoice) -> None:
     """List ACLs, by default all.
 
-    With --topic, --group or --transactional-id all that apply to this name, also those for a prefix
-    of it and for *; with --prefix only those for exactly this prefix.
+    With --topic, --group or --transactional-id, list all that apply to this name, also those for a
+    prefix of it and for *. With --prefix, list only those for exactly this prefix.
     """
     found = _describe(client, choice.filters(ACLResourcePatternType.MATCH))
     if as_json:
@@ -58,7 +58,7 @@ def list_acls(client: AdminClient, as_json: bool, choice: AclChoice) -> None:
 def add(client: AdminClient, as_json: bool, choice: AclChoice) -> None:
     """Add ACLs: each principal, operation, resource and host that is given.
 
-    An ACL that exists already is a success. Without --host it applies to clients on all hosts.
+    Adding an ACL that exists already succeeds. Without --host it applies to clients on all hosts.
 
     \b
     kopgate acls add --allow User:app --producer --topic orders
@@ -106,7 +106,7 @@ def remove(
 ) -> None:
     """Remove ACLs: all that match the given options.
 
-    An option that is not given matches everything. The same options as those of `add` remove what
+    An option that is not given matches everything. The options that were given to `add` remove what
     it added. Names are compared exactly: use --prefix for ACLs with a prefix.
     """
     if choice.is_empty:

@@ -29,14 +29,14 @@ _FILE = click.option(
 
 @click.group()
 def users() -> None:
-    """Manage users for SASL: of PLAIN in a file, of SCRAM in a server.
+    """Manage the users of SASL: those of PLAIN in a file, those of SCRAM in a server.
 
     \b
     kopgate users add alice --file users
     kopgate users add alice --bootstrap-server HOST:PORT --mechanism SCRAM-SHA-256
 
-    A running gateway picks up changes of its users file within a second. SCRAM credentials are in
-    the store of the gateway, or in any other Kafka server from 2.7 on.
+    A running gateway picks up changes of its users file within a second. SCRAM credentials are
+    kept by the server: the gateway, or any other Kafka server from 2.7 on.
     """
 
 
@@ -46,7 +46,7 @@ def users() -> None:
 @click.option(
     "--mechanism",
     type=click.Choice(list(CODES)),
-    help="Mechanism of the credential; only and always with --bootstrap-server.",
+    help="Mechanism of the credential; required with --bootstrap-server.",
 )
 @click.option(
     "--iterations",
@@ -122,7 +122,7 @@ def remove(
 @_FILE
 @with_optional_server
 def list_users(server: ConnectOptions | None, as_json: bool, path: Path | None) -> None:
-    """List the users: names of a file, or the SCRAM credentials of a server."""
+    """List the users: the names in a file, or the SCRAM credentials of a server."""
     if server is None:
         _list_file(_required(path), as_json)
         return

@@ -33,8 +33,8 @@ SEND_BUFFERS = 1024
 #: Unsent bytes above which no further request of the connection is started.
 MAX_UNSENT_BYTES = 1 << 20
 
-#: Connections that a port accepts in one reactor turn, some 10 ms. Twisted raises its limit with
-#: each turn that reaches it: during a flood of connections all others would wait for thousands.
+#: Connections that a port accepts in one reactor turn, some 10 ms. Twisted raises its own limit
+#: each time it is reached: in a flood, other clients would wait while thousands are accepted.
 MAX_ACCEPTS_PER_TURN = 50
 
 #: How long a peer may take to close its side after all replies are sent, in seconds. Most peers

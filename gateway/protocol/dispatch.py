@@ -60,7 +60,7 @@ _FETCH = ApiKey.FETCH.to_bytes(2, "big")
 #: not decoded, and of at most `produce_codec.MAX_PARTITIONS` partitions.
 LARGE_BODY_BYTES = 16 << 10
 
-#: Requests whose time is not limited, as in Kafka: those between brokers, and those of the login.
+#: Requests whose time is not limited, as in Kafka: those between brokers, and those of the log-in.
 TIME_EXEMPT = frozenset({
     ApiKey.WRITE_TXN_MARKERS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE,
 })  # fmt: skip
@@ -508,7 +508,7 @@ class Dispatch:
             and not self._is_closed
             and not self._is_close_requested
         ):
-            # As in Kafka, a failed login is answered after the delay.
+            # As in Kafka, a failed log-in is answered after the delay.
             self._is_close_requested = True
             self._transport.request_close(
                 self._broker.settings.connection_failed_authentication_delay_ms,

@@ -23,8 +23,8 @@ class RequestStopwatch(Coroutine[Any, Any, Any]):
         self._work = work
         # Finished steps, and when the running one began, 0 for none.
         self._ns = self._began = 0
-        # Replaced by worker threads, which may lose each other's time: calls for one request
-        # rarely overlap.
+        # Worker threads add to it without a lock. Simultaneous calls may lose time, but calls for
+        # one request rarely overlap.
         self._of_workers = 0
 
     def total_ns(self) -> int:

@@ -80,19 +80,19 @@ class Authorizer(Protocol):
 class TopicDecisions:
     """Decisions about the topics that one connection uses, by operation and name.
 
-    They cost a fraction of those of the authorizer, whose key has to be made and hashed.
+    A lookup is much cheaper than asking the authorizer, which builds and hashes a longer key.
     """
 
     __slots__ = ("_by_operation", "_count", "version")
 
     def __init__(self) -> None:
-        #: Version of the ACLs that the decisions follow from.
+        #: Version of the authorizer that made the decisions.
         self.version = -1
         self._by_operation: dict[int, dict[str, bool]] = {}
         self._count = 0
 
     def get(self, operation: AclOperation, name: str, version: int) -> bool | None:
-        """Return the decision, None if it is not known at this version of the ACLs."""
+        """Return the decision, None if it is not known for this version."""
         if version != self.version:
             self._clear()
             self.version = version

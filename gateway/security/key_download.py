@@ -1,7 +1,7 @@
 """Keeps the key set of an identity provider current (Kafka's RefreshingHttpsJwks).
 
 The set is fetched at the start and then at a fixed interval; after a failure again with a growing
-pause. A token with an unknown key id has it fetched at once, so that log-ins continue after a
+pause. A token with an unknown key id causes a fetch at once, so that log-ins continue after a
 change of keys. The last set that was received stays valid while the provider is unreachable.
 """
 
@@ -77,7 +77,7 @@ class KeyDownload:
         self._begin()
 
     def stop(self) -> None:
-        """End fetching. A fetch that is running ends by its timeout."""
+        """Stop fetching. A running fetch ends by its timeout at the latest."""
         self._is_stopped = True
         self._cancel_timer()
 

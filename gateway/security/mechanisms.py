@@ -75,7 +75,7 @@ def make_key_download(settings: Settings, reactor: Any) -> KeyDownload | None:
         return None
     if is_exposed(url):
         _log.warning(
-            "signing keys are fetched without TLS, anyone on the way can replace them",
+            "signing keys are fetched without TLS, so they can be replaced on the way",
             remedy="use https in sasl_oauthbearer_jwks_endpoint_url",
         )
     parts = urlsplit(url)

@@ -66,10 +66,10 @@ class QuotaEntity(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 def entities_by_precedence(user: str, client_id: str) -> list[tuple[QuotaEntity, tuple[str, str]]]:
-    """Return the entities of a client, the most specific first, and whose usage each limits.
+    """Return the entities of a client, each with the clients whose usage it limits together.
 
-    That is a user, a client id or both; an empty name stands for all. Clients without a client id
-    have quotas of users only.
+    The most specific entity is first. The limited clients are given as user and client id; an empty
+    name stands for all. Clients without a client id have quotas of users only.
     """
     if not client_id:
         return [

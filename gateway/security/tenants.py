@@ -29,9 +29,9 @@ class Tenants:
     ) -> tuple[Principal, TenantScope | None]:
         """Return the principal with its namespace, and the scope of its names.
 
-        The namespace is that of the login, else that in a user name of the form
-        `TENANT/NAMESPACE` or `TENANT/NAMESPACE/USER`. A principal without one is not bound. Raises
-        AuthenticationFailed if the namespace is not served, or the name is malformed.
+        The namespace is that of the log-in. If it has none, a user name of the form
+        `TENANT/NAMESPACE` or `TENANT/NAMESPACE/USER` names it; other principals are not bound.
+        Raises AuthenticationFailed if the namespace is not served, or the name is malformed.
         """
         namespace = principal.tenant
         if namespace is None and mechanism is not None and mechanism.startswith(_NAMED_BY_USER):

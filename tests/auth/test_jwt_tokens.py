@@ -420,7 +420,7 @@ def test_token_without_key_id_is_tried_with_several_keys():
     assert verify(signed(), KeySet((*others, named(PRIVATE, "b")))).subject == "alice"
 
 
-def test_missing_keys_ask_the_client_to_retry():
+def test_clients_retry_while_keys_are_missing():
     with pytest.raises(AuthenticationBusy):
         verify(signed(), Rotating(None))
 

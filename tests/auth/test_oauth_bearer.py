@@ -118,7 +118,7 @@ def test_second_token_after_an_invalid_one_is_refused():
         respond(message(signed()), exchange)
 
 
-def test_missing_keys_ask_the_client_to_retry():
+def test_clients_retry_while_keys_are_missing():
     class NoKeys:
         def current(self):
             raise AuthenticationBusy("no keys yet")

@@ -188,7 +188,7 @@ def test_changed_final_token_is_refused(changes, why):
     assert "finished" in reason(exchange, client.final(answer))
 
 
-def test_clients_nonce_may_stand_twice_in_final_token():
+def test_final_token_may_contain_the_clients_nonce_twice():
     """As librdkafka sent it until 2.6.0, and Kafka's ScramSaslServer accepts it."""
     client, exchange = ScramClient(), begin()
     answer = first_answer(client, exchange)

@@ -63,7 +63,7 @@ def test_secret_key_of_pulsar_is_the_content_of_its_file():
     ("size", "algorithms"),
     [(32, {"HS256"}), (48, {"HS256", "HS384"}), (64, {"HS256", "HS384", "HS512"})],
 )
-def test_secret_fits_algorithms_up_to_its_length(size, algorithms):
+def test_longer_secrets_verify_more_algorithms(size, algorithms):
     assert read_secret_key(b"\xf0" * size).keys[0].algorithms == algorithms
 
 

@@ -77,7 +77,7 @@ async def describe_acls(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.CREATE_ACLS, 0, 3)
 async def create_acls(request: Any, caller: Caller) -> Any:
-    """Add ACLs. An ACL that exists already is a success."""
+    """Add ACLs. Adding one that exists already succeeds."""
     slices = TimeSlices(caller.broker.clock)
     checked: list[AclBinding | KafkaError] = []
     refusal = None

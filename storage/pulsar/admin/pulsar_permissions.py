@@ -39,7 +39,8 @@ EARLY_SECONDS = 1.0
 EARLY_CALLS_PER_SECOND = 10
 """Calls of the admin API by early refreshes.
 
-With many namespaces a refresh has many calls, and refusals can be endless: they come later then.
+With many namespaces a refresh takes many calls, so early refreshes come later: refusals can be
+endless.
 """
 
 

@@ -92,7 +92,7 @@ def test_operation_is_known_in_every_spelling(word):
         ((*ALICE, "--producer", "--group", "g"), "--producer needs --topic"),
         ((*ALICE, "--producer", "--topic", "t", "--group", "g"), "combined with GROUP"),
         ((*ALICE, "--consumer", "--topic", "t"), "--topic and --group"),
-        ((*ALICE, "--producer", "--operation", "read", "--topic", "t"), "no --operation"),
+        ((*ALICE, "--producer", "--operation", "read", "--topic", "t"), "leave out --operation"),
     ],
 )
 def test_incomplete_or_contradicting_options_are_usage_errors(arguments, complaint):

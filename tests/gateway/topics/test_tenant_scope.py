@@ -53,7 +53,7 @@ NAMES = (
         ("\0t", "\0\0t", False),
     ],
 )
-def test_topic_name_has_a_form_inside(sent: str, inside: str, owned: bool) -> None:
+def test_topic_name_is_translated_to_its_inner_form(sent: str, inside: str, owned: bool) -> None:
     assert (SALES.topic_from_client(sent), SALES.owns_topic(inside)) == (inside, owned)
 
 

@@ -46,7 +46,7 @@ def refused_cases() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, secured: SecuredBroker) -> Iterator[Runs]:
     works: dict[Callable[..., None], Callable[..., Any]] = {
-        test_client_with_a_mistaken_certificate_is_refused: partial(be_refused, secured),
+        test_client_with_a_wrong_certificate_is_refused: partial(be_refused, secured),
         test_client_with_a_certificate_is_its_subject: partial(write, secured),
     }
     with concurrent_runs(request, works) as started:
@@ -69,7 +69,7 @@ def be_refused(secured: SecuredBroker, name: str, mistake: str) -> RefusedRun:
 
 
 @pytest.mark.parametrize(("name", "mistake"), tuple(refused_cases()))
-def test_client_with_a_mistaken_certificate_is_refused(
+def test_client_with_a_wrong_certificate_is_refused(
     name: str,
     mistake: str,
     secured: SecuredBroker,

@@ -216,7 +216,7 @@ def test_login_requests_use_nothing_else_of_the_broker() -> None:
         (authenticated, True),
     ],
 )
-def test_second_handshake_is_never_a_way_in(
+def test_second_handshake_never_logs_in(
     state: Callable[[], MemoryClient], is_answered: bool, path: int
 ) -> None:
     """A client that is logged in gets an error, as in Kafka."""
