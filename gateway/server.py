@@ -63,7 +63,7 @@ CLOSE_SECONDS = 1.5
 #: value to the second.
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 8.0
 
-#: Bytes of incomplete frames on all connections before the login: 256 of the largest tokens.
+#: Bytes of incomplete frames on all connections before the log-in: 256 of the largest tokens.
 MAX_LOGIN_BYTES = 16 << 20
 
 Listeners = list[tuple[Endpoint, Listener, TlsContextFactory | None]]

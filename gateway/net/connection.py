@@ -41,7 +41,7 @@ WRITE_STALL_SECONDS = 120.0
 #: close_notify.
 CLOSE_TIMEOUT_SECONDS = 10.0
 
-#: Seconds that a frame may take to arrive before the login, if `request_receive_timeout_ms` is not
+#: Seconds that a frame may take to arrive before the log-in, if `request_receive_timeout_ms` is not
 #: shorter: 64 KiB at 7 KB/s.
 LOGIN_FRAME_SECONDS = 10.0
 
@@ -228,7 +228,7 @@ class KafkaConnection(Protocol):
 
     def write(self, buffers: list[Buffer]) -> None:
         if self._is_logging_in:
-            # The login may have completed since the last bytes were received.
+            # The log-in may have completed since the last bytes were received.
             self._apply_login_state()
         self.last_active = self._clock.seconds()
         self.transport.writeSequence(buffers)
@@ -322,7 +322,7 @@ class KafkaConnection(Protocol):
         return
 
     def evict(self) -> None:
-        """Close the connection: partial frames before the login exceed their limit."""
+        """Close the connection: partial frames before the log-in exceed their limit."""
         self._is_closing = True
         self._traffic.closing("error:busy")
         self._dispatch.log_refusal(
@@ -337,7 +337,7 @@ class KafkaConnection(Protocol):
             self._flow.partial_frame(partial_bytes)
 
     def _apply_login_state(self) -> None:
-        """Set the limits that depend on the login.
+        """Set the limits that depend on the log-in.
 
         It may not have changed since the last call.
         """

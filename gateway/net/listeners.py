@@ -75,7 +75,7 @@ class Listener(Factory):
     """Creates the connections of one listener.
 
     `mechanisms` is None for a listener without SASL, `principal_rules` for one on which client
-    certificates are not the login.
+    certificates are not the log-in.
     """
 
     noisy = False

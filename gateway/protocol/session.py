@@ -1,4 +1,4 @@
-"""The login of a connection: how the next frame is read, and the principal that sent it.
+"""The log-in of a connection: how the next frame is read, and the principal that sent it.
 
 | state        | a frame is | allowed requests           | next state                             |
 |--------------|------------|----------------------------|----------------------------------------|
@@ -114,7 +114,7 @@ class _ChangedMechanism:
 
 
 class LoginSession:
-    """The login of one connection.
+    """The log-in of one connection.
 
     Without `mechanisms` the session is ready at once. `host` is the client's address. `seconds` is
     a clock, for `lifetime`. `tenants` binds principals to namespaces; None if none is bound.

@@ -118,7 +118,7 @@ class BrokerEnvironment:
     step_ms: int = 0
     #: The long poll state of the callers' connection.
     long_poll: LongPoll = field(default_factory=LongPoll)
-    #: The callers' login.
+    #: The callers' log-in.
     session: LoginSession = field(default_factory=lambda: LoginSession(None))
 
     def bound_to(self, namespace: str) -> BrokerEnvironment:
@@ -128,7 +128,7 @@ class BrokerEnvironment:
         return replace(self, session=session, long_poll=LongPoll())
 
     def caller(self, version: int, client_id: str | None = "test") -> Caller:
-        """A client on a listener without login, or as `bound_to`."""
+        """A client on a listener without log-in, or as `bound_to`."""
         return Caller(
             self.broker,
             self.session,

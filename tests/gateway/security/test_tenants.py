@@ -1,4 +1,4 @@
-"""Which namespace a login binds its principal to."""
+"""Which namespace a log-in binds its principal to."""
 
 from __future__ import annotations
 

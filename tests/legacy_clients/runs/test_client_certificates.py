@@ -1,5 +1,5 @@
-"""Real clients log in with a client certificate, and are refused without one and with a strange
-one; none sends anything to a server that it does not trust.
+"""Real clients log in with a client certificate, and are refused without one and with an
+untrusted one; none sends anything to a server that it does not trust.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def site(realm: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
 
 @pytest.fixture
 def witness(site: Site, in_realm: Realm) -> Iterator[Peer]:
-    """A connection that is logged in and must not notice the logins of others."""
+    """A connection that is logged in and must not notice the log-ins of others."""
     with site.server.peer() as peer:
         log_in(peer, initiator(in_realm.ticket("app", site.app_keytab)))
         yield peer

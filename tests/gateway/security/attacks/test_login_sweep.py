@@ -1,4 +1,4 @@
-"""Before the log-in, requests get nowhere: each API and version in each state of the log-in.
+"""Before the log-in no request is served: each API and version in each state of the log-in.
 
 No handler runs, nothing of the broker is used, and the connection ends with one log line.
 """
