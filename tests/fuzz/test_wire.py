@@ -50,7 +50,10 @@ def attempt(key, version, frame, position=0):
     """True if a request was decoded, False if it was refused. Other exceptions propagate."""
     try:
         decode(
-            ROUTES[key, version], bytearray(frame), RequestHeader(key, version, 1, None, position)
+            ROUTES[key, version],
+            bytearray(frame),
+            RequestHeader(key, version, 1, None, position),
+            scope=None,
         )
     except Refused:
         return False

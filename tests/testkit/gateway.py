@@ -206,9 +206,12 @@ class Peer:
         """Whether the gateway closes the connection within `seconds`. Replies before that are
         discarded.
         """
+        # Not `select`, which refuses descriptors above 1,023.
+        readable = select.poll()
+        readable.register(self.socket, select.POLLIN)
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if not select.select([self.socket], [], [], left)[0]:
+            if not readable.poll(left * 1000):
                 return False
             try:
                 if not self.socket.recv(MIB):

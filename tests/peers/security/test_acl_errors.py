@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from kafka.protocol.admin.acl import CreateAclsRequest
+from kafka.protocol.admin.acl import CreateAclsRequest, DescribeAclsRequest
 from kafka.protocol.admin.topics import CreateTopicsRequest
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest
@@ -51,6 +51,9 @@ NAMES = {_TOPIC: "orders", _GROUP: "readers", _CLUSTER: CLUSTER_NAME, _ID: "paym
 
 #: Change what later requests would find.
 LAST = [ApiKey.DELETE_RECORDS, ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS, ApiKey.DELETE_TOPICS]
+#: Limit for Kafka to apply the ACLs on a busy machine.
+ACL_SECONDS = 60.0
+
 #: Logging in again is not part of this test.
 SKIPPED = {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
 
@@ -147,7 +150,26 @@ def prepare(plain: str) -> Any:
             for operation, resource in rights
         ]
         assert error_codes(admin.call(CreateAclsRequest(version=2, creations=acls), 2)) == {0}
+        wait_for_acls(admin, len(acls))
         return row.topic_id
+
+
+def wait_for_acls(admin: Connection, count: int) -> None:
+    """Kafka's controller answers before the broker applies the ACLs."""
+    everything = DescribeAclsRequest(
+        version=2,
+        resource_type_filter=1,
+        resource_name_filter=None,
+        pattern_type_filter=1,
+        principal_filter=None,
+        host_filter=None,
+        operation=1,
+        permission_type=1,
+    )
+    end = monotonic() + ACL_SECONDS
+    while sum(len(row.acls) for row in admin.call(everything, 2).resources) < count:
+        assert monotonic() < end
+        sleep(0.05)
 
 
 def versions(plain: str) -> dict[int, tuple[int, int]]:
