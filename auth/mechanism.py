@@ -56,12 +56,15 @@ class SaslOutcome:
 
     `token` is sent to the client; None sends nothing as a bare token, as after the last token of
     GSSAPI, and an empty token in a SaslAuthenticate response. `principal` is set once the exchange
-    is complete. `lifetime_ms` is the time until the credentials expire, 0 for unlimited.
+    is complete. `lifetime_ms` is the time until the credentials expire, 0 for unlimited. `refusal`
+    is the reason if the login has failed, but the client acknowledges `token` first; it contains no
+    secret.
     """
 
     token: bytes | None = field(repr=False)
     principal: Principal | None
     lifetime_ms: int = 0
+    refusal: str | None = None
 
 
 class RunInThread(Protocol):

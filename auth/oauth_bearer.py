@@ -70,7 +70,7 @@ class OAuthBearerExchange:
             tenant = self._tenant(verified)
         except AuthenticationFailed as failure:
             self._failure = failure.reason
-            return SaslOutcome(INVALID_TOKEN, None)
+            return SaslOutcome(INVALID_TOKEN, None, refusal=failure.reason)
         if authorization_id not in ("", verified.subject):
             raise AuthenticationFailed("the authorization id differs from the token's user")
         return SaslOutcome(b"", Principal("User", verified.subject, tenant), verified.lifetime_ms)

@@ -37,7 +37,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
 from gateway.protocol.wire.throttle_time import encode_throttled
-from gateway.security.quota_usage import ClientUsage, RequestUsage
+from gateway.security.quota_usage import MAX_KEPT_CHARS, ClientUsage, RequestUsage
 from gateway.topics.tenant_scope import TenantScope
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from storage.log import Buffer
@@ -384,7 +384,10 @@ class Dispatch:
             or client.client_id != header.client_id
             or client.user != user
         ):
-            client = self._client_usage = of_all.client(user, header.client_id)
+            client = of_all.client(user, header.client_id)
+            # A client id may have 32 KiB.
+            is_kept = len(header.client_id or "") <= MAX_KEPT_CHARS
+            self._client_usage = client if is_kept else None
         if not client.is_limited:
             return None
         return RequestUsage(of_all, client, size, stopwatch)
@@ -456,6 +459,7 @@ class Dispatch:
                     else _encode_counted(route, request, request.usage, reply)
                 )
             except Exception as failure:  # noqa: BLE001 - a reply that cannot be encoded is a bug
+                request.usage = None
                 self._failed(request, failure)
                 return False
             request.reply = _reply(body, request.correlation_id, route.has_tagged_header)
@@ -525,6 +529,9 @@ class Dispatch:
         request.cancel = None
         if request.deadline is not None:
             request.deadline.cancel()
+        if request.usage is not None and request.reply is None:
+            # A disconnection, or a malformed request, would otherwise be a way around the quota.
+            _count(request, request.usage, failure)
         if self._is_closed:
             self._release_after_close(request)
             if not isinstance(

@@ -122,7 +122,7 @@ class LoginSession:
     `scope` holds the names of a principal that is bound to a namespace, else None.
 
     `expires_at` is the end of the session and `began` the start of the last re-authentication, 0
-    without one; both are in the clock's seconds.
+    without one; both are in the clock's seconds. `refusal` is that of the last `SaslOutcome`.
     """
 
     __slots__ = (
@@ -138,6 +138,7 @@ class LoginSession:
         "host",
         "mechanism",
         "principal",
+        "refusal",
         "scope",
         "state",
         "topic_decisions",
@@ -163,6 +164,7 @@ class LoginSession:
         self.expires_at: float | None = None
         self.mechanism: str | None = None
         self.principal = ANONYMOUS
+        self.refusal: str | None = None
         self.topic_decisions = TopicDecisions()
         self.scope: TenantScope | None = None
         self.state = LoginState.INITIAL if mechanisms else LoginState.READY
@@ -279,6 +281,7 @@ class LoginSession:
         except (AuthenticationFailed, AuthenticationBusy):
             self.end()
             raise
+        self.refusal = outcome.refusal
         if outcome.principal is None:
             return outcome.token, 0
         self.principal, self.scope = principal, scope
@@ -344,9 +347,14 @@ async def log_in(
     try:
         answer = await session.token(token, version)
     except AuthenticationFailed as failure:
-        log_failed_login(audit, peer, listener, session.mechanism, failure.reason)
+        if session.refusal is None:
+            log_failed_login(audit, peer, listener, session.mechanism, failure.reason)
         traffic.closing("error:login")
         raise
+    if session.refusal is not None:
+        # Now, because the client may disconnect instead of acknowledging.
+        log_failed_login(audit, peer, listener, session.mechanism, session.refusal)
+        traffic.closing("error:login")
     if session.is_ready:
         if is_first:
             traffic.authenticated(session.principal)

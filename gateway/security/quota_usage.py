@@ -6,6 +6,7 @@ quota applies to it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from heapq import nsmallest
 from typing import Protocol
@@ -17,6 +18,9 @@ from gateway.security.rate_windows import MAX_THROTTLE_MS, RateWindow
 #: Maximum number of counted clients, some 2 KiB each. Beyond it those that were idle for the
 #: longest time are forgotten, `EVICTED` at a time.
 MAX_COUNTED, EVICTED = 10_000, 1_000
+
+#: Longest name of a user or client that is kept; of longer ones it is a digest.
+MAX_KEPT_CHARS = 300
 
 #: Ms without requests after which a client's usage is forgotten.
 INACTIVE_MS = 3_600_000
@@ -109,7 +113,8 @@ class QuotaUsage:
         found = self._quotas.find(key, user, client_id)
         if found is None:
             return None
-        limit, limited = found
+        limit, (limited_user, limited_client) = found
+        limited = _kept(limited_user), _kept(limited_client)
         counter = self._counters.get((key, limited))
         if counter is not None:
             counter.limit = limit
@@ -141,6 +146,12 @@ class QuotaUsage:
 
     def _invalidate(self) -> None:
         self.version += 1
+
+
+def _kept(name: str) -> str:
+    if len(name) <= MAX_KEPT_CHARS:
+        return name
+    return f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"
 
 
 class RequestTime(Protocol):

@@ -95,15 +95,15 @@ def test_tenant_comes_from_its_claim():
         "User", "alice", "acme/default"
     )
     for claims in ({}, {"tenant": "a/b/c"}):
-        assert respond(message(signed(**claims)), begin(tenant_claim="tenant")) == SaslOutcome(
-            INVALID_TOKEN, None
-        )
+        outcome = respond(message(signed(**claims)), begin(tenant_claim="tenant"))
+        assert (outcome.token, outcome.principal) == (INVALID_TOKEN, None)
+        assert "tenant" in outcome.refusal
 
 
 def test_invalid_token_is_answered_with_json_and_fails_at_the_next_message():
     exchange = begin()
     assert respond(message(signed(exp=NOW)), exchange) == SaslOutcome(
-        b'{"status":"invalid_token"}', None
+        b'{"status":"invalid_token"}', None, refusal="the token has expired"
     )
     with pytest.raises(AuthenticationFailed, match=r'\{"status":"invalid_token"\}: .*expired'):
         respond(b"\x01", exchange)

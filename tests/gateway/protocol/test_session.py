@@ -468,6 +468,32 @@ def test_raw_gssapi_token_after_a_request_is_refused():
 LIFETIME = SessionLifetime(max_ms=10_000)
 
 
+class RefusingMechanism(ScriptedMechanism):
+    """Fails after the client has acknowledged the refusal, as OAUTHBEARER does."""
+
+    async def _respond(self, token):
+        self.seen.append(token)
+        if len(self.seen) == 1:
+            return SaslOutcome(b"refused", None, refusal="expired")
+        raise AuthenticationFailed("refused: expired")
+
+
+@pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+def test_refused_token_is_logged_once_whether_or_not_the_client_acknowledges(
+    version, is_acknowledged, caplog
+):
+    client = MemoryClient([RefusingMechanism("PLAIN", {})])
+    sent = [b"token", b"\x01"] if is_acknowledged else [b"token"]
+    client.send(
+        handshake("PLAIN", version), *(authenticate(one) if version else one for one in sent)
+    )
+    client.disconnect()
+    ((event, fields),) = events(caplog)
+    assert (event, fields["reason"]) == ("login failed", "expired")
+    assert not client.session.is_ready
+
+
 class UserMechanism(ScriptedMechanism):
     """A mechanism whose token is the user's name."""
 

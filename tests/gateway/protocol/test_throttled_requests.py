@@ -410,3 +410,32 @@ def test_without_quotas_nothing_is_counted(env, client) -> None:
     client.send(produce())
     assert produced(client) == 0
     assert len(env.broker.quota_usage) == 0
+
+
+def test_time_of_a_request_counts_although_the_client_disconnects(env, client, monkeypatch) -> None:
+    ticks = Ticks(monkeypatch)
+    env.set_quota("request_percentage", 1, user="ANONYMOUS")
+    ticks.ns = 60_000_000
+    client.send(fetch(max_wait_ms=30_000))
+    client.disconnect()
+    other = MemoryClient(broker=env.broker, listener="PLAINTEXT")
+    other.send(metadata())
+    assert receive(other, MetadataResponse, 4).throttle_time_ms > 0
+
+
+def test_long_client_id_is_not_kept_by_its_connection(env, client) -> None:
+    env.set_quota("producer_byte_rate", 1, client_id="x" * 3000)
+    for _ in range(2):
+        client.send(produce(client_id="x" * 3000))
+        assert produced(client) > 0
+        assert client.dispatch._client_usage is None
+        client.dispatch.end_throttling()
+
+
+def test_bytes_of_a_malformed_produce_count(env, client) -> None:
+    limit(env, 5)
+    client.send(produce()[:-1])
+    assert client.is_aborted
+    other = MemoryClient(broker=env.broker, listener="PLAINTEXT")
+    other.send(produce())
+    assert produced(other) > 15_000

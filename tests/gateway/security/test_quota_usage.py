@@ -192,3 +192,14 @@ def test_idle_clients_are_forgotten_after_an_hour() -> None:
     counted.now = 3_600_001
     counted.produce(1, client_id="new")
     assert len(counted.usage) == 2
+
+
+def test_long_names_are_told_apart_but_not_kept() -> None:
+    clients = CountedClients(({"user": None, "client-id": None}, PRODUCE, 100))
+    one, other = "x" * 32_767, "x" * 32_766 + "y"
+    assert clients.produce(2000, client_id=one) > 0
+    assert clients.produce(900, client_id=other) == 0
+    assert clients.produce(1, client_id=one) > 0
+    assert len(clients.usage) == 2
+    kept = [name for _, names in clients.usage._counters for name in names]
+    assert max(map(len, kept)) <= 300
