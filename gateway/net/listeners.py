@@ -18,6 +18,7 @@ from gateway import logs
 from gateway.broker import Broker
 from gateway.net.connection import KafkaConnection
 from gateway.net.flow_control import LoginBudget, MemoryBudget
+from gateway.settings.addresses import canonical_host
 from gateway.settings.model import Settings
 
 _log = logs.get_logger(__name__)
@@ -99,11 +100,12 @@ class Listener(Factory):
         self.broker: Broker
 
     def buildProtocol(self, addr: Any) -> KafkaConnection | None:
-        reason = self.limits.refusal_reason(addr.host)
+        host = canonical_host(addr.host)
+        reason = self.limits.refusal_reason(host)
         if reason is not None:
             log_refused_connection(addr, self.name, reason)
             return None
-        return KafkaConnection(self, addr.host, addr.port)
+        return KafkaConnection(self, host, addr.port)
 
     def opened(self, connection: KafkaConnection) -> None:
         self.limits.add(connection, connection.host)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
 
 from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.settings.addresses import canonical_host
 
 #: Principal, host or resource name that stands for all.
 WILDCARD = "*"
@@ -113,7 +115,7 @@ class AclBinding(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     def result(self, principal: str, host: str, operation: AclOperation) -> AclPermission | None:
         """Return the permission if the rule applies, else None. The resource is not checked."""
-        if self.principal not in (principal, EVERYONE) or self.host not in (host, WILDCARD):
+        if not self.is_for(principal, host):
             return None
         if self.operation in (AclOperation.ALL, operation) or (
             self.permission is AclPermission.ALLOW
@@ -121,6 +123,18 @@ class AclBinding(msgspec.Struct, frozen=True, gc=False, array_like=True):
         ):
             return self.permission
         return None
+
+    def is_for(self, principal: str, host: str) -> bool:
+        """Whether the rule is about this principal and address.
+
+        Rules of Kafka have Java's form of IPv6 addresses (`2001:db8:0:0:0:0:0:1`).
+        """
+        return self.principal in (principal, EVERYONE) and (
+            self.host in (host, WILDCARD) or (":" in self.host and _canonical(self.host) == host)
+        )
+
+
+_canonical = lru_cache(1_000)(canonical_host)
 
 
 class AclFilter(msgspec.Struct, frozen=True, gc=False):

@@ -17,7 +17,6 @@ from gateway.coroutines import SharedResult, TimeSlices, shield
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.security.acls import (
     CLUSTER_NAME,
-    EVERYONE,
     WILDCARD,
     AclBinding,
     AclIndex,
@@ -209,8 +208,7 @@ class AclAuthorizer:
         for binding in self._index:
             if (
                 binding.resource is not resource
-                or binding.principal not in (who, EVERYONE)
-                or binding.host not in (host, WILDCARD)
+                or not binding.is_for(who, host)
                 or binding.operation not in (operation, AclOperation.ALL)
             ):
                 continue

@@ -159,6 +159,21 @@ def parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
         ) from None
 
 
+def canonical_host(text: str) -> str:
+    """Return an IP address in the form by which clients are compared; other text unchanged.
+
+    An IPv6 address that stands for an IPv4 address becomes that, as in Java's InetAddress: a
+    listener on `[::]` accepts IPv4 as well.
+    """
+    if ":" not in text:
+        return text
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        return text
+    return str(address.ipv4_mapped or address)
+
+
 def parse_name(text: str) -> str:
     """Check the name of a tenant or of a namespace without its tenant, by Pulsar's rules.
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from OpenSSL import SSL
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.task import Clock
@@ -23,6 +24,7 @@ from gateway.net.connection import (
     overdue_connections,
 )
 from gateway.net.flow_control import RESUME_INTERVAL_SECONDS, LoginBudget, MemoryBudget
+from gateway.net.listeners import ConnectionLimits, Listener
 from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection
 from gateway.protocol.dispatch import LAST_REPLY_SECONDS
 from gateway.protocol.routes import ROUTES, DelayedReply, Route
@@ -754,3 +756,15 @@ def test_rejected_certificate_is_in_the_audit_log(rejection):
     reason = f"client certificate: {rejection}"
     expected = [] if rejection is None else [("failed", "192.0.2.1:5000", "SSL", reason)]
     assert listener.broker.audit.events == expected
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "::ffff:192.0.2.1"])
+def test_ipv4_client_of_a_listener_on_ipv6_has_its_ipv4_address(host):
+    fake = FakeListener()
+    limits = ConnectionLimits(SimpleNamespace(max_connections=9, max_connections_per_ip=1))
+    listener = Listener("PLAINTEXT", limits, fake.budget, fake.login_budget, None)
+    listener.broker = fake.broker
+    connection = listener.buildProtocol(IPv6Address("TCP", host, 5000))
+    assert (connection.session.host, connection.peer) == ("192.0.2.1", "192.0.2.1:5000")
+    connection.makeConnection(Transport())
+    assert listener.buildProtocol(IPv4Address("TCP", "192.0.2.1", 5001)) is None

@@ -71,6 +71,22 @@ def test_principal_and_host_must_match(principal, host, applies):
     assert (rule.result("User:alice", "1.2.3.4", AclOperation.READ) is ALLOW) is applies
 
 
+@pytest.mark.parametrize(
+    ("written", "host"),
+    [
+        ("2001:db8:0:0:0:0:0:1", "2001:db8::1"),  # Java's InetAddress.getHostAddress
+        ("2001:DB8::0001", "2001:db8::1"),
+        ("fe80:0:0:0:0:0:0:1%eth0", "fe80::1%eth0"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+    ],
+)
+def test_each_form_of_an_address_is_the_same_host(written, host):
+    read = AclOperation.READ
+    assert binding(host=written).result("User:alice", host, read) is ALLOW
+    assert binding(host=written, permission=DENY).result("User:alice", host, read) is DENY
+    assert binding(host=written).result("User:alice", "2001:db8::2", read) is None
+
+
 def test_index_finds_literal_wildcard_and_prefixed_rules():
     rules = [
         binding("orders"),

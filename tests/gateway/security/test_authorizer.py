@@ -31,8 +31,10 @@ def removed(made, *rules):
     ended(made.remove(rules, TimeSlices(Clock())))
 
 
-def rule(name, operation=READ, permission="ALLOW", pattern=LITERAL, principal="User:alice"):
-    return AclBinding(TOPIC, name, pattern, principal, "*", operation, AclPermission[permission])
+def rule(
+    name, operation=READ, permission="ALLOW", pattern=LITERAL, principal="User:alice", host="*"
+):
+    return AclBinding(TOPIC, name, pattern, principal, host, operation, AclPermission[permission])
 
 
 def opened(store=None, *, super_users=(), allows_unlisted=False, max_acls=1000):
@@ -125,6 +127,12 @@ def test_any_resource_is_allowed_by_a_single_permission():
     assert not made.authorize_any(ALICE, HOST, WRITE, AclResource.GROUP)
     assert not made.authorize_any(Principal("User", "bob"), HOST, WRITE, TOPIC)
     assert not made.authorize_any(ALICE, HOST, AclOperation.DESCRIBE, TOPIC)
+
+
+def test_any_resource_is_denied_to_an_address_in_each_form():
+    made = with_rules(rule("orders", WRITE), rule("*", WRITE, "DENY", host="2001:db8:0:0:0:0:0:1"))
+    assert not made.authorize_any(ALICE, "2001:db8::1", WRITE, TOPIC)
+    assert made.authorize_any(ALICE, "2001:db8::2", WRITE, TOPIC)
 
 
 @pytest.mark.parametrize(

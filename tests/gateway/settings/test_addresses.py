@@ -15,6 +15,7 @@ from gateway.settings.addresses import (
     KeyLocation,
     SecurityProtocol,
     StoreAddress,
+    canonical_host,
     parse_admin,
     parse_endpoint,
     parse_key_location,
@@ -264,3 +265,19 @@ def test_url_of_a_key_set_is_accepted(url):
 def test_only_file_urls_have_a_path():
     assert path_of_file_url("file:///etc/a%20b") == Path("/etc/a b")
     assert path_of_file_url("https://id.example/keys") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("::ffff:c000:201", "192.0.2.1"),
+        ("2001:DB8:0:0:0:0:0:1", "2001:db8::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("*", "*"),
+        ("a:b", "a:b"),
+    ],
+)
+def test_clients_are_compared_by_one_form_of_their_address(text, host):
+    assert canonical_host(text) == host
