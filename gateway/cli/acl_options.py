@@ -12,6 +12,8 @@ from typing import Any
 import click
 from kafka.admin import ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourceType
 
+from gateway.cli.output import printable
+
 _Operation, _Resource, _Pattern = ACLOperation, ResourceType, ACLResourcePatternType
 
 #: The only resource of type CLUSTER.
@@ -62,7 +64,7 @@ class AclRow:
     permission: int
 
     def __str__(self) -> str:
-        return (
+        return printable(
             f"{self.permission_name} {self.principal} from {self.host} {self.operation_name} "
             f"{self.resource_name}:{self.name} ({self.pattern_name})"
         )

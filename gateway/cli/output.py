@@ -26,12 +26,31 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False))
+    click.echo(printable(json.dumps(value, ensure_ascii=False)))
+
+
+def printable(text: str) -> str:
+    """Return text of clients with control characters as JSON's escapes.
+
+    Group and client ids may contain any characters, also those that forge lines or control the
+    terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
+
+
+def _escape(letter: str) -> str:
+    units = letter.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """Return lines with aligned columns; None is shown as a dash."""
-    cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
+    cells = [
+        list(head),
+        *(["-" if cell is None else printable(str(cell)) for cell in row] for row in rows),
+    ]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -61,13 +80,13 @@ def print_results(
     else:
         for row in found:
             if row["error_code"] == 0:
-                click.echo(f"{row['name']} {done}")
+                click.echo(printable(f"{row['name']} {done}"))
     exit_if_errors(error_lines(row for row in found if row["error_code"] not in allowed))
 
 
 def error_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return one line for each row with an `error_code`."""
-    return [f"{row['name']}: {_reason(row)}" for row in rows if row["error_code"]]
+    return [printable(f"{row['name']}: {_reason(row)}") for row in rows if row["error_code"]]
 
 
 def exit_if_errors(reasons: Sequence[str]) -> None:

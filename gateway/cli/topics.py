@@ -17,6 +17,7 @@ from gateway.cli.output import (
     print_json,
     print_results,
     print_table,
+    printable,
 )
 
 
@@ -242,10 +243,10 @@ def _description(topic: Mapping[str, Any], configs: Mapping[str, str]) -> dict[s
 
 def _as_text(row: Mapping[str, Any]) -> str:
     lines = [
-        f"{row['name']}: {len(row['partitions'])} partitions"
+        printable(f"{row['name']}: {len(row['partitions'])} partitions")
         + (f", id {row['topic_id']}" if row["topic_id"] else "")
     ]
-    lines += [f"  {key}={value}" for key, value in row["configs"].items()]
+    lines += [printable(f"  {key}={value}") for key, value in row["configs"].items()]
     cells = [
         [
             part["partition"],

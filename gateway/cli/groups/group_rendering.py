@@ -10,7 +10,7 @@ from kafka import TopicPartition
 
 from gateway.cli.groups.group_descriptions import CONSUMER, GroupDescription, MemberDescription
 from gateway.cli.groups.lag import PartitionLag, total_lag
-from gateway.cli.output import format_table
+from gateway.cli.output import format_table, printable
 
 
 def as_json(group: GroupDescription, rows: Sequence[PartitionLag]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def as_text(group: GroupDescription, rows: Sequence[PartitionLag], with_members:
         group.assignor,
         f"coordinator {group.coordinator}",
     ]
-    lines = [f"{group.group_id}: {', '.join(word for word in about if word)}"]
+    lines = [printable(f"{group.group_id}: {', '.join(word for word in about if word)}")]
     if rows:
         head = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "MEMBER", "CLIENT", "HOST"]
         cells = [

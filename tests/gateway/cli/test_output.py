@@ -9,6 +9,7 @@ from gateway.cli.output import (
     error_reason,
     exit_if_errors,
     format_table,
+    print_json,
     print_results,
 )
 
@@ -25,6 +26,21 @@ def test_table_columns_fit_and_none_is_dash():
         "xyz  -",
         "x    0",
     ]
+
+
+HOSTILE = "g\x1b]0;t\x07\nforged\x9b\u202e\U000e0001"
+ESCAPED = "g\\u001b]0;t\\u0007\\u000aforged\\u009b\\u202e\\udb40\\udc01"
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(capsys):
+    assert format_table(["A"], [[HOSTILE]])[1] == ESCAPED
+    assert error_lines([row(HOSTILE, DENIED, HOSTILE)]) == [f"{ESCAPED}: {ESCAPED}"]
+    print_results([row(HOSTILE)], "deleted", as_json=False)
+    print_json([HOSTILE])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"{ESCAPED} deleted"
+    assert second.isprintable()
+    assert json.loads(second) == [HOSTILE]
 
 
 def test_results_are_printed_in_order(capsys):

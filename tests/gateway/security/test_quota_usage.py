@@ -194,7 +194,7 @@ def test_idle_clients_are_forgotten_after_an_hour() -> None:
     assert len(counted.usage) == 2
 
 
-def test_long_names_are_told_apart_but_not_kept() -> None:
+def test_long_names_are_counted_separately_but_not_kept() -> None:
     clients = CountedClients(({"user": None, "client-id": None}, PRODUCE, 100))
     one, other = "x" * 32_767, "x" * 32_766 + "y"
     assert clients.produce(2000, client_id=one) > 0
