@@ -82,8 +82,8 @@ class CachedPartition:
 class FetchSession:
     """The partitions of one fetch, with or without a session id.
 
-    `pending` holds the partitions to read, in this order. `namespace` is the one that its client is
-    bound to, None for none; clients of others cannot use the session.
+    `pending` holds the partitions to read, in this order. `owner` is the principal of its client;
+    those of others cannot use the session, unlike in Kafka.
     """
 
     def __init__(self, session_id: int = NO_SESSION) -> None:
@@ -96,7 +96,7 @@ class FetchSession:
         self.is_in_use = False
         self.is_closed = False
         self.uses_topic_ids = False
-        self.namespace: str | None = None
+        self.owner: object = None
         self.last_used = 0
         #: Number of its partitions included in `FetchSessions.partition_count`.
         self.counted_partitions = 0

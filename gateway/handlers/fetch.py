@@ -100,12 +100,10 @@ def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
     Raises KafkaError if the session is unknown, in use or at another epoch.
     """
     sessions, now = caller.broker.fetch_sessions, caller.broker.now()
-    scope = caller.session.scope
-    namespace = None if scope is None else scope.namespace
     found = None
     if request.session_id != NO_SESSION:
         found = sessions.get(request.session_id, now)
-        if found is not None and found.namespace != namespace:
+        if found is not None and found.owner != caller.principal:
             found = None
     if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
         if found is not None:
@@ -124,7 +122,7 @@ def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
         if found.uses_topic_ids != (request.version >= 13):
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         current = found
-    current.namespace = namespace
+    current.owner = caller.principal
     current.uses_topic_ids = request.version >= 13
     current.epoch = next_epoch(current.epoch)
     current.is_in_use = True

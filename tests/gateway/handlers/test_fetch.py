@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
 
+from auth.mechanism import Principal
 from gateway.handlers import fetch as handler
 from gateway.protocol.errors import ErrorCode
+from gateway.protocol.long_poll import LongPoll
+from gateway.protocol.session import LoginSession
 from gateway.protocol.wire.fetch_codec import FetchPartition
 from storage.log import StorageFailed
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
@@ -454,6 +458,19 @@ def test_unknown_session_is_rejected(env):
         start_fetch(env, request(NEW, session=(0, 1))).result.error_code
         == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     )
+
+
+@pytest.mark.parametrize("epoch", [1, 0, -1])
+def test_session_of_another_principal_is_unknown_and_continues(env, epoch):
+    consumer = Consumer(env, from_offset(0, 0))
+    session = LoginSession(None)
+    session.identify(Principal("User", "mallory"))
+    other = replace(env, session=session, long_poll=LongPoll())
+    answer = start_fetch(other, request(NEW, session=(consumer.id, epoch))).result
+    assert list(answer.topics) == []
+    if epoch == 1:
+        assert answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert consumer.fetch().error_code == 0
 
 
 @pytest.mark.parametrize("epoch", [2, 3, 77])
