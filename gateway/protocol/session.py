@@ -292,11 +292,15 @@ class LoginSession:
         return outcome.token, self._start_lifetime(outcome.lifetime_ms)
 
     def _check_unchanged(self, principal: Principal) -> None:
-        if self.has_authenticated and principal != self.principal:
-            raise AuthenticationFailed(
-                f"cannot change the principal from {self.principal} to {principal} "
-                "by re-authentication"
-            )
+        before = self.principal
+        if not self.has_authenticated or principal == before:
+            return
+        what, old, new = "principal", str(before), str(principal)
+        if old == new:
+            what, old, new = "namespace", str(before.tenant), str(principal.tenant)
+        raise AuthenticationFailed(
+            f"cannot change the {what} from {old} to {new} by re-authentication"
+        )
 
     def _start_lifetime(self, credentials_ms: int) -> int:
         """Return the session's lifetime in ms, the shorter of both limits; 0 for no limit."""

@@ -136,12 +136,8 @@ class UsageRow(msgspec.Struct, tag="usage", tag_field="kind", omit_defaults=True
 Row = ConnectionRow | UsageRow
 
 
-#: Control characters that JSON does not escape, but that some terminals obey.
-_CONTROLS = dict.fromkeys(range(0x80, 0xA0), "?")
-
-
 def bounded_text(value: str) -> str:
     """Return a string of limited length that can be encoded as UTF-8."""
     if len(value) <= MAX_TEXT and value.isascii():
         return value
-    return value[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8").translate(_CONTROLS)
+    return value[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")

@@ -128,6 +128,22 @@ def test_reauthentication_cannot_change_the_namespace() -> None:
         ended(session.token(b"rival/shop/app", 1))
 
 
+def test_reauthentication_in_another_namespace_is_refused_with_the_reason() -> None:
+    """A token names the user, and the client its namespace."""
+    mechanism = NamedMechanism("acme/sales")
+    session = LoginSession(
+        {"PLAIN": mechanism}, lifetime=SessionLifetime(max_ms=10_000),
+        tenants=Tenants("public/default", ["acme/sales", "rival/shop"]),
+    )  # fmt: skip
+    session.handshake("PLAIN", 1)
+    ended(session.token(b"app", 1))
+    session.handshake("PLAIN", 1)
+    mechanism.tenant = "rival/shop"
+    with pytest.raises(AuthenticationFailed, match="namespace from acme/sales to rival/shop"):
+        ended(session.token(b"app", 1))
+    assert session.is_closed
+
+
 def test_encoded_reply_is_unchanged() -> None:
     reply = EncodedReply([b"\0acme/sales\0g"])
     assert reply_to_client(reply, 0, SALES) is reply
