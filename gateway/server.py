@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from twisted.internet.defer import Deferred
-from twisted.internet.error import CannotListenError
+from twisted.internet.error import CannotListenError, ReactorNotRunning
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
@@ -419,8 +419,14 @@ class _ServerProcess:
 
     def _end_in_failure(self) -> None:
         self.exit_code = 1
+        # Later, because a signal may already have requested a stop, which the reactor runs first:
+        # a second one is an error.
+        self._reactor.callLater(0, self._stop_reactor)
+
+    def _stop_reactor(self) -> None:
         if not self._is_ending:
-            self._reactor.stop()
+            with suppress(ReactorNotRunning):
+                self._reactor.stop()
 
     def drain(self) -> Deferred[None]:
         """Stop the server; the reactor ends when the result is there."""

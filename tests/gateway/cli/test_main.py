@@ -208,7 +208,7 @@ def test_every_command_has_help(command):
 
 
 def test_help_has_examples():
-    described = re.findall(r"^ +kopgate (\w+)", kopgate("--help").stdout, re.MULTILINE)
+    described = re.findall(r"^  kopgate (\w+)", kopgate("--help").stdout, re.MULTILINE)
     assert described == ["serve", "topics", "groups", "users", "acls", "report"]
 
 
@@ -233,6 +233,27 @@ def test_signal_before_reactor_runs_stops_gateway_with_its_line(tmp_path, number
     )
     assert result.returncode == 0, result.stderr
     assert " stopped seconds=" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_signal_during_a_start_that_fails_leaves_the_reason_in_the_last_line(tmp_path):
+    script = (
+        "import os, signal, sys\n"
+        "from gateway.cli import main\n"
+        "main._raise_file_limit = lambda connections: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "main.main(sys.argv[1:])"
+    )
+    file = tmp_path / "none"
+    flags = ["--listener", "SASL_PLAINTEXT://127.0.0.1:0", "--set", f"users_file={file}"]
+    result = subprocess.run(
+        [sys.executable, "-c", script, "serve", "--store", f"lmdb:{tmp_path / 'data'}", *flags],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 1, result.stderr
+    assert " cannot start reason=" in result.stderr.splitlines()[-1]
 
 
 def test_threads_of_libraries_do_not_change_the_exit_code():
