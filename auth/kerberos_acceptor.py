@@ -89,7 +89,8 @@ class KerberosAcceptor:
             )
         except gssapi.exceptions.GSSError as error:
             raise KerberosError(
-                f"no key of service {service!r} in {keytab}: {_describe(error)}"
+                f"no key of service {service!r} in {keytab}: {_describe(error)}; "
+                f"export it with kadmin: ktadd -k {keytab} {service}/HOST"
             ) from None
 
     def make_context(self) -> KerberosContext:

@@ -22,7 +22,10 @@ def compile_pattern(pattern: str) -> Any:
     try:
         return re2.compile(pattern, options)
     except re2.error as error:
-        raise ValueError(f"pattern {pattern!r}: {error.args[0]!s} (RE2 syntax)") from None
+        reason = error.args[0]
+        if isinstance(reason, bytes):
+            reason = reason.decode("utf-8", "replace")
+        raise ValueError(f"pattern {pattern!r}: {reason} (RE2 syntax)") from None
 
 
 def substitute(pattern: Any, replacement: Sequence[str | int], text: str, limit: int = 0) -> str:

@@ -190,6 +190,11 @@ async def _open_authorizer(settings: Settings, store: Store) -> Authorizer | Non
         if permissions is None:
             raise ValueError("authorizer=pulsar: this store has no permissions; use acls")
         return PulsarAuthorizer(permissions, settings.super_users)
+    if not settings.super_users:
+        _log.warning(
+            "authorizer=acls has no super users, so no client can add the first ACLs",
+            remedy="set super_users, for example User:admin",
+        )
     return await _open(
         AclAuthorizer(
             await store.table("acls"),
@@ -369,14 +374,13 @@ def make_tls(settings: Settings, listener: str) -> TlsContextFactory:
     try:
         return TlsContextFactory(files, time.monotonic, warn)
     except TlsError as error:
-        name = next(
-            (
-                settings.setting_name(listener, setting)
-                for setting in PerListenerSettings.model_fields
-                if setting.startswith("ssl_") and error.path in _paths(getattr(mine, setting))
-            ),
-            "TLS",
-        )
+        # One file may be given for several settings by mistake.
+        names = [
+            settings.setting_name(listener, setting)
+            for setting in PerListenerSettings.model_fields
+            if setting.startswith("ssl_") and error.path in _paths(getattr(mine, setting))
+        ]
+        name = " or ".join(names) or "TLS"
         raise TlsError(f"listener {listener}: {name}: {error}") from None
 
 

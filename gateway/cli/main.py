@@ -6,6 +6,7 @@ failure, 2 usage or settings error; for `kopgate report` also 3 not ready and 13
 
 from __future__ import annotations
 
+import inspect
 import os
 import resource
 import signal
@@ -257,7 +258,8 @@ if HAS_COMPAT:
     from gateway.cli.report import report
 
     main.add_command(report)
+    # The docstring is not dedented yet in Python 3.11 and 3.12.
     main.help = (
-        f"{main.help}\nkopgate report --logs L --out O   "
+        f"{inspect.cleandoc(main.help or '')}\nkopgate report --logs L --out O   "
         "report applications that use old Kafka versions"
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from auth.scram import HASHES, ScramCredentialSource, ScramMechanism
 from auth.signing_keys import (
     FixedKeys,
     KeyFile,
+    KeysError,
     KeySet,
     KeySource,
     read_key_set,
@@ -48,6 +50,11 @@ def make_mechanisms(
     """
     mechanisms: dict[str, Mechanism] = {}
     enabled = settings.enabled_mechanisms()
+    if settings.users_file is not None and "PLAIN" not in enabled:
+        _log.warning(
+            "users_file has no effect, because no listener offers PLAIN",
+            remedy="add a listener such as SASL_SSL://HOST:PORT, or remove users_file",
+        )
     tokens = _token_verifier(settings) if {"PLAIN", "OAUTHBEARER"} & set(enabled) else None
     for name in enabled:
         if name in HASHES:
@@ -114,18 +121,28 @@ def _token_verifier(settings: Settings) -> TokenVerifier | None:
         clock_skew_seconds=settings.token_allowed_clock_skew_seconds,
         tenant_claim=settings.token_tenant_claim,
     )
-    for location, read in (
-        (settings.token_secret_key, read_secret_key),
-        (settings.token_public_key, read_public_key),
+    for setting, location, read in (
+        ("token_secret_key", settings.token_secret_key, read_secret_key),
+        ("token_public_key", settings.token_public_key, read_public_key),
     ):
         if location is not None:
-            keys: KeySource = (
-                FixedKeys(read(location.content or b""))
-                if location.path is None
-                else KeyFile(location.path, read, time.monotonic, _report_key_problem)
-            )
+            with _errors_name(setting):
+                keys: KeySource = (
+                    FixedKeys(read(location.content or b""))
+                    if location.path is None
+                    else KeyFile(location.path, read, time.monotonic, _report_key_problem)
+                )
             return TokenVerifier(keys, rules, time.time)
     return None
+
+
+@contextmanager
+def _errors_name(setting: str) -> Iterator[None]:
+    """Add the setting's name to a KeysError, which names the file only."""
+    try:
+        yield
+    except KeysError as error:
+        raise KeysError(f"{setting}: {error}") from None
 
 
 def _oauth_verifier(
@@ -139,7 +156,8 @@ def _oauth_verifier(
     if download is not None:
         keys = download
     elif path is not None:
-        keys = KeyFile(path, read_key_set, time.monotonic, _report_key_problem)
+        with _errors_name("sasl_oauthbearer_jwks_endpoint_url"):
+            keys = KeyFile(path, read_key_set, time.monotonic, _report_key_problem)
     elif allows_unsecured:
         keys = FixedKeys(KeySet())
     elif tokens is not None:

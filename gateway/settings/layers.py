@@ -6,6 +6,7 @@ of one listener has the name `listener.NAME.SETTING` in all layers.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
@@ -22,6 +23,18 @@ from gateway.settings.model import Settings
 
 PREFIX = "KOPGATE_"
 LISTENER = "listener"
+#: Settings of Kafka's brokers that have a name of their own here. Others differ in dots only.
+SETTING_BY_KAFKA_NAME = {
+    "advertised.listeners": "advertised",
+    "authorizer.class.name": "authorizer",
+    "broker.id": "node_id",
+    "log.dir": "store",
+    "log.dirs": "store",
+    "sasl.kerberos.keytab": "sasl_kerberos_keytab_file",
+    "ssl.enabled.protocols": "ssl_min_version",
+    "ssl.keystore.location": "ssl_certificate_file",
+    "ssl.truststore.location": "ssl_ca_file",
+}
 OTHER_VARIABLES = frozenset({"KOPGATE_CONFIG", "KOPGATE_PURE_PYTHON"})
 
 
@@ -141,7 +154,7 @@ def _environment(problems: list[str]) -> dict[str, Any]:
         else:
             name = kop_name_for(field)
         if name is None:
-            problems.append(f"{variable}: unknown setting")
+            problems.append(f"{variable}: {_unknown(field)}")
         else:
             given[name] = _coerce(name, os.environ[variable])
     return given
@@ -180,8 +193,10 @@ def _problems(error: ValidationError, origin: Mapping[str, str]) -> Iterator[str
         cause = item.get("ctx", {}).get("error")
         text = str(cause) if isinstance(cause, ValueError) else item["msg"]
         if item["type"] == "extra_forbidden":
-            is_general = where.rpartition(".")[2] in Settings.model_fields
-            text = "cannot be set for one listener" if is_general else "unknown setting"
+            prefix, _, setting = where.rpartition(".")
+            is_listeners = prefix.startswith(f"{LISTENER}.")
+            is_general = is_listeners and setting in Settings.model_fields
+            text = "cannot be set for one listener" if is_general else _unknown(where)
             yield f"{origin.get(where, where)}: {text}"
         elif not where:
             for line in text.splitlines():
@@ -195,6 +210,22 @@ def _problems(error: ValidationError, origin: Mapping[str, str]) -> Iterator[str
             )
             inner = f" [{'.'.join(inside)}]" if inside and not inside[0].isdigit() else ""
             yield f"{origin.get(where, where)}{inner}: {text[:1].lower()}{text[1:]}{given}"
+
+
+def _unknown(name: str) -> str:
+    """The problem with an unknown setting, with the setting that may be meant.
+
+    `name` may be spelled as in the configuration of Kafka's brokers.
+    """
+    known = [*Settings.model_fields, *SETTING_BY_KOP_NAME]
+    alike = [
+        match
+        for spelled in (name.replace(".", "_"), name.rpartition(".")[2])
+        for match in difflib.get_close_matches(spelled, known, n=1, cutoff=0.85)
+    ]
+    meant = SETTING_BY_KAFKA_NAME.get(name) or (alike[0] if alike else None)
+    hint = f"did you mean {meant}?" if meant else "`kopgate settings` lists all settings"
+    return f"unknown setting; {hint}"
 
 
 def _is_plain(value: Any) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from auth.mechanism import ANONYMOUS
 from auth.tls import TlsError
 from compat.message_sets import read_records
-from gateway.app import make_tls, open_broker, open_traffic
+from gateway.app import _open_authorizer, make_tls, open_broker, open_traffic
 from gateway.net.flow_control import OutgoingBytes
 from gateway.settings.model import Settings
 from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
@@ -69,6 +69,13 @@ def test_offsets_topic_is_listed_at_start_if_offsets_or_groups_exist(
         "orders",
         *([CONSUMER_OFFSETS] if has_committed else []),
     ]
+
+
+@pytest.mark.parametrize("super_users", ["", "User:admin"])
+def test_acls_without_super_users_cause_warning(env, caplog, super_users):
+    settings = Settings(authorizer="acls", super_users=super_users)
+    ended(_open_authorizer(settings, env.store))
+    assert ("no super users" in caplog.text) == (super_users == "")
 
 
 def test_traffic_log_is_off_by_default(env):
@@ -166,4 +173,17 @@ def test_unusable_tls_file_is_reported_with_listener_and_setting(tmp_path):
         make_tls(settings, "SASL_SSL")
     certificate.unlink()
     with pytest.raises(TlsError, match=f"^listener SSL: ssl_certificate_file: {certificate}: No"):
+        make_tls(settings, "SSL")
+
+
+def test_error_in_file_of_two_settings_names_both(tmp_path):
+    certificate, key = Authority().sign().write(tmp_path, "server")
+    settings = Settings(
+        listeners="SSL://127.0.0.1:0",
+        ssl_certificate_file=certificate,
+        ssl_key_file=key,
+        ssl_ca_file=key,
+        ssl_client_auth="required",
+    )
+    with pytest.raises(TlsError, match=r"^listener SSL: ssl_key_file or ssl_ca_file: "):
         make_tls(settings, "SSL")

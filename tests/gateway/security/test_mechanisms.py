@@ -64,6 +64,29 @@ def key_set(tmp_path):
     return path.as_uri()
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "setting", "value"),
+    [
+        ("PLAIN", "token_secret_key", "file:///nowhere/key"),
+        ("PLAIN", "token_public_key", "file:///nowhere/key"),
+        ("OAUTHBEARER", "sasl_oauthbearer_jwks_endpoint_url", "file:///nowhere/key"),
+    ],
+)
+def test_error_in_key_file_names_the_setting(mechanism, setting, value):
+    with pytest.raises(ValueError, match=f"^{setting}: /nowhere/key: No such file or directory$"):
+        make(mechanism, **{setting: value})
+
+
+@pytest.mark.parametrize("listener", ["PLAINTEXT", "SASL_PLAINTEXT"])
+def test_users_file_without_listener_that_offers_plain_causes_warning(tmp_path, caplog, listener):
+    users = tmp_path / "users"
+    with edit_users(users) as stored:
+        stored["bob"] = PasswordHash.of("s3cret", 4)
+    made = Settings(listeners=f"{listener}://127.0.0.1:0", users_file=users)
+    make_mechanisms(made, at_once, lambda: None)
+    assert ("users_file has no effect" in caplog.text) == (listener == "PLAINTEXT")
+
+
 def test_plain_accepts_passwords_and_tokens(tmp_path):
     users, secret = tmp_path / "users", tmp_path / "secret.key"
     with edit_users(users) as stored:

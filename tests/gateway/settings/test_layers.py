@@ -8,7 +8,7 @@ import pytest
 
 from gateway.settings.addresses import parse_endpoint
 from gateway.settings.kop_aliases import SETTING_BY_KOP_NAME
-from gateway.settings.layers import SettingsError, load
+from gateway.settings.layers import SETTING_BY_KAFKA_NAME, SettingsError, load
 from gateway.settings.model import Settings
 
 
@@ -93,12 +93,13 @@ def test_every_setting_can_be_given_as_text(monkeypatch, field):
 def test_unknown_file_key_is_reported(toml, text):
     path = toml(text)
     key = text.strip("[").split("]")[0].split(" ")[0]
-    assert problems({}, path) == [f"{path}: {key}: unknown setting"]
+    (line,) = problems({}, path)
+    assert line.startswith(f"{path}: {key}: unknown setting; ")
 
 
 def test_unknown_variable_is_reported(monkeypatch):
     monkeypatch.setenv("KOPGATE_NOD_ID", "1")
-    assert problems({}) == ["KOPGATE_NOD_ID: unknown setting"]
+    assert problems({}) == ["KOPGATE_NOD_ID: unknown setting; did you mean node_id?"]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,9 @@ def test_two_aliases_of_one_setting_in_one_layer_are_refused(toml):
 
 def test_unsupported_kop_setting_is_reported(toml):
     path = toml("maxReadEntriesNum = 5")
-    assert problems({}, path) == [f"{path}: maxReadEntriesNum: unknown setting"]
+    assert problems({}, path) == [
+        f"{path}: maxReadEntriesNum: unknown setting; `kopgate settings` lists all settings"
+    ]
 
 
 def test_every_alias_refers_to_a_setting():
@@ -218,7 +221,28 @@ def test_every_alias_refers_to_a_setting():
 
 
 def test_unknown_flag_is_reported():
-    assert problems({"nod_id": "1"}) == ["--set nod_id: unknown setting"]
+    assert problems({"nod_id": "1"}) == ["--set nod_id: unknown setting; did you mean node_id?"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("sasl.enabled.mechanisms", "sasl_enabled_mechanisms"),
+        ("super.users", "super_users"),
+        ("allow.everyone.if.no.acl.found", "allow_everyone_if_no_acl_found"),
+        ("listener.security.protocol.map", "listener_security_protocol_map"),
+        ("advertised.listeners", "advertised"),
+        ("authorizer.class.name", "authorizer"),
+        ("ssl.keystore.location", "ssl_certificate_file"),
+        ("saslAllowedMechanism", "saslAllowedMechanisms"),
+    ],
+)
+def test_unknown_setting_is_compared_with_names_of_kafka_and_kop(name, meant):
+    assert problems({name: "1"}) == [f"--set {name}: unknown setting; did you mean {meant}?"]
+
+
+def test_settings_for_kafka_names_exist():
+    assert set(SETTING_BY_KAFKA_NAME.values()) <= set(Settings.model_fields)
 
 
 @pytest.mark.parametrize("value", ["true", '"5"', "1.5", "[1]"])
@@ -313,7 +337,8 @@ def test_error_in_setting_of_a_listener_names_listener_and_setting(toml, monkeyp
         [str(path), "listener.PLAINTEXT.num_partitions"],
         [str(path), "listener.PLAINTEXT.ssl_client_auth"],
     ]
-    assert f"{path}: listener.PLAINTEXT.bogus: unknown setting" in lines
+    unknown = "unknown setting; `kopgate settings` lists all settings"
+    assert f"{path}: listener.PLAINTEXT.bogus: {unknown}" in lines
     assert f"{path}: listener.PLAINTEXT.num_partitions: cannot be set for one listener" in lines
     others = [line for line in lines if str(path) not in line]
     assert any(line.startswith("KOPGATE_LISTENER__PLAINTEXT__SSL_MIN_VERSION: ") for line in others)
