@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Any
 
 import click
@@ -52,8 +53,20 @@ def list_acls(client: AdminClient, as_json: bool, choice: AclChoice) -> None:
         _print_acls(found)
 
 
+def _with_complete_choice(act: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command: wrong usage is refused before it prompts for a password or connects."""
+
+    @wraps(act)
+    def run(*, choice: AclChoice, **arguments: Any) -> None:
+        choice.new_acls()
+        act(choice=choice, **arguments)
+
+    return run
+
+
 @acls.command()
 @with_acl_options
+@_with_complete_choice
 @with_client
 def add(client: AdminClient, as_json: bool, choice: AclChoice) -> None:
     """Add ACLs: each principal, operation, resource and host that is given.

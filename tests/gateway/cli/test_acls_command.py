@@ -169,6 +169,13 @@ def test_codes_of_newer_servers_are_shown_as_numbers(server):
     ]
 
 
+def test_add_refuses_wrong_usage_before_it_connects():
+    nowhere = ("--bootstrap-server", "127.0.0.1:1", "--user", "admin")
+    result = kopgate("add", "--allow", "User:a", "--topic", "t", *nowhere)
+    assert result.exit_code == 2
+    assert "give --operation, --producer or --consumer" in result.stderr
+
+
 def test_remove_without_a_choice_is_usage_error(server):
     result = kopgate("remove", "--yes")
     assert result.exit_code == 2
