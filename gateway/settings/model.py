@@ -191,34 +191,28 @@ class Settings(
                 )
                 continue
             yield from self._listener_security_problems(name, protocol)
-            if (
-                protocol.has_sasl
-                and "PLAIN" in self.for_listener(name).sasl_enabled_mechanisms
-                and not (self.users_file or self._has_token_key())
-            ):
-                yield (
-                    f"users_file: required by SASL listener {name}; create one with `kopgate "
-                    "users add NAME --file FILE`, or set token_secret_key or token_public_key"
-                )
-            if (
-                protocol.has_sasl
-                and "GSSAPI" in self.for_listener(name).sasl_enabled_mechanisms
-                and not self.sasl_kerberos_keytab_file
-            ):
-                yield (
-                    f"sasl_kerberos_keytab_file: required by GSSAPI on SASL listener {name}; "
-                    f"create the file with kadmin: ktadd -k FILE "
-                    f"{self.sasl_kerberos_service_name}/HOST"
-                )
-            if (
-                protocol.has_sasl
-                and "OAUTHBEARER" in self.for_listener(name).sasl_enabled_mechanisms
-                and not (self._has_oauth_rules() or self._has_token_key())
-            ):
-                yield (
-                    f"sasl_oauthbearer_jwks_endpoint_url: required by SASL listener {name}, unless "
-                    "token_secret_key or token_public_key is set"
-                )
+            if protocol.has_sasl:
+                yield from self._mechanism_problems(name)
+
+    def _mechanism_problems(self, listener: str) -> Iterator[str]:
+        """Yield what the mechanisms of a SASL listener lack."""
+        enabled = self.for_listener(listener).sasl_enabled_mechanisms
+        if "PLAIN" in enabled and not (self.users_file or self._has_token_key()):
+            yield (
+                f"users_file: required by SASL listener {listener}; create one with `kopgate "
+                "users add NAME --file FILE`, or set token_secret_key or token_public_key"
+            )
+        if "GSSAPI" in enabled and not self.sasl_kerberos_keytab_file:
+            yield (
+                f"sasl_kerberos_keytab_file: required by GSSAPI on SASL listener {listener}; "
+                f"create the file with kadmin: ktadd -k FILE "
+                f"{self.sasl_kerberos_service_name}/HOST"
+            )
+        if "OAUTHBEARER" in enabled and not (self._has_oauth_rules() or self._has_token_key()):
+            yield (
+                f"sasl_oauthbearer_jwks_endpoint_url: required by SASL listener {listener}, unless "
+                "token_secret_key or token_public_key is set"
+            )
 
     def _has_token_key(self) -> bool:
         return self.token_secret_key is not None or self.token_public_key is not None
