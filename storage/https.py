@@ -1,4 +1,5 @@
-"""What Twisted's HTTP client lacks: a limit on the size of an answer, and strict host names.
+"""What Twisted's HTTP client lacks: a limit on the size of an answer, strict host names, files of
+certificates, and readable errors.
 
 Used for Pulsar's admin API and for the key set of an identity provider (decision 032).
 """
@@ -6,6 +7,8 @@ Used for Pulsar's admin API and for the key set of an identity provider (decisio
 from __future__ import annotations
 
 import ipaddress
+import re
+from pathlib import Path
 from typing import Any
 
 from cryptography import x509
@@ -15,6 +18,7 @@ from service_identity.hazmat import DNS_ID, DNSPattern, verify_service_identity
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.internet.protocol import Protocol, connectionDone
+from twisted.internet.ssl import Certificate
 from twisted.python.failure import Failure
 from twisted.web.client import ResponseDone
 from zope.interface.declarations import classImplements
@@ -22,6 +26,8 @@ from zope.interface.declarations import classImplements
 from storage.log import StorageFailed
 
 declare: Any = classImplements
+
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class HostCheckingCreator:
@@ -88,6 +94,27 @@ def _is_name_of(name: str, host: str) -> bool:
     except (CertificateError, VerificationError, ValueError):
         return False
     return True
+
+
+def read_certificates(path: Path) -> list[Certificate]:
+    """The certificates of a PEM file in order, at least one. Raises StorageFailed."""
+    try:
+        found = [Certificate.loadPEM(block) for block in _PEM.findall(path.read_bytes())]
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read: {error.strerror}") from None
+    except Exception:  # noqa: BLE001 - OpenSSL's errors have no message
+        found = []
+    if not found:
+        raise StorageFailed(f"{path} contains no readable PEM certificate")
+    return found
+
+
+def describe_error(error: BaseException) -> str:
+    """The text of an error, which may wrap several."""
+    reasons = getattr(error, "reasons", None)
+    if reasons:
+        return ", ".join(dict.fromkeys(describe_error(reason.value) for reason in reasons))
+    return str(error) or type(error).__name__
 
 
 class _BodyCollector(Protocol):

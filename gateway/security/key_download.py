@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as DeferredTimeoutError
-from twisted.internet.ssl import Certificate, optionsForClientTLS, trustRootFromCertificates
+from twisted.internet.ssl import optionsForClientTLS, trustRootFromCertificates
 from twisted.web.client import Agent
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IPolicyForHTTPS
@@ -26,7 +26,13 @@ from auth.mechanism import AuthenticationBusy
 from auth.signing_keys import MAX_DOCUMENT_BYTES, KeysError, KeySet, read_key_set
 from gateway import logs
 from gateway.coroutines import Clock, DelayedCall, SharedResult, start
-from storage.https import HostCheckingCreator, declare, read_body
+from storage.https import (
+    HostCheckingCreator,
+    declare,
+    describe_error,
+    read_body,
+    read_certificates,
+)
 from storage.log import StorageError, StorageFailed
 
 #: Seconds until a connection is made, and until an answer is complete.
@@ -178,9 +184,7 @@ class KeySetUrl:
         except (StorageError, CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - any error of network, TLS or DNS
-            reasons = [reason.value for reason in getattr(error, "reasons", ())] or [error]
-            text = ", ".join(dict.fromkeys(str(one) or type(one).__name__ for one in reasons))
-            raise StorageFailed(text) from None
+            raise StorageFailed(describe_error(error)) from None
         body = await read_body(
             response, MAX_DOCUMENT_BYTES, "the identity provider", "a fixed limit"
         )
@@ -199,26 +203,11 @@ class _VerifiedHttps:
         host = hostname.decode("ascii")
         options: dict[str, Any] = {}
         if self._ca_file is not None:
-            options["trustRoot"] = trustRootFromCertificates(_certificates(self._ca_file))
+            options["trustRoot"] = trustRootFromCertificates(read_certificates(self._ca_file))
         return HostCheckingCreator(optionsForClientTLS(host, **options), host)
 
 
 declare(_VerifiedHttps, IPolicyForHTTPS)
-
-
-def _certificates(path: Path) -> list[Any]:
-    """The certificates of a PEM file. Raises StorageFailed."""
-    end = b"-----END CERTIFICATE-----"
-    try:
-        blocks = path.read_bytes().split(end)[:-1]
-        found = [Certificate.loadPEM(block + end) for block in blocks]
-    except OSError as error:
-        raise StorageFailed(f"{path}: {error.strerror}") from None
-    except Exception:  # noqa: BLE001 - OpenSSL's errors have no message
-        found = []
-    if not found:
-        raise StorageFailed(f"{path} contains no readable PEM certificate")
-    return found
 
 
 def is_exposed(url: str) -> bool:

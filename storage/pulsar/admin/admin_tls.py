@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,11 @@ from twisted.internet.ssl import (
     trustRootFromCertificates,
 )
 from twisted.web.iweb import IPolicyForHTTPS
-from zope.interface.declarations import classImplements
 
 from auth.watched_files import WatchedFiles
-from storage.https import HostCheckingCreator
+from storage.https import HostCheckingCreator, declare, read_certificates
 from storage.log import StorageFailed
 from storage.pulsar.settings import PulsarSettings
-
-_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class AdminTls:
@@ -59,32 +55,24 @@ class AdminTls:
     def _read(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
         if self._trust:
-            options["trustRoot"] = trustRootFromCertificates(certificates(self._trust))
+            options["trustRoot"] = trustRootFromCertificates(_certificates(self._trust))
         if self._certificate and self._key:
             options["clientCertificate"] = _with_key(self._certificate, self._key)
             options["extraCertificateOptions"] = {
-                "extraCertChain": [one.original for one in certificates(self._certificate)[1:]]
+                "extraCertChain": [one.original for one in _certificates(self._certificate)[1:]]
             }
         return options
 
 
-declare: Any = classImplements
 declare(AdminTls, IPolicyForHTTPS)
 
 
-def certificates(path: Path) -> list[Certificate]:
-    """The certificates of a PEM file in order, at least one. Raises OSError, StorageFailed."""
+def _certificates(path: Path) -> list[Certificate]:
+    """The certificates of a PEM file in order, at least one. Raises StorageFailed."""
     try:
-        found = [Certificate.loadPEM(block) for block in _PEM.findall(path.read_bytes())]
-    except OSError:
-        raise
-    except Exception:  # noqa: BLE001 - OpenSSL's errors have no message
-        found = []
-    if not found:
-        raise StorageFailed(
-            f"TLS to Pulsar's admin API: {path} contains no readable PEM certificate"
-        )
-    return found
+        return read_certificates(path)
+    except StorageFailed as failure:
+        raise StorageFailed(f"TLS to Pulsar's admin API: {failure}") from None
 
 
 def _with_key(certificate: Path, key: Path) -> PrivateCertificate:

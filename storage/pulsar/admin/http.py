@@ -12,7 +12,7 @@ from twisted.internet.defer import CancelledError
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 
-from storage.https import read_body
+from storage.https import describe_error, read_body
 from storage.log import StorageError, StorageFailed
 from storage.pulsar.admin.admin_tls import AdminTls
 from storage.pulsar.admin.token_file import TokenFile
@@ -115,7 +115,7 @@ class BrokerHttp:
             if any(reason.check(CancelledError) for reason in getattr(error, "reasons", ())):
                 raise CancelledError from None
             raise StorageFailed(
-                f"Pulsar's admin API at {_origin(url)} cannot be reached: {_describe_error(error)}"
+                f"Pulsar's admin API at {_origin(url)} cannot be reached: {describe_error(error)}"
             ) from None
 
 
@@ -157,11 +157,3 @@ def _owner(url: str, location: str) -> str:
 def _origin(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-
-
-def _describe_error(error: BaseException) -> str:
-    """The text of an error, which may wrap several."""
-    reasons = getattr(error, "reasons", None)
-    if reasons:
-        return ", ".join(dict.fromkeys(_describe_error(reason.value) for reason in reasons))
-    return str(error) or type(error).__name__
