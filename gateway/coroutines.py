@@ -306,6 +306,32 @@ async def shield(work: Coroutine[Any, Any, T]) -> T:
     return await ended
 
 
+class SerialChanges:
+    """Makes changes one after another. A change that has begun is completed (`shield`)."""
+
+    __slots__ = ("_running",)
+
+    def __init__(self) -> None:
+        self._running: SharedResult[None] | None = None
+
+    async def make(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await `change()` once no other change runs. A caller that is cancelled before makes none.
+
+        Returns and raises as the change.
+        """
+        while self._running is not None:
+            await self._running
+        return await shield(self._make(change))
+
+    async def _make(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        running = self._running = SharedResult()
+        try:
+            return await change()
+        finally:
+            self._running = None
+            running.succeed(None)
+
+
 async def shield_with_timeout(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """Like `shield`, but waits for at most `seconds`.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import msgspec
 
-from gateway.coroutines import SharedResult, shield
+from gateway.coroutines import SerialChanges
 from gateway.protocol.errors import KafkaError, storage_error
 from storage.log import StateTable, StorageError
 
@@ -22,7 +23,7 @@ class ConfigTable:
         self._table = table
         self._check = check
         self._rows: dict[str, Overrides] = {}
-        self._altering: SharedResult[None] | None = None
+        self._changes = SerialChanges()
 
     async def open(self) -> None:
         """Load the table. Raises StorageError.
@@ -61,24 +62,18 @@ class ConfigTable:
         if validate_only:
             self._check(change(self.get(key)))
             return
-        while self._altering is not None:
-            await self._altering
-        changed = change(self.get(key))
-        self._check(changed)
-        await shield(self._put(key, changed))
+        await self._changes.make(partial(self._alter, key, change))
 
-    async def _put(self, key: str, overrides: Overrides) -> None:
-        altering = self._altering = SharedResult()
+    async def _alter(self, key: str, change: Callable[[Overrides], Overrides]) -> None:
+        overrides = change(self.get(key))
+        self._check(overrides)
         try:
             await self._table.put(
                 {key.encode(): msgspec.json.encode(overrides) if overrides else None}
             )
-            if overrides:
-                self._rows[key] = overrides
-            else:
-                self._rows.pop(key, None)
         except StorageError as failure:
             raise storage_error(failure) from failure
-        finally:
-            self._altering = None
-            altering.succeed(None)
+        if overrides:
+            self._rows[key] = overrides
+        else:
+            self._rows.pop(key, None)

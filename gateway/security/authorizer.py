@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from auth.mechanism import Principal
-from gateway.coroutines import SharedResult, TimeSlices, shield
+from gateway.coroutines import SerialChanges, TimeSlices
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.security.acls import (
     CLUSTER_NAME,
@@ -134,7 +135,7 @@ class AclAuthorizer:
         self._max_acls = max_acls
         self._index = AclIndex()
         self._decisions: dict[_Decision, bool] = {}
-        self._changing: SharedResult[None] | None = None
+        self._changes = SerialChanges()
         self._version = 0
 
     @property
@@ -238,43 +239,28 @@ class AclAuthorizer:
 
         Raises KafkaError, POLICY_VIOLATION beyond the limit.
         """
-        await self._change(bindings, slices, is_added=True)
+        await self._changes.make(partial(self._apply, bindings, slices, is_added=True))
 
     async def remove(self, bindings: Iterable[AclBinding], slices: TimeSlices) -> None:
         """Remove bindings; others are ignored. Raises KafkaError."""
-        await self._change(bindings, slices, is_added=False)
-
-    async def _change(
-        self, bindings: Iterable[AclBinding], slices: TimeSlices, *, is_added: bool
-    ) -> None:
-        while self._changing is not None:
-            await self._changing
-        # It is completed even if the client disconnects.
-        await shield(self._apply(bindings, slices, is_added=is_added))
+        await self._changes.make(partial(self._apply, bindings, slices, is_added=False))
 
     async def _apply(
         self, bindings: Iterable[AclBinding], slices: TimeSlices, *, is_added: bool
     ) -> None:
-        changing = self._changing = SharedResult()
-        try:
-            changed = [
-                one for one in dict.fromkeys(bindings) if (one in self._index) is not is_added
-            ]
-            if is_added and len(self._index) + len(changed) > self._max_acls:
-                raise KafkaError(
-                    ErrorCode.POLICY_VIOLATION,
-                    f"there may be at most max_acls={self._max_acls} ACLs; remove some",
-                )
-            rows = {}
-            for one in changed:
-                text = msgspec.json.encode(one)
-                rows[hashlib.sha256(text).digest()] = text if is_added else None
-                await slices.take()
-            if rows:
-                await self._put(rows, changed, is_added=is_added)
-        finally:
-            self._changing = None
-            changing.succeed(None)
+        changed = [one for one in dict.fromkeys(bindings) if (one in self._index) is not is_added]
+        if is_added and len(self._index) + len(changed) > self._max_acls:
+            raise KafkaError(
+                ErrorCode.POLICY_VIOLATION,
+                f"there may be at most max_acls={self._max_acls} ACLs; remove some",
+            )
+        rows = {}
+        for one in changed:
+            text = msgspec.json.encode(one)
+            rows[hashlib.sha256(text).digest()] = text if is_added else None
+            await slices.take()
+        if rows:
+            await self._put(rows, changed, is_added=is_added)
 
     async def _put(
         self, rows: dict[bytes, bytes | None], changed: list[AclBinding], *, is_added: bool

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
-from gateway.coroutines import SharedResult, TimeSlices, shield
+from gateway.coroutines import SerialChanges, TimeSlices
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.security.quotas import (
     REQUEST_PERCENTAGE,
@@ -46,7 +47,7 @@ class ClientQuotas:
         self._table = table
         self._max_entities = max_entities
         self._entities: dict[QuotaEntity, dict[str, float]] = {}
-        self._altering: SharedResult[None] | None = None
+        self._changes = SerialChanges()
         self._on_change: Callable[[], None] = _nothing
         self.is_active = False
         self.limits_time = False
@@ -92,23 +93,17 @@ class ClientQuotas:
         Returns the error of each entity, None for success. Changes are serialized. Raises
         KafkaError if they cannot be stored.
         """
-        while self._altering is not None:
-            await self._altering
-        # It is completed even if the client disconnects.
-        return await shield(self._alter(alterations, slices, validate_only=validate_only))
+        return await self._changes.make(
+            partial(self._alter, alterations, slices, validate_only=validate_only)
+        )
 
     async def _alter(
         self, alterations: Sequence[QuotaAlteration], slices: TimeSlices, *, validate_only: bool
     ) -> dict[EntityKey, KafkaError | None]:
-        altering = self._altering = SharedResult()
-        try:
-            errors, changed = await self._check(alterations, slices)
-            if changed and not validate_only:
-                await self._put(changed, slices)
-            return errors
-        finally:
-            self._altering = None
-            altering.succeed(None)
+        errors, changed = await self._check(alterations, slices)
+        if changed and not validate_only:
+            await self._put(changed, slices)
+        return errors
 
     async def _check(
         self, alterations: Sequence[QuotaAlteration], slices: TimeSlices

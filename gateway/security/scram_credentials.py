@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 
 import msgspec
@@ -25,7 +26,7 @@ from auth.scram import (
     ScramCredential,
     readable_salt,
 )
-from gateway.coroutines import SharedResult, shield
+from gateway.coroutines import SerialChanges
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from storage.log import StateTable, StorageError
 
@@ -89,7 +90,7 @@ class ScramCredentials:
         self._decoys = {name: _DecoyShapes() for name in HASHES}
         self._decoy_key = secrets.token_bytes(32)
         self._is_decoy_key_stored = False
-        self._altering: SharedResult[None] | None = None
+        self._changes = SerialChanges()
 
     async def open(self) -> None:
         """Load the table. Raises StorageError."""
@@ -143,8 +144,11 @@ class ScramCredentials:
 
         Raises KafkaError if the changes cannot be stored.
         """
-        while self._altering is not None:
-            await self._altering
+        return await self._changes.make(partial(self._alter, deletions, upsertions))
+
+    async def _alter(
+        self, deletions: Sequence[Deletion], upsertions: Sequence[Upsertion]
+    ) -> dict[str, KafkaError | None]:
         changes: dict[str, Deletion | Upsertion] = {}
         errors: dict[str, KafkaError | None] = {}
         added = 0
@@ -165,7 +169,7 @@ class ScramCredentials:
             else:
                 changes[change.name], errors[change.name] = change, None
         if changes:
-            await shield(self._apply(changes))
+            await self._apply(changes)
         return errors
 
     def _check(self, change: Deletion | Upsertion, added: int) -> int:
@@ -233,17 +237,13 @@ class ScramCredentials:
         }
         if not self._is_decoy_key_stored:
             rows[_DECOY_ROW] = self._decoy_key
-        altering = self._altering = SharedResult()
         try:
             await self._table.put(rows)
-            self._is_decoy_key_stored = True
-            for (mechanism, name), credential in changed.items():
-                self._put(mechanism, name, credential)
         except StorageError as failure:
             raise storage_error(failure) from failure
-        finally:
-            self._altering = None
-            altering.succeed(None)
+        self._is_decoy_key_stored = True
+        for (mechanism, name), credential in changed.items():
+            self._put(mechanism, name, credential)
 
     def _put(self, mechanism: str, name: str, credential: ScramCredential | None) -> None:
         credentials, decoys = self._by_mechanism[mechanism], self._decoys[mechanism]

@@ -14,6 +14,7 @@ from twisted.internet.task import Clock
 from gateway.coroutines import (
     SLICE_ROWS,
     InterruptibleWaits,
+    SerialChanges,
     TimeSlices,
     Waiter,
     call_later,
@@ -230,6 +231,53 @@ def test_gather_starts_all_coroutines_in_order():
 
 
 # call_later
+
+
+class NotedChanges:
+    """Changes that wait for a Deferred each; `begun` and `made` are their numbers."""
+
+    def __init__(self, count):
+        self.serial = SerialChanges()
+        self.waits = [Deferred() for _ in range(count)]
+        self.begun, self.made = [], []
+        self.runs = [
+            StartedRun(self.serial.make(lambda number=number: self._change(number)))
+            for number in range(count)
+        ]
+
+    async def _change(self, number):
+        self.begun.append(number)
+        await self.waits[number]
+        self.made.append(number)
+        return number
+
+
+def test_change_begins_when_the_one_before_has_ended():
+    changes = NotedChanges(3)
+    assert changes.begun == [0]
+    changes.waits[0].callback(None)
+    assert changes.begun == [0, 1]
+    changes.waits[1].callback(None)
+    changes.waits[2].callback(None)
+    assert changes.made == [run.result for run in changes.runs] == [0, 1, 2]
+
+
+def test_failed_change_does_not_prevent_the_next():
+    changes = NotedChanges(2)
+    changes.waits[0].errback(ValueError("no"))
+    changes.waits[1].callback(None)
+    assert isinstance(changes.runs[0].failure, ValueError)
+    assert changes.runs[1].result == 1
+
+
+def test_change_that_has_begun_is_completed_and_one_that_waits_is_not_made():
+    changes = NotedChanges(3)
+    changes.runs[0].cancel()
+    changes.runs[1].cancel()
+    for wait in changes.waits:
+        wait.callback(None)
+    assert changes.made == [0, 2]
+    assert [type(run.failure) for run in changes.runs[:2]] == [CancelledError] * 2
 
 
 def test_call_later_runs_after_delay_unless_cancelled():
