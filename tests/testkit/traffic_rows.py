@@ -1,4 +1,4 @@
-"""Reads a traffic log as a reader of reports does: all files of the folder, complete or not."""
+"""Reads a traffic log or audit log as reports do: all files of the folder, complete or not."""
 
 from __future__ import annotations
 
@@ -34,16 +34,26 @@ def _read(path: Path) -> bytes:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Rows of the complete lines, ordered by process and sequence number."""
-    rows = [msgspec.json.decode(line) for line in read_lines(folder) if line.endswith(b"}")]
+    """Rows of a traffic log's complete lines, ordered by process and sequence number."""
+    rows = read_audit_rows(folder)
     return sorted(rows, key=lambda row: (row["connection"].split("-")[1], row["sequence"]))
 
 
-def wait_for_rows(folder: Path, wanted: Callable[[Row], bool], seconds: float = 240.0) -> list[Row]:
+def read_audit_rows(folder: Path) -> list[Row]:
+    """Rows of the complete lines, file by file."""
+    return [msgspec.json.decode(line) for line in read_lines(folder) if line.endswith(b"}")]
+
+
+def wait_for_rows(
+    folder: Path,
+    wanted: Callable[[Row], bool],
+    seconds: float = 240.0,
+    read: Callable[[Path], list[Row]] = read_rows,
+) -> list[Row]:
     """The rows for which `wanted` is true, once there is one; an empty list after `seconds`."""
     end = time.monotonic() + seconds
     while True:
-        found = [row for row in read_rows(folder) if wanted(row)]
+        found = [row for row in read(folder) if wanted(row)]
         if found or time.monotonic() > end:
             return found
         time.sleep(0.05)

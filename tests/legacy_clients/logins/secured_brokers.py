@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from kafka.admin import KafkaAdminClient, ScramMechanism, UserScramCredentialUpsertion
 
 from tests.legacy_clients.brokers import (
@@ -29,7 +28,7 @@ from tests.legacy_clients.clients import Client, table
 from tests.legacy_clients.logins.users import PASSWORD, users_file
 from tests.testkit.certificates import Authority
 from tests.testkit.kafka import Secured
-from tests.testkit.traffic_rows import Row, read_lines, read_rows
+from tests.testkit.traffic_rows import Row, read_audit_rows, read_rows
 
 #: Those of the drivers.
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -78,8 +77,7 @@ class SecuredBroker:
 
     def audit_rows(self) -> list[Row]:
         """The audit log so far."""
-        lines = [line for line in read_lines(self.folder / "audit") if line.endswith(b"}")]
-        return [msgspec.json.decode(line) for line in lines]
+        return read_audit_rows(self.folder / "audit")
 
     def traffic_rows(self) -> list[Row]:
         return read_rows(self.folder / "traffic")

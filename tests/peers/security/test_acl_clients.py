@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from kafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailed
 from auth.users import PasswordHash, edit_users
 from tests.testkit.gateway import GatewayProcess, gateway
 from tests.testkit.kafka import TOOL_SECONDS, java
+from tests.testkit.traffic_rows import read_audit_rows
 
 pytestmark = pytest.mark.peer
 
@@ -152,9 +151,7 @@ def test_audit_log_names_refusals_and_changes(server: GatewayProcess, tmp_path: 
             produce("other", server)
     acls(tmp_path, server, "--add", *ALLOWED, "--operation", "Write")
     assert server.stop() == 0
-    files = sorted((tmp_path / "audit").rglob("*.gz"))
-    text = "".join(gzip.decompress(file.read_bytes()).decode() for file in files)
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = read_audit_rows(tmp_path / "audit")
     refused = [row for row in rows if row["event"] == "refused"]
     assert {
         (row["principal"], row["api"], row["operation"], row["resource"]) for row in refused
@@ -166,4 +163,4 @@ def test_audit_log_names_refusals_and_changes(server: GatewayProcess, tmp_path: 
         "add",
     )
     assert changed["resource"] == "ALLOW User:app from * WRITE TOPIC:orders (LITERAL)"
-    assert "secret" not in text
+    assert "secret" not in str(rows)

@@ -4,8 +4,6 @@ a handshake, and kafka-python, which requests mutual authentication.
 
 from __future__ import annotations
 
-import gzip
-import json
 import shutil
 import struct
 import time
@@ -48,7 +46,7 @@ from tests.legacy_clients.clients import (
 from tests.peers.security.kerberos import Realm
 from tests.testkit.cache import CannotInstall
 from tests.testkit.gateway import GatewayProcess, Peer, gateway
-from tests.testkit.traffic_rows import Row, read_rows
+from tests.testkit.traffic_rows import Row, read_audit_rows, read_rows
 
 pytestmark = pytest.mark.peer
 
@@ -81,15 +79,8 @@ class Site:
 
     def audited(self, **fields: str) -> list[Row]:
         """Lines of the audit log with these fields."""
-        return [row for row in read_audit(self.folder / "audit") if fields.items() <= row.items()]
-
-
-def read_audit(folder: Path) -> list[Row]:
-    texts = [
-        gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else file.read_text()
-        for file in sorted(folder.rglob("*.jsonl*"))
-    ]
-    return [json.loads(line) for text in texts for line in text.splitlines() if line.endswith("}")]
+        rows = read_audit_rows(self.folder / "audit")
+        return [row for row in rows if fields.items() <= row.items()]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import socket
@@ -35,7 +34,7 @@ from tests.legacy_clients.clients import Record, Security, Span, consume, produc
 from tests.testkit.certificates import Authority
 from tests.testkit.gateway import GatewayProcess, encode_request, gateway
 from tests.testkit.kafka import free_ports
-from tests.testkit.traffic_rows import wait_for_rows
+from tests.testkit.traffic_rows import read_audit_rows, wait_for_rows
 from tests.used_peers import uses
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("proxy protocol")]
@@ -234,21 +233,12 @@ def test_audit_log_has_the_address_of_the_client(proxied: Proxied) -> None:
         ],
     )
     assert done.exit_code == 0, done.output
-    rows = wait_for_rows_of_audit(proxied.folder / "audit", "login")
+    rows = wait_for_rows(
+        proxied.folder / "audit", lambda row: row["event"] == "login", read=read_audit_rows
+    )
     assert {(row["peer"].rpartition(":")[0], row["principal"]) for row in rows} == {
         ("127.0.0.1", "User:alice")
     }
-
-
-def wait_for_rows_of_audit(folder: Path, event: str) -> list[dict[str, Any]]:
-    deadline = time.monotonic() + 60
-    while True:
-        text = "".join(file.read_text() for file in folder.rglob("*.jsonl"))
-        lines = text.rpartition("\n")[0].splitlines()
-        rows = [row for row in map(json.loads, lines) if row["event"] == event]
-        if rows or time.monotonic() > deadline:
-            return rows
-        time.sleep(0.05)
 
 
 def test_acl_hosts_are_addresses_of_clients(proxied: Proxied) -> None:

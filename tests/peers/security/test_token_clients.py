@@ -17,7 +17,6 @@ from typing import Any
 import aiokafka
 import confluent_kafka
 import jwt
-import msgspec
 import pytest
 from aiokafka.abc import AbstractTokenProvider as AioTokenProvider
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -47,7 +46,7 @@ from tests.testkit.cache import CannotInstall
 from tests.testkit.certificates import Authority
 from tests.testkit.gateway import GatewayProcess, Peer, gateway
 from tests.testkit.kafka import TOOL_SECONDS, Kafka, Secured, java
-from tests.testkit.traffic_rows import read_lines
+from tests.testkit.traffic_rows import read_audit_rows, read_lines
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("tokens")]
 
@@ -157,7 +156,7 @@ def address(server: GatewayProcess) -> str:
 
 
 def events(folder: Path, principal: str) -> list[str]:
-    rows = [msgspec.json.decode(line) for line in read_lines(folder / "audit")]
+    rows = read_audit_rows(folder / "audit")
     return [row["event"] for row in rows if row.get("principal") == principal]
 
 
