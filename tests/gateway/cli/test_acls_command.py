@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
 
-from gateway.cli import connect
 from gateway.cli.main import main
 from tests.fakes.credential_admin import FakeCredentialAdmin
 
@@ -16,15 +14,8 @@ HEAD = "RESOURCE  NAME"
 
 
 @pytest.fixture
-def server(monkeypatch):
-    server = FakeCredentialAdmin()
-
-    @contextmanager
-    def connected(_):
-        yield server
-
-    monkeypatch.setattr(connect, "connected", connected)
-    return server
+def server(connect_to):
+    return connect_to(FakeCredentialAdmin())
 
 
 def kopgate(*arguments, answer=None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
@@ -19,15 +18,8 @@ SHA_512 = ("--mechanism", "SCRAM-SHA-512")
 
 
 @pytest.fixture
-def server(monkeypatch):
-    server = FakeCredentialAdmin()
-
-    @contextmanager
-    def connected(_):
-        yield server
-
-    monkeypatch.setattr(users, "connected", connected)
-    return server
+def server(connect_to):
+    return connect_to(FakeCredentialAdmin(), users)
 
 
 def kopgate(command, *arguments, password="s3cret\n"):

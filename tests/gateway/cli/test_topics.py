@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from kafka.errors import IncompatibleBrokerVersion
 
-from gateway.cli import connect
 from gateway.cli.main import main
 
 UNKNOWN, INVALID, EXISTS, INVALID_PARTITIONS = 3, 17, 36, 37
@@ -133,15 +131,8 @@ class FakeAdmin:
 
 
 @pytest.fixture
-def server(monkeypatch):
-    server = FakeAdmin()
-
-    @contextmanager
-    def connected(_):
-        yield server
-
-    monkeypatch.setattr(connect, "connected", connected)
-    return server
+def server(connect_to):
+    return connect_to(FakeAdmin())
 
 
 def kopgate(*arguments, answer=None):

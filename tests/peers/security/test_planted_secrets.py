@@ -118,13 +118,17 @@ class LoginPeer(Peer):
         return self.token(token.encode(), version)
 
 
-def alter(peer: Peer) -> None:
-    """Store carol's credential."""
+def alter_request() -> AlterUserScramCredentialsRequest:
+    """The request that stores carol's credential."""
     upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion(
         name="carol", mechanism=1, iterations=4096, salt=SALT, salted_password=SALTED
     )
-    request = AlterUserScramCredentialsRequest(deletions=[], upsertions=[upsertion])
-    reply = peer.request(request, AlterUserScramCredentialsResponse, 0)
+    return AlterUserScramCredentialsRequest(deletions=[], upsertions=[upsertion])
+
+
+def alter(peer: Peer) -> None:
+    """Store carol's credential."""
+    reply = peer.request(alter_request(), AlterUserScramCredentialsResponse, 0)
     assert reply.results[0].error_code == 0
 
 
@@ -141,11 +145,7 @@ def described(peer: Peer) -> bytes:
 
 def cut_alter_request(peer: Peer) -> None:
     """A request with a salted password that ends in its middle."""
-    upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion(
-        name="carol", mechanism=1, iterations=4096, salt=SALT, salted_password=SALTED
-    )
-    request = AlterUserScramCredentialsRequest(deletions=[], upsertions=[upsertion])
-    peer.send(encode_request(request, 0)[:-10])
+    peer.send(encode_request(alter_request(), 0)[:-10])
     assert peer.receive() is None
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
 from kafka import OffsetAndMetadata, TopicPartition
 from kafka.errors import IncompatibleBrokerVersion, for_code
 
-from gateway.cli import connect
 from gateway.cli.main import main
 from tests.fakes.admin_client import Groups, assigned, member
 
@@ -18,15 +16,9 @@ NON_EMPTY, NOT_FOUND = 68, 69
 
 
 @pytest.fixture
-def server(monkeypatch):
-    server = Groups()
+def server(connect_to):
+    server = connect_to(Groups())
     server.topic("t", (0, 10), (5, 20))
-
-    @contextmanager
-    def connected(_):
-        yield server
-
-    monkeypatch.setattr(connect, "connected", connected)
     return server
 
 
