@@ -8,8 +8,7 @@ Finished replies are written before another request starts. A Fetch that waits f
 of requests behind it (`gateway.protocol.long_poll`).
 
 A client over one of its quotas is answered at once, with the throttle time if the version has that
-field, and its connection is muted: no further request starts until that time is over (KIP-219).
-Meanwhile little is read ahead, as behind a blocked request.
+field, and its connection is muted (`gateway.protocol.mute`).
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ from typing import Any, Protocol
 from auth.mechanism import AuthenticationBusy, AuthenticationFailed
 from gateway import logs
 from gateway.broker import Broker
-from gateway.coroutines import Cancel, CancelledError, DelayedCall, call_later, start
+from gateway.coroutines import Cancel, CancelledError, DelayedCall, start
 from gateway.net.flow_control import ConnectionFlow
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import Refused
 from gateway.protocol.long_poll import LongPoll
+from gateway.protocol.mute import Mute
 from gateway.protocol.request_time import RequestStopwatch
 from gateway.protocol.routes import ROUTES, UNSUPPORTED_VERSION_REPLIES, DelayedReply, Route
 from gateway.protocol.session import LoginSession, log_in
@@ -145,7 +145,6 @@ class Dispatch:
     """Serves the frames of one connection.
 
     `flow` holds its limits and pauses reading; `traffic` records requests and replies.
-    `muted_until` is the end of the last throttle time in the clock's seconds.
     """
 
     def __init__(
@@ -179,14 +178,17 @@ class Dispatch:
         self._is_close_requested = False
         self._is_waiting_reported = False
         self._client_usage: ClientUsage | None = None
-        self.muted_until = 0.0
-        self._unmute_timer: Cancel | None = None
-        self._is_draining = False
+        self._mute = Mute(broker.clock, flow, self._advance)
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is queued or unanswered."""
         return not self._in_flight and not self._queued_frames
+
+    @property
+    def muted_until(self) -> float:
+        """The end of the last throttle time in the clock's seconds."""
+        return self._mute.until
 
     def frames_received(self, frames: list[bytearray]) -> None:
         """Queue these frames, and start the requests that may start now."""
@@ -225,8 +227,7 @@ class Dispatch:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._unmute_timer is not None:
-            self._unmute_timer()
+        self._mute.cancel()
         self._session.end()
         in_flight, self._in_flight = self._in_flight, deque()
         queued, self._queued_frames = self._queued_frames, deque()
@@ -287,7 +288,7 @@ class Dispatch:
             self._is_serving
             or self._is_closed
             or self._is_writing_held
-            or self._unmute_timer is not None
+            or self._mute.is_on
             or self._session.is_closed
         ):
             return False
@@ -443,7 +444,7 @@ class Dispatch:
             return False
         request.is_appending = False
         if request.throttle_ms:
-            self._mute(request.throttle_ms)
+            self._mute.extend(request.throttle_ms)
         route = request.route
         if route is None:
             request.reply = reply
@@ -469,32 +470,9 @@ class Dispatch:
         self._traffic.request_answered(request, reply, size)
         return True
 
-    def _mute(self, milliseconds: int) -> None:
-        """Start no request for this time."""
-        if self._is_draining:
-            return
-        clock = self._broker.clock
-        self.muted_until = max(self.muted_until, clock.seconds() + milliseconds / 1000)
-        if self._unmute_timer is None:
-            self._flow.set_waiting(0)
-            self._unmute_timer = call_later(clock, milliseconds / 1000, self._unmute)
-
-    def _unmute(self) -> None:
-        left = self.muted_until - self._broker.clock.seconds()
-        if left > 0 and not self._is_draining:
-            # A request that was running when the timer was set was throttled for longer.
-            self._unmute_timer = call_later(self._broker.clock, left, self._unmute)
-            return
-        self._unmute_timer = None
-        self._flow.set_waiting(None)
-        self._advance()
-
     def end_throttling(self) -> None:
         """Serve what is queued without further throttling: the gateway shuts down."""
-        self._is_draining = True
-        if self._unmute_timer is not None:
-            self._unmute_timer()
-            self._unmute()
+        self._mute.disable()
 
     def _send(self) -> None:
         """Send all finished replies, in the order of their requests, in one write."""
