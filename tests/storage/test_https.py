@@ -1,4 +1,4 @@
-"""Names in certificates; the rest is tested with real servers, for Pulsar's admin API."""
+"""Certificates and errors; the rest is tested with real servers, for Pulsar's admin API."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
+from twisted.python.failure import Failure
+from twisted.web.client import ResponseFailed
 
-from storage.https import matches_host
+from storage.https import describe_error, matches_host, read_certificates
+from storage.log import StorageFailed
+from tests.testkit.certificates import Authority
 
 
 def names_in(*names: x509.GeneralName) -> x509.Certificate:
@@ -72,3 +76,38 @@ def test_certificate_matches_only_its_names(
         "::1",
     ]
     assert [host for host in asked if matches_host(certificate, host)] == hosts
+
+
+def test_certificates_of_a_file_are_read_in_order(tmp_path):
+    authority = Authority()
+    own, _ = authority.sign("server").write(tmp_path, "server")
+    both = tmp_path / "both.pem"
+    both.write_bytes(b"# the server\n" + own.read_bytes() + authority.write(tmp_path).read_bytes())
+    subjects = [one.original.to_cryptography().subject for one in read_certificates(both)]
+    assert [len(subjects), subjects[0] == subjects[1]] == [2, False]
+    assert subjects[0] == x509.load_pem_x509_certificate(own.read_bytes()).subject
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "no readable PEM certificate"),
+        (
+            b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+            "no readable PEM certificate",
+        ),
+    ],
+)
+def test_file_without_certificates_is_refused(tmp_path, content, reason):
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(StorageFailed, match=f"ca.pem .*{reason}"):
+        read_certificates(file)
+
+
+def test_error_is_described_by_its_reasons_or_its_name():
+    wrapping = ResponseFailed([Failure(OSError("refused")), Failure(OSError("refused"))])
+    assert describe_error(wrapping) == "refused"
+    assert describe_error(ValueError()) == "ValueError"
