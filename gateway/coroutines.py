@@ -39,6 +39,7 @@ __all__ = [
     "Clock",
     "DelayedCall",
     "InterruptibleWaits",
+    "SerialChanges",
     "SharedResult",
     "TaskGroup",
     "TimeSlices",

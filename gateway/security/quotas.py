@@ -25,8 +25,8 @@ REQUEST_PERCENTAGE = "request_percentage"
 #: The quotas that are enforced, in their order in replies.
 QUOTA_KEYS = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)
 
-#: Kafka's other quotas, by kind of entity. They are refused, because they are not enforced.
-UNSUPPORTED_KEYS = {"controller_mutation_rate": "user or client-id", "connection_creation_rate": IP}
+#: Kafka's other quotas. They are refused, because they are not enforced.
+UNSUPPORTED_KEYS = frozenset({"controller_mutation_rate", "connection_creation_rate"})
 
 #: Quotas whose value is a whole number, and the type and the largest value that Kafka names.
 _INTEGRAL = {
