@@ -2,12 +2,17 @@
 
 Each log-in is a new connection: ApiVersions, SaslHandshake, SaslAuthenticate, close. Several
 clients do this at the same time. The first row has connections without a log-in. With --kafka,
-Apache Kafka has the same users, and the servers take turns at every step.
+Apache Kafka has the same users, and the servers take turns at every step. GSSAPI is measured where
+python-gssapi and a KDC are installed. The work of clients and of the KDC is not measured.
 
 - PLAIN, first: the password of this user was not verified recently, so the gateway hashes it.
 - PLAIN, again: it was, so the gateway finds it in its cache. Kafka stores passwords in the clear
   and hashes nothing.
+- PLAIN, token: the password is a JWT of KoP, signed with HS256. Kafka has no such password.
+- OAUTHBEARER: a JWT, signed with RS256 by a key of a local key set.
 - SCRAM: one user, 4096 iterations. The client's own work is cached.
+- GSSAPI: a Kerberos ticket, without mutual authentication as in Java's client.
+- client certificate: no SASL; the server verifies a certificate in the TLS handshake.
 
 With --guesses N instead, one client sends N wrong user names and N wrong passwords in random order,
 and the times until the answers are compared.
@@ -34,14 +39,16 @@ import msgspec
 from bench.__main__ import replace_between_marks
 from bench.logins.guesses import GuessTimes, measure_guesses
 from bench.logins.login_servers import (
-    MECHANISMS,
     SCRAM_USERS,
     USERS,
+    WITH_PASSWORDS,
+    Credentials,
     LoginServer,
     login_servers,
     user_name,
 )
-from bench.logins.sasl_client import LoginConnection, trusting_context
+from bench.logins.sasl_client import PASSWORD, LoginConnection, trusting_context
+from bench.servers import BenchGateway
 
 BEGIN, END = "<!-- logins: begin -->", "<!-- logins: end -->"
 GUESSES_BEGIN, GUESSES_END = "<!-- guesses: begin -->", "<!-- guesses: end -->"
@@ -51,25 +58,33 @@ class LoginKind(msgspec.Struct, frozen=True):
     """A row of the table. Without `mechanism`, connections are opened and closed.
 
     With `is_first`, each log-in is that of another user. `share` is the number of log-ins, as a
-    part of that of other rows.
+    part of that of other rows. With `is_token`, the password is a token of KoP.
     """
 
     name: str
     listener: str
     mechanism: str | None = None
     is_first: bool = False
+    is_token: bool = False
     share: float = 1.0
 
 
 KINDS = [
-    kind
-    for tls, plain, sasl in (("", "PLAINTEXT", "SASL_PLAINTEXT"), ("TLS, ", "SSL", "SASL_SSL"))
-    for kind in (
-        LoginKind(f"{tls}no log-in", plain),
-        *((LoginKind("PLAIN, first", sasl, "PLAIN", is_first=True, share=0.2),) * (not tls)),
-        LoginKind(f"{tls}PLAIN, again", sasl, "PLAIN"),
-        *(LoginKind(f"{tls}{name}", sasl, name) for name in MECHANISMS[1:]),
-    )
+    LoginKind("no log-in", "PLAINTEXT"),
+    LoginKind("PLAIN, first", "SASL_PLAINTEXT", "PLAIN", is_first=True, share=0.2),
+    LoginKind("PLAIN, again", "SASL_PLAINTEXT", "PLAIN"),
+    LoginKind("PLAIN, token", "SASL_PLAINTEXT", "PLAIN", is_token=True),
+    LoginKind("OAUTHBEARER", "SASL_PLAINTEXT", "OAUTHBEARER"),
+    LoginKind("SCRAM-SHA-256", "SASL_PLAINTEXT", "SCRAM-SHA-256"),
+    LoginKind("SCRAM-SHA-512", "SASL_PLAINTEXT", "SCRAM-SHA-512"),
+    LoginKind("GSSAPI", "SASL_PLAINTEXT", "GSSAPI"),
+    LoginKind("TLS, no log-in", "SASL_SSL"),
+    LoginKind("TLS, client certificate", "SSL"),
+    LoginKind("TLS, PLAIN, again", "SASL_SSL", "PLAIN"),
+    LoginKind("TLS, OAUTHBEARER", "SASL_SSL", "OAUTHBEARER"),
+    LoginKind("TLS, SCRAM-SHA-256", "SASL_SSL", "SCRAM-SHA-256"),
+    LoginKind("TLS, SCRAM-SHA-512", "SASL_SSL", "SCRAM-SHA-512"),
+    LoginKind("TLS, GSSAPI", "SASL_SSL", "GSSAPI"),
 ]
 
 
@@ -85,12 +100,22 @@ class LoginRate(msgspec.Struct, frozen=True):
 class LoginLoad:
     """Logs in `count` times from `clients` threads."""
 
-    def __init__(self, count: int, clients: int) -> None:
+    def __init__(self, count: int, clients: int, credentials: Credentials) -> None:
         self._count = count
         self._clients = clients
-        self._context = trusting_context()
+        self._credentials = credentials
+        self._contexts = {
+            "SSL": trusting_context(credentials.client_certificate),
+            "SASL_SSL": trusting_context(),
+        }
         self._steps = 0
         self._next_user = 0
+
+    def includes(self, server: LoginServer, kind: LoginKind) -> bool:
+        """Whether the server supports this kind here."""
+        if kind.is_token and server.name != BenchGateway.name:
+            return False
+        return kind.mechanism is None or kind.mechanism in self._credentials.mechanisms
 
     def run(self, server: LoginServer, kind: LoginKind) -> LoginRate:
         """Raises the first failure of a log-in."""
@@ -141,32 +166,42 @@ class LoginLoad:
                 failures.append(failure)
 
     def _log_in(self, server: LoginServer, kind: LoginKind, user: str) -> None:
-        context = self._context if kind.listener.endswith("SSL") else None
+        context = self._contexts.get(kind.listener)
         with LoginConnection(server.addresses[kind.listener], context) as connection:
             if kind.mechanism is not None:
-                connection.log_in(kind.mechanism, user)
+                connection.log_in(kind.mechanism, user, self._password(kind))
+
+    def _password(self, kind: LoginKind) -> str:
+        if kind.is_token:
+            return f"token:{self._credentials.secret_token}"
+        if kind.mechanism == "OAUTHBEARER":
+            return self._credentials.bearer_token
+        if kind.mechanism == "GSSAPI":
+            return str(self._credentials.ticket_cache)
+        return PASSWORD
 
 
 def main() -> int:
     options = _options()
     load = " ".join(f"{figure:.2f}" for figure in os.getloadavg())
     if options.guesses:
-        with login_servers(has_kafka=False) as (server,):
+        with login_servers(has_kafka=False) as ((server,), _):
             times = [
                 measure_guesses(server, name, options.guesses, random.Random(1))
-                for name in MECHANISMS
+                for name in WITH_PASSWORDS
             ]
         _write(options, _conditions(options, load), guess_table(times), GUESSES_BEGIN, GUESSES_END)
         return 0
     found: list[LoginRate] = []
-    with login_servers(has_kafka=options.kafka) as servers:
-        logins = LoginLoad(options.logins, options.clients)
+    with login_servers(has_kafka=options.kafka) as (servers, credentials):
+        logins = LoginLoad(options.logins, options.clients, credentials)
+        pairs = [(server, kind) for kind in KINDS for server in servers]
+        steps = [pair for pair in pairs if logins.includes(*pair)]
         for number in range(-options.warm_up, options.rounds):
-            for kind in KINDS:
-                for server in servers:
-                    rate = logins.run(server, kind)
-                    print(f"# round {number}: {rate}", file=sys.stderr)
-                    found += [rate] * (number >= 0)
+            for server, kind in steps:
+                rate = logins.run(server, kind)
+                print(f"# round {number}: {rate}", file=sys.stderr)
+                found += [rate] * (number >= 0)
     _write(options, _conditions(options, load), rate_table(found), BEGIN, END)
     return 0
 
@@ -192,6 +227,8 @@ def rate_table(rates: Sequence[LoginRate]) -> str:
 
 
 def _figures(values: list[float], digits: int) -> str:
+    if not values:
+        return ""
     return f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 

@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Generator
 from functools import cache
+from pathlib import Path
 
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
@@ -40,6 +41,30 @@ def _plain(user: str, password: str) -> Tokens:
     yield f"\0{user}\0{password}".encode()
 
 
+def _oauthbearer(_: str, token: str) -> Tokens:
+    yield f"n,,\1auth=Bearer {token}\1\1".encode()
+
+
+def _gssapi(_: str, ticket_cache: str) -> Tokens:
+    """As Java's client: without mutual authentication and without a security layer."""
+    # An optional dependency.
+    import gssapi
+
+    context = gssapi.SecurityContext(
+        name=gssapi.Name("kafka@localhost", gssapi.NameType.hostbased_service),
+        creds=gssapi.Credentials(usage="initiate", store={"ccache": f"FILE:{ticket_cache}"}),
+        usage="initiate",
+        mech=gssapi.MechType.kerberos,
+        flags=[gssapi.RequirementFlag.integrity],
+    )
+    offer = yield context.step()
+    if not offer:
+        # Kafka's server sends its offer after an empty token.
+        offer = yield b""
+    context.unwrap(offer)
+    yield context.wrap(bytes([1, 0, 0, 0]), False).message
+
+
 def _scram(mechanism: str, user: str, password: str) -> Tokens:
     name = HASHES[mechanism]
     bare = f"n={user},r={secrets.token_hex(12)}"
@@ -60,8 +85,12 @@ def _keys(mechanism: str, password: str, salt: str, iterations: int) -> tuple[by
     return key, hashlib.new(HASHES[mechanism], key).digest()
 
 
+#: Clients by mechanism, called with a user name and a password. Instead of a password OAUTHBEARER
+#: takes a JWT, and GSSAPI the path of a ticket cache.
 TOKENS: dict[str, Callable[[str, str], Tokens]] = {
     "PLAIN": _plain,
+    "OAUTHBEARER": _oauthbearer,
+    "GSSAPI": _gssapi,
     "SCRAM-SHA-256": lambda user, password: _scram("SCRAM-SHA-256", user, password),
     "SCRAM-SHA-512": lambda user, password: _scram("SCRAM-SHA-512", user, password),
 }
@@ -130,8 +159,13 @@ class LoginConnection:
         return bytes(got)
 
 
-def trusting_context() -> ssl.SSLContext:
-    """A TLS context that accepts every certificate and resumes no session."""
+def trusting_context(certificate: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+    """A TLS context that accepts every certificate and resumes no session.
+
+    `certificate` has the client's certificate and key.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
     return context

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -88,12 +88,14 @@ class Secured:
 
     `users` are PLAIN users; the PEM file holds a PKCS#8 key and its certificate. SCRAM is enabled,
     its users are added by the admin API. With `client_authority` the SSL listener requires client
-    certificates of it.
+    certificates of it. `of_mechanisms` are further settings of both SASL listeners, for example
+    `gssapi.sasl.jaas.config`.
     """
 
     users: tuple[tuple[str, str], ...]
     key_and_certificate: Path
     client_authority: Path | None = None
+    of_mechanisms: Mapping[str, str] = field(default_factory=dict)
 
 
 def jars(version: str = VERSION) -> Path:
@@ -349,9 +351,12 @@ def _security(secured: Secured) -> dict[str, str]:
         "scram-sha-512": scram,
     }
     settings = {
-        f"listener.name.{listener}.{mechanism}.sasl.jaas.config": login
+        f"listener.name.{listener}.{name}": value
         for listener in ("sasl_plaintext", "sasl_ssl")
-        for mechanism, login in logins.items()
+        for name, value in {
+            **{f"{mechanism}.sasl.jaas.config": login for mechanism, login in logins.items()},
+            **secured.of_mechanisms,
+        }.items()
     }
     settings |= {
         "sasl.enabled.mechanisms": ",".join(logins).upper(),
