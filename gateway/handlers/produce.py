@@ -123,7 +123,8 @@ async def append_records(
         for sent in topic.partitions
     )
     for topic in request.topics:
-        refused = None if caller.is_unrestricted else _refusal(topic.topic, caller)
+        is_allowed = caller.may_use_topic(AclOperation.WRITE, topic.topic)
+        refused = None if is_allowed else _refusal(topic.topic, caller)
         for sent in topic.partitions:
             prepared = refused or await prepare(topic.topic, sent, caller, unnamed, named)
             if isinstance(prepared, InvalidRecordError):

@@ -588,7 +588,7 @@ def _encode_counted(
     route: Route, request: _InFlightRequest, usage: RequestUsage, reply: Any
 ) -> list[Buffer]:
     """Return the body of the reply, with the throttle time."""
-    began = perf_counter_ns()
+    began = 0 if usage.spent is None else perf_counter_ns()
     body = (
         encode_throttled(reply, request.throttle_ms, route.api_key, request.version, route.encode)
         if request.throttle_ms

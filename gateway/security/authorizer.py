@@ -97,7 +97,7 @@ class TopicDecisions:
             self._clear()
             self.version = version
             return None
-        known = self._by_operation.get(operation.value)
+        known = self._by_operation.get(operation._value_)
         return None if known is None else known.get(name)
 
     def put(self, operation: AclOperation, name: str, decision: bool) -> None:
@@ -107,7 +107,7 @@ class TopicDecisions:
         if self._count >= MAX_CONNECTION_DECISIONS:
             self._clear()
         self._count += 1
-        self._by_operation.setdefault(operation.value, {})[name] = decision
+        self._by_operation.setdefault(operation._value_, {})[name] = decision
 
     def _clear(self) -> None:
         self._by_operation = {}
@@ -136,11 +136,7 @@ class AclAuthorizer:
         self._index = AclIndex()
         self._decisions: dict[_Decision, bool] = {}
         self._changes = SerialChanges()
-        self._version = 0
-
-    @property
-    def version(self) -> int:
-        return self._version
+        self.version = 0
 
     async def open(self) -> None:
         """Load the table. Raises StorageError."""
@@ -275,7 +271,7 @@ class AclAuthorizer:
             else:
                 self._index.remove(one)
         self._decisions.clear()
-        self._version += 1
+        self.version += 1
 
 
 def _is_dominated(allowed: AclBinding, denied: set[tuple[AclPattern, str]]) -> bool:

@@ -48,7 +48,8 @@ class _Counter:
         """Count a value. Returns the throttle time in ms."""
         window = self.window
         window.record(value, now)
-        return min(window.throttle_ms(self.limit, now), self.max_throttle_ms)
+        throttle_ms = window.throttle_ms(self.limit, now)
+        return min(throttle_ms, self.max_throttle_ms) if throttle_ms else 0
 
 
 class ClientUsage:
@@ -216,7 +217,7 @@ class RequestUsage:
 
     def _count(self, throttle_ms: int, now: int, *, is_exempt: bool = False) -> int:
         self._is_counted = True
-        if self.spent is not None and self._client.time is not None and not is_exempt:
+        if self.spent is not None and not is_exempt and self._client.time is not None:
             percent = self.spent.total_ns() * _PERCENT_PER_NS
             throttle_ms = max(throttle_ms, self._client.time.record(percent, now))
         self.throttle_ms = throttle_ms
