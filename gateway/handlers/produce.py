@@ -122,9 +122,13 @@ async def append_records(
         if caller.may_use_topic(AclOperation.WRITE, topic.topic)
         for sent in topic.partitions
     )
+    is_unrestricted = caller.is_unrestricted
     for topic in request.topics:
-        is_allowed = caller.may_use_topic(AclOperation.WRITE, topic.topic)
-        refused = None if is_allowed else _refusal(topic.topic, caller)
+        refused = (
+            None
+            if is_unrestricted or caller.may_use_topic(AclOperation.WRITE, topic.topic)
+            else _refusal(topic.topic, caller)
+        )
         for sent in topic.partitions:
             prepared = refused or await prepare(topic.topic, sent, caller, unnamed, named)
             if isinstance(prepared, InvalidRecordError):
