@@ -131,9 +131,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(provider: IdentityProvider, folder: Path) -> Iterator[GatewayProcess]:
     secret = folder / "secret.key"
     secret.write_bytes(SECRET_KEY)
+    authority = Authority()
+    authority.write(folder)
+    certificate, key = authority.sign("127.0.0.1").write(folder, "server")
     with gateway(
         folder,
-        listeners=("SASL_PLAINTEXT",),
+        listeners=("SASL_PLAINTEXT", "SASL_SSL"),
+        ssl_certificate_file=certificate,
+        ssl_key_file=key,
         sasl_enabled_mechanisms="PLAIN,OAUTHBEARER",
         tokenSecretKey=secret.as_uri(),
         sasl_oauthbearer_jwks_endpoint_url=f"{provider.url}/keys",
@@ -528,6 +533,26 @@ def test_librdkafka_reauthenticates_before_its_token_expires(
     # re-authentication then comes within a second, which Kafka refuses, too.
     too_early = ("not valid in current SASL state", "brokers are down")
     assert [text for text in failures if not any(one in text for one in too_early)] == []
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "OAUTHBEARER"])
+def test_librdkafka_logs_in_with_a_token_over_tls(
+    server: GatewayProcess, folder: Path, mechanism: str
+) -> None:
+    settings = {
+        **oauth_settings(server, sub=f"tls-{mechanism}"),
+        "bootstrap.servers": "{}:{}".format(*server.addresses["SASL_SSL"]),
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(folder / "ca.crt"),
+    }
+    if mechanism == "PLAIN":
+        del settings["oauth_cb"]
+        settings |= {
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "public/default",
+            "sasl.password": f"token:{SECRET_TOKEN}",
+        }
+    assert confluent_produce(settings, new_topic()) == 0
 
 
 def test_tokens_are_in_neither_log(server: GatewayProcess, folder: Path) -> None:
