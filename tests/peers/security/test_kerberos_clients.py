@@ -186,7 +186,10 @@ def send_two(site: Site, client: Client, security: Security, timeout: float = 18
     [
         ("java-0.9.0.1", "none"),
         ("java-0.10.2.2", "handshake-v0-bare"),
+        pytest.param("java-0.11.0.3", "handshake-v0-bare", marks=pytest.mark.slow),
+        pytest.param("java-1.0.0", "handshake-v1", marks=pytest.mark.slow),
         ("java-3.9.2", "handshake-v1"),
+        pytest.param("java-4.4.0", "handshake-v1", marks=pytest.mark.slow),
     ],
 )
 def test_java_client_with_a_keytab_produces_and_consumes(site: Site, name: str, path: str) -> None:

@@ -448,12 +448,14 @@ def test_aiokafka_logs_in_by_oauthbearer(server: GatewayProcess, folder: Path) -
     assert has_logged_in(folder, "User:aio")
 
 
-@pytest.mark.parametrize("client", ["kafkajs-2.2.4", "franz-go-1.22.2"])
+@pytest.mark.parametrize("client", ["kafkajs-2.2.4", "franz-go-1.22.2", "sarama-1.61.1"])
 def test_client_with_a_driver_logs_in_by_oauthbearer(
     server: GatewayProcess, folder: Path, client: str
 ) -> None:
     record = Record(new_topic(), 0, None, b"value")
     words = ["--oauth-token", token(sub=client)]
+    if table()[client].driver == "sarama":
+        words = ["--sasl", "OAUTHBEARER", "--user", f"{client}:{token(sub=client)}"]
     try:
         printed = run(table()[client], "produce", address(server), words, line_of(record))
     except CannotInstall as reason:
@@ -512,6 +514,20 @@ def test_java_logs_in_with_an_unsecured_token_only_if_that_is_allowed(
     ) as careless:
         assert careless.wait_for_lines(1, "accepts tokens without a signature")
         assert run_java(careless, tmp_path, login) == ""
+        # The oldest and the newest client with OAUTHBEARER.
+        module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+        properties = (
+            "security.protocol=SASL_PLAINTEXT",
+            "sasl.mechanism=OAUTHBEARER",
+            f"sasl.jaas.config={module} required {login};",
+        )
+        for name in ("java-2.1.1", "java-4.4.0"):
+            records, security = (
+                [Record(new_topic(), 0, None, b"v")],
+                Security(properties=properties),
+            )
+            (sent,) = produce(table()[name], address(careless), records, security=security)
+            assert sent.offset == 0
 
 
 def test_librdkafka_reauthenticates_before_its_token_expires(
