@@ -110,28 +110,14 @@ async def open_broker(
     configs.watch(topics.apply_settings)
     producer_ids = await _open(ProducerIds(await store.table("producer-ids")))
     authorizer = await _open_authorizer(settings, store)
-    offsets = await _open(
-        CommittedOffsets(
-            await store.table("offsets"),
-            topics,
-            settings,
-            deadlines,
-            partial(_note_committed, store),
-            topics_may_return=store.retains_by_itself,
-        )
-    )
+    offsets = await _open_offsets(settings, store, topics, deadlines)
     topology = TopicView(topics, settings.group_consumer_regex_max_bytes)
     group_configs = await _open(GroupConfigs(await store.table("group-configs"), settings))
     table, of_group = await store.table("groups"), group_configs.settings_of
     groups = await _open(
         GroupCoordinator(table, topology, settings, clock, now, ids.member, start, of_group)
     )
-    scram_credentials = await _open(
-        ScramCredentials(
-            await store.table("scram-credentials"),
-            is_enabled=any(name in HASHES for name in settings.enabled_mechanisms()),
-        )
-    )
+    scram_credentials = await _open_scram_credentials(settings, store)
     client_quotas = await _open(
         ClientQuotas(await store.table("client-quotas"), max_entities=settings.max_client_quotas)
     )
@@ -160,16 +146,44 @@ async def open_broker(
         outgoing=outgoing,
         scram_credentials=scram_credentials,
         client_quotas=client_quotas,
-        quota_usage=QuotaUsage(
-            client_quotas,
-            samples=settings.quota_window_num,
-            sample_seconds=settings.quota_window_size_seconds,
-            now=lambda: int(clock.seconds() * 1000),
-        ),
+        quota_usage=_make_quota_usage(settings, client_quotas, clock),
         traffic=open_traffic(settings, cluster.cluster_id, clock, topics, run, start),
         audit=open_audit(settings),
         authorizer=authorizer,
         tenants=make_tenants(settings),
+    )
+
+
+async def _open_offsets(
+    settings: Settings, store: Store, topics: Topics, deadlines: CoarseClock
+) -> CommittedOffsets:
+    return await _open(
+        CommittedOffsets(
+            await store.table("offsets"),
+            topics,
+            settings,
+            deadlines,
+            partial(_note_committed, store),
+            topics_may_return=store.retains_by_itself,
+        )
+    )
+
+
+async def _open_scram_credentials(settings: Settings, store: Store) -> ScramCredentials:
+    return await _open(
+        ScramCredentials(
+            await store.table("scram-credentials"),
+            is_enabled=any(name in HASHES for name in settings.enabled_mechanisms()),
+        )
+    )
+
+
+def _make_quota_usage(settings: Settings, quotas: ClientQuotas, clock: Clock) -> QuotaUsage:
+    return QuotaUsage(
+        quotas,
+        samples=settings.quota_window_num,
+        sample_seconds=settings.quota_window_size_seconds,
+        now=lambda: int(clock.seconds() * 1000),
     )
 
 
