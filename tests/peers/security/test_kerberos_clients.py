@@ -4,6 +4,7 @@ a handshake, and kafka-python, which requests mutual authentication.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import struct
 import time
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiokafka
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -237,6 +239,35 @@ def test_kcat_with_a_keytab_produces(
     printed = run(client, "produce", site.bootstrap, ["--config", config], line)
     assert acknowledged_from(printed.strip()).partition == 0
     assert site.audited(event="login", principal="User:app", mechanism="GSSAPI")
+
+
+@pytest.mark.parametrize("name", ["sarama-1.61.1", "franz-go-1.22.2"])
+def test_go_client_with_a_keytab_produces(site: Site, in_realm: Realm, name: str) -> None:
+    """With gokrb5, which does not use the system's library."""
+    user = ("app@EXAMPLE.COM", str(site.app_keytab))
+    send_two(site, table()[name], Security(user, mechanism="GSSAPI"))
+
+
+def test_aiokafka_with_a_ticket_produces(
+    site: Site, in_realm: Realm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KRB5CCNAME", f"FILE:{in_realm.ticket('app', site.app_keytab)}")
+
+    async def send() -> int:
+        producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=site.bootstrap,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="GSSAPI",
+            sasl_kerberos_service_name="kafka",
+            sasl_kerberos_domain_name="localhost",
+        )
+        await producer.start()
+        try:
+            return int((await producer.send_and_wait("aio", b"value")).offset)
+        finally:
+            await producer.stop()
+
+    assert asyncio.run(send()) == 0
 
 
 def test_kafka_python_with_a_ticket_produces(

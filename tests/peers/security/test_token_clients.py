@@ -19,6 +19,7 @@ import confluent_kafka
 import jwt
 import pytest
 from aiokafka.abc import AbstractTokenProvider as AioTokenProvider
+from aiokafka.errors import KafkaConnectionError
 from cryptography.hazmat.primitives.asymmetric import rsa
 from kafka import KafkaProducer
 from kafka.errors import KafkaTimeoutError
@@ -423,9 +424,11 @@ def test_librdkafka_logs_in_by_oauthbearer(server: GatewayProcess, key: str, out
 
 
 def test_aiokafka_logs_in_by_oauthbearer(server: GatewayProcess, folder: Path) -> None:
+    claims = {"sub": "aio"}
+
     class Tokens(AioTokenProvider):
         async def token(self) -> str:
-            return token(sub="aio")
+            return token(**claims)
 
         def extensions(self) -> dict[str, str]:
             # KoP reads the tenant from an extension; here it has no effect.
@@ -446,22 +449,47 @@ def test_aiokafka_logs_in_by_oauthbearer(server: GatewayProcess, folder: Path) -
 
     assert asyncio.run(send()) == 0
     assert has_logged_in(folder, "User:aio")
+    claims["aud"] = "another"
+    with pytest.raises(KafkaConnectionError):
+        asyncio.run(send())
 
 
-@pytest.mark.parametrize("client", ["kafkajs-2.2.4", "franz-go-1.22.2", "sarama-1.61.1"])
+def produce_by_oauthbearer(
+    server: GatewayProcess, client: str, sent: str, seconds: float = 180.0
+) -> str:
+    """Produce a record with a driver; return what it prints. Raises DriverFailed."""
+    words = ["--oauth-token", sent]
+    if table()[client].driver == "sarama":
+        words = ["--sasl", "OAUTHBEARER", "--user", f"{client}:{sent}"]
+    record = line_of(Record(new_topic(), 0, None, b"value"))
+    try:
+        return run(table()[client], "produce", address(server), words, record, timeout=seconds)
+    except CannotInstall as reason:
+        (pytest.fail if are_required() else pytest.skip)(str(reason))
+
+
+with_driver = pytest.mark.parametrize(
+    "client", ["kafkajs-2.2.4", "franz-go-1.22.2", "sarama-1.61.1"]
+)
+
+
+@with_driver
 def test_client_with_a_driver_logs_in_by_oauthbearer(
     server: GatewayProcess, folder: Path, client: str
 ) -> None:
-    record = Record(new_topic(), 0, None, b"value")
-    words = ["--oauth-token", token(sub=client)]
-    if table()[client].driver == "sarama":
-        words = ["--sasl", "OAUTHBEARER", "--user", f"{client}:{token(sub=client)}"]
-    try:
-        printed = run(table()[client], "produce", address(server), words, line_of(record))
-    except CannotInstall as reason:
-        (pytest.fail if are_required() else pytest.skip)(str(reason))
-    assert printed.split()[-1] == "0"
+    assert produce_by_oauthbearer(server, client, token(sub=client)).split()[-1] == "0"
     assert has_logged_in(folder, f"User:{client}")
+
+
+@with_driver
+def test_client_with_a_driver_ends_after_a_refused_token(
+    server: GatewayProcess, client: str
+) -> None:
+    lines = len(server.lines())
+    with pytest.raises(DriverFailed) as failed:
+        produce_by_oauthbearer(server, client, token(aud="another"), PATIENCE_SECONDS)
+    assert "exit code " in str(failed.value).splitlines()[0]
+    assert server.wait_for_lines(1, "audience", lines)
 
 
 def run_java(server: GatewayProcess, folder: Path, login: str, **options: str) -> str:

@@ -16,9 +16,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jcmturner/gokrb5/v8/client"
+	"github.com/jcmturner/gokrb5/v8/config"
+	"github.com/jcmturner/gokrb5/v8/keytab"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kversion"
 	"github.com/twmb/franz-go/pkg/sasl"
+	"github.com/twmb/franz-go/pkg/sasl/kerberos"
 	"github.com/twmb/franz-go/pkg/sasl/oauth"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
@@ -142,9 +146,24 @@ func logIn(mechanism string, opts options) sasl.Mechanism {
 		return scram.Auth{User: name, Pass: password}.AsSha256Mechanism()
 	case "SCRAM-SHA-512":
 		return scram.Auth{User: name, Pass: password}.AsSha512Mechanism()
+	case "GSSAPI":
+		return byKeytab(name, password)
 	}
 	fail("a mechanism that is not known: " + mechanism)
 	return nil
+}
+
+// byKeytab takes a user as NAME@REALM and the file of its keytab.
+func byKeytab(user, file string) sasl.Mechanism {
+	name, realm, _ := strings.Cut(user, "@")
+	keys, err := keytab.Load(file)
+	must(err)
+	realms, err := config.Load(os.Getenv("KRB5_CONFIG"))
+	must(err)
+	return kerberos.Auth{
+		Client:  client.NewWithKeytab(name, realm, keys, realms),
+		Service: "kafka",
+	}.AsMechanism()
 }
 
 func decoded(text string) []byte {
