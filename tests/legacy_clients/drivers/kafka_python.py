@@ -68,14 +68,28 @@ def common(options):
     if sasl:
         settings["sasl_mechanism"] = sasl
     if "user" in options:
-        # Of PLAIN, and of SCRAM, too.
         name, _, password = options["user"].partition(":")
-        settings.update(sasl_plain_username=name, sasl_plain_password=password)
+        if sasl == "OAUTHBEARER":
+            settings["sasl_oauth_token_provider"] = FixedToken(password)
+        else:
+            # Of PLAIN, and of SCRAM, too.
+            settings.update(sasl_plain_username=name, sasl_plain_password=password)
     if ca:
         settings["ssl_context"] = ssl.create_default_context(cafile=ca)
         if "tls-certificate" in options:
             settings["ssl_context"].load_cert_chain(options["tls-certificate"], options["tls-key"])
     return settings
+
+
+class FixedToken(object):
+    def __init__(self, token):
+        self._token = token
+
+    def token(self):
+        return self._token
+
+    def extensions(self):
+        return {}
 
 
 def headers_from(text):

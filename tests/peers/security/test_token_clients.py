@@ -459,7 +459,7 @@ def produce_by_oauthbearer(
 ) -> str:
     """Produce a record with a driver; return what it prints. Raises DriverFailed."""
     words = ["--oauth-token", sent]
-    if table()[client].driver == "sarama":
+    if table()[client].driver in ("sarama", "kafka_python"):
         words = ["--sasl", "OAUTHBEARER", "--user", f"{client}:{sent}"]
     record = line_of(Record(new_topic(), 0, None, b"value"))
     try:
@@ -469,7 +469,7 @@ def produce_by_oauthbearer(
 
 
 with_driver = pytest.mark.parametrize(
-    "client", ["kafkajs-2.2.4", "franz-go-1.22.2", "sarama-1.61.1"]
+    "client", ["kafka-python-2.0.2", "kafkajs-2.2.4", "franz-go-1.22.2", "sarama-1.61.1"]
 )
 
 
