@@ -163,7 +163,8 @@ def java_login(
         f"security.protocol={'SASL_SSL' if uses_tls else 'SASL_PLAINTEXT'}",
         f"sasl.kerberos.service.name={service}",
     ]
-    if client.name == "java-0.9.0.1":
+    if client.name in ("java-0.9.0.1", "java-0.10.0.1"):
+        # Before `sasl.jaas.config`.
         file = keytab.with_name("jaas.conf")
         file.write_text(f"KafkaClient {{ {entry} }};")
         properties.append(f"java.security.auth.login.config={file}")
@@ -188,6 +189,7 @@ def send_two(site: Site, client: Client, security: Security, timeout: float = 18
     [
         ("java-0.9.0.1", "none"),
         ("java-0.10.2.2", "handshake-v0-bare"),
+        pytest.param("java-0.10.0.1", "handshake-v0-bare", marks=pytest.mark.slow),
         pytest.param("java-0.11.0.3", "handshake-v0-bare", marks=pytest.mark.slow),
         pytest.param("java-1.0.0", "handshake-v1", marks=pytest.mark.slow),
         ("java-3.9.2", "handshake-v1"),
