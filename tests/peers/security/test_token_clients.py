@@ -58,6 +58,7 @@ SHORT_SECONDS = 5.0
 WAIT_SECONDS = 60.0
 #: SaslHandshake v0: a refusal is a closed connection, and the client retries until its timeout.
 PATIENCE_SECONDS = 6.0
+JAVA = "org.apache.kafka.common.security.oauthbearer"
 
 
 def token(key: str = "first", seconds: float = 300.0, **claims: Any) -> str:
@@ -458,18 +459,25 @@ def produce_by_oauthbearer(
     server: GatewayProcess, client: str, sent: str, seconds: float = 180.0
 ) -> str:
     """Produce a record with a driver; return what it prints. Raises DriverFailed."""
-    words = ["--oauth-token", sent]
+    words, security = ["--oauth-token", sent], Security()
     if table()[client].driver in ("sarama", "kafka_python"):
-        words = ["--sasl", "OAUTHBEARER", "--user", f"{client}:{sent}"]
-    record = line_of(Record(new_topic(), 0, None, b"value"))
+        words, security = [], Security((client, sent), mechanism="OAUTHBEARER")
+    elif table()[client].driver == "java":
+        file = server.log.with_name(f"{client}.jwt")
+        file.write_text(sent)
+        words, security = [], java_security("", **token_endpoint(file.as_uri()))
+    record, at = line_of(Record(new_topic(), 0, None, b"value")), address(server)
     try:
-        return run(table()[client], "produce", address(server), words, record, timeout=seconds)
+        return run(
+            table()[client], "produce", at, words, record, timeout=seconds, security=security
+        )
     except CannotInstall as reason:
         (pytest.fail if are_required() else pytest.skip)(str(reason))
 
 
 with_driver = pytest.mark.parametrize(
-    "client", ["kafka-python-2.0.2", "kafkajs-2.2.4", "franz-go-1.22.2", "sarama-1.61.1"]
+    "client",
+    ["kafka-python-2.0.2", "kafkajs-2.2.4", "franz-go-1.22.2", "sarama-1.61.1", "java-3.9.2"],
 )
 
 
@@ -492,70 +500,75 @@ def test_client_with_a_driver_ends_after_a_refused_token(
     assert server.wait_for_lines(1, "audience", lines)
 
 
-def run_java(server: GatewayProcess, folder: Path, login: str, **options: str) -> str:
-    """Describe the broker with Kafka's tool; return the error that it prints, if any."""
+def java_security(login: str, **more: str) -> Security:
+    """Settings of a Java client, the first of them for its JAAS entry."""
+    settings = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.jaas.config": f"{JAVA}.OAuthBearerLoginModule required {login};",
+        **more,
+    }
+    return Security(properties=tuple(f"{name}={value}" for name, value in settings.items()))
+
+
+def token_endpoint(url: str) -> dict[str, str]:
+    """Settings of a Java client since 3.1 that reads its token from a URL or file."""
+    return {
+        "sasl.oauthbearer.token.endpoint.url": url,
+        "sasl.login.callback.handler.class": f"{JAVA}.OAuthBearerLoginCallbackHandler",
+    }
+
+
+def test_java_logs_in_with_a_token_of_the_identity_provider(
+    server: GatewayProcess, provider: IdentityProvider, folder: Path
+) -> None:
+    """In Kafka's tool."""
     config = folder / "java.properties"
-    config.write_text(
-        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n"
-        + "".join(f"{name}={value}\n" for name, value in options.items())
-        + "sasl.jaas.config=org.apache.kafka.common.security.oauthbearer."
-        f"OAuthBearerLoginModule required {login};\n"
-    )
+    login = 'clientId="app" clientSecret="secret"'
+    security = java_security(login, **token_endpoint(f"{provider.url}/token"))
+    config.write_text("\n".join(security.properties))
     argv = java(
         "kafka.admin.ConfigCommand",
         *("--bootstrap-server", address(server), "--command-config", str(config)),
         *("--describe", "--entity-type", "brokers", "--entity-name", "0"),
     )
     done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=TOOL_SECONDS)
-    return done.stderr if done.returncode else ""
-
-
-def test_java_logs_in_with_a_token_of_the_identity_provider(
-    server: GatewayProcess, provider: IdentityProvider, folder: Path
-) -> None:
-    error = run_java(
-        server,
-        folder,
-        'clientId="app" clientSecret="secret"',
-        **{
-            "sasl.oauthbearer.token.endpoint.url": f"{provider.url}/token",
-            "sasl.login.callback.handler.class": "org.apache.kafka.common.security.oauthbearer."
-            "secured.OAuthBearerLoginCallbackHandler",
-        },
-    )
-    assert error == ""
+    assert done.returncode == 0, done.stderr
     assert has_logged_in(folder, "User:java")
 
 
-def test_java_logs_in_with_an_unsecured_token_only_if_that_is_allowed(
-    server: GatewayProcess, tmp_path: Path
-) -> None:
-    login = 'unsecuredLoginStringClaim_sub="anyone"'
-    assert '{"status":"invalid_token"}: the token has no signature' in run_java(
-        server, tmp_path, login
-    )
+@pytest.fixture(scope="module")
+def careless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with gateway(
-        tmp_path,
+        tmp_path_factory.mktemp("careless"),
         listeners=("SASL_PLAINTEXT",),
         sasl_enabled_mechanisms="OAUTHBEARER",
         sasl_oauthbearer_allow_unsecured_tokens=True,
-    ) as careless:
-        assert careless.wait_for_lines(1, "accepts tokens without a signature")
-        assert run_java(careless, tmp_path, login) == ""
-        # The oldest and the newest client with OAUTHBEARER.
-        module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
-        properties = (
-            "security.protocol=SASL_PLAINTEXT",
-            "sasl.mechanism=OAUTHBEARER",
-            f"sasl.jaas.config={module} required {login};",
-        )
-        for name in ("java-2.1.1", "java-4.4.0"):
-            records, security = (
-                [Record(new_topic(), 0, None, b"v")],
-                Security(properties=properties),
-            )
-            (sent,) = produce(table()[name], address(careless), records, security=security)
-            assert sent.offset == 0
+    ) as running:
+        assert running.wait_for_lines(1, "accepts tokens without a signature")
+        yield running
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "java-2.1.1",
+        pytest.param("java-2.8.2", marks=pytest.mark.slow),
+        pytest.param("java-3.9.2", marks=pytest.mark.slow),
+        pytest.param("java-4.3.1", marks=pytest.mark.slow),
+        "java-4.4.0",
+    ],
+)
+def test_java_logs_in_with_an_unsecured_token_only_if_that_is_allowed(
+    server: GatewayProcess, careless: GatewayProcess, name: str
+) -> None:
+    security = java_security('unsecuredLoginStringClaim_sub="anyone"')
+    client, records = table()[name], [Record(new_topic(), 0, None, b"value")]
+    (sent,) = produce(client, address(careless), records, security=security)
+    assert sent.offset == 0
+    with pytest.raises(DriverFailed, match="exit code 1") as failed:
+        produce(client, address(server), records, security=security)
+    assert '{"status":"invalid_token"}: the token has no signature' in failed.value.errors
 
 
 def test_librdkafka_reauthenticates_before_its_token_expires(
