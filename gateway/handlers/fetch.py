@@ -34,6 +34,7 @@ from gateway.protocol.wire.fetch_codec import (
     FetchRequest,
     FetchResponse,
     PartitionFetched,
+    fetch_response_size,
     write_fetch_response,
 )
 from gateway.security.quota_usage import RequestUsage
@@ -238,9 +239,7 @@ def _reply_bytes(reading: FetchPass, request: FetchRequest, usage: RequestUsage)
     for cached, row in reading.rows.items():
         if is_full or _has_changed(cached, row):
             topics.setdefault(cached.key[0], []).append(row)
-    return 4 + sum(
-        map(len, write_fetch_response(FetchResponse(list(topics.items())), request.version))
-    )
+    return 4 + fetch_response_size(list(topics.items()), request.version)
 
 
 def _throttled_response(

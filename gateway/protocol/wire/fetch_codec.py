@@ -224,6 +224,8 @@ _ABORTED = Struct(">qq")
 _TOP = Struct(">ihi")
 _SIZE = Struct(">i")
 _DIVERGING = Struct(">iq")
+#: Bytes of the tagged field without the number of fields.
+_DIVERGING_SIZE = 2 + _DIVERGING.size + 1
 
 
 def write_fetch_response(response: FetchResponse, version: int) -> list[Buffer]:
@@ -247,6 +249,32 @@ def write_fetch_response(response: FetchResponse, version: int) -> list[Buffer]:
         glue.append(0)
     buffers.append(glue)
     return buffers
+
+
+def fetch_response_size(
+    topics: Sequence[tuple[str | bytes, Sequence[PartitionFetched]]], version: int
+) -> int:
+    """Return the length of what `write_fetch_response` returns for these topics."""
+    compact = version >= FIRST_FLEXIBLE
+    # Each struct of a flexible version has at least one byte of tagged fields.
+    size = _count_size(len(topics), compact) + compact
+    size += _TOP.size if version >= 7 else INT32.size if version >= 1 else 0
+    fixed = _HEAD.size + compact
+    fixed += _STABLE_START.size if version >= 5 else _STABLE.size if version >= 4 else 0
+    fixed += 4 if version >= 11 else 0  # preferred_read_replica
+    for topic, partitions in topics:
+        size += len(topic if isinstance(topic, bytes) else write_string(topic, compact=compact))
+        size += _count_size(len(partitions), compact) + compact + fixed * len(partitions)
+        for partition in partitions:
+            records = sum(map(len, partition.records))
+            # The length of records is encoded as the count of an array is.
+            size += records + _count_size(records, compact)
+            if version >= 4:
+                aborted = len(partition.aborted or ())
+                size += _count_size(aborted, compact) + aborted * (_ABORTED.size + compact)
+            if compact and partition.diverging is not None:
+                size += _DIVERGING_SIZE
+    return size
 
 
 def _write_partition(
@@ -298,3 +326,7 @@ def _write_tags(glue: bytearray, partition: PartitionFetched) -> None:
 
 def _count(count: int, compact: bool) -> bytes:
     return write_uvarint(count + 1) if compact else INT32.pack(count)
+
+
+def _count_size(count: int, compact: bool) -> int:
+    return ((count + 1).bit_length() + 6) // 7 if compact else INT32.size

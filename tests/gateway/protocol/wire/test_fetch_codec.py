@@ -16,6 +16,7 @@ from gateway.protocol.wire.fetch_codec import (
     FetchResponse,
     FetchTopic,
     PartitionFetched,
+    fetch_response_size,
     read_fetch,
     write_fetch_response,
 )
@@ -291,7 +292,19 @@ def responses(draw):
 @given(response=responses())
 def test_response_equals_that_of_codec(response):
     version, theirs, ours = response
-    assert b"".join(write_fetch_response(ours, version)) == bytes(theirs.encode(version=version))
+    written = b"".join(write_fetch_response(ours, version))
+    assert written == bytes(theirs.encode(version=version))
+    assert fetch_response_size(ours.topics, version) == len(written)
+
+
+@pytest.mark.parametrize("version", range(19))
+@pytest.mark.parametrize("size", [0, 126, 127, 16_382, 16_383, 2_097_150, 2_097_151])
+def test_size_of_response_follows_lengths_of_varints(version, size):
+    topic = "t" * 127 if version < 13 else bytes(16)
+    rows = [PartitionFetched(index, 0, records=[bytes(size)], aborted=()) for index in range(127)]
+    rows[1:] = [PartitionFetched(index, 0) for index in range(1, 127)]
+    written = write_fetch_response(FetchResponse([(topic, rows)]), version)
+    assert fetch_response_size([(topic, rows)], version) == sum(map(len, written))
 
 
 @pytest.mark.parametrize("version", range(19))
