@@ -346,13 +346,21 @@ class GroupCoordinator:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 
     def validate_offset_commit(
-        self, group_id: str, member_id: str, generation: int, instance_id: str | None, version: int
+        self,
+        group_id: str,
+        member_id: str,
+        generation: int,
+        instance_id: str | None,
+        version: int,
+        *,
+        has_offsets: bool = False,
     ) -> CommitValidator | None:
         """Check that this member may commit offsets; for a classic group, also restart its session.
 
         Returns a check to apply to each partition, or None if all partitions are allowed. A
         generation of -1 stands for a consumer outside of group management. `version` is the
-        request's version.
+        request's version. `has_offsets` says whether the group has committed offsets: without
+        members it is an empty classic group then, as in Kafka.
 
         Raises KafkaError: UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, STALE_MEMBER_EPOCH,
         FENCED_INSTANCE_ID, REBALANCE_IN_PROGRESS, GROUP_ID_NOT_FOUND, UNSUPPORTED_VERSION.
@@ -363,6 +371,8 @@ class GroupCoordinator:
                 self._schedule_expiry(group)
             case ConsumerGroup() as group:
                 return group.validate_offset_commit(member_id, generation, version)
+            case None if generation >= 0 and has_offsets:
+                raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
             case None if generation >= 0:
                 raise KafkaError(
                     ErrorCode.GROUP_ID_NOT_FOUND

@@ -160,6 +160,7 @@ async def _commit_existing(
             request.generation_id_or_member_epoch,
             request.group_instance_id,
             caller.api_version,
+            has_offsets=broker.offsets.has(request.group_id),
         )
         rows = {}
         for (name, index), asked in existing.items():

@@ -355,6 +355,17 @@ def test_commit_to_missing_group_depends_on_version(env, version, code):
     assert commit(env, ("orders", 0, 1), member=("me", 3, None), version=version) == [code]
 
 
+@pytest.mark.parametrize("version", [1, 2, 8, 9, 10])
+@pytest.mark.parametrize("instance", [None, "static"])
+def test_member_of_group_with_offsets_only_is_unknown(env, version, instance):
+    """Kafka's OffsetMetadataManager finds such a group and its validateOffsetCommit no member."""
+    commit(env, ("orders", 0, 1))
+    assert commit(env, ("orders", 0, 2), member=("me", 3, instance), version=version) == [
+        ErrorCode.UNKNOWN_MEMBER_ID
+    ]
+    assert stored(env).offset == 1
+
+
 # OffsetFetch
 
 
