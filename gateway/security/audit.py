@@ -14,7 +14,7 @@ import msgspec
 
 from auth.mechanism import Principal
 from gateway.traffic.traffic_log import LineSink
-from gateway.traffic.traffic_rows import bounded_text
+from gateway.traffic.traffic_rows import bounded_text, encode_lines
 
 #: What a change affects.
 ChangeKind = Literal["acl", "scram-credential", "quota"]
@@ -102,7 +102,6 @@ class AuditFiles(AuditLog):
         self._sink = sink
         self._node = node
         self._now = now
-        self._encoder = msgspec.json.Encoder()
         #: Refusals written since `_recent_since`: a client that retries repeats them many times a
         #: second, which would push older lines out of the kept files.
         self._recent: set[tuple[str, ...]] = set()
@@ -201,4 +200,4 @@ class AuditFiles(AuditLog):
             action,
             error,
         )
-        self._sink.put(self._encoder.encode(row) + b"\n", 1)
+        self._sink.put(encode_lines([row]), 1)

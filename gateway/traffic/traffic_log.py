@@ -18,7 +18,7 @@ from gateway.traffic.connection_recorder import ConnectionRecorder
 from gateway.traffic.counters import RowLimits
 from gateway.traffic.log_files import base36
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
-from gateway.traffic.traffic_rows import Row
+from gateway.traffic.traffic_rows import Row, encode_lines
 
 #: Connections are spread over this many slots of an interval, because writing the rows of 10,000
 #: connections at once would block the reactor.
@@ -99,7 +99,6 @@ class TrafficLog(RecorderFactory):
         # Recorders whose slot is due and whose rows are not written yet.
         self._pending: OrderedDict[ConnectionRecorder, None] = OrderedDict()
         self._next_due = 0.0
-        self._encoder = msgspec.json.Encoder()
         self._cancel: Cancel | None = None
         self._cancel_pending: Cancel | None = None
 
@@ -142,7 +141,7 @@ class TrafficLog(RecorderFactory):
         for row in rows:
             row.sequence = self._sequence
             self._sequence += 1
-        block = self._encoder.encode_lines(rows)
+        block = encode_lines(rows)
         for sink in self._sinks:
             sink.put(block, len(rows))
 

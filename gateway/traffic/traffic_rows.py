@@ -6,6 +6,8 @@ needs a new version.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -141,3 +143,22 @@ def bounded_text(value: str) -> str:
     if len(value) <= MAX_TEXT and value.isascii():
         return value
     return value[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")
+
+
+_ENCODER = msgspec.json.Encoder()
+
+#: A character from U+0080 to U+009F in UTF-8.
+_C1 = re.compile(rb"\xc2([\x80-\x9f])")
+
+
+def encode_lines(rows: Sequence[msgspec.Struct]) -> bytes:
+    """Encode rows as JSON lines without control characters.
+
+    JSON escapes those below U+0020. Terminals may also act on those from U+0080 to U+009F.
+    """
+    lines = _ENCODER.encode_lines(rows)
+    return _C1.sub(_as_escape, lines) if b"\xc2" in lines else lines
+
+
+def _as_escape(match: re.Match[bytes]) -> bytes:
+    return b"\\u00%02x" % match[1][0]

@@ -60,6 +60,17 @@ def test_failed_login_names_reason(audit, sink):
     ]
 
 
+def test_control_characters_of_names_are_escaped():
+    class Blocks(LinesInMemory):
+        def put(self, block, lines):
+            self.lines.append(block)
+
+    sink = Blocks()
+    AuditFiles(sink, 7, lambda: 0).login_failed(*PEER, "PLAIN\x1b[2J", "\x9b2J")
+    (line,) = sink.lines
+    assert b'"mechanism":"PLAIN\\u001b[2J","reason":"\\u009b2J"}\n' in line
+
+
 def test_refusal_names_request_operation_and_resource(audit, sink):
     audit.refused(*PEER, ALICE, "FETCH", "READ", "Topic:orders")
     assert sink.lines == [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -14,6 +15,7 @@ from gateway.traffic.traffic_rows import (
     Reason,
     UsageRow,
     bounded_text,
+    encode_lines,
 )
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -56,6 +58,25 @@ def test_fields_that_do_not_apply_are_omitted():
 def test_text_is_bounded_and_encodable():
     assert bounded_text("x" * 40_000) == "x" * MAX_TEXT
     assert msgspec.json.encode([bounded_text("a\ud800\n")]) == b'["a?\\n"]'
+
+
+class Named(msgspec.Struct):
+    name: str
+
+
+@pytest.mark.parametrize("code", [0, 0x1B, 0x1F, 0x80, 0x85, 0x9B, 0x9F])
+def test_control_characters_are_escaped(code):
+    lines = encode_lines([Named(f"a{chr(code)}\\{chr(code)}"), Named("b")])
+    assert chr(code) not in lines.decode()
+    assert [json.loads(line) for line in lines.splitlines()] == [
+        {"name": f"a{chr(code)}\\{chr(code)}"},
+        {"name": "b"},
+    ]
+
+
+def test_other_characters_are_not_escaped():
+    name = "\xa0\xa9 \xc2\u0100\u2080\U0001f980"
+    assert encode_lines([Named(name)]) == f'{{"name":"{name}"}}\n'.encode()
 
 
 @pytest.fixture(scope="module")
