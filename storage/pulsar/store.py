@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
-from twisted.python.failure import Failure
 
 from storage.bridge import Reactor, SharedResult, SingleFlightCache
 from storage.log import (
@@ -24,7 +22,7 @@ from storage.log import (
     VolumeUsage,
 )
 from storage.plain_records import BatchFormat
-from storage.pulsar.admin.admin_api import NotFound, PulsarAdmin
+from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.admin.cluster_checks import prepare
 from storage.pulsar.admin.pulsar_permissions import PulsarPermissions
 from storage.pulsar.client.exclusive_producer import FencedByOtherProducer, InFlightLimit
@@ -45,6 +43,7 @@ from storage.pulsar.log.partition_rows import (
 )
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table import PulsarTable
+from storage.pulsar.topics.deleted_partitions import DeletedPartitions
 from storage.pulsar.topics.mirrored_cursors import CursorMirror, CursorPosition
 from storage.pulsar.topics.namespaces import largest_message
 from storage.pulsar.topics.pulsar_names import path_of
@@ -89,8 +88,9 @@ class PulsarStore:
         self._logs: SingleFlightCache[tuple[str, int], PulsarPartitionLog] = SingleFlightCache()
         self._tables: SingleFlightCache[str, PulsarTable] = SingleFlightCache()
         self._partitions: dict[bytes, PartitionState] = {}
-        self._full_names: dict[bytes, str] = {}
-        """Full topic names of the partitions opened since the start, by partition key."""
+        self._deleted = DeletedPartitions(
+            self._admin.properties, self._delete_state, settings.refresh_seconds, reactor
+        )
         self._rows: PulsarTable | None = None
         self._lock = StoreLock(self._client, self._admin, settings, reactor)
         self._mirror = CursorMirror(self._admin, self._cursor_position, reactor, settings)
@@ -123,6 +123,7 @@ class PulsarStore:
             await self._release()
             raise
         self._is_open = True
+        self._deleted.start()
         if self.settings.mirror_cursors:
             self._mirror.start()
 
@@ -140,6 +141,7 @@ class PulsarStore:
         if not self._is_open:
             return
         self._is_open = False
+        self._deleted.stop()
         self._mirror.stop()
         if self._permissions is not None:
             self._permissions.close()
@@ -348,20 +350,13 @@ class PulsarStore:
             if is_gone or log.partition.row.is_native != (self._entry_format(name) == NATIVE):
                 del self._logs.created[name, index]
                 log.close()
-        ids = {topic.topic_id for topic in self.topics.values()}
-        for key in [key for key in self._full_names if key[:-4] not in ids]:
-            full_name = self._full_names.pop(key)
-            deletion = Deferred.fromCoroutine(self._delete_state_if_gone(key, full_name))
-            deletion.addErrback(_log_state_not_removed, full_name)
+        self._deleted.topics_listed({topic.topic_id for topic in self.topics.values()})
 
-    async def _delete_state_if_gone(self, key: bytes, full_name: str) -> None:
-        """Delete the state of a partition that another client deleted, if it is really gone.
+    async def _delete_state(self, key: bytes) -> None:
+        """Delete the state of a partition that another client deleted.
 
         Its side topic may be large.
         """
-        with suppress(NotFound):
-            await self._admin.properties(full_name)
-            return
         partition = self._partitions.pop(key, None)
         if partition:
             await self._delete_partition_state(partition)
@@ -399,7 +394,7 @@ class PulsarStore:
             self._check_open()
             raise UnknownTopic(f"topic {name} was deleted while it was opened")
         self._partitions[key] = partition
-        self._full_names[key] = full_name
+        self._deleted.opened(key, full_name)
         self._logs.created[name, index] = log
         return log
 
@@ -498,7 +493,3 @@ class PulsarStore:
     def _check_open(self) -> None:
         if not self._is_open:
             raise LogClosed("the store is closed")
-
-
-def _log_state_not_removed(failure: Failure, full_name: str) -> None:
-    logger.warning("state of deleted topic %s not removed: %s", full_name, failure.value)
