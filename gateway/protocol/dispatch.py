@@ -391,7 +391,7 @@ class Dispatch:
             self._client_usage = client if is_kept else None
         if not client.is_limited:
             return None
-        return RequestUsage(of_all, client, size, stopwatch)
+        return RequestUsage(of_all, client, size, None if client.time is None else stopwatch)
 
     def _served(self, request: _InFlightRequest, reply: Any) -> None:
         self._is_serving = False

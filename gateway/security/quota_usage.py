@@ -11,6 +11,8 @@ from collections.abc import Callable
 from heapq import nsmallest
 from typing import Protocol
 
+import msgspec
+
 from gateway.security.client_quotas import ClientQuotas
 from gateway.security.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 from gateway.security.rate_windows import MAX_THROTTLE_MS, RateWindow
@@ -161,48 +163,43 @@ class RequestTime(Protocol):
     def total_ns(self) -> int: ...
 
 
-class RequestUsage:
+class RequestUsage(msgspec.Struct, gc=False):
     """What one request uses of its client's quotas. `throttle_ms` is known once it is counted.
 
     `request_bytes` is the size of the request with its header. `spent` is None if the client's time
     is not limited.
     """
 
-    __slots__ = ("_client", "_is_counted", "_request_bytes", "_usage", "spent", "throttle_ms")
-
-    def __init__(
-        self, usage: QuotaUsage, client: ClientUsage, request_bytes: int, spent: RequestTime | None
-    ) -> None:
-        self._usage = usage
-        self._client = client
-        self._request_bytes = request_bytes
-        self._is_counted = False
-        self.spent = None if client.time is None else spent
-        self.throttle_ms = 0
+    usage: QuotaUsage
+    client: ClientUsage
+    request_bytes: int
+    spent: RequestTime | None
+    is_counted: bool = False
+    throttle_ms: int = 0
 
     @property
     def max_fetch_bytes(self) -> int:
         """The most that a reply may contain without being throttled in any case."""
-        fetched = self._client.fetched
+        fetched = self.client.fetched
         if fetched is None:
             return _UNLIMITED_BYTES
-        return int(min(fetched.limit * self._usage.window_seconds, _UNLIMITED_BYTES))
+        return int(min(fetched.limit * self.usage.window_seconds, _UNLIMITED_BYTES))
 
     @property
     def limits_fetched_bytes(self) -> bool:
-        return self._client.fetched is not None
+        return self.client.fetched is not None
 
     def count_produce(self, *, has_reply: bool) -> int:
         """Count a Produce, return the throttle time. The time of one with acks=0 is not limited."""
-        now = self._usage.now()
-        produced = self._client.produced
-        throttle_ms = 0 if produced is None else produced.record(self._request_bytes, now)
+        now = self.usage.now()
+        produced = self.client.produced
+        throttle_ms = 0 if produced is None else produced.record(self.request_bytes, now)
         return self._count(throttle_ms, now, is_exempt=not has_reply)
 
     def count_fetch(self, reply_bytes: int) -> int:
         """Count a Fetch, return the throttle time. If it is not 0, the reply must be empty."""
-        now = self._usage.now()
-        fetched = self._client.fetched
+        now = self.usage.now()
+        fetched = self.client.fetched
         throttle_ms = 0 if fetched is None else fetched.record(reply_bytes, now)
         throttle_ms = self._count(throttle_ms, now)
         if throttle_ms and fetched is not None:
@@ -211,20 +208,20 @@ class RequestUsage:
 
     def count_request(self, *, is_exempt: bool) -> int:
         """Count the time of a request unless it is counted already; return the throttle time."""
-        if self._is_counted:
+        if self.is_counted:
             return self.throttle_ms
-        return self._count(0, self._usage.now(), is_exempt=is_exempt)
+        return self._count(0, self.usage.now(), is_exempt=is_exempt)
 
     def _count(self, throttle_ms: int, now: int, *, is_exempt: bool = False) -> int:
-        self._is_counted = True
-        if self.spent is not None and not is_exempt and self._client.time is not None:
+        self.is_counted = True
+        if self.spent is not None and not is_exempt and self.client.time is not None:
             percent = self.spent.total_ns() * _PERCENT_PER_NS
-            throttle_ms = max(throttle_ms, self._client.time.record(percent, now))
+            throttle_ms = max(throttle_ms, self.client.time.record(percent, now))
         self.throttle_ms = throttle_ms
         return throttle_ms
 
     def count_later_time(self, ns: int) -> None:
         """Count time after the throttle time was decided; later requests are throttled for it."""
-        time = self._client.time
+        time = self.client.time
         if time is not None:
             time.window.record(ns * _PERCENT_PER_NS, time.window.recorded_at)
