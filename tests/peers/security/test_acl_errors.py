@@ -64,7 +64,6 @@ COORDINATOR_STARTING = {14, 15, 16}
 EXPLAINED = {
     "OFFSET_COMMIT v0": "Kafka keeps these offsets in ZooKeeper, which KRaft does not have",
     "OFFSET_FETCH v0": "Kafka keeps these offsets in ZooKeeper, which KRaft does not have",
-    "OFFSET_COMMIT v9": "Kafka creates a group, without this member, when offsets are committed",
     "WRITE_TXN_MARKERS": "there are no transactions",
     "DESCRIBE_QUORUM": "there is no metadata quorum",
     "ADD_RAFT_VOTER": "there is no metadata quorum",
