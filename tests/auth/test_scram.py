@@ -18,6 +18,7 @@ from auth.scram import (
     ScramCredential,
     ScramMechanism,
     new_salt,
+    readable_salt,
     salt_password,
 )
 
@@ -264,11 +265,26 @@ def test_no_sequence_of_tokens_gets_in_or_raises_anything_else(tokens):
             continue
 
 
-def test_generated_salt_has_the_form_of_kafkas_tools():
+@pytest.mark.parametrize(
+    ("entropy", "salt"),
+    [
+        (
+            bytes.fromhex("00" * 15 + "0123456789abcdef0123456789abcdef01"),
+            b"h8s5y8zta6g7mcqmekoxn6s5d",
+        ),
+        (b"\xff" * 32, b"1omfro7zwmumr3umxudzyj6scf"),
+        (bytes(32), b"0"),
+    ],
+)
+def test_salt_is_written_as_by_kafkas_tools(entropy, salt):
+    """The expected values are those of Java's `BigInteger.toString(36)`."""
+    assert readable_salt(entropy) == salt
+
+
+def test_generated_salts_differ():
     salts = {new_salt() for _ in range(50)}
     assert len(salts) == 50
-    assert all((salt.isalnum() and salt.islower()) or salt.isdigit() for salt in salts)
-    assert {len(salt) for salt in salts} <= {23, 24, 25, 26}
+    assert all(int(salt, 36) < 1 << 130 for salt in salts)
 
 
 def test_repr_hides_keys():
