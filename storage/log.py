@@ -85,6 +85,10 @@ class UnknownTopic(StorageError):
     """No topic of that name."""
 
 
+class ShardNotOpen(StorageError):
+    """The shard is not open in this process: another gateway may lead it."""
+
+
 class StoreInUse(StorageError):
     """Another process holds this store. The message says which one and what to do."""
 
@@ -413,15 +417,56 @@ class Store(Protocol):
         """
         ...
 
+    @property
+    def shard_count(self) -> int:
+        """The number of shards (`storage.shards`), known once the store is open."""
+        ...
+
+    async def open_shard(self, shard: int, leader_epoch: int) -> None:
+        """Acquire a shard: fence the process that had it before, and load its state.
+
+        From then on, `log` opens the shard's partitions with `leader_epoch`, and `shard_table` its
+        tables. The epoch is greater than that of any earlier leader of the shard. No effect if the
+        shard is open. A store of a single process has all shards open.
+
+        Raises Fenced, StorageFailed.
+        """
+        ...
+
+    async def close_shard(self, shard: int) -> None:
+        """Give up a shard: write what is queued, close its logs and tables.
+
+        They fail with LogClosed from then on. No effect if the shard is not open.
+        """
+        ...
+
+    def when_shard_lost(self, call: Callable[[int, str], None]) -> None:
+        """Register `call`, invoked with shard and reason if another process fences an open shard.
+
+        The shard is no longer open then.
+        """
+        ...
+
+    async def shard_table(self, shard: int, name: str) -> StateTable:
+        """The table of that name in an open shard, created if missing; the same object at each
+        call until the shard is closed.
+
+        Tables of one name in different shards are independent. Raises ShardNotOpen, StorageFailed.
+        """
+        ...
+
     async def log(self, topic: str, partition: int) -> PartitionLog:
         """The log of one partition, opened for writing; the same object at each call.
 
-        Raises UnknownTopic, Fenced, StorageFailed.
+        Raises UnknownTopic, ShardNotOpen, Fenced, StorageFailed.
         """
         ...
 
     async def table(self, name: str) -> StateTable:
-        """The table of that name, created if missing; the same object at each call."""
+        """The table of that name, created if missing; the same object at each call.
+
+        It belongs to the store as a whole, unlike those of `shard_table`.
+        """
         ...
 
     async def permissions(self) -> Permissions | None:

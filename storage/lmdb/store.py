@@ -39,15 +39,24 @@ that.
 
 
 class LmdbStore:
-    """A `Store` in `directory`, for the thread of `reactor`. Held by one process at a time."""
+    """A `Store` in `directory`, for the thread of `reactor`. Held by one process at a time.
+
+    All its shards are open while it is. Products use one shard; more of them are for tests.
+    """
 
     retains_by_itself = False
     may_be_lost = False
     """The kernel's lock on the directory is held until the process ends."""
 
     def __init__(
-        self, directory: Path, *, reactor: Reactor, settings: LmdbSettings | None = None
+        self,
+        directory: Path,
+        *,
+        reactor: Reactor,
+        settings: LmdbSettings | None = None,
+        shard_count: int = 1,
     ) -> None:
+        self.shard_count = shard_count
         self.directory = Path(directory)
         self.settings = settings or LmdbSettings()
         self.tail = TailCache(self.settings.tail_bytes)
@@ -128,6 +137,18 @@ class LmdbStore:
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         """Never called: the directory lock cannot be taken over."""
+
+    async def open_shard(self, shard: int, leader_epoch: int) -> None:
+        """No effect: no other process can have the shard."""
+
+    async def close_shard(self, shard: int) -> None:
+        """No effect: the shard is closed with the store."""
+
+    def when_shard_lost(self, call: Callable[[int, str], None]) -> None:
+        """Never called, like `when_lost`."""
+
+    async def shard_table(self, shard: int, name: str) -> LmdbTable:
+        return await self.table(f"{name}.{shard}" if shard else name)
 
     def watch_topics(self, on_change: Callable[[], None]) -> None:
         """Never called: no other process writes to this store."""

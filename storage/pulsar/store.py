@@ -61,6 +61,7 @@ class PulsarStore:
     """A `Store`, used in the thread of `reactor`."""
 
     retains_by_itself = True
+    shard_count = 1
 
     def __init__(
         self, settings: PulsarSettings, *, reactor: Reactor, batch_format: BatchFormat | None = None
@@ -444,6 +445,18 @@ class PulsarStore:
             # One confirmation serves all callers with the same count of suspicions.
             await self._confirming.get(suspicions, self._lock.confirm)
             self._suspicions_when_confirmed = max(suspicions, self._suspicions_when_confirmed)
+
+    async def open_shard(self, shard: int, leader_epoch: int) -> None:
+        """No effect: the only shard is open while the store is."""
+
+    async def close_shard(self, shard: int) -> None:
+        """No effect: the shard is closed with the store."""
+
+    def when_shard_lost(self, call: Callable[[int, str], None]) -> None:
+        """Never called: the shard is lost together with the store."""
+
+    async def shard_table(self, shard: int, name: str) -> PulsarTable:
+        return await self.table(name)
 
     async def table(self, name: str) -> PulsarTable:
         self._check_open()

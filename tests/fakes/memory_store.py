@@ -313,6 +313,7 @@ class MemoryStore:
     """
 
     retains_by_itself = False
+    shard_count = 1
     has_namespaces = False
     stores_fenced = False
 
@@ -382,6 +383,18 @@ class MemoryStore:
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         self.tell_lost = call
+
+    async def open_shard(self, shard: int, leader_epoch: int) -> None:
+        """No effect: all shards are open."""
+
+    async def close_shard(self, shard: int) -> None:
+        """No effect."""
+
+    def when_shard_lost(self, call: Callable[[int, str], None]) -> None:
+        """Never called."""
+
+    async def shard_table(self, shard: int, name: str) -> MemoryTable:
+        return await self.table(f"{name}.{shard}" if shard else name)
 
     async def confirm_held(self) -> None:
         """Wait until the test fires `confirming`."""
