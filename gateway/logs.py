@@ -101,7 +101,8 @@ class LogStream(Protocol):
 class ProcessLog:
     """The log of this process while it is open; a context manager.
 
-    `dropped` counts lines lost to a full queue or a failing stream.
+    `context` are fields that every line gets. `dropped` counts lines lost to a full queue or a
+    failing stream.
     """
 
     def __init__(
@@ -111,8 +112,9 @@ class ProcessLog:
         level: str = "info",
         levels: Mapping[str, str] | None = None,
         queue_events: int = 10_000,
+        context: Mapping[str, Field] | None = None,
     ) -> None:
-        self._writer = _Writer(sink, _FORMATS[layout](), queue_events)
+        self._writer = _Writer(sink, _FORMATS[layout](context or {}), queue_events)
         self._levels = {"": "warning", **dict.fromkeys(OWN_PACKAGES, level), **(levels or {})}
         self._before: dict[str, int] = {}
         self._handlers_before: list[logging.Handler] = []
@@ -221,9 +223,15 @@ class _Writer(logging.Handler):
             self.release()
 
 
-class _Text(logging.Formatter):
+class _Layout(logging.Formatter):
+    def __init__(self, context: Mapping[str, Field]) -> None:
+        super().__init__()
+        self._context = context
+
+
+class _Text(_Layout):
     def format(self, record: logging.LogRecord) -> str:
-        event, fields = _event_of(record)
+        event, fields = _event_of(record, self._context)
         shown = [
             _time(record),
             record.levelname.lower(),
@@ -236,9 +244,9 @@ class _Text(logging.Formatter):
         return " ".join(shown)
 
 
-class _Json(logging.Formatter):
+class _Json(_Layout):
     def format(self, record: logging.LogRecord) -> str:
-        event, fields = _event_of(record)
+        event, fields = _event_of(record, self._context)
         row: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -255,16 +263,18 @@ class _Json(logging.Formatter):
 _FORMATS = {"text": _Text, "json": _Json}
 
 
-def _event_of(record: logging.LogRecord) -> tuple[str, Mapping[str, object]]:
-    """The event and its fields.
+def _event_of(
+    record: logging.LogRecord, context: Mapping[str, Field]
+) -> tuple[str, Mapping[str, object]]:
+    """The event and its fields, with those of `context`.
 
     For a record of another library: the event `message`, with its text and traceback as fields.
     """
     event = getattr(record, "event", None)
     fields = getattr(record, "fields", None)
     if isinstance(event, str) and isinstance(fields, Mapping):
-        return event, fields
-    foreign: dict[str, object] = {"text": record.getMessage()}
+        return event, {**context, **fields} if context else fields
+    foreign: dict[str, object] = {**context, "text": record.getMessage()}
     if record.exc_info and record.exc_info[1]:
         foreign["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
     return "message", foreign

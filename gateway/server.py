@@ -367,13 +367,14 @@ def _to_authentication_busy(failure: Failure) -> NoReturn:
     raise AuthenticationBusy("too many password checks are waiting")
 
 
-def run(settings: Settings, reactor: Any) -> int:
+def run(settings: Settings, reactor: Any, on_ready: Callable[[], None] = lambda: None) -> int:
     """Serve until SIGTERM or SIGINT, and return the exit code.
 
-    It is 0 after a drain, and 1 if the server could not start or lost its store.
+    `on_ready` is called when connections are accepted. The code is 0 after a drain, and 1 if the
+    server could not start or lost its store.
     """
     memory.configure_allocator()
-    process = _ServerProcess(settings, reactor)
+    process = _ServerProcess(settings, reactor, on_ready)
     reactor.addSystemEventTrigger("before", "shutdown", process.drain)
     reactor.callWhenRunning(process.start_server)
     reactor.run()
@@ -383,8 +384,9 @@ def run(settings: Settings, reactor: Any) -> int:
 class _ServerProcess:
     """The server as a process: its log, its signals and its exit code."""
 
-    def __init__(self, settings: Settings, reactor: Any) -> None:
+    def __init__(self, settings: Settings, reactor: Any, on_ready: Callable[[], None]) -> None:
         self.exit_code = 0
+        self._on_ready = on_ready
         self._settings = settings
         self._reactor = reactor
         self._server = GatewayServer(settings, reactor, self._lost)
@@ -400,6 +402,7 @@ class _ServerProcess:
             f"ready listeners={addresses} store={store} node={self._settings.node_id}\n"
         )
         sys.stdout.flush()
+        self._on_ready()
 
     def _failed(self, failure: BaseException) -> None:
         if self._is_ending:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, cast
 
 import click
 
-from gateway import HAS_COMPAT, logs
+from gateway import HAS_COMPAT, logs, supervisor
 from gateway.cli.acls_command import acls
 from gateway.cli.groups.groups_command import groups
 from gateway.cli.settings_command import settings as settings_command
@@ -113,6 +113,9 @@ def main() -> None:
     "--traffic-topic", is_flag=True, help="Write the traffic log to the topic __kopgate_traffic."
 )
 @click.option("--node-id", metavar="N", help="Kafka broker id.")
+@click.option(
+    "--workers", metavar="N", help="Gateway processes on consecutive ports, with a Pulsar store."
+)
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
 @click.option(
@@ -137,6 +140,9 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
     \b
     kopgate serve --listener PLAINTEXT://0.0.0.0:9092 --advertised PLAINTEXT://kafka.example:9092
     kopgate serve --store pulsar://pulsar.example:6650 --pulsar-admin http://pulsar.example:8080
+
+    Gateways with the same store in Pulsar form one cluster. --workers N runs N of them on this
+    machine, with node ids and ports from the given ones on; they are restarted when they end.
     """
     flags = {**_assignments(others), **{field: value for field, value in named.items() if value}}
     names = {
@@ -148,6 +154,9 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
         for problem in error.problems:
             click.echo(f"kopgate: {problem}", err=True)
         sys.exit(2)
+    role = supervisor.take_worker_role(os.environ)
+    if role is not None:
+        settings = settings.for_worker(role.index)
     with (
         _stop_signals_deferred(),
         logs.ProcessLog(
@@ -156,10 +165,11 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
             settings.log_level,
             settings.log_levels,
             settings.log_queue_events,
+            None if role is None else {"node": settings.node_id},
         ),
     ):
         try:
-            code = _run(settings)
+            code = _supervise(settings) if settings.workers > 1 else _run(settings, role)
         except Exception as error:  # noqa: BLE001 - unforeseen errors are logged, too
             _log.bug("gateway stopped by a bug", error)
             code = 1
@@ -177,16 +187,13 @@ def _end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
 @contextmanager
 def _stop_signals_deferred() -> Iterator[None]:
     """Block the signals that stop the gateway, until `_run` unblocks them for the reactor.
 
     Threads started meanwhile block them too, so that only the main thread receives them.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.STOP_SIGNALS)
     try:
         yield
     finally:
@@ -217,7 +224,13 @@ def _raise_file_limit(connections: int) -> None:
         )
 
 
-def _run(settings: Settings) -> int:
+def _supervise(settings: Settings) -> int:
+    command = [sys.executable, "-m", "gateway", *sys.argv[1:]]
+    stop_seconds = settings.shutdown_timeout_ms / 1000
+    return supervisor.Supervisor(command, settings.workers, stop_seconds).run()
+
+
+def _run(settings: Settings, role: supervisor.WorkerRole | None = None) -> int:
     from twisted.internet import reactor
     from twisted.logger import STDLibLogObserver, globalLogBeginner
 
@@ -231,8 +244,10 @@ def _run(settings: Settings) -> int:
     globalLogBeginner.beginLoggingTo(
         [cast(Any, STDLibLogObserver())], discardBuffer=True, redirectStandardIO=False
     )
-    cast(Any, reactor).callWhenRunning(signal.pthread_sigmask, signal.SIG_UNBLOCK, STOP_SIGNALS)
-    code: int = run(settings, reactor)
+    cast(Any, reactor).callWhenRunning(
+        signal.pthread_sigmask, signal.SIG_UNBLOCK, supervisor.STOP_SIGNALS
+    )
+    code: int = run(settings, reactor, role.report_ready if role else lambda: None)
     return code
 
 

@@ -35,7 +35,7 @@ SETTING_BY_KAFKA_NAME = {
     "ssl.keystore.location": "ssl_certificate_file",
     "ssl.truststore.location": "ssl_ca_file",
 }
-OTHER_VARIABLES = frozenset({"KOPGATE_CONFIG", "KOPGATE_PURE_PYTHON"})
+OTHER_VARIABLES = frozenset({"KOPGATE_CONFIG", "KOPGATE_PURE_PYTHON", "KOPGATE_WORKER"})
 
 
 class SettingsError(Exception):

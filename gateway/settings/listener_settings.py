@@ -22,6 +22,9 @@ from gateway.settings.field_types import (
     read_table,
 )
 
+#: Workers of one supervisor; more than a machine has cores.
+MAX_WORKERS = 128
+
 
 class PerListenerSettings(BaseModel):
     """Settings for all listeners that `[listener.NAME]` overrides for one.
@@ -117,6 +120,15 @@ class ListenerSettings(BaseModel):
     model_config = SECTION_CONFIG
 
     node_id: int = Field(0, ge=0, le=INT32_MAX, description="Kafka's broker id of this gateway.")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=MAX_WORKERS,
+        description=(
+            "Gateway processes to run on this machine, each a node of the cluster: the node id and "
+            "the ports of the listeners rise by one from worker to worker. Not with `lmdb`."
+        ),
+    )
     listeners: Endpoints = Field(
         (parse_endpoint("PLAINTEXT://127.0.0.1:9092"),),
         description=(

@@ -7,7 +7,9 @@ section is a module of this folder. `Settings(...)` uses only its arguments;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Self
 
 from pydantic import BaseModel, model_validator
@@ -41,6 +43,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "The traffic log and the log": LogSettings,
 }
 
+
+MAX_PORT = 65535
 
 #: Settings that must not be without effect, since they make fewer tokens valid.
 _CHECKS_OF_OAUTH_TOKENS = (
@@ -88,6 +92,7 @@ class Settings(
     def _check_consistency(self) -> Self:
         problems = [
             *self._listener_problems(),
+            *self._worker_problems(),
             *self._security_problems(),
             *self._token_problems(),
             *self._pulsar_problems(),
@@ -144,24 +149,20 @@ class Settings(
         return next((endpoint for endpoint in self.advertised if endpoint.name == listener), None)
 
     def _listener_problems(self) -> Iterator[str]:
-        names = [endpoint.name for endpoint in self.listeners]
+        names = {endpoint.name for endpoint in self.listeners}
         bound = [(endpoint.host, endpoint.port) for endpoint in self.listeners if endpoint.port]
-        told = [endpoint.name for endpoint in self.advertised]
-        yield from (f"listeners: duplicate name {name}" for name in _duplicates(names))
+        told = {endpoint.name for endpoint in self.advertised}
         yield from (
             (f"listeners: duplicate address {host}:{port}") for host, port in _duplicates(bound)
         )
-        yield from (f"advertised: duplicate name {name}" for name in _duplicates(told))
-        yield from (
-            f"advertised: no listener is named {name}" for name in sorted(set(told) - set(names))
-        )
+        yield from (f"advertised: no listener is named {name}" for name in sorted(told - names))
         yield from (
             f"listener_security_protocol_map: no listener is named {name}"
-            for name in sorted(set(self.listener_security_protocol_map) - set(names))
+            for name in sorted(set(self.listener_security_protocol_map) - names)
         )
         yield from (
             f"listener.{name}: no listener has this name"
-            for name in sorted(set(self.listener) - set(names))
+            for name in sorted(set(self.listener) - names)
         )
         for endpoint in self.advertised:
             if endpoint.is_wildcard:
@@ -179,6 +180,42 @@ class Settings(
                     f"listeners: {endpoint} listens on all interfaces, so an advertised address "
                     f"is required; for example {example}"
                 )
+
+    def _worker_problems(self) -> Iterator[str]:
+        if self.workers > 1 and not self.store.is_pulsar:
+            yield (
+                f"workers: {self.store} can be used by one process only; use one worker, or a "
+                "store in Pulsar"
+            )
+        for setting, endpoints in ("listeners", self.listeners), ("advertised", self.advertised):
+            for name, count in Counter(endpoint.name for endpoint in endpoints).items():
+                if count not in (1, self.workers):
+                    advice = (
+                        f"; give it once, or once for each of the {self.workers} workers"
+                        if self.workers > 1
+                        else ""
+                    )
+                    yield f"{setting}: duplicate name {name}{advice}"
+            for endpoint in endpoints:
+                if endpoint.port + self.workers - 1 > MAX_PORT:
+                    yield (
+                        f"{setting}: {endpoint} with {self.workers} workers needs ports greater "
+                        f"than {MAX_PORT}"
+                    )
+
+    def for_worker(self, index: int) -> Self:
+        """Return the settings of one of `workers`.
+
+        The node id is higher by `index`. So is the port of a listener that is given once, unless it
+        is 0; of a listener that is given for each worker, the one with this index is used.
+        """
+        changes = {
+            "workers": 1,
+            "node_id": self.node_id + index,
+            "listeners": _of_worker(self.listeners, index),
+            "advertised": _of_worker(self.advertised, index),
+        }
+        return self.model_copy(update=changes)
 
     def _security_problems(self) -> Iterator[str]:
         for name in dict.fromkeys(endpoint.name for endpoint in self.listeners):
@@ -353,3 +390,15 @@ class Settings(
 
 def _duplicates(items: list[Any]) -> list[Any]:
     return sorted({item for item in items if items.count(item) > 1})
+
+
+def _of_worker(endpoints: Iterable[Endpoint], index: int) -> tuple[Endpoint, ...]:
+    by_name: dict[str, list[Endpoint]] = {}
+    for endpoint in endpoints:
+        by_name.setdefault(endpoint.name, []).append(endpoint)
+    return tuple(
+        given[index]
+        if len(given) > 1
+        else replace(given[0], port=given[0].port + index if given[0].port else 0)
+        for given in by_name.values()
+    )

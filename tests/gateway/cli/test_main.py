@@ -39,7 +39,7 @@ def process_goes_on(monkeypatch):
 def served(monkeypatch):
     """Record the settings of each start without starting anything."""
     found = []
-    monkeypatch.setattr(main, "_run", lambda settings: found.append(settings) or 0)
+    monkeypatch.setattr(main, "_run", lambda settings, _: found.append(settings) or 0)
     return found
 
 
@@ -151,12 +151,12 @@ def test_set_accepts_each_name_once_with_value(served, pairs):
 
 
 def test_exit_code_is_that_of_the_server(monkeypatch):
-    monkeypatch.setattr(main, "_run", lambda settings: 1)
+    monkeypatch.setattr(main, "_run", lambda settings, _: 1)
     assert kopgate("serve").exit_code == 1
 
 
 def test_unexpected_exception_is_one_log_line(monkeypatch):
-    def fail(settings):
+    def fail(settings, _):
         raise ZeroDivisionError("by nought")
 
     monkeypatch.setattr(main, "_run", fail)
@@ -171,7 +171,7 @@ def test_reactor_timers_do_not_follow_wall_clock(monkeypatch):
     clocks = []
     monkeypatch.setattr(reactor, "seconds", reactor.seconds)
     monkeypatch.setattr(
-        server, "run", lambda settings, its_reactor: clocks.append(its_reactor.seconds) or 0
+        server, "run", lambda settings, its_reactor, _: clocks.append(its_reactor.seconds) or 0
     )
     monkeypatch.setattr(globalLogBeginner, "beginLoggingTo", lambda *_, **__: None)
     main._run(Settings())
@@ -262,7 +262,7 @@ def test_threads_of_libraries_do_not_change_the_exit_code():
         "import atexit, os, sys\n"
         "from gateway.cli import main\n"
         "atexit.register(os._exit, 99)\n"
-        "main._run = lambda settings: 1\n"
+        "main._run = lambda settings, _: 1\n"
         "main.main(sys.argv[1:])"
     )
     argv = [sys.executable, "-c", script, "serve"]

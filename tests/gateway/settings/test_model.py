@@ -394,3 +394,63 @@ def test_oauthbearer_needs_keys_or_the_setting_for_development():
 )
 def test_check_of_tokens_without_effect_is_refused(values, complaint):
     assert complaint in refusal(**values)
+
+
+PULSAR_WORKERS = {
+    "workers": 2,
+    "store": "pulsar://127.0.0.1:6650",
+    "pulsar_admin": "http://127.0.0.1:8080",
+}
+
+
+def ports(settings, index):
+    mine = settings.for_worker(index)
+    return mine.node_id, [str(one) for one in (*mine.listeners, *mine.advertised)]
+
+
+def test_workers_have_consecutive_node_ids_and_ports():
+    settings = Settings(
+        **PULSAR_WORKERS,
+        node_id=4,
+        listeners=["PLAINTEXT://0.0.0.0:9092"],
+        advertised=["PLAINTEXT://kafka.example:19092"],
+    )
+    assert ports(settings, 0) == (
+        4,
+        ["PLAINTEXT://0.0.0.0:9092", "PLAINTEXT://kafka.example:19092"],
+    )
+    assert ports(settings, 1) == (
+        5,
+        ["PLAINTEXT://0.0.0.0:9093", "PLAINTEXT://kafka.example:19093"],
+    )
+
+
+def test_port_0_is_free_for_each_worker():
+    settings = Settings(**PULSAR_WORKERS, listeners=["PLAINTEXT://127.0.0.1:0"])
+    assert ports(settings, 1)[1] == ["PLAINTEXT://127.0.0.1:0"]
+
+
+def test_listener_given_for_each_worker_has_these_ports():
+    listeners = ["PLAINTEXT://127.0.0.1:9092", "PLAINTEXT://127.0.0.1:9500"]
+    settings = Settings(**PULSAR_WORKERS, listeners=listeners)
+    assert ports(settings, 0)[1] == listeners[:1]
+    assert ports(settings, 1)[1] == listeners[1:]
+
+
+def test_listener_given_for_some_workers_is_refused():
+    listeners = [f"PLAINTEXT://127.0.0.1:{port}" for port in (9092, 9500)]
+    assert "give it once, or once for each of the 3 workers" in refusal(
+        **{**PULSAR_WORKERS, "workers": 3}, listeners=listeners
+    )
+
+
+def test_workers_on_an_embedded_store_are_refused():
+    assert "workers: lmdb:./data can be used by one process only" in refusal(
+        workers=2, store="lmdb:./data"
+    )
+
+
+def test_worker_without_a_port_is_refused():
+    assert "needs ports greater than 65535" in refusal(
+        **PULSAR_WORKERS, listeners=["PLAINTEXT://127.0.0.1:65535"]
+    )

@@ -1,0 +1,177 @@
+"""Runs several gateways on one machine: a supervisor process and one process per worker.
+
+Each worker runs the supervisor's command line again. An environment variable tells it which worker
+it is, from which it derives its node id and ports (`Settings.for_worker`). A worker that ends is
+restarted; the pauses between restarts grow while it fails. SIGTERM and SIGINT stop all workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway import logs
+
+_log = logs.get_logger(__name__)
+
+WORKER_VARIABLE = "KOPGATE_WORKER"
+"""Set for workers: index of the worker, and a file descriptor to report readiness."""
+
+#: Seconds before a worker is restarted: after its first failure and at most. Doubles in between.
+MIN_PAUSE, MAX_PAUSE = 0.5, 30.0
+
+#: A worker that ran for this many seconds has not failed to start.
+STABLE_SECONDS = 60.0
+
+#: Seconds after `shutdown_timeout_ms` until a worker that has not stopped is killed.
+KILL_GRACE_SECONDS = 10.0
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRole:
+    """Which worker this process is."""
+
+    index: int
+    ready_file: int
+
+    def report_ready(self) -> None:
+        """Tell the supervisor that the worker accepts connections."""
+        os.write(self.ready_file, b"ready")
+        os.close(self.ready_file)
+
+
+def take_worker_role(environment: MutableMapping[str, str]) -> WorkerRole | None:
+    """Return the role in the environment, removing it; None if this is no worker.
+
+    A worker receives SIGTERM when its supervisor ends, even if that is killed.
+    """
+    given = environment.pop(WORKER_VARIABLE, None)
+    if given is None:
+        return None
+    index, ready_file = map(int, given.split(","))
+    # Inherited from the supervisor, which waits for it by `sigtimedwait`.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    if hasattr(process_library := ctypes.CDLL(None), "prctl"):  # Linux
+        process_library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    return WorkerRole(index, ready_file)
+
+
+@dataclass(slots=True)
+class _Worker:
+    index: int
+    process: subprocess.Popen[bytes] | None = None
+    ready_pipe: int = -1
+    started_at: float = 0.0
+    restart_at: float = 0.0
+    failures: int = 0
+    has_been_ready: bool = False
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Starts `count` processes of `command`, and keeps them running until a stop signal.
+
+    `stop_seconds` is the time that a worker may take to stop. Block `STOP_SIGNALS` before `run`.
+    """
+
+    command: Sequence[str]
+    count: int
+    stop_seconds: float
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    now: Callable[[], float] = time.monotonic
+
+    def run(self) -> int:
+        """Return the exit code: 0 after a stop, else the code of a worker that could not start."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        workers = [_Worker(index) for index in range(self.count)]
+        for worker in workers:
+            self._start(worker)
+        code = self._supervise(workers)
+        return self._stop(workers) or code
+
+    def _start(self, worker: _Worker) -> None:
+        worker.ready_pipe, ready_file = os.pipe()
+        os.set_blocking(worker.ready_pipe, False)
+        try:
+            worker.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(ready_file,),
+                env={**self.environment, WORKER_VARIABLE: f"{worker.index},{ready_file}"},
+            )
+        finally:
+            os.close(ready_file)
+        worker.started_at = self.now()
+
+    def _supervise(self, workers: Sequence[_Worker]) -> int:
+        """Restart workers until a stop signal arrives or one cannot start; return the exit code."""
+        while True:
+            waiting = [worker.restart_at for worker in workers if worker.process is None]
+            pause = max(min(waiting) - self.now(), 0) if waiting else 3600.0
+            received = signal.sigtimedwait({*STOP_SIGNALS, signal.SIGCHLD}, pause)
+            if received is not None and received.si_signo in STOP_SIGNALS:
+                return 0
+            for worker in workers:
+                code = None if worker.process is None else worker.process.poll()
+                if code is not None:
+                    self._ended(worker, code)
+                    if not worker.has_been_ready:
+                        _log.error(
+                            "worker could not start, stopping all", worker=worker.index, code=code
+                        )
+                        return code if code > 0 else 1
+                if worker.process is None and worker.restart_at <= self.now():
+                    self._start(worker)
+
+    def _ended(self, worker: _Worker, code: int) -> None:
+        was_stable = self.now() - worker.started_at >= STABLE_SECONDS
+        worker.process = None
+        worker.has_been_ready |= _is_ready(worker)
+        os.close(worker.ready_pipe)
+        worker.failures = 1 if was_stable else worker.failures + 1
+        pause = min(MIN_PAUSE * 2 ** min(worker.failures - 1, 10), MAX_PAUSE)
+        worker.restart_at = self.now() + pause
+        if worker.has_been_ready:
+            _log.error(
+                "worker ended, restarting it",
+                worker=worker.index,
+                reason=f"signal {-code}" if code < 0 else f"exit code {code}",
+                seconds=pause,
+            )
+
+    def _stop(self, workers: Sequence[_Worker]) -> int:
+        """Stop all workers; return 1 if one of them failed to stop orderly, else 0."""
+        running = [worker for worker in workers if worker.process is not None]
+        for worker in running:
+            assert worker.process
+            worker.process.send_signal(signal.SIGTERM)
+        deadline = self.now() + self.stop_seconds + KILL_GRACE_SECONDS
+        code = 0
+        for worker in running:
+            assert worker.process
+            try:
+                ended = worker.process.wait(max(deadline - self.now(), 0))
+            except subprocess.TimeoutExpired:
+                _log.error("worker did not stop, killed", worker=worker.index)
+                worker.process.kill()
+                ended = worker.process.wait()
+            os.close(worker.ready_pipe)
+            code = code or int(ended != 0)
+        return code
+
+
+def _is_ready(worker: _Worker) -> bool:
+    """Whether the worker reported readiness before it ended."""
+    try:
+        return bool(os.read(worker.ready_pipe, 16))
+    except BlockingIOError:
+        return False

@@ -1,0 +1,121 @@
+"""Supervisor and workers as real processes, with small programs in place of gateways."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SUPERVISOR = """
+import signal, sys
+from gateway import logs, supervisor
+signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.STOP_SIGNALS)
+supervisor.KILL_GRACE_SECONDS = 0.5
+with logs.ProcessLog(sys.stderr):
+    code = supervisor.Supervisor([sys.executable, "-c", sys.argv[1]], 2, 0.2).run()
+sys.exit(code)
+"""
+
+#: Writes `INDEX PID` to the file `starts` when it is ready, and stops on SIGTERM.
+WORKER = """
+import os, signal, time
+from gateway import supervisor
+role = supervisor.take_worker_role(os.environ)
+signal.signal(signal.SIGTERM, lambda *_: exit(0))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, supervisor.STOP_SIGNALS)
+with open("starts", "a") as starts:
+    starts.write(f"{role.index} {os.getpid()}\\n")
+role.report_ready()
+time.sleep(600)
+"""
+
+
+@contextmanager
+def supervised(folder: Path, program: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, program],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def starts(folder: Path) -> list[tuple[int, int]]:
+    file = folder / "starts"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [(int(index), int(pid)) for index, pid in map(str.split, lines)]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    # Ended, but not yet waited for by its parent.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_stop_signal_stops_all_workers(tmp_path: Path) -> None:
+    with supervised(tmp_path, WORKER) as process:
+        wait_until(lambda: len(starts(tmp_path)) == 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    workers = starts(tmp_path)
+    assert sorted(index for index, _ in workers) == [0, 1]
+    assert all(has_ended(pid) for _, pid in workers)
+
+
+def test_killed_worker_is_restarted_with_its_index(tmp_path: Path) -> None:
+    with supervised(tmp_path, WORKER) as process:
+        wait_until(lambda: len(starts(tmp_path)) == 2)
+        index, pid = starts(tmp_path)[0]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: len(starts(tmp_path)) == 3)
+        assert starts(tmp_path)[2][0] == index
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert f"worker ended, restarting it worker={index}" in process.stderr.read()
+
+
+def test_worker_that_cannot_start_stops_all(tmp_path: Path) -> None:
+    fails = WORKER.replace("role.report_ready()", "role.index == 0 and exit(3)")
+    with supervised(tmp_path, fails) as process:
+        assert process.wait(60) == 3
+        assert "worker could not start, stopping all worker=0 code=3" in process.stderr.read()
+    wait_until(lambda: all(has_ended(pid) for _, pid in starts(tmp_path)))
+
+
+def test_workers_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
+    with supervised(tmp_path, WORKER) as process:
+        wait_until(lambda: len(starts(tmp_path)) == 2)
+        process.kill()
+        process.wait()
+        wait_until(lambda: all(has_ended(pid) for _, pid in starts(tmp_path)))
+
+
+def test_worker_that_does_not_stop_is_killed(tmp_path: Path) -> None:
+    stubborn = WORKER.replace("lambda *_: exit(0)", "signal.SIG_IGN")
+    with supervised(tmp_path, stubborn) as process:
+        wait_until(lambda: len(starts(tmp_path)) == 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 1
+        assert process.stderr.read().count("worker did not stop, killed") == 2
+    assert all(has_ended(pid) for _, pid in starts(tmp_path))
