@@ -18,7 +18,8 @@ from auth.scram import HASHES
 from auth.tls import OLD_VERSIONS, TlsContextFactory, TlsError, TlsFiles
 from gateway import logs
 from gateway.broker import Broker
-from gateway.cluster import Cluster
+from gateway.cluster.lone import lead_all, open_lone_cluster
+from gateway.cluster.shard_leadership import ShardLeadership, ShardState
 from gateway.coarse_clock import CoarseClock
 from gateway.configs.broker_configs import BrokerConfigs
 from gateway.configs.group_configs import GroupConfigs
@@ -59,7 +60,6 @@ from storage.log import Store
 _log = logs.get_logger(__name__)
 
 _INT32_MAX = (1 << 31) - 1
-_CLUSTER_ID = b"cluster.id"
 
 
 def now_ms() -> int:
@@ -102,32 +102,32 @@ async def open_broker(
 
     Raises StorageError.
     """
-    # Steps that can fail come before those that start timers; groups are read last.
-    cluster = Cluster(settings.node_id, await _cluster_id(store, ids.cluster), advertised)
+    # Steps that can fail come before those that start timers; shards are opened last.
+    cluster = await open_lone_cluster(store, settings.node_id, advertised, ids.cluster)
+    leadership = ShardLeadership(store, clock, start)
     deadlines = CoarseClock(clock)
     configs = await _open(BrokerConfigs(await store.table("broker-configs"), settings))
-    topics = await _open(Topics(store, configs.settings, clock, now, start))
+    topics = await _open(Topics(store, leadership, configs.settings, clock, now, start))
     configs.watch(topics.apply_settings)
     producer_ids = await _open(ProducerIds(await store.table("producer-ids")))
     authorizer = await _open_authorizer(settings, store)
-    offsets = await _open_offsets(settings, store, topics, deadlines)
+    offsets = _make_offsets(settings, store, topics, deadlines)
     topology = TopicView(topics, settings.group_consumer_regex_max_bytes)
     group_configs = await _open(GroupConfigs(await store.table("group-configs"), settings))
-    table, of_group = await store.table("groups"), group_configs.settings_of
-    groups = await _open(
-        GroupCoordinator(table, topology, settings, clock, now, ids.member, start, of_group)
-    )
+    of_group = group_configs.settings_of
+    groups = GroupCoordinator(store, topology, settings, clock, now, ids.member, start, of_group)
     scram_credentials = await _open_scram_credentials(settings, store)
     client_quotas = await _open(
         ClientQuotas(await store.table("client-quotas"), max_entities=settings.max_client_quotas)
     )
-    if len(offsets) or any(True for _ in groups):
-        topics.add_internal(CONSUMER_OFFSETS)
-    return Broker(
+    leadership.parts = (topics, offsets, groups)
+    leadership.watch(partial(_list_offsets_topic, topics, offsets, groups))
+    broker = Broker(
         configs,
         group_configs,
         store,
         cluster,
+        leadership,
         topics,
         FetchSessions(settings.max_incremental_fetch_session_cache_slots, ids.fetch_session),
         producer_ids,
@@ -152,20 +152,36 @@ async def open_broker(
         authorizer=authorizer,
         tenants=make_tenants(settings),
     )
+    lead_all(cluster, leadership)
+    return broker
 
 
-async def _open_offsets(
+def _list_offsets_topic(
+    topics: Topics,
+    offsets: CommittedOffsets,
+    groups: GroupCoordinator,
+    shard: int,
+    state: ShardState,
+) -> None:
+    """List the offsets topic once groups or offsets are loaded."""
+    if (
+        state is ShardState.OPEN
+        and topics.find_internal(CONSUMER_OFFSETS) is None
+        and (len(offsets) or any(True for _ in groups))
+    ):
+        topics.add_internal(CONSUMER_OFFSETS)
+
+
+def _make_offsets(
     settings: Settings, store: Store, topics: Topics, deadlines: CoarseClock
 ) -> CommittedOffsets:
-    return await _open(
-        CommittedOffsets(
-            await store.table("offsets"),
-            topics,
-            settings,
-            deadlines,
-            partial(_note_committed, store),
-            topics_may_return=store.retains_by_itself,
-        )
+    return CommittedOffsets(
+        store,
+        topics,
+        settings,
+        deadlines,
+        partial(_note_committed, store),
+        topics_may_return=store.retains_by_itself,
     )
 
 
@@ -344,17 +360,6 @@ def traffic_topic_name(topics: Topics, topic: str | bytes) -> str:
         if isinstance(topic, str)
         else f"id:{base64.urlsafe_b64encode(topic).rstrip(b'=').decode()}"
     )
-
-
-async def _cluster_id(store: Store, new_id: Callable[[], str]) -> str:
-    """The cluster id, created at the first start."""
-    table = await store.table("cluster")
-    known = dict(await table.items()).get(_CLUSTER_ID)
-    if known is not None:
-        return known.decode()
-    made = new_id()
-    await table.put({_CLUSTER_ID: made.encode()})
-    return made
 
 
 def make_tls(settings: Settings, listener: str) -> TlsContextFactory:

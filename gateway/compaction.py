@@ -20,6 +20,7 @@ import msgspec
 
 from gateway import logs
 from gateway.broker import Broker
+from gateway.cluster.shard_tables import ShardTables
 from gateway.configs.topic_configs import CompactionConfig
 from gateway.configs.value_types import LONG_MAX
 from gateway.coroutines import TimeSlices
@@ -31,7 +32,6 @@ from storage.log import (
     Entry,
     OffsetOutOfRange,
     PartitionLog,
-    StateTable,
     StorageError,
     StorageFailed,
 )
@@ -174,8 +174,10 @@ class LogCleaner:
         self._broker = broker
         self._max_keys = max_keys
         self._chunk_bytes = chunk_bytes
-        self._table: StateTable | None = None
-        self._checkpoints: dict[bytes, CleanerCheckpoint] = {}
+        self._tables = ShardTables(broker.store, "compaction")
+        #: By shard: the leader epoch it was loaded with.
+        self._epochs: dict[int, int] = {}
+        self._checkpoints: dict[int, dict[bytes, CleanerCheckpoint]] = {}
         self._idle: dict[bytes, IdlePartition] = {}
         self._skipped_topics: set[bytes] = set()
         self._reclaim_at = 0
@@ -189,9 +191,9 @@ class LogCleaner:
         now = self._broker.now()
         reclaim_due = now >= self._reclaim_at
         try:
-            table = await self._open()
+            await self._open_shards()
             if reclaim_due:
-                await self._forget_deleted(table)
+                await self._forget_deleted()
         except StorageError as failure:
             _log.warning(
                 "compaction checkpoints not available, retried by the next run",
@@ -206,31 +208,48 @@ class LogCleaner:
                 await slices.take()
                 if self._should_stop(state):
                     break
-                await self._clean_if_due(state, index, table, reclaim_due=reclaim_due)
+                if self._is_loaded(state, index):
+                    await self._clean_if_due(state, index, reclaim_due=reclaim_due)
 
-    async def _open(self) -> StateTable:
-        if self._table is None:
-            table = await self._broker.store.table("compaction")
-            for key, row in await table.items():
-                try:
-                    self._checkpoints[key] = _DECODER.decode(row)
-                except msgspec.MsgspecError:
-                    _log.warning(
-                        "compaction checkpoint unreadable, compacting the whole log", key=key
-                    )
-            self._table = table
-        return self._table
+    async def _open_shards(self) -> None:
+        """Load the checkpoints of newly opened shards, and forget those of closed ones."""
+        leadership = self._broker.leadership
+        for shard in range(self._broker.store.shard_count):
+            epoch = leadership.epoch_of(shard) if leadership.is_open(shard) else None
+            if self._epochs.get(shard) == epoch:
+                continue
+            self._epochs.pop(shard, None)
+            self._checkpoints.pop(shard, None)
+            self._tables.close(shard)
+            if epoch is not None:
+                self._checkpoints[shard] = await self._load(shard)
+                self._epochs[shard] = epoch
 
-    async def _forget_deleted(self, table: StateTable) -> None:
+    async def _load(self, shard: int) -> dict[bytes, CleanerCheckpoint]:
+        checkpoints = {}
+        for key, row in await self._tables.open(shard):
+            try:
+                checkpoints[key] = _DECODER.decode(row)
+            except msgspec.MsgspecError:
+                _log.warning("compaction checkpoint unreadable, compacting the whole log", key=key)
+        return checkpoints
+
+    def _is_loaded(self, state: TopicState, index: int) -> bool:
+        """Whether this gateway leads the partition, and its checkpoints are loaded."""
+        opener = self._broker.topics.opener
+        return opener.can_open(state, index) and opener.shard_of(state, index) in self._epochs
+
+    async def _forget_deleted(self) -> None:
         self._skipped_topics = {
             topic_id for topic_id in self._skipped_topics if self._broker.topics.get(topic_id)
         }
         self._idle = {key: idle for key, idle in self._idle.items() if self._topic_exists(key)}
-        gone = [key for key in self._checkpoints if not self._topic_exists(key)]
-        if gone:
-            await table.put(dict.fromkeys(gone))
-            for key in gone:
-                del self._checkpoints[key]
+        for shard, checkpoints in self._checkpoints.items():
+            gone = [key for key in checkpoints if not self._topic_exists(key)]
+            if gone:
+                await self._tables.put(shard, dict.fromkeys(gone))
+                for key in gone:
+                    del checkpoints[key]
 
     def _topic_exists(self, key: bytes) -> bool:
         return self._broker.topics.get(key[:_TOPIC_ID_BYTES]) is not None
@@ -242,9 +261,7 @@ class LogCleaner:
             or self._broker.topics.get(state.name) is not state
         )
 
-    async def _clean_if_due(
-        self, state: TopicState, index: int, table: StateTable, *, reclaim_due: bool
-    ) -> None:
+    async def _clean_if_due(self, state: TopicState, index: int, *, reclaim_due: bool) -> None:
         if index not in state.partitions and self._broker.store.retains_by_itself:
             # Opening it would fence the gateway that leads it.
             return
@@ -256,7 +273,7 @@ class LogCleaner:
                 return
             if reclaim_due:
                 await self._reclaim(state, partition)
-            while await self._run_pass(state, partition, table):
+            while await self._run_pass(state, partition):
                 # Repeat: the log has more keys than one pass holds.
                 pass
         except OffsetOutOfRange:
@@ -264,7 +281,7 @@ class LogCleaner:
         except (StorageError, KafkaError) as failure:
             if partition is not None and isinstance(failure, StorageError):
                 partition.handle_storage_error(failure)
-            if not self._should_stop(state):
+            if not self._should_stop(state) and self._is_loaded(state, index):
                 _log.warning(
                     "compaction failed, retried by the next run",
                     topic=state.name,
@@ -292,7 +309,7 @@ class LogCleaner:
                 topic=state.name,
             )
 
-    async def _run_pass(self, state: TopicState, partition: Partition, table: StateTable) -> bool:
+    async def _run_pass(self, state: TopicState, partition: Partition) -> bool:
         """Run a pass if one is due; return whether another should follow immediately.
 
         Raises StorageError.
@@ -303,7 +320,9 @@ class LogCleaner:
         if idle is not None and now < idle.until and idle == _idle_state(log, config, idle.until):
             self._idle[key] = idle
             return False
-        checkpoint = self._checkpoints.get(key)
+        shard = self._broker.topics.opener.shard_of(state, partition.index)
+        checkpoints = self._checkpoints[shard]
+        checkpoint = checkpoints.get(key)
         if checkpoint is None or checkpoint.end > log.end_offset:
             # The log may have been truncated, for example restored from a backup.
             checkpoint = CleanerCheckpoint(log.start_offset)
@@ -336,8 +355,8 @@ class LogCleaner:
                 horizons, offset_map.end, self._broker.now(), config.delete_retention_ms
             )
         done = CleanerCheckpoint(offset_map.end, clean_bytes, start_offset, horizons)
-        await table.put({key: _ENCODER.encode(done)})
-        self._checkpoints[key] = done
+        await self._tables.put(shard, {key: _ENCODER.encode(done)})
+        checkpoints[key] = done
         _log.debug(
             "partition compacted",
             topic=state.name,

@@ -125,6 +125,9 @@ class Housekeeping:
 
     async def _retain(self, live: TopicState, index: int) -> None:
         now, config = self._broker.now(), live.config
+        if not self._broker.topics.opener.can_open(live, index):
+            # Another gateway leads it.
+            return
         if index not in live.partitions and self._broker.store.retains_by_itself:
             # Opening the partition would fence its current leader.
             return

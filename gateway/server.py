@@ -290,7 +290,7 @@ class GatewayServer:
             await self._broker.traffic.close(CLOSE_SECONDS)
             await self._broker.audit.close(CLOSE_SECONDS)
             if not self._is_store_lost:
-                await self._save_within(deadline)
+                await self._resign_within(deadline)
         if self._is_store_open:
             await self._close_store(deadline)
         await self._close_workers(deadline)
@@ -303,19 +303,16 @@ class GatewayServer:
                     self._reactor, max(deadline - self._reactor.seconds(), 0), workers.close()
                 )
 
-    async def _save_within(self, deadline: float) -> None:
+    async def _resign_within(self, deadline: float) -> None:
+        """Close all shards, which saves the producer snapshots."""
+        assert self._broker
         left = max(deadline - self._reactor.seconds(), CLOSE_SECONDS)
         try:
-            await shield_with_timeout(self._reactor, left, self._save_snapshots())
-        except (StorageError, TimeoutError) as failure:
+            await shield_with_timeout(self._reactor, left, self._broker.leadership.close())
+        except TimeoutError:
             _log.warning(
-                "producer snapshots not written, the next start reads the logs instead",
-                reason=str(failure) or "timed out",
+                "shards not closed before the drain timeout, the next start reads more of the logs"
             )
-
-    async def _save_snapshots(self) -> None:
-        if self._broker is not None:
-            await self._broker.topics.save_all()
 
     async def _close_store(self, deadline: float) -> None:
         try:

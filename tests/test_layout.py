@@ -21,7 +21,6 @@ FLOW_CONTROL = "gateway/net: flow control"
 ERRORS = "gateway/protocol: errors"
 SPECIAL_PLACES = {
     "gateway/__init__.py": BASICS,
-    "gateway/cluster.py": BASICS,
     "gateway/coarse_clock.py": BASICS,
     "gateway/coroutines.py": BASICS,
     "gateway/logs.py": BASICS,
@@ -46,8 +45,8 @@ MAY_IMPORT = {
         "gateway/net", "gateway/handlers", "gateway/broker.py", "gateway/security",
         "gateway/traffic", "gateway/fetch",
         "gateway/groups", "gateway/topics", "gateway/partitions", "gateway/configs",
-        "gateway/settings", "gateway/protocol/wire", FLOW_CONTROL, ERRORS, BASICS,
-        "auth", "records", "storage", "storage/lmdb", "storage/pulsar",
+        "gateway/cluster", "gateway/settings", "gateway/protocol/wire", FLOW_CONTROL, ERRORS,
+        BASICS, "auth", "records", "storage", "storage/lmdb", "storage/pulsar",
     },
     "gateway/net": {
         "gateway/protocol", "gateway/broker.py", "gateway/traffic", "gateway/settings",
@@ -55,8 +54,8 @@ MAY_IMPORT = {
     },
     "gateway/handlers": {
         "gateway/protocol", "gateway/security", "gateway/fetch", "gateway/groups", "gateway/topics",
-        "gateway/partitions", "gateway/configs", "gateway/settings", "gateway/protocol/wire",
-        ERRORS, BASICS, "auth", "compat", "records", "storage",
+        "gateway/partitions", "gateway/configs", "gateway/cluster", "gateway/settings",
+        "gateway/protocol/wire", ERRORS, BASICS, "auth", "compat", "records", "storage",
     },
     "gateway/protocol": {
         "gateway/broker.py", "gateway/traffic", "gateway/security", "gateway/topics",
@@ -64,8 +63,8 @@ MAY_IMPORT = {
     },
     "gateway/broker.py": {
         "gateway/security", "gateway/traffic", "gateway/fetch", "gateway/groups", "gateway/topics",
-        "gateway/partitions", "gateway/configs", "gateway/settings", FLOW_CONTROL, ERRORS, BASICS,
-        "storage",
+        "gateway/partitions", "gateway/configs", "gateway/cluster", "gateway/settings",
+        FLOW_CONTROL, ERRORS, BASICS, "storage",
     },
     "gateway/security": {
         "gateway/traffic", "gateway/topics", "gateway/settings", ERRORS, BASICS, "auth", "storage",
@@ -77,13 +76,18 @@ MAY_IMPORT = {
     "gateway/fetch": {
         "gateway/partitions", "gateway/protocol/wire", ERRORS, BASICS, "records", "storage",
     },
-    "gateway/groups": {"gateway/topics", "gateway/settings", ERRORS, BASICS, "storage"},
+    "gateway/groups": {
+        "gateway/topics", "gateway/cluster", "gateway/settings", ERRORS, BASICS, "storage",
+    },
     "gateway/topics": {
-        "gateway/partitions", "gateway/configs", "gateway/settings", ERRORS, BASICS, "storage",
+        "gateway/partitions", "gateway/configs", "gateway/cluster", "gateway/settings", ERRORS,
+        BASICS, "storage",
     },
     "gateway/partitions": {
-        "gateway/configs", "gateway/protocol/wire", ERRORS, BASICS, "compat", "records", "storage",
+        "gateway/configs", "gateway/cluster", "gateway/protocol/wire", ERRORS, BASICS, "compat",
+        "records", "storage",
     },
+    "gateway/cluster": {BASICS, "storage"},
     "gateway/configs": {
         "gateway/settings", "gateway/protocol/wire", ERRORS, BASICS, "storage",
     },

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from gateway import logs
-from gateway.coroutines import CancelledError, Clock, SharedResult, shield
+from gateway.cluster.shard_tables import ShardedStore
+from gateway.coroutines import CancelledError, Clock, SharedResult, TimeSlices, shield
 from gateway.groups.classic.classic_group import ClassicGroup
 from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.groups.consumer.consumer_group import CommitValidator, ConsumerGroup
@@ -33,7 +34,7 @@ from gateway.groups.group_timers import AnyGroup, GroupClock, GroupTimers
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from gateway.topics.tenant_scope import plain_id, printable_id
-from storage.log import StateTable, StorageError
+from storage.log import Fenced, LogClosed, ShardNotOpen, StorageError
 
 _log = logs.get_logger(__name__)
 
@@ -51,7 +52,7 @@ REFUSAL_LOG_INTERVAL_MS = 1000
 
 
 class GroupCoordinator:
-    """Groups of the classic and of the consumer protocol (KIP-848). Call `open` before use.
+    """Groups of the classic and of the consumer protocol (KIP-848), of the open shards.
 
     A group changes its protocol online when its members do.
 
@@ -63,7 +64,7 @@ class GroupCoordinator:
 
     def __init__(
         self,
-        table: StateTable,
+        store: ShardedStore,
         topology: Topology,
         settings: Settings,
         clock: Clock,
@@ -77,11 +78,12 @@ class GroupCoordinator:
         self._settings_of = settings_of or (lambda _: settings)
         self._clock = GroupClock(clock, now)
         self._now = self._clock.now
-        self._store = GroupStore(table, clock, self._clock, settings)
+        self._store = GroupStore(store, clock, self._clock, settings)
         self._timers = GroupTimers(clock)
         self._new_id = new_id
         self._start = start
         self._groups: dict[str, AnyGroup] = {}
+        self._ids_by_shard: dict[int, set[str]] = {}
         self._pending_effects: deque[tuple[AnyGroup, Effect]] = deque()
         self._is_applying = False
         self._is_closed = False
@@ -89,11 +91,26 @@ class GroupCoordinator:
         self._refused_count = 0
         self._refusal_logged_at = -NEVER
 
-    async def open(self) -> None:
-        """Load the stored groups. Raises StorageError."""
-        for group in await self._store.load(self._topology, self._settings_of):
-            self._groups[group.group_id] = group
+    async def open_shard(self, shard: int, slices: TimeSlices) -> None:
+        """Load the stored groups of a shard. Raises StorageError."""
+        for group in await self._store.load(shard, self._topology, self._settings_of, slices):
+            self._add_group(group)
             self._apply_effects(group)
+            await slices.take()
+
+    async def close_shard(self, shard: int) -> None:
+        """Forget the groups of a shard, and answer waiting requests with NOT_COORDINATOR."""
+        self._store.close_shard(shard)
+        for group_id in list(self._ids_by_shard.get(shard, ())):
+            group = self._groups.get(group_id)
+            if group is None:
+                continue
+            group.refuse_waiting(ErrorCode.NOT_COORDINATOR)
+            if isinstance(group, ConsumerGroup):
+                # Discards unstored changes, which are not acknowledged yet.
+                group.close()
+            self._apply_effects(group)
+            self._remove_group(group)
 
     def close(self) -> None:
         """Answer waiting requests with NOT_COORDINATOR and stop all timers, as Kafka does."""
@@ -143,7 +160,7 @@ class GroupCoordinator:
             self._remove_group(before)
             before.close()
             self._apply_effects(before)
-            self._groups[group.group_id] = group
+            self._add_group(group)
         return group
 
     async def sync(self, group_id: str, request: MemberSync) -> SyncResult:
@@ -275,14 +292,17 @@ class GroupCoordinator:
                 group=printable_id(group.group_id),
                 members=len(group.roster),
             )
-        self._groups[group.group_id] = group
+        self._add_group(group)
 
     def check_active(self, group_id: str) -> None:
-        """Raises KafkaError: INVALID_GROUP_ID, or NOT_COORDINATOR after `close`."""
+        """Raises KafkaError: INVALID_GROUP_ID, or NOT_COORDINATOR if its shard is not open."""
         size = len(group_id.encode())
         if not plain_id(group_id) or size > self._settings.group_id_max_bytes:
             raise KafkaError(ErrorCode.INVALID_GROUP_ID)
-        if self._is_closed:
+        self._check_open(group_id)
+
+    def _check_open(self, group_id: str) -> None:
+        if self._is_closed or not self._store.is_open(group_id):
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
 
     def _group_of_member(self, group_id: str) -> AnyGroup:
@@ -316,7 +336,8 @@ class GroupCoordinator:
         existing = None if group is None else group.roster.get(request.member_id)
         self._check_memory(group_id, request.size - (0 if existing is None else existing.size))
         if group is None:
-            group = self._groups[group_id] = ClassicGroup(group_id, settings, self._now())
+            group = ClassicGroup(group_id, settings, self._now())
+            self._add_group(group)
         return group
 
     # Group state for handlers and offset expiration
@@ -334,14 +355,18 @@ class GroupCoordinator:
     async def delete(self, group_id: str) -> None:
         """Delete an empty group, durably. Does nothing if the group does not exist.
 
-        Raises KafkaError: NON_EMPTY_GROUP, COORDINATOR_NOT_AVAILABLE if the store fails.
+        Raises KafkaError: NON_EMPTY_GROUP, NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE if the store
+        fails.
         """
+        self._check_open(group_id)
         group = self._groups.get(group_id)
         if group is None:
             return
         group.check_empty()
         try:
             await shield(self._delete_rows(group, lambda: group.is_empty))
+        except (Fenced, LogClosed, ShardNotOpen) as failure:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR, str(failure)) from failure
         except StorageError as failure:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 
@@ -432,7 +457,7 @@ class GroupCoordinator:
             )
 
     async def _delete_rows(self, group: AnyGroup, may_delete: Callable[[], bool]) -> None:
-        await self._store.put(dict.fromkeys(group.stored_keys()))
+        await self._store.put(group.group_id, dict.fromkeys(group.stored_keys()))
         # If a member has joined meanwhile, the group stays and its next generation is stored.
         if self._groups.get(group.group_id) is group and may_delete():
             group.delete(self._now())
@@ -453,7 +478,8 @@ class GroupCoordinator:
             and self._groups.get(group.group_id) is group
         ):
             self._remove_group(group)
-            group = self._groups[group.group_id] = group.successor
+            group = group.successor
+            self._add_group(group)
             self._pending_effects.extend((group, effect) for effect in group.take_effects())
         if group.is_unused:
             self._remove_group(group)
@@ -501,7 +527,7 @@ class GroupCoordinator:
 
     async def _store_rows(self, group: ConsumerGroup, write: StoreRows) -> None:
         try:
-            await self._store.store_rows(write)
+            await self._store.store_rows(group.group_id, write)
         except StorageError as failure:
             _log_failed_write(group, group.generation, failure)
             group.on_store_failed(write, self._now())
@@ -542,10 +568,16 @@ class GroupCoordinator:
             self._bytes += group.size - group.accounted_size
             group.accounted_size = group.size
 
+    def _add_group(self, group: AnyGroup) -> None:
+        self._groups[group.group_id] = group
+        shard = self._store.shard_of(group.group_id)
+        self._ids_by_shard.setdefault(shard, set()).add(group.group_id)
+
     def _remove_group(self, group: AnyGroup) -> None:
         if self._groups.get(group.group_id) is not group:
             return
         del self._groups[group.group_id]
+        self._ids_by_shard[self._store.shard_of(group.group_id)].discard(group.group_id)
         self._bytes -= group.accounted_size
         self._timers.cancel(group.group_id)
 

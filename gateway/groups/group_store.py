@@ -1,4 +1,4 @@
-"""The stored groups: loads and writes their rows in the table `groups`.
+"""The stored groups: loads and writes their rows in the tables `groups` of their shards.
 
 `classic_rows` and `consumer_rows` define the rows. Committed offsets are in another table
 (`offsets/committed_offsets`).
@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from msgspec import structs
 
 from gateway import logs
-from gateway.coroutines import Clock, shield_with_timeout
+from gateway.cluster.shard_tables import ShardedStore, ShardTables
+from gateway.coroutines import Clock, TimeSlices, shield_with_timeout
 from gateway.groups.classic import classic_rows
 from gateway.groups.classic.classic_group import ClassicGroup
 from gateway.groups.consumer import consumer_rows
@@ -23,7 +24,7 @@ from gateway.groups.group_effects import StoreClassicGroup, StoreRows
 from gateway.groups.group_timers import AnyGroup, GroupClock
 from gateway.settings.model import Settings
 from gateway.topics.tenant_scope import printable_id
-from storage.log import StateTable, StorageError, StorageFailed
+from storage.log import StorageError, StorageFailed
 
 _log = logs.get_logger(__name__)
 
@@ -38,26 +39,43 @@ class GroupStore:
     """
 
     def __init__(
-        self, table: StateTable, clock: Clock, group_clock: GroupClock, settings: Settings
+        self, store: ShardedStore, clock: Clock, group_clock: GroupClock, settings: Settings
     ) -> None:
-        self._table = table
+        self._tables = ShardTables(store, "groups")
         self._clock = clock
         self._group_clock = group_clock
         self._settings = settings
         self.bytes_in_flight = 0
         """Size of classic groups whose write is in flight, in bytes."""
 
-    async def load(
-        self, topology: Topology, settings_of: Callable[[str], Settings]
-    ) -> list[AnyGroup]:
-        """Load all readable groups. Unreadable ones are logged and deleted; their members rejoin.
+    def close_shard(self, shard: int) -> None:
+        """Refuse writes to a shard from now on."""
+        self._tables.close(shard)
 
-        `settings_of` returns the settings of a consumer group. Raises StorageError.
+    def shard_of(self, group_id: str) -> int:
+        return self._tables.shard_of_name(group_id)
+
+    def is_open(self, group_id: str) -> bool:
+        """Whether the group's shard is open."""
+        return self._tables.find(self._tables.shard_of_name(group_id)) is not None
+
+    async def load(
+        self,
+        shard: int,
+        topology: Topology,
+        settings_of: Callable[[str], Settings],
+        slices: TimeSlices,
+    ) -> list[AnyGroup]:
+        """Load all readable groups of a shard. Unreadable ones are logged and deleted.
+
+        Members of unreadable groups rejoin. `settings_of` returns the settings of a consumer group.
+        Raises StorageError.
         """
         now = self._group_clock.now()
         groups: list[AnyGroup] = []
         rows_by_group: _Rows = defaultdict(list)
-        for key, value in await self._table.items():
+        for key, value in await self._tables.open(shard):
+            await slices.take()
             try:
                 if consumer_rows.is_consumer_key(key):
                     group_id, number = consumer_rows.parse_key(key)
@@ -74,6 +92,7 @@ class GroupStore:
                 )
         unreadable: list[bytes] = []
         for group_id, rows in rows_by_group.items():
+            await slices.take(len(rows))
             try:
                 stored = consumer_rows.decode_group((number, value) for _, number, value in rows)
                 groups.append(
@@ -86,16 +105,16 @@ class GroupStore:
                     reason=str(failure),
                 )
                 unreadable += [key for key, _, _ in rows]
-        await self._delete_unreadable(unreadable)
+        await self._delete_unreadable(shard, unreadable)
         for group in groups:
             group.changed_at = self._group_clock.from_wall(group.changed_at)
         return groups
 
-    async def _delete_unreadable(self, keys: list[bytes]) -> None:
+    async def _delete_unreadable(self, shard: int, keys: list[bytes]) -> None:
         """Delete rows of unreadable groups, so that they do not mix with rows of a new group."""
         try:
             if keys:
-                await self._table.put(dict.fromkeys(keys))
+                await self._tables.put(shard, dict.fromkeys(keys))
         except StorageError as failure:
             _log.warning(
                 "rows of unreadable groups not deleted, retried at the next start",
@@ -109,25 +128,25 @@ class GroupStore:
         self.bytes_in_flight += len(stored)
         try:
             await self.put(
-                {**dict.fromkeys(save.deleted_keys), classic_rows.row_key(group_id): stored}
+                group_id,
+                {**dict.fromkeys(save.deleted_keys), classic_rows.row_key(group_id): stored},
             )
         finally:
             self.bytes_in_flight -= len(stored)
 
-    async def store_rows(self, write: StoreRows) -> None:
+    async def store_rows(self, group_id: str, write: StoreRows) -> None:
         stored: dict[bytes, bytes | None] = {}
         for key, row in write.rows.items():
             if isinstance(row, ConsumerGroupRow):
                 row = structs.replace(row, changed_at=self._group_clock.to_wall(row.changed_at))
             stored[key] = None if row is None else consumer_rows.encode(row)
-        await self.put(stored)
+        await self.put(group_id, stored)
 
-    async def put(self, rows: Mapping[bytes, bytes | None]) -> None:
+    async def put(self, group_id: str, rows: Mapping[bytes, bytes | None]) -> None:
         milliseconds = self._settings.offsets_commit_timeout_ms
         try:
-            await shield_with_timeout(
-                self._clock, milliseconds / 1000, _awaited(self._table.put(rows))
-            )
+            put = self._tables.put(self._tables.shard_of_name(group_id), rows)
+            await shield_with_timeout(self._clock, milliseconds / 1000, _awaited(put))
         except TimeoutError:
             raise StorageFailed(
                 f"not stored within offsets_commit_timeout_ms={milliseconds}"

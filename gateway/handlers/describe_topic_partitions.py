@@ -12,7 +12,9 @@ from typing import Any
 
 from kafka.protocol.admin.topics import DescribeTopicPartitionsResponse
 
+from gateway.cluster.view import UNKNOWN
 from gateway.coroutines import TimeSlices
+from gateway.handlers.metadata import live_leader
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
@@ -131,15 +133,16 @@ def _error_row(name: str, code: ErrorCode, operations: int) -> Any:
 def _topic_row(live: TopicState, name: str, first: int, last: int, caller: Caller) -> Any:
     partitions = []
     for index in range(first, last):
-        leader = caller.broker.cluster.leader_of(live.name, index)
+        leader = live_leader(live, index, caller)
+        replicas = [] if leader == UNKNOWN else [leader]
         partitions.append(
             _Partition(
-                error_code=0,
+                error_code=ErrorCode.NONE if replicas else ErrorCode.LEADER_NOT_AVAILABLE,
                 partition_index=index,
                 leader_id=leader,
-                leader_epoch=caller.broker.topics.opener.leader_epoch(live, index),
-                replica_nodes=[leader],
-                isr_nodes=[leader],
+                leader_epoch=caller.broker.cluster.leader_epoch_of(live.topic.topic_id, index),
+                replica_nodes=replicas,
+                isr_nodes=replicas,
                 eligible_leader_replicas=[],
                 last_known_elr=[],
                 offline_replicas=[],

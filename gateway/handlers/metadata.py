@@ -16,7 +16,7 @@ from typing import Any
 
 from kafka.protocol.metadata.metadata import MetadataResponse
 
-from gateway.cluster import Node
+from gateway.cluster.view import UNKNOWN, Node
 from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -122,7 +122,7 @@ def _version(caller: Caller) -> int:
     """A number that grows with each change of what a reply depends on."""
     topics, authorizer = caller.broker.topics, caller.broker.authorizer
     rules = 0 if authorizer is None else authorizer.version
-    return topics.version + topics.opener.version + rules
+    return topics.version + caller.broker.cluster.version + rules
 
 
 def _response(rows: list[Any], nodes: list[Node], request: Any, caller: Caller) -> Any:
@@ -135,7 +135,7 @@ def _response(rows: list[Any], nodes: list[Node], request: Any, caller: Caller) 
             for one in nodes
         ],
         cluster_id=cluster.cluster_id,
-        controller_id=cluster.node_id,
+        controller_id=cluster.controller_id,
         topics=rows,
         authorized_operations=cluster_operations(caller)
         if request.include_cluster_authorized_operations
@@ -259,22 +259,29 @@ def _operations(name: str, request: Any, caller: Caller) -> set[int]:
     return caller.operations_on(AclResource.TOPIC, name)
 
 
+def live_leader(live: TopicState, index: int, caller: Caller) -> int:
+    """The leader of a partition, UNKNOWN if it is not alive or does not have this listener."""
+    cluster = caller.broker.cluster
+    leader = cluster.leader_of(live.topic.topic_id, index)
+    return UNKNOWN if cluster.find_node(leader, caller.listener) is None else leader
+
+
 async def _topic_row(
     live: TopicState, name: str, request: Any, caller: Caller, slices: TimeSlices
 ) -> Any:
     """Return the row of a topic under the name it was requested by."""
-    cluster = caller.broker.cluster
     partitions = []
     for index in range(live.topic.partitions):
-        leader = cluster.leader_of(live.name, index)
+        leader = live_leader(live, index, caller)
+        replicas = [] if leader == UNKNOWN else [leader]
         partitions.append(
             _Partition(
-                error_code=0,
+                error_code=ErrorCode.NONE if replicas else ErrorCode.LEADER_NOT_AVAILABLE,
                 partition_index=index,
                 leader_id=leader,
-                leader_epoch=caller.broker.topics.opener.leader_epoch(live, index),
-                replica_nodes=[leader],
-                isr_nodes=[leader],
+                leader_epoch=caller.broker.cluster.leader_epoch_of(live.topic.topic_id, index),
+                replica_nodes=replicas,
+                isr_nodes=replicas,
                 offline_replicas=[],
             )
         )

@@ -99,9 +99,11 @@ class Partition:
 
     __slots__ = (
         "_empty_ranges",
+        "_has_resigned",
         "_in_flight",
         "_on_fenced",
         "_queued_appends",
+        "_watchers",
         "config",
         "index",
         "log",
@@ -141,12 +143,41 @@ class Partition:
         # By record format: the last known offset range (first, end) that has no records for
         # consumers of that format.
         self._empty_ranges: dict[int | None, tuple[int, int]] = {}
+        self._has_resigned = False
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` when the log changes, and when the partition is resigned."""
+        self.log.watch(on_change)
+        self._watchers.append(on_change)
+
+    def unwatch(self, on_change: Callable[[], None]) -> None:
+        """Undo `watch`."""
+        self.log.unwatch(on_change)
+        if on_change in self._watchers:
+            self._watchers.remove(on_change)
+
+    def resign(self) -> None:
+        """End the waits for records: this gateway stops leading the partition.
+
+        Appends in flight continue; the log is closed after them.
+        """
+        self._has_resigned = True
+        for on_change in tuple(self._watchers):
+            on_change()
+
+    @property
+    def has_queued_appends(self) -> bool:
+        """Whether appends wait behind a message set that is being repacked."""
+        return bool(self._queued_appends)
 
     @property
     def is_closed(self) -> bool:
         """Whether the topic was deleted, the store is closing or another gateway leads the
         partition.
         """
+        if self._has_resigned:
+            return True
         try:
             self.log.read_resident(self.log.end_offset, 0)
         except (LogClosed, Fenced) as failure:

@@ -1,8 +1,8 @@
 """Snapshots of the idempotent producers' state, so that a restart need not read whole logs.
 
-A snapshot is a row of the store's table `producers`, by topic id and partition. It may be old,
-missing or unreadable: the log after it is replayed, which only costs time. `producer_state.py`
-defines its contents.
+A snapshot is a row of the table `producers` of the partition's shard, by topic id and partition. It
+may be old, missing or unreadable: the log after it is replayed, which only costs time.
+`producer_state.py` defines its contents.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 
 from gateway import logs
+from gateway.cluster.shard_tables import ShardedStore, ShardTables
 from gateway.partitions.partition import Partition, ProducerRecovery
 from gateway.partitions.producer_state import ProducerStateManager
 from records import HEADER_BYTES, peek_magic, read_header
-from storage.log import OffsetOutOfRange, PartitionLog, StateTable, StorageError, Store, Topic
+from storage.log import OffsetOutOfRange, PartitionLog, StorageError, Topic
 
 _log = logs.get_logger(__name__)
 
@@ -30,7 +31,7 @@ _SAVE_BYTES = 16 << 20
 
 
 class ProducerSnapshots:
-    """The snapshot table.
+    """The snapshot tables of the open shards.
 
     A partition remembers at most `limit` producers, for `expiration_ms`. `now` returns the time in
     ms; `start` runs a coroutine in the background.
@@ -38,6 +39,7 @@ class ProducerSnapshots:
 
     def __init__(
         self,
+        store: ShardedStore,
         limit: int,
         expiration_ms: int,
         now: Callable[[], int],
@@ -47,20 +49,28 @@ class ProducerSnapshots:
         self.expiration_ms = expiration_ms
         self._now = now
         self._start = start
-        self._table: StateTable | None = None
-        #: Rows of partitions that are not open.
-        self._rows: dict[bytes, bytes] = {}
+        self._tables = ShardTables(store, "producers")
+        #: Rows of partitions that are not open, by shard.
+        self._rows: dict[int, dict[bytes, bytes]] = {}
         self._saving: set[Partition] = set()
 
-    async def open(self, store: Store) -> None:
-        """Load the table. Raises StorageError."""
-        self._table = await store.table("producers")
-        self._rows = dict(await self._table.items())
+    async def open_shard(self, shard: int) -> None:
+        """Load the table of a shard. Raises StorageError."""
+        self._rows[shard] = dict(await self._tables.open(shard))
+
+    def close_shard(self, shard: int) -> None:
+        """Forget the table of a shard; no effect if it is not open."""
+        self._tables.close(shard)
+        self._rows.pop(shard, None)
+
+    def _rows_of(self, topic_id: bytes, index: int) -> dict[bytes, bytes]:
+        """The rows of the partition's shard."""
+        return self._rows.setdefault(self._tables.shard_of_partition(topic_id, index), {})
 
     def load(self, topic: Topic, index: int, log: PartitionLog) -> tuple[ProducerStateManager, int]:
         """Return the producer state of the last snapshot and the offset to replay the log from."""
         producers = ProducerStateManager(self._limit)
-        row = self._rows.get(_key(topic.topic_id, index))
+        row = self._rows_of(topic.topic_id, index).get(_key(topic.topic_id, index))
         if row is None:
             return producers, log.start_offset
         try:
@@ -109,11 +119,12 @@ class ProducerSnapshots:
 
     def release_row(self, topic_id: bytes, index: int) -> None:
         """Drop the cached row of a partition that is now open."""
-        self._rows.pop(_key(topic_id, index), None)
+        self._rows_of(topic_id, index).pop(_key(topic_id, index), None)
 
     def keep_row(self, topic_id: bytes, partition: Partition) -> None:
         """Keep the state of a fenced partition, so that reopening replays only newer batches."""
-        self._rows[_key(topic_id, partition.index)] = _snapshot(partition)
+        rows = self._rows_of(topic_id, partition.index)
+        rows[_key(topic_id, partition.index)] = _snapshot(partition)
 
     def is_due(self, partition: Partition) -> bool:
         """Whether the log has grown enough since the last snapshot and none is being written."""
@@ -139,19 +150,22 @@ class ProducerSnapshots:
 
     async def save(self, topic_id: bytes, partition: Partition) -> None:
         """Save a partition's producer state now. Raises StorageError."""
-        await self._put({_key(topic_id, partition.index): _snapshot(partition)})
+        shard = self._tables.shard_of_partition(topic_id, partition.index)
+        await self._tables.put(shard, {_key(topic_id, partition.index): _snapshot(partition)})
 
     async def save_all(self, partitions: Iterable[tuple[bytes, Partition]]) -> None:
         """Save all changed producer states before shutdown. Raises StorageError.
 
         `partitions` are pairs of topic id and partition.
         """
-        rows: dict[bytes, bytes | None] = {}
+        rows: dict[int, dict[bytes, bytes | None]] = {}
         size = 0
         for topic_id, partition in partitions:
             if not partition.unsaved_bytes:
                 continue
-            row = rows[_key(topic_id, partition.index)] = _snapshot(partition)
+            row = _snapshot(partition)
+            shard = self._tables.shard_of_partition(topic_id, partition.index)
+            rows.setdefault(shard, {})[_key(topic_id, partition.index)] = row
             size += len(row)
             if size >= _SAVE_BYTES:
                 await self._put(rows)
@@ -159,12 +173,16 @@ class ProducerSnapshots:
         await self._put(rows)
 
     async def delete(self, topic: Topic) -> None:
-        """Delete the snapshots of a deleted topic."""
-        keys = [_key(topic.topic_id, index) for index in range(topic.partitions)]
-        for key in keys:
-            self._rows.pop(key, None)
+        """Delete the snapshots of a deleted topic in the open shards."""
+        rows: dict[int, dict[bytes, bytes | None]] = {}
+        for index in range(topic.partitions):
+            shard = self._tables.shard_of_partition(topic.topic_id, index)
+            if self._tables.find(shard) is not None:
+                key = _key(topic.topic_id, index)
+                self._rows[shard].pop(key, None)
+                rows.setdefault(shard, {})[key] = None
         try:
-            await self._put(dict.fromkeys(keys))
+            await self._put(rows)
         except StorageError as failure:
             # Harmless: the rows are small, and topic ids are not reused.
             _log.warning(
@@ -173,9 +191,9 @@ class ProducerSnapshots:
                 reason=str(failure),
             )
 
-    async def _put(self, rows: Mapping[bytes, bytes | None]) -> None:
-        if rows and self._table is not None:
-            await self._table.put(rows)
+    async def _put(self, rows_by_shard: Mapping[int, Mapping[bytes, bytes | None]]) -> None:
+        for shard, rows in rows_by_shard.items():
+            await self._tables.put(shard, rows)
 
 
 def _key(topic_id: bytes, index: int) -> bytes:

@@ -17,6 +17,7 @@ from storage.log import (
     LogClosed,
     NotAllowed,
     OffsetOutOfRange,
+    ShardNotOpen,
     StorageError,
     StorageFailed,
     UnknownTopic,
@@ -86,8 +87,10 @@ class ErrorCode(IntEnum):
     UNKNOWN_LEADER_EPOCH = 75
     UNSUPPORTED_COMPRESSION_TYPE = 76
     MEMBER_ID_REQUIRED = 79
+    PREFERRED_LEADER_NOT_AVAILABLE = 80
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
     ELECTION_NOT_NEEDED = 84
     NO_REASSIGNMENT_IN_PROGRESS = 85
     GROUP_SUBSCRIBED_TO_TOPIC = 86
@@ -175,7 +178,7 @@ def storage_error(failure: StorageError) -> KafkaError:
         )
     if isinstance(failure, UnknownTopic):
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if isinstance(failure, Fenced | LogClosed):
+    if isinstance(failure, Fenced | LogClosed | ShardNotOpen):
         return KafkaError(
             ErrorCode.NOT_LEADER_OR_FOLLOWER, "this gateway does not lead the partition"
         )

@@ -1,4 +1,7 @@
-"""Opens partitions on first use and reopens them after their log was fenced.
+"""Opens partitions on first use, reopens them after their log was fenced, and closes shards.
+
+Only partitions in shards that this gateway leads can be opened. While their shard opens, requests
+wait for it.
 
 A log is fenced when another writer takes over the partition or when the outcome of an append is
 unknown (`storage.log.Fenced`). Reopening reads what was actually stored and rebuilds the idempotent
@@ -7,24 +10,29 @@ producers' state from it, so that a retried batch is recognized as a duplicate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
 from gateway import logs
-from gateway.coroutines import Clock
+from gateway.cluster.shard_leadership import NotLeader, ShardLeadership
+from gateway.coroutines import Clock, sleep
 from gateway.partitions.partition import Partition, ProducerRecovery
 from gateway.partitions.producer_snapshots import ProducerSnapshots
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.settings.model import Settings
 from gateway.topics.topic_state import OpenBackoff, Opening, TopicState
 from storage.log import StorageError, Store, UnknownTopic
+from storage.shards import partition_shard
 
 _log = logs.get_logger(__name__)
 
 #: Backoff after the second consecutive failure, in seconds; doubles with each further failure. The
 #: first retry is immediate, since most failures are transient.
 INITIAL_BACKOFF = 0.1
+
+#: Seconds that closing a shard waits for message sets that are being repacked, and between checks.
+REPACK_SECONDS, REPACK_CHECK_SECONDS = 5.0, 0.01
 
 
 class PartitionOpener:
@@ -33,22 +41,26 @@ class PartitionOpener:
     def __init__(
         self,
         store: Store,
+        leadership: ShardLeadership,
         snapshots: ProducerSnapshots,
         settings: Settings,
         clock: Clock,
         start: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._store = store
+        self._leadership = leadership
         self._snapshots = snapshots
         self._clock = clock
         self._start = start
         self._open_timeout = settings.partition_open_timeout_ms / 1000
         self._max_backoff = settings.partition_open_backoff_max_ms / 1000
-        # If the store is shared, other gateways may have led the partition; its leader epoch is
-        # unknown until it is opened.
-        self._unknown_epoch = -1 if store.retains_by_itself else 0
-        #: Increases with each change of a leader epoch that clients may have cached.
-        self.version = 0
+
+    def shard_of(self, state: TopicState, index: int) -> int:
+        return partition_shard(state.topic.topic_id, index, self._store.shard_count)
+
+    def can_open(self, state: TopicState, index: int) -> bool:
+        """Whether the partition's shard is open in this gateway."""
+        return self._leadership.is_open(self.shard_of(state, index))
 
     async def partition(self, state: TopicState, index: int) -> Partition:
         """Return an existing partition once it is open. Raises KafkaError."""
@@ -68,17 +80,18 @@ class PartitionOpener:
             index in state.partitions
             or index in state.opening
             or not 0 <= index < state.topic.partitions
+            or not self._leadership.leads(self.shard_of(state, index))
         ):
             return
         backoff = state.backoffs.get(index)
         if backoff is None or self._clock.seconds() >= backoff.retry_at:
             self._start_opening(state, index)
 
-    def leader_epoch(self, state: TopicState, index: int) -> int:
-        """Return the partition's last known leader epoch."""
-        return state.epochs.get(index, self._unknown_epoch)
-
     def _start_opening(self, state: TopicState, index: int) -> Opening:
+        try:
+            self._leadership.require(self.shard_of(state, index))
+        except NotLeader as failure:
+            raise _not_leader(failure) from None
         now = self._clock.seconds()
         backoff = state.backoffs.get(index)
         if backoff is not None and now < backoff.retry_at:
@@ -89,8 +102,18 @@ class PartitionOpener:
 
     async def _open(self, state: TopicState, index: int, opening: Opening) -> None:
         try:
+            await self._leadership.wait(self.shard_of(state, index), self._open_timeout)
+            if state.opening.get(index) is not opening:
+                return
             partition = await self._load(state, index)
+        except NotLeader as failure:
+            if state.opening.get(index) is opening:
+                del state.opening[index]
+                opening.result.fail(_not_leader(failure))
+            return
         except StorageError as failure:
+            if state.opening.get(index) is not opening:
+                return
             del state.opening[index]
             error = storage_error(failure)
             if not isinstance(failure, UnknownTopic):
@@ -105,7 +128,7 @@ class PartitionOpener:
             return
         except Exception as failure:
             # A bug. Back off here too, or each retry of a client would log another traceback.
-            del state.opening[index]
+            state.opening.pop(index, None)
             self._back_off(
                 state,
                 index,
@@ -113,13 +136,12 @@ class PartitionOpener:
             )
             opening.result.fail(failure)
             raise
+        if state.opening.get(index) is not opening:
+            # The shard was closed meanwhile; the request has been answered.
+            return
         self._snapshots.release_row(state.topic.topic_id, index)
         state.partitions[index] = partition
         state.opened_at[index] = self._clock.seconds()
-        epoch = partition.log.leader_epoch
-        if epoch != self.leader_epoch(state, index):
-            self.version += 1
-        state.epochs[index] = epoch
         del state.opening[index]
         if partition.recovery is not None:
             self._start(self._recover(state, partition, partition.recovery))
@@ -185,6 +207,34 @@ class PartitionOpener:
             )
         return partition
 
+    async def close_shard(self, shard: int, topics: Iterable[TopicState]) -> None:
+        """Discard the partitions of a shard and save their producer states.
+
+        Appends in flight continue; the store completes them before it closes the shard.
+        """
+        left: list[tuple[bytes, Partition]] = []
+        for state in topics:
+            for index in [one for one in state.opening if self.shard_of(state, one) == shard]:
+                state.opening.pop(index).result.fail(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            for index in [one for one in state.backoffs if self.shard_of(state, one) == shard]:
+                del state.backoffs[index]
+            for index in [one for one in state.partitions if self.shard_of(state, one) == shard]:
+                del state.opened_at[index]
+                left.append((state.topic.topic_id, state.partitions.pop(index)))
+        for _, partition in left:
+            partition.resign()
+        deadline = self._clock.seconds() + REPACK_SECONDS
+        while self._clock.seconds() < deadline and any(one.has_queued_appends for _, one in left):
+            await sleep(self._clock, REPACK_CHECK_SECONDS)
+        try:
+            await self._snapshots.save_all(left)
+        except StorageError as failure:
+            _log.warning(
+                "producer snapshots not written, the next opening reads the logs instead",
+                shard=shard,
+                reason=str(failure),
+            )
+
     def _fenced(self, state: TopicState, partition: Partition, failure: StorageError) -> None:
         if self._discard(state, partition, storage_error(failure)):
             _log.warning(
@@ -224,3 +274,7 @@ class PartitionOpener:
             else min(INITIAL_BACKOFF * 2 ** min(failures - 2, 20), self._max_backoff)
         )
         state.backoffs[index] = OpenBackoff(failures, self._clock.seconds() + pause, error)
+
+
+def _not_leader(failure: NotLeader) -> KafkaError:
+    return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, str(failure))

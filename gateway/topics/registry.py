@@ -11,9 +11,10 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from gateway import logs
+from gateway.cluster.shard_leadership import ShardLeadership
 from gateway.configs.entries import INTERNAL_PARTITIONS
 from gateway.configs.topic_configs import effective_config
-from gateway.coroutines import Clock, SharedResult, shield, start
+from gateway.coroutines import Clock, SharedResult, TimeSlices, shield, start
 from gateway.partitions.partition import Partition
 from gateway.partitions.producer_snapshots import ProducerSnapshots
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
@@ -45,6 +46,7 @@ class Topics:
     def __init__(
         self,
         store: Store,
+        leadership: ShardLeadership,
         settings: Settings,
         clock: Clock,
         now: Callable[[], int],
@@ -58,22 +60,34 @@ class Topics:
         self._by_alias: dict[str, TopicState] = {}
         self._by_collision_name: dict[str, str] = {}
         self._snapshots = ProducerSnapshots(
-            settings.max_producer_ids_per_partition, settings.producer_id_expiration_ms, now, start
+            store,
+            settings.max_producer_ids_per_partition,
+            settings.producer_id_expiration_ms,
+            now,
+            start,
         )
         self._creating: dict[str, SharedResult[TopicState]] = {}
         self._deleted_by_others: dict[bytes, tuple[Topic, int]] = {}
         self._internal: dict[str, TopicState] = {}
         self.names = TopicNames(store)
-        self.opener = PartitionOpener(store, self._snapshots, settings, clock, start)
+        self.opener = PartitionOpener(store, leadership, self._snapshots, settings, clock, start)
         #: Increases with each change of any topic; caches compare it.
         self.version = 0
 
     async def open(self) -> None:
         """Load the topics from the store. Raises StorageError."""
-        await self._snapshots.open(self._store)
         for topic in self._store.topics.values():
             self._register(topic)
         self._store.watch_topics(self._sync_with_store)
+
+    async def open_shard(self, shard: int, slices: TimeSlices) -> None:
+        """Load the producer snapshots of a shard. Raises StorageError."""
+        await self._snapshots.open_shard(shard)
+
+    async def close_shard(self, shard: int) -> None:
+        """Close the partitions of a shard and save their producer states."""
+        await self.opener.close_shard(shard, self)
+        self._snapshots.close_shard(shard)
 
     def apply_settings(self, settings: Settings) -> None:
         """Use new settings, for example as defaults of topic configs."""

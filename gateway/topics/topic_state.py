@@ -38,9 +38,8 @@ class OpenBackoff:
 class TopicState:
     """A topic and its open partitions.
 
-    `partitions` holds the open partitions; the others are opened on demand. `epochs` holds the last
-    known leader epoch of each partition that was ever open. `is_deleting` is set while the topic is
-    being deleted, `is_deleted` afterwards.
+    `partitions` holds the open partitions; the others are opened on demand. `is_deleting` is set
+    while the topic is being deleted, `is_deleted` afterwards.
     """
 
     topic: Topic
@@ -49,7 +48,6 @@ class TopicState:
     opening: dict[int, Opening] = field(default_factory=dict)
     backoffs: dict[int, OpenBackoff] = field(default_factory=dict)
     opened_at: dict[int, float] = field(default_factory=dict)
-    epochs: dict[int, int] = field(default_factory=dict)
     altering: SharedResult[None] | None = None
     is_deleting: bool = False
     is_deleted: bool = False

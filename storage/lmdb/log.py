@@ -30,11 +30,14 @@ running reads.
 
 
 class LmdbLog:
-    """A `PartitionLog`. An LMDB store has a single writer process, so the only epoch is 0."""
+    """A `PartitionLog`.
 
-    leader_epoch = 0
+    Leader epochs are not stored: the store has a single writer process, so logs of different epochs
+    never diverge.
+    """
 
-    def __init__(self, store: StoreAccess, durable: DurableLog) -> None:
+    def __init__(self, store: StoreAccess, durable: DurableLog, leader_epoch: int) -> None:
+        self.leader_epoch = leader_epoch
         self._store = store
         self._log_id = durable.log_id
         self._start_offset = durable.start_offset
@@ -179,7 +182,9 @@ class LmdbLog:
         return self._store.query("entries", query)
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        return (0, self._end_offset) if leader_epoch == 0 else (-1, -1)
+        if 0 <= leader_epoch <= self.leader_epoch:
+            return leader_epoch, self._end_offset
+        return -1, -1
 
     async def delete_before(self, offset: int) -> int:
         self.status.check_open()

@@ -28,6 +28,7 @@ from storage.lmdb.write_burst import (
 )
 from storage.lmdb.writer import LmdbWriter
 from storage.log import LogClosed, LogStatus, StorageFailed, Topic, UnknownTopic, VolumeUsage
+from storage.shards import partition_shard
 from storage.tail import TailCache
 
 T = TypeVar("T")
@@ -41,7 +42,8 @@ that.
 class LmdbStore:
     """A `Store` in `directory`, for the thread of `reactor`. Held by one process at a time.
 
-    All its shards are open while it is. Products use one shard; more of them are for tests.
+    All its shards are open while it is, with leader epoch 0 unless `open_shard` sets another.
+    Products use one shard; more of them are for tests.
     """
 
     retains_by_itself = False
@@ -68,6 +70,7 @@ class LmdbStore:
         self._writer: LmdbWriter | None = None
         self._is_open = False
         self._queued_bytes = self._queued_operations = 0
+        self._leader_epochs: dict[int, int] = {}
         self._topics: dict[str, TopicRow] = {}
         self._topics_by_name: dict[str, Topic] = {}
         self._logs: SingleFlightCache[tuple[str, int], LmdbLog] = SingleFlightCache()
@@ -139,10 +142,21 @@ class LmdbStore:
         """Never called: the directory lock cannot be taken over."""
 
     async def open_shard(self, shard: int, leader_epoch: int) -> None:
-        """No effect: no other process can have the shard."""
+        """Set the leader epoch: no other process can have the shard."""
+        self._leader_epochs[shard] = leader_epoch
 
     async def close_shard(self, shard: int) -> None:
-        """No effect: the shard is closed with the store."""
+        """Close the open logs of the shard. New ones can be opened, since nothing else uses it."""
+        if not self._is_open:
+            return
+        await self.write(Task(lambda burst: None))
+        for (topic, partition), log in list(self._logs.created.items()):
+            if self._shard_of(topic, partition) == shard:
+                del self._logs.created[topic, partition]
+                log.close()
+
+    def _shard_of(self, topic: str, partition: int) -> int:
+        return partition_shard(self._topics[topic].topic.topic_id, partition, self.shard_count)
 
     def when_shard_lost(self, call: Callable[[int, str], None]) -> None:
         """Never called, like `when_lost`."""
@@ -202,7 +216,8 @@ class LmdbStore:
             made: list[LmdbLog] = []
 
             def keep(durable: DurableLog) -> None:
-                made.append(LmdbLog(self, durable))
+                epoch = self._leader_epochs.get(self._shard_of(topic, partition), 0)
+                made.append(LmdbLog(self, durable, epoch))
                 self._logs.created[topic, partition] = made[0]
 
             return self.write(

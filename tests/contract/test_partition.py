@@ -37,8 +37,8 @@ async def reopened(partition: Partition, store: Store) -> Partition:
     log = await store.log("orders", 0)
     if log is partition.log:
         return partition
-    snapshots = ProducerSnapshots(10, 1, lambda: 0, lambda work: None)
-    await snapshots.open(store)
+    snapshots = ProducerSnapshots(store, 10, 1, lambda: 0, lambda work: None)
+    await snapshots.open_shard(0)
     snapshots.keep_row(topic().topic_id, partition)
     producers, offset = snapshots.load(topic(), 0, log)
     again = Partition("orders", 0, log, effective_config({}, Settings()), producers)
@@ -105,11 +105,11 @@ async def test_snapshot_after_refused_append_includes_batches_in_flight(
     with bench.full_queue(store), pytest.raises(KafkaError):
         await send(partition, 0, producer=8)
     await in_flight
-    snapshots = ProducerSnapshots(10, 1, lambda: 0, lambda work: None)
-    await snapshots.open(store)
+    snapshots = ProducerSnapshots(store, 10, 1, lambda: 0, lambda work: None)
+    await snapshots.open_shard(0)
     await snapshots.save(topic().topic_id, partition)
-    again = ProducerSnapshots(10, 1, lambda: 0, lambda work: None)
-    await again.open(store)
+    again = ProducerSnapshots(store, 10, 1, lambda: 0, lambda work: None)
+    await again.open_shard(0)
     producers, offset = again.load(topic(), 0, partition.log)
     reopened = Partition("orders", 0, partition.log, effective_config({}, Settings()), producers)
     await again.replay(topic().topic_id, reopened, ProducerRecovery(offset, 0))

@@ -170,20 +170,22 @@ def open_environment(
     *,
     clock: Clock | None = None,
     threads: Threads | None = None,
+    shard_count: int = 1,
     **settings: Any,
 ) -> BrokerEnvironment:
     """A broker on a new store, or on what another one left on `medium`."""
-    store = MemoryStore(medium)
+    store = MemoryStore(medium, shard_count)
     ended(store.open())
     clock = clock or Clock()
     threads = threads or Threads()
     made: list[BrokerEnvironment] = []
+    bugs: list[BaseException] = []
 
     def now() -> int:
         return made[0].now() if made else NOW + int(clock.seconds() * 1000)
 
     def background(work: Coroutine[Any, Any, None]) -> None:
-        made[0].background(work)
+        start(work, lambda _: None, bugs.append)
 
     ids = IdSource(
         lambda: "AAAAAAAAAAAAAAAAAAAAAA",
@@ -204,5 +206,5 @@ def open_environment(
             ids,
         )
     )
-    made.append(BrokerEnvironment(broker, store, clock, threads))
+    made.append(BrokerEnvironment(broker, store, clock, threads, bugs))
     return made[0]

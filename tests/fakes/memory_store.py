@@ -3,8 +3,8 @@
 Each awaitable has fired when the call returns, except as follows. `hold()` keeps writes in flight
 until `release()`. `refuse_writes` makes them fail, as a full disk does; `is_full` refuses new
 appends at once, as a full queue does. `fence` takes over a log as another writer does, `slow_logs`
-delays opening logs, `outside` changes topics as another process does, `lose` takes over the whole
-store.
+and `slow_shards` delay opening logs and shards, `outside` changes topics as another process does,
+`lose` and `lose_shard` take over the whole store or a shard.
 
 What survives a restart is in a `Medium`: a second `MemoryStore` on the same one sees what the first
 one wrote.
@@ -27,6 +27,7 @@ from storage.log import (
     LogClosed,
     LogStatus,
     OffsetOutOfRange,
+    ShardNotOpen,
     StorageFailed,
     StoreInUse,
     Topic,
@@ -35,6 +36,7 @@ from storage.log import (
     VolumeUsage,
 )
 from storage.permissions import Permissions
+from storage.shards import partition_shard
 
 #: The namespace of topics whose name has no slash.
 DEFAULT_NAMESPACE = "public/default/"
@@ -42,12 +44,8 @@ DEFAULT_NAMESPACE = "public/default/"
 
 @dataclass(slots=True)
 class Rows:
-    """What a partition log leaves on its medium.
+    """What a partition log leaves on its medium."""
 
-    `leader_epoch` is that of the last writer.
-    """
-
-    leader_epoch: int = 0
     start_offset: int = 0
     end_offset: int = 0
     entries: list[Entry] = field(default_factory=list)
@@ -99,8 +97,8 @@ class StrictStatus(LogStatus):
 class MemoryLog:
     """A partition log on a medium."""
 
-    def __init__(self, store: MemoryStore, rows: Rows) -> None:
-        self.leader_epoch = rows.leader_epoch
+    def __init__(self, store: MemoryStore, rows: Rows, leader_epoch: int) -> None:
+        self.leader_epoch = leader_epoch
         self.can_replace = True
         self._store = store
         self._rows = rows
@@ -276,21 +274,24 @@ class MemoryLog:
 
 
 class MemoryTable:
-    """A state table over a dict."""
+    """A state table over a dict. `is_closed` is set when its shard is closed."""
 
     def __init__(self, store: MemoryStore, rows: dict[bytes, bytes]) -> None:
+        self.is_closed = False
         self._store = store
         self._rows = rows
 
     async def items(self) -> list[tuple[bytes, bytes]]:
         self._store.check_open()
+        if self.is_closed:
+            raise LogClosed("the shard is closed")
         return sorted(self._rows.items())
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
         if not all(1 <= len(key) <= 480 for key in rows):
             return failed(ValueError("a key has 1 to 480 bytes"))
-        if self._store.closed:
-            return failed(LogClosed("the store is closed"))
+        if self._store.closed or self.is_closed:
+            return failed(LogClosed("the store or the shard is closed"))
         taken = dict(rows)
         return self._store.write(lambda: self._put(taken))
 
@@ -306,18 +307,25 @@ class MemoryTable:
 class MemoryStore:
     """A `Store` on a `Medium`.
 
-    `refuse_writes` simulates a full disk. `committed` records the committed offsets of groups. With
-    `has_namespaces`, names may have a tenant and a namespace before a slash; names in the default
-    namespace are shortened to their last part, others are as in Pulsar. `stores_fenced` says
-    whether the appends of a fenced log are stored.
+    With more than one shard, they are closed until `open_shard`. `refuse_writes` simulates a full
+    disk. `committed` records the committed offsets of groups. With `has_namespaces`, names may have
+    a tenant and a namespace before a slash; names in the default namespace are shortened to their
+    last part, others are as in Pulsar. `stores_fenced` says whether the appends of a fenced log are
+    stored.
     """
 
     retains_by_itself = False
-    shard_count = 1
     has_namespaces = False
     stores_fenced = False
 
-    def __init__(self, medium: Medium | None = None) -> None:
+    def __init__(self, medium: Medium | None = None, shard_count: int = 1) -> None:
+        self.shard_count = shard_count
+        self.refuse_shards: Exception | None = None
+        self.slow_shards: Deferred[None] | None = None
+        #: The shards that were opened, in this order, with their epochs.
+        self.shards_opened: list[tuple[int, int]] = []
+        self._leader_epochs: dict[int, int] = {}
+        self._shard_tables: dict[tuple[int, str], MemoryTable] = {}
         self.medium = medium or Medium()
         self.refuse_writes = False
         self.is_full = False
@@ -331,6 +339,7 @@ class MemoryStore:
         self._tables: dict[str, MemoryTable] = {}
         self.committed: dict[tuple[str, str, int], int] = {}
         self.tell_lost: Callable[[str], None] = lambda reason: None
+        self.tell_shard_lost: Callable[[int, str], None] = lambda shard, reason: None
         self.tell_topics: Callable[[], None] = lambda: None
         self.may_be_lost = False
         self.confirming: Deferred[None] = Deferred()
@@ -371,6 +380,8 @@ class MemoryStore:
             raise StoreInUse("another store has this medium open: close that one first")
         self.medium.held_by = self
         self.closed = False
+        if self.shard_count == 1:
+            self._leader_epochs = {0: 0}
 
     async def close(self) -> None:
         if self.closed:
@@ -385,16 +396,51 @@ class MemoryStore:
         self.tell_lost = call
 
     async def open_shard(self, shard: int, leader_epoch: int) -> None:
-        """No effect: all shards are open."""
+        self.check_open()
+        if self.slow_shards is not None:
+            await self.slow_shards
+        if self.refuse_shards is not None:
+            raise self.refuse_shards
+        self.shards_opened.append((shard, leader_epoch))
+        self._leader_epochs[shard] = leader_epoch
 
     async def close_shard(self, shard: int) -> None:
-        """No effect."""
+        if shard not in self._leader_epochs:
+            return
+        # What is queued is written first.
+        await self.write(lambda: None)
+        self._drop_shard(shard, MemoryLog.shut)
+
+    def lose_shard(self, shard: int) -> None:
+        """Another process takes over an open shard."""
+        self._drop_shard(shard, MemoryLog.fence)
+        self.tell_shard_lost(shard, "another process has fenced the shard")
+
+    def _drop_shard(self, shard: int, end: Callable[[MemoryLog], None]) -> None:
+        self._leader_epochs.pop(shard, None)
+        for key in [key for key in self._shard_tables if key[0] == shard]:
+            self._shard_tables.pop(key).is_closed = True
+        for topic, partition in list(self._logs):
+            if self._shard_of(topic, partition) == shard:
+                end(self._logs.pop((topic, partition)))
+
+    def _shard_of(self, topic: str, partition: int) -> int:
+        return partition_shard(self._topic(topic).topic_id, partition, self.shard_count)
+
+    def _check_shard(self, shard: int) -> None:
+        if shard not in self._leader_epochs:
+            raise ShardNotOpen(f"shard {shard} is not open")
 
     def when_shard_lost(self, call: Callable[[int, str], None]) -> None:
-        """Never called."""
+        self.tell_shard_lost = call
 
     async def shard_table(self, shard: int, name: str) -> MemoryTable:
-        return await self.table(f"{name}.{shard}" if shard else name)
+        self.check_open()
+        self._check_shard(shard)
+        if (shard, name) not in self._shard_tables:
+            rows = self.medium.tables.setdefault(f"{name}.{shard}" if shard else name, {})
+            self._shard_tables[shard, name] = MemoryTable(self, rows)
+        return self._shard_tables[shard, name]
 
     async def confirm_held(self) -> None:
         """Wait until the test fires `confirming`."""
@@ -419,7 +465,6 @@ class MemoryStore:
     def fence(self, topic: str, partition: int = 0) -> None:
         """Another writer takes over the partition: its log is fenced, appends in flight fail."""
         log = self._logs.pop((topic, partition))
-        self.medium.logs[topic, partition].leader_epoch += 1
         log.fence()
 
     def outside(self, topics: Iterable[Topic]) -> None:
@@ -500,9 +545,12 @@ class MemoryStore:
             raise self.refuse_logs
         if not 0 <= partition < self._topic(topic).partitions:
             raise UnknownTopic(f"topic {topic} has no partition {partition}")
+        shard = self._shard_of(topic, partition)
+        self._check_shard(shard)
         key = (topic, partition)
         if key not in self._logs:
-            self._logs[key] = MemoryLog(self, self.medium.logs.setdefault(key, Rows()))
+            rows = self.medium.logs.setdefault(key, Rows())
+            self._logs[key] = MemoryLog(self, rows, self._leader_epochs[shard])
         return self._logs[key]
 
     def _topic(self, name: str) -> Topic:

@@ -1,6 +1,7 @@
-"""Committed offsets of all groups, held in memory and written to the store before a commit returns.
+"""Committed offsets of the groups in the open shards, in memory and in the store.
 
-A commit writes one row per partition (`offset_rows`), all in one atomic write (`_commit`).
+A commit writes one row per partition (`offset_rows`) to the table `offsets` of the group's shard,
+all in one atomic write (`_commit`), before it returns.
 
 Rows are keyed by topic id. Deleting a topic therefore invalidates its offsets, even if deleting the
 rows fails: they are not found any more, and the next start deletes them. If topics are managed
@@ -16,7 +17,8 @@ from sys import getsizeof
 from typing import Any
 
 from gateway import logs
-from gateway.coroutines import Clock, shield_with_timeout
+from gateway.cluster.shard_tables import ShardedStore, ShardTables
+from gateway.coroutines import Clock, TimeSlices, shield_with_timeout
 from gateway.groups.offsets.offset_rows import (
     CommittedOffset,
     OffsetKey,
@@ -29,7 +31,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
 from gateway.topics.tenant_scope import printable_id
-from storage.log import EntryTooLarge, StateTable, StorageError, Topic
+from storage.log import EntryTooLarge, Fenced, LogClosed, ShardNotOpen, StorageError, Topic
 
 _log = logs.get_logger(__name__)
 
@@ -52,14 +54,14 @@ def no_listener(group_id: str, topic: str, partition: int, offset: int) -> None:
 
 
 class CommittedOffsets:
-    """Call `open` before use.
+    """Has the offsets of the shards that were opened by `open_shard`.
 
     Readers see durable offsets only. `note` is called for each of them.
     """
 
     def __init__(
         self,
-        table: StateTable,
+        store: ShardedStore,
         topics: Topics,
         settings: Settings,
         clock: Clock,
@@ -69,14 +71,15 @@ class CommittedOffsets:
     ) -> None:
         self._topics_may_come_back = topics_may_return
         self._missing_topics: set[bytes] = set()
-        """Ids of topics that did not exist at startup."""
+        """Ids of topics that did not exist when their offsets were loaded."""
         self._clock = clock
         self._note = note
         self._timeout = settings.offsets_commit_timeout_ms / 1000
-        self._table = table
+        self._tables = ShardTables(store, "offsets")
         self._topics = topics
         self._settings = settings
         self._groups: dict[str, GroupOffsets] = {}
+        self._ids_by_shard: dict[int, set[str]] = {}
         self._bytes = 0
         self._logged_groups: set[str] = set()
         """Groups whose refused commit was logged since offsets were last deleted."""
@@ -84,13 +87,14 @@ class CommittedOffsets:
         """Size that writes in flight will add, in bytes."""
         self._committing: dict[str, int] = {}
 
-    async def open(self) -> None:
-        """Load all offsets, and delete those of deleted topics.
+    async def open_shard(self, shard: int, slices: TimeSlices) -> None:
+        """Load the offsets of a shard, and delete those of deleted topics.
 
         Raises StorageError if reading fails.
         """
         orphans: list[bytes] = []
-        for key, value in await self._table.items():
+        for key, value in await self._tables.open(shard):
+            await slices.take()
             try:
                 offset_key, committed = decode_key(key), decode_value(value)
             except ValueError as failure:
@@ -106,12 +110,25 @@ class CommittedOffsets:
                     continue
                 self._missing_topics.add(offset_key.topic_id)
             self._set(offset_key, committed)
-        await self._delete_orphans(orphans)
+        await self._delete_orphans({shard: orphans})
+
+    async def close_shard(self, shard: int) -> None:
+        """Forget the offsets of a shard. Commits in flight end with their write."""
+        self._tables.close(shard)
+        for group_id in self._ids_by_shard.pop(shard, ()):
+            offsets = self._groups.pop(group_id)
+            self._bytes -= getsizeof(group_id)
+            self._bytes -= sum(_size(one) for rows in offsets.values() for one in rows.values())
+
+    def _check_open(self, group_id: str) -> None:
+        """Raises KafkaError(NOT_COORDINATOR)."""
+        if self._tables.find(self._tables.shard_of_name(group_id)) is None:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
 
     async def delete_orphans(self, before: int) -> None:
         """Delete offsets of missing topics that were committed before `before` (ms since 1970).
 
-        These are topics that did not exist at startup and have not returned.
+        These are topics that did not exist when their offsets were loaded and have not returned.
         """
         self._missing_topics = {
             topic_id for topic_id in self._missing_topics if self._topics.get(topic_id) is None
@@ -127,7 +144,7 @@ class CommittedOffsets:
         ]
         for offset_key in offset_keys:
             self._remove(offset_key)
-        await self._delete_orphans([encode_key(offset_key) for offset_key in offset_keys])
+        await self._delete_orphans(self._by_shard(offset_keys))
 
     def __len__(self) -> int:
         return sum(len(rows) for group in self._groups.values() for rows in group.values())
@@ -185,8 +202,8 @@ class CommittedOffsets:
 
         `pause` yields to other requests if there are many offsets. Raises KafkaError:
         INVALID_GROUP_ID, UNKNOWN_TOPIC_OR_PARTITION, INVALID_COMMIT_OFFSET_SIZE beyond the limits,
-        COORDINATOR_NOT_AVAILABLE if the store fails or times out. After a timeout the offsets may
-        still be stored.
+        NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE if the store fails or times out. After a timeout
+        the offsets may still be stored.
         """
         offsets_by_key = {
             self._key_for(group_id, topic, partition): committed
@@ -194,6 +211,7 @@ class CommittedOffsets:
         }
         if pause is not None:
             await pause()
+        self._check_open(group_id)
         added_bytes = self._check(group_id, offsets_by_key)
         if offsets_by_key:
             # Shielded from cancellation: a write in flight must also update the cache if its client
@@ -254,18 +272,24 @@ class CommittedOffsets:
     ) -> None:
         self._bytes_being_stored += added_bytes
         self._committing[group_id] = self._committing.get(group_id, 0) + 1
+        shard = self._tables.shard_of_name(group_id)
+        table = self._tables.find(shard)
         try:
             await self._put(
+                shard,
                 {
                     encode_key(offset_key): encode_value(committed)
                     for offset_key, committed in offsets_by_key.items()
-                }
+                },
             )
         finally:
             self._bytes_being_stored -= added_bytes
             remaining = self._committing.pop(group_id) - 1
             if remaining:
                 self._committing[group_id] = remaining
+        if self._tables.find(shard) is not table:
+            # The shard was closed after the write, and its next leader has read it.
+            return
         orphans = []
         for offset_key, committed in offsets_by_key.items():
             topic_state = self._topics.get(offset_key.topic_id)
@@ -277,22 +301,23 @@ class CommittedOffsets:
                 self._set(offset_key, committed)
             else:
                 orphans.append(offset_key)
-        await self._delete_orphans([encode_key(offset_key) for offset_key in orphans])
+        await self._delete_orphans(self._by_shard(orphans))
 
     async def delete(
         self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None
     ) -> None:
         """Delete these or all offsets of a group, durably. Missing ones are ignored.
 
-        Raises KafkaError: COORDINATOR_NOT_AVAILABLE if the store fails.
+        Raises KafkaError: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE if the store fails.
         """
+        self._check_open(group_id)
         offset_keys = (
             self._all_keys_of(group_id)
             if partitions is None
             else self._keys_of(group_id, partitions)
         )
         if offset_keys:
-            await self._wait_for(self._delete(offset_keys))
+            await self._wait_for(self._delete(group_id, offset_keys))
 
     async def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -321,13 +346,14 @@ class CommittedOffsets:
                 found.append(OffsetKey(group_id, topic_state.topic.topic_id, partition))
         return found
 
-    async def _delete(self, offset_keys: list[OffsetKey]) -> None:
-        await self._put(dict.fromkeys(map(encode_key, offset_keys)))
+    async def _delete(self, group_id: str, offset_keys: list[OffsetKey]) -> None:
+        shard = self._tables.shard_of_name(group_id)
+        await self._put(shard, dict.fromkeys(map(encode_key, offset_keys)))
         for offset_key in offset_keys:
             self._remove(offset_key)
 
     async def delete_topic(self, topic: Topic) -> None:
-        """Delete all offsets of a deleted topic."""
+        """Delete the offsets of a deleted topic in the open shards."""
         offset_keys = [
             OffsetKey(group_id, topic.topic_id, partition)
             for group_id, rows in self._groups.items()
@@ -335,24 +361,35 @@ class CommittedOffsets:
         ]
         for offset_key in offset_keys:
             self._remove(offset_key)
-        await self._delete_orphans([encode_key(offset_key) for offset_key in offset_keys])
+        await self._delete_orphans(self._by_shard(offset_keys))
 
-    async def _delete_orphans(self, orphans: list[bytes]) -> None:
+    def _by_shard(self, offset_keys: Iterable[OffsetKey]) -> dict[int, list[bytes]]:
+        """The row keys by shard."""
+        keys: dict[int, list[bytes]] = {}
+        for offset_key in offset_keys:
+            shard = self._tables.shard_of_name(offset_key.group_id)
+            keys.setdefault(shard, []).append(encode_key(offset_key))
+        return keys
+
+    async def _delete_orphans(self, orphans_by_shard: Mapping[int, list[bytes]]) -> None:
         """Delete rows of topics that no longer exist."""
-        try:
-            if orphans:
-                await self._table.put(dict.fromkeys(orphans))
-        except StorageError as failure:
-            # Harmless: the topic id is never reused.
-            _log.warning(
-                "offsets of deleted topics not deleted, retried after the next start",
-                rows=len(orphans),
-                reason=str(failure),
-            )
+        for shard, orphans in orphans_by_shard.items():
+            try:
+                if orphans:
+                    await self._tables.put(shard, dict.fromkeys(orphans))
+            except StorageError as failure:
+                # Harmless: the topic id is never reused.
+                _log.warning(
+                    "offsets of deleted topics not deleted, retried after the next start",
+                    rows=len(orphans),
+                    reason=str(failure),
+                )
 
-    async def _put(self, rows: Mapping[bytes, bytes | None]) -> None:
+    async def _put(self, shard: int, rows: Mapping[bytes, bytes | None]) -> None:
         try:
-            await self._table.put(rows)
+            await self._tables.put(shard, rows)
+        except (Fenced, LogClosed, ShardNotOpen) as failure:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR, str(failure)) from failure
         except EntryTooLarge as failure:
             raise KafkaError(ErrorCode.INVALID_COMMIT_OFFSET_SIZE, str(failure)) from failure
         except StorageError as failure:
@@ -362,6 +399,7 @@ class CommittedOffsets:
     def _set(self, offset_key: OffsetKey, committed: CommittedOffset) -> None:
         if offset_key.group_id not in self._groups:
             self._bytes += getsizeof(offset_key.group_id)
+            self._ids_of_shard(offset_key.group_id).add(offset_key.group_id)
         rows = self._groups.setdefault(offset_key.group_id, {}).setdefault(offset_key.topic_id, {})
         before = rows.get(offset_key.partition)
         rows[offset_key.partition] = committed
@@ -379,7 +417,12 @@ class CommittedOffsets:
             del group[offset_key.topic_id]
         if not group:
             del self._groups[offset_key.group_id]
+            self._ids_of_shard(offset_key.group_id).discard(offset_key.group_id)
             self._bytes -= getsizeof(offset_key.group_id)
+
+    def _ids_of_shard(self, group_id: str) -> set[str]:
+        """The ids of all groups in the group's shard that have offsets."""
+        return self._ids_by_shard.setdefault(self._tables.shard_of_name(group_id), set())
 
 
 def _size(committed: CommittedOffset) -> int:

@@ -47,7 +47,7 @@ async def describe_cluster(request: Any, caller: Caller) -> Any:
         error_message=None,
         endpoint_type=BROKERS,
         cluster_id=cluster.cluster_id,
-        controller_id=cluster.node_id,
+        controller_id=cluster.controller_id,
         brokers=[
             DescribeClusterResponse.DescribeClusterBroker(
                 broker_id=node.node_id, host=node.host, port=node.port, rack=None, is_fenced=False
@@ -165,7 +165,7 @@ async def _size(name: str, index: int, caller: Caller) -> int | None:
     if (
         live is None
         or not 0 <= index < live.topic.partitions
-        or broker.cluster.leader_of(live.name, index) != broker.cluster.node_id
+        or broker.cluster.leader_of(live.topic.topic_id, index) != broker.cluster.node_id
     ):
         return None
     partition = live.partitions.get(index)

@@ -94,7 +94,7 @@ async def update_features(request: Any, caller: Caller) -> Any:
 
 
 def _unknown_feature_message(update: Any, caller: Caller) -> str:
-    node_id = caller.broker.cluster.node_id
+    node_id = caller.broker.cluster.controller_id
     return (
         f"Invalid update version {update.max_version_level} for feature {update.feature[:100]}. "
         f"Local controller {node_id} does not support this feature."

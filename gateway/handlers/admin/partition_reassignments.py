@@ -31,16 +31,20 @@ from kafka.protocol.admin.topics import (
     ListPartitionReassignmentsResponse,
 )
 
+from gateway.cluster.view import UNKNOWN
 from gateway.coroutines import TimeSlices
+from gateway.handlers.metadata import live_leader
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.acls import AclOperation
+from gateway.topics.topic_state import TopicState
 
-#: Codes of ElectionType: preferred and unclean.
-ELECTION_TYPES = frozenset({0, 1})
+#: Codes of ElectionType.
+PREFERRED, UNCLEAN = 0, 1
+ELECTION_TYPES = frozenset({PREFERRED, UNCLEAN})
 
 _Elected = ElectLeadersResponse.ReplicaElectionResult
 _Reassigned = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
@@ -49,7 +53,7 @@ _Moved = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
 
 @serves(ApiKey.ELECT_LEADERS, 0, 2)
 async def elect_leaders(request: Any, caller: Caller) -> Any:
-    """Return ELECTION_NOT_NEEDED: every leader is alive and the preferred one.
+    """Return ELECTION_NOT_NEEDED: a leader that is alive is the preferred one.
 
     Null topics select all partitions; the response then lists only those that needed an election,
     as in Kafka: none.
@@ -62,10 +66,9 @@ async def elect_leaders(request: Any, caller: Caller) -> Any:
     slices = TimeSlices(caller.broker.clock)
     topics = []
     for topic in request.topic_partitions or ():
-        count = _partition_count(topic.topic, caller)
         rows = []
         for index in topic.partitions:
-            failure = refused or _election_error(topic.topic, index, count)
+            failure = refused or _election_error(topic.topic, index, request.election_type, caller)
             rows.append(
                 _Elected.PartitionResult(
                     partition_id=index, error_code=failure.code, error_message=failure.message
@@ -98,12 +101,19 @@ def _partition_count(topic: str, caller: Caller) -> int | None:
     return None if live is None else live.topic.partitions
 
 
-def _election_error(topic: str, index: int, count: int | None) -> KafkaError:
-    if count is None:
+def _election_error(topic: str, index: int, election_type: int, caller: Caller) -> KafkaError:
+    live = caller.broker.topics.find_listed(topic)
+    if live is None:
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}")
-    if not 0 <= index < count:
+    if not 0 <= index < live.topic.partitions:
         return KafkaError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}"
+        )
+    if live_leader(live, index, caller) == UNKNOWN:
+        return KafkaError(
+            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+            if election_type == PREFERRED
+            else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
         )
     return KafkaError(ErrorCode.ELECTION_NOT_NEEDED)
 
@@ -119,14 +129,14 @@ async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
     slices = TimeSlices(caller.broker.clock)
     topics = []
     for topic in request.topics:
-        count = _partition_count(topic.name, caller)
+        live = caller.broker.topics.find_listed(topic.name)
         rows = []
         for partition in topic.partitions:
             code, message = ErrorCode.NONE, None
             try:
                 if refused is not None:
                     raise refused
-                _check_reassignment(topic.name, partition, count, caller)
+                _check_reassignment(topic.name, live, partition, caller)
             except KafkaError as failure:
                 code, message = failure.code, failure.message
             row = _Reassigned.ReassignablePartitionResponse
@@ -149,12 +159,14 @@ async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
     return await encode_if_large(reply, slices, caller)
 
 
-def _check_reassignment(topic: str, partition: Any, count: int | None, caller: Caller) -> None:
-    if count is None:
+def _check_reassignment(
+    topic: str, live: TopicState | None, partition: Any, caller: Caller
+) -> None:
+    if live is None:
         raise KafkaError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}."
         )
-    if not 0 <= partition.partition_index < count:
+    if not 0 <= partition.partition_index < live.topic.partitions:
         raise KafkaError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             f"Unable to find partition {topic}:{partition.partition_index}.",
@@ -163,6 +175,11 @@ def _check_reassignment(topic: str, partition: Any, count: int | None, caller: C
         # Null replicas cancel a reassignment.
         raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
     check_replicas([partition.replicas], caller)
+    leader = live_leader(live, partition.partition_index, caller)
+    if list(partition.replicas) != [leader]:
+        raise _invalid_assignment(
+            f"differs from the current one, [{leader}]: leaders are assigned by the gateways."
+        )
 
 
 def check_replicas(assignments: Sequence[Collection[int]], caller: Caller) -> None:

@@ -35,16 +35,11 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
     described once.
     """
     rows = []
-    slices = TimeSlices(caller.broker.clock)
-    try:
-        await caller.broker.confirm_coordinator()
-    except KafkaError as refusal:
-        return ConsumerGroupDescribeResponse(
-            groups=[_refused(group_id, refusal) for group_id in dict.fromkeys(request.group_ids)]
-        )
+    slices, deadline = TimeSlices(caller.broker.clock), caller.broker.confirm_deadline()
     for group_id in dict.fromkeys(request.group_ids):
         try:
             caller.require(AclOperation.DESCRIBE, AclResource.GROUP, group_id)
+            await caller.broker.confirm_coordinator(group_id, deadline)
             row = _described(_consumer_group(group_id, caller), caller)
             _check_topics(row, caller)
         except KafkaError as failure:

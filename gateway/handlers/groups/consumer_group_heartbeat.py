@@ -48,7 +48,7 @@ async def heartbeat_reply(request: Any, caller: Caller, *, requires_member_id: b
         for topic in request.subscribed_topic_names or ():
             caller.require_topic(AclOperation.DESCRIBE, topic)
         _check(request, requires_member_id=requires_member_id)
-        await caller.broker.confirm_coordinator()
+        await caller.broker.confirm_coordinator(request.group_id)
     except KafkaError as failure:
         return _reply(HeartbeatResult(failure.code, failure.message), request.group_id, caller)
     owned = None

@@ -29,12 +29,14 @@ _Deleted = DeleteGroupsResponse.DeletableGroupResult
 
 @serves(ApiKey.LIST_GROUPS, 0, 5)
 async def list_groups(request: Any, caller: Caller) -> Any:
-    """List all groups, including those without members and those with committed offsets only.
+    """List the groups that this gateway coordinates.
+
+    They include those without members and those with committed offsets only.
 
     v4 filters by state (KIP-518), v5 by type (KIP-848).
     """
     try:
-        await caller.broker.confirm_coordinator()
+        await caller.broker.confirm_all_groups()
     except KafkaError as refusal:
         return ListGroupsResponse(error_code=refusal.code, groups=[])
     states = {state.strip().lower() for state in request.states_filter or ()}
@@ -97,15 +99,9 @@ async def describe_classic_groups(
     exist or is a consumer group, for which clients use ConsumerGroupDescribe.
     """
     rows = []
-    slices = TimeSlices(caller.broker.clock)
-    try:
-        await caller.broker.confirm_coordinator()
-    except KafkaError as refusal:
-        return DescribeGroupsResponse(
-            groups=[_refused(group_id, refusal) for group_id in dict.fromkeys(request.groups)]
-        )
+    slices, deadline = TimeSlices(caller.broker.clock), caller.broker.confirm_deadline()
     for group_id in dict.fromkeys(request.groups):
-        row = _describe(group_id, caller, missing)
+        row = await _describe(group_id, deadline, caller, missing)
         if row.authorized_operations is None:
             row.authorized_operations = (
                 caller.operations_on(AclResource.GROUP, group_id)
@@ -117,9 +113,12 @@ async def describe_classic_groups(
     return await encode_if_large(DescribeGroupsResponse(groups=rows), slices, caller)
 
 
-def _describe(group_id: str, caller: Caller, missing: Callable[[str], Any]) -> Any:
+async def _describe(
+    group_id: str, deadline: float, caller: Caller, missing: Callable[[str], Any]
+) -> Any:
     try:
         caller.require(AclOperation.DESCRIBE, AclResource.GROUP, group_id)
+        await caller.broker.confirm_coordinator(group_id, deadline)
     except KafkaError as refusal:
         return _refused(group_id, refusal)
     group = caller.broker.groups.get(group_id)
@@ -190,17 +189,10 @@ def _described_member(member: ClassicGroupMember, protocol: str) -> Any:
 async def delete_groups(request: Any, caller: Caller) -> Any:
     """Delete empty groups with their offsets. A group that is listed twice is deleted once."""
     names = list(dict.fromkeys(request.groups_names))
-    try:
-        await caller.broker.confirm_coordinator()
-    except KafkaError as refusal:
-        return DeleteGroupsResponse(
-            results=[_Deleted(group_id=group_id, error_code=refusal.code) for group_id in names]
-        )
     rows: list[Any] = []
-    slices = TimeSlices(caller.broker.clock)
-    for group_id, outcome in zip(
-        names, await slices.gather(_delete(group_id, caller) for group_id in names), strict=True
-    ):
+    slices, deadline = TimeSlices(caller.broker.clock), caller.broker.confirm_deadline()
+    outcomes = await slices.gather(_delete(group_id, deadline, caller) for group_id in names)
+    for group_id, outcome in zip(names, outcomes, strict=True):
         if outcome is not None and not isinstance(outcome, KafkaError):
             raise outcome
         rows.append(
@@ -212,9 +204,12 @@ async def delete_groups(request: Any, caller: Caller) -> Any:
     return await encode_if_large(DeleteGroupsResponse(results=rows), slices, caller)
 
 
-async def _delete(group_id: str, caller: Caller) -> None:
-    """Raises KafkaError: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, COORDINATOR_NOT_AVAILABLE."""
+async def _delete(group_id: str, deadline: float, caller: Caller) -> None:
+    """Raises KafkaError: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, NOT_COORDINATOR,
+    COORDINATOR_NOT_AVAILABLE.
+    """
     caller.require(AclOperation.DELETE, AclResource.GROUP, group_id)
+    await caller.broker.confirm_coordinator(group_id, deadline)
     group = caller.broker.groups.get(group_id)
     if group is None and not caller.broker.offsets.has(group_id):
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)

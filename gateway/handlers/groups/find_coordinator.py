@@ -10,6 +10,7 @@ from typing import Any
 
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorResponse
 
+from gateway.cluster.view import Node
 from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -36,40 +37,57 @@ async def find_coordinator(request: Any, caller: Caller) -> Any:
         caller.traffic.group_named(keys[0])
     if request.key_type == GROUP:
         caller.broker.topics.add_internal(CONSUMER_OFFSETS)
-    resource = AclResource.GROUP if request.key_type == GROUP else AclResource.TRANSACTIONAL_ID
-    node = caller.broker.cluster.nodes(caller.listener)[0]
-    code, message, node_id, host, port = ErrorCode.NONE, None, node.node_id, node.host, node.port
-    if request.key_type not in (GROUP, TRANSACTION):
-        code, message, node_id, host, port = ErrorCode.INVALID_REQUEST, _NO_COORDINATOR, -1, "", -1
-    elif caller.api_version < FIRST_WITH_MANY_KEYS:
-        try:
-            caller.require(AclOperation.DESCRIBE, resource, request.key)
-        except KafkaError as refusal:
-            code, message, node_id, host, port = refusal.code, refusal.message, -1, "", -1
+    slices = TimeSlices(caller.broker.clock)
     if caller.api_version < FIRST_WITH_MANY_KEYS:
+        try:
+            node = _coordinator(request.key_type, request.key, caller)
+        except KafkaError as refusal:
+            return FindCoordinatorResponse(
+                error_code=refusal.code,
+                error_message=refusal.message,
+                node_id=-1,
+                host="",
+                port=-1,
+            )
         return FindCoordinatorResponse(
-            error_code=code, error_message=message, node_id=node_id, host=host, port=port
+            error_code=ErrorCode.NONE,
+            error_message=None,
+            node_id=node.node_id,
+            host=node.host,
+            port=node.port,
         )
-    rows, slices = [], TimeSlices(caller.broker.clock)
+    rows = []
     for key in keys:
         await slices.take()
         try:
-            if code is ErrorCode.NONE:
-                caller.require(AclOperation.DESCRIBE, resource, key)
+            node = _coordinator(request.key_type, key, caller)
         except KafkaError as refusal:
             rows.append(_refused(key, refusal))
             continue
         rows.append(
             FindCoordinatorResponse.Coordinator(
                 key=key,
-                node_id=node_id,
-                host=host,
-                port=port,
-                error_code=code,
-                error_message=message,
+                node_id=node.node_id,
+                host=node.host,
+                port=node.port,
+                error_code=ErrorCode.NONE,
+                error_message=None,
             )
         )
     return await encode_if_large(FindCoordinatorResponse(coordinators=rows), slices, caller)
+
+
+def _coordinator(key_type: int, key: str, caller: Caller) -> Node:
+    """Raises KafkaError."""
+    if key_type not in (GROUP, TRANSACTION):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, _NO_COORDINATOR)
+    resource = AclResource.GROUP if key_type == GROUP else AclResource.TRANSACTIONAL_ID
+    caller.require(AclOperation.DESCRIBE, resource, key)
+    cluster = caller.broker.cluster
+    node = cluster.find_node(cluster.coordinator_of(key), caller.listener)
+    if node is None:
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    return node
 
 
 def _refused(key: str, refusal: KafkaError) -> Any:

@@ -80,7 +80,7 @@ async def join_group_reply(
     )
     try:
         caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
-        await caller.broker.confirm_coordinator()
+        await caller.broker.confirm_coordinator(request.group_id)
     except KafkaError as refusal:
         result = JoinResult(refusal.code, request.member_id)
     else:
@@ -143,7 +143,7 @@ async def sync_group_unchecked_protocol(request: Any, caller: Caller) -> Any:
     caller.traffic.group_named(request.group_id)
     try:
         caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
-        await caller.broker.confirm_coordinator()
+        await caller.broker.confirm_coordinator(request.group_id)
     except KafkaError as refusal:
         result = SyncResult(refusal.code)
     else:
@@ -163,7 +163,7 @@ async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatRespo
     caller.traffic.group_named(request.group_id)
     try:
         caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
-        await caller.broker.confirm_coordinator()
+        await caller.broker.confirm_coordinator(request.group_id)
         caller.broker.groups.heartbeat(
             request.group_id, request.member_id, request.generation_id, request.group_instance_id
         )
@@ -181,7 +181,7 @@ async def leave_group(request: Any, caller: Caller) -> Any:
     caller.traffic.group_named(request.group_id)
     try:
         caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
-        await caller.broker.confirm_coordinator()
+        await caller.broker.confirm_coordinator(request.group_id)
         caller.broker.groups.check_active(request.group_id)
     except KafkaError as failure:
         return LeaveGroupResponse(error_code=failure.code, members=[])

@@ -153,7 +153,7 @@ async def _commit_existing(
     broker = caller.broker
     codes: dict[tuple[str, int], ErrorCode] = {}
     try:
-        await broker.confirm_coordinator()
+        await broker.confirm_coordinator(request.group_id)
         fence = broker.groups.validate_offset_commit(
             request.group_id,
             request.member_id,
@@ -206,30 +206,24 @@ async def offset_fetch(request: Any, caller: Caller) -> Any:
     caller.traffic.group_named(request.group_id)
     try:
         caller.require(AclOperation.DESCRIBE, AclResource.GROUP, request.group_id)
-        await caller.broker.confirm_coordinator()
+        epoch = await caller.broker.confirm_coordinator(request.group_id)
+        reply = await single_group_reply(
+            committed_offsets(request.group_id, request.topics, caller), caller
+        )
+        caller.broker.check_coordinator(request.group_id, epoch)
     except KafkaError as refusal:
         return await single_group_refusal(request, caller, refusal)
-    return await single_group_reply(
-        committed_offsets(request.group_id, request.topics, caller), caller
-    )
+    return reply
 
 
 @serves(ApiKey.OFFSET_FETCH, 8, 10)
 async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
     """The same for several groups, each listed once. v9 adds member epochs, v10 topic ids."""
-    try:
-        await caller.broker.confirm_coordinator()
-    except KafkaError as refusal:
-        refused = [
-            _FetchedGroup(group_id=asked.group_id, topics=[], error_code=refusal.code)
-            for asked in request.groups
-        ]
-        return OffsetFetchResponse(groups=refused)
     counts = Counter(asked.group_id for asked in request.groups)
     if len(counts) == 1:
         caller.traffic.group_named(request.groups[0].group_id)
     groups = []
-    slices = TimeSlices(caller.broker.clock)
+    slices, deadline = TimeSlices(caller.broker.clock), caller.broker.confirm_deadline()
     for asked in request.groups:
         code, topics = ErrorCode.NONE, []
         try:
@@ -238,13 +232,15 @@ async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
                 # reply would be unbounded.
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
             caller.require(AclOperation.DESCRIBE, AclResource.GROUP, asked.group_id)
+            epoch = await caller.broker.confirm_coordinator(asked.group_id, deadline)
             caller.broker.groups.validate_offset_fetch(
                 asked.group_id, asked.member_id, asked.member_epoch
             )
             found = committed_offsets(asked.group_id, asked.topics, caller)
             topics = await _topic_rows(_FetchedGroup.OffsetFetchResponseTopics, found, slices)
+            caller.broker.check_coordinator(asked.group_id, epoch)
         except KafkaError as failure:
-            code = failure.code
+            code, topics = failure.code, []
         groups.append(_FetchedGroup(group_id=asked.group_id, topics=topics, error_code=code))
         await slices.take()
     return await encode_if_large(OffsetFetchResponse(groups=groups), slices, caller)
@@ -372,7 +368,7 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
     slices = TimeSlices(caller.broker.clock)
     try:
         caller.require(AclOperation.DELETE, AclResource.GROUP, request.group_id)
-        await caller.broker.confirm_coordinator()
+        await caller.broker.confirm_coordinator(request.group_id)
         subscribed = _subscribed_topics(request.group_id, caller)
         for topic in request.topics:
             codes.setdefault(topic.name, {}).update(

@@ -79,7 +79,7 @@ async def leave_group_one_member(request: Any, caller: Caller) -> Any:
     caller.traffic.group_named(request.group_id)
     try:
         caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
-        await caller.broker.confirm_coordinator()
+        await caller.broker.confirm_coordinator(request.group_id)
     except KafkaError as refusal:
         return LeaveGroupResponse(error_code=refusal.code, members=[])
     return LeaveGroupResponse(

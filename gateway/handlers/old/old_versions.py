@@ -125,11 +125,14 @@ async def offset_fetch_v0(request: Any, caller: Caller) -> Any:
     caller.traffic.group_named(request.group_id)
     try:
         caller.require(AclOperation.DESCRIBE, AclResource.GROUP, request.group_id)
-        await caller.broker.confirm_coordinator()
+        epoch = await caller.broker.confirm_coordinator(request.group_id)
+        found = committed_offsets(request.group_id, request.topics, caller)
+        not_found_as_error = (
+            one._replace(missing=one.missing or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            for one in found
+        )
+        reply = await single_group_reply(not_found_as_error, caller)
+        caller.broker.check_coordinator(request.group_id, epoch)
     except KafkaError as refusal:
         return await single_group_refusal(request, caller, refusal)
-    found = committed_offsets(request.group_id, request.topics, caller)
-    not_found_as_error = (
-        one._replace(missing=one.missing or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found
-    )
-    return await single_group_reply(not_found_as_error, caller)
+    return reply

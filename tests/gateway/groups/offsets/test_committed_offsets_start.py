@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.task import Clock
 
+from gateway.cluster.shard_leadership import ROWS_PER_TURN, ShardLeadership
+from gateway.coroutines import TimeSlices
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.groups.offsets.offset_rows import CommittedOffset, OffsetKey, encode_key, encode_value
 from gateway.settings.model import Settings
@@ -24,11 +26,16 @@ def nothing_in_the_background(work: Coroutine[Any, Any, None]) -> None:
     raise AssertionError("no partition is opened here")
 
 
+def topics_of(store: LmdbStore) -> Topics:
+    leadership = ShardLeadership(store, Clock(), nothing_in_the_background)
+    return Topics(store, leadership, Settings(), Clock(), lambda: 0, nothing_in_the_background)
+
+
 async def seconds_to_open(folder: Path, groups: int) -> float:
     """CPU seconds to load the offsets of `groups` groups with offsets in every partition."""
     store = LmdbStore(folder, reactor=reactor, settings=LmdbSettings())
     await store.open()
-    topics = Topics(store, Settings(), Clock(), lambda: 0, nothing_in_the_background)
+    topics = topics_of(store)
     await topics.open()
     live = await topics.create("orders", PARTITIONS, {})
     table = await store.table("offsets")
@@ -44,14 +51,13 @@ async def seconds_to_open(folder: Path, groups: int) -> float:
 
     store = LmdbStore(folder, reactor=reactor, settings=LmdbSettings())
     await store.open()
-    topics = Topics(store, Settings(), Clock(), lambda: 0, nothing_in_the_background)
+    topics = topics_of(store)
     await topics.open()
-    table = await store.table("offsets")
     took = []
     for _ in range(3):
-        offsets = CommittedOffsets(table, topics, Settings(), Clock())
+        offsets = CommittedOffsets(store, topics, Settings(), Clock())
         began = time.process_time()
-        await offsets.open()
+        await offsets.open_shard(0, TimeSlices(cast(Any, reactor), ROWS_PER_TURN))
         took.append(time.process_time() - began)
         assert len(offsets) == groups * PARTITIONS
     await store.close()

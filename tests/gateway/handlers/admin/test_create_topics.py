@@ -10,7 +10,7 @@ from kafka.protocol.admin.topics import (
     DeleteTopicsRequest,
 )
 
-from gateway.cluster import Node
+from gateway.cluster.view import Node
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment

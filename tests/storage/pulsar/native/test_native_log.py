@@ -349,7 +349,7 @@ async def test_retry_after_lost_acknowledgement_is_not_stored_twice(
         assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
         topic, snapshots = (
             Topic("t", bytes(16), 1),
-            ProducerSnapshots(10, 1, lambda: TIME, lambda work: None),
+            ProducerSnapshots(MemoryStore(), 10, 1, lambda: TIME, lambda work: None),
         )
         snapshots.keep_row(topic.topic_id, led)
         again = await bench.open()

@@ -1,0 +1,293 @@
+"""The shards that this gateway leads, and their states.
+
+`lead` and `resign` say what is wanted; each shard then moves there step by step. Requests for a
+shard that opens are held, because old clients fail on COORDINATOR_LOAD_IN_PROGRESS.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Any, Protocol
+
+from gateway import logs
+from gateway.coroutines import Cancel, Clock, SharedResult, TimeSlices, call_later
+from storage.log import StorageError
+
+_log = logs.get_logger(__name__)
+
+
+class ShardState(Enum):
+    """The state of a shard in this gateway."""
+
+    CLOSED = "closed"
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+
+
+TRANSITIONS = {
+    # state              may become
+    ShardState.CLOSED: {ShardState.OPENING},
+    ShardState.OPENING: {ShardState.OPEN, ShardState.CLOSING},
+    ShardState.OPEN: {ShardState.CLOSING},
+    ShardState.CLOSING: {ShardState.CLOSED},
+}
+
+#: Shards opened at a time. Those that requests wait for come first.
+MAX_OPENING = 4
+
+#: Seconds before a shard that failed to open is tried again. Doubles up to the second value.
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 5.0
+
+#: Rows loaded per reactor turn, about 5 ms.
+ROWS_PER_TURN = 1_000
+
+
+class NotLeader(Exception):
+    """This gateway does not lead the shard, or could not open it in time."""
+
+
+class ShardStore(Protocol):
+    """The part of a `Store` that opens and closes shards."""
+
+    @property
+    def shard_count(self) -> int: ...
+    async def open_shard(self, shard: int, leader_epoch: int) -> None: ...
+    async def close_shard(self, shard: int) -> None: ...
+    def when_shard_lost(self, call: Callable[[int, str], None]) -> None: ...
+
+
+class ShardPart(Protocol):
+    """What one part of the gateway keeps of each open shard."""
+
+    async def open_shard(self, shard: int, slices: TimeSlices) -> None:
+        """Load the shard, which is open in the store, in `slices`. Raises StorageError."""
+        ...
+
+    async def close_shard(self, shard: int) -> None:
+        """Forget the shard, also one that is partly loaded. Its requests fail from now on.
+
+        No effect if the shard is not loaded.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _Shard:
+    """`epoch` is that of the current opening, `wanted` the one to lead with, None not to lead.
+
+    `is_busy` is set while a coroutine opens or closes the shard. `opened` is the result that
+    requests wait for.
+    """
+
+    number: int
+    state: ShardState = ShardState.CLOSED
+    epoch: int = -1
+    wanted: int | None = None
+    is_busy: bool = False
+    is_awaited: bool = False
+    failures: int = 0
+    retry: Cancel | None = None
+    opened: SharedResult[None] = field(default_factory=SharedResult)
+    closed: SharedResult[None] = field(default_factory=SharedResult)
+
+
+class ShardLeadership:
+    """`start` runs a coroutine in the background.
+
+    `parts` are opened in their order, after the shard is open in the store, and closed in the
+    reverse order. They are added before the first `lead`.
+    """
+
+    def __init__(
+        self,
+        store: ShardStore,
+        clock: Clock,
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self.parts: Sequence[ShardPart] = ()
+        self._store = store
+        self._clock = clock
+        self._start = start
+        self._shards = [_Shard(number) for number in range(store.shard_count)]
+        #: Shards to open, the next one first.
+        self._queue: OrderedDict[int, None] = OrderedDict()
+        self._opening_count = 0
+        self._is_starting = False
+        self._watchers: list[Callable[[int, ShardState], None]] = []
+        store.when_shard_lost(self._lost)
+
+    def watch(self, call: Callable[[int, ShardState], None]) -> None:
+        """Call `call` with a shard and its new state after each change of a state."""
+        self._watchers.append(call)
+
+    def state_of(self, shard: int) -> ShardState:
+        return self._shards[shard].state
+
+    def epoch_of(self, shard: int) -> int:
+        """The leader epoch with which the shard was last opened, -1 if it never was."""
+        return self._shards[shard].epoch
+
+    def is_open(self, shard: int) -> bool:
+        return self._shards[shard].state is ShardState.OPEN
+
+    def leads(self, shard: int) -> bool:
+        """Whether this gateway leads the shard, open or not."""
+        return self._shards[shard].wanted is not None
+
+    def require(self, shard: int) -> bool:
+        """Return whether the shard is open; False while it opens. Raises NotLeader."""
+        one = self._shards[shard]
+        if one.wanted is None:
+            raise NotLeader(f"this gateway does not lead shard {shard}")
+        return one.state is ShardState.OPEN
+
+    async def wait(self, shard: int, seconds: float) -> None:
+        """Return once the shard is open. Raises NotLeader, also after `seconds`."""
+        if self.require(shard):
+            return
+        one = self._shards[shard]
+        one.is_awaited = True
+        if shard in self._queue:
+            self._queue.move_to_end(shard, last=False)
+        try:
+            await one.opened.with_timeout(self._clock, seconds)
+        except TimeoutError:
+            raise NotLeader(f"shard {shard} is still being opened") from None
+
+    async def wait_for_all(self, deadline: float) -> None:
+        """Return once all shards that this gateway leads are open.
+
+        Raises NotLeader, also at `deadline` (seconds of the clock).
+        """
+        for one in self._shards:
+            if one.wanted is not None:
+                await self.wait(one.number, deadline - self._clock.seconds())
+
+    def lead(self, shard: int, epoch: int) -> None:
+        """Lead a shard with this leader epoch. A shard that is open with another is reopened."""
+        self._want(self._shards[shard], epoch)
+
+    def resign(self, shard: int) -> None:
+        """Stop leading a shard. Requests are refused at once; the shard is released once closed."""
+        self._want(self._shards[shard], None)
+
+    async def close(self) -> None:
+        """Resign all shards, and return once they are closed."""
+        for one in self._shards:
+            self._want(one, None)
+        for one in self._shards:
+            if one.state is not ShardState.CLOSED:
+                await one.closed
+
+    def _lost(self, shard: int, reason: str) -> None:
+        """Another process has fenced a shard, which is closed in the store."""
+        _log.warning("shard lost", shard=shard, reason=reason)
+        self._want(self._shards[shard], None)
+
+    def _want(self, one: _Shard, epoch: int | None) -> None:
+        if one.wanted == epoch:
+            return
+        if epoch is None or one.state is ShardState.OPEN:
+            waiting, one.opened = one.opened, SharedResult()
+            waiting.fail(NotLeader(f"this gateway no longer leads shard {one.number}"))
+        one.wanted = epoch
+        self._proceed(one)
+
+    def _move(self, one: _Shard, state: ShardState) -> None:
+        if state not in TRANSITIONS[one.state]:
+            raise ValueError(f"shard {one.number} cannot be {state.value} after {one.state.value}")
+        one.state = state
+        if state is ShardState.OPEN:
+            one.failures, one.is_awaited = 0, False
+            one.opened.succeed(None)
+        elif state is ShardState.CLOSED:
+            closed, one.closed = one.closed, SharedResult()
+            closed.succeed(None)
+        for call in self._watchers:
+            call(one.number, state)
+
+    def _proceed(self, one: _Shard) -> None:
+        """Begin the next step towards what is wanted. A running step calls this at its end."""
+        if one.is_busy:
+            return
+        if one.state is ShardState.CLOSED:
+            if one.wanted is not None:
+                one.epoch = one.wanted
+                self._move(one, ShardState.OPENING)
+                self._enqueue(one)
+        elif one.wanted != one.epoch:
+            self._queue.pop(one.number, None)
+            if one.retry is not None:
+                one.retry()
+            one.is_busy = True
+            self._move(one, ShardState.CLOSING)
+            self._start(self._close(one))
+
+    def _enqueue(self, one: _Shard) -> None:
+        self._queue[one.number] = None
+        if one.is_awaited:
+            self._queue.move_to_end(one.number, last=False)
+        self._open_queued()
+
+    def _open_queued(self) -> None:
+        if self._is_starting:
+            # The loop below continues.
+            return
+        self._is_starting = True
+        try:
+            while self._queue and self._opening_count < MAX_OPENING:
+                number, _ = self._queue.popitem(last=False)
+                self._opening_count += 1
+                self._shards[number].is_busy = True
+                self._start(self._open(self._shards[number]))
+        finally:
+            self._is_starting = False
+
+    async def _open(self, one: _Shard) -> None:
+        is_open = False
+        try:
+            await self._store.open_shard(one.number, one.epoch)
+            for part in self.parts:
+                await part.open_shard(one.number, TimeSlices(self._clock, ROWS_PER_TURN))
+            is_open = True
+        except StorageError as failure:
+            _log.warning("shard not opened, retried", shard=one.number, reason=str(failure))
+        finally:
+            if not is_open and one.wanted == one.epoch:
+                await self._release(one.number)
+            self._opening_count -= 1
+            one.is_busy = False
+            self._opened(one, is_open=is_open)
+            self._open_queued()
+
+    def _opened(self, one: _Shard, *, is_open: bool) -> None:
+        if one.wanted != one.epoch:
+            self._proceed(one)
+        elif is_open:
+            self._move(one, ShardState.OPEN)
+        else:
+            # Bound the exponent: opening may fail for weeks.
+            seconds = min(MIN_RETRY_SECONDS * 2 ** min(one.failures, 20), MAX_RETRY_SECONDS)
+            one.failures += 1
+            one.retry = call_later(self._clock, seconds, partial(self._enqueue, one))
+
+    async def _close(self, one: _Shard) -> None:
+        try:
+            await self._release(one.number)
+        finally:
+            one.is_busy = False
+            self._move(one, ShardState.CLOSED)
+            self._proceed(one)
+
+    async def _release(self, shard: int) -> None:
+        for part in reversed(self.parts):
+            await part.close_shard(shard)
+        try:
+            await self._store.close_shard(shard)
+        except StorageError as failure:
+            _log.warning("shard not closed in the store", shard=shard, reason=str(failure))

@@ -1,0 +1,99 @@
+"""The cluster as clients and handlers see it: nodes, the controller and the leader of each shard.
+
+It may be behind: a leader that is no longer one refuses requests itself (`shard_leadership`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from storage.shards import name_shard, partition_shard
+
+#: Stands for an unknown node or leader epoch.
+UNKNOWN = -1
+
+#: Advertised (host, port) by listener name.
+Addresses = Mapping[str, tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One gateway as clients of one listener see it."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+class ClusterView:
+    """`node_id` is this gateway. `cluster_id` is Kafka's, 22 characters of base64.
+
+    `version` increases with each change; caches compare it.
+    """
+
+    def __init__(self, node_id: int, cluster_id: str, shard_count: int) -> None:
+        self.node_id = node_id
+        self.cluster_id = cluster_id
+        self.shard_count = shard_count
+        self.controller_id = UNKNOWN
+        self.version = 0
+        self._addresses: dict[int, Addresses] = {}
+        self._nodes: dict[str, dict[int, Node]] = {}
+        self._leaders = [UNKNOWN] * shard_count
+        self._epochs = [UNKNOWN] * shard_count
+
+    @property
+    def advertised(self) -> Addresses:
+        """The addresses of this gateway."""
+        return self._addresses[self.node_id]
+
+    def nodes(self, listener: str) -> list[Node]:
+        """Every live gateway that has this listener, with its address there, sorted by id."""
+        return list(self._nodes_of(listener).values())
+
+    def find_node(self, node_id: int, listener: str) -> Node | None:
+        """A live gateway, None if it is not alive or does not have this listener."""
+        return self._nodes_of(listener).get(node_id)
+
+    def _nodes_of(self, listener: str) -> dict[int, Node]:
+        nodes = self._nodes.get(listener)
+        if nodes is None:
+            nodes = self._nodes[listener] = {
+                node_id: Node(node_id, *addresses[listener])
+                for node_id, addresses in sorted(self._addresses.items())
+                if listener in addresses
+            }
+        return nodes
+
+    def leader_of(self, topic_id: bytes, index: int) -> int:
+        """The id of the node that leads this partition, UNKNOWN if there is none."""
+        return self._leaders[partition_shard(topic_id, index, self.shard_count)]
+
+    def leader_epoch_of(self, topic_id: bytes, index: int) -> int:
+        """The partition's leader epoch, UNKNOWN if it never had a leader."""
+        return self._epochs[partition_shard(topic_id, index, self.shard_count)]
+
+    def epoch_of(self, shard: int) -> int:
+        """The leader epoch of a shard, or UNKNOWN."""
+        return self._epochs[shard]
+
+    def coordinator_of(self, name: str) -> int:
+        """The id of the node that coordinates a group or transactional id, or UNKNOWN."""
+        return self._leaders[name_shard(name, self.shard_count)]
+
+    def set_nodes(self, addresses: Mapping[int, Addresses]) -> None:
+        """Replace all nodes."""
+        self._addresses = dict(addresses)
+        self._nodes.clear()
+        self.version += 1
+
+    def set_controller(self, node_id: int) -> None:
+        self.controller_id = node_id
+        self.version += 1
+
+    def set_leader(self, shard: int, node_id: int, epoch: int) -> None:
+        """Set the leader of a shard, UNKNOWN if it has none, and its leader epoch."""
+        self._leaders[shard] = node_id
+        self._epochs[shard] = epoch
+        self.version += 1
