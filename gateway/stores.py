@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
+from gateway.groups.consumer import consumer_rows
+from gateway.groups.offsets import offset_rows
 from gateway.partitions.record_format import V2BatchFormat
 from gateway.settings.model import Settings
 from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import Store
 from storage.pulsar.settings import PulsarSettings
+from storage.shards import name_shard, partition_shard
 
 #: Bytes that the store may queue beyond the in-flight limit: overhead, and one frame accepted above
 #: the limit.
 _QUEUE_SLACK = 128 << 20
+
+#: Topic id and index: the key of a row of a partition.
+_PARTITION_KEY = Struct(">16sI")
 
 
 def make_store(settings: Settings, reactor: Any) -> Store:
@@ -26,6 +33,7 @@ def make_store(settings: Settings, reactor: Any) -> Store:
             pulsar_settings(settings),
             reactor=reactor,
             batch_format=V2BatchFormat(settings.max_decompressed_bytes),
+            shard_of_row=shard_of_row,
         )
     limits = LmdbSettings(
         map_bytes=settings.lmdb_initial_map_bytes,
@@ -33,6 +41,29 @@ def make_store(settings: Settings, reactor: Any) -> Store:
         queue_bytes=settings.max_in_flight_bytes + _QUEUE_SLACK,
     )
     return LmdbStore(Path(settings.store.location), reactor=reactor, settings=limits)
+
+
+def shard_of_row(table: str, key: bytes, shard_count: int) -> int:
+    """The shard of a row that was stored before stores had shards.
+
+    Raises ValueError for a malformed key.
+    """
+    match table:
+        case "groups":
+            group = (
+                consumer_rows.parse_key(key)[0]
+                if consumer_rows.is_consumer_key(key)
+                else key.decode()
+            )
+            return name_shard(group, shard_count)
+        case "offsets":
+            return name_shard(offset_rows.decode_key(key).group_id, shard_count)
+        case "producers" | "compaction":
+            if len(key) != _PARTITION_KEY.size:
+                raise ValueError(f"key of {len(key)} bytes is not that of a partition")
+            topic_id, index = _PARTITION_KEY.unpack(key)
+            return partition_shard(topic_id, index, shard_count)
+    raise ValueError(f"table {table} has no shards")
 
 
 def pulsar_settings(settings: Settings) -> PulsarSettings:
@@ -59,6 +90,7 @@ def pulsar_settings(settings: Settings) -> PulsarSettings:
         cleanup_policy=",".join(settings.log_cleanup_policy),
         message_max_bytes=settings.message_max_bytes,
         mirror_cursors=settings.pulsar_mirror_cursors,
+        shards=settings.offsets_shards,
         node=f"node {settings.node_id}",
         takeover=settings.pulsar_takeover,
         setup=settings.pulsar_setup,

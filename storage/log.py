@@ -422,6 +422,14 @@ class Store(Protocol):
         """The number of shards (`storage.shards`), known once the store is open."""
         ...
 
+    @property
+    def first_epoch(self) -> int:
+        """The least leader epoch for shards that never had a leader, known once the store is open.
+
+        It is greater than the epochs of what was stored before the store had shards.
+        """
+        ...
+
     async def open_shard(self, shard: int, leader_epoch: int) -> None:
         """Acquire a shard: fence the process that had it before, and load its state.
 

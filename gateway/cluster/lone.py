@@ -18,6 +18,8 @@ class ClusterStore(Protocol):
 
     @property
     def shard_count(self) -> int: ...
+    @property
+    def first_epoch(self) -> int: ...
     async def table(self, name: str) -> StateTable: ...
 
 
@@ -26,13 +28,14 @@ async def open_lone_cluster(
 ) -> ClusterView:
     """A cluster in which this gateway leads all shards.
 
-    The leader epoch is one greater than at the last start, 0 at the first. Raises StorageError.
+    The leader epoch is one greater than at the last start, at the first `store.first_epoch`. Raises
+    StorageError.
     """
     table = await store.table("cluster")
     rows = dict(await table.items())
     cluster_id = rows.get(_CLUSTER_ID) or new_id().encode()
     last = rows.get(_LEADER_EPOCH)
-    epoch = 0 if last is None else int.from_bytes(last, "big") + 1
+    epoch = store.first_epoch if last is None else int.from_bytes(last, "big") + 1
     await table.put({_CLUSTER_ID: cluster_id, _LEADER_EPOCH: epoch.to_bytes(4, "big")})
     view = ClusterView(node_id, cluster_id.decode(), store.shard_count)
     view.set_nodes({node_id: advertised})

@@ -36,6 +36,16 @@ class GroupSettings(BaseModel):
         le=INT32_MAX,
         description="Maximum session timeout that a member may request. Kafka's default.",
     )
+    offsets_shards: int = Field(
+        32,
+        ge=1,
+        le=256,
+        description=(
+            "Number of shards of a new store in Pulsar: the parts that gateways lead, each with "
+            "its groups, offsets and partitions. Fixed when a store is first used; later values "
+            "are ignored."
+        ),
+    )
     group_initial_rebalance_delay_ms: int = Field(
         3 * SECOND,
         ge=0,

@@ -45,6 +45,9 @@ class PulsarSettings:
     entry_format: EntryFormat = "mixed_kafka"
     """Format of topics that are created without one."""
 
+    shards: int = 32
+    """Number of shards of a new store. A store keeps the number it was created with."""
+
     retention_ms: int = 7 * 24 * 3600 * 1000
     retention_bytes: int = -1
     cleanup_policy: str = "delete"
@@ -258,6 +261,12 @@ class PulsarSettings:
 
     A start reads at most this much beyond the table itself, and Pulsar rewrites no more bytes than
     were written.
+    """
+
+    table_threads: int = 16
+    """Threads that wait for the acknowledgement of rows, shared by all tables.
+
+    A table needs one at a time. While a broker does not answer, the tables on it keep theirs.
     """
 
     table_upkeep_seconds: float = 30.0

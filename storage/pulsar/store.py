@@ -9,12 +9,19 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
+from twisted.internet.defer import (
+    CancelledError,
+    Deferred,
+    DeferredList,
+    DeferredLock,
+    DeferredSemaphore,
+)
 
 from storage.bridge import Reactor, SharedResult, SingleFlightCache
 from storage.log import (
     Fenced,
     LogClosed,
+    ShardNotOpen,
     StorageError,
     StorageFailed,
     Topic,
@@ -35,13 +42,16 @@ from storage.pulsar.log.format_history import PulsarPartitionLog
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_reader import ReaderCache
 from storage.pulsar.log.partition_rows import (
-    TABLE,
     PartitionRow,
     PartitionState,
-    load_partitions,
     partition_key,
+    split_partition_key,
 )
+from storage.pulsar.open_shard import OpenShard, open_shard
 from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.shard_migration import SHARDS_AT_ONCE, ShardMigration, ShardOfRow
+from storage.pulsar.tables.row_messages import MAX_STORED_KEY_BYTES
+from storage.pulsar.tables.shard_tables import ShardTable
 from storage.pulsar.tables.table import PulsarTable
 from storage.pulsar.topics.deleted_partitions import DeletedPartitions
 from storage.pulsar.topics.mirrored_cursors import CursorMirror, CursorPosition
@@ -49,6 +59,7 @@ from storage.pulsar.topics.namespaces import largest_message
 from storage.pulsar.topics.pulsar_names import path_of
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from storage.pulsar.topics.topic_listing import NATIVE
+from storage.shards import partition_shard
 from storage.tail import TailCache
 
 logger = logging.getLogger(__name__)
@@ -61,12 +72,22 @@ class PulsarStore:
     """A `Store`, used in the thread of `reactor`."""
 
     retains_by_itself = True
-    shard_count = 1
 
     def __init__(
-        self, settings: PulsarSettings, *, reactor: Reactor, batch_format: BatchFormat | None = None
+        self,
+        settings: PulsarSettings,
+        *,
+        reactor: Reactor,
+        batch_format: BatchFormat | None = None,
+        shard_of_row: ShardOfRow | None = None,
     ) -> None:
+        """`shard_of_row` assigns rows of tables from before the store had shards."""
         self.settings = settings
+        self.shard_count = settings.shards
+        self.first_epoch = 0
+        """Greater than all leader epochs from before the store had shards."""
+        self.may_write: Callable[[], bool] | None = None
+        """Asked after a partition or shard was fenced; by default, whether the lock is held."""
         self._reactor = reactor
         self._client = PulsarClient(settings, reactor)
         self._admin = PulsarAdmin(settings, reactor)
@@ -84,14 +105,18 @@ class PulsarStore:
             self._side_topics,
             self,
             batch_format,
+            self._may_write,
         )
+        self._shard_of_row = shard_of_row
+        self._shards: dict[int, OpenShard] = {}
+        self._shard_locks: dict[int, DeferredLock] = {}
+        self._shard_slots = DeferredSemaphore(SHARDS_AT_ONCE)
+        self._on_shard_lost: list[Callable[[int, str], None]] = []
         self._logs: SingleFlightCache[tuple[str, int], PulsarPartitionLog] = SingleFlightCache()
         self._tables: SingleFlightCache[str, PulsarTable] = SingleFlightCache()
-        self._partitions: dict[bytes, PartitionState] = {}
         self._deleted = DeletedPartitions(
-            self._admin.properties, self._delete_state, settings.refresh_seconds, reactor
+            self._admin.properties, self._delete_partition_state, settings.refresh_seconds, reactor
         )
-        self._rows: PulsarTable | None = None
         self._lock = StoreLock(self._client, self._admin, settings, reactor)
         self._mirror = CursorMirror(self._admin, self._cursor_position, reactor, settings)
         self._trimming = DeferredLock()
@@ -99,7 +124,9 @@ class PulsarStore:
         self._stalls = ProcessStalls(reactor)
         self._confirming: SingleFlightCache[int, None] = SingleFlightCache()
         self._logs_taken = self._suspicions_when_confirmed = 0
-        """Logs taken by other processes, and `_suspicions` when the lock was last confirmed."""
+        """Logs and shards that other processes took, and `_suspicions` when the lock was last
+        confirmed.
+        """
         self._permissions: PulsarPermissions | None = None
         self._deleting: set[str] = set()
         """Names of the topics that this process is deleting."""
@@ -117,8 +144,10 @@ class PulsarStore:
             self._stalls.start()
             await self._lock.take(self.settings.node, self.settings.takeover)
             await self._catalog.open()
-            self._rows = await self._open_table(TABLE)
-            self._partitions = await self._load(self._rows)
+            layout = await ShardMigration(
+                self.settings, self._admin, self._new_shard_table, self._shard_of_row
+            ).run(await self._open_table("cluster"))
+            self.shard_count, self.first_epoch = layout.count, layout.first_epoch
         except BaseException:
             await self._release()
             raise
@@ -126,12 +155,6 @@ class PulsarStore:
         self._deleted.start()
         if self.settings.mirror_cursors:
             self._mirror.start()
-
-    async def _load(self, rows: PulsarTable) -> dict[bytes, PartitionState]:
-        try:
-            return load_partitions(rows, await rows.items())
-        except ValueError as error:
-            raise StorageFailed(f"invalid row in table {TABLE}: {error}") from None
 
     async def close(self) -> None:
         """`Store.close`.
@@ -147,16 +170,9 @@ class PulsarStore:
             self._permissions.close()
         # Wait for a running trim, which restores the topic's retention when it ends.
         await self._within("waiting for a trim", self._trimming.acquire())
-        logs = list(self._logs.created.values())
-        await self._within(
-            "waiting for appends",
-            DeferredList([Deferred.fromCoroutine(log.idle()) for log in logs]),
-        )
-        await self._within(
-            "storing end offsets", Deferred.fromCoroutine(self._store_end_offsets(logs))
-        )
-        self._logs.created.clear()
-        await self._within("closing logs", DeferredList([log.close() for log in logs]))
+        shards = list(self._shards.values())
+        self._shards.clear()
+        await self._close_shards(shards)
         await self._release()
 
     async def _store_end_offsets(self, logs: Sequence[PulsarPartitionLog]) -> None:
@@ -203,7 +219,7 @@ class PulsarStore:
         ended: SharedResult[None] = SharedResult()
         step.addErrback(
             lambda failure: logger.warning(
-                "closing the store: %s failed, continuing: %s", what, failure.value
+                "closing: %s failed, continuing: %s", what, failure.value
             )
         )
         step.addBoth(lambda _: ended.succeed(None))
@@ -211,7 +227,7 @@ class PulsarStore:
             await ended.with_timeout(self._reactor, self.settings.close_timeout_seconds)
         except TimeoutError:
             logger.warning(
-                "closing the store: %s timed out after %s s, continuing",
+                "closing: %s timed out after %s s, continuing",
                 what,
                 self.settings.close_timeout_seconds,
             )
@@ -293,9 +309,7 @@ class PulsarStore:
             self._deleting.discard(name)
         await self._close_logs(name)
         for index in range(topic.partitions):
-            partition = self._partitions.pop(partition_key(topic.topic_id, index), None)
-            if partition:
-                await self._delete_partition_state(partition)
+            await self._delete_partition_state(partition_key(topic.topic_id, index))
 
     async def _wait_until_opened(self, name: str) -> None:
         """Wait, up to `operation_timeout_seconds`, until no log of the topic is being opened."""
@@ -319,18 +333,21 @@ class PulsarStore:
         keys = [key for key in self._logs.created if key[0] == name]
         return DeferredList([self._logs.created.pop(key).close() for key in keys])
 
-    async def _delete_partition_state(self, partition: PartitionState) -> None:
-        """Delete the partition's rows and its side topic.
+    async def _delete_partition_state(self, key: bytes) -> None:
+        """Delete the partition's rows and its side topic, if its shard is open.
 
         After a failure, only the side topic takes significant space.
         """
-        assert self._rows
+        shard = self._shards.get(self._shard_number(key))
+        partition = shard.partitions.pop(key, None) if shard else None
+        if shard is None or partition is None:
+            return
         keys = partition.keys()
         try:
             if partition.replaced_ranges or partition.row.written:
                 await self._side_topics.delete(partition.key, partition.row.generation)
             for begin in range(0, len(keys), ROWS_AT_ONCE):
-                await self._rows.put(dict.fromkeys(keys[begin : begin + ROWS_AT_ONCE]))
+                await shard.rows.put(dict.fromkeys(keys[begin : begin + ROWS_AT_ONCE]))
         except StorageError as error:
             logger.warning(
                 "state of deleted partition %s not removed, its side topic stays in Pulsar: %s",
@@ -352,18 +369,10 @@ class PulsarStore:
                 log.close()
         self._deleted.topics_listed({topic.topic_id for topic in self.topics.values()})
 
-    async def _delete_state(self, key: bytes) -> None:
-        """Delete the state of a partition that another client deleted.
-
-        Its side topic may be large.
-        """
-        partition = self._partitions.pop(key, None)
-        if partition:
-            await self._delete_partition_state(partition)
-
     async def log(self, topic: str, partition: int) -> PulsarPartitionLog:
         self._check_open()
         full_name = self._catalog.full_name(topic, partition)
+        self._open_shard(partition_key(self.topics[topic].topic_id, partition))
 
         def make() -> Deferred[PulsarPartitionLog]:
             return Deferred.fromCoroutine(self._open_log(topic, partition, full_name))
@@ -371,18 +380,19 @@ class PulsarStore:
         return await self._logs.get((topic, partition), make)
 
     async def _open_log(self, name: str, index: int, full_name: str) -> PulsarPartitionLog:
-        await self.confirm_held()
+        await self._check_before_fencing()
         if name not in self.topics:
             raise UnknownTopic(f"topic {name} was deleted before it was opened")
         self._check_not_deleting(name)
         key = partition_key(self.topics[name].topic_id, index)
-        assert self._rows
-        partition = self._partitions.get(key) or PartitionState(self._rows, key, PartitionRow())
+        shard = self._open_shard(key)
+        partition = shard.partitions.get(key) or PartitionState(shard.rows, key, PartitionRow())
         try:
             log = await self._log_opener.open(
                 full_name,
                 self._entry_format(name),
                 partition,
+                shard.leader_epoch,
                 lambda log, error: self._log_ended(name, index, log, error),
             )
         except UnknownTopic:
@@ -393,7 +403,10 @@ class PulsarStore:
             log.close()
             self._check_open()
             raise UnknownTopic(f"topic {name} was deleted while it was opened")
-        self._partitions[key] = partition
+        if self._shards.get(shard.number) is not shard:
+            log.close()
+            raise ShardNotOpen(f"shard {shard.number} was closed while {full_name} was opened")
+        shard.partitions[key] = partition
         self._deleted.opened(key, full_name)
         self._logs.created[name, index] = log
         return log
@@ -412,8 +425,11 @@ class PulsarStore:
         if self._logs.created.get((name, index)) is log:
             del self._logs.created[name, index]
         if self._is_open and isinstance(error, FencedByOtherProducer):
-            self._logs_taken += 1
-            self._lock.confirm().addErrback(lambda failure: failure.trap(Fenced, StorageFailed))
+            self._confirm_after_fencing()
+
+    def _confirm_after_fencing(self) -> None:
+        self._logs_taken += 1
+        self._lock.confirm().addErrback(lambda failure: failure.trap(Fenced, StorageFailed))
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
         """`TopicTrimmer.can_trim`."""
@@ -446,17 +462,129 @@ class PulsarStore:
             await self._confirming.get(suspicions, self._lock.confirm)
             self._suspicions_when_confirmed = max(suspicions, self._suspicions_when_confirmed)
 
+    def _may_write(self) -> bool:
+        return self.may_write() if self.may_write else self._lock.is_held
+
+    async def _check_before_fencing(self) -> None:
+        """Raises Fenced if this process may not write: the one it would fence may be the leader."""
+        if self.may_write is None:
+            await self.confirm_held()
+        elif not self.may_write():
+            raise Fenced("this process may not write any more")
+
     async def open_shard(self, shard: int, leader_epoch: int) -> None:
-        """No effect: the only shard is open while the store is."""
+        """`Store.open_shard`. A shard that is open with another epoch is closed first.
+
+        At most SHARDS_AT_ONCE shards are opened at a time.
+        """
+        self._check_open()
+        if not 0 <= shard < self.shard_count:
+            raise ValueError(f"there is no shard {shard}: the store has {self.shard_count}")
+        async with self._shard_lock(shard), self._shard_slots:
+            self._check_open()
+            opened = self._shards.get(shard)
+            if opened is not None and opened.leader_epoch == leader_epoch:
+                return
+            await self._close_shard(shard)
+            await self._check_before_fencing()
+            made = await open_shard(
+                self._new_shard_table, shard, leader_epoch, self._may_write, self._shard_fenced
+            )
+            if not self._is_open:
+                await made.tables.close()
+                self._check_open()
+            self._shards[shard] = made
 
     async def close_shard(self, shard: int) -> None:
-        """No effect: the shard is closed with the store."""
+        """`Store.close_shard`. Each step ends within `close_timeout_seconds`."""
+        async with self._shard_lock(shard):
+            await self._close_shard(shard)
+
+    async def _close_shard(self, shard: int) -> None:
+        opened = self._shards.pop(shard, None)
+        if opened is not None:
+            await self._close_shards([opened])
+
+    async def _close_shards(self, shards: Sequence[OpenShard]) -> None:
+        """Close shards that are no longer in `_shards`, and their logs."""
+        await self._within(
+            "waiting for logs being opened",
+            self._logs.wait_for_pending(lambda key: self._is_in(key, shards)),
+        )
+        logs = self._logs_of(shards)
+        await self._within(
+            "waiting for appends",
+            DeferredList([Deferred.fromCoroutine(log.idle()) for log in logs.values()]),
+        )
+        await self._within(
+            "storing end offsets",
+            Deferred.fromCoroutine(self._store_end_offsets(list(logs.values()))),
+        )
+        await self._within("closing logs", self._end_logs(logs))
+        await self._within(
+            "closing tables",
+            DeferredList([Deferred.fromCoroutine(shard.tables.close()) for shard in shards]),
+        )
+
+    def _logs_of(self, shards: Iterable[OpenShard]) -> dict[tuple[str, int], PulsarPartitionLog]:
+        numbers = {shard.number for shard in shards}
+        return {
+            name: log
+            for name, log in self._logs.created.items()
+            if self._shard_number(log.partition.key) in numbers
+        }
+
+    def _is_in(self, key: tuple[str, int], shards: Iterable[OpenShard]) -> bool:
+        """Whether the partition with this topic and index is in one of the shards."""
+        topic = self.topics.get(key[0])
+        if topic is None:
+            return False
+        number = self._shard_number(partition_key(topic.topic_id, key[1]))
+        return any(shard.number == number for shard in shards)
+
+    def _end_logs(self, logs: Mapping[tuple[str, int], PulsarPartitionLog]) -> Deferred[Any]:
+        for name, log in logs.items():
+            if self._logs.created.get(name) is log:
+                del self._logs.created[name]
+        return DeferredList([log.close() for log in logs.values()])
+
+    def _shard_fenced(self, shard: OpenShard, reason: str) -> None:
+        """Drop a shard that another process has taken."""
+        if self._shards.get(shard.number) is not shard:
+            return
+        del self._shards[shard.number]
+        self._end_logs(self._logs_of([shard]))
+        Deferred.fromCoroutine(shard.tables.close()).addErrback(
+            lambda failure: failure.trap(StorageError)
+        )
+        self._confirm_after_fencing()
+        for call in self._on_shard_lost:
+            call(shard.number, reason)
 
     def when_shard_lost(self, call: Callable[[int, str], None]) -> None:
-        """Never called: the shard is lost together with the store."""
+        """`Store.when_shard_lost`. The next put of a row, or the next opening, shows it."""
+        self._on_shard_lost.append(call)
 
-    async def shard_table(self, shard: int, name: str) -> PulsarTable:
-        return await self.table(name)
+    async def shard_table(self, shard: int, name: str) -> ShardTable:
+        self._check_open()
+        opened = self._shards.get(shard)
+        if opened is None:
+            raise ShardNotOpen(f"shard {shard} is not open here")
+        return opened.tables.table(name)
+
+    def _shard_lock(self, shard: int) -> DeferredLock:
+        return self._shard_locks.setdefault(shard, DeferredLock())
+
+    def _shard_number(self, key: bytes) -> int:
+        """The shard of the partition with that row key."""
+        return partition_shard(*split_partition_key(key), self.shard_count)
+
+    def _open_shard(self, key: bytes) -> OpenShard:
+        """The shard of the partition with that row key. Raises ShardNotOpen."""
+        number = self._shard_number(key)
+        if number not in self._shards:
+            raise ShardNotOpen(f"shard {number} is not open here")
+        return self._shards[number]
 
     async def table(self, name: str) -> PulsarTable:
         self._check_open()
@@ -472,6 +600,19 @@ class PulsarStore:
 
         return Deferred.fromCoroutine(
             self._tables.get(name, lambda: Deferred.fromCoroutine(make()))
+        )
+
+    def _new_shard_table(
+        self, name: str, on_fenced: Callable[[str], None] = lambda reason: None
+    ) -> PulsarTable:
+        return PulsarTable(
+            self._client,
+            self._admin,
+            self.settings,
+            self._reactor,
+            name,
+            on_fenced,
+            max_key_bytes=MAX_STORED_KEY_BYTES,
         )
 
     async def permissions(self) -> PulsarPermissions:

@@ -12,6 +12,7 @@ import pytest
 from storage.log import PartitionLog, Store
 from tests.contract.benches import BENCHES, Bench, PulsarBench
 from tests.storage.entries import topic
+from tests.storage.open_shards import open_with_shards
 from tests.testkit.settle import settle
 
 #: How long senders wait on a medium that refuses; a busy broker answers much sooner.
@@ -84,7 +85,7 @@ def shared_store(
 @contextmanager
 def _opened(bench: Bench) -> Iterator[Store]:
     made = bench.store()
-    settle(made.open())
+    settle(open_with_shards(made))
     yield made
     settle(made.close())
 

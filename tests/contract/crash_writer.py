@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred
 from storage.log import PartitionLog, StateTable, Store
 from tests.contract.benches import store_from
 from tests.storage.entries import sized, topic
+from tests.storage.open_shards import open_with_shards
 
 PARTITIONS = 3
 IN_FLIGHT = 4
@@ -39,7 +40,7 @@ async def put_for_ever(table: StateTable) -> None:
 
 
 async def write(store: Store) -> None:
-    await store.open()
+    await open_with_shards(store)
     if "orders" not in store.topics:
         await store.create_topic(topic("orders", PARTITIONS))
     for lane in range(PARTITIONS * IN_FLIGHT):

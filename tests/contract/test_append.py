@@ -11,6 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from storage.log import OffsetOutOfRange, PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
 from tests.storage.entries import bases, entry, everything, plain, sized, topic
+from tests.storage.open_shards import open_with_shards
 
 
 def has_fired(awaitable: Awaitable[None]) -> bool:
@@ -216,7 +217,7 @@ async def test_failed_append_is_absent_after_restart(
         await log.append([sized(1, 100_000)])
     await store.close()
     again = bench.store()
-    await again.open()
+    await open_with_shards(again)
     reopened = await again.log("orders", 0)
     assert reopened.end_offset == 1
     assert bases(await reopened.read(0, 100)) == [0]

@@ -9,6 +9,7 @@ from twisted.internet import reactor, task
 from storage.log import StaleStoreLock, Store
 from tests.contract.benches import Bench
 from tests.contract.crashes import AcknowledgedWrites, check_nothing_is_lost, write_and_kill
+from tests.storage.open_shards import open_with_shards
 
 pytestmark = pytest.mark.long
 
@@ -30,7 +31,7 @@ async def open_again(bench: Bench) -> Store:
     while True:
         store = bench.store()
         try:
-            await store.open()
+            await open_with_shards(store)
         except StaleStoreLock:
             await task.deferLater(reactor, 0.1)
         else:

@@ -1,4 +1,4 @@
-"""Opening and closing a store."""
+"""Opening and closing a store and its shards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pytest_twisted import ensureDeferred
 from storage.log import LogClosed, PartitionLog, Store, StoreInUse
 from tests.contract.benches import Bench
 from tests.storage.entries import bases, entry, everything, topic
+from tests.storage.open_shards import open_with_shards
 
 
 @ensureDeferred
@@ -21,7 +22,7 @@ async def test_open_store_cannot_be_opened_twice(store: Store, bench: Bench) -> 
 async def test_closed_store_can_be_reopened(store: Store, bench: Bench) -> None:
     await store.close()
     again = bench.store()
-    await again.open()
+    await open_with_shards(again)
     await again.close()
 
 
@@ -32,7 +33,7 @@ async def test_close_writes_queued_appends(log: PartitionLog, store: Store, benc
     for one in appends:
         await one
     again = bench.store()
-    await again.open()
+    await open_with_shards(again)
     assert bases(await everything(await again.log("orders", 0))) == list(range(100))
     await again.close()
 
@@ -106,3 +107,40 @@ async def test_permissions_are_none_or_allow_nothing_until_granted(store: Store)
     if permissions is not None:
         assert not permissions.may_write("alice", "orders")
         assert not permissions.may_read_any("alice")
+
+
+@ensureDeferred
+async def test_closed_and_reopened_shard_has_all_entries_once(store: Store) -> None:
+    await store.create_topic(topic("orders", 4))
+    for index in range(4):
+        log = await store.log("orders", index)
+        # The last ones are in flight when the shard is closed.
+        appends = [log.append([entry(n)]) for n in range(20)]
+        await appends[0]
+    for shard in range(store.shard_count):
+        await store.close_shard(shard)
+    for shard in range(store.shard_count):
+        await store.open_shard(shard, 7)
+    for index in range(4):
+        log = await store.log("orders", index)
+        await log.append([entry(20)])
+        assert bases(await everything(log)) == list(range(21))
+
+
+@ensureDeferred
+async def test_opening_an_open_shard_changes_nothing(store: Store) -> None:
+    await store.create_topic(topic("orders"))
+    log = await store.log("orders", 0)
+    for shard in range(store.shard_count):
+        await store.open_shard(shard, log.leader_epoch)
+    assert await store.log("orders", 0) is log
+
+
+@ensureDeferred
+async def test_shard_of_closed_store_is_not_opened(store: Store) -> None:
+    table = await store.shard_table(0, "groups")
+    await store.close()
+    with pytest.raises(LogClosed):
+        await table.items()
+    with pytest.raises(LogClosed):
+        await store.shard_table(0, "groups")

@@ -21,6 +21,7 @@ from pytest_twisted import ensureDeferred
 from storage.log import Entry, Fenced, PartitionLog, Store
 from tests.contract.benches import Bench
 from tests.storage.entries import everything, plain, topic
+from tests.storage.open_shards import open_with_shards
 from tests.testkit.settle import in_own_greenlet, settle
 
 SIZES = st.sampled_from([0, 1, 10, 100, 3000, 20_000])
@@ -36,7 +37,7 @@ class LogMachine(RuleBasedStateMachine):
     def open_a_log(self) -> None:
         self.bench = self.new_bench()
         self.store: Store = self.bench.store()
-        settle(self.store.open())
+        settle(open_with_shards(self.store))
         settle(self.store.create_topic(topic()))
         self.log: PartitionLog = settle(self.store.log("orders", 0))
         self.entries: list[Entry] = []
@@ -122,7 +123,7 @@ class LogMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         settle(self.store.close())
         self.store = self.bench.store()
-        settle(self.store.open())
+        settle(open_with_shards(self.store))
         self.log = settle(self.store.log("orders", 0))
 
     @rule(timestamp=TIMES)

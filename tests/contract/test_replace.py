@@ -8,6 +8,7 @@ from pytest_twisted import ensureDeferred
 from storage.log import PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
 from tests.storage.entries import bases, entry, everything, plain, sized
+from tests.storage.open_shards import open_with_shards
 from tests.testkit.settle import settle
 
 
@@ -75,7 +76,7 @@ async def test_replacement_survives_restart(log: PartitionLog, store: Store, ben
     assert size == 104
     await store.close()
     again = bench.store()
-    await again.open()
+    await open_with_shards(again)
     reopened = await again.log("orders", 0)
     assert plain(await everything(reopened)) == before
     assert (reopened.start_offset, reopened.end_offset, reopened.next_offset, reopened.size) == (

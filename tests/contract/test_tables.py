@@ -1,4 +1,4 @@
-"""State tables: rows in key order, set and deleted atomically."""
+"""State tables, of a store and of its shards: rows in key order, set and deleted atomically."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pytest_twisted import ensureDeferred
 
 from storage.log import LogClosed, StorageFailed, Store
 from tests.contract.benches import Bench
+from tests.storage.open_shards import open_with_shards
 
 
 @ensureDeferred
@@ -76,7 +77,7 @@ async def test_rows_survive_restart(store: Store, bench: Bench) -> None:
     await (await store.table("two")).put({b"c": b"3"})
     await store.close()
     again = bench.store()
-    await again.open()
+    await open_with_shards(again)
     assert await (await again.table("one")).items() == [(b"a", b"1"), (b"b", b"2")]
     assert await (await again.table("two")).items() == [(b"c", b"3")]
     await again.close()
@@ -99,3 +100,56 @@ async def test_put_to_closed_store_is_refused(store: Store) -> None:
     await store.close()
     with pytest.raises(LogClosed):
         await table.put({b"a": b"1"})
+
+
+@ensureDeferred
+async def test_table_of_shard_is_the_same_object_at_each_call(store: Store) -> None:
+    assert await store.shard_table(0, "groups") is await store.shard_table(0, "groups")
+
+
+@ensureDeferred
+async def test_tables_of_one_name_in_different_places_are_independent(store: Store) -> None:
+    last = store.shard_count - 1
+    tables = [await store.shard_table(0, name) for name in ("one", "two")]
+    tables += [await store.table("three")]
+    tables += [await store.shard_table(last, "one")] if last else []
+    for number, table in enumerate(tables):
+        await table.put({b"k": b"%d" % number})
+    rows = [await table.items() for table in tables]
+    assert rows == [[(b"k", b"%d" % number)] for number in range(len(tables))]
+
+
+@ensureDeferred
+async def test_rows_of_shard_survive_restart(store: Store, bench: Bench) -> None:
+    table = await store.shard_table(0, "groups")
+    await table.put({b"a": b"1", b"b": b"2", b"k" * 480: b"3"})
+    await table.put({b"a": None, b"\0": b"4"})
+    expected = [(b"\0", b"4"), (b"b", b"2"), (b"k" * 480, b"3")]
+    assert await table.items() == expected
+    await store.close()
+    again = bench.store()
+    await open_with_shards(again)
+    assert await (await again.shard_table(0, "groups")).items() == expected
+    await again.close()
+
+
+@ensureDeferred
+async def test_rows_put_after_opening_are_among_all_later_items(store: Store, bench: Bench) -> None:
+    await (await store.shard_table(0, "groups")).put({b"a": b"1", b"b": b"1"})
+    await store.close()
+    again = bench.store()
+    await open_with_shards(again)
+    table = await again.shard_table(0, "groups")
+    await table.put({b"b": b"2", b"c": b"2"})
+    for _ in range(2):
+        assert await table.items() == [(b"a", b"1"), (b"b", b"2"), (b"c", b"2")]
+    await again.close()
+
+
+@pytest.mark.parametrize("key", [b"", b"k" * 481])
+@ensureDeferred
+async def test_key_of_invalid_length_is_refused_in_shard(store: Store, key: bytes) -> None:
+    table = await store.shard_table(0, "groups")
+    with pytest.raises(ValueError):
+        await table.put({b"good": b"1", key: b"2"})
+    assert await table.items() == []

@@ -7,6 +7,7 @@ from pytest_twisted import ensureDeferred
 from storage.log import Entry, PartitionLog, Store
 from tests.contract.benches import Bench
 from tests.storage.entries import entry
+from tests.storage.open_shards import open_with_shards
 
 
 def base(found: Entry | None) -> int | None:
@@ -94,7 +95,7 @@ async def test_timestamps_are_found_after_restart(
     await log.delete_before(1)
     await store.close()
     again = bench.store()
-    await again.open()
+    await open_with_shards(again)
     reopened = await again.log("orders", 0)
     await reopened.append([entry(3, time=30)])
     assert [base(await reopened.entry_for_time(time)) for time in (10, 11, 21, 31)] == [

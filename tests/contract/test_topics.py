@@ -16,6 +16,7 @@ from storage.log import (
 )
 from tests.contract.benches import Bench
 from tests.storage.entries import bases, entry, everything, topic
+from tests.storage.open_shards import open_with_shards
 
 
 @ensureDeferred
@@ -113,7 +114,7 @@ async def test_topics_survive_restart(store: Store, bench: Bench) -> None:
     await store.delete_topic("deleted")
     await store.close()
     again = bench.store()
-    await again.open()
+    await open_with_shards(again)
     assert dict(again.topics) == {
         "kept": topic("kept", 3, {"a": "b"}),
         "altered": topic("altered", 2, {"c": "d"}),
@@ -168,7 +169,7 @@ async def test_recreated_topic_is_empty(log: PartitionLog, store: Store, bench: 
     await fresh.append([entry(0, payload=b"second life")])
     await store.close()
     again = bench.store()
-    await again.open()
+    await open_with_shards(again)
     assert [bytes(one.payload) for one in await everything(await again.log("orders", 0))] == [
         b"second life"
     ]

@@ -13,6 +13,7 @@ from twisted.internet.task import deferLater
 from storage.log import OffsetOutOfRange, PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
 from tests.storage.entries import bases, entry, everything, sized, topic
+from tests.storage.open_shards import open_with_shards
 from tests.testkit.settle import settle
 
 
@@ -38,7 +39,7 @@ async def filled_log(store: Store, name: str) -> PartitionLog:
 async def reopened(store: Store, bench: Bench) -> tuple[Store, PartitionLog]:
     await store.close()
     again = bench.store()
-    await again.open()
+    await open_with_shards(again)
     return again, await again.log("orders", 0)
 
 

@@ -315,6 +315,7 @@ class MemoryStore:
     """
 
     retains_by_itself = False
+    first_epoch = 0
     has_namespaces = False
     stores_fenced = False
 

@@ -49,10 +49,15 @@ class Tenant:
     def settings(self, **others: Any) -> PulsarSettings:
         """Settings for a store with a new topic namespace and a new metadata namespace.
 
-        `others` adds or overrides settings. Cluster checks at start are off; they would slow down
-        hundreds of starts.
+        `others` adds or overrides settings. There are few shards, and cluster checks at start are
+        off, which would slow down hundreds of starts.
         """
-        own = {"tenant": self.name, "metadata_tenant": self.name, "checks_at_start": False}
+        own = {
+            "tenant": self.name,
+            "metadata_tenant": self.name,
+            "checks_at_start": False,
+            "shards": 2,
+        }
         namespaces = {
             name: self.namespace()
             for name in ("namespace", "metadata_namespace")

@@ -120,6 +120,7 @@ class PulsarClient:
         self._reactor = reactor
         self._client: pulsar.Client | None = None
         self._threads: WorkerPool | None = None
+        self._table_threads: WorkerPool | None = None
 
     async def open(self) -> None:
         """Start the threads; nothing is sent yet.
@@ -137,6 +138,12 @@ class PulsarClient:
                 f"cannot create a client for {self.settings.service_url}: {error}"
             ) from error
         self._threads = threads
+        self._table_threads = WorkerPool(
+            self.reactor_calls,
+            self.settings.table_threads,
+            self.settings.calls_waiting,
+            "pulsar-table",
+        )
 
     def run(self, call: Callable[[], T]) -> Deferred[T]:
         """Run the blocking `call` in a thread; library errors become `StorageError`s.
@@ -153,6 +160,15 @@ class PulsarClient:
                 raise to_storage_error(error) from error
 
         return self._threads.run(translating)
+
+    def run_flush(self, call: Callable[[], T]) -> Deferred[T]:
+        """Run a call that waits until rows of a table are stored, in one of the tables' threads.
+
+        Its errors are not translated. Raises LogClosed if the client is closed.
+        """
+        if self._table_threads is None:
+            raise LogClosed("the store is closed")
+        return self._table_threads.run(call)
 
     def pause(self, seconds: float) -> Deferred[None]:
         """Fires after `seconds`."""
@@ -221,10 +237,10 @@ class PulsarClient:
         """Close the client, within `close_timeout_seconds`. A client that does not close is shut
         down.
         """
-        client, threads = self._client, self._threads
-        if client is None or threads is None:
+        client, threads, table_threads = self._client, self._threads, self._table_threads
+        if client is None or threads is None or table_threads is None:
             return
-        self._client = self._threads = None
+        self._client = self._threads = self._table_threads = None
         if not await self._closed_in_time(client.close):
             log.warning(
                 "Pulsar's client did not close within %s s, shutting it down",
@@ -233,6 +249,7 @@ class PulsarClient:
             await self._closed_in_time(client.shutdown)
         # The threads end when their calls do, soon after the client is closed; no need to wait.
         threads.stop(lambda: None)
+        table_threads.stop(lambda: None)
 
     async def _closed_in_time(self, call: Callable[[], object]) -> bool:
         """Run `call` in a separate thread; return whether it finished within the timeout."""

@@ -55,15 +55,15 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 class ReaderSource:
     """The topic of one partition, with the state that its readers share.
 
-    `began` holds the first offset of each leader epoch. It is replaced, never modified, since
-    threads read it.
+    `began` holds each writer (`Header.writer`) and the offset at which it began, in order. It is
+    replaced, never modified, since threads read it.
     """
 
     def __init__(self, client: PulsarClient, topic: str) -> None:
         self.client = client
         self.topic = topic
         self.settings = client.settings
-        self.began: tuple[tuple[int, int], ...] = ()
+        self.began: tuple[tuple[tuple[int, int], int], ...] = ()
         self.is_closed = False
         self._message_bytes = 0.0
         self.has_foreign_messages = False
@@ -91,9 +91,9 @@ class ReaderSource:
         The next leader began at this offset or before it. The message was never acknowledged.
         """
         began = self.began
-        if not began or header.leader_epoch >= began[-1][0]:
+        if not began or header.writer >= began[-1][0]:
             return False
-        _, first_offset = began[bisect_right(began, (header.leader_epoch, _AFTER_ALL))]
+        _, first_offset = began[bisect_right(began, (header.writer, _AFTER_ALL))]
         return header.base_offset >= first_offset
 
     def own_header(self, message: Any) -> Header | None:

@@ -41,8 +41,8 @@ MAX_MESSAGE_OVERHEAD = 1024
 class OpenedPartition:
     """The state of a partition after its exclusive producer was created.
 
-    `start` is the first readable offset according to the partition's row, and the number of
-    readable bytes before it.
+    `opening` counts the earlier logs of this leader epoch that wrote. `start` is the first readable
+    offset according to the partition's row, and the number of readable bytes before it.
     """
 
     client: PulsarClient
@@ -55,6 +55,7 @@ class OpenedPartition:
     start: tuple[int, int]
     end: LogEnd
     is_empty: bool
+    opening: int = 0
 
 
 class AppendQueue:
@@ -117,7 +118,13 @@ class AppendQueue:
         return (
             epochs
             if self.has_stored_epoch
-            else add_epoch(epochs, self._opened.leader_epoch, end_offset, start_offset)
+            else add_epoch(
+                epochs,
+                self._opened.leader_epoch,
+                end_offset,
+                start_offset,
+                self._opened.opening,
+            )
         )
 
     async def idle(self) -> None:
@@ -154,15 +161,15 @@ class AppendQueue:
                 "(the brokers' maxMessageSize)"
             )
         end = LogEnd(expected, before.bytes + size, max(time, before.greatest_timestamp))
-        epoch = self._opened.leader_epoch
         header = Header(
             before.offset,
             expected - 1,
             time,
             before.bytes,
-            epoch,
+            self._opened.leader_epoch,
             end.greatest_timestamp,
             len(kept),
+            self._opened.opening,
         )
         return InFlightMessage(
             header, kept, payload, header.properties(self._opened.entry_format), end, result

@@ -27,9 +27,14 @@ from storage.pulsar.log.format_history import (
 from storage.pulsar.log.format_ranges import FormatRangeReader, KafkaRangeReader, NativeRangeReader
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_log import PulsarLog
-from storage.pulsar.log.partition_log_opener import leader_epoch, open_partition
+from storage.pulsar.log.partition_log_opener import (
+    MayWrite,
+    check_epoch,
+    check_may_write,
+    open_partition,
+)
 from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache
-from storage.pulsar.log.partition_rows import FormatRange, PartitionState
+from storage.pulsar.log.partition_rows import FormatRange, PartitionState, next_opening
 from storage.pulsar.native.entry_search import EntryFinder
 from storage.pulsar.native.message_offsets import START, parse_message_id
 from storage.pulsar.native.native_opener import open_native_log
@@ -47,7 +52,8 @@ OnEnd = Callable[[PulsarPartitionLog, StorageError], None]
 class PulsarLogOpener:
     """Opens logs; holds what all logs of a store share.
 
-    Without `batch_format` it opens no topics in the format `pulsar`.
+    Without `batch_format` it opens no topics in the format `pulsar`. `may_write` is asked before
+    the first message of each log.
     """
 
     client: PulsarClient
@@ -58,20 +64,28 @@ class PulsarLogOpener:
     side_topics: SideTopics
     trimmer: TopicTrimmer
     batch_format: BatchFormat | None
+    may_write: MayWrite
 
     async def open(
-        self, topic: str, entry_format: str, partition: PartitionState, on_end: OnEnd
+        self,
+        topic: str,
+        entry_format: str,
+        partition: PartitionState,
+        leader_epoch: int,
+        on_end: OnEnd,
     ) -> PulsarPartitionLog:
         """Open the log of a partition, which is written in `entry_format` from now on.
 
-        `topic` is the full name of the partition's topic. Raises UnknownTopic, LogClosed,
+        `topic` is the full name of the partition's topic. Raises UnknownTopic, Fenced, LogClosed,
         StorageFailed.
         """
-        await self._switch_format(topic, entry_format, partition)
+        await self._switch_format(topic, entry_format, partition, leader_epoch)
         format_ranges = partition.row.format_ranges or (FormatRange(0),)
         format_range = format_ranges[-1]
         if len(format_ranges) == 1:
-            return await self._open(topic, entry_format, partition, format_range, on_end)
+            return await self._open(
+                topic, entry_format, partition, leader_epoch, format_range, on_end
+            )
         last = await EntryFinder(self.admin, topic).last()
         ends = [one.first_offset for one in format_ranges[1:]]
         range_readers = [
@@ -87,7 +101,7 @@ class PulsarLogOpener:
                 )
             on_end(made[0] if made else current, error)
 
-        current = await self._open(topic, entry_format, partition, format_range, over)
+        current = await self._open(topic, entry_format, partition, leader_epoch, format_range, over)
         start = max(
             await first_available_offset(range_readers, current), partition.row.start_offset
         )
@@ -99,6 +113,7 @@ class PulsarLogOpener:
         topic: str,
         entry_format: str,
         partition: PartitionState,
+        leader_epoch: int,
         format_range: FormatRange,
         on_end: OnEnd,
     ) -> PulsarPartitionLog:
@@ -109,14 +124,14 @@ class PulsarLogOpener:
                 topic,
                 self._require_batch_format(topic),
                 partition,
+                leader_epoch,
+                self.may_write,
                 self.tail,
                 self.in_flight_limit,
                 on_end,
                 format_range,
             )
-        opened = await open_partition(
-            self.client, self.admin, self.cache, topic, entry_format, partition
-        )
+        opened = await self._open_partition(topic, entry_format, partition, leader_epoch)
         log = PulsarLog(
             _not_before(opened, format_range.first_offset),
             self.in_flight_limit,
@@ -131,6 +146,20 @@ class PulsarLogOpener:
             log.close()
             raise
         return log
+
+    async def _open_partition(
+        self, topic: str, entry_format: str, partition: PartitionState, leader_epoch: int
+    ) -> OpenedPartition:
+        return await open_partition(
+            self.client,
+            self.admin,
+            self.cache,
+            topic,
+            entry_format,
+            partition,
+            leader_epoch,
+            self.may_write,
+        )
 
     def _range_reader(
         self,
@@ -161,8 +190,8 @@ class PulsarLogOpener:
 
     def _reader(self, topic: str, partition: PartitionState) -> PartitionReader:
         reader = PartitionReader(self.client, self.admin, self.cache, topic, self.client.settings)
-        for epoch, begin in partition.row.epochs:
-            reader.add_epoch(epoch, begin)
+        for one in partition.row.epochs:
+            reader.add_epoch(*one)
         return reader
 
     def _require_batch_format(self, topic: str) -> BatchFormat:
@@ -174,24 +203,22 @@ class PulsarLogOpener:
         return self.batch_format
 
     async def _switch_format(
-        self, topic: str, entry_format: str, partition: PartitionState
+        self, topic: str, entry_format: str, partition: PartitionState, leader_epoch: int
     ) -> None:
         """Start a new format range if the topic's format is of another kind than its last range."""
-        format_ranges = partition.row.format_ranges
         if (entry_format == NATIVE) == partition.row.is_native:
             return
         if entry_format == NATIVE:
-            await self._to_native(topic, partition, format_ranges or (FormatRange(0),))
+            await self._to_native(topic, partition, leader_epoch)
         else:
-            await self._to_kafka(topic, partition, format_ranges)
+            await self._to_kafka(topic, partition, leader_epoch)
 
-    async def _to_native(
-        self, topic: str, partition: PartitionState, format_ranges: tuple[FormatRange, ...]
-    ) -> None:
+    async def _to_native(self, topic: str, partition: PartitionState, leader_epoch: int) -> None:
         """Start a native range at the end of the Kafka batches.
 
         A topic that has only ever had native messages becomes one range from offset 0.
         """
+        format_ranges = partition.row.format_ranges or (FormatRange(0),)
         reader = self._reader(topic, partition)
         try:
             is_fresh = not partition.row.reserved and await reader.last() is None
@@ -201,7 +228,7 @@ class PulsarLogOpener:
             await partition.change(format_ranges=(FormatRange(0, 0),))
             return
         # Fence other writers first, so that no batch is appended after the end was read.
-        opened = await open_partition(self.client, self.admin, self.cache, topic, NATIVE, partition)
+        opened = await self._open_partition(topic, NATIVE, partition, leader_epoch)
         try:
             end = opened.end
             header = Header(
@@ -211,6 +238,7 @@ class PulsarLogOpener:
                 end.bytes,
                 opened.leader_epoch,
                 end.greatest_timestamp,
+                opening=opened.opening,
             )
             index = await self._send_marker(topic, opened.producer, header)
         finally:
@@ -221,19 +249,20 @@ class PulsarLogOpener:
             reserved=end.offset,
         )
 
-    async def _to_kafka(
-        self, topic: str, partition: PartitionState, format_ranges: tuple[FormatRange, ...]
-    ) -> None:
+    async def _to_kafka(self, topic: str, partition: PartitionState, leader_epoch: int) -> None:
         """Start a range of Kafka batches at the end of the native messages.
 
         A marker message stores the offset at which it begins, so that the search for the last batch
         need not skip all native messages.
         """
+        epochs, format_ranges = partition.row.epochs, partition.row.format_ranges
+        check_epoch(topic, epochs[-1][0] if epochs else -1, leader_epoch)
         base = format_ranges[-1].base or 0
         producer = await self.client.run(
             partial(self.client.producer, topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
         )
         try:
+            check_may_write(topic, self.may_write)
             finder = EntryFinder(self.admin, topic)
             last = await finder.last()
             end_offset, greatest = (
@@ -246,10 +275,16 @@ class PulsarLogOpener:
                 end_offset = max(end_offset, base + await finder.index_of(last) + 1)
                 greatest = (await finder.peek(last)).publish_time + MAX_CLOCK_SKEW_MS
             _, size = await finder.sizes()
-            epoch = await leader_epoch(self.admin, topic)
-            await self._send_marker(
-                topic, producer, Header(end_offset, end_offset - 1, -1, size, epoch, greatest)
+            header = Header(
+                end_offset,
+                end_offset - 1,
+                -1,
+                size,
+                leader_epoch,
+                greatest,
+                opening=next_opening(epochs, leader_epoch),
             )
+            await self._send_marker(topic, producer, header)
         finally:
             await self._close_producer(producer)
         await partition.change(

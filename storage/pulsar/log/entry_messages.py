@@ -45,7 +45,8 @@ class Header(
     """Header of a message.
 
     - `bytes_before`: payload bytes of all earlier messages of the partition, deleted ones included.
-    - `leader_epoch`: the epoch of the writer.
+    - `leader_epoch`, `opening`: the epoch of the writer, and how often it had opened the partition
+      within this epoch before; together they identify the log that wrote the message.
     - `greatest_timestamp`: the greatest `max_timestamp` of the partition up to this message. It
       never decreases, so it can be searched by bisection.
     - `entries`: more than one if they were appended in one call, because only a message is stored
@@ -61,9 +62,16 @@ class Header(
     leader_epoch: _OrNone
     greatest_timestamp: _OrNone = -1
     entries: Annotated[int, msgspec.Meta(ge=1, le=_MAX_INT64)] = 1
+    opening: _Natural = 0
+
+    @property
+    def writer(self) -> tuple[int, int]:
+        return self.leader_epoch, self.opening
 
     def properties(self, entry_format: str) -> dict[str, str]:
-        return {ENTRY_FORMAT: entry_format, HEADER: _encode(self).decode()}
+        text = _encode(self).decode()
+        # Versions without `opening` do not accept it; it is rarely needed.
+        return {ENTRY_FORMAT: entry_format, HEADER: text if self.opening else f"{text[:-3]}]"}
 
 
 _encode = msgspec.json.Encoder().encode

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pulsar
 
-from storage.log import StorageError, StorageFailed, UnknownTopic
-from storage.pulsar.admin.admin_api import NotFound, PulsarAdmin
+from storage.log import Fenced, StorageError, StorageFailed
+from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.exclusive_producer import LogEnd
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.append_queue import OpenedPartition
 from storage.pulsar.log.entry_messages import entry_payload_bytes
 from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache
-from storage.pulsar.log.partition_rows import PartitionState, add_epoch
+from storage.pulsar.log.partition_rows import PartitionState, add_epoch, next_opening
 
 log = logging.getLogger(__name__)
 
-EPOCH_PROPERTY = "pulsar.topic.epoch"
-"""Topic property with the number of exclusive producers that the topic has had."""
+MayWrite = Callable[[], bool]
+"""Whether this process may still write; called after it has fenced others."""
 
 
 async def open_partition(
@@ -29,18 +30,22 @@ async def open_partition(
     topic: str,
     entry_format: str,
     partition: PartitionState,
+    leader_epoch: int,
+    may_write: MayWrite,
 ) -> OpenedPartition:
     """Fence the writer of `topic`, a full name, and read the partition's state.
 
-    Raises UnknownTopic, LogClosed, StorageFailed.
+    Raises UnknownTopic, Fenced, LogClosed, StorageFailed.
     """
+    row = partition.row
+    opening = next_opening(row.epochs, leader_epoch)
+    check_epoch(topic, row.epochs[-1][0] if row.epochs else -1, leader_epoch)
     producer = await client.run(
         lambda: client.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
     )
     reader = PartitionReader(client, admin, cache, topic, client.settings)
     try:
-        epoch = await leader_epoch(admin, topic)
-        row = partition.row
+        check_may_write(topic, may_write)
         for one in row.epochs:
             reader.add_epoch(*one)
         last = await reader.last()
@@ -50,6 +55,7 @@ async def open_partition(
             end = LogEnd(max(row.reserved, row.start_offset), 0, -1)
             start = end.offset, -partition.replaced_ranges.bytes_saved
         else:
+            check_epoch(topic, last.header.leader_epoch, leader_epoch)
             end = LogEnd(
                 last.header.last_offset + 1,
                 last.header.bytes_before + entry_payload_bytes(last.header, last.payload),
@@ -60,19 +66,20 @@ async def open_partition(
                 if row.start_offset <= end.offset
                 else (end.offset, end.bytes - partition.replaced_ranges.bytes_saved)
             )
-        for one in add_epoch(row.epochs, epoch, end.offset, start[0]):
+        for one in add_epoch(row.epochs, leader_epoch, end.offset, start[0], opening):
             reader.add_epoch(*one)
         return OpenedPartition(
             client,
             topic,
             entry_format,
             producer,
-            epoch,
+            leader_epoch,
             partition,
             reader,
             start,
             end,
             last is None,
+            opening,
         )
     except BaseException:
         close_unused_producer(client, producer)
@@ -80,18 +87,22 @@ async def open_partition(
         raise
 
 
-async def leader_epoch(admin: PulsarAdmin, topic: str) -> int:
-    """The leader epoch: the topic's epoch counter. Raises UnknownTopic, StorageFailed."""
-    try:
-        text = (await admin.properties(topic)).get(EPOCH_PROPERTY, "")
-    except NotFound:
-        raise UnknownTopic(f"{topic} was deleted") from None
-    if not text.isdecimal():
+def check_epoch(topic: str, stored: int, leader_epoch: int) -> None:
+    """Raises StorageFailed if `stored`, an epoch that wrote to the partition, is the greater one.
+
+    Then the epochs of the shards do not belong to this data.
+    """
+    if stored > leader_epoch:
         raise StorageFailed(
-            f"{topic} has an exclusive producer but no property {EPOCH_PROPERTY}: "
-            "the brokers must run Pulsar 2.8 or later"
+            f"{topic} was written with leader epoch {stored}, greater than {leader_epoch}, the "
+            "epoch of its shard: the metadata of this store was lost or belongs to another store"
         )
-    return int(text)
+
+
+def check_may_write(topic: str, may_write: MayWrite) -> None:
+    """Raises Fenced if this process may not write any more."""
+    if not may_write():
+        raise Fenced(f"{topic} was not opened: this process may not write any more")
 
 
 def close_unused_producer(client: PulsarClient, producer: Any) -> None:

@@ -48,13 +48,14 @@ class PartitionReader:
         self._message_search = MessageSearch(self._source, admin, self._index)
         self._newest: IndexEntry | None = None
 
-    def add_epoch(self, leader_epoch: int, first_offset: int) -> None:
-        """Record that this epoch assigned offsets from `first_offset` on.
+    def add_epoch(self, leader_epoch: int, first_offset: int, opening: int = 0) -> None:
+        """Record that this writer (`Header.writer`) assigned offsets from `first_offset` on.
 
-        Messages of earlier epochs from there on are void: they were never acknowledged.
+        Messages of earlier writers from there on are void: they were never acknowledged.
         """
-        began = [one for one in self._source.began if one[0] != leader_epoch]
-        insort(began, (leader_epoch, first_offset))
+        writer = leader_epoch, opening
+        began = [one for one in self._source.began if one[0] != writer]
+        insort(began, (writer, first_offset))
         self._source.began = tuple(began[-self._settings.index_marks :])
 
     def appended(self, header: Header, position: Position) -> None:

@@ -25,7 +25,7 @@ MAX_EPOCHS = 256
 Each opening adds one; the oldest are dropped.
 """
 
-Epochs = tuple[tuple[int, int], ...]
+Epochs = tuple[tuple[int, ...], ...]
 
 
 class FormatRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -49,7 +49,8 @@ class PartitionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     - `start_offset`, `start_bytes`: the log start offset, and the payload bytes before it.
     - `reserved`: no offset from here on has been assigned. The partition continues here if Pulsar
       has trimmed all messages.
-    - `epochs`: pairs of leader epoch and first offset, in order.
+    - `epochs`: leader epochs and their first offsets, in order. If a log was reopened within its
+      epoch, a third number counts its openings in that epoch, from 1 on.
     - `format_ranges`: changes of the entry format; empty if it has always been Kafka's.
     - `generation`, `written`: generation of the side topic of compaction, and payload bytes written
       to it.
@@ -77,16 +78,27 @@ class PartitionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(PartitionRow)
 _RANGE_DECODER = msgspec.msgpack.Decoder(ReplacedRange)
-_KEY_BYTES = 20
+KEY_BYTES = 20
+"""Bytes of a partition's key; those of its replaced ranges begin with it."""
 
 
 def partition_key(topic_id: bytes, partition: int) -> bytes:
     return topic_id + partition.to_bytes(4, "big")
 
 
+def split_partition_key(key: bytes) -> tuple[bytes, int]:
+    """Topic id and partition of a row's key. Raises ValueError for a malformed key."""
+    if len(key) < KEY_BYTES:
+        raise ValueError(f"key of {len(key)} bytes is too short")
+    return key[:16], int.from_bytes(key[16:KEY_BYTES], "big")
+
+
 def decode_row(row: bytes) -> PartitionRow:
-    """Raises msgspec.MsgspecError, a ValueError."""
-    return _DECODER.decode(row)
+    """Raises ValueError."""
+    decoded = _DECODER.decode(row)
+    if not all(len(one) in (2, 3) for one in decoded.epochs):
+        raise ValueError("an epoch has two or three numbers")
+    return decoded
 
 
 def encode_row(row: PartitionRow) -> bytes:
@@ -169,23 +181,36 @@ def load_partitions(
     partitions: dict[bytes, PartitionState] = {}
     replaced_ranges: dict[bytes, list[ReplacedRange]] = {}
     for key, row in rows:
-        if len(key) == _KEY_BYTES:
+        if len(key) == KEY_BYTES:
             partitions[key] = PartitionState(table, key, decode_row(row))
         else:
-            replaced_ranges.setdefault(key[:_KEY_BYTES], []).append(_RANGE_DECODER.decode(row))
+            replaced_ranges.setdefault(key[:KEY_BYTES], []).append(_RANGE_DECODER.decode(row))
     for key, some in replaced_ranges.items():
         if key in partitions:
             partitions[key].replaced_ranges = ReplacedRanges(some)
     return partitions
 
 
-def add_epoch(epochs: Epochs, epoch: int, first_offset: int, start_offset: int) -> Epochs:
-    """`epochs` with `epoch` beginning at `first_offset`.
+def next_opening(epochs: Epochs, epoch: int) -> int:
+    """How often a log has been opened in `epoch`, the greatest one, and has written something."""
+    return _writer(epochs[-1])[1] + 1 if epochs and epochs[-1][0] == epoch else 0
 
-    Drops epochs that wrote nothing, and epochs that ended before `start_offset`.
+
+def _writer(one: tuple[int, ...]) -> tuple[int, int]:
+    return one[0], one[2] if len(one) > 2 else 0
+
+
+def add_epoch(
+    epochs: Epochs, epoch: int, first_offset: int, start_offset: int, opening: int = 0
+) -> Epochs:
+    """`epochs` with the log of this epoch and opening beginning at `first_offset`.
+
+    Drops epochs that wrote nothing, and epochs that ended before `start_offset`. If the log was
+    reopened, the epoch keeps its first offset.
     """
-    kept = [one for one in epochs if one[0] < epoch and one[1] < first_offset]
-    kept.append((epoch, first_offset))
+    writer = epoch, opening
+    kept = [one for one in epochs if _writer(one) < writer and one[1] < first_offset]
+    kept.append((epoch, first_offset, opening) if opening else (epoch, first_offset))
     while len(kept) > 1 and kept[1][1] <= start_offset:
         del kept[0]
     return tuple(kept[-MAX_EPOCHS:])

@@ -80,21 +80,22 @@ class NativeLogBounds:
 class NativeLog:
     """Created by `native_opener.open_native_log`.
 
-    Other writers are not fenced. There is one leader epoch, the last one from before the topic was
-    switched to this format.
+    Other writers are not fenced. All batches carry one leader epoch, the last one from before the
+    topic was switched to this format: `leader_epoch`, that of this log, begins at the log end.
     """
 
     def __init__(
         self,
         opened: NativeLogBounds,
         partition: PartitionState,
+        leader_epoch: int,
         tail_cache: TailCache,
         on_end: Callable[[NativeLog, StorageError], None],
     ) -> None:
         self._native_entries = native_entries = opened.native_entries
         self.topic = native_entries.finder.topic
         self.partition = partition
-        self.leader_epoch = native_entries.leader_epoch
+        self.leader_epoch = leader_epoch
         self._on_end = on_end
         self._tail_cache = tail_cache
         self._resident = CachedTail()
@@ -224,9 +225,10 @@ class NativeLog:
         return None
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        return epoch_end_offset(
-            self.partition.row.epochs or ((0, 0),), leader_epoch, self._end_offset
-        )
+        epochs = self.partition.row.epochs or ((0, 0),)
+        if self.leader_epoch > epochs[-1][0]:
+            epochs = (*epochs, (self.leader_epoch, self._end_offset))
+        return epoch_end_offset(epochs, leader_epoch, self._end_offset)
 
     async def delete_before(self, offset: int) -> int:
         """`PartitionLog.delete_before`. Pulsar frees the space according to its own retention."""

@@ -9,6 +9,7 @@ from storage.plain_records import BatchFormat
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.exclusive_producer import InFlightLimit
 from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.log.partition_log_opener import MayWrite, check_epoch, check_may_write
 from storage.pulsar.log.partition_rows import FormatRange, PartitionState
 from storage.pulsar.native.entry_search import EntryFinder
 from storage.pulsar.native.native_log import NativeLog, NativeLogBounds
@@ -24,6 +25,8 @@ async def open_native_log(
     topic: str,
     batch_format: BatchFormat,
     partition: PartitionState,
+    leader_epoch: int,
+    may_write: MayWrite,
     tail_cache: TailCache,
     in_flight_limit: InFlightLimit,
     on_end: Callable[[NativeLog, StorageError], None],
@@ -31,8 +34,8 @@ async def open_native_log(
 ) -> NativeLog:
     """Open the log of the topic with that full name, whose newest range is `format_range`.
 
-    Raises StorageFailed if the brokers assign no index, and what creating readers and producers
-    raises.
+    Raises StorageFailed if the brokers assign no index, Fenced if this process may not write, and
+    what creating readers and producers raises.
 
     Waits until the broker has closed the previous log's producer. A batch whose append failed may
     still be on its way to the bookies; if the end offset were read before that is settled, a retry
@@ -40,6 +43,7 @@ async def open_native_log(
     """
     await partition.producer_released
     epochs = partition.row.epochs
+    check_epoch(topic, epochs[-1][0] if epochs else -1, leader_epoch)
     native_entries = NativeEntries(
         client,
         EntryFinder(admin, topic),
@@ -50,6 +54,7 @@ async def open_native_log(
     log = NativeLog(
         await _find_bounds(native_entries, partition, format_range.first_offset),
         partition,
+        leader_epoch,
         tail_cache,
         on_end,
     )
@@ -71,6 +76,7 @@ async def open_native_log(
     )
     log.tail_entries.release = log.tail.release
     try:
+        check_may_write(topic, may_write)
         await log.tail.open()
     except StorageError:
         await log.close()

@@ -17,6 +17,9 @@ from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX, PREFIX
 MAX_KEY_BYTES = 480
 """Limit of `StateTable`."""
 
+MAX_STORED_KEY_BYTES = 512
+"""Limit of a row's key in its topic: in a shard it is preceded by the name of a table."""
+
 MAX_MESSAGE_OVERHEAD = 64
 """Upper limit for the metadata of a row in a batch, including length fields."""
 
@@ -75,7 +78,7 @@ def parse_row(key: str, data: bytes) -> TableRow | None:
         name = key.encode("latin-1")
     except UnicodeEncodeError:
         return None
-    if not 1 <= len(name) <= MAX_KEY_BYTES or not (data == b"" or data.startswith(_ROW)):
+    if not 1 <= len(name) <= MAX_STORED_KEY_BYTES or not (data == b"" or data.startswith(_ROW)):
         return None
     return TableRow(name, data[1:] if data else None)
 

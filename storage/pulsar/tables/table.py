@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from twisted.internet.defer import DeferredLock
 
@@ -23,7 +23,11 @@ from storage.pulsar.tables.table_writer import TableWriter, failed
 
 
 class PulsarTable:
-    """A `StateTable`. Open it before use, and close it before the client."""
+    """A `StateTable`. Open it before use, and close it before the client.
+
+    `on_fenced` is called once, with the reason, when a put shows that another process has taken the
+    table.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,9 @@ class PulsarTable:
         settings: PulsarSettings,
         reactor: Reactor,
         name: str,
+        on_fenced: Callable[[str], None] = lambda reason: None,
+        *,
+        max_key_bytes: int = MAX_KEY_BYTES,
     ) -> None:
         self._client = client
         self._admin = admin
@@ -39,8 +46,9 @@ class PulsarTable:
         self._topic = table_topic(settings, name)
         self._compactor = TableCompactor(admin, settings, reactor, self._topic)
         self._writer = TableWriter(
-            client, settings, reactor, self._topic, self._compactor.add_written
+            client, settings, reactor, self._topic, self._compactor.add_written, on_fenced
         )
+        self._max_key_bytes = max_key_bytes
         self._loading = DeferredLock()
 
     async def open(self) -> None:
@@ -72,6 +80,6 @@ class PulsarTable:
         Rows of a put that fails with StorageFailed may still be stored, before any later put. The
         same holds for Fenced; then another process writes this table, and all later puts fail.
         """
-        if not all(1 <= len(key) <= MAX_KEY_BYTES for key in rows):
-            return failed(lambda: ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes"))
+        if not all(1 <= len(key) <= self._max_key_bytes for key in rows):
+            return failed(lambda: ValueError(f"a key has 1 to {self._max_key_bytes} bytes"))
         return self._writer.put(rows)

@@ -51,20 +51,20 @@ async def ensure_topic(admin: PulsarAdmin, topic: str) -> None:
             await admin.put(path_of(topic))
 
 
-async def clear_retention(admin: PulsarAdmin, topic: str) -> None:
+async def clear_retention(admin: PulsarAdmin, topic: str, *, is_new: bool = False) -> None:
     """Set the topic's retention to nothing, so that it keeps only what cursors need.
 
     If topic policies cannot be set, those of the namespace apply. The backlog quota is removed,
     because one of the namespace could move the compaction cursor past rows that it has not read
-    (`consumer_backlog_eviction`).
+    (`consumer_backlog_eviction`). A new topic has no policies that could be read.
     """
     path = path_of(topic)
     try:
-        quotas = await admin.get(f"{path}/backlogQuotaMap") or {}
+        quotas = {} if is_new else await admin.get(f"{path}/backlogQuotaMap") or {}
         for kind in QUOTAS:
             if not NO_QUOTA.items() <= quotas.get(kind, {}).items():
                 await admin.post(f"{path}/backlogQuota?backlogQuotaType={kind}", NO_QUOTA)
-        if await admin.get(f"{path}/retention") != NO_RETENTION:
+        if is_new or await admin.get(f"{path}/retention") != NO_RETENTION:
             await admin.post(f"{path}/retention", NO_RETENTION)
     except AdminFailed as error:
         log.warning(
@@ -100,13 +100,17 @@ class TableCompactor:
 
         Raises StorageFailed.
         """
-        await ensure_topic(self._admin, self._topic)
-        space = await topic_space(self._admin, self._topic)
-        if CURSOR not in space.cursors:
+        try:
+            space = await topic_space(self._admin, self._topic)
+        except NotFound:
+            space = None
+            with suppress(Conflict):
+                await self._admin.put(self._path)
+        if space is None or CURSOR not in space.cursors:
             with suppress(Conflict):
                 await self._admin.put(f"{self._path}/subscription/{CURSOR}", EARLIEST)
-        await clear_retention(self._admin, self._topic)
-        self._written = space.total_size
+        await clear_retention(self._admin, self._topic, is_new=space is None)
+        self._written = space.total_size if space else 0
 
     def start(self) -> None:
         """Start the periodic check."""

@@ -27,9 +27,9 @@ from typing import Any
 
 import _pulsar
 import pulsar
-from twisted.internet.defer import Deferred, TimeoutError, succeed
+from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred, succeed
 
-from storage.bridge import Reactor, WorkerPool
+from storage.bridge import Reactor
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError, StorageFailed
 from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
 from storage.pulsar.settings import PulsarSettings
@@ -56,7 +56,10 @@ class PendingPut:
 
 
 class TableWriter:
-    """`on_stored` is called with the size in bytes of each stored burst."""
+    """`on_stored` is called with the size in bytes of each stored burst.
+
+    `on_fenced` is called once, with the reason, if another process has taken the table.
+    """
 
     def __init__(
         self,
@@ -65,16 +68,17 @@ class TableWriter:
         reactor: Reactor,
         topic: str,
         on_stored: Callable[[int], None],
+        on_fenced: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._client = client
         self._settings = settings
         self._reactor = reactor
         self._topic = topic
         self._on_stored = on_stored
+        self._on_fenced = on_fenced
         self._producer: Any = None
         self._last_assigned_id = 0
         """Sequence id of the last row passed to the library."""
-        self._thread: WorkerPool | None = None
         self._waiting: deque[PendingPut] = deque()
         self._waiting_bytes = 0
         self._burst: list[PendingPut] = []
@@ -100,7 +104,6 @@ class TableWriter:
         )
         self._producer = producer
         self._last_assigned_id = producer.last_sequence_id()
-        self._thread = WorkerPool(self._client.reactor_calls, 1, 1, "pulsar-table")
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Deferred[None]:
         """`StateTable.put`."""
@@ -159,11 +162,10 @@ class TableWriter:
                         "the store was closed before Pulsar answered; the outcome is unknown"
                     )
                 )
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.stop(lambda: None)
+        producer, self._producer = self._producer, None
+        if producer is not None:
             try:
-                await self._client.run(self._producer.close)
+                await self._client.run(producer.close)
             except StorageError as error:
                 log.warning(
                     "closing the table's producer failed topic=%s error=%s", self._topic, error
@@ -184,8 +186,8 @@ class TableWriter:
             messages.update(put.rows)
             self._burst.append(put)
         self._waiting_bytes -= size
-        producer, thread = self._producer, self._thread
-        if thread is None:
+        producer = self._producer
+        if producer is None:
             self._fail_all(lambda: LogClosed("the table is closed"))
             return
         is_small = len(messages) <= self._settings.table_rows_at_once
@@ -200,7 +202,9 @@ class TableWriter:
             producer.flush()
             self._check_published(before, producer.last_sequence_id())
 
-        thread.run(flush).addCallbacks(lambda _: self._burst_stored(size), self._burst_failed)
+        maybeDeferred(self._client.run_flush, flush).addCallbacks(
+            lambda _: self._burst_stored(size), self._burst_failed
+        )
 
     def _check_published(self, before: int, last: int) -> None:
         """Check that the id published last is that of the burst's last row.
@@ -242,6 +246,10 @@ class TableWriter:
                 "the outcome of the last writes is unknown"
             )
             log.error("%s", fenced)
+            # The library has closed the producer.
+            self._producer = None
+            # The owner knows before callers of `put` do.
+            self._on_fenced(fenced)
             self._fail_all(lambda: Fenced(fenced))
             return
         outcome = (

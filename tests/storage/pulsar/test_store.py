@@ -22,6 +22,7 @@ from storage.pulsar.client.process_stalls import STALL_SECONDS
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
 from tests.storage.entries import bases, entry, everything, plain, sized, topic
+from tests.storage.open_shards import open_with_shards
 from tests.testkit.pulsar import START_SECONDS
 from tests.testkit.pulsar_relay import SEND, SEND_RECEIPT, PulsarRelays
 from tests.testkit.settle import settle
@@ -46,7 +47,7 @@ def open_store() -> Iterator[Opener]:
 
     def open_one(settings: PulsarSettings) -> PulsarStore:
         store = PulsarStore(settings, reactor=reactor)
-        settle(store.open())
+        settle(open_with_shards(store))
         opened.append(store)
         return store
 
@@ -138,15 +139,31 @@ async def test_ended_log_refuses_all_calls_and_notifies_watchers(store, log, bet
 
 
 @ensureDeferred
-async def test_each_opening_gets_new_epoch_and_earlier_ones_are_kept(store, log, between):
+async def test_reopened_log_keeps_epoch_of_its_shard_and_start_of_that_epoch(
+    store, log, between, pulsar
+):
     await log.append([entry(0, 5)])
     with between.dropping(SEND):
         await failure_of(log.append([entry(5)]))
     again = await store.log("orders", 0)
-    assert again.leader_epoch > log.leader_epoch
+    assert again is not log
     await again.append([entry(5, 3)])
-    assert again.end_offset_for_epoch(log.leader_epoch) == (log.leader_epoch, 5)
-    assert again.end_offset_for_epoch(again.leader_epoch) == (again.leader_epoch, 8)
+    await store.close()
+    # The next leader of the shard has the next epoch, which begins at the log end.
+    settings = between.settings
+    next_store = PulsarStore(settings, reactor=reactor)
+    await open_with_shards(next_store)
+    next_log = await next_store.log("orders", 0)
+    await next_log.append([entry(8)])
+    assert (log.leader_epoch, again.leader_epoch, next_log.leader_epoch) == (0, 0, 1)
+    assert again.partition.row.epochs == ((0, 0), (0, 5, 1))
+    assert [next_log.end_offset_for_epoch(epoch) for epoch in (0, 1, 2)] == [
+        (0, 8),
+        (1, 9),
+        (-1, -1),
+    ]
+    assert bases(await everything(next_log)) == [0, 5, 8]
+    await next_store.close()
 
 
 @ensureDeferred
@@ -184,7 +201,7 @@ async def test_messages_of_other_writers_get_no_offset(store, log, between, puls
     await deferToThread(producer.send, b"of another writer")
     await deferToThread(client.close)
     again = PulsarStore(between.settings, reactor=reactor)
-    await again.open()
+    await open_with_shards(again)
     reopened = await again.log("orders", 0)
     await reopened.append([entry(1)])
     assert bases(await everything(reopened)) == [0, 1]
@@ -262,9 +279,9 @@ async def test_suspended_store_takes_no_partition_after_takeover(pulsar, monkeyp
         PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))
     ]
     try:
-        await old.open()
+        await open_with_shards(old)
         await old.create_topic(topic())
-        await new.open()
+        await open_with_shards(new)
         log = await new.log("orders", 0)
         await log.append([entry(0)])
         # The old store has not noticed yet, and may have been suspended for long.
@@ -289,13 +306,13 @@ async def test_store_after_suspension_is_held_if_confirmed_and_lost_if_taken(pul
     suspended = 0.0
     monkeypatch.setattr(time, "clock_gettime", lambda clock: ticks(clock) + suspended)
     try:
-        await old.open()
+        await open_with_shards(old)
         assert not old.may_be_lost
         suspended += 2 * STALL_SECONDS
         assert old.may_be_lost
         await gatherResults([Deferred.fromCoroutine(old.confirm_held()) for _ in range(2)])
         assert not old.may_be_lost
-        await new.open()
+        await open_with_shards(new)
         suspended += 2 * STALL_SECONDS
         for _ in range(2):
             assert old.may_be_lost
@@ -322,7 +339,7 @@ async def test_message_limit_is_read_from_broker_configuration(pulsar, assumed, 
     store = PulsarStore(
         pulsar.settings(message_bytes=assumed, checks_at_start=checks), reactor=reactor
     )
-    await store.open()
+    await open_with_shards(store)
     try:
         await store.create_topic(topic())
         log = await store.log("orders", 0)
@@ -339,16 +356,19 @@ async def test_close_stores_end_offsets_of_partitions_concurrently(store, monkey
     await store.create_topic(topic("bills", count))
     for index in range(count):
         await (await store.log("bills", index)).append([entry(0)])
-    put = store._rows.put
     begun = 0
     begun_before_each_answer = []
 
-    def recording_put(rows):
-        nonlocal begun
-        begun += 1
-        return put(rows).addCallback(lambda _: begun_before_each_answer.append(begun))
+    def recording(put):
+        def recording_put(rows):
+            nonlocal begun
+            begun += 1
+            return put(rows).addCallback(lambda _: begun_before_each_answer.append(begun))
 
-    monkeypatch.setattr(store._rows, "put", recording_put)
+        return recording_put
+
+    for shard in store._shards.values():
+        monkeypatch.setattr(shard.rows, "put", recording(shard.rows.put))
     await store.close()
     assert begun_before_each_answer == [count] * count
 
@@ -382,7 +402,7 @@ async def test_close_ends_in_time_without_pulsar(between):
         admin_timeout_seconds=hour,
     )
     store = PulsarStore(settings, reactor=reactor)
-    await store.open()
+    await open_with_shards(store)
     await store.create_topic(topic())
     log = await store.log("orders", 0)
     await log.append([entry(0)])
@@ -401,14 +421,14 @@ async def test_open_fails_in_time_without_pulsar(between):
     between.close()
     store = PulsarStore(between.settings, reactor=reactor)
     with pytest.raises(StorageFailed):
-        await store.open()
+        await open_with_shards(store)
     await store.close()
 
 
 @ensureDeferred
 async def test_in_flight_appends_are_bounded_and_refused_ones_not_stored(between):
     store = PulsarStore(replace(between.settings, queue_operations=3), reactor=reactor)
-    await store.open()
+    await open_with_shards(store)
     await store.create_topic(topic())
     log = await store.log("orders", 0)
     await log.append([entry(0)])
@@ -429,7 +449,7 @@ async def test_killed_broker_neither_loses_nor_repeats_appends_in_flight(restart
     tenant = broker.tenant()
     # A broker on a busy machine may need three starts.
     store = PulsarStore(tenant.settings(send_timeout_seconds=3 * START_SECONDS), reactor=reactor)
-    await store.open()
+    await open_with_shards(store)
     await store.create_topic(topic())
     log = await store.log("orders", 0)
     await log.append([entry(0)])
@@ -450,7 +470,7 @@ async def test_killed_broker_neither_loses_nor_repeats_appends_in_flight(restart
         ),
         reactor=reactor,
     )
-    await again.open()
+    await open_with_shards(again)
     reopened = await again.log("orders", 0)
     assert (reopened.start_offset, reopened.end_offset, reopened.size) == (
         0,

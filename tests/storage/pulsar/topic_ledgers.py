@@ -12,6 +12,7 @@ from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
 from storage.pulsar.topics.topic_listing import LOWERED, RETENTION
 from tests.storage.entries import sized, topic
+from tests.storage.open_shards import open_with_shards
 from tests.testkit.tenant import Tenant
 
 COMPACT = {"cleanup.policy": "compact"}
@@ -34,7 +35,7 @@ class CompactedTopic:
 
     async def open(self) -> None:
         self.store = PulsarStore(self.settings, reactor=reactor)
-        await self.store.open()
+        await open_with_shards(self.store)
 
     async def restart(self) -> None:
         await self.store.close()

@@ -17,6 +17,7 @@ from storage.pulsar.store import PulsarStore
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from storage.pulsar.topics.topic_changes import TopicChanges
 from tests.storage.entries import bases, everything, plain, sized, topic
+from tests.storage.open_shards import open_with_shards
 from tests.storage.pulsar.topic_ledgers import COMPACT, SIZE, CompactedTopic
 from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant
@@ -227,7 +228,7 @@ async def test_store_that_lost_its_lock_does_not_trim(compacted):
     log = await compacted.log()
     await log.replace(0, 27, [])
     other = PulsarStore(replace(compacted.settings, takeover=True), reactor=reactor)
-    await other.open()
+    await open_with_shards(other)
     try:
         with pytest.raises(Fenced):
             await compacted.store.trim(

@@ -17,6 +17,7 @@ from storage.pulsar.compaction import range_merge
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
 from tests.contract.test_model import LogMachine
+from tests.storage.open_shards import open_with_shards
 from tests.testkit.settle import in_own_greenlet, settle
 from tests.testkit.tenant import Tenant
 
@@ -81,7 +82,7 @@ class TrimmingMachine(LogMachine):
     def take_over(self) -> None:
         old = self.store
         self.store = PulsarStore(replace(self.bench.settings, takeover=True), reactor=reactor)
-        settle(self.store.open())
+        settle(open_with_shards(self.store))
         self.log = settle(self.store.log("orders", 0))
         settle(old.close())
 

@@ -18,6 +18,7 @@ from storage.plain_records import PlainBatch, PlainRecord
 from storage.pulsar.log.entry_messages import ENTRY_FORMAT
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
+from tests.storage.open_shards import open_with_shards
 from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
@@ -46,7 +47,7 @@ class Side:
     @asynccontextmanager
     async def store(self) -> AsyncIterator[PulsarStore]:
         store = PulsarStore(self.settings, reactor=reactor, batch_format=FORMAT)
-        await store.open()
+        await open_with_shards(store)
         try:
             yield store
         finally:
@@ -205,7 +206,7 @@ async def test_log_start_and_timestamps_work_across_format_switch(side: Side) ->
 @ensureDeferred
 async def test_store_without_batch_format_refuses_native_topic(side: Side) -> None:
     store = PulsarStore(side.settings, reactor=reactor)
-    await store.open()
+    await open_with_shards(store)
     await store.create_topic(topic("pulsar"))
     with pytest.raises(StorageFailed, match="entry format `pulsar`"):
         await store.log(NAME, 0)

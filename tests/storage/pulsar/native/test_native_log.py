@@ -59,6 +59,8 @@ class NativeTopic:
     sender: NativeApplication
     partition: PartitionState
     tail_bytes: int = 1 << 20
+    leader_epoch: int = 0
+    may_write: bool = True
     logs: list[NativeLog] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -75,6 +77,8 @@ class NativeTopic:
             self.sender.topic,
             FORMAT,
             self.partition,
+            self.leader_epoch,
+            lambda: self.may_write,
             TailCache(self.tail_bytes),
             InFlightLimit(1 << 30, 100_000),
             lambda log, error: None,

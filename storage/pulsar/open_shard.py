@@ -1,0 +1,58 @@
+"""Opens a shard: fences the process that had it, and loads its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from storage.log import StorageFailed
+from storage.pulsar.log.partition_log_opener import MayWrite, check_may_write
+from storage.pulsar.log.partition_rows import TABLE, PartitionState, load_partitions
+from storage.pulsar.tables.shard_tables import ShardTable, ShardTables, shard_topic
+from storage.pulsar.tables.table import PulsarTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenShard:
+    """A shard that this process leads. `rows` is its table of partitions."""
+
+    number: int
+    leader_epoch: int
+    tables: ShardTables
+    rows: ShardTable
+    partitions: dict[bytes, PartitionState]
+
+
+async def open_shard(
+    new_table: Callable[[str, Callable[[str], None]], PulsarTable],
+    number: int,
+    leader_epoch: int,
+    may_write: MayWrite,
+    on_fenced: Callable[[OpenShard, str], None],
+) -> OpenShard:
+    """Open a shard. `new_table` creates a table by name, not open, that calls back if it is fenced.
+
+    Raises StorageFailed, Fenced, LogClosed.
+    """
+    opened: list[OpenShard] = []
+
+    def fenced(reason: str) -> None:
+        for shard in opened:
+            on_fenced(shard, reason)
+
+    name = shard_topic(number)
+    stored = new_table(name, fenced)
+    try:
+        await stored.open()
+        check_may_write(name, may_write)
+        tables = ShardTables(stored, await stored.items())
+        rows = tables.table(TABLE)
+        try:
+            partitions = load_partitions(rows, await rows.items())
+        except ValueError as error:
+            raise StorageFailed(f"invalid row of a partition in {name}: {error}") from None
+    except BaseException:
+        await stored.close()
+        raise
+    opened.append(OpenShard(number, leader_epoch, tables, rows, partitions))
+    return opened[0]

@@ -1,0 +1,219 @@
+"""Divides a store into shards when it is first used, and moves the rows of stores without them.
+
+The number of shards and the first leader epoch are rows of the table `cluster`, written last. A
+migration that ended halfway is repeated: it sets each shard to exactly the rows of the old tables.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from twisted.internet.defer import Deferred, DeferredList, DeferredSemaphore
+from twisted.python.failure import Failure
+
+from storage.log import StateTable, StorageFailed
+from storage.pulsar.admin.admin_api import NotFound, PulsarAdmin
+from storage.pulsar.log.partition_rows import (
+    KEY_BYTES,
+    TABLE,
+    decode_row,
+    split_partition_key,
+)
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.tables.row_messages import max_batch_bytes, table_topic
+from storage.pulsar.tables.shard_tables import shard_topic, stored_key
+from storage.pulsar.tables.table import PulsarTable
+from storage.pulsar.tables.table_loader import topic_space
+from storage.shards import partition_shard
+
+SHARDS = b"shards"
+FIRST_EPOCH = b"first-epoch"
+"""Rows of the table `cluster`: decimal numbers."""
+
+OLD_TABLES = ("groups", "offsets", "producers", "compaction")
+"""Tables of the gateway whose rows are moved, besides the store's own TABLE."""
+
+MOVED = b"moved to the shards."
+"""Key of a row in the old TABLE that earlier versions refuse: its rows are out of date."""
+
+SHARDS_AT_ONCE = 4
+"""Shards that are opened at a time, so that a start does not flood a broker."""
+
+T = TypeVar("T")
+Rows = dict[bytes, bytes]
+ShardOfRow = Callable[[str, bytes, int], int]
+"""The shard of a row, by table, key and number of shards. Raises ValueError for a malformed key."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLayout:
+    """`first_epoch` is greater than all leader epochs from before the store had shards."""
+
+    count: int
+    first_epoch: int
+
+
+class ShardMigration:
+    """`new_table` creates a `PulsarTable` of that name, not open. Hold the store's lock."""
+
+    def __init__(
+        self,
+        settings: PulsarSettings,
+        admin: PulsarAdmin,
+        new_table: Callable[[str], PulsarTable],
+        shard_of_row: ShardOfRow | None,
+    ) -> None:
+        self._settings = settings
+        self._admin = admin
+        self._new_table = new_table
+        self._shard_of_row = shard_of_row
+
+    async def run(self, cluster: StateTable) -> ShardLayout:
+        """The stored layout; creates it, and moves old rows, if there is none.
+
+        Raises StorageFailed, Fenced.
+        """
+        rows = dict(await cluster.items())
+        if SHARDS in rows:
+            try:
+                layout = ShardLayout(int(rows[SHARDS]), int(rows[FIRST_EPOCH]))
+            except (KeyError, ValueError):
+                raise StorageFailed(
+                    "invalid rows in table cluster: no number of shards or first leader epoch"
+                ) from None
+            if layout.count != self._settings.shards:
+                logger.warning(
+                    "this store was created with %d shards; offsets_shards=%d is ignored",
+                    layout.count,
+                    self._settings.shards,
+                )
+            return layout
+        layout = ShardLayout(self._settings.shards, await self._move_old_rows())
+        await cluster.put({SHARDS: b"%d" % layout.count, FIRST_EPOCH: b"%d" % layout.first_epoch})
+        return layout
+
+    async def _move_old_rows(self) -> int:
+        """Move the rows of the old tables; returns the first leader epoch."""
+        names = [TABLE, *(OLD_TABLES if self._shard_of_row else ())]
+        found = await _all(self._old_rows(name) for name in names)
+        old = {name: rows for name, rows in zip(names, found, strict=True) if rows is not None}
+        if not old:
+            return 0
+        partitions = old.get(TABLE, {})
+        partitions.pop(MOVED, None)
+        first_epoch = 1 + greatest_epoch(partitions)
+        shards: list[Rows] = [{} for _ in range(self._settings.shards)]
+        for name, rows in old.items():
+            for key, row in rows.items():
+                try:
+                    shard = self._shard(name, key)
+                except ValueError as error:
+                    logger.warning("row with an invalid key dropped table=%s: %s", name, error)
+                else:
+                    shards[shard][stored_key(name, key)] = row
+        slots = DeferredSemaphore(SHARDS_AT_ONCE)
+        await _all(self._fill(slots, number, rows) for number, rows in enumerate(shards))
+        if TABLE in old:
+            await self._with_table(TABLE, lambda table: _put(table, {MOVED: b"moved"}))
+        logger.info(
+            "moved the rows of this store into shards shards=%d rows=%d first_epoch=%d",
+            len(shards),
+            sum(map(len, shards)),
+            first_epoch,
+        )
+        return first_epoch
+
+    def _shard(self, name: str, key: bytes) -> int:
+        if name == TABLE:
+            return partition_shard(*split_partition_key(key), self._settings.shards)
+        assert self._shard_of_row
+        return self._shard_of_row(name, key, self._settings.shards)
+
+    async def _old_rows(self, name: str) -> Rows | None:
+        """The rows of an old table, which stays as it is; None if there is no such table."""
+        try:
+            await topic_space(self._admin, table_topic(self._settings, name))
+        except NotFound:
+            return None
+        rows: Rows = {}
+
+        async def read(table: PulsarTable) -> None:
+            rows.update(await table.items())
+
+        await self._with_table(name, read)
+        return rows
+
+    async def _fill(self, slots: DeferredSemaphore, shard: int, rows: Rows) -> None:
+        """Make `rows` the rows of the shard."""
+
+        async def fill(table: PulsarTable) -> None:
+            stored = dict(await table.items())
+            changes: dict[bytes, bytes | None] = {key: None for key in stored if key not in rows}
+            changes.update((key, row) for key, row in rows.items() if stored.get(key) != row)
+            for burst in bursts(changes, self._settings.table_burst_bytes):
+                await table.put(burst)
+
+        async with slots:
+            await self._with_table(shard_topic(shard), fill)
+
+    async def _with_table(self, name: str, work: Callable[[PulsarTable], Awaitable[None]]) -> None:
+        table = self._new_table(name)
+        try:
+            await table.open()
+            await work(table)
+        finally:
+            await table.close()
+
+
+async def _put(table: StateTable, rows: Mapping[bytes, bytes | None]) -> None:
+    await table.put(rows)
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of `works`, which run concurrently. Raises the first error, once all ended."""
+    ended = await DeferredList([Deferred.fromCoroutine(work) for work in works], consumeErrors=True)
+    results: list[T] = []
+    for is_made, outcome in ended:
+        if not is_made:
+            cast(Failure, outcome).raiseException()
+        results.append(outcome)
+    return results
+
+
+def greatest_epoch(partitions: Mapping[bytes, bytes]) -> int:
+    """The greatest leader epoch in rows of partitions; -1 if there is none.
+
+    Raises StorageFailed for an invalid row.
+    """
+    try:
+        return max(
+            (
+                epoch
+                for key, row in partitions.items()
+                if len(key) == KEY_BYTES
+                for epoch, *_ in decode_row(row).epochs
+            ),
+            default=-1,
+        )
+    except ValueError as error:
+        raise StorageFailed(f"invalid row in table {TABLE}: {error}") from None
+
+
+def bursts(rows: Mapping[bytes, bytes | None], limit: int) -> Iterator[dict[bytes, bytes | None]]:
+    """Parts of `rows` that are stored in one step of `limit` bytes each, if a row is not larger."""
+    part: dict[bytes, bytes | None] = {}
+    size = 0
+    for key, row in rows.items():
+        bytes_ = max_batch_bytes({key: row})
+        if part and size + bytes_ > limit:
+            yield part
+            part, size = {}, 0
+        part[key] = row
+        size += bytes_
+    if part:
+        yield part
