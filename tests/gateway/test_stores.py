@@ -10,7 +10,7 @@ import pytest
 from twisted.internet import reactor
 
 from gateway.settings.model import Settings
-from gateway.stores import make_store, pulsar_settings
+from gateway.stores import make_store, pulsar_settings, shard_of_row
 from storage.lmdb import LmdbStore
 
 
@@ -20,6 +20,28 @@ def in_pulsar(**others):
 
 def test_embedded_store_is_created_in_its_directory(tmp_path):
     assert isinstance(make_store(Settings(store=f"lmdb:{tmp_path / 'data'}"), reactor), LmdbStore)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "shard"),
+    [
+        # The check value of CRC-32 is 0xCBF43926 for these digits; modulo 32 that is 6.
+        ("groups", b"123456789", 6),
+        ("groups", b"\xff\x00\x00\x00\x02123456789", 6),
+        ("offsets", bytes(16) + b"\x00\x00\x00\x05123456789", 6),
+        # crc32 of 16 zero bytes is 0xECBB4B55; modulo 32 that is 21.
+        ("producers", bytes(16) + b"\x00\x00\x00\x02", 23),
+        ("compaction", bytes(16) + b"\x00\x00\x00\x0b", 0),
+    ],
+)
+def test_row_from_before_shards_belongs_to_shard_of_its_group_or_partition(table, key, shard):
+    assert shard_of_row(table, key, 32) == shard
+
+
+@pytest.mark.parametrize("table", ["groups", "offsets", "producers", "compaction", "acls"])
+def test_row_with_malformed_key_has_no_shard(table):
+    with pytest.raises(ValueError):
+        shard_of_row(table, b"\xfe\xff", 32)
 
 
 def test_pulsar_settings_are_passed_to_store():

@@ -15,12 +15,17 @@ from storage.pulsar.log.partition_rows import (
     decode_row,
     encode_row,
     epoch_end_offset,
+    next_opening,
     partition_key,
+    split_partition_key,
 )
 
 
 def test_row_key_is_topic_id_and_partition():
     assert partition_key(b"i" * 16, 258) == b"iiiiiiiiiiiiiiii\0\0\1\2"
+    assert split_partition_key(b"iiiiiiiiiiiiiiii\0\0\1\2range") == (b"i" * 16, 258)
+    with pytest.raises(ValueError):
+        split_partition_key(bytes(19))
 
 
 @given(
@@ -47,6 +52,28 @@ def test_epoch_begins_at_given_offset():
 
 def test_epoch_without_records_is_dropped():
     assert add_epoch(((0, 0), (1, 10)), 2, 10, 0) == ((0, 0), (2, 10))
+
+
+def test_reopened_log_keeps_start_of_its_epoch():
+    epochs = add_epoch(((0, 0),), 4, 30, 0)
+    assert next_opening(epochs, 4) == 1
+    epochs = add_epoch(epochs, 4, 35, 0, 1)
+    assert epochs == ((0, 0), (4, 30), (4, 35, 1))
+    assert next_opening(epochs, 4) == 2
+    assert next_opening(epochs, 5) == next_opening((), 5) == 0
+    assert epoch_end_offset(epochs, 4, 50) == (4, 50)
+    assert epoch_end_offset(epochs, 0, 50) == (0, 30)
+    assert epoch_end_offset(add_epoch(epochs, 5, 40, 0), 4, 50) == (4, 40)
+
+
+def test_opening_without_records_is_replaced_by_next():
+    assert add_epoch(((0, 0), (4, 30)), 4, 30, 0, 1) == ((0, 0), (4, 30, 1))
+
+
+@pytest.mark.parametrize("numbers", [(1,), (1, 2, 3, 4)])
+def test_row_with_malformed_epoch_is_refused(numbers):
+    with pytest.raises(ValueError, match="two or three numbers"):
+        decode_row(encode_row(PartitionRow(epochs=(numbers,))))
 
 
 def test_epochs_before_log_start_are_dropped():

@@ -1,0 +1,150 @@
+"""Stores from before there were shards: their rows are moved when the store is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+
+from storage.log import StorageFailed
+from storage.pulsar.log.partition_rows import (
+    TABLE,
+    PartitionRow,
+    encode_row,
+    load_partitions,
+    partition_key,
+)
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.shard_migration import bursts, greatest_epoch
+from storage.pulsar.store import PulsarStore
+from storage.pulsar.tables.table import PulsarTable
+from tests.storage.pulsar.broker_tables import BrokerTables
+from tests.testkit.tenant import Tenant
+
+TOPIC = b"t" * 16
+#: crc32 of the topic id is 0xDE5A9193, so partition 0 is in shard 1 of 3, partition 1 in shard 2.
+PARTITION_ROWS = {
+    partition_key(TOPIC, 0): encode_row(PartitionRow(1, 2, 3, ((4, 0), (6, 5)))),
+    partition_key(TOPIC, 1): encode_row(PartitionRow(epochs=((9, 0),))),
+    partition_key(TOPIC, 1) + bytes(8): b"replaced range",
+}
+
+
+def first_digit(table: str, key: bytes, count: int) -> int:
+    """The shard of a test's row: the number with which its key begins."""
+    return int(key[:1]) % count
+
+
+@pytest.fixture
+def settings(pulsar: Tenant) -> PulsarSettings:
+    return pulsar.settings(shards=3)
+
+
+@pytest.fixture
+def old_tables(pulsar: Tenant, settings: PulsarSettings) -> Iterator[BrokerTables]:
+    """Opens tables as an earlier version did; closed after the test."""
+    tables = BrokerTables(pulsar, settings)
+    yield tables
+    tables.close()
+
+
+async def fill_old_tables(tables: BrokerTables) -> None:
+    partition = dict(list(PARTITION_ROWS.items())[:2])
+    for name, rows in {
+        TABLE: partition,
+        "groups": {b"0a": b"group a", b"1b": b"group b", b"no number": b"?"},
+        "offsets": {b"2\0x": b"offset", b"1\xff": b""},
+    }.items():
+        await (await tables.open(name)).put(rows)
+
+
+async def stored(store: PulsarStore, name: str) -> list[list[tuple[bytes, bytes]]]:
+    """The rows of a table in each shard."""
+    for shard in range(store.shard_count):
+        await store.open_shard(shard, store.first_epoch)
+    return [
+        await (await store.shard_table(shard, name)).items() for shard in range(store.shard_count)
+    ]
+
+
+async def check(store: PulsarStore) -> None:
+    assert (store.shard_count, store.first_epoch) == (3, 10)
+    assert await stored(store, "groups") == [[(b"0a", b"group a")], [(b"1b", b"group b")], []]
+    assert await stored(store, "offsets") == [[], [(b"1\xff", b"")], [(b"2\0x", b"offset")]]
+    first, second, _ = PARTITION_ROWS.items()
+    assert await stored(store, TABLE) == [[], [first], [second]]
+
+
+@pytest.mark.peer
+@ensureDeferred
+async def test_rows_of_old_tables_are_moved_into_shards_once(old_tables, settings):
+    await fill_old_tables(old_tables)
+    for _ in range(2):
+        store = PulsarStore(settings, reactor=reactor, shard_of_row=first_digit)
+        await store.open()
+        await check(store)
+        await store.close()
+    # An earlier version refuses the old rows.
+    table = await old_tables.open(TABLE)
+    with pytest.raises(ValueError):
+        load_partitions(table, await table.items())
+
+
+@pytest.mark.peer
+@ensureDeferred
+async def test_migration_that_ended_halfway_is_repeated(old_tables, settings, monkeypatch):
+    await fill_old_tables(old_tables)
+    groups = await old_tables.open("groups")
+    await groups.put({b"1 deleted later": b"group"})
+    store = PulsarStore(settings, reactor=reactor, shard_of_row=first_digit)
+    put = PulsarTable.put
+
+    def fails(table: PulsarTable, rows: Any) -> Any:
+        if b"shards" in rows:
+            raise StorageFailed("the last step failed")
+        return put(table, rows)
+
+    monkeypatch.setattr(PulsarTable, "put", fails)
+    with pytest.raises(StorageFailed, match="last step"):
+        await store.open()
+    monkeypatch.undo()
+    # Meanwhile an earlier version ran, and deleted a row.
+    groups = await old_tables.open("groups")
+    await groups.put({b"1 deleted later": None})
+    again = PulsarStore(settings, reactor=reactor, shard_of_row=first_digit)
+    await again.open()
+    await check(again)
+    await again.close()
+
+
+@pytest.mark.peer
+@ensureDeferred
+async def test_old_data_is_opened_with_a_greater_epoch(old_tables, settings):
+    await fill_old_tables(old_tables)
+    store = PulsarStore(settings, reactor=reactor, shard_of_row=first_digit)
+    await store.open()
+    states = {}
+    for shard in range(3):
+        await store.open_shard(shard, store.first_epoch)
+        states.update(store._shards[shard].partitions)
+    assert states[partition_key(TOPIC, 0)].row == PartitionRow(1, 2, 3, ((4, 0), (6, 5)))
+    await store.close()
+
+
+def test_greatest_epoch_is_that_of_any_partition() -> None:
+    assert greatest_epoch(PARTITION_ROWS) == 9
+    assert greatest_epoch({}) == -1
+    with pytest.raises(StorageFailed, match="_partitions"):
+        greatest_epoch({bytes(20): b"x"})
+
+
+def test_bursts_have_all_rows_within_the_limit() -> None:
+    # A row takes 2 * 1 + 36 + 64 = 102 bytes.
+    rows = {b"%d" % n: bytes(36) for n in range(7)}
+    parts = list(bursts(rows, 300))
+    assert [len(part) for part in parts] == [2, 2, 2, 1]
+    assert {key: row for part in parts for key, row in part.items()} == rows
+    assert list(bursts({b"a": bytes(1000)}, 300)) == [{b"a": bytes(1000)}]
