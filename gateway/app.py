@@ -30,7 +30,7 @@ from gateway.groups.consumer.topology import TopicView
 from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
-from gateway.partitions.producer_ids import ProducerIds
+from gateway.partitions.producer_ids import ProducerIdBlocks, ProducerIds
 from gateway.security.audit import NO_AUDIT_LOG, AuditFiles, AuditLog
 from gateway.security.authorizer import AclAuthorizer, Authorizer
 from gateway.security.client_quotas import ClientQuotas
@@ -109,13 +109,14 @@ async def open_broker(
     configs = await _open(BrokerConfigs(await store.table("broker-configs"), settings))
     topics = await _open(Topics(store, leadership, configs.settings, clock, now, start))
     configs.watch(topics.apply_settings)
-    producer_ids = await _open(ProducerIds(await store.table("producer-ids")))
+    producer_id_blocks = await _open(ProducerIdBlocks(await store.table("producer-ids")))
     authorizer = await _open_authorizer(settings, store)
     offsets = _make_offsets(settings, store, topics, deadlines)
     topology = TopicView(topics, settings.group_consumer_regex_max_bytes)
     group_configs = await _open(GroupConfigs(await store.table("group-configs"), settings))
     of_group = group_configs.settings_of
     groups = GroupCoordinator(store, topology, settings, clock, now, ids.member, start, of_group)
+    group_configs.watch(groups.update_settings)
     scram_credentials = await _open_scram_credentials(settings, store)
     client_quotas = await _open(
         ClientQuotas(await store.table("client-quotas"), max_entities=settings.max_client_quotas)
@@ -130,7 +131,7 @@ async def open_broker(
         leadership,
         topics,
         FetchSessions(settings.max_incremental_fetch_session_cache_slots, ids.fetch_session),
-        producer_ids,
+        ProducerIds(producer_id_blocks.allocate),
         offsets,
         groups,
         Converter(

@@ -319,6 +319,14 @@ class StateTable(Protocol):
         """All rows, in key order."""
         ...
 
+    def watch(self, on_change: Callable[[Mapping[bytes, bytes | None]], None]) -> None:
+        """Call `on_change` with rows that another process changed (None: deleted) after `items`.
+
+        Must be called before `items`. A table that only one process writes never calls it.
+        `on_change` must be cheap and must not raise.
+        """
+        ...
+
     def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
         """Set these rows (None deletes), all or none; fires when they are durable.
 

@@ -67,7 +67,8 @@ MAY_IMPORT = {
         FLOW_CONTROL, ERRORS, BASICS, "storage",
     },
     "gateway/security": {
-        "gateway/traffic", "gateway/topics", "gateway/settings", ERRORS, BASICS, "auth", "storage",
+        "gateway/traffic", "gateway/topics", "gateway/settings", "gateway/cluster", ERRORS, BASICS,
+        "auth", "storage",
     },
     "gateway/traffic": {
         "gateway/topics", "gateway/partitions", "gateway/protocol/wire", ERRORS, BASICS,
@@ -89,7 +90,7 @@ MAY_IMPORT = {
     },
     "gateway/cluster": {BASICS, "storage"},
     "gateway/configs": {
-        "gateway/settings", "gateway/protocol/wire", ERRORS, BASICS, "storage",
+        "gateway/settings", "gateway/protocol/wire", "gateway/cluster", ERRORS, BASICS, "storage",
     },
     "gateway/settings": set(),
     "gateway/protocol/wire": {ERRORS, "storage"},

@@ -81,7 +81,7 @@ class BrokerConfigs:
     """
 
     def __init__(self, table: StateTable, settings: Settings) -> None:
-        self._table = ConfigTable(table, check)
+        self._table = ConfigTable(table, "broker-configs", check, self._changed_outside)
         self._watchers: list[Callable[[Settings], None]] = []
         self.started_with = settings
         self.settings = settings
@@ -107,9 +107,9 @@ class BrokerConfigs:
     async def alter(
         self, name: str, change: Callable[[Overrides], Overrides], *, validate_only: bool
     ) -> None:
-        """Replace the overrides of one of `names` with the result of `change`.
+        """Replace the overrides of `name` with the result of `change`.
 
-        Raises KafkaError.
+        `name` is the id of any broker, or ALL_BROKERS. Raises KafkaError.
         """
         await self._table.alter(_key(name), change, validate_only=validate_only)
         if not validate_only:
@@ -118,6 +118,10 @@ class BrokerConfigs:
                 f"{key}={value}" for key, value in sorted(self.overrides(name).items())
             )
             _log.info("broker configs altered", resource=name or "all brokers", configs=configs)
+
+    def _changed_outside(self, key: str) -> None:
+        if key in map(_key, self.names):
+            self._put_in_force()
 
     def _put_in_force(self) -> None:
         values: dict[str, Any] = {}

@@ -36,9 +36,10 @@ class GroupConfigs:
     """Configs by group; `settings` apply to groups without configs of their own."""
 
     def __init__(self, table: StateTable, settings: Settings) -> None:
-        self._table = ConfigTable(table, self._check)
+        self._table = ConfigTable(table, "group-configs", self._check, self._put_in_force)
         self._settings = settings
         self._by_group: dict[str, Settings] = {}
+        self._watchers: list[Callable[[str], None]] = []
 
     async def open(self) -> None:
         """Load the table. Raises StorageError."""
@@ -56,6 +57,10 @@ class GroupConfigs:
     def settings_of(self, group_id: str) -> Settings:
         """Return the effective settings of a group."""
         return self._by_group.get(group_id, self._settings)
+
+    def watch(self, call: Callable[[str], None]) -> None:
+        """Call `call` with the group after each change of its settings."""
+        self._watchers.append(call)
 
     async def alter(
         self, group_id: str, change: Callable[[Overrides], Overrides], *, validate_only: bool
@@ -79,6 +84,8 @@ class GroupConfigs:
             self._by_group[group_id] = self._settings.model_copy(update=values)
         else:
             self._by_group.pop(group_id, None)
+        for call in self._watchers:
+            call(group_id)
 
     def _check(self, overrides: Overrides) -> None:
         """Refuse invalid configs with Kafka's message (GroupConfig.validate).

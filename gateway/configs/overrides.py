@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 
+from gateway.cluster.replicated_rows import load_and_follow
 from gateway.coroutines import SerialChanges
 from gateway.protocol.errors import KafkaError, storage_error
 from storage.log import StateTable, StorageError
@@ -17,10 +18,23 @@ _Row = dict[str, str]
 
 
 class ConfigTable:
-    """A table of overrides; `check` raises KafkaError for invalid ones."""
+    """A table of overrides; `check` raises KafkaError for invalid ones.
 
-    def __init__(self, table: StateTable, check: Callable[[Overrides], None]) -> None:
+    `changed` is called with the resource after another gateway has changed its overrides. `name` is
+    that of the table.
+    """
+
+    def __init__(
+        self,
+        table: StateTable,
+        name: str,
+        check: Callable[[Overrides], None],
+        changed: Callable[[str], None],
+    ) -> None:
         self._table = table
+        self._name = name
+        self._changed = changed
+        self._changed_keys: set[str] = set()
         self._check = check
         self._rows: dict[str, Overrides] = {}
         self._changes = SerialChanges()
@@ -30,11 +44,27 @@ class ConfigTable:
 
         Overrides written by another version that are invalid in this one are ignored.
         """
-        for key, row in await self._table.items():
-            overrides = msgspec.json.decode(row, type=_Row)
-            valid = {name: text for name, text in overrides.items() if self._is_valid(name, text)}
-            if valid:
-                self._rows[key.decode()] = valid
+        await load_and_follow(self._table, self._name, self._apply_row, self._report_changes)
+        self._changed_keys.clear()
+
+    def _apply_row(self, key: bytes, row: bytes | None) -> None:
+        overrides = {} if row is None else msgspec.json.decode(row, type=_Row)
+        self._set(
+            key.decode(),
+            {name: text for name, text in overrides.items() if self._is_valid(name, text)},
+        )
+        self._changed_keys.add(key.decode())
+
+    def _report_changes(self) -> None:
+        changed, self._changed_keys = self._changed_keys, set()
+        for key in sorted(changed):
+            self._changed(key)
+
+    def _set(self, key: str, overrides: Overrides) -> None:
+        if overrides:
+            self._rows[key] = overrides
+        else:
+            self._rows.pop(key, None)
 
     def _is_valid(self, name: str, text: str) -> bool:
         try:
@@ -73,7 +103,4 @@ class ConfigTable:
             )
         except StorageError as failure:
             raise storage_error(failure) from failure
-        if overrides:
-            self._rows[key] = overrides
-        else:
-            self._rows.pop(key, None)
+        self._set(key, overrides)

@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from auth.mechanism import Principal
+from gateway.cluster.replicated_rows import load_and_follow
 from gateway.coroutines import SerialChanges, TimeSlices
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.security.acls import (
@@ -134,14 +135,29 @@ class AclAuthorizer:
         self._allows_unlisted = allows_unlisted
         self._max_acls = max_acls
         self._index = AclIndex()
+        self._by_key: dict[bytes, AclBinding] = {}
         self._decisions: dict[_Decision, bool] = {}
         self._changes = SerialChanges()
         self.version = 0
 
     async def open(self) -> None:
         """Load the table. Raises StorageError."""
-        for _, row in await self._table.items():
-            self._index.add(msgspec.json.decode(row, type=AclBinding))
+        await load_and_follow(self._table, "acls", self._apply_row, self._changed)
+
+    def _apply_row(self, key: bytes, row: bytes | None) -> None:
+        self._set(key, None if row is None else msgspec.json.decode(row, type=AclBinding))
+
+    def _set(self, key: bytes, binding: AclBinding | None) -> None:
+        before = self._by_key.pop(key, None)
+        if before is not None:
+            self._index.remove(before)
+        if binding is not None:
+            self._index.add(binding)
+            self._by_key[key] = binding
+
+    def _changed(self) -> None:
+        self._decisions.clear()
+        self.version += 1
 
     def authorize(
         self,
@@ -250,28 +266,26 @@ class AclAuthorizer:
                 ErrorCode.POLICY_VIOLATION,
                 f"there may be at most max_acls={self._max_acls} ACLs; remove some",
             )
-        rows = {}
+        rows: dict[bytes, bytes | None] = {}
+        bindings_by_key: dict[bytes, AclBinding | None] = {}
         for one in changed:
             text = msgspec.json.encode(one)
-            rows[hashlib.sha256(text).digest()] = text if is_added else None
+            key = hashlib.sha256(text).digest()
+            rows[key], bindings_by_key[key] = (text, one) if is_added else (None, None)
             await slices.take()
         if rows:
-            await self._put(rows, changed, is_added=is_added)
+            await self._put(rows, bindings_by_key)
 
     async def _put(
-        self, rows: dict[bytes, bytes | None], changed: list[AclBinding], *, is_added: bool
+        self, rows: dict[bytes, bytes | None], changed: dict[bytes, AclBinding | None]
     ) -> None:
         try:
             await self._table.put(rows)
         except StorageError as failure:
             raise storage_error(failure) from failure
-        for one in changed:
-            if is_added:
-                self._index.add(one)
-            else:
-                self._index.remove(one)
-        self._decisions.clear()
-        self.version += 1
+        for key, binding in changed.items():
+            self._set(key, binding)
+        self._changed()
 
 
 def _is_dominated(allowed: AclBinding, denied: set[tuple[AclPattern, str]]) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 
 import msgspec
 
+from gateway.cluster.replicated_rows import load_and_follow
 from gateway.coroutines import SerialChanges, TimeSlices
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.security.quotas import (
@@ -47,6 +48,7 @@ class ClientQuotas:
         self._table = table
         self._max_entities = max_entities
         self._entities: dict[QuotaEntity, dict[str, float]] = {}
+        self._by_key: dict[bytes, QuotaEntity] = {}
         self._changes = SerialChanges()
         self._on_change: Callable[[], None] = _nothing
         self.is_active = False
@@ -54,10 +56,17 @@ class ClientQuotas:
 
     async def open(self) -> None:
         """Load the table. Raises StorageError."""
-        for _, value in await self._table.items():
-            row = msgspec.msgpack.decode(value, type=_Row)
-            self._entities[row.entity] = row.values
+        await load_and_follow(self._table, "client-quotas", self._apply_row, self._changed)
         self._changed()
+
+    def _apply_row(self, key: bytes, value: bytes | None) -> None:
+        row = None if value is None else msgspec.msgpack.decode(value, type=_Row)
+        before = self._by_key.pop(key, None)
+        if before is not None:
+            self._entities.pop(before, None)
+        if row is not None:
+            self._by_key[key] = row.entity
+            self._entities[row.entity] = row.values
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` after each change."""
@@ -173,9 +182,11 @@ class ClientQuotas:
         self, changed: Mapping[QuotaEntity, dict[str, float]], slices: TimeSlices
     ) -> None:
         rows: dict[bytes, bytes | None] = {}
+        keys: dict[QuotaEntity, bytes] = {}
         for entity, values in changed.items():
             key = hashlib.sha256(msgspec.msgpack.encode(entity)).digest()
             rows[key] = msgspec.msgpack.encode(_Row(entity, values)) if values else None
+            keys[entity] = key
             await slices.take()
         try:
             await self._table.put(rows)
@@ -184,8 +195,10 @@ class ClientQuotas:
         for entity, values in changed.items():
             if values:
                 self._entities[entity] = values
+                self._by_key[keys[entity]] = entity
             else:
                 del self._entities[entity]
+                self._by_key.pop(keys[entity], None)
         self._changed()
 
     def _changed(self) -> None:

@@ -26,6 +26,7 @@ from auth.scram import (
     ScramCredential,
     readable_salt,
 )
+from gateway.cluster.replicated_rows import load_and_follow
 from gateway.coroutines import SerialChanges
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from storage.log import StateTable, StorageError
@@ -94,16 +95,20 @@ class ScramCredentials:
 
     async def open(self) -> None:
         """Load the table. Raises StorageError."""
-        for key, value in await self._table.items():
-            if key == _DECOY_ROW:
+        await load_and_follow(self._table, "scram-credentials", self._apply_row)
+
+    def _apply_row(self, key: bytes, value: bytes | None) -> None:
+        if key == _DECOY_ROW:
+            if value is not None:
                 self._decoy_key, self._is_decoy_key_stored = value, True
-            elif key[0] in MECHANISMS:
+        elif key[0] in MECHANISMS:
+            credential = None
+            if value is not None:
                 row = msgspec.msgpack.decode(value, type=_Row)
-                self._put(
-                    MECHANISMS[key[0]],
-                    key[1:].decode(),
-                    ScramCredential(row.salt, row.stored_key, row.server_key, row.iterations),
+                credential = ScramCredential(
+                    row.salt, row.stored_key, row.server_key, row.iterations
                 )
+            self._put(MECHANISMS[key[0]], key[1:].decode(), credential)
 
     def __len__(self) -> int:
         return sum(map(len, self._by_mechanism.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -36,6 +36,9 @@ class LmdbTable:
 
         listed: list[tuple[bytes, bytes]] = await self._store.query("tables", rows)
         return listed
+
+    def watch(self, on_change: Callable[[Mapping[bytes, bytes | None]], None]) -> None:
+        """No effect: one process has the store."""
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
         if not all(1 <= len(key) <= MAX_KEY_BYTES for key in rows):

@@ -3,8 +3,8 @@
 Each awaitable has fired when the call returns, except as follows. `hold()` keeps writes in flight
 until `release()`. `refuse_writes` makes them fail, as a full disk does; `is_full` refuses new
 appends at once, as a full queue does. `fence` takes over a log as another writer does, `slow_logs`
-and `slow_shards` delay opening logs and shards, `outside` changes topics as another process does,
-`lose` and `lose_shard` take over the whole store or a shard.
+and `slow_shards` delay opening logs and shards, `outside` changes topics, or rows of a table, as
+another process does, `lose` and `lose_shard` take over the whole store or a shard.
 
 What survives a restart is in a `Medium`: a second `MemoryStore` on the same one sees what the first
 one wrote.
@@ -280,12 +280,22 @@ class MemoryTable:
         self.is_closed = False
         self._store = store
         self._rows = rows
+        self._watchers: list[Callable[[Mapping[bytes, bytes | None]], None]] = []
 
     async def items(self) -> list[tuple[bytes, bytes]]:
         self._store.check_open()
         if self.is_closed:
             raise LogClosed("the shard is closed")
         return sorted(self._rows.items())
+
+    def watch(self, on_change: Callable[[Mapping[bytes, bytes | None]], None]) -> None:
+        self._watchers.append(on_change)
+
+    def outside(self, rows: Mapping[bytes, bytes | None]) -> None:
+        """Another process changes these rows."""
+        self._put(rows)
+        for on_change in self._watchers:
+            on_change(rows)
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
         if not all(1 <= len(key) <= 480 for key in rows):

@@ -125,7 +125,6 @@ async def _alter(
             await caller.broker.group_configs.alter(
                 resource.resource_name, change, validate_only=request.validate_only
             )
-            caller.broker.groups.update_settings(resource.resource_name)
         else:
             await _alter_topic(
                 resource.resource_name, change, caller, validate_only=request.validate_only

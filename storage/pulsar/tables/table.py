@@ -74,6 +74,9 @@ class PulsarTable:
             rows = await load(self._client, self._admin, self._topic, end)
         return sorted(rows.items())
 
+    def watch(self, on_change: Callable[[Mapping[bytes, bytes | None]], None]) -> None:
+        """No effect: one process writes the table."""
+
     def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
         """`StateTable.put`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.partitions.producer_ids import BLOCK_SIZE, ProducerIds
+from gateway.partitions.producer_ids import BLOCK_SIZE, ProducerIdBlocks, ProducerIds
 from storage.log import StorageFailed
 from tests.fakes.broker import Started, ended
 from tests.fakes.memory_store import Medium, MemoryStore
@@ -22,9 +22,9 @@ def opened(medium: Medium) -> MemoryStore:
 
 
 def on(store: MemoryStore) -> ProducerIds:
-    ids = ProducerIds(ended(store.table("producer-ids")))
-    ended(ids.open())
-    return ids
+    blocks = ProducerIdBlocks(ended(store.table("producer-ids")))
+    ended(blocks.open())
+    return ProducerIds(blocks.allocate)
 
 
 def take(ids: ProducerIds, count: int) -> list[int]:
@@ -78,3 +78,21 @@ def test_failed_reservation_fails_waiters_and_is_retried(store):
     assert [type(one.failure) for one in waiting] == [StorageFailed] * 2
     store.refuse_writes = False
     assert take(ids, 1) == [0]
+
+
+def test_gateways_that_share_a_counter_get_different_blocks(store):
+    blocks = ProducerIdBlocks(ended(store.table("producer-ids")))
+    ended(blocks.open())
+    first, second = ProducerIds(blocks.allocate), ProducerIds(blocks.allocate)
+    store.hold()
+    waiting = [Started(one.next_id()) for one in (first, second)]
+    store.release()
+    assert [one.result for one in waiting] == [0, BLOCK_SIZE]
+    assert take(first, BLOCK_SIZE)[-1] == 2 * BLOCK_SIZE
+
+
+def test_block_follows_the_last_one_of_another_gateway(store):
+    ids = on(store)
+    table = ended(store.table("producer-ids"))
+    table.outside({b"next": (7 * BLOCK_SIZE).to_bytes(8, "big")})
+    assert take(ids, 1) == [7 * BLOCK_SIZE]
