@@ -1,0 +1,348 @@
+"""Calls between gateways: request and response over an inbox that may lose or repeat messages.
+
+A call is executed at most once. The caller repeats an unanswered request until its deadline, with
+the same id and for the same incarnation of the target. The target remembers the calls that it runs
+and the replies that it gave. It drops a repetition that it no longer remembers.
+
+Ids increase, so a target knows an old id even after it has forgotten the reply: `_floors` holds the
+greatest forgotten id of each caller.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from gateway import logs
+from gateway.coroutines import Cancel, CancelledError, Clock, SharedResult, start
+
+_log = logs.get_logger(__name__)
+
+#: Unanswered calls of this gateway: to one target, and to all.
+MAX_CALLS_TO_TARGET, MAX_CALLS = 100, 1000
+
+#: Calls of other gateways that run here.
+MAX_RUNNING = 1000
+
+#: Replies that are kept to answer repeated requests, and their bytes.
+MAX_REPLIES, MAX_REPLY_BYTES = 2000, 16 << 20
+
+#: Callers whose greatest forgotten id is kept, some 200 bytes each.
+MAX_CALLERS = 1000
+
+#: Bytes of the payload of a request or a reply. Pulsar's messages have at most 5 MiB.
+MAX_PAYLOAD_BYTES = (4 << 20) + (64 << 10)
+
+#: Seconds until an unanswered request is sent again. Doubled each time, because requests may be
+#: large.
+RESEND_SECONDS = 1.0
+
+#: Executes a call: returns the payload of the reply from that of the request. It may raise
+#: CallRefused and CallFailed.
+CallHandler = Callable[[bytes], Coroutine[Any, Any, bytes]]
+
+
+class CallError(Exception):
+    """A call without a result."""
+
+
+class CallRefused(CallError):
+    """The call was not executed: it can be repeated, also at another gateway."""
+
+
+class CallFailed(CallError):
+    """The call was executed and failed: repeating it does not help."""
+
+
+class CallUnanswered(CallError):
+    """The call may have been executed or not: the target is gone, or did not answer in time."""
+
+
+class _Status(IntEnum):
+    DONE = 0
+    REFUSED = 1
+    FAILED = 2
+    UNANSWERED = 3
+
+
+_ERRORS: dict[_Status, type[CallError]] = {
+    _Status.REFUSED: CallRefused,
+    _Status.FAILED: CallFailed,
+    _Status.UNANSWERED: CallUnanswered,
+}
+
+
+class _Request(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
+    """`seconds` is the time left until the caller's deadline when the request was sent."""
+
+    call_id: int
+    sender: int
+    incarnation: int
+    target_incarnation: int
+    seconds: float
+    method: str
+    payload: bytes
+
+
+class _Reply(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """`payload` is the message of an error unless `status` is DONE."""
+
+    call_id: int
+    sender: int
+    incarnation: int
+    target_incarnation: int
+    status: _Status
+    payload: bytes
+
+
+_DECODER: msgspec.msgpack.Decoder[_Request | _Reply] = msgspec.msgpack.Decoder(_Request | _Reply)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class _Pending:
+    __slots__ = ("incarnation", "node_id", "result")
+
+    def __init__(self, node_id: int, incarnation: int) -> None:
+        self.node_id = node_id
+        self.incarnation = incarnation
+        self.result: SharedResult[bytes] = SharedResult()
+
+
+#: Identifies a call at its target: sender, its incarnation, call id.
+_CallKey = tuple[int, int, int]
+
+
+class Calls:
+    """Makes calls to other gateways and executes theirs.
+
+    `send(node_id, message)` puts a message into an inbox; those of this gateway's inbox go to
+    `on_message`. `incarnation` is that of this process, `incarnation_of(node_id)` that of another
+    gateway, None if it is not registered.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[int, bytes], None],
+        clock: Clock,
+        node_id: int,
+        incarnation: int,
+        incarnation_of: Callable[[int], int | None],
+    ) -> None:
+        self._send = send
+        self._clock = clock
+        self._node_id = node_id
+        self._incarnation = incarnation
+        self._incarnation_of = incarnation_of
+        self._last_id = 0
+        self._pending: dict[int, _Pending] = {}
+        self._pending_by_target: Counter[int] = Counter()
+        self._handlers: dict[str, CallHandler] = {}
+        self._running: dict[_CallKey, Cancel | None] = {}
+        self._replies: OrderedDict[_CallKey, bytes] = OrderedDict()
+        self._reply_bytes = 0
+        self._floors: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._is_closed = False
+
+    def serve(self, method: str, handler: CallHandler) -> None:
+        """Execute calls of `method` with `handler`. Raises ValueError if it has one already."""
+        if method in self._handlers:
+            raise ValueError(f"method {method} already has a handler")
+        self._handlers[method] = handler
+
+    async def call(self, node_id: int, method: str, payload: bytes, timeout: float) -> bytes:
+        """Return the payload of the reply. Waits for at most `timeout` seconds.
+
+        A call that is cancelled may still be executed. Raises CallError.
+        """
+        incarnation = self._incarnation_of(node_id)
+        self._check_call(node_id, incarnation, payload)
+        self._last_id += 1
+        call_id, until = self._last_id, self._clock.seconds() + timeout
+        pending = self._pending[call_id] = _Pending(node_id, incarnation or 0)
+        self._pending_by_target[node_id] += 1
+        pause = RESEND_SECONDS
+        try:
+            while (left := until - self._clock.seconds()) > 0:
+                request = _Request(
+                    call_id,
+                    self._node_id,
+                    self._incarnation,
+                    pending.incarnation,
+                    left,
+                    method,
+                    payload,
+                )
+                self._send(node_id, _ENCODER.encode(request))
+                try:
+                    return await pending.result.with_timeout(self._clock, min(pause, left))
+                except TimeoutError:
+                    pause *= 2
+            raise CallUnanswered(f"gateway {node_id} did not answer {method} in {timeout:g} s")
+        finally:
+            del self._pending[call_id]
+            self._pending_by_target[node_id] -= 1
+            if not self._pending_by_target[node_id]:
+                del self._pending_by_target[node_id]
+
+    def _check_call(self, node_id: int, incarnation: int | None, payload: bytes) -> None:
+        if self._is_closed:
+            raise CallRefused("this gateway is closing")
+        if incarnation is None:
+            raise CallRefused(f"gateway {node_id} is not registered")
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise CallFailed(f"{len(payload)} bytes are more than {MAX_PAYLOAD_BYTES}")
+        if (
+            len(self._pending) >= MAX_CALLS
+            or self._pending_by_target[node_id] >= MAX_CALLS_TO_TARGET
+        ):
+            raise CallRefused(f"too many unanswered calls to gateway {node_id}")
+
+    def node_gone(self, node_id: int, incarnation: int) -> None:
+        """End the calls to an incarnation of a gateway that has ended."""
+        for pending in list(self._pending.values()):
+            if (pending.node_id, pending.incarnation) == (node_id, incarnation):
+                pending.result.fail(CallUnanswered(f"gateway {node_id} has ended"))
+
+    def close(self) -> None:
+        """End all calls, those that run here too."""
+        self._is_closed = True
+        for pending in list(self._pending.values()):
+            pending.result.fail(CallUnanswered("this gateway is closing"))
+        running, self._running = self._running, {}
+        for cancel in running.values():
+            if cancel is not None:
+                cancel()
+
+    def on_message(self, message: bytes) -> None:
+        """Process a message of this gateway's inbox. Never raises."""
+        try:
+            received = _DECODER.decode(message)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as unreadable:
+            _log.warning("unreadable call ignored", error=str(unreadable), bytes=len(message))
+            return
+        if self._is_closed:
+            return
+        if isinstance(received, _Request):
+            self._on_request(received)
+        else:
+            self._on_reply(received)
+
+    # The caller's side
+
+    def _on_reply(self, reply: _Reply) -> None:
+        pending = self._pending.get(reply.call_id)
+        if (
+            pending is None
+            or reply.target_incarnation != self._incarnation
+            or reply.sender != pending.node_id
+        ):
+            # An answer to a repeated request, or to a former process with this id.
+            return
+        if reply.status is _Status.DONE:
+            if reply.incarnation == pending.incarnation:
+                _settle(pending.result, reply.payload)
+            return
+        if reply.incarnation == pending.incarnation or reply.status is _Status.UNANSWERED:
+            error = _ERRORS[reply.status]
+            _settle(pending.result, error(reply.payload.decode(errors="replace")))
+
+    # The target's side
+
+    def _on_request(self, request: _Request) -> None:
+        if request.target_incarnation != self._incarnation:
+            # The former process with this id may have executed it.
+            self._answer(request, _Status.UNANSWERED, "the gateway has restarted")
+            return
+        caller = request.sender, request.incarnation
+        key = (*caller, request.call_id)
+        reply = self._replies.get(key)
+        if reply is not None:
+            self._send(request.sender, reply)
+        elif (
+            key not in self._running
+            and request.seconds > 0
+            and request.call_id > self._floors.get(caller, 0)
+        ):
+            self._execute(request, key)
+
+    def _execute(self, request: _Request, key: _CallKey) -> None:
+        handler = self._handlers.get(request.method)
+        if handler is None:
+            self._answer(request, _Status.FAILED, f"unknown method {request.method}")
+            return
+        if len(self._running) >= MAX_RUNNING:
+            self._answer(request, _Status.REFUSED, "the gateway executes too many calls")
+            return
+        self._running[key] = None
+        cancel = start(
+            handler(request.payload),
+            partial(self._executed, request, key),
+            partial(self._raised, request, key),
+        )
+        if cancel is not None:
+            self._running[key] = cancel
+
+    def _executed(self, request: _Request, key: _CallKey, result: bytes) -> None:
+        if len(result) > MAX_PAYLOAD_BYTES:
+            self._finish(request, key, _Status.FAILED, b"the reply is too large")
+        else:
+            self._finish(request, key, _Status.DONE, result)
+
+    def _raised(self, request: _Request, key: _CallKey, failure: BaseException) -> None:
+        if isinstance(failure, CallError):
+            status = next(one for one, kind in _ERRORS.items() if isinstance(failure, kind))
+            self._finish(request, key, status, str(failure).encode())
+            return
+        if not isinstance(failure, CancelledError):
+            _log.bug(
+                "call of another gateway failed",
+                failure,
+                method=request.method,
+                node=request.sender,
+            )
+        self._finish(request, key, _Status.FAILED, type(failure).__name__.encode())
+
+    def _finish(self, request: _Request, key: _CallKey, status: _Status, payload: bytes) -> None:
+        if self._is_closed:
+            return
+        del self._running[key]
+        reply = self._replies[key] = self._encode(request, status, payload)
+        self._reply_bytes += len(reply)
+        while len(self._replies) > MAX_REPLIES or self._reply_bytes > MAX_REPLY_BYTES:
+            (sender, incarnation, call_id), forgotten = self._replies.popitem(last=False)
+            self._reply_bytes -= len(forgotten)
+            self._raise_floor((sender, incarnation), call_id)
+        self._send(request.sender, reply)
+
+    def _raise_floor(self, caller: tuple[int, int], call_id: int) -> None:
+        self._floors[caller] = max(call_id, self._floors.get(caller, 0))
+        self._floors.move_to_end(caller)
+        if len(self._floors) > MAX_CALLERS:
+            self._floors.popitem(last=False)
+
+    def _answer(self, request: _Request, status: _Status, text: str) -> None:
+        self._send(request.sender, self._encode(request, status, text.encode()))
+
+    def _encode(self, request: _Request, status: _Status, payload: bytes) -> bytes:
+        return _ENCODER.encode(
+            _Reply(
+                request.call_id,
+                self._node_id,
+                self._incarnation,
+                request.incarnation,
+                status,
+                payload,
+            )
+        )
+
+
+def _settle(result: SharedResult[bytes], outcome: bytes | CallError) -> None:
+    if isinstance(outcome, CallError):
+        result.fail(outcome)
+    else:
+        result.succeed(outcome)

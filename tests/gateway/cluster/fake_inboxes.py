@@ -1,0 +1,39 @@
+"""Inboxes of several gateways in memory, with a delay, losses and repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.task import Clock
+
+
+class FakeInboxes:
+    """Messages arrive `delay` seconds after they were sent.
+
+    `loses(sender, target)` is asked for each message; `copies` is how often each one arrives.
+    """
+
+    def __init__(self, clock: Clock, delay: float = 0.01) -> None:
+        self.clock = clock
+        self.delay = delay
+        self.copies = 1
+        self.sent: list[tuple[int, int]] = []
+        self.loses: Callable[[int, int], bool] = lambda sender, target: False
+        self.receivers: dict[int, Callable[[bytes], None]] = {}
+
+    def sender(self, node_id: int) -> Callable[[int, bytes], None]:
+        """The sending side of a gateway."""
+
+        def send(target: int, message: bytes) -> None:
+            self.sent.append((node_id, target))
+            if self.loses(node_id, target):
+                return
+            for copy in range(self.copies):
+                self.clock.callLater(self.delay * (copy + 1), self._arrive, target, message)
+
+        return send
+
+    def _arrive(self, target: int, message: bytes) -> None:
+        receive = self.receivers.get(target)
+        if receive is not None:
+            receive(message)
