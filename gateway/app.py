@@ -18,6 +18,7 @@ from auth.scram import HASHES
 from auth.tls import OLD_VERSIONS, TlsContextFactory, TlsError, TlsFiles
 from gateway import logs
 from gateway.broker import Broker
+from gateway.cluster.forwarding import LOCAL_CONTROLLER, ControllerAccess
 from gateway.cluster.lone import lead_all, open_lone_cluster
 from gateway.cluster.shard_leadership import ShardLeadership, ShardState
 from gateway.coarse_clock import CoarseClock
@@ -97,6 +98,7 @@ async def open_broker(
     outgoing: OutgoingBytes,
     now: Callable[[], int] = now_ms,
     ids: IdSource = RANDOM_IDS,
+    controller: ControllerAccess = LOCAL_CONTROLLER,
 ) -> Broker:
     """Build everything behind the sockets on an open store.
 
@@ -107,7 +109,9 @@ async def open_broker(
     leadership = ShardLeadership(store, clock, start)
     deadlines = CoarseClock(clock)
     configs = await _open(BrokerConfigs(await store.table("broker-configs"), settings))
-    topics = await _open(Topics(store, leadership, configs.settings, clock, now, start))
+    topics = await _open(
+        Topics(store, leadership, configs.settings, clock, now, start, controller)
+    )
     configs.watch(topics.apply_settings)
     producer_id_blocks = await _open(ProducerIdBlocks(await store.table("producer-ids")))
     authorizer = await _open_authorizer(settings, store)
@@ -131,7 +135,8 @@ async def open_broker(
         leadership,
         topics,
         FetchSessions(settings.max_incremental_fetch_session_cache_slots, ids.fetch_session),
-        ProducerIds(producer_id_blocks.allocate),
+        ProducerIds(partial(_allocate_producer_ids, producer_id_blocks, controller)),
+        producer_id_blocks,
         offsets,
         groups,
         Converter(
@@ -152,9 +157,14 @@ async def open_broker(
         audit=open_audit(settings),
         authorizer=authorizer,
         tenants=make_tenants(settings),
+        controller=controller,
     )
     lead_all(cluster, leadership)
     return broker
+
+
+async def _allocate_producer_ids(blocks: ProducerIdBlocks, controller: ControllerAccess) -> range:
+    return await (blocks.allocate() if controller.is_local else controller.allocate_producer_ids())
 
 
 def _list_offsets_topic(

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.cluster.forwarding import LOCAL_CONTROLLER, ControllerAccess
 from gateway.cluster.shard_leadership import NotLeader, ShardLeadership
 from gateway.cluster.view import ClusterView
 from gateway.coarse_clock import CoarseClock
@@ -17,7 +18,7 @@ from gateway.fetch.fetch_sessions import FetchSessions
 from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
-from gateway.partitions.producer_ids import ProducerIds
+from gateway.partitions.producer_ids import ProducerIdBlocks, ProducerIds
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.security.audit import NO_AUDIT_LOG, AuditLog
 from gateway.security.authorizer import Authorizer
@@ -43,7 +44,8 @@ class Broker:
     leaders of all. `interruptible_waits` are the running long polls. `outgoing` limits the size of
     replies. `traffic` is the traffic log, `audit` the audit log. `authorizer` is None if everything
     is allowed. `quota_usage` counts what clients use of `client_quotas`. `tenants` binds principals
-    to namespaces; None if none is bound.
+    to namespaces; None if none is bound. `controller` executes what changes the state of the whole
+    cluster.
     """
 
     configs: BrokerConfigs
@@ -54,6 +56,7 @@ class Broker:
     topics: Topics
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
+    producer_id_blocks: ProducerIdBlocks
     offsets: CommittedOffsets
     groups: GroupCoordinator
     converter: Converter
@@ -72,6 +75,7 @@ class Broker:
     authorizer: Authorizer | None = None
     audit: AuditLog = NO_AUDIT_LOG
     tenants: Tenants | None = None
+    controller: ControllerAccess = LOCAL_CONTROLLER
 
     async def confirm_coordinator(self, group_id: str, deadline: float | None = None) -> int:
         """Confirm that this gateway coordinates a group, before reading `groups` or `offsets`.

@@ -59,7 +59,7 @@ MAY_IMPORT = {
     },
     "gateway/protocol": {
         "gateway/broker.py", "gateway/traffic", "gateway/security", "gateway/topics",
-        "gateway/protocol/wire", FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
+        "gateway/protocol/wire", "gateway/cluster", FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
     },
     "gateway/broker.py": {
         "gateway/security", "gateway/traffic", "gateway/fetch", "gateway/groups", "gateway/topics",
@@ -88,7 +88,7 @@ MAY_IMPORT = {
         "gateway/configs", "gateway/cluster", "gateway/protocol/wire", ERRORS, BASICS, "compat",
         "records", "storage",
     },
-    "gateway/cluster": {BASICS, "storage"},
+    "gateway/cluster": {ERRORS, BASICS, "storage"},
     "gateway/configs": {
         "gateway/settings", "gateway/protocol/wire", "gateway/cluster", ERRORS, BASICS, "storage",
     },

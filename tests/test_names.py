@@ -14,7 +14,7 @@ TREES = (*PACKAGES, "bench", "tests")
 MAX_MODULES = 15
 
 #: Nouns, not activities.
-NOUNS_IN_ING = {"framing", "housekeeping"}
+NOUNS_IN_ING = {"forwarding", "framing", "housekeeping"}
 
 #: The same thing in the interface and in each store.
 IN_EACH_STORE = {"log", "settings", "store", "table"}

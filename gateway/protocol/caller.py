@@ -56,7 +56,8 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     API asks. `may...` only tell; `require...` raise, and record the refusal in the audit log. What
     is outside of the namespace that the client is bound to is refused before, by `is_visible`.
     `usage` counts towards the client's quotas, and is None if it has none; `stopwatch` is None if
-    no quota limits the time of any client.
+    no quota limits the time of any client. `asked_node` is the gateway that forwarded the request,
+    None if the client is connected to this one.
     """
 
     broker: Broker
@@ -70,10 +71,16 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     api_key: int = -1
     usage: RequestUsage | None = None
     stopwatch: RequestStopwatch | None = None
+    asked_node: int | None = None
 
     @property
     def principal(self) -> Principal:
         return self.session.principal
+
+    @property
+    def node_id(self) -> int:
+        """The gateway that the client is connected to."""
+        return self.broker.settings.node_id if self.asked_node is None else self.asked_node
 
     @property
     def owner(self) -> tuple[Principal, str]:

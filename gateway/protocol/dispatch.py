@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from struct import Struct, error
+from struct import Struct
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -27,18 +27,18 @@ from gateway.coroutines import Cancel, CancelledError, DelayedCall, start
 from gateway.net.flow_control import ConnectionFlow
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import Refused
+from gateway.protocol.forwarded import LARGE_BODY_BYTES, decode, forward
 from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.mute import Mute
 from gateway.protocol.request_time import RequestStopwatch
 from gateway.protocol.routes import ROUTES, UNSUPPORTED_VERSION_REPLIES, DelayedReply, Route
 from gateway.protocol.session import LoginSession, log_in
-from gateway.protocol.tenant_messages import reply_to_client, request_from_client
+from gateway.protocol.tenant_messages import reply_to_client
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
 from gateway.protocol.wire.throttle_time import encode_throttled
 from gateway.security.quota_usage import MAX_KEPT_CHARS, ClientUsage, RequestUsage
-from gateway.topics.tenant_scope import TenantScope
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from storage.log import Buffer
 
@@ -54,11 +54,6 @@ _SIZE = Struct(">i")
 
 _PRODUCE = ApiKey.PRODUCE.to_bytes(2, "big")
 _FETCH = ApiKey.FETCH.to_bytes(2, "big")
-
-#: Bytes of a request body from which it is decoded on another thread: the 5,000 elements that it
-#: may hold take about 10 ms. Produce is excluded, because it consists mostly of records, which are
-#: not decoded, and of at most `produce_codec.MAX_PARTITIONS` partitions.
-LARGE_BODY_BYTES = 16 << 10
 
 #: Requests whose time is not limited, as in Kafka: those between brokers, and those of the log-in.
 TIME_EXEMPT = frozenset({
@@ -368,10 +363,12 @@ class Dispatch:
             request.usage,
             request.stopwatch,
         )
+        if route.refuse_items is not None and not self._broker.controller.is_local:
+            return await forward(route, header, frame, caller)
         scope = session.scope
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
-            return await route.handler(_decode(route, frame, header, scope), caller)
-        return await route.handler(await caller.run(_decode, route, frame, header, scope), caller)
+            return await route.handler(decode(route, frame, header, scope), caller)
+        return await route.handler(await caller.run(decode, route, frame, header, scope), caller)
 
     def _usage(
         self, header: RequestHeader, size: int, stopwatch: RequestStopwatch | None
@@ -563,18 +560,6 @@ class Dispatch:
             version=version,
             reason=reason,
         )
-
-
-def _decode(
-    route: Route, frame: bytearray, header: RequestHeader, scope: TenantScope | None
-) -> Any:
-    try:
-        request = route.decode(frame, header.body, header.api_version)
-        return request if scope is None else request_from_client(request, header.api_version, scope)
-    except Refused:
-        raise
-    except (ValueError, IndexError, OverflowError, TypeError, error) as unreadable:
-        raise Refused(f"malformed request body: {unreadable}") from None
 
 
 def _count(request: _InFlightRequest, usage: RequestUsage, reply: Any) -> int:

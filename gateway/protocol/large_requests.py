@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from gateway.coroutines import SLICE_ROWS, TimeSlices
 from gateway.protocol.caller import Caller
@@ -12,6 +12,8 @@ from gateway.protocol.routes import EncodedReply
 from gateway.protocol.tenant_messages import reply_to_client
 from gateway.protocol.wire.messages import encode
 from storage.log import Buffer
+
+T = TypeVar("T")
 
 #: Rows that a partition counts as if it may have to be opened.
 PARTITION_OPEN_ROWS = 4
@@ -64,6 +66,18 @@ async def encode_if_large(
     if slices.rows <= SLICE_ROWS:
         return reply
     return EncodedReply(await caller.run(encode_for, caller, reply, write))
+
+
+async def reply_with_rows(
+    items: Iterable[T], row: Callable[[T], Any], reply: Callable[[list[Any]], Any], caller: Caller
+) -> Any:
+    """Return `reply(rows)`, encoded if it is large, with `row(item)` for each item."""
+    slices = TimeSlices(caller.broker.clock)
+    rows = []
+    for item in items:
+        rows.append(row(item))
+        await slices.take()
+    return await encode_if_large(reply(rows), slices, caller)
 
 
 def encode_for(

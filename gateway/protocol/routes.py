@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from gateway.protocol.errors import KafkaError
 from gateway.protocol.policy import POLICY
 from gateway.protocol.wire import (
     fetch_codec,
@@ -44,13 +45,20 @@ class DelayedReply(msgspec.Struct, Generic[T], frozen=True):
 
 
 class EncodedReply(msgspec.Struct, frozen=True, gc=False):
-    """A reply that is encoded already, in the version of the request."""
+    """A reply that is encoded already, in the version of the request.
+
+    `errors` is the number of errors in it by code, as far as they are known.
+    """
 
     buffers: list[Buffer]
+    errors: Mapping[int, int] = {}
 
 
 #: A handler returns the reply, or None for no reply (Produce with acks=0).
 Handler = Callable[[Any, "Caller"], Coroutine[Any, Any, Any]]
+
+#: Returns the reply that has this error for each item of the request.
+ItemRefusal = Callable[[Any, KafkaError, "Caller"], Coroutine[Any, Any, Any]]
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
@@ -58,6 +66,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 
     `decode(frame, position, version)` returns the request, `encode(reply, version)` the buffers of
     the body. `has_tagged_header` says whether the response header ends with tagged fields.
+    `refuse_items` is None unless the API runs at the controller.
     """
 
     api_key: ApiKey
@@ -65,6 +74,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     decode: Callable[[bytearray, int, int], Any]
     encode: Callable[[Any, int], list[Buffer]]
     has_tagged_header: bool
+    refuse_items: ItemRefusal | None
 
 
 ROUTES: dict[tuple[int, int], Route] = {}
@@ -73,8 +83,14 @@ ROUTES: dict[tuple[int, int], Route] = {}
 UNSUPPORTED_VERSION_REPLIES: dict[int, Callable[[], tuple[Buffer, ...]]] = {}
 
 
-def serves(api_key: ApiKey, first: int, last: int) -> Callable[[Handler], Handler]:
+def serves(
+    api_key: ApiKey, first: int, last: int, *, at_controller: ItemRefusal | None = None
+) -> Callable[[Handler], Handler]:
     """Route versions `first` to `last` of `api_key` to the decorated handler.
+
+    `at_controller` is given for APIs that change the state of the whole cluster: the controller
+    executes their requests, whichever gateway was asked (`gateway.protocol.forwarded`). It returns
+    the reply to a request that the controller did not execute.
 
     Raises ValueError if one of them has a handler already, or the API has no entry in
     `gateway.protocol.policy`.
@@ -86,7 +102,7 @@ def serves(api_key: ApiKey, first: int, last: int) -> Callable[[Handler], Handle
         for version in range(first, last + 1):
             if (api_key, version) in ROUTES:
                 raise ValueError(f"{api_key.name} v{version} already has a handler")
-            ROUTES[api_key, version] = _route(api_key, version, handler)
+            ROUTES[api_key, version] = _route(api_key, version, handler, at_controller)
         return handler
 
     return register
@@ -108,7 +124,9 @@ def supported_versions() -> dict[ApiKey, tuple[int, int]]:
     return {key: (min(served), max(served)) for key, served in sorted(versions.items())}
 
 
-def _route(api_key: ApiKey, version: int, handler: Handler) -> Route:
+def _route(
+    api_key: ApiKey, version: int, handler: Handler, refuse_items: ItemRefusal | None
+) -> Route:
     decode, encode = _HAND_WRITTEN_CODECS.get(api_key) or (
         partial(messages.decode, messages.REQUESTS[api_key]),
         _encode,
@@ -118,7 +136,7 @@ def _route(api_key: ApiKey, version: int, handler: Handler) -> Route:
     flexible = (
         api_key is not ApiKey.API_VERSIONS and version >= messages.FIRST_FLEXIBLE_VERSION[api_key]
     )
-    return Route(api_key, handler, decode, encode, flexible)
+    return Route(api_key, handler, decode, encode, flexible, refuse_items)
 
 
 def _encode(reply: Any, version: int) -> list[Buffer]:
@@ -164,6 +182,7 @@ __all__ = [
     "DelayedReply",
     "EncodedReply",
     "Handler",
+    "ItemRefusal",
     "Route",
     "serves",
     "supported_versions",

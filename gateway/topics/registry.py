@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from gateway import logs
+from gateway.cluster.forwarding import LOCAL_CONTROLLER, ControllerAccess, NewTopic
 from gateway.cluster.shard_leadership import ShardLeadership
 from gateway.configs.entries import INTERNAL_PARTITIONS
 from gateway.configs.topic_configs import effective_config
@@ -40,7 +41,7 @@ class Topics:
     """The topic registry.
 
     `start` runs a coroutine in the background, `now` returns the time in milliseconds, and `clock`
-    measures timeouts.
+    measures timeouts. `controller` creates topics unless it is this gateway.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Topics:
         clock: Clock,
         now: Callable[[], int],
         start: Callable[[Coroutine[Any, Any, None]], None],
+        controller: ControllerAccess = LOCAL_CONTROLLER,
     ) -> None:
         self._store = store
         self._settings = settings
@@ -67,6 +69,8 @@ class Topics:
             start,
         )
         self._creating: dict[str, SharedResult[TopicState]] = {}
+        self._controller = controller
+        self._asked: dict[str, SharedResult[TopicState]] = {}
         self._deleted_by_others: dict[bytes, tuple[Topic, int]] = {}
         self._internal: dict[str, TopicState] = {}
         self.names = TopicNames(store)
@@ -291,8 +295,13 @@ class Topics:
         return canonical
 
     async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> TopicState:
-        """Create a topic; it is durable when this returns. Raises KafkaError."""
+        """Create a topic; it is durable when this returns. Raises KafkaError.
+
+        At a gateway that is not the controller, a topic that exists already is returned.
+        """
         name = self.check_new_name(name)
+        if not self._controller.is_local:
+            return await self._ask_controller(NewTopic(name, partitions, configs))
         creating = self._creating[name] = SharedResult()
         self._by_collision_name[unify_collision_chars(name)] = name
         # Run in a separate coroutine: if the client disconnects, the topic must still be registered
@@ -321,7 +330,28 @@ class Topics:
                 # Another gateway may have created it first.
                 self._sync_topic(topic.name)
 
-    async def find_or_create(self, name: str) -> TopicState:
+    async def _ask_controller(self, topic: NewTopic) -> TopicState:
+        """Return a topic that the controller creates; concurrent requests for one share a call."""
+        asked = self._asked.get(topic.name)
+        if asked is None:
+            asked = self._asked[topic.name] = SharedResult()
+            start(self._create_at_controller(topic), asked.succeed, asked.fail)
+        return await asked
+
+    async def _create_at_controller(self, topic: NewTopic) -> TopicState:
+        try:
+            await self._controller.create_topic(topic)
+        finally:
+            del self._asked[topic.name]
+        state = self.get(topic.name)
+        if state is None:
+            # Created, but not visible here yet. Clients retry.
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)
+        return state
+
+    async def find_or_create(
+        self, name: str, partitions: int | None = None, configs: Mapping[str, str] | None = None
+    ) -> TopicState:
         """Return the topic, created with default settings if missing. Raises KafkaError."""
         state = self.get(name)
         if state is not None:
@@ -329,7 +359,7 @@ class Topics:
         creating = self._creating.get(self.names.canonical(name))
         if creating is not None:
             return await creating
-        return await self.create(name, self._settings.num_partitions, {})
+        return await self.create(name, partitions or self._settings.num_partitions, configs or {})
 
     async def alter(self, state: TopicState, change: Callable[[Topic], Topic]) -> None:
         """Replace a topic with the result of `change`; changes are serialized.

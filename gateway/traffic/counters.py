@@ -185,6 +185,9 @@ def count_errors(usage: UsageCounters, reply: Any) -> None:
         usage.add_error(ErrorCode.UNSUPPORTED_VERSION)
         return
     usage.add_error(getattr(reply, "error_code", 0) or 0)
+    # Those of an encoded reply.
+    for code, count in getattr(reply, "errors", {}).items():
+        usage.add_error(code, count)
     for name in _ERROR_LISTS:
         parts = getattr(reply, name, None)
         if isinstance(parts, list):

@@ -64,12 +64,12 @@ class UsageCounters:
         bucket = ((microseconds // _FIRST_BUCKET_US).bit_length() + 1) >> 1
         self.latencies[bucket if bucket < BUCKETS else -1] += 1
 
-    def add_error(self, code: int) -> None:
+    def add_error(self, code: int, count: int = 1) -> None:
         if code:
             errors = self.errors
             if errors is None:
                 errors = self.errors = {}
-            errors[code] = errors.get(code, 0) + 1
+            errors[code] = errors.get(code, 0) + count
 
     def fill(self, row: UsageRow, *, is_incoming: bool) -> None:
         """Copy the counters to `row`. `is_incoming` tells produced batches from fetched ones."""

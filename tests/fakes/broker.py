@@ -13,6 +13,7 @@ from twisted.internet.task import Clock
 from auth.mechanism import Principal
 from gateway.app import IdSource, open_broker
 from gateway.broker import Broker
+from gateway.cluster.forwarding import LOCAL_CONTROLLER, ControllerAccess
 from gateway.coroutines import Cancel, TimeSlices, start
 from gateway.net.flow_control import OutgoingBytes
 from gateway.protocol.caller import Caller
@@ -171,6 +172,7 @@ def open_environment(
     clock: Clock | None = None,
     threads: Threads | None = None,
     shard_count: int = 1,
+    controller: ControllerAccess = LOCAL_CONTROLLER,
     **settings: Any,
 ) -> BrokerEnvironment:
     """A broker on a new store, or on what another one left on `medium`."""
@@ -204,6 +206,7 @@ def open_environment(
             OutgoingBytes(),
             now,
             ids,
+            controller,
         )
     )
     made.append(BrokerEnvironment(broker, store, clock, threads, bugs))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 # Importing the handlers registers their routes.
 from gateway import handlers as handlers
-from gateway.protocol.dispatch import _decode as decode
 from gateway.protocol.errors import Refused
+from gateway.protocol.forwarded import decode
 from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION, REQUESTS

@@ -32,7 +32,12 @@ from gateway.handlers.admin.describe_configs import (
 )
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import check_changes, check_configs, encode_if_large
+from gateway.protocol.large_requests import (
+    check_changes,
+    check_configs,
+    encode_if_large,
+    reply_with_rows,
+)
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.acls import AclOperation
@@ -56,7 +61,33 @@ class AlterOperation(IntEnum):
     SUBTRACT = 3
 
 
-@serves(ApiKey.ALTER_CONFIGS, 0, 2)
+async def _refuse_changes(request: Any, error: KafkaError, caller: Caller) -> Any:
+    return await _refuse(request, error, caller, AlterConfigsResponse)
+
+
+async def _refuse_incremental_changes(request: Any, error: KafkaError, caller: Caller) -> Any:
+    return await _refuse(request, error, caller, IncrementalAlterConfigsResponse)
+
+
+async def _refuse(request: Any, error: KafkaError, caller: Caller, response: Any) -> Any:
+    return await reply_with_rows(
+        request.resources,
+        lambda resource: _altered_row(resource, error, response),
+        lambda rows: response(responses=rows),
+        caller,
+    )
+
+
+def _altered_row(resource: Any, error: KafkaError | None, response: Any) -> Any:
+    return response.AlterConfigsResourceResponse(
+        error_code=ErrorCode.NONE if error is None else error.code,
+        error_message=None if error is None else error.message,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+    )
+
+
+@serves(ApiKey.ALTER_CONFIGS, 0, 2, at_controller=_refuse_changes)
 async def alter_configs(request: Any, caller: Caller) -> Any:
     """Replace all overrides of a resource; overrides that are not listed are removed."""
 
@@ -69,7 +100,7 @@ async def alter_configs(request: Any, caller: Caller) -> Any:
     return await _alter(request, caller, change, AlterConfigsResponse)
 
 
-@serves(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1)
+@serves(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, at_controller=_refuse_incremental_changes)
 async def incremental_alter_configs(request: Any, caller: Caller) -> Any:
     """Set, delete, append to or subtract from single overrides (KIP-339)."""
     settings = caller.broker.settings
@@ -135,14 +166,7 @@ async def _alter(
     for resource, outcome in zip(request.resources, outcomes, strict=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, KafkaError):
             raise outcome
-        rows.append(
-            response.AlterConfigsResourceResponse(
-                error_code=ErrorCode.NONE if outcome is None else outcome.code,
-                error_message=None if outcome is None else outcome.message,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-        )
+        rows.append(_altered_row(resource, outcome, response))
         await slices.take()
     return await encode_if_large(response(responses=rows), slices, caller)
 
@@ -150,8 +174,8 @@ async def _alter(
 def _check_resource(kind: int, name: str, caller: Caller) -> None:
     """Raise KafkaError for resources whose configs cannot be altered.
 
-    They can be altered for a topic or group by name, this broker by id, and all brokers by the
-    empty name, by callers that may alter configs.
+    They can be altered for a topic or group by name, the broker that was asked by id, and all
+    brokers by the empty name, by callers that may alter configs.
     """
     if kind == ResourceType.TOPIC:
         if not name:
@@ -177,7 +201,7 @@ def _check_resource(kind: int, name: str, caller: Caller) -> None:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}"
             )
-        node_id = caller.broker.settings.node_id
+        node_id = caller.node_id
         if int(name) != node_id:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,

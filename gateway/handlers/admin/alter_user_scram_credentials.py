@@ -24,7 +24,7 @@ from kafka.protocol.admin.users import (
 from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import check_changes, encode_if_large
+from gateway.protocol.large_requests import check_changes, encode_if_large, reply_with_rows
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.acls import AclOperation
@@ -78,7 +78,16 @@ async def describe_user_scram_credentials(request: Any, caller: Caller) -> Any:
     return await encode_if_large(reply, slices, caller)
 
 
-@serves(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0)
+async def _refuse_alterations(request: Any, error: KafkaError, caller: Caller) -> Any:
+    return await reply_with_rows(
+        dict.fromkeys(one.name for one in chain(request.deletions, request.upsertions)),
+        lambda name: _Altered(user=name, error_code=error.code, error_message=error.message),
+        lambda rows: AlterUserScramCredentialsResponse(results=rows),
+        caller,
+    )
+
+
+@serves(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0, at_controller=_refuse_alterations)
 async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
     """Add, replace and delete credentials. Valid changes are stored together."""
     slices = TimeSlices(caller.broker.clock)

@@ -38,7 +38,12 @@ from gateway.coroutines import CALL_ROWS, TimeSlices, shield
 from gateway.handlers.admin.partition_reassignments import check_replicas
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import check_changes, check_configs, encode_if_large
+from gateway.protocol.large_requests import (
+    check_changes,
+    check_configs,
+    encode_if_large,
+    reply_with_rows,
+)
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import topic_id_of, uuid_of
@@ -68,7 +73,17 @@ class _TopicPlan:
     configs: Mapping[str, str]
 
 
-@serves(ApiKey.CREATE_TOPICS, 0, 7)
+async def _refuse_creations(request: Any, error: KafkaError, caller: Caller) -> Any:
+    names = dict.fromkeys(topic.name for topic in request.topics)
+    return await reply_with_rows(
+        names,
+        lambda name: _created_row(name, error, caller),
+        lambda rows: CreateTopicsResponse(topics=rows),
+        caller,
+    )
+
+
+@serves(ApiKey.CREATE_TOPICS, 0, 7, at_controller=_refuse_creations)
 async def create_topics(request: Any, caller: Caller) -> Any:
     """Create topics.
 
@@ -275,12 +290,27 @@ def _config_rows(overrides: Mapping[str, str], configs: BrokerConfigs) -> list[A
     ]
 
 
-@serves(ApiKey.DELETE_TOPICS, 0, 6)
-async def delete_topics(request: Any, caller: Caller) -> Any:
-    """Delete topics with all their records (ControllerApis.deleteTopics)."""
-    requested = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [
+async def _refuse_deletions(request: Any, error: KafkaError, caller: Caller) -> Any:
+    requested = _requested_deletions(request)
+    return await reply_with_rows(
+        dict.fromkeys(requested),
+        lambda one: _deleted_row(*one, error),
+        lambda rows: DeleteTopicsResponse(responses=rows),
+        caller,
+    )
+
+
+def _requested_deletions(request: Any) -> list[tuple[str | None, bytes]]:
+    """Return the name, or None, and the id of each topic in the request."""
+    return [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [
         (name, _NO_ID) for name in request.topic_names
     ]
+
+
+@serves(ApiKey.DELETE_TOPICS, 0, 6, at_controller=_refuse_deletions)
+async def delete_topics(request: Any, caller: Caller) -> Any:
+    """Delete topics with all their records (ControllerApis.deleteTopics)."""
+    requested = _requested_deletions(request)
     found: dict[str, tuple[str, TopicState]] = {}
     rows = []
     slices = TimeSlices(caller.broker.clock)
@@ -354,7 +384,17 @@ def _deleted_row(name: str | None, topic_id: bytes, outcome: BaseException | Non
     )
 
 
-@serves(ApiKey.CREATE_PARTITIONS, 0, 3)
+async def _refuse_extensions(request: Any, error: KafkaError, caller: Caller) -> Any:
+    names = dict.fromkeys(topic.name for topic in request.topics)
+    return await reply_with_rows(
+        names,
+        lambda name: _extended_row(name, error),
+        lambda rows: CreatePartitionsResponse(results=rows),
+        caller,
+    )
+
+
+@serves(ApiKey.CREATE_PARTITIONS, 0, 3, at_controller=_refuse_extensions)
 async def create_partitions(request: Any, caller: Caller) -> Any:
     """Add partitions to topics. Brokers of an assignment must exist, as for CreateTopics."""
     counts = Counter(topic.name for topic in request.topics)

@@ -17,7 +17,7 @@ from kafka.protocol.admin.acl import CreateAclsResponse, DeleteAclsResponse, Des
 from gateway.coroutines import TimeSlices
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.protocol.large_requests import check_changes, encode_if_large
+from gateway.protocol.large_requests import check_changes, encode_if_large, reply_with_rows
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.acls import (
@@ -75,7 +75,16 @@ async def describe_acls(request: Any, caller: Caller) -> Any:
     )
 
 
-@serves(ApiKey.CREATE_ACLS, 0, 3)
+async def _refuse_creations(request: Any, error: KafkaError, caller: Caller) -> Any:
+    return await reply_with_rows(
+        request.creations,
+        lambda _: _Created(error_code=error.code, error_message=error.message),
+        lambda rows: CreateAclsResponse(results=rows),
+        caller,
+    )
+
+
+@serves(ApiKey.CREATE_ACLS, 0, 3, at_controller=_refuse_creations)
 async def create_acls(request: Any, caller: Caller) -> Any:
     """Add ACLs. Adding one that exists already succeeds."""
     slices = TimeSlices(caller.broker.clock)
@@ -106,7 +115,16 @@ async def create_acls(request: Any, caller: Caller) -> Any:
     return await encode_if_large(CreateAclsResponse(results=rows), slices, caller)
 
 
-@serves(ApiKey.DELETE_ACLS, 0, 3)
+async def _refuse_deletions(request: Any, error: KafkaError, caller: Caller) -> Any:
+    return await reply_with_rows(
+        request.filters,
+        lambda _: _Deleted(error_code=error.code, error_message=error.message, matching_acls=[]),
+        lambda rows: DeleteAclsResponse(filter_results=rows),
+        caller,
+    )
+
+
+@serves(ApiKey.DELETE_ACLS, 0, 3, at_controller=_refuse_deletions)
 async def delete_acls(request: Any, caller: Caller) -> Any:
     """Remove the ACLs that the filters select, and return them."""
     slices = TimeSlices(caller.broker.clock)

@@ -67,7 +67,23 @@ async def describe_client_quotas(request: Any, caller: Caller) -> Any:
     return await encode_if_large(reply, slices, caller)
 
 
-@serves(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1)
+async def _refuse_all(request: Any, error: KafkaError, caller: Caller) -> Any:
+    """Return the error for each entry, as it was sent."""
+    slices = TimeSlices(caller.broker.clock)
+    rows = []
+    for entry in request.entries:
+        entity = []
+        for part in entry.entity:
+            entity.append(
+                _Altered.EntityData(entity_type=part.entity_type, entity_name=part.entity_name)
+            )
+            await slices.take()
+        rows.append(_Altered(error_code=error.code, error_message=error.message, entity=entity))
+        await slices.take()
+    return await encode_if_large(AlterClientQuotasResponse(entries=rows), slices, caller)
+
+
+@serves(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1, at_controller=_refuse_all)
 async def alter_client_quotas(request: Any, caller: Caller) -> Any:
     """Set and remove quotas. Valid changes are stored together, unless they are only validated."""
     slices = TimeSlices(caller.broker.clock)
@@ -82,7 +98,7 @@ async def alter_client_quotas(request: Any, caller: Caller) -> Any:
             asked, slices, validate_only=request.validate_only
         )
     except KafkaError as failure:
-        return await _refuse_all(request, failure, slices, caller)
+        return await _refuse_all(request, failure, caller)
     if not request.validate_only:
         for one in asked:
             _record_changes(one, errors[one.key], caller)
@@ -111,21 +127,6 @@ def _alteration(entry: Any) -> QuotaAlteration:
     # A type that is named twice has the last name, as in Kafka.
     names = {part.entity_type: part.entity_name for part in entry.entity}
     return QuotaAlteration(names, [(op.key, None if op.remove else op.value) for op in entry.ops])
-
-
-async def _refuse_all(request: Any, failure: KafkaError, slices: TimeSlices, caller: Caller) -> Any:
-    """Return the error for each entry, as it was sent."""
-    rows = []
-    for entry in request.entries:
-        entity = []
-        for part in entry.entity:
-            entity.append(
-                _Altered.EntityData(entity_type=part.entity_type, entity_name=part.entity_name)
-            )
-            await slices.take()
-        rows.append(_Altered(error_code=failure.code, error_message=failure.message, entity=entity))
-        await slices.take()
-    return await encode_if_large(AlterClientQuotasResponse(entries=rows), slices, caller)
 
 
 def _record_changes(asked: QuotaAlteration, error: KafkaError | None, caller: Caller) -> None:
