@@ -30,6 +30,7 @@ from storage.pulsar.lock import LockHolder
 from storage.pulsar.log import partition_rows
 from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.native.record_messages import RecordDetails
+from storage.pulsar.topics.topic_rows import LoggedTopic, topic_key
 
 TIME = 1_700_000_000_000
 TIME_BYTES = b"\xcf\x00\x00\x01\x8b\xcf\xe5h\x00"
@@ -155,6 +156,20 @@ ARRAYS = {
         ),
         b"\x9b\x01\x02\x03\x04\x05\x06\x07\x08\t\xa5token\n",
     ),
+    "topic in the metadata log": (
+        LoggedTopic(
+            name="t",
+            topic_id=TOPIC_ID,
+            partitions=3,
+            configs={"a": "b"},
+            full_name="f",
+            is_partitioned=True,
+            entry_format="kafka",
+            retention="1 2",
+            is_being_deleted=False,
+        ),
+        b"\x99\xa1t\xc4\x10" + TOPIC_ID + b"\x03\x81\xa1a\xa1b\xa1f\xc3\xa5kafka\xa31 2\xc2",
+    ),
 }
 
 TEXTS = {
@@ -195,6 +210,7 @@ def test_producer_snapshot_keeps_its_bytes():
 
 
 def test_keys_keep_their_bytes():
+    assert topic_key("é") == b"\xc3\xa9"
     assert classic_rows.row_key("orders") == b"orders"
     assert consumer_rows.row_key("orders", 2) == b"\xff\x00\x00\x00\x02orders"
     key = offset_rows.OffsetKey("group", TOPIC_ID, 5)
@@ -208,7 +224,7 @@ def test_keys_keep_their_bytes():
 
 
 def test_embedded_store_keeps_its_layout():
-    row = layout.TopicRow(Topic("orders", TOPIC_ID, 2, {"retention.ms": "5"}), (7, 8))
+    row = layout.LoggedTopic(Topic("orders", TOPIC_ID, 2, {"retention.ms": "5"}), (7, 8))
     stored = (
         b'{"topic_id":"74747474747474747474747474747474","configs":{"retention.ms":"5"},'
         b'"log_ids":[7,8]}'

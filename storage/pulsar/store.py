@@ -119,7 +119,6 @@ class PulsarStore:
         )
         self._lock = StoreLock(self._client, self._admin, settings, reactor)
         self._mirror = CursorMirror(self._admin, self._cursor_position, reactor, settings)
-        self._trimming = DeferredLock()
         self._is_open = False
         self._stalls = ProcessStalls(reactor)
         self._confirming: SingleFlightCache[int, None] = SingleFlightCache()
@@ -143,7 +142,7 @@ class PulsarStore:
             )
             self._stalls.start()
             await self._lock.take(self.settings.node, self.settings.takeover)
-            await self._catalog.open()
+            await self._catalog.lead()
             layout = await ShardMigration(
                 self.settings, self._admin, self._new_shard_table, self._shard_of_row
             ).run(await self._open_table("cluster"))
@@ -169,7 +168,7 @@ class PulsarStore:
         if self._permissions is not None:
             self._permissions.close()
         # Wait for a running trim, which restores the topic's retention when it ends.
-        await self._within("waiting for a trim", self._trimming.acquire())
+        await self._within("waiting for a trim", Deferred.fromCoroutine(self._catalog.end_trims()))
         shards = list(self._shards.values())
         self._shards.clear()
         await self._close_shards(shards)
@@ -367,7 +366,7 @@ class PulsarStore:
             if is_gone or log.partition.row.is_native != (self._entry_format(name) == NATIVE):
                 del self._logs.created[name, index]
                 log.close()
-        self._deleted.topics_listed({topic.topic_id for topic in self.topics.values()})
+        self._deleted.topics_listed(self._catalog.topic_ids)
 
     async def log(self, topic: str, partition: int) -> PulsarPartitionLog:
         self._check_open()
@@ -437,9 +436,8 @@ class PulsarStore:
 
     async def trim(self, topic: str, keep: Position) -> None:
         """`TopicTrimmer.trim`."""
-        async with self._trimming:
-            self._check_open()
-            await self._catalog.trim(topic, keep, self._lock.confirm)
+        self._check_open()
+        await self._catalog.trim(topic, keep, self._lock.confirm)
 
     @property
     def may_be_lost(self) -> bool:

@@ -3,8 +3,8 @@
 Pulsar has no call to trim a topic up to a position. It deletes closed ledgers that retention does
 not keep and that every subscription has passed. Steps:
 
-1. Set a topic property that says that a trim is in progress. After a crash the next holder of the
-   store restores the retention and removes the subscription.
+1. Write to the metadata log, and then in a topic property, that a trim is in progress. After a
+   crash the next controller restores the retention and removes the subscription.
 2. Create a protective subscription in each partition of the topic, at the first position still
    needed.
 3. Set the topic's retention to nothing, trim the partition, and restore the retention.
@@ -14,9 +14,25 @@ not keep and that every subscription has passed. Steps:
 So for a few seconds the data depend only on a subscription, which an operator, a time to live, a
 backlog quota or an expiration could remove.
 
-A process that is suspended during a trim, and continues after another process has taken the store
-and removed the subscription, must not delete data. It therefore confirms the store's lock before it
-begins, and gives up after `lowered_seconds`, long before another process removes the subscription.
+The topic's partitions have leaders in several gateways, but its retention and subscription are
+common to them. So only the controller trims, one trim per topic at a time, on behalf of the leader
+that computed the position to keep. What can change meanwhile:
+
+- The leader. It stored the partition's row, which says that nothing before the position is needed,
+  before it asked. Later leaders read that row and never lower the trim offset, so a request that is
+  answered late, twice, or after the leader lost the partition deletes nothing that is needed. A
+  leader that lost the partition earlier could not store the row. A request for a deleted topic does
+  not affect a new one of the same name: ledgers of the new one have greater ids.
+- The controller. Writing to the metadata log confirms that this process is the controller, and is
+  done before anything is changed in Pulsar. If another process becomes it afterwards, that process
+  finds the topic in the log, restores its retention at once, and removes the subscription after
+  `settling_seconds`, when Pulsar still has that retention. The former controller gives up
+  `lowered_seconds` after it began, long before. Until then both rely on the same subscription: a
+  new trim only moves it to an earlier position in the other partitions. A process that is suspended
+  during a trim gives up when it continues.
+- The topic. It cannot be deleted or altered meanwhile, because its lock is held.
+
+If a gateway uses its store alone, it is the controller, and confirms the store's lock instead.
 """
 
 from __future__ import annotations
@@ -95,9 +111,10 @@ class RetentionTrimmer:
             return str(failure)
         return ""
 
-    async def begin(self, found: PulsarTopic) -> PulsarTopic:
-        """Set the property that says that a trim is in progress, and which policies it will set."""
-        self._restored_at.pop(found.full_name, None)
+    async def plan(self, found: PulsarTopic) -> PulsarTopic:
+        """The topic with the property that says that a trim is in progress, and which policies it
+        will set.
+        """
         if found.is_retention_lowered:
             return found
         policies = (
@@ -107,9 +124,12 @@ class RetentionTrimmer:
         )
         quotas = await self._admin.get(f"{found.path}/backlogQuotaMap") or {}
         policies += [kind for kind in QUOTAS if kind not in quotas]
-        lowered = " ".join([LOWERED, *policies])
-        await self._admin.put(f"{found.path}/properties", {RETENTION: lowered})
-        return replace(found, retention=lowered)
+        return replace(found, retention=" ".join([LOWERED, *policies]))
+
+    async def begin(self, planned: PulsarTopic) -> None:
+        """Set the property of a planned trim, which the metadata log has already."""
+        self._restored_at.pop(planned.full_name, None)
+        await self._admin.put(f"{planned.path}/properties", {RETENTION: planned.retention})
 
     async def protect(self, found: PulsarTopic, topic: str, keep: Position) -> None:
         """Protect the topic's partitions while its retention is lowered.

@@ -1,6 +1,9 @@
 """The topics of the served namespaces: listing, refresh, creation, changes, deletion.
 
-Pulsar is the only place where they are stored.
+Pulsar is the only place where they are stored. In a cluster of gateways, the controller lists,
+refreshes and changes them, and writes what it knows to the metadata log. The known topics of every
+gateway, also of the controller, are those of the replayed log. All gateways of a cluster need the
+same namespaces in their settings.
 """
 
 from __future__ import annotations
@@ -8,32 +11,67 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
-from storage.bridge import Reactor, sleep
-from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
+from twisted.internet.defer import Deferred, DeferredSemaphore
+
+from storage.bridge import Reactor, SharedResult, sleep
+from storage.log import LogClosed, StorageError, StorageFailed, Topic, TopicExists, UnknownTopic
 from storage.pulsar.admin.admin_api import AdminFailed, NotFound, PulsarAdmin
 from storage.pulsar.compaction.trim import RetentionTrimmer, clock_seconds, has_whole_ledgers
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import PulsarNames, partition_name, partition_of
 from storage.pulsar.topics.refresh import Refresher
+from storage.pulsar.topics.topic_calls import NotController, TopicController, answer_call
 from storage.pulsar.topics.topic_changes import TopicChanges
 from storage.pulsar.topics.topic_listing import PulsarTopic, TopicListing
+from storage.pulsar.topics.topic_rows import (
+    MemoryRows,
+    ReplayedRows,
+    Rows,
+    decode_topic,
+    encode_topic,
+    topic_key,
+)
 from storage.pulsar.topics.topic_view import KnownTopics
 
+ROWS_AT_ONCE = 200
+"""Rows per put, each of some hundred bytes; a put may have 4 MiB (`table_burst_bytes`)."""
+
+TRIMS_AT_ONCE = 4
+"""Topics trimmed at the same time, each for about a second."""
+
 log = logging.getLogger(__name__)
+
+
+async def _at_once() -> None:
+    """Nothing to wait for."""
 
 
 class TopicCatalog:
     """The topics that the gateway serves; `topics` is a live view.
 
-    Changes by other processes appear within `refresh_seconds`, after which the watchers are called.
-    Own changes appear at once.
+    A catalog follows the log until `lead` makes it the controller's. Its changes are in the log
+    before they return. Changes by other programs appear within `refresh_seconds`, after which the
+    watchers are called; own changes appear at once.
+
+    `rows` are the topics' rows in the metadata log, by default one in memory for a gateway that
+    uses the store alone. `controller` performs what a follower cannot do itself.
     """
 
-    def __init__(self, settings: PulsarSettings, admin: PulsarAdmin, reactor: Reactor) -> None:
+    def __init__(
+        self,
+        settings: PulsarSettings,
+        admin: PulsarAdmin,
+        reactor: Reactor,
+        rows: ReplayedRows | None = None,
+        controller: TopicController | None = None,
+    ) -> None:
         self.names = PulsarNames(settings)
+        self._settings = settings
+        self._reactor = reactor
         self._listing = TopicListing(self.names, admin, settings.admin_connections)
         self._trimmer = RetentionTrimmer(admin, partial(sleep, reactor), settings)
         self._changes = TopicChanges(settings, admin, self._listing, self._trimmer)
@@ -44,29 +82,88 @@ class TopicCatalog:
         )
         self._topics_per_refresh = settings.refresh_topics
         self._refresh_queue: list[str] = []
+        self._unwritten: set[str] = set()
+        """Names of topics whose rows could not be written. The next refresh reads them again."""
         self._retention_retries: set[str] = set()
         self._untrimmable: set[str] = set()
+        self._trims = DeferredSemaphore(TRIMS_AT_ONCE)
+        self._has_ended_trims = False
+        self._term: object | None = None
+        """Identifies the time since the last `lead`; None in a follower."""
+        self._controller = controller
+        self._all_replayed: Callable[[], Awaitable[None]] = _at_once
+        self._own_changes: set[str] = set()
+        """Names whose rows are being written for a client, which are not announced."""
+        self._names_by_key: dict[bytes, str] = {}
+        self._rows: ReplayedRows = rows or MemoryRows()
+        self._replay(self._rows.rows)
+        self._rows.watch(self._replay)
 
     @property
     def topics(self) -> Mapping[str, Topic]:
         return self._view.topics
 
-    async def open(self) -> None:
-        """List all topics and start refreshing.
+    @property
+    def topic_ids(self) -> set[bytes]:
+        """The ids of all topics, also of those that are being deleted."""
+        return {found.topic.topic_id for found in self._view.by_name.values()}
 
-        Raises StorageFailed, also if only one namespace cannot be listed.
+    async def lead(self, all_replayed: Callable[[], Awaitable[None]] = _at_once) -> None:
+        """Become the controller's catalog, once the log is replayed and this process writes it.
+
+        Lists all topics, writes the difference to the log, and starts refreshing. Topics that the
+        log does not have are read, the others in turn by refreshes. Changes are possible before
+        this returns.
+
+        `all_replayed` returns when every live gateway has replayed what is in the log now, and has
+        closed the logs of topics that it does not show. It is given `operation_timeout_seconds`.
+
+        Raises StorageFailed, after which this is a follower. If the log has no topics yet, that is
+        also raised if only one namespace cannot be listed.
         """
-        await self._refresh_topics(self._listing.names)
-        for name in [
-            name for name, found in self._view.by_name.items() if found.is_retention_lowered
-        ]:
-            async with self._view.lock(name):
-                await self._retain_soon(name)
+        self.follow()
+        term = self._term = object()
+        self._all_replayed = all_replayed
+        known = self._view.by_name
+        try:
+            await self._refresh_topics(
+                self._listing.refresh_names if known else self._listing.names
+            )
+            for name in [name for name, found in known.items() if found.is_retention_lowered]:
+                async with self._view.lock(name):
+                    if name in self.topics:
+                        await self._retain_soon(known[name])
+            self._check_term(term)
+        except BaseException:
+            if self._term is term:
+                self._term = None
+            raise
         self._refresher.start()
+
+    def follow(self) -> None:
+        """Only replay the log from now on, without calls to Pulsar.
+
+        A refresh in progress is cancelled. Other operations in progress complete in Pulsar, but
+        fail when they write to the log; the new controller notices the changes with a refresh.
+        """
+        self._term = None
+        self._unwritten.clear()
+        self._refresher.stop()
+
+    @property
+    def is_leading(self) -> bool:
+        return self._term is not None
+
+    def check_leads(self) -> None:
+        """Raises NotController."""
+        if self._term is None:
+            raise NotController(
+                "this gateway is not the controller of its cluster: retry, or ask the controller"
+            )
 
     def close(self) -> None:
         """Stop refreshing; `topics` stays readable."""
-        self._refresher.stop()
+        self.follow()
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """`Store.watch_topics`."""
@@ -93,56 +190,93 @@ class TopicCatalog:
         return self._view.get(name).entry_format
 
     async def create(self, topic: Topic) -> None:
-        """`Store.create_topic`."""
+        """`Store.create_topic`. Raises NotController."""
         full_name = self._check_new(topic)
         async with self._view.lock(topic.name):
+            self.check_leads()
             if topic.name in self.topics:
                 raise TopicExists(f"topic {topic.name} already exists")
             try:
-                self._view.add(await self._changes.create(topic, full_name))
+                created = await self._changes.create(topic, full_name)
             except TopicExists:
                 with contextlib.suppress(StorageFailed):
                     await self._refetch(topic.name, full_name)
                 raise
-            await self._retain_soon(topic.name)
+            await self._write_own(topic.name, await self._retained_soon(created))
 
     async def alter(self, topic: Topic) -> None:
-        """`Store.alter_topic`."""
+        """`Store.alter_topic`. Raises NotController.
+
+        If the entry format changes, the other gateways have closed the topic's logs when this
+        returns, unless one of them is slow.
+        """
         async with self._view.lock(topic.name):
+            self.check_leads()
             known = self._check_altered(topic)
             try:
-                self._view.add(await self._changes.alter(known, topic))
+                altered = await self._changes.alter(known, topic)
             except (StorageFailed, UnknownTopic):
                 # The change may be partly done.
                 with contextlib.suppress(StorageFailed):
                     await self._refetch(topic.name, known.full_name)
                 raise
-            await self._retain_soon(topic.name)
+            await self._write_own(topic.name, await self._retained_soon(altered))
+            if altered.entry_format != known.entry_format:
+                try:
+                    await self._wait_until_replayed()
+                except StorageFailed as failure:
+                    log.warning(
+                        "entry format of topic changed, but other gateways may use the former one "
+                        "for a moment topic=%s: %s",
+                        topic.name,
+                        failure,
+                    )
 
     async def delete(self, name: str) -> None:
-        """`Store.delete_topic`."""
-        async with self._view.lock(name):
-            await self._changes.delete(self._view.get(name))
-            self._view.forget(name)
+        """`Store.delete_topic`. Raises NotController.
 
-    async def reload(self, name: str) -> Topic | None:
-        """Read one topic from Pulsar and notify the watchers if it changed. Raises
-        StorageFailed.
+        First the log says that the topic is being deleted, so that all gateways close its logs. A
+        producer that is still connected would recreate the topic, and loading it would break it.
+        The topic is back if it cannot be deleted. If this process ends before that, the next
+        refresh, of any controller, reads from Pulsar whether the topic exists.
         """
         async with self._view.lock(name):
+            self.check_leads()
+            found = self._view.get(name)
+            await self._write_own(name, replace(found, is_being_deleted=True))
+            try:
+                await self._wait_until_replayed()
+                await self._changes.delete(found)
+            except StorageError:
+                with contextlib.suppress(StorageFailed):
+                    await self._write({name: found})
+                raise
+            await self._write_own(name, None)
+
+    async def reload(self, name: str) -> Topic | None:
+        """`TopicController.reload`. Watchers are called if the topic changed.
+
+        In a follower, `topics` shows the result once the log is replayed.
+        """
+        if self._term is None:
+            return await self._ask_controller().reload(name)
+        async with self._view.lock(name):
+            self.check_leads()
             await self._refetch(name, self.names.full_name(name))
             return self.topics.get(name)
 
     async def create_missing_partitions(self, name: str) -> None:
-        """Create partitions of a topic that do not exist. Raises UnknownTopic, StorageFailed."""
+        """`TopicController.create_missing_partitions`."""
+        if self._term is None:
+            return await self._ask_controller().create_missing_partitions(name)
         await self._changes.create_missing_partitions(self._view.get(name))
+        return None
 
     async def refresh(self) -> None:
-        """Read changes by other processes and set outstanding retention policies. Raises
+        """Read changes by other programs and set outstanding retention policies. Raises
         StorageFailed.
         """
-        if await self._refresh_topics(self._listing.refresh_names):
-            self._view.notify()
+        await self._refresh_topics(self._listing.refresh_names)
         self._retention_retries &= self.topics.keys()
         self._untrimmable &= self.topics.keys()
         for name in [
@@ -150,14 +284,16 @@ class TopicCatalog:
         ]:
             async with self._view.lock(name):
                 if name in self.topics:
-                    await self._retain(name)
+                    await self._retain(self._view.get(name))
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
-        """`Trimming.can_trim`. If an administrator can remove the obstacle, it is logged once per
-        topic.
+        """`TopicTrimmer.can_trim`. If an administrator can remove the obstacle, it is logged once
+        per topic.
         """
         if not has_whole_ledgers(await self._admin.internal_stats(topic), keep):
             return False
+        if self._term is None:
+            return await self._ask_controller().can_trim(topic, keep)
         found = self._holder(topic)
         if found is None or not self._changes.is_retained(found):
             return False
@@ -168,31 +304,129 @@ class TopicCatalog:
         return not refusal
 
     async def trim(
+        self, topic: str, keep: Position, confirm: Callable[[], Awaitable[None]] = _at_once
+    ) -> None:
+        """`TopicTrimmer.trim`, at the controller and under the topic's lock.
+
+        `confirm` raises Fenced if this process no longer leads the partition, or does not hold the
+        store. It is called before the controller is asked, and before anything is changed here.
+        That it may be outdated a moment later is harmless: see `compaction.trim`.
+        """
+        if self._term is None:
+            await confirm()
+            return await self._ask_controller().trim(topic, keep)
+        await self._trims.acquire()
+        try:
+            await self._trim(topic, keep, confirm)
+        finally:
+            self._trims.release()
+        return None
+
+    async def _trim(
         self, topic: str, keep: Position, confirm: Callable[[], Awaitable[None]]
     ) -> None:
-        """`Trimming.trim`, under the topic's lock.
-
-        `confirm` raises Fenced if another process may hold the store.
-        """
-        found = self._holder(topic)
-        if found is None:
+        if self._has_ended_trims:
+            raise LogClosed("the store is closed")
+        holder = self._holder(topic)
+        if holder is None:
             return
-        name = found.topic.name
+        name = holder.topic.name
         async with self._view.lock(name):
+            self.check_leads()
             found = self._view.get(name)
             if not self._changes.is_retained(found):
                 return
             since = clock_seconds()
             await confirm()
-            lowered = await self._trimmer.begin(found)
-            self._view.add(lowered)
+            lowered = await self._trimmer.plan(found)
+            # Also if the row is the same: it confirms that this process is the controller.
+            await self._write({name: lowered})
             try:
+                await self._trimmer.begin(lowered)
                 await self._trimmer.protect(lowered, topic, keep)
                 self._trimmer.check_time(since)
                 if await self._changes.lower(lowered):
                     await self._trimmer.trim(topic, keep, since)
             finally:
-                await self._retain_soon(name)
+                await self._retain_soon(lowered)
+
+    async def end_trims(self) -> None:
+        """Refuse new trims, and return when the running ones have restored the retention."""
+        self._has_ended_trims = True
+        for _ in range(TRIMS_AT_ONCE):
+            await self._trims.acquire()
+
+    async def answer(self, method: str, payload: bytes) -> bytes:
+        """Serve a call of a follower's `RemoteTopics`. Errors are in the answer."""
+        return await answer_call(self, method, payload)
+
+    def _ask_controller(self) -> TopicController:
+        if self._controller is None:
+            self.check_leads()
+        assert self._controller
+        return self._controller
+
+    def _replay(self, rows: Rows) -> None:
+        """Apply replayed rows, and call the watchers unless all are own changes."""
+        seen: dict[str, PulsarTopic | None] = {}
+        for key, row in rows.items():
+            try:
+                found = None if row is None else decode_topic(row)
+            except ValueError as error:
+                log.error("row of a topic ignored, it cannot be read key=%r: %s", key, error)
+                continue
+            if found is None:
+                name = self._names_by_key.pop(key, None)
+            else:
+                name = self._names_by_key[key] = found.topic.name
+            if name is not None:
+                seen[name] = found
+        if self._view.merge(seen) - self._own_changes:
+            self._view.notify()
+
+    async def _write_own(self, name: str, found: PulsarTopic | None) -> None:
+        """As `_write`, without calling this process's watchers. Requires the topic's lock."""
+        self._own_changes.add(name)
+        try:
+            await self._write({name: found})
+        finally:
+            self._own_changes.discard(name)
+
+    async def _write(self, changes: Mapping[str, PulsarTopic | None]) -> None:
+        """Write rows (None: deleted) to the log; they are known here when this returns.
+
+        Raises StorageFailed. The rows are then written by the next refresh, if Pulsar has the
+        changes.
+        """
+        try:
+            await self._rows.put(
+                {
+                    topic_key(name): None if found is None else encode_topic(found)
+                    for name, found in changes.items()
+                }
+            )
+        except StorageError as failure:
+            self._unwritten.update(changes)
+            names = ", ".join(sorted(changes)[:3]) + (" and others" if len(changes) > 3 else "")
+            raise StorageFailed(
+                f"metadata of {names} could not be written to the log of the cluster; what was "
+                f"changed in Pulsar appears with the next refresh: {failure}"
+            ) from failure
+
+    async def _wait_until_replayed(self) -> None:
+        """Raises StorageFailed if another gateway is too slow, or what `all_replayed` raises."""
+        seconds = self._settings.operation_timeout_seconds
+        replayed: SharedResult[None] = SharedResult()
+        waiting = Deferred.fromCoroutine(_awaited(self._all_replayed))
+        waiting.addCallbacks(replayed.succeed, lambda failure: replayed.fail(failure.value))
+        try:
+            await replayed.with_timeout(self._reactor, seconds)
+        except TimeoutError:
+            waiting.cancel()
+            raise StorageFailed(
+                f"a gateway of the cluster has not applied a change within {seconds:g} s "
+                "(operation_timeout_seconds): retry later"
+            ) from None
 
     def _holder(self, topic: str) -> PulsarTopic | None:
         """The topic that has this Pulsar topic as a partition, or is not partitioned and is it."""
@@ -200,18 +434,19 @@ class TopicCatalog:
             name = self.names.listed(str(full_name))
             found = self._view.by_name.get(name) if name is not None else None
             if found and found.is_partitioned == (full_name != topic):
-                return found
+                return None if found.is_being_deleted else found
         return None
 
     async def _refresh_topics(
         self,
         names: Callable[[Mapping[str, PulsarTopic]], Awaitable[Mapping[str, tuple[str, bool]]]],
-    ) -> list[str]:
-        """List all topics; read new ones and the next ones due. Returns the names of changed
-        topics.
+    ) -> None:
+        """List all topics; read new ones and the next ones due; write what differs to the log.
 
-        `names` lists the topics.
+        `names` lists the topics. Raises NotController, StorageFailed.
         """
+        self.check_leads()
+        term = self._term
         self._view.begin_refresh()
         known = self._view.by_name
         listed = await names(known)
@@ -223,22 +458,36 @@ class TopicCatalog:
         new = [
             name
             for name, (_, is_partitioned) in listed.items()
-            if name not in known or known[name].is_partitioned != is_partitioned
+            if name not in known
+            or known[name].is_partitioned != is_partitioned
+            or known[name].is_being_deleted
         ]
-        wanted = {name: listed[name] for name in [*due, *new] if name in listed}
+        self._unwritten &= listed.keys()
+        wanted = {name: listed[name] for name in [*due, *new, *self._unwritten] if name in listed}
         gone = dict.fromkeys(name for name in known if name not in listed)
-        return self._view.merge({**await self._listing.fetch_all(wanted), **gone})
+        seen = {**await self._listing.fetch_all(wanted), **gone}
+        names_seen = list(seen)
+        for begin in range(0, len(names_seen), ROWS_AT_ONCE):
+            self._check_term(term)
+            # Topics may have been changed while former rows were written.
+            newest = self._view.keep_newest(
+                {name: seen[name] for name in names_seen[begin : begin + ROWS_AT_ONCE]}
+            )
+            self._unwritten -= newest.keys()
+            differing = self._view.differing(newest)
+            if differing:
+                await self._write(differing)
+
+    def _check_term(self, term: object) -> None:
+        """Raises NotController if `follow` was called since `term` began."""
+        if self._term is not term:
+            raise NotController("this gateway is no longer the controller of its cluster")
 
     async def _refetch(self, name: str, full_name: str) -> None:
         """Read one topic again, which may have become partitioned or not."""
-        seen = await self._listing.fetch(name, full_name)
-        before = self.topics.get(name)
-        if seen is None:
-            self._view.forget(name)
-        else:
-            self._view.add(seen)
-        if self.topics.get(name) != before:
-            self._view.notify()
+        differing = self._view.differing({name: await self._listing.fetch(name, full_name)})
+        if differing:
+            await self._write(differing)
 
     def _check_new(self, topic: Topic) -> str:
         """Return the full name. Raises ValueError."""
@@ -272,22 +521,37 @@ class TopicCatalog:
             )
         return known
 
-    async def _retain_soon(self, name: str) -> None:
-        """Set the retention policy now or, if that fails, with a refresh."""
+    async def _retain_soon(self, found: PulsarTopic) -> None:
+        """As `_retain`; if that fails, a refresh repeats it."""
         try:
-            await self._retain(name)
+            await self._retain(found)
         except StorageFailed as failure:
-            log.warning("setting the retention of %s failed, retrying later: %s", name, failure)
+            _log_retention_failure(found, failure)
 
-    async def _retain(self, name: str) -> None:
-        """Set the retention policy. Raises StorageFailed if no broker answers.
+    async def _retain(self, found: PulsarTopic) -> None:
+        """Set the retention policy and write the topic. Raises StorageFailed if no broker answers.
 
         A refusal for one topic does not prevent the policies of others.
         """
+        retained = await self._retained(found)
+        if retained != found:
+            await self._write({found.topic.name: retained})
+
+    async def _retained_soon(self, found: PulsarTopic) -> PulsarTopic:
+        """As `_retained`; if that fails, a refresh repeats it."""
         try:
-            self._view.add(await self._changes.retain(self._view.get(name)))
+            return await self._retained(found)
+        except StorageFailed as failure:
+            _log_retention_failure(found, failure)
+        return found
+
+    async def _retained(self, found: PulsarTopic) -> PulsarTopic:
+        """Set the retention policy; return the topic as it is then, to be written."""
+        name = found.topic.name
+        try:
+            retained = await self._changes.retain(found)
         except NotFound:
-            return
+            return found
         except AdminFailed as failure:
             if name not in self._retention_retries:
                 self._retention_retries.add(name)
@@ -296,5 +560,14 @@ class TopicCatalog:
                     name,
                     failure,
                 )
-        else:
-            self._retention_retries.discard(name)
+            return found
+        self._retention_retries.discard(name)
+        return retained
+
+
+async def _awaited(call: Callable[[], Awaitable[None]]) -> None:
+    await call()
+
+
+def _log_retention_failure(found: PulsarTopic, failure: StorageFailed) -> None:
+    log.warning("setting the retention of %s failed, retrying later: %s", found.topic.name, failure)

@@ -42,13 +42,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PulsarTopic:
-    """A topic and its metadata in Pulsar. A non-partitioned topic is its own single partition."""
+    """A topic and its metadata in Pulsar. A non-partitioned topic is its own single partition.
+
+    While `is_being_deleted`, gateways close its logs and clients do not see it.
+    """
 
     topic: Topic
     full_name: str
     is_partitioned: bool
     entry_format: str | None = None
     retention: str | None = None
+    is_being_deleted: bool = False
 
     @property
     def is_retention_lowered(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import MappingProxyType
 
 from twisted.internet.defer import DeferredLock
@@ -15,10 +16,7 @@ from storage.pulsar.topics.topic_listing import PulsarTopic
 
 
 class KnownTopics:
-    """Known topics by name; `topics` is a live view.
-
-    `notify` announces changes by other processes; own changes are not announced.
-    """
+    """Known topics by name. `topics` is a live view, without those that are being deleted."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, PulsarTopic] = {}
@@ -29,19 +27,10 @@ class KnownTopics:
         self._changed: set[str] = set()
 
     def get(self, name: str) -> PulsarTopic:
-        """The known topic. Raises UnknownTopic."""
-        try:
-            return self.by_name[name]
-        except KeyError:
-            raise UnknownTopic(f"there is no topic {name}") from None
-
-    def add(self, found: PulsarTopic) -> None:
-        self.by_name[found.topic.name] = found
-        self._topics[found.topic.name] = found.topic
-
-    def forget(self, name: str) -> None:
-        self.by_name.pop(name, None)
-        self._topics.pop(name, None)
+        """The known topic. Raises UnknownTopic, also if it is being deleted."""
+        if name not in self._topics:
+            raise UnknownTopic(f"there is no topic {name}")
+        return self.by_name[name]
 
     @asynccontextmanager
     async def lock(self, name: str) -> AsyncIterator[None]:
@@ -61,23 +50,33 @@ class KnownTopics:
         """Start of a refresh: its results are newer than all changes except those in progress."""
         self._changed = set(self._locks)
 
-    def merge(self, seen: Mapping[str, PulsarTopic | None]) -> list[str]:
-        """Merge the results of a refresh (None: deleted); return the names that are new or changed.
+    def keep_newest(self, seen: Mapping[str, PulsarTopic | None]) -> dict[str, PulsarTopic | None]:
+        """The results of a refresh without the topics changed here since the refresh began."""
+        return {name: found for name, found in seen.items() if name not in self._changed}
 
-        Topics changed here since the refresh began are skipped.
+    def differing(self, seen: Mapping[str, PulsarTopic | None]) -> dict[str, PulsarTopic | None]:
+        """What differs from the known topics; None: deleted."""
+        return {name: found for name, found in seen.items() if found != self.by_name.get(name)}
+
+    def merge(self, rows: Mapping[str, PulsarTopic | None]) -> set[str]:
+        """Apply replayed rows (None: deleted).
+
+        Returns the names of topics that changed, not counting changes of Pulsar's retention.
         """
-        differing = [
-            name
-            for name, found in seen.items()
-            if name not in self._changed and found != self.by_name.get(name)
-        ]
-        for name in differing:
-            found = seen[name]
+        changed = set()
+        for name, found in rows.items():
+            before = self.by_name.get(name)
             if found is None:
-                self.forget(name)
+                self.by_name.pop(name, None)
             else:
-                self.add(found)
-        return differing
+                self.by_name[name] = found
+            if found is None or found.is_being_deleted:
+                self._topics.pop(name, None)
+            else:
+                self._topics[name] = found.topic
+            if _visible(found) != _visible(before):
+                changed.add(name)
+        return changed
 
     def watch(self, on_change: Callable[[], None]) -> None:
         self._watchers.append(on_change)
@@ -85,3 +84,7 @@ class KnownTopics:
     def notify(self) -> None:
         for watcher in self._watchers:
             watcher()
+
+
+def _visible(one: PulsarTopic | None) -> PulsarTopic | None:
+    return one and replace(one, retention=None)

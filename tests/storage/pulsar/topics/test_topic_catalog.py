@@ -54,7 +54,7 @@ def catalogues(
 
     async def open_one(own: PulsarSettings = settings) -> TopicCatalog:
         opened.append(TopicCatalog(own, admin, clock))
-        await opened[-1].open()
+        await opened[-1].lead()
         return opened[-1]
 
     yield open_one
@@ -442,17 +442,19 @@ async def test_deleted_namespace_does_not_prevent_listing_others(
 
 @ensureDeferred
 async def test_missing_namespace_is_reported_with_command(
-    settings: PulsarSettings, admin: PulsarAdmin, clock: task.Clock
+    pulsar: Tenant, settings: PulsarSettings, catalogues: Catalogues
 ) -> None:
-    catalogue = TopicCatalog(replace(settings, namespace="none"), admin, clock)
+    going = pulsar.namespace()
+    catalogue = await catalogues(replace(settings, namespace=going))
+    pulsar.admin("DELETE", f"namespaces/{settings.tenant}/{going}")
     with pytest.raises(
-        StorageFailed, match=f"pulsar-admin namespaces create {settings.tenant}/none"
-    ):
-        await catalogue.open()
-    with pytest.raises(
-        StorageFailed, match=f"pulsar-admin namespaces create {settings.tenant}/none"
+        StorageFailed, match=f"pulsar-admin namespaces create {settings.tenant}/{going}"
     ):
         await catalogue.create(topic("orders"))
+    with pytest.raises(
+        StorageFailed, match=f"pulsar-admin namespaces create {settings.tenant}/{going}"
+    ):
+        await catalogue.lead()
 
 
 @ensureDeferred

@@ -83,7 +83,7 @@ def catalogue(pulsar: Tenant, between: Forgetful) -> Iterator[TopicCatalog]:
     settings = pulsar.settings(admin_url=between.url)
     admin = PulsarAdmin(settings, reactor)
     made = TopicCatalog(settings, admin, task.Clock())
-    settle(made.open())
+    settle(made.lead())
     yield made
     made.close()
     settle(admin.close())
