@@ -224,7 +224,7 @@ def test_keys_keep_their_bytes():
 
 
 def test_embedded_store_keeps_its_layout():
-    row = layout.LoggedTopic(Topic("orders", TOPIC_ID, 2, {"retention.ms": "5"}), (7, 8))
+    row = layout.TopicRow(Topic("orders", TOPIC_ID, 2, {"retention.ms": "5"}), (7, 8))
     stored = (
         b'{"topic_id":"74747474747474747474747474747474","configs":{"retention.ms":"5"},'
         b'"log_ids":[7,8]}'

@@ -14,34 +14,26 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from twisted.internet.defer import Deferred, DeferredSemaphore
+from twisted.internet.defer import Deferred
 
 from storage.bridge import Reactor, SharedResult, sleep
-from storage.log import LogClosed, StorageError, StorageFailed, Topic, TopicExists, UnknownTopic
+from storage.log import StorageError, StorageFailed, Topic, TopicExists, UnknownTopic
 from storage.pulsar.admin.admin_api import AdminFailed, NotFound, PulsarAdmin
-from storage.pulsar.compaction.trim import RetentionTrimmer, clock_seconds, has_whole_ledgers
+from storage.pulsar.compaction.trim import RetentionTrimmer, has_whole_ledgers
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.pulsar_names import PulsarNames, partition_name, partition_of
+from storage.pulsar.topics.pulsar_names import PulsarNames, partition_name
 from storage.pulsar.topics.refresh import Refresher
 from storage.pulsar.topics.topic_calls import NotController, TopicController, answer_call
 from storage.pulsar.topics.topic_changes import TopicChanges
 from storage.pulsar.topics.topic_listing import PulsarTopic, TopicListing
-from storage.pulsar.topics.topic_rows import (
-    MemoryRows,
-    ReplayedRows,
-    Rows,
-    decode_topic,
-    encode_topic,
-    topic_key,
-)
+from storage.pulsar.topics.topic_rows import MemoryRows, ReplayedRows
+from storage.pulsar.topics.topic_trims import TopicTrims
 from storage.pulsar.topics.topic_view import KnownTopics
+from storage.pulsar.topics.topic_writer import TopicWriter
 
 ROWS_AT_ONCE = 200
 """Rows per put, each of some hundred bytes; a put may have 4 MiB (`table_burst_bytes`)."""
-
-TRIMS_AT_ONCE = 4
-"""Topics trimmed at the same time, each for about a second."""
 
 log = logging.getLogger(__name__)
 
@@ -73,31 +65,29 @@ class TopicCatalog:
         self._settings = settings
         self._reactor = reactor
         self._listing = TopicListing(self.names, admin, settings.admin_connections)
-        self._trimmer = RetentionTrimmer(admin, partial(sleep, reactor), settings)
-        self._changes = TopicChanges(settings, admin, self._listing, self._trimmer)
+        trimmer = RetentionTrimmer(admin, partial(sleep, reactor), settings)
+        self._changes = TopicChanges(settings, admin, self._listing, trimmer)
         self._admin = admin
         self._view = KnownTopics()
+        self._writer = TopicWriter(self._view, rows or MemoryRows())
+        self._trims = TopicTrims(
+            self.names,
+            self._view,
+            self._writer,
+            self._changes,
+            trimmer,
+            self._retain_soon,
+        )
         self._refresher = Refresher(
             self.refresh, "the list of topics", settings.refresh_seconds, reactor
         )
         self._topics_per_refresh = settings.refresh_topics
         self._refresh_queue: list[str] = []
-        self._unwritten: set[str] = set()
-        """Names of topics whose rows could not be written. The next refresh reads them again."""
         self._retention_retries: set[str] = set()
-        self._untrimmable: set[str] = set()
-        self._trims = DeferredSemaphore(TRIMS_AT_ONCE)
-        self._has_ended_trims = False
         self._term: object | None = None
         """Identifies the time since the last `lead`; None in a follower."""
         self._controller = controller
         self._all_replayed: Callable[[], Awaitable[None]] = _at_once
-        self._own_changes: set[str] = set()
-        """Names whose rows are being written for a client, which are not announced."""
-        self._names_by_key: dict[bytes, str] = {}
-        self._rows: ReplayedRows = rows or MemoryRows()
-        self._replay(self._rows.rows)
-        self._rows.watch(self._replay)
 
     @property
     def topics(self) -> Mapping[str, Topic]:
@@ -116,7 +106,8 @@ class TopicCatalog:
         this returns.
 
         `all_replayed` returns when every live gateway has replayed what is in the log now, and has
-        closed the logs of topics that it does not show. It is given `operation_timeout_seconds`.
+        closed the logs of topics that it does not show, also those that were being opened. It is
+        given `operation_timeout_seconds`.
 
         Raises StorageFailed, after which this is a follower. If the log has no topics yet, that is
         also raised if only one namespace cannot be listed.
@@ -147,7 +138,7 @@ class TopicCatalog:
         fail when they write to the log; the new controller notices the changes with a refresh.
         """
         self._term = None
-        self._unwritten.clear()
+        self._writer.unwritten.clear()
         self._refresher.stop()
 
     @property
@@ -202,7 +193,7 @@ class TopicCatalog:
                 with contextlib.suppress(StorageFailed):
                     await self._refetch(topic.name, full_name)
                 raise
-            await self._write_own(topic.name, await self._retained_soon(created))
+            await self._writer.write_own(topic.name, await self._retained_soon(created))
 
     async def alter(self, topic: Topic) -> None:
         """`Store.alter_topic`. Raises NotController.
@@ -220,7 +211,7 @@ class TopicCatalog:
                 with contextlib.suppress(StorageFailed):
                     await self._refetch(topic.name, known.full_name)
                 raise
-            await self._write_own(topic.name, await self._retained_soon(altered))
+            await self._writer.write_own(topic.name, await self._retained_soon(altered))
             if altered.entry_format != known.entry_format:
                 try:
                     await self._wait_until_replayed()
@@ -243,15 +234,15 @@ class TopicCatalog:
         async with self._view.lock(name):
             self.check_leads()
             found = self._view.get(name)
-            await self._write_own(name, replace(found, is_being_deleted=True))
+            await self._writer.write_own(name, replace(found, is_being_deleted=True))
             try:
                 await self._wait_until_replayed()
                 await self._changes.delete(found)
             except StorageError:
                 with contextlib.suppress(StorageFailed):
-                    await self._write({name: found})
+                    await self._writer.write({name: found})
                 raise
-            await self._write_own(name, None)
+            await self._writer.write_own(name, None)
 
     async def reload(self, name: str) -> Topic | None:
         """`TopicController.reload`. Watchers are called if the topic changed.
@@ -278,7 +269,7 @@ class TopicCatalog:
         """
         await self._refresh_topics(self._listing.refresh_names)
         self._retention_retries &= self.topics.keys()
-        self._untrimmable &= self.topics.keys()
+        self._trims.forget_deleted()
         for name in [
             name for name, found in self._view.by_name.items() if self._changes.due(found)
         ]:
@@ -287,21 +278,12 @@ class TopicCatalog:
                     await self._retain(self._view.get(name))
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
-        """`TopicTrimmer.can_trim`. If an administrator can remove the obstacle, it is logged once
-        per topic.
-        """
+        """`TopicTrimmer.can_trim`. The controller is asked only if there is a ledger to delete."""
         if not has_whole_ledgers(await self._admin.internal_stats(topic), keep):
             return False
         if self._term is None:
             return await self._ask_controller().can_trim(topic, keep)
-        found = self._holder(topic)
-        if found is None or not self._changes.is_retained(found):
-            return False
-        name, refusal = found.topic.name, await self._trimmer.refusal(found)
-        if refusal and name not in self._untrimmable:
-            self._untrimmable.add(name)
-            log.warning("compaction cannot free the space of %s: %s", name, refusal)
-        return not refusal
+        return await self._trims.is_allowed(topic)
 
     async def trim(
         self, topic: str, keep: Position, confirm: Callable[[], Awaitable[None]] = _at_once
@@ -315,46 +297,12 @@ class TopicCatalog:
         if self._term is None:
             await confirm()
             return await self._ask_controller().trim(topic, keep)
-        await self._trims.acquire()
-        try:
-            await self._trim(topic, keep, confirm)
-        finally:
-            self._trims.release()
+        await self._trims.trim(topic, keep, confirm, self.check_leads)
         return None
-
-    async def _trim(
-        self, topic: str, keep: Position, confirm: Callable[[], Awaitable[None]]
-    ) -> None:
-        if self._has_ended_trims:
-            raise LogClosed("the store is closed")
-        holder = self._holder(topic)
-        if holder is None:
-            return
-        name = holder.topic.name
-        async with self._view.lock(name):
-            self.check_leads()
-            found = self._view.get(name)
-            if not self._changes.is_retained(found):
-                return
-            since = clock_seconds()
-            await confirm()
-            lowered = await self._trimmer.plan(found)
-            # Also if the row is the same: it confirms that this process is the controller.
-            await self._write({name: lowered})
-            try:
-                await self._trimmer.begin(lowered)
-                await self._trimmer.protect(lowered, topic, keep)
-                self._trimmer.check_time(since)
-                if await self._changes.lower(lowered):
-                    await self._trimmer.trim(topic, keep, since)
-            finally:
-                await self._retain_soon(lowered)
 
     async def end_trims(self) -> None:
         """Refuse new trims, and return when the running ones have restored the retention."""
-        self._has_ended_trims = True
-        for _ in range(TRIMS_AT_ONCE):
-            await self._trims.acquire()
+        await self._trims.end()
 
     async def answer(self, method: str, payload: bytes) -> bytes:
         """Serve a call of a follower's `RemoteTopics`. Errors are in the answer."""
@@ -365,53 +313,6 @@ class TopicCatalog:
             self.check_leads()
         assert self._controller
         return self._controller
-
-    def _replay(self, rows: Rows) -> None:
-        """Apply replayed rows, and call the watchers unless all are own changes."""
-        seen: dict[str, PulsarTopic | None] = {}
-        for key, row in rows.items():
-            try:
-                found = None if row is None else decode_topic(row)
-            except ValueError as error:
-                log.error("row of a topic ignored, it cannot be read key=%r: %s", key, error)
-                continue
-            if found is None:
-                name = self._names_by_key.pop(key, None)
-            else:
-                name = self._names_by_key[key] = found.topic.name
-            if name is not None:
-                seen[name] = found
-        if self._view.merge(seen) - self._own_changes:
-            self._view.notify()
-
-    async def _write_own(self, name: str, found: PulsarTopic | None) -> None:
-        """As `_write`, without calling this process's watchers. Requires the topic's lock."""
-        self._own_changes.add(name)
-        try:
-            await self._write({name: found})
-        finally:
-            self._own_changes.discard(name)
-
-    async def _write(self, changes: Mapping[str, PulsarTopic | None]) -> None:
-        """Write rows (None: deleted) to the log; they are known here when this returns.
-
-        Raises StorageFailed. The rows are then written by the next refresh, if Pulsar has the
-        changes.
-        """
-        try:
-            await self._rows.put(
-                {
-                    topic_key(name): None if found is None else encode_topic(found)
-                    for name, found in changes.items()
-                }
-            )
-        except StorageError as failure:
-            self._unwritten.update(changes)
-            names = ", ".join(sorted(changes)[:3]) + (" and others" if len(changes) > 3 else "")
-            raise StorageFailed(
-                f"metadata of {names} could not be written to the log of the cluster; what was "
-                f"changed in Pulsar appears with the next refresh: {failure}"
-            ) from failure
 
     async def _wait_until_replayed(self) -> None:
         """Raises StorageFailed if another gateway is too slow, or what `all_replayed` raises."""
@@ -427,15 +328,6 @@ class TopicCatalog:
                 f"a gateway of the cluster has not applied a change within {seconds:g} s "
                 "(operation_timeout_seconds): retry later"
             ) from None
-
-    def _holder(self, topic: str) -> PulsarTopic | None:
-        """The topic that has this Pulsar topic as a partition, or is not partitioned and is it."""
-        for full_name in [topic, *(partition_of(topic) or ())[:1]]:
-            name = self.names.listed(str(full_name))
-            found = self._view.by_name.get(name) if name is not None else None
-            if found and found.is_partitioned == (full_name != topic):
-                return None if found.is_being_deleted else found
-        return None
 
     async def _refresh_topics(
         self,
@@ -462,8 +354,10 @@ class TopicCatalog:
             or known[name].is_partitioned != is_partitioned
             or known[name].is_being_deleted
         ]
-        self._unwritten &= listed.keys()
-        wanted = {name: listed[name] for name in [*due, *new, *self._unwritten] if name in listed}
+        self._writer.unwritten &= listed.keys()
+        wanted = {
+            name: listed[name] for name in [*due, *new, *self._writer.unwritten] if name in listed
+        }
         gone = dict.fromkeys(name for name in known if name not in listed)
         seen = {**await self._listing.fetch_all(wanted), **gone}
         names_seen = list(seen)
@@ -473,10 +367,10 @@ class TopicCatalog:
             newest = self._view.keep_newest(
                 {name: seen[name] for name in names_seen[begin : begin + ROWS_AT_ONCE]}
             )
-            self._unwritten -= newest.keys()
+            self._writer.unwritten -= newest.keys()
             differing = self._view.differing(newest)
             if differing:
-                await self._write(differing)
+                await self._writer.write(differing)
 
     def _check_term(self, term: object) -> None:
         """Raises NotController if `follow` was called since `term` began."""
@@ -487,7 +381,7 @@ class TopicCatalog:
         """Read one topic again, which may have become partitioned or not."""
         differing = self._view.differing({name: await self._listing.fetch(name, full_name)})
         if differing:
-            await self._write(differing)
+            await self._writer.write(differing)
 
     def _check_new(self, topic: Topic) -> str:
         """Return the full name. Raises ValueError."""
@@ -535,7 +429,7 @@ class TopicCatalog:
         """
         retained = await self._retained(found)
         if retained != found:
-            await self._write({found.topic.name: retained})
+            await self._writer.write({found.topic.name: retained})
 
     async def _retained_soon(self, found: PulsarTopic) -> PulsarTopic:
         """As `_retained`; if that fails, a refresh repeats it."""

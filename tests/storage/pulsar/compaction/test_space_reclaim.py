@@ -14,6 +14,7 @@ from storage.log import Fenced, StorageError, StorageFailed
 from storage.pulsar.compaction.trim import CURSOR, RetentionTrimmer
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.store import PulsarStore
+from storage.pulsar.topics.topic_calls import RemoteTopics
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from storage.pulsar.topics.topic_changes import TopicChanges
 from tests.storage.entries import bases, everything, plain, sized, topic
@@ -121,6 +122,31 @@ async def test_trim_does_not_affect_other_partitions(pulsar):
         await compacted.store.close()
 
 
+@ensureDeferred
+async def test_gateway_that_is_not_controller_trims_through_it(compacted, monkeypatch):
+    entries = await compacted.fill()
+    log = await compacted.log()
+    await log.replace(0, 27, [])
+    store, controller = compacted.store, compacted.store._catalog
+    calls = []
+
+    async def call(method, payload):
+        calls.append(method)
+        return await controller.answer(method, payload)
+
+    follower = TopicCatalog(
+        compacted.settings, store._admin, reactor, controller._writer._rows, RemoteTopics(call)
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_catalog", follower)
+        await log.reclaim()
+    assert calls == ["topics.can_trim", "topics.trim"]
+    assert compacted.size() < 2 * 10 * SIZE + 5000
+    assert compacted.retention() == EVER
+    await compacted.wait_until_settled()
+    assert plain(await everything(log)) == plain(entries[28:])
+
+
 class SimulatedCrash(Exception):
     """Simulates the end of the process."""
 
@@ -136,14 +162,14 @@ async def test_crash_during_trim_loses_nothing_and_restart_restores_retention(
     async def killed(*arguments):
         raise SimulatedCrash
 
-    async def nothing(*arguments):
-        return
+    async def not_retained(changes, found):
+        return found
 
     # A killed process does not refresh topics.
     compacted.store._catalog._refresher.stop()
     with monkeypatch.context() as patched:
         patched.setattr(RetentionTrimmer, "trim", killed)
-        patched.setattr(TopicCatalog, "_retain_soon", nothing)
+        patched.setattr(TopicChanges, "retain", not_retained)
         with pytest.raises(SimulatedCrash):
             await log.reclaim()
         assert compacted.retention() == (0, 0)

@@ -18,7 +18,9 @@ from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.topic_catalog import TopicCatalog
+from storage.pulsar.topics.topic_rows import SectionRows
 from tests.storage.entries import topic
+from tests.storage.pulsar.topics.fake_topics import FakeMetadataLog
 from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant
 
@@ -99,6 +101,38 @@ async def test_created_topic_is_listed_here_and_by_next_process(
     again = await catalogues()
     assert dict(again.topics) == {"orders": made}
     assert again.entry_format("orders") == "mixed_kafka"
+
+
+@ensureDeferred
+async def test_gateways_over_one_log_know_the_same_topics(
+    settings: PulsarSettings, admin: PulsarAdmin, clock: task.Clock, native: Native
+) -> None:
+    metadata = FakeMetadataLog()
+    leading, following = (
+        TopicCatalog(settings, admin, clock, SectionRows(metadata.member(is_writer=is_writer)))
+        for is_writer in (True, False)
+    )
+    native.call("PUT", "theirs/partitions", 3)
+    await leading.lead()
+    assert following.topics["theirs"].partitions == 3
+    await leading.create(topic("orders", 2, {"a": "b"}))
+    assert following.topics["orders"] == topic("orders", 2, {"a": "b"})
+    await leading.alter(topic("orders", 4))
+    await leading.delete("theirs")
+    native.call("PUT", "plain")
+    await leading.refresh()
+    assert sorted(following.topics) == ["orders", "plain"]
+    assert following.topics["orders"] == topic("orders", 4)
+    written = len(metadata.puts)
+    await leading.refresh()
+    assert len(metadata.puts) == written
+    leading.close()
+    metadata.elect(metadata.members[1])
+    await following.lead()
+    assert len(metadata.puts) == written
+    await following.delete("orders")
+    assert list(leading.topics) == ["plain"]
+    following.close()
 
 
 @ensureDeferred
