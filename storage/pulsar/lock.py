@@ -13,6 +13,9 @@ count as alive when the holder reconnects. A refused holder therefore reads the 
 tries to reacquire the lock. It is lost only if another process has announced itself, or if the
 broker keeps refusing for `lock_contest_seconds`. Data is safe meanwhile, because a process that
 takes over the store fences each table and partition separately.
+
+A gateway of a cluster holds the lock while it is the cluster's controller. Its message says so,
+because other gateways of the cluster then join it, and older gateways must not.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ import pulsar
 from twisted.internet.defer import Deferred
 
 from storage.bridge import DelayedCall, Reactor
+from storage.cluster import OtherController
 from storage.log import Fenced, StaleStoreLock, StorageError, StorageFailed, StoreInUse
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.pulsar_client import PulsarClient
@@ -42,6 +46,9 @@ from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX, PREFIX
 RETRY_SECONDS = 1.0
 """Seconds between attempts to reacquire the lock."""
 
+ANNOUNCEMENT_SECONDS = 0.3
+"""Time that a new holder has to announce itself before its predecessor is taken for the holder."""
+
 PROCESS_START = time.time()
 """Start time of this process, or slightly later."""
 
@@ -49,11 +56,12 @@ Access = pulsar.ProducerAccessMode
 log = logging.getLogger(__name__)
 
 
-class LockHolder(msgspec.Struct, frozen=True):
+class LockHolder(msgspec.Struct, frozen=True, omit_defaults=True):
     """The JSON message in the lock's topic.
 
     `token` identifies one call of `take`. `node` is the gateway's name, such as `node 4`. `since`
     (when the lock was taken) and `said` (when this message was sent) are Unix times in seconds.
+    `cluster`: whether the holder is the controller of a cluster.
     """
 
     token: str
@@ -62,18 +70,27 @@ class LockHolder(msgspec.Struct, frozen=True):
     process: int
     since: float
     said: float
+    cluster: bool = False
 
 
 class StoreLock:
     """The lock of the store whose tables are in the metadata namespace of `settings`."""
 
     def __init__(
-        self, client: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings, reactor: Reactor
+        self,
+        client: PulsarClient,
+        admin: PulsarAdmin,
+        settings: PulsarSettings,
+        reactor: Reactor,
+        *,
+        cluster: bool = False,
     ) -> None:
         self._client = client
         self._admin = admin
         self._settings = settings
         self._reactor = reactor
+        self._cluster = cluster
+        self._is_topic_prepared = False
         self._topic = (
             f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}"
             f"/{INTERNAL_PREFIX}.{LOCK_TOPIC}"
@@ -90,23 +107,58 @@ class StoreLock:
         self._sent_confirmations: list[Deferred[None]] = []
 
     def when_lost(self, call: Callable[[str], None]) -> None:
-        """Register `call`, which runs once, with the reason, if the lock is lost.
+        """Register `call`, which runs once per `take`, with the reason, if the lock is lost.
 
         While brokers answer, a takeover is noticed within `lock_beat_seconds` after the new holder
         has announced itself.
         """
         self._on_lost = call
 
-    async def take(self, node: str, takeover: bool) -> None:
+    async def take(self, node: str, takeover: bool, *, replace_controller: bool = False) -> None:
         """Acquire the lock; with `takeover`, fence its current holder.
 
-        Raises StoreInUse, or StaleStoreLock if the holder appears to be dead, and StorageFailed.
+        In a cluster, `takeover` fences only a holder that is no controller, and
+        `replace_controller` only one that is. Raises OtherController (a controller holds the lock
+        of a cluster's gateway), StoreInUse, or StaleStoreLock if the holder appears to be dead, and
+        StorageFailed.
         """
-        await ensure_topic(self._admin, self._topic)
-        await clear_retention(self._admin, self._topic)
+        if not self._is_topic_prepared:
+            await ensure_topic(self._admin, self._topic)
+            await clear_retention(self._admin, self._topic)
+            self._is_topic_prepared = True
+        if not self._cluster:
+            try:
+                await self._acquire(node, fence=takeover)
+            except Fenced:
+                raise self._refusal(await self._last_holder()) from None
+            return
+        for attempt in range(2):
+            try:
+                await self._acquire(node, fence=False)
+            except Fenced:
+                pass
+            else:
+                return
+            other = await self._last_holder()
+            if other is None or other.cluster:
+                if not replace_controller:
+                    raise OtherController(self._in_use(other))
+                break
+            if takeover:
+                break
+            if attempt:
+                raise self._refusal(other)
+            # The next controller may not have announced itself yet.
+            await self._client.pause(ANNOUNCEMENT_SECONDS)
+        await self._acquire(node, fence=True)
+
+    async def _acquire(self, node: str, *, fence: bool) -> None:
+        """Open the producer and announce this holder. Raises Fenced if the lock is held."""
         now = time.time()
-        holder = LockHolder(uuid4().hex, node, socket.gethostname(), os.getpid(), now, now)
-        access = Access.ExclusiveWithFencing if takeover else Access.Exclusive
+        holder = LockHolder(
+            uuid4().hex, node, socket.gethostname(), os.getpid(), now, now, self._cluster
+        )
+        access = Access.ExclusiveWithFencing if fence else Access.Exclusive
 
         def open_and_announce() -> Any:
             producer = self._client.producer(self._topic, access)
@@ -118,16 +170,15 @@ class StoreLock:
                 raise
             return producer
 
-        try:
-            self._producer = await self._client.run(open_and_announce)
-        except Fenced:
-            other = await self._last_holder()
-            is_left = other is not None and appears_dead(
-                other, 2 * self._settings.lock_beat_seconds
-            )
-            raise (StaleStoreLock if is_left else StoreInUse)(self._in_use(other)) from None
+        self._producer = await self._client.run(open_and_announce)
         self._holder = holder
+        self._refused_since = None
+        self._has_logged_failure = self._is_heartbeat_in_flight = False
         self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
+
+    def _refusal(self, holder: LockHolder | None) -> StoreInUse:
+        is_left = holder is not None and appears_dead(holder, 2 * self._settings.lock_beat_seconds)
+        return (StaleStoreLock if is_left else StoreInUse)(self._in_use(holder))
 
     @property
     def is_held(self) -> bool:
@@ -305,18 +356,11 @@ class StoreLock:
         return await self._client.run(self._read_last)
 
     def _read_last(self) -> LockHolder | None:
-        reader = self._client.reader(self._topic, pulsar.MessageId.latest)
+        data = self._client.last_message(self._topic)
         try:
-            if not reader.has_message_available():
-                return None
-            return msgspec.json.decode(
-                reader.read_next(round(self._settings.operation_timeout_seconds * 1000)).data(),
-                type=LockHolder,
-            )
+            return None if data is None else msgspec.json.decode(data, type=LockHolder)
         except msgspec.DecodeError:
             return None
-        finally:
-            reader.close()
 
     def _in_use(self, holder: LockHolder | None) -> str:
         place = f"{self._settings.metadata_tenant}/{self._settings.metadata_namespace}"
@@ -325,6 +369,20 @@ class StoreLock:
             if holder is None
             else f"by {describe(holder)}, last heartbeat {age(holder.said)} ago"
         )
+        if holder is not None and holder.cluster and not self._cluster:
+            return (
+                f"the store in Pulsar's namespace {place} is in use by a cluster of gateways "
+                f"(controller: {who.removeprefix('by ')}), and this gateway does not join "
+                "clusters: stop all of them first, or configure separate namespaces for this one"
+            )
+        if holder is not None and not holder.cluster and self._cluster:
+            return (
+                f"the store in Pulsar's namespace {place} is in use {who}, which does not join "
+                "clusters, such as a gateway of an older version: stop that process first, or "
+                "configure separate namespaces for this one. Pulsar releases the store at once if "
+                "the process was killed, and within a minute if it hangs or its host is lost. To "
+                "take over the store from a running process, start with --pulsar-takeover"
+            )
         return (
             f"the store in Pulsar's namespace {place} is in use {who}: stop that process, or "
             "configure separate namespaces for this one. Pulsar releases the store at once if the "

@@ -233,6 +233,21 @@ class PulsarClient:
             start_message_id_inclusive=True,
         )
 
+    def last_message(self, topic: str) -> bytes | None:
+        """The payload of the topic's last message; None if there is none or it has been deleted.
+
+        Blocks: call it within `run`.
+        """
+        reader = self.reader(topic, pulsar.MessageId.latest)
+        try:
+            if not reader.has_message_available():
+                return None
+            message = reader.read_next(round(self.settings.operation_timeout_seconds * 1000))
+            data: bytes = message.data()
+            return data
+        finally:
+            reader.close()
+
     async def close(self) -> None:
         """Close the client, within `close_timeout_seconds`. A client that does not close is shut
         down.

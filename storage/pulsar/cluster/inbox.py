@@ -1,0 +1,282 @@
+"""Messages between gateways, through non-persistent topics.
+
+Nothing is stored: a message is passed on by the broker's memory, and lost if no reader is connected
+or the reader is slow. Each inbox is a partitioned topic with one partition. Its metadata is
+durable, so that both ends reconnect after a restart of the broker; a topic without partitions would
+be gone then.
+
+Messages are read by a thread: the library's single listener thread can be blocked by other topics.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pulsar
+
+from storage.bridge import Reactor
+from storage.cluster import MAX_CALL_BYTES
+from storage.log import LogClosed, StorageError
+from storage.pulsar.admin.admin_api import Conflict, PulsarAdmin
+from storage.pulsar.client.exclusive_producer import close_producer
+from storage.pulsar.client.library_threads import keep_thread_state
+from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
+from storage.pulsar.client.topic_readers import close
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX
+
+WAITING_MESSAGES = 1000
+WAITING_BYTES = 4 * MAX_CALL_BYTES
+"""Limits on messages to one receiver that the broker has not taken; more are dropped."""
+
+RECEIVED_MESSAGES = 1000
+"""Prefetch of an inbox. What arrives while it is full is dropped by the broker."""
+
+POLL_MS = 500
+"""How long a read waits before the thread checks whether it should end."""
+
+REOPEN_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+def inbox_path(settings: PulsarSettings, node_id: int) -> str:
+    """The inbox of a node as tenant, namespace and topic."""
+    namespace = f"{settings.metadata_tenant}/{settings.metadata_namespace}"
+    return f"{namespace}/{INTERNAL_PREFIX}.inbox-{node_id}"
+
+
+def inbox_topic(settings: PulsarSettings, node_id: int) -> str:
+    """Full name of the only partition of the inbox's topic."""
+    return f"non-persistent://{inbox_path(settings, node_id)}-partition-0"
+
+
+class InboxReader:
+    """Passes messages of one topic to `on_message`, in the reactor thread."""
+
+    def __init__(
+        self, client: PulsarClient, topic: str, on_message: Callable[[bytes], None]
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._on_message = on_message
+        self._ended = threading.Event()
+        self._is_failing = False
+
+    async def open(self) -> None:
+        """Connect, so that later messages arrive. Raises StorageFailed."""
+        reader = await self._client.run(self._connect)
+        threading.Thread(target=self._run, args=(reader,), name="pulsar-inbox", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread soon; nothing is delivered after this call."""
+        self._ended.set()
+
+    def _connect(self) -> Any:
+        return self._client.reader(self._topic, pulsar.MessageId.latest, queue=RECEIVED_MESSAGES)
+
+    def _run(self, reader: Any) -> None:
+        while True:
+            try:
+                self._read(reader)
+            except pulsar.PulsarException as error:
+                self._failed(error)
+            close(reader)
+            while True:
+                if self._ended.is_set():
+                    return
+                try:
+                    reader = self._connect()
+                except LogClosed:
+                    return
+                except (pulsar.PulsarException, StorageError) as error:
+                    self._failed(error)
+                else:
+                    break
+
+    def _read(self, reader: Any) -> None:
+        read_next = reader._reader.read_next
+        while not self._ended.is_set():
+            try:
+                message = read_next(POLL_MS)
+            except pulsar.Timeout:
+                continue
+            self._is_failing = False
+            self._client.reactor_calls.post(partial(self._pass_on, message.data()))
+
+    def _pass_on(self, data: bytes) -> None:
+        if not self._ended.is_set():
+            self._on_message(data)
+
+    def _failed(self, error: Exception) -> None:
+        """Log the first failure of a series, and wait before the next attempt."""
+        if not self._is_failing and not self._ended.is_set():
+            self._is_failing = True
+            log.warning(
+                "reading the inbox failed, retrying topic=%s error=%s",
+                self._topic,
+                to_storage_error(error),
+            )
+        self._ended.wait(REOPEN_SECONDS)
+
+
+class Outbox:
+    """Sends messages to one node, in order.
+
+    The producer is created for the first message. If it fails, waiting messages are dropped, and
+    the next attempt is made after `REOPEN_SECONDS`.
+    """
+
+    def __init__(self, client: PulsarClient, reactor: Reactor, topic: str) -> None:
+        self._client = client
+        self._reactor = reactor
+        self._topic = topic
+        self._producer: Any = None
+        self._is_opening = False
+        self._next_attempt = 0.0
+        self._is_closed = False
+        self._unsent: deque[bytes] = deque()
+        self._messages = 0
+        self._bytes = 0
+        self._is_dropping = False
+
+    def send(self, message: bytes) -> None:
+        if self._messages >= WAITING_MESSAGES or self._bytes + len(message) > WAITING_BYTES:
+            self._drop("too many messages are waiting")
+            return
+        if self._producer is None and not self._is_opening:
+            if self._reactor.seconds() < self._next_attempt:
+                return
+            self._open()
+        self._messages += 1
+        self._bytes += len(message)
+        if self._producer is None:
+            self._unsent.append(message)
+        else:
+            self._send(message)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._unsent.clear()
+        self._drop_producer()
+
+    def _open(self) -> None:
+        self._is_opening = True
+        self._client.run(
+            lambda: self._client.producer(
+                self._topic,
+                pulsar.ProducerAccessMode.Shared,
+                pending_messages=WAITING_MESSAGES,
+            )
+        ).addCallbacks(self._opened, self._failed)
+
+    def _opened(self, producer: Any) -> None:
+        self._is_opening = False
+        self._producer = producer
+        if self._is_closed:
+            self._drop_producer()
+        while self._unsent and self._producer is not None:
+            self._send(self._unsent.popleft())
+
+    def _failed(self, failure: Any) -> None:
+        self._is_opening = False
+        self._next_attempt = self._reactor.seconds() + REOPEN_SECONDS
+        for message in self._unsent:
+            self._release(len(message))
+        self._unsent.clear()
+        self._drop(str(failure.value))
+
+    def _send(self, message: bytes) -> None:
+        producer, wake, size = self._producer, self._client.reactor_calls, len(message)
+
+        def answered(result: Any, _: object) -> None:
+            keep_thread_state()
+            wake.post(lambda: self._answered(producer, result, size))
+
+        try:
+            producer.send_async(message, answered)
+        except pulsar.PulsarException as error:
+            self._release(size)
+            self._drop(type(error).__name__)
+            if not isinstance(error, pulsar.ProducerQueueIsFull):
+                self._drop_producer()
+
+    def _answered(self, producer: Any, result: Any, size: int) -> None:
+        self._release(size)
+        if result == pulsar.Result.Ok:
+            self._is_dropping = False
+            return
+        self._drop(result.name)
+        if result != pulsar.Result.Timeout and producer is self._producer:
+            self._drop_producer()
+
+    def _release(self, size: int) -> None:
+        self._messages -= 1
+        self._bytes -= size
+
+    def _drop(self, reason: str) -> None:
+        """Log the first dropped message of a series."""
+        if not self._is_dropping and not self._is_closed:
+            self._is_dropping = True
+            log.warning(
+                "messages to another gateway are dropped topic=%s reason=%s", self._topic, reason
+            )
+
+    def _drop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            close_producer(self._client, producer)
+
+
+class PulsarInbox:
+    """An `Inbox`."""
+
+    def __init__(
+        self, client: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings, reactor: Reactor
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._settings = settings
+        self._reactor = reactor
+        self._reader: InboxReader | None = None
+        self._outboxes: dict[int, Outbox] = {}
+
+    async def open(self, node_id: int, on_message: Callable[[bytes], None]) -> None:
+        """`Inbox.open`. Creates the topic if it is missing."""
+        path = f"/non-persistent/{inbox_path(self._settings, node_id)}/partitions"
+        with suppress(Conflict):
+            await self._admin.put(path, 1)
+        reader = InboxReader(self._client, inbox_topic(self._settings, node_id), on_message)
+        await reader.open()
+        self._reader = reader
+
+    def send(self, node_id: int, message: bytes) -> None:
+        """`Inbox.send`."""
+        if len(message) > MAX_CALL_BYTES:
+            raise ValueError(
+                f"a message to another gateway has {len(message)} bytes, the limit is "
+                f"{MAX_CALL_BYTES}"
+            )
+        outbox = self._outboxes.get(node_id)
+        if outbox is None:
+            outbox = self._outboxes[node_id] = Outbox(
+                self._client, self._reactor, inbox_topic(self._settings, node_id)
+            )
+        try:
+            outbox.send(message)
+        except StorageError as error:
+            log.debug("message to node %d dropped: %s", node_id, error)
+
+    async def close(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.stop()
+        for outbox in self._outboxes.values():
+            outbox.close()
+        self._outboxes.clear()

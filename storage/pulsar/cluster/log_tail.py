@@ -1,0 +1,129 @@
+"""Reads the end of the metadata log, in a thread, as other processes write to it.
+
+A plain reader, not one of the compacted topic: after a reconnection, a compacted reader may
+continue after the compacted data (see `tables/table_loader.py`). The follower recognizes missing
+bursts by their revision, and bursts that are delivered again.
+
+The library's single listener thread is not used: a topic whose messages are not taken blocks it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pulsar
+
+from storage.log import LogClosed, StorageError
+from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
+from storage.pulsar.client.topic_readers import close, message_id_of
+from storage.pulsar.cluster.log_entries import BurstReader, LogEvent, MissingRevision, Place
+from storage.pulsar.log.offset_index import Position
+
+POLL_MS = 500
+"""How long a read waits before the thread checks whether it should end."""
+
+IDLE_POLLS = 4
+"""Polls without a message before the broker is asked whether there is one."""
+
+REOPEN_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class LogTail:
+    """Calls `on_event` in the reactor thread for everything from `start`, inclusive."""
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        topic: str,
+        start: Place | None,
+        on_event: Callable[[LogEvent], None],
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._start = start
+        self._on_event = on_event
+        self._ended = threading.Event()
+        self._is_failing = False
+        threading.Thread(target=self._run, name="pulsar-metadata", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread soon; nothing is delivered after this call."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                reader = self._client.reader(
+                    self._topic,
+                    message_id_of(Position(*self._start) if self._start else None),
+                    queue=self._client.settings.table_reader_messages,
+                )
+            except LogClosed:
+                return
+            except (pulsar.PulsarException, StorageError) as error:
+                self._failed(error)
+                continue
+            try:
+                self._follow(reader)
+            except (pulsar.PulsarException, StorageError) as error:
+                self._failed(error)
+            finally:
+                close(reader)
+
+    def _follow(self, reader: Any) -> None:
+        """Deliver messages. Returns if the reader should be replaced."""
+        bursts = BurstReader()
+        read_next = reader._reader.read_next
+        idle = 0
+        is_late = False
+        while not self._ended.is_set():
+            try:
+                message = read_next(POLL_MS)
+            except pulsar.Timeout:
+                idle += 1
+                if idle % IDLE_POLLS == 0:
+                    # A reader may miss messages without an error, for example if it starts at the
+                    # end of a ledger that was closed.
+                    is_available = reader.has_message_available()
+                    if is_available and is_late:
+                        self._deliver(MissingRevision())
+                        return
+                    is_late = is_available
+                continue
+            if self._is_failing:
+                self._is_failing = False
+                log.warning("metadata log is read again topic=%s", self._topic)
+            idle = 0
+            is_late = False
+            try:
+                key = message.partition_key()
+            except UnicodeDecodeError:
+                continue
+            place = message.message_id()
+            for event in bursts.add((place.ledger_id(), place.entry_id()), key, message.data()):
+                self._deliver(event)
+            self._start = bursts.place or self._start
+
+    def _deliver(self, event: LogEvent) -> None:
+        self._client.reactor_calls.post(partial(self._pass_on, event))
+
+    def _pass_on(self, event: LogEvent) -> None:
+        if not self._ended.is_set():
+            self._on_event(event)
+
+    def _failed(self, error: Exception) -> None:
+        """Log the first failure of a series, and wait before the next attempt."""
+        if not self._is_failing and not self._ended.is_set():
+            self._is_failing = True
+            log.error(
+                "reading the metadata log failed, retrying topic=%s error=%s",
+                self._topic,
+                to_storage_error(error),
+            )
+        self._ended.wait(REOPEN_SECONDS)

@@ -1,0 +1,301 @@
+"""The metadata log on a compacted topic, written by the process that holds the store's lock.
+
+The lock decides which process writes; fencing the topic ends the writing of its predecessor, whose
+last bursts are stored before the end marker that the new writer reads up to.
+
+A burst is applied when it is acknowledged or when it arrives by the follower, whichever is first.
+After a failed burst an end marker is written and awaited, so the next burst has the revision that
+follows whatever was stored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredLock, succeed
+
+from storage.bridge import Reactor
+from storage.cluster import Rows
+from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError, StorageFailed
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.cluster.log_entries import REVISION_KEY, encode_revision
+from storage.pulsar.cluster.log_follower import LogFollower
+from storage.pulsar.cluster.replay import Replay
+from storage.pulsar.lock import StoreLock
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.tables.row_messages import (
+    END_KEY,
+    MAX_KEY_BYTES,
+    MAX_MESSAGE_OVERHEAD,
+    max_batch_bytes,
+    table_topic,
+)
+from storage.pulsar.tables.table_compaction import TableCompactor
+from storage.pulsar.tables.table_writer import TableWriter, failed
+
+TABLE = "metadata"
+
+CATCH_UP_SECONDS = 0.5
+"""Pause before the log is read again after a failed burst, if Pulsar does not answer."""
+
+log = logging.getLogger(__name__)
+
+
+class WaitingPut:
+    """Rows to be stored together. `result` fires when they are durable and replayed."""
+
+    __slots__ = ("result", "rows", "size")
+
+    def __init__(self, rows: Rows, size: int) -> None:
+        self.rows = rows
+        self.size = size
+        self.result: Deferred[None] = Deferred()
+
+    def settle(self, failure: StorageError | None) -> None:
+        if self.result.called:
+            return
+        if failure is None:
+            self.result.callback(None)
+        else:
+            # A new exception for each: one that is raised repeatedly grows its traceback.
+            self.result.errback(type(failure)(str(failure)))
+
+
+class WriterTerm:
+    """What a process has while it is the writer."""
+
+    __slots__ = ("compactor", "writer")
+
+    def __init__(self, compactor: TableCompactor, writer: TableWriter) -> None:
+        self.compactor = compactor
+        self.writer = writer
+
+
+class PulsarMetadataLog:
+    """A `MetadataLog`."""
+
+    def __init__(
+        self, client: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings, reactor: Reactor
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._settings = settings
+        self._reactor = reactor
+        self.topic = table_topic(settings, TABLE)
+        self._replay = Replay()
+        self._follower = LogFollower(client, admin, reactor, self.topic, self._replay)
+        self._lock = StoreLock(client, admin, settings, reactor, cluster=True)
+        self._lock.when_lost(self._lost)
+        self._changing_role = DeferredLock()
+        self._term: WriterTerm | None = None
+        self._waiting: deque[WaitingPut] = deque()
+        self._waiting_bytes = 0
+        self._is_sending = False
+        self._on_lost: Callable[[str], None] = lambda reason: None
+
+    @property
+    def rows(self) -> Mapping[bytes, bytes]:
+        return self._replay.rows
+
+    @property
+    def revision(self) -> int:
+        return self._replay.revision
+
+    @property
+    def is_writer(self) -> bool:
+        return self._term is not None
+
+    def watch(self, call: Callable[[Rows], None]) -> None:
+        self._replay.watch(call)
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        self._on_lost = call
+
+    async def open(self) -> None:
+        await self._compactor().prepare()
+        await self._follower.open()
+
+    async def acquire(self, force: bool) -> None:
+        """`MetadataLog.acquire`. If it fails, everything acquired so far is released."""
+        async with self._changing_role:
+            if self._term is not None:
+                return
+            await self._lock.take(
+                self._settings.node, self._settings.takeover, replace_controller=force
+            )
+            compactor = self._compactor()
+            writer = TableWriter(
+                self._client, self._settings, self._reactor, self.topic, compactor.add_written
+            )
+            try:
+                await writer.open()
+                await self._catch_up(writer)
+                # Another process that took the lock meanwhile may have been fenced here.
+                await self._lock.confirm()
+            except BaseException:
+                await writer.close()
+                await self._lock.release()
+                raise
+            compactor.start()
+            self._term = WriterTerm(compactor, writer)
+
+    async def release(self) -> None:
+        async with self._changing_role:
+            term, self._term = self._term, None
+            if term is None:
+                return
+            term.compactor.stop()
+            self._fail_waiting(Fenced("this gateway is no longer the controller"))
+            await term.writer.close()
+            await self._lock.release()
+
+    def confirm(self) -> Awaitable[None]:
+        if self._term is None:
+            return failed(lambda: Fenced("this gateway is not the controller"))
+        return self._lock.confirm()
+
+    def put(self, rows: Rows) -> Awaitable[None]:
+        if self._term is None:
+            return failed(lambda: Fenced("this gateway is not the controller"))
+        if not all(1 <= len(key) <= MAX_KEY_BYTES and key != REVISION_KEY for key in rows):
+            return failed(
+                lambda: ValueError(
+                    f"a key has 1 to {MAX_KEY_BYTES} bytes and is not {REVISION_KEY.decode()}"
+                )
+            )
+        if not rows:
+            return succeed(None)
+        size = max_batch_bytes(rows)
+        limit = self._settings.table_burst_bytes - max_batch_bytes(revision_row(0))
+        if size > limit:
+            return failed(
+                lambda: EntryTooLarge(
+                    f"{len(rows)} rows take {size} bytes, more than the limit of {limit} "
+                    "(table_burst_bytes)"
+                )
+            )
+        if (
+            len(self._waiting) >= self._settings.queue_operations
+            or self._waiting_bytes + size > self._settings.table_queue_bytes
+        ):
+            return failed(
+                lambda: StorageFailed(
+                    f"{len(self._waiting)} puts ({self._waiting_bytes} bytes) are waiting for "
+                    "Pulsar: retry later"
+                )
+            )
+        put = WaitingPut(rows, size)
+        self._waiting.append(put)
+        self._waiting_bytes += size
+        if not self._is_sending:
+            Deferred.fromCoroutine(self._send_waiting(self._term))
+        return put.result
+
+    async def wait_for(self, revision: int) -> None:
+        await self._replay.wait_for(revision)
+
+    async def close(self) -> None:
+        await self.release()
+        self._follower.close()
+        self._replay.close()
+
+    def _compactor(self) -> TableCompactor:
+        return TableCompactor(self._admin, self._settings, self._reactor, self.topic)
+
+    async def _catch_up(self, writer: TableWriter) -> None:
+        """Replay everything stored before this call. Raises StorageFailed, Fenced."""
+        await self._follower.reach(
+            lambda token: writer.send({END_KEY: token}, MAX_MESSAGE_OVERHEAD)
+        )
+
+    async def _send_waiting(self, term: WriterTerm) -> None:
+        """Store the waiting puts, one burst after the other."""
+        self._is_sending = True
+        try:
+            while self._waiting and self._term is term:
+                await self._send_burst(term)
+        except Exception:
+            log.exception("bug: writing the metadata log failed")
+            self._lost("an internal error")
+        finally:
+            self._is_sending = False
+        if self._waiting and self._term is not None:
+            # This process lost the role and became the writer again meanwhile.
+            Deferred.fromCoroutine(self._send_waiting(self._term))
+
+    async def _send_burst(self, term: WriterTerm) -> None:
+        limit = self._settings.table_burst_bytes - max_batch_bytes(revision_row(0))
+        burst: list[WaitingPut] = []
+        rows: dict[bytes, bytes | None] = {}
+        size = 0
+        while self._waiting and (not burst or size + self._waiting[0].size <= limit):
+            put = self._waiting.popleft()
+            self._waiting_bytes -= put.size
+            size += put.size
+            burst.append(put)
+            rows.update(put.rows)
+        revision = self._replay.revision + 1
+        failure: StorageError | None = None
+        try:
+            await term.writer.put(rows | revision_row(revision))
+        except StorageError as error:
+            failure = error
+        if failure is None:
+            if not self._replay.apply(revision, rows):
+                raise AssertionError(f"revision {revision} after {self._replay.revision}")
+        elif isinstance(failure, LogClosed):
+            failure = Fenced("this gateway is no longer the controller; the outcome is unknown")
+        elif isinstance(failure, Fenced):
+            self._lost(str(failure), term)
+        for put in burst:
+            put.settle(failure)
+        if failure is not None and not isinstance(failure, (Fenced, EntryTooLarge)):
+            await self._learn_outcome(term)
+
+    async def _learn_outcome(self, term: WriterTerm) -> None:
+        """Replay what was stored of a burst that failed, until Pulsar answers."""
+        while self._term is term:
+            try:
+                await self._catch_up(term.writer)
+            except Fenced as error:
+                self._lost(str(error), term)
+            except LogClosed:
+                return
+            except StorageError:
+                await self._client.pause(CATCH_UP_SECONDS)
+            else:
+                return
+
+    def _lost(self, reason: str, lost: WriterTerm | None = None) -> None:
+        """End this process's term: the lock or the topic was taken."""
+        term = self._term
+        if term is None or (lost is not None and lost is not term):
+            return
+        self._term = None
+        term.compactor.stop()
+        self._fail_waiting(Fenced(f"this gateway is no longer the controller: {reason}"))
+        Deferred.fromCoroutine(self._clean_up(term)).addErrback(
+            lambda failure: log.error("closing the metadata log failed: %s", failure.value)
+        )
+        self._on_lost(reason)
+
+    async def _clean_up(self, term: WriterTerm) -> None:
+        async with self._changing_role:
+            await term.writer.close()
+            await self._lock.release()
+
+    def _fail_waiting(self, failure: StorageError) -> None:
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        for put in waiting:
+            put.settle(failure)
+
+
+def revision_row(revision: int) -> dict[bytes, Any]:
+    """The last row of a burst."""
+    return {REVISION_KEY: encode_revision(revision)}

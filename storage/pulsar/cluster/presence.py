@@ -1,0 +1,221 @@
+"""A node's presence: an exclusive producer on a topic of its id.
+
+The broker refuses a second exclusive producer and releases the first when its connection ends: at
+once if the process was killed, after 30 to 60 s if it hangs or its host is lost. The last message
+names the holder, who repeats it every `lock_beat_seconds`.
+
+The controller waits for the topic (`presence_watch`), and may hold it for a moment: when the node
+has gone, and after a restart of the broker, when it can be served before the node itself. A refused
+claim is therefore repeated for `CLAIM_SECONDS`, and a holder that lost the topic claims it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pulsar
+from twisted.internet.defer import Deferred
+
+from storage.bridge import DelayedCall, Reactor
+from storage.cluster import NodeIdInUse
+from storage.log import Fenced, StorageError, StorageFailed
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.exclusive_producer import close_producer
+from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.cluster.presence_watch import PresenceWatcher, node_topic
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.tables.table_compaction import clear_retention, ensure_topic
+
+CLAIM_SECONDS = 3.0
+"""How long a refused claim is repeated. The controller releases the topic within milliseconds."""
+
+RETRY_SECONDS = 0.1
+
+CHECK_SECONDS = 0.5
+"""Interval at which the holder looks whether its producer is connected, without I/O."""
+
+Access = pulsar.ProducerAccessMode
+log = logging.getLogger(__name__)
+
+
+class NodeHolder(msgspec.Struct, frozen=True):
+    """The JSON message in a node's topic. `since` is a Unix time in seconds.
+
+    `incarnation` identifies one process with this node id.
+    """
+
+    incarnation: str
+    description: str
+    host: str
+    process: int
+    since: float
+
+
+class PulsarPresence:
+    """A `Presence`."""
+
+    def __init__(
+        self, client: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings, reactor: Reactor
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._settings = settings
+        self._reactor = reactor
+        self._watcher = PresenceWatcher(client, settings)
+        self._topic = ""
+        self._holder: NodeHolder | None = None
+        self._producer: Any = None
+        self._timer: DelayedCall | None = None
+        self._next_beat = 0.0
+        self._is_beat_in_flight = False
+        self._on_taken: Callable[[str], None] = lambda reason: None
+
+    def when_taken(self, call: Callable[[str], None]) -> None:
+        self._on_taken = call
+
+    def watch(self, node_id: int, on_gone: Callable[[], None]) -> Callable[[], None]:
+        return self._watcher.watch(node_id, on_gone)
+
+    async def claim(self, node_id: int, description: str) -> None:
+        """`Presence.claim`."""
+        self._topic = node_topic(self._settings, node_id)
+        await ensure_topic(self._admin, self._topic)
+        await clear_retention(self._admin, self._topic)
+        holder = NodeHolder(
+            uuid4().hex, description, socket.gethostname(), os.getpid(), time.time()
+        )
+        until = self._reactor.seconds() + CLAIM_SECONDS
+        while True:
+            try:
+                producer = await self._open(holder)
+            except Fenced:
+                if self._reactor.seconds() >= until:
+                    other = await self._last_holder()
+                    raise NodeIdInUse(self._in_use(node_id, other)) from None
+                await self._client.pause(RETRY_SECONDS)
+            else:
+                break
+        self._holder = holder
+        self._started(producer)
+
+    async def release(self) -> None:
+        self._holder = None
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await close_producer(self._client, producer)
+        await self._watcher.close()
+
+    def _open(self, holder: NodeHolder) -> Deferred[Any]:
+        """Open the producer and announce `holder`. Fails with Fenced if the topic is taken."""
+
+        def open_and_announce() -> Any:
+            producer = self._client.producer(self._topic, Access.Exclusive)
+            try:
+                producer.send(msgspec.json.encode(holder))
+            except pulsar.PulsarException:
+                with suppress(pulsar.PulsarException):
+                    producer.close()
+                raise
+            return producer
+
+        return self._client.run(open_and_announce)
+
+    def _started(self, producer: Any) -> None:
+        self._producer = producer
+        self._is_beat_in_flight = False
+        self._next_beat = self._reactor.seconds() + self._settings.lock_beat_seconds
+        self._timer = self._reactor.callLater(CHECK_SECONDS, self._check)
+
+    def _check(self) -> None:
+        """Send a message if one is due, or if the producer lost its connection: does it still hold
+        the topic?
+        """
+        self._timer = self._reactor.callLater(CHECK_SECONDS, self._check)
+        producer, wake = self._producer, self._client.reactor_calls
+        is_due = self._reactor.seconds() >= self._next_beat
+        if self._is_beat_in_flight or (producer.is_connected() and not is_due):
+            return
+        self._is_beat_in_flight = True
+        self._next_beat = self._reactor.seconds() + self._settings.lock_beat_seconds
+
+        def answered(result: Any, _: object) -> None:
+            wake.post(lambda: self._answered(producer, result))
+
+        try:
+            producer.send_async(msgspec.json.encode(self._holder), answered)
+        except pulsar.PulsarException:  # the producer was fenced
+            answered(pulsar.Result.AlreadyClosed, None)
+
+    def _answered(self, producer: Any, result: Any) -> None:
+        if producer is not self._producer:
+            return
+        self._is_beat_in_flight = False
+        if result not in (pulsar.Result.ProducerFenced, pulsar.Result.AlreadyClosed):
+            return
+        log.warning("node id refused by Pulsar, claiming it again topic=%s", self._topic)
+        self._producer = None
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        close_producer(self._client, producer)
+        assert self._holder
+        Deferred.fromCoroutine(self._claim_again(self._holder)).addErrback(
+            lambda failure: log.error("bug: claiming the node id failed: %s", failure.value)
+        )
+
+    async def _claim_again(self, holder: NodeHolder) -> None:
+        while self._holder is holder:
+            try:
+                producer = await self._open(holder)
+            except Fenced:
+                with suppress(StorageError):
+                    other = await self._last_holder()
+                    if other is not None and other.incarnation != holder.incarnation:
+                        self._holder = None
+                        self._on_taken(f"{describe(other)} has taken this gateway's node id")
+                        return
+            except StorageFailed as error:
+                log.debug("claiming the node id again failed, retrying: %s", error)
+            else:
+                if self._holder is not holder:
+                    await close_producer(self._client, producer)
+                    return
+                log.warning("node id claimed again topic=%s", self._topic)
+                self._started(producer)
+                return
+            await self._client.pause(RETRY_SECONDS)
+
+    async def _last_holder(self) -> NodeHolder | None:
+        """The sender of the topic's last message; None if there is none."""
+        return await self._client.run(self._read_last)
+
+    def _read_last(self) -> NodeHolder | None:
+        data = self._client.last_message(self._topic)
+        try:
+            return None if data is None else msgspec.json.decode(data, type=NodeHolder)
+        except msgspec.DecodeError:
+            return None
+
+    def _in_use(self, node_id: int, holder: NodeHolder | None) -> str:
+        who = "a process that has not announced itself" if holder is None else describe(holder)
+        return (
+            f"node id {node_id} is in use by {who}: start this gateway with another --node-id, or "
+            "stop that process. Pulsar releases the id at once if the process was killed, and "
+            "within a minute if it hangs or its host is lost"
+        )
+
+
+def describe(holder: NodeHolder) -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(holder.since))
+    return f"{holder.description} (process {holder.process} on {holder.host}, since {since} UTC)"
