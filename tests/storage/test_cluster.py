@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 from pytest_twisted import ensureDeferred
@@ -14,7 +14,6 @@ from twisted.internet.task import Clock, LoopingCall, deferLater
 from storage.cluster import MAX_CALL_BYTES, ClusterMedium, NodeIdInUse, OtherController, Rows
 from storage.log import EntryTooLarge, Fenced, LogClosed
 from tests.fakes.cluster_medium import MemoryProcess, SharedMedium
-from tests.testkit.settle import settle
 
 BENCHES = ["memory", pytest.param("pulsar", marks=pytest.mark.peer)]
 
@@ -49,47 +48,15 @@ class MemoryClusterBench:
         self._running.stop()
 
 
-class PulsarClusterBench:
-    """Each process has a separate client; `kill` closes its connections."""
-
-    def __init__(self, settings: Any) -> None:
-        self._settings = settings
-        self._opened: list[tuple[Any, Any, Any]] = []
-
-    async def process(self, name: str) -> ClusterMedium:
-        from dataclasses import replace
-
-        from storage.pulsar.admin.admin_api import PulsarAdmin
-        from storage.pulsar.client.pulsar_client import PulsarClient
-        from storage.pulsar.cluster.medium import PulsarClusterMedium
-
-        settings = replace(self._settings, node=name)
-        client, admin = PulsarClient(settings, reactor), PulsarAdmin(settings, reactor)
-        await client.open()
-        medium = PulsarClusterMedium(client, admin, settings, reactor)
-        self._opened.append((medium, admin, client))
-        await medium.log.open()
-        return medium
-
-    def kill(self, process: ClusterMedium) -> None:
-        (client,) = (client for medium, _, client in self._opened if medium is process)
-        client._open_client().shutdown()
-
-    def close(self) -> None:
-        for medium, admin, client in self._opened:
-            settle(medium.presence.release())
-            settle(medium.inbox.close())
-            settle(medium.log.close())
-            settle(admin.close())
-            settle(client.close())
-
-
 @pytest.fixture(params=BENCHES)
 def bench(request: pytest.FixtureRequest) -> Iterator[ClusterBench]:
     made: ClusterBench
     if request.param == "memory":
         made = MemoryClusterBench()
     else:
+        # Imported only for tests that need the client library.
+        from tests.storage.pulsar.cluster.pulsar_bench import PulsarClusterBench
+
         made = PulsarClusterBench(request.getfixturevalue("pulsar").settings())
     yield made
     made.close()

@@ -29,6 +29,11 @@ LINES_PER_MINUTE = 60
 attempt.
 """
 
+REFUSAL = "Topic has an existing exclusive producer"
+"""Part of a line that is not forwarded: a gateway of a cluster is refused several times per second
+while it tries to become the controller, and reports refusals itself.
+"""
+
 LEVELS = {
     "DEBUG": logging.DEBUG,
     "INFO": logging.INFO,
@@ -48,6 +53,8 @@ class LineRateLimiter:
 
     def log_line(self, line: str, now: float) -> None:
         """Log `line`, received at `now` (seconds), unless the limit is reached."""
+        if REFUSAL in line:
+            return
         if int(now // 60) != self._minute:
             self._minute = int(now // 60)
             self._logged = 0

@@ -46,6 +46,13 @@ def test_line_of_unknown_format_is_a_warning(caplog: pytest.LogCaptureFixture):
     assert forwarded(caplog) == [("pulsar", logging.WARNING, "terminate called")]
 
 
+def test_refused_exclusive_producer_is_not_forwarded(caplog: pytest.LogCaptureFixture):
+    reason = "ResultProducerFenced (...: Topic has an existing exclusive producer: standalone-0-1)"
+    line = LINE.format("WARN").replace("Failed: refused", reason)
+    LineRateLimiter(10).log_line(line, 0)
+    assert forwarded(caplog) == []
+
+
 def test_lines_above_limit_per_minute_are_counted(caplog: pytest.LogCaptureFixture):
     limiter = LineRateLimiter(2)
     for second in range(5):

@@ -1,0 +1,290 @@
+"""The metadata log on Pulsar: elections between processes, and followers of a changing topic."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pulsar as client_library
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor, threads
+from twisted.internet.task import deferLater
+
+from storage.cluster import OtherController, Rows
+from storage.log import Fenced, StorageFailed, StoreInUse
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.cluster.log_follower import read_log
+from storage.pulsar.lock import StoreLock
+from storage.pulsar.topics.pulsar_names import path_of
+from tests.storage.pulsar.cluster.member_processes import MemberProcesses
+from tests.storage.pulsar.cluster.pulsar_bench import PulsarClusterBench
+from tests.testkit.pulsar import Pulsar, suspend
+from tests.testkit.pulsar_relay import SEND, PulsarRelays
+from tests.testkit.tenant import Tenant
+
+pytestmark = pytest.mark.peer
+
+SEND_SECONDS = 1.0
+
+
+@pytest.fixture
+def bench(pulsar: Tenant) -> Iterator[PulsarClusterBench]:
+    made = PulsarClusterBench(pulsar.settings())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def members(pulsar: Tenant) -> Iterator[MemberProcesses]:
+    made = MemberProcesses(pulsar.settings())
+    yield made
+    made.close()
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    while not is_so():
+        await deferLater(reactor, 0.005)
+
+
+@ensureDeferred
+async def test_killed_writer_is_replaced_without_losing_acknowledged_puts(
+    members: MemberProcesses,
+) -> None:
+    for node in (1, 2, 3):
+        members.start(node)
+    for node in (1, 2, 3):
+        await members.event(node, "ready")
+    terms = 0
+    for _ in range(2):
+        terms += 1
+        writer = await members.event(None, "writer", lambda one: one.node in members.running)
+        await members.event(writer, "put")
+        members.kill(writer)
+    last = await members.event(None, "writer", lambda one: one.node in members.running)
+    await members.event(last, "put")
+    puts = [event for event in members.events if event.word == "put"]
+    # Each put raises the counter by one: with the revision, if none was lost or stored twice.
+    assert all(event.revision == int(event.rest[1]) for event in puts)
+    assert len({event.revision for event in puts}) == len(puts)
+    starts = [event for event in members.events if event.word == "writer"]
+    assert len(starts) == terms + 1
+    for number, start in enumerate(starts[1:], 1):
+        before = {one.node for one in starts[:number]}
+        assert start.revision >= max(put.revision for put in puts if put.node in before)
+
+
+@ensureDeferred
+async def test_resumed_writer_is_refused_and_joins_again(members: MemberProcesses) -> None:
+    old, new = 1, 2
+    process = members.start(old)
+    await members.event(old, "put")
+    members.start(new)
+    await members.event(new, "ready")
+    suspend(process)
+    members.force(new)
+    await members.event(new, "put")
+    process.send_signal(signal.SIGCONT)
+    await members.event(old, "refused")
+    assert [event.word for event in members.events if event.node == old].count("lost") == 1
+    members.kill(new)
+    last = max(event.revision for event in members.events if event.word == "put")
+    await members.event(old, "put", lambda one: one.revision > last)
+    puts = [event for event in members.events if event.word == "put"]
+    assert all(event.revision == int(event.rest[1]) for event in puts)
+    assert len({event.revision for event in puts}) == len(puts)
+
+
+@ensureDeferred
+async def test_follower_follows_through_compaction_and_moves(
+    bench: PulsarClusterBench, pulsar: Tenant
+) -> None:
+    writer, follower = await bench.process("writer"), await bench.process("follower")
+    seen: list[int] = []
+    follower.log.watch(lambda rows: seen.append(int(rows.get(b"n") or 0)))
+    await writer.log.acquire(force=False)
+    topic = path_of(writer.log.topic).lstrip("/")
+    number = 0
+
+    async def put(count: int) -> None:
+        nonlocal number
+        for _ in range(count):
+            number += 1
+            await writer.log.put({b"n": b"%d" % number, b"other %d" % (number % 7): b"x" * 100})
+
+    def compact() -> None:
+        pulsar.admin("PUT", f"{topic}/compaction")
+
+    def is_compacted() -> bool:
+        return bool(pulsar.admin("GET", f"{topic}/compaction")["status"] == "SUCCESS")
+
+    await put(50)
+    await threads.deferToThread(compact)
+    while not await threads.deferToThread(is_compacted):
+        await put(1)
+    for _ in range(2):
+        await put(10)
+        await threads.deferToThread(pulsar.admin, "PUT", f"{topic}/unload")
+        await put(10)
+    await threads.deferToThread(pulsar.admin, "POST", f"{topic}/trim")
+    await put(10)
+    await follower.log.wait_for(number)
+    assert follower.log.rows == writer.log.rows
+    assert seen == sorted(set(seen)), "a burst was delivered twice, or an older one after a newer"
+    assert seen[-1] == number
+    late = await bench.process("late")
+    assert late.log.revision == number
+    assert late.log.rows == writer.log.rows
+
+
+@ensureDeferred
+async def test_follower_that_missed_bursts_loads_the_difference(
+    bench: PulsarClusterBench,
+) -> None:
+    writer, follower = await bench.process("writer"), await bench.process("follower")
+    await writer.log.acquire(force=False)
+    await writer.log.put({b"a": b"1", b"b": b"1"})
+    await follower.log.wait_for(1)
+    changes: list[Rows] = []
+    follower.log.watch(lambda rows: changes.append(dict(rows)))
+    # The tail stops, as a reader that silently misses messages.
+    follower.log._follower._stop_tail()
+    for number in range(2, 5):
+        await writer.log.put({b"a": b"%d" % number})
+    await writer.log.put({b"b": None})
+    await follower.log._follower.load()
+    assert changes == [{b"a": b"4", b"b": None}]
+    await writer.log.put({b"c": b"1"})
+    await follower.log.wait_for(6)
+    assert changes[1:] == [{b"c": b"1"}]
+
+
+@ensureDeferred
+async def test_put_after_one_of_unknown_outcome_continues_the_revisions(pulsar: Tenant) -> None:
+    with PulsarRelays(pulsar.settings(send_timeout_seconds=SEND_SECONDS)) as between:
+        bench = PulsarClusterBench(between.settings)
+        try:
+            writer = await bench.process("writer")
+            await writer.log.acquire(force=False)
+            await writer.log.put({b"a": b"1"})
+            with between.dropping(SEND):
+                with pytest.raises(StorageFailed, match="unknown"):
+                    await writer.log.put({b"a": b"lost"})
+                waiting = writer.log.put({b"b": b"2"})
+            await waiting
+            assert writer.log.rows == {b"a": b"1", b"b": b"2"}
+            assert writer.log.revision == 2
+            assert writer.log.is_writer
+        finally:
+            await bench.close_all()
+
+
+@ensureDeferred
+async def test_cluster_and_gateway_outside_it_refuse_each_other(
+    bench: PulsarClusterBench,
+) -> None:
+    settings = bench.settings
+    client, admin = PulsarClient(settings, reactor), PulsarAdmin(settings, reactor)
+    await client.open()
+    old = StoreLock(client, admin, settings, reactor)
+    try:
+        member = await bench.process("member")
+        await old.take("old", takeover=False)
+        for force in (False, True):
+            with pytest.raises(StoreInUse, match=r"in use by old .* does not join clusters") as no:
+                await member.log.acquire(force)
+            assert not isinstance(no.value, OtherController)
+        await old.release()
+        await member.log.acquire(force=False)
+        with pytest.raises(StoreInUse, match=r"cluster of gateways \(controller: member \("):
+            await old.take("old", takeover=False)
+        other = await bench.process("other")
+        with pytest.raises(OtherController):
+            await other.log.acquire(force=False)
+    finally:
+        await old.release()
+        await admin.close()
+        await client.close()
+
+
+@ensureDeferred
+async def test_taker_of_the_topic_ends_the_term_of_a_writer_that_keeps_the_lock(
+    bench: PulsarClusterBench,
+) -> None:
+    writer = await bench.process("writer")
+    reasons: list[str] = []
+    writer.log.when_lost(reasons.append)
+    await writer.log.acquire(force=False)
+    client = client_library.Client(bench.settings.service_url)
+    client.create_producer(
+        writer.log.topic, access_mode=client_library.ProducerAccessMode.ExclusiveWithFencing
+    )
+    with pytest.raises(Fenced):
+        await writer.log.put({b"a": b"1"})
+    client.close()
+    assert len(reasons) == 1
+    await writer.log.acquire(force=False)
+    await writer.log.put({b"a": b"2"})
+    assert writer.log.rows == {b"a": b"2"}
+
+
+@ensureDeferred
+async def test_rows_left_by_compaction_are_read_with_the_last_revision(
+    bench: PulsarClusterBench, pulsar: Tenant
+) -> None:
+    writer = await bench.process("writer")
+    await writer.log.acquire(force=False)
+    topic = path_of(writer.log.topic).lstrip("/")
+    for number in range(20):
+        await writer.log.put({b"k%d" % (number % 5): b"%d" % number, b"gone": b"x"})
+    await writer.log.put({b"gone": None})
+    await threads.deferToThread(pulsar.admin, "PUT", f"{topic}/compaction")
+    while (await threads.deferToThread(pulsar.admin, "GET", f"{topic}/compaction"))[
+        "status"
+    ] != "SUCCESS":
+        await deferLater(reactor, 0.05)
+    await threads.deferToThread(pulsar.admin, "PUT", f"{topic}/unload")
+    loaded = await writer.log._client.run(
+        lambda: read_log(writer.log._client, writer.log.topic, None)
+    )
+    assert loaded.rows == writer.log.rows
+    assert loaded.revision == 21
+
+
+@pytest.mark.slow
+@ensureDeferred
+async def test_cluster_continues_after_restart_of_broker(restartable_pulsar: Pulsar) -> None:
+    bench = PulsarClusterBench(restartable_pulsar.tenant().settings(send_timeout_seconds=5.0))
+    one, two = await bench.process("one"), await bench.process("two")
+    await one.log.acquire(force=False)
+    received: list[bytes] = []
+    await two.inbox.open(2, received.append)
+    await one.presence.claim(1, "one")
+    seen: list[int] = []
+    two.log.watch(lambda rows: seen.append(int(rows[b"n"] or 0)))
+    for number in range(1, 11):
+        await one.log.put({b"n": b"%d" % number})
+    one.inbox.send(2, b"before")
+    await until(lambda: received)
+    restartable_pulsar.kill()
+    await threads.deferToThread(restartable_pulsar.launch)
+    number = 10
+    while number < 20:
+        try:
+            await one.log.acquire(force=False)
+            number += 1
+            await one.log.put({b"n": b"%d" % number})
+        except (StorageFailed, Fenced, OtherController):
+            await deferLater(reactor, 0.2)
+    await two.log.wait_for(one.log.revision)
+    assert seen == sorted(set(seen))
+    assert two.log.rows == one.log.rows
+    while b"after" not in received:
+        one.inbox.send(2, b"after")
+        await deferLater(reactor, 0.1)
+    gone: list[int] = []
+    two.presence.watch(1, lambda: gone.append(1))
+    bench.kill(one)
+    await until(lambda: gone)
+    await bench.close_all()
