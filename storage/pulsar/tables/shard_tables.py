@@ -6,7 +6,7 @@ producer and reads one topic.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from storage.pulsar.tables.row_messages import MAX_KEY_BYTES, MAX_STORED_KEY_BYTES
 from storage.pulsar.tables.table import PulsarTable
@@ -73,6 +73,9 @@ class ShardTable:
         if loaded is not None:
             return loaded
         return split(await self._stored.items()).get(self._name, [])
+
+    def watch(self, on_change: Callable[[Mapping[bytes, bytes | None]], None]) -> None:
+        """No effect: one process writes the table."""
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
         """`StateTable.put`; the outcome of a failed put is as in `PulsarTable.put`."""
