@@ -1,5 +1,8 @@
-"""The cluster of gateways: which gateway leads which shard, and the shards led here.
+"""Many gateways as one Kafka cluster: nodes, shards with leaders, and the controller.
 
-It does not know what a shard contains: topics, offsets and groups open and close their part of a
-shard (`shard_leadership.ShardPart`).
+`view` is what handlers see. `image` holds the rows of the metadata log; `member` (each node) and
+`controller` (one of them) are state machines without I/O, clock or randomness, which exchange
+`cluster_messages`; `cluster_node` runs them. `shard_leadership` opens and closes the shards led
+here; it does not know what a shard contains. `calls` and `forwarding` are requests to other
+gateways.
 """

@@ -1,0 +1,420 @@
+"""The controller: registers nodes, watches their sessions and assigns shards to them.
+
+Every decision is written to the metadata log before any node acts on it, one write at a time, and
+the next decision is made after that write has been replayed. A failed write may or may not be
+stored; the controller then writes its own row, which follows the failed one in the log, and decides
+again when that has been replayed.
+
+Decisions that nodes cannot see yet bind the controller already: a session that has ended stays
+ended, so no heartbeat extends a lease while the loss of the node's shards is being written. The
+node is registered again under another number once its row has been deleted.
+
+The controller acts only while its role is confirmed. After a time without confirmation, or a pause
+of its process, every node has a new session, because heartbeats could not arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from enum import Enum
+
+from msgspec.structs import replace
+
+from gateway.cluster.cluster_actions import (
+    ConfirmRole,
+    ControllerAction,
+    SendMessage,
+    UnwatchPresence,
+    WatchPresence,
+    WriteRows,
+)
+from gateway.cluster.cluster_messages import HeartbeatReply, NodeHeartbeat
+from gateway.cluster.image import (
+    NO_NODE,
+    ClusterImage,
+    ClusterRow,
+    ControllerRow,
+    NodeRow,
+    ShardRow,
+    cluster_key,
+    controller_key,
+    encode_row,
+    node_key,
+    shard_key,
+)
+from gateway.cluster.placement import place
+from gateway.cluster.session_timing import SessionTiming
+
+
+class ControllerState(Enum):
+    """How far this controller has replayed the log."""
+
+    SYNCING = "syncing"
+    """Until the controller's own row is replayed, at first and after a failed write."""
+    DECIDING = "deciding"
+    RESIGNED = "resigned"
+    """It has lost the role or given it up."""
+
+
+TRANSITIONS: Mapping[ControllerState, Set[ControllerState]] = {
+    # state                   may become
+    ControllerState.SYNCING: {ControllerState.DECIDING, ControllerState.RESIGNED},
+    ControllerState.DECIDING: {ControllerState.SYNCING, ControllerState.RESIGNED},
+    ControllerState.RESIGNED: set(),
+}
+
+
+@dataclass(slots=True)
+class _Session:
+    """A registered node, as this controller sees it."""
+
+    row: NodeRow
+    expires: float
+    sequence: int = -1
+    has_ended: bool = False
+    is_leaving: bool = False
+    ready: Mapping[int, int] = field(default_factory=dict)
+    released: Mapping[int, int] = field(default_factory=dict)
+
+
+class Controller:
+    """Created when the role has been acquired and the log replayed to its end into `image`.
+
+    `node` is the controller's own node. `cluster` is written if the log has no cluster yet.
+    `first_epoch` is the epoch of a shard's first leader. `confirmed` is the time when the
+    acquisition of the role began. Every input returns the actions to carry out.
+    """
+
+    def __init__(
+        self,
+        node: NodeRow,
+        cluster: ClusterRow,
+        image: ClusterImage,
+        timing: SessionTiming,
+        confirmed: float,
+        now: float,
+        first_epoch: int = 1,
+    ) -> None:
+        self._image = image
+        self._timing = timing
+        self._cluster = cluster
+        self._first_epoch = first_epoch
+        previous = image.controller
+        self._row = ControllerRow(
+            node.node_id, node.incarnation, previous.epoch + 1 if previous else 1
+        )
+        self._last_registration = self._row.epoch << 32
+        self._state = ControllerState.SYNCING
+        self._is_writing = False
+        self._retry_at = now
+        self._confirmed = confirmed
+        self._next_confirmation = now
+        self._seen = now
+        self._sessions: dict[int, _Session] = {}
+        self._applicants: dict[int, tuple[NodeRow, float]] = {}
+        """Rows of processes that are not registered, and when their heartbeats expire."""
+
+    @property
+    def epoch(self) -> int:
+        return self._row.epoch
+
+    @property
+    def next_deadline(self) -> float:
+        """When to call `tick`. A process that calls it later is considered to have been paused."""
+        deadlines = [self._next_confirmation, self._seen + self._timing.heartbeat_interval]
+        deadlines += [
+            one.expires
+            for one in self._sessions.values()
+            if self._can_expire(one) and one.expires > self._seen
+        ]
+        return min(deadlines)
+
+    # Inputs
+
+    def tick(self, now: float) -> list[ControllerAction]:
+        self._observe(now)
+        return self._act(now)
+
+    def on_heartbeat(self, message: NodeHeartbeat, now: float) -> list[ControllerAction]:
+        self._observe(now)
+        actions: list[ControllerAction] = []
+        if self._state is ControllerState.RESIGNED:
+            return actions
+        is_known = self._record(message, now)
+        if self._is_confirmed(now):
+            reply = HeartbeatReply(
+                message.node.incarnation, message.sequence, self._row.epoch, is_known
+            )
+            actions.append(SendMessage(message.node.node_id, reply))
+        return actions + self._act(now)
+
+    def on_gone(self, node_id: int, now: float) -> list[ControllerAction]:
+        """The node's presence was lost: its session ends at once."""
+        self._observe(now)
+        session = self._sessions.get(node_id)
+        if session is not None and not self._is_own(session.row):
+            session.has_ended = True
+        return self._act(now)
+
+    def on_rows(self, now: float) -> list[ControllerAction]:
+        """Rows of the log have been applied to the image."""
+        self._observe(now)
+        return self._act(now)
+
+    def on_put_done(self, now: float) -> list[ControllerAction]:
+        """The write was stored and replayed."""
+        self._observe(now)
+        self._is_writing = False
+        if self._state is ControllerState.SYNCING:
+            self._move(ControllerState.DECIDING)
+        return self._act(now)
+
+    def on_put_failed(self, now: float) -> list[ControllerAction]:
+        """The write failed: whether it was stored is known after another one."""
+        self._observe(now)
+        self._is_writing = False
+        self._retry_at = now + self._timing.heartbeat_interval
+        if self._state is ControllerState.DECIDING:
+            self._move(ControllerState.SYNCING)
+        return self._act(now)
+
+    def on_confirmed(self, asked: float, now: float) -> list[ControllerAction]:
+        """The store lock was still held at the time `asked` or later."""
+        self._observe(now)
+        if not self._is_confirmed(now):
+            self._renew_sessions(now)
+        self._confirmed = max(self._confirmed, asked)
+        return self._act(now)
+
+    def on_lost(self, now: float) -> list[ControllerAction]:
+        """Another process is the controller."""
+        self._observe(now)
+        if self._state is not ControllerState.RESIGNED:
+            self._move(ControllerState.RESIGNED)
+        return []
+
+    def resign(self, now: float) -> list[ControllerAction]:
+        """Give up the role. The runtime releases the lock when the row is written, or fails to be.
+
+        The row lets the other nodes try to lead at once.
+        """
+        self._observe(now)
+        if self._state is ControllerState.RESIGNED:
+            return []
+        self._move(ControllerState.RESIGNED)
+        return [
+            WriteRows({controller_key(): encode_row(ControllerRow(NO_NODE, "", self._row.epoch))})
+        ]
+
+    # Sessions
+
+    def _observe(self, now: float) -> None:
+        """Note a pause of this process: heartbeats were not received in that time."""
+        if now - self._seen > 2 * self._timing.heartbeat_interval:
+            self._renew_sessions(now)
+        self._seen = now
+
+    def _is_confirmed(self, now: float) -> bool:
+        return now - self._confirmed < self._timing.role_lease
+
+    def _renew_sessions(self, now: float) -> None:
+        for session in self._sessions.values():
+            session.expires = now + self._timing.session_timeout
+
+    def _is_own(self, row: NodeRow) -> bool:
+        return row.node_id == self._row.node_id and row.incarnation == self._row.incarnation
+
+    def _can_expire(self, session: _Session) -> bool:
+        return not session.has_ended and not self._is_own(session.row)
+
+    def _record(self, message: NodeHeartbeat, now: float) -> bool:
+        """Note what a heartbeat says. Returns whether its registration is in effect."""
+        node = message.node
+        expires = now + self._timing.session_timeout
+        session = self._sessions.get(node.node_id)
+        if session is None or session.has_ended or session.row.incarnation != node.incarnation:
+            if message.is_leaving:
+                self._applicants.pop(node.node_id, None)
+            else:
+                self._applicants[node.node_id] = (node, expires)
+            return False
+        session.expires = expires
+        if message.sequence > session.sequence:
+            session.sequence = message.sequence
+            session.is_leaving = message.is_leaving
+            session.ready = dict(message.ready)
+            session.released = dict(message.released)
+            # A process may change its addresses.
+            session.row = replace(node, registration=session.row.registration)
+        return node.registration == session.row.registration
+
+    def _follow_nodes(self, now: float, actions: list[ControllerAction]) -> None:
+        """Keep one session per registration in the image."""
+        for node_id, session in list(self._sessions.items()):
+            row = self._image.nodes.get(node_id)
+            if row is None or row.registration != session.row.registration:
+                del self._sessions[node_id]
+                if not self._is_own(session.row):
+                    actions.append(UnwatchPresence(node_id))
+        for node_id, row in self._image.nodes.items():
+            if node_id in self._sessions:
+                continue
+            session = _Session(row, now + self._timing.session_timeout)
+            self._sessions[node_id] = session
+            applicant = self._applicants.get(node_id)
+            if applicant and applicant[0].incarnation == row.incarnation:
+                del self._applicants[node_id]
+            if node_id == self._row.node_id:
+                # An earlier process with the same id is gone: an id is used once at a time.
+                session.has_ended = not self._is_own(row)
+            if not self._is_own(row):
+                actions.append(WatchPresence(node_id))
+
+    # Decisions
+
+    def _act(self, now: float) -> list[ControllerAction]:
+        actions: list[ControllerAction] = []
+        if self._state is ControllerState.RESIGNED:
+            return actions
+        self._follow_nodes(now, actions)
+        if now >= self._next_confirmation:
+            self._next_confirmation = now + self._timing.heartbeat_interval
+            actions.append(ConfirmRole())
+        if self._is_writing or not self._is_confirmed(now):
+            return actions
+        rows: dict[bytes, bytes | None] = {}
+        if self._state is ControllerState.SYNCING:
+            if now >= self._retry_at:
+                rows[controller_key()] = encode_row(self._row)
+        elif not self._image.unreadable:
+            self._decide(now, rows)
+        if rows:
+            self._is_writing = True
+            actions.append(WriteRows(rows))
+        return actions
+
+    def _decide(self, now: float, rows: dict[bytes, bytes | None]) -> None:
+        for session in self._sessions.values():
+            if self._can_expire(session) and now >= session.expires:
+                session.has_ended = True
+        if self._image.cluster is None:
+            rows[cluster_key()] = encode_row(self._cluster)
+        nodes = self._decide_nodes(now, rows)
+        leaving = {one.row.node_id for one in self._sessions.values() if one.is_leaving}
+        self._decide_shards(nodes, leaving & set(nodes), rows)
+
+    def _decide_nodes(self, now: float, rows: dict[bytes, bytes | None]) -> dict[int, NodeRow]:
+        """Delete, register and update nodes. Returns those that are registered afterwards."""
+        nodes = {}
+        for node_id, session in self._sessions.items():
+            if session.has_ended or self._may_go(session):
+                rows[node_key(node_id)] = None
+                session.has_ended = True
+                continue
+            nodes[node_id] = session.row
+            if session.row != self._image.nodes[node_id]:
+                rows[node_key(node_id)] = encode_row(session.row)
+        for node_id, (row, expires) in list(self._applicants.items()):
+            if now >= expires:
+                del self._applicants[node_id]
+            elif node_id not in nodes:
+                self._last_registration += 1
+                nodes[node_id] = replace(row, registration=self._last_registration)
+                rows[node_key(node_id)] = encode_row(nodes[node_id])
+        return nodes
+
+    def _may_go(self, session: _Session) -> bool:
+        """Whether a leaving node leads nothing, or there is no other node to lead it."""
+        if not session.is_leaving:
+            return False
+        others = (
+            one
+            for one in self._sessions.values()
+            if one is not session and not one.is_leaving and not one.has_ended
+        )
+        return not any(others) or not any(
+            shard.is_led_by(session.row) for shard in self._image.shards.values()
+        )
+
+    def _decide_shards(
+        self, nodes: Mapping[int, NodeRow], leaving: Set[int], rows: dict[bytes, bytes | None]
+    ) -> None:
+        shards = range((self._image.cluster or self._cluster).shard_count)
+        candidates = set(nodes) - leaving
+        known = self._image.shards
+        current = {}
+        for shard, row in known.items():
+            if row.is_led_by(nodes.get(row.leader)):
+                is_moving = row.successor in candidates
+                current[shard] = row.successor if is_moving else row.leader
+        targets = place(shards, candidates, current)
+        changed: dict[int, ShardRow] = {}
+        for shard in shards:
+            old = known.get(shard)
+            target = nodes.get(targets.get(shard, NO_NODE))
+            if old is None or not old.is_led_by(nodes.get(old.leader)):
+                new = None if target is None else self._led_by(target, old)
+            elif old.successor != NO_NODE:
+                new = self._continue_move(shard, old, nodes[old.leader], target, candidates)
+            else:
+                new = None
+            if new is not None:
+                changed[shard] = new
+        if not changed and not rows:
+            changed = self._begin_moves(targets, leaving)
+        for shard, row in changed.items():
+            rows[shard_key(shard)] = encode_row(row)
+
+    def _led_by(self, node: NodeRow, row: ShardRow | None) -> ShardRow:
+        epoch = self._first_epoch if row is None else row.epoch + 1
+        return ShardRow(node.node_id, node.registration, epoch)
+
+    def _continue_move(
+        self,
+        shard: int,
+        row: ShardRow,
+        leader: NodeRow,
+        target: NodeRow | None,
+        candidates: Set[int],
+    ) -> ShardRow | None:
+        """Complete a move, or change it if the successor is gone.
+
+        A move is not withdrawn: the leader may have released the shard in this epoch already, so it
+        continues in the next one.
+        """
+        is_released = self._sessions[row.leader].released.get(shard) == row.epoch
+        if target is None:
+            return None
+        if is_released:
+            return self._led_by(target, row)
+        if row.successor in candidates:
+            return None
+        if target == leader:
+            return self._led_by(leader, row)
+        return replace(row, successor=target.node_id)
+
+    def _begin_moves(self, targets: Mapping[int, int], leaving: Set[int]) -> dict[int, ShardRow]:
+        """Name successors for shards that are not on their targets, if all shards have leaders."""
+        known = self._image.shards
+        moving = sum(known[shard].successor != NO_NODE for shard in targets)
+        for shard in targets:
+            row = known[shard]
+            is_ready = self._sessions[row.leader].ready.get(shard) == row.epoch
+            if row.successor == NO_NODE and not is_ready:
+                return {}
+        wanted = [
+            shard
+            for shard, target in targets.items()
+            if known[shard].successor == NO_NODE and known[shard].leader != target
+        ]
+        wanted.sort(key=lambda shard: (known[shard].leader not in leaving, shard))
+        free = max(0, self._timing.moves_at_once - moving)
+        return {shard: replace(known[shard], successor=targets[shard]) for shard in wanted[:free]}
+
+    def _move(self, state: ControllerState) -> None:
+        if state not in TRANSITIONS[self._state]:
+            raise RuntimeError(
+                f"a controller in state {self._state.value} cannot move to {state.value}"
+            )
+        self._state = state

@@ -1,0 +1,383 @@
+"""One node of the cluster: heartbeats, the lease, and the shards that the node leads.
+
+The lease permits the node to serve as leader. It is extended by the answer to a heartbeat, counted
+from the time the heartbeat was sent, and belongs to one registration: it ends when the log has
+another registration, or none, for this process. Without a lease the node serves nothing, opens
+nothing, and keeps open what is open; the same epoch continues when the lease is regained.
+
+If the controller is silent, the node tries to become controller: first without force, which
+succeeds only if the controller's process is gone, then with force. Silence counts only while this
+process runs, and force also requires that Pulsar has been answering: otherwise a node that was
+paused or disconnected would replace a healthy controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from enum import Enum
+
+from msgspec.structs import replace
+
+from gateway.cluster.cluster_actions import (
+    CloseShard,
+    LeaseLost,
+    LeaseRegained,
+    MemberAction,
+    NodeLeft,
+    OpenShard,
+    SendMessage,
+    TryToLead,
+)
+from gateway.cluster.cluster_messages import HeartbeatReply, NodeHeartbeat
+from gateway.cluster.image import NO_NODE, ClusterImage, NodeRow
+from gateway.cluster.session_timing import SessionTiming
+
+NEVER = float("-inf")
+
+
+class HeldState(Enum):
+    """A shard on the node that leads it, in one epoch."""
+
+    WAITING = "waiting"
+    """To be opened: there is no lease, or the last attempt failed."""
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    """Also of a shard that was being opened."""
+    CLOSED = "closed"
+    """Not opened again in this epoch."""
+
+
+SHARD_TRANSITIONS: Mapping[HeldState, Set[HeldState]] = {
+    # state             may become
+    HeldState.WAITING: {HeldState.OPENING, HeldState.CLOSED},
+    HeldState.OPENING: {HeldState.OPEN, HeldState.WAITING, HeldState.CLOSING},
+    HeldState.OPEN: {HeldState.WAITING, HeldState.CLOSING},
+    HeldState.CLOSING: {HeldState.CLOSED},
+    HeldState.CLOSED: set(),
+}
+
+
+class LeadRole(Enum):
+    """What this node has to do with the controller's role."""
+
+    FOLLOWING = "following"
+    TRYING = "trying"
+    LEADING = "leading"
+
+
+ROLE_TRANSITIONS: Mapping[LeadRole, Set[LeadRole]] = {
+    # role               may become
+    LeadRole.FOLLOWING: {LeadRole.TRYING},
+    LeadRole.TRYING: {LeadRole.FOLLOWING, LeadRole.LEADING},
+    LeadRole.LEADING: {LeadRole.FOLLOWING},
+}
+
+
+class _HeldShard:
+    __slots__ = ("epoch", "retry_at", "state")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.state = HeldState.WAITING
+        self.retry_at = NEVER
+
+    def move(self, state: HeldState) -> None:
+        if state not in SHARD_TRANSITIONS[self.state]:
+            raise RuntimeError(f"shard in state {self.state.value} cannot move to {state.value}")
+        self.state = state
+
+
+class Member:
+    """`node` describes this process; its registration is ignored.
+
+    `image` is the replayed metadata log: the runtime applies rows to it and then calls `on_rows`.
+    `jitter`, in seconds, delays this node's attempts to lead, so that nodes do not try at the same
+    time. Every input returns the actions to carry out. Call `tick` no later than `next_deadline`.
+    """
+
+    def __init__(
+        self, node: NodeRow, image: ClusterImage, timing: SessionTiming, jitter: float, now: float
+    ) -> None:
+        self.node = replace(node, registration=0)
+        self._image = image
+        self._timing = timing
+        self._jitter = jitter
+        self._role = LeadRole.FOLLOWING
+        self._controller = image.controller
+        self._held: dict[int, _HeldShard] = {}
+        self._is_leaving = False
+        self._has_left = False
+        self._sequence = 0
+        self._sent: dict[int, tuple[float, int]] = {}
+        """Time of sending and registration of the heartbeats without an answer, by sequence."""
+        self._next_heartbeat = now
+        self._lease_until = NEVER
+        self._is_serving = False
+        """Whether the last lease action was LeaseRegained."""
+        self._seen = now
+        self._silent_since = now
+        self._refused_since: float | None = None
+        """Since when each attempt to lead has been refused because another process leads."""
+        self._next_attempt = now
+
+    # What is served
+
+    def has_lease(self, now: float) -> bool:
+        """Whether this node may serve as leader. Checked at the time of use, not by events."""
+        return now < self._lease_until
+
+    def leads(self, shard: int, now: float) -> bool:
+        """Whether the shard is open here and may be served."""
+        held = self._held.get(shard)
+        return held is not None and held.state is HeldState.OPEN and self.has_lease(now)
+
+    @property
+    def has_left(self) -> bool:
+        return self._has_left
+
+    @property
+    def next_deadline(self) -> float:
+        """When to call `tick`. A process that calls it later is considered to have been paused."""
+        if self._has_left:
+            return float("inf")
+        deadlines = [self._next_heartbeat, self._seen + self._timing.heartbeat_interval]
+        if self._is_serving:
+            deadlines.append(self._lease_until)
+        return min(deadlines)
+
+    # Inputs
+
+    def on_rows(self, now: float) -> list[MemberAction]:
+        """Rows of the log have been applied to the image."""
+        self._observe(now)
+        if self._image.controller != self._controller:
+            self._controller_changed(now)
+        registration = self._registration()
+        if registration != self.node.registration:
+            self.node = replace(self.node, registration=registration)
+            self._lease_until = NEVER
+            self._next_heartbeat = now
+        return self._act(now)
+
+    def on_reply(self, message: HeartbeatReply, now: float) -> list[MemberAction]:
+        self._observe(now)
+        controller = self._image.controller
+        if message.incarnation != self.node.incarnation or (
+            controller is not None and message.controller_epoch < controller.epoch
+        ):
+            return self._act(now)
+        sent = self._sent.pop(message.sequence, None)
+        if sent is not None:
+            sent_at, registration = sent
+            self._answered(now)
+            if message.is_known and registration and registration == self.node.registration:
+                self._lease_until = max(self._lease_until, sent_at + self._timing.lease)
+        return self._act(now)
+
+    def tick(self, now: float) -> list[MemberAction]:
+        self._observe(now)
+        return self._act(now)
+
+    def shard_opened(self, shard: int, epoch: int, now: float) -> list[MemberAction]:
+        self._observe(now)
+        held = self._held.get(shard)
+        if held is not None and held.epoch == epoch and held.state is HeldState.OPENING:
+            held.move(HeldState.OPEN)
+            self._heartbeat_soon(now)
+        return self._act(now)
+
+    def shard_failed(self, shard: int, epoch: int, now: float) -> list[MemberAction]:
+        """A shard could not be opened, or an open one was lost. It is opened again."""
+        self._observe(now)
+        held = self._held.get(shard)
+        if (
+            held is not None
+            and held.epoch == epoch
+            and held.state in (HeldState.OPENING, HeldState.OPEN)
+        ):
+            held.move(HeldState.WAITING)
+            held.retry_at = now + self._timing.heartbeat_interval
+            self._heartbeat_soon(now)
+        return self._act(now)
+
+    def shard_closed(self, shard: int, epoch: int, now: float) -> list[MemberAction]:
+        self._observe(now)
+        held = self._held.get(shard)
+        if held is not None and held.epoch == epoch and held.state is HeldState.CLOSING:
+            held.move(HeldState.CLOSED)
+            self._heartbeat_soon(now)
+        return self._act(now)
+
+    def lead_acquired(self, now: float) -> list[MemberAction]:
+        """This process is the controller."""
+        self._observe(now)
+        self._move_role(LeadRole.LEADING)
+        self._answered(now)
+        self._next_heartbeat = now
+        return self._act(now)
+
+    def lead_refused(self, is_in_use: bool, now: float) -> list[MemberAction]:
+        """Another process is the controller (`is_in_use`), or Pulsar failed."""
+        self._observe(now)
+        self._move_role(LeadRole.FOLLOWING)
+        if not is_in_use:
+            self._refused_since = None
+        elif self._refused_since is None:
+            self._refused_since = now
+        self._next_attempt = now + self._timing.heartbeat_interval + self._jitter
+        return self._act(now)
+
+    def lead_lost(self, now: float) -> list[MemberAction]:
+        """This process is not the controller any more."""
+        self._observe(now)
+        if self._role is LeadRole.LEADING:
+            self._move_role(LeadRole.FOLLOWING)
+            self._answered(now)
+        return self._act(now)
+
+    def leave(self, now: float) -> list[MemberAction]:
+        """Hand over all shards, then report NodeLeft. The caller limits the time."""
+        self._observe(now)
+        self._is_leaving = True
+        self._next_heartbeat = now
+        return self._act(now)
+
+    # What follows from the inputs
+
+    def _observe(self, now: float) -> None:
+        """Note a pause of this process: the controller was not silent in that time."""
+        if now - self._seen > 2 * self._timing.heartbeat_interval:
+            self._silent_since = now
+            self._refused_since = None
+        self._seen = now
+
+    def _answered(self, now: float) -> None:
+        self._silent_since = now
+        self._refused_since = None
+
+    def _controller_changed(self, now: float) -> None:
+        self._controller = self._image.controller
+        own = self._controller is not None and (
+            self._controller.incarnation == self.node.incarnation
+            or self._controller.node_id == NO_NODE
+        )
+        if self._role is LeadRole.LEADING and not own:
+            self._move_role(LeadRole.FOLLOWING)
+        self._answered(now)
+        self._next_heartbeat = now
+
+    def _registration(self) -> int:
+        row = self._image.nodes.get(self.node.node_id)
+        return row.registration if row and row.incarnation == self.node.incarnation else 0
+
+    def _heartbeat_soon(self, now: float) -> None:
+        """Combine the heartbeats of changes that follow each other."""
+        soon = now + self._timing.heartbeat_interval / 10
+        self._next_heartbeat = min(self._next_heartbeat, soon)
+
+    def _act(self, now: float) -> list[MemberAction]:
+        actions: list[MemberAction] = []
+        if self._has_left:
+            return actions
+        if self.has_lease(now) != self._is_serving:
+            self._is_serving = not self._is_serving
+            actions.append(LeaseRegained() if self._is_serving else LeaseLost())
+        self._follow_shards(now, actions)
+        if self._is_leaving and not self.node.registration and not self._held:
+            self._has_left = True
+            actions.append(NodeLeft())
+            return actions
+        self._try_to_lead(now, actions)
+        if now >= self._next_heartbeat:
+            self._send_heartbeat(now, actions)
+        return actions
+
+    def _follow_shards(self, now: float, actions: list[MemberAction]) -> None:
+        """Open and close shards as the log says."""
+        own_row = self._image.nodes.get(self.node.node_id) if self.node.registration else None
+        epochs = {
+            shard: row.epoch for shard, row in self._image.shards.items() if row.is_led_by(own_row)
+        }
+        for shard, held in list(self._held.items()):
+            is_led = epochs.get(shard) == held.epoch
+            if not is_led or self._image.shards[shard].successor != NO_NODE:
+                self._close(shard, held, now, actions)
+                if not is_led and held.state is HeldState.CLOSED:
+                    del self._held[shard]
+        for shard, epoch in epochs.items():
+            held = self._held.setdefault(shard, _HeldShard(epoch))
+            if held.epoch != epoch or held.state is not HeldState.WAITING:
+                continue  # With another epoch it is being closed.
+            if self._image.shards[shard].successor != NO_NODE:
+                self._close(shard, held, now, actions)
+            elif self.has_lease(now) and now >= held.retry_at:
+                held.move(HeldState.OPENING)
+                actions.append(OpenShard(shard, epoch))
+
+    def _close(self, shard: int, held: _HeldShard, now: float, actions: list[MemberAction]) -> None:
+        if held.state is HeldState.WAITING:
+            held.move(HeldState.CLOSED)
+            self._heartbeat_soon(now)
+        elif held.state in (HeldState.OPENING, HeldState.OPEN):
+            held.move(HeldState.CLOSING)
+            actions.append(CloseShard(shard, held.epoch))
+
+    def _try_to_lead(self, now: float, actions: list[MemberAction]) -> None:
+        if self._role is not LeadRole.FOLLOWING or self._is_leaving or now < self._next_attempt:
+            return
+        silence = now - self._silent_since
+        is_forced = (
+            silence >= self._timing.session_timeout + self._jitter
+            and self._refused_since is not None
+            and now - self._refused_since >= self._timing.session_timeout / 2
+        )
+        if self._has_no_controller() or silence >= self._timing.lead_after + self._jitter:
+            self._move_role(LeadRole.TRYING)
+            actions.append(TryToLead(is_forced))
+
+    def _has_no_controller(self) -> bool:
+        """Whether the log shows that no process is the controller.
+
+        An earlier process with this node's id is gone, because an id is used once at a time.
+        """
+        row = self._controller
+        return (
+            row is None
+            or row.node_id == NO_NODE
+            or (row.node_id == self.node.node_id and row.incarnation != self.node.incarnation)
+        )
+
+    def _send_heartbeat(self, now: float, actions: list[MemberAction]) -> None:
+        self._next_heartbeat = now + self._timing.heartbeat_interval
+        if self._role is LeadRole.LEADING:
+            target = self.node.node_id
+        elif self._controller is not None and self._controller.node_id != NO_NODE:
+            target = self._controller.node_id
+        else:
+            return
+        self._sequence += 1
+        self._sent = {
+            sequence: sent
+            for sequence, sent in self._sent.items()
+            if now - sent[0] < self._timing.session_timeout
+        }
+        self._sent[self._sequence] = (now, self.node.registration)
+        heartbeat = NodeHeartbeat(
+            node=self.node,
+            sequence=self._sequence,
+            ready=self._shards_in(HeldState.OPEN),
+            released=self._shards_in(HeldState.CLOSED),
+            is_leaving=self._is_leaving,
+        )
+        actions.append(SendMessage(target, heartbeat))
+
+    def _shards_in(self, state: HeldState) -> tuple[tuple[int, int], ...]:
+        return tuple(
+            (shard, held.epoch) for shard, held in self._held.items() if held.state is state
+        )
+
+    def _move_role(self, role: LeadRole) -> None:
+        if role not in ROLE_TRANSITIONS[self._role]:
+            raise RuntimeError(f"a {self._role.value} node cannot become {role.value}")
+        self._role = role
