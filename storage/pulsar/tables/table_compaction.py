@@ -94,11 +94,14 @@ class TableCompactor:
         self._timer: DelayedCall | None = None
         self._is_stopped = False
         self._is_failing = False
+        self._checks_retention = False
+        """Whether the next periodic run checks the policies of a topic that existed before."""
 
     async def prepare(self) -> None:
         """Create the topic and its compaction cursor, before any row is written.
 
-        Raises StorageFailed.
+        A start opens many tables, so the policies of a topic with a cursor are checked later, by
+        the first periodic run. Raises StorageFailed.
         """
         try:
             space = await topic_space(self._admin, self._topic)
@@ -106,10 +109,11 @@ class TableCompactor:
             space = None
             with suppress(Conflict):
                 await self._admin.put(self._path)
-        if space is None or CURSOR not in space.cursors:
+        self._checks_retention = space is not None and CURSOR in space.cursors
+        if not self._checks_retention:
             with suppress(Conflict):
                 await self._admin.put(f"{self._path}/subscription/{CURSOR}", EARLIEST)
-        await clear_retention(self._admin, self._topic, is_new=space is None)
+            await clear_retention(self._admin, self._topic, is_new=space is None)
         self._written = space.total_size if space else 0
 
     def start(self) -> None:
@@ -166,6 +170,9 @@ class TableCompactor:
 
     async def _run_once(self) -> None:
         try:
+            if self._checks_retention:
+                await clear_retention(self._admin, self._topic)
+                self._checks_retention = False
             await self.compact_if_due()
         except StorageError as error:
             self._log_failure(str(error))

@@ -27,6 +27,15 @@ def test_header_is_written_as_json_array_of_numbers() -> None:
     }
 
 
+def test_only_reopened_log_writes_number_of_its_opening():
+    """Earlier versions refuse a header with that number."""
+    first = Header(1, 2, 3, 4, 5, 6, 7)
+    assert first.properties("kafka")["kopgate"] == "[1,1,2,3,4,5,6,7]"
+    second = Header(1, 2, 3, 4, 5, 6, 10, opening=1)
+    assert second.properties("kafka")["kopgate"] == "[1,1,2,3,4,5,6,10,1]"
+    assert [parse_header(one.properties("kafka")) for one in (first, second)] == [first, second]
+
+
 @given(INT64, st.integers(0, 100), INT64, INT64, st.integers(-1, 1 << 40), st.integers(1, 9))
 def test_header_round_trip(
     base: int, more: int, time: int, before: int, epoch: int, entries: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from pytest_twisted import ensureDeferred
 
 from storage.log import StorageFailed
@@ -97,6 +98,17 @@ async def test_late_messages_of_fenced_leader_are_skipped(partition, side):
     assert offsets(found) == list(range(9))
     assert [len(one.payload) for one in found] == [10] * 7 + [20] * 2
     assert offsets(await reader.read(8, 9, ALL)) == [8]
+
+
+@ensureDeferred
+async def test_late_messages_of_earlier_log_of_the_same_epoch_are_skipped(partition, side):
+    late = [(replace(one, opening=1), payload) for one, payload in numbered(7, 9, size=20, epoch=1)]
+    partition.write([*numbered(0, 8, epoch=1), *numbered(5, 7, epoch=1), *late])
+    reader = side.reader(partition)
+    reader.add_epoch(1, 0)
+    reader.add_epoch(1, 7, 1)
+    found = await reader.read(0, 9, ALL)
+    assert [len(one.payload) for one in found] == [10] * 7 + [20] * 2
 
 
 @ensureDeferred

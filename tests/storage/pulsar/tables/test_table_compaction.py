@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pytest_twisted import ensureDeferred
-from twisted.internet import reactor
+from twisted.internet import reactor, task
 from twisted.internet.defer import Deferred
 
 from storage.pulsar.admin.admin_api import PulsarAdmin
@@ -78,6 +78,21 @@ async def test_namespace_quota_does_not_move_compaction_cursor(
                 quotas[kind]["limitTime"],
                 quotas[kind]["policy"],
             ) == (-1, -1, "producer_request_hold")
+
+
+@ensureDeferred
+async def test_policies_of_an_existing_table_are_restored_by_its_upkeep(
+    tables: BrokerTables,
+) -> None:
+    await tables.open()
+    tables.admin("DELETE", "/retention")
+    tables.admin("DELETE", "/backlogQuota?backlogQuotaType=message_age")
+    await tables.open(settings=replace(tables.settings, table_upkeep_seconds=0.05))
+    kinds = {"destination_storage", "message_age"}
+    while tables.admin("GET", "/retention") is None or (
+        tables.admin("GET", "/backlogQuotaMap").keys() != kinds
+    ):
+        await task.deferLater(reactor, 0.05)
 
 
 @ensureDeferred
