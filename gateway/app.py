@@ -109,9 +109,7 @@ async def open_broker(
     leadership = ShardLeadership(store, clock, start)
     deadlines = CoarseClock(clock)
     configs = await _open(BrokerConfigs(await store.table("broker-configs"), settings))
-    topics = await _open(
-        Topics(store, leadership, configs.settings, clock, now, start, controller)
-    )
+    topics = await _open(Topics(store, leadership, configs.settings, clock, now, start, controller))
     configs.watch(topics.apply_settings)
     producer_id_blocks = await _open(ProducerIdBlocks(await store.table("producer-ids")))
     authorizer = await _open_authorizer(settings, store)

@@ -29,8 +29,11 @@ MAX_REQUEST_BYTES = 4 << 20
 #: Seconds between two attempts to reach a controller while one is being elected.
 RETRY_SECONDS = 0.1
 
-#: Maximum seconds for calls that have no timeout of a client. Clients wait 30 s for a reply.
-CALL_SECONDS = 20.0
+#: Maximum seconds for a request. Clients wait 30 s for a reply.
+REQUEST_SECONDS = 20.0
+
+#: Maximum seconds for what other requests need of the controller: a missing topic, producer ids.
+CALL_SECONDS = 5.0
 
 #: Maximum seconds until the changes of a request are visible here. The reply is sent anyway then.
 REPLAY_SECONDS = 5.0
@@ -94,11 +97,18 @@ class ControllerAccess(Protocol):
         ...
 
     async def create_topic(self, topic: NewTopic) -> None:
-        """Create a topic if it does not exist."""
+        """Create a topic if it does not exist.
+
+        Without an answer of the controller, the error is LEADER_NOT_AVAILABLE.
+        """
         ...
 
     async def allocate_producer_ids(self) -> range:
-        """Reserve a block of producer ids."""
+        """Reserve a block of producer ids.
+
+        Without an answer of the controller, the error is COORDINATOR_LOAD_IN_PROGRESS
+        (RPCProducerIdManager).
+        """
         ...
 
 
@@ -152,16 +162,27 @@ class RemoteController:
         return reply
 
     async def create_topic(self, topic: NewTopic) -> None:
-        answer = await self._call(CREATE_TOPIC, msgspec.msgpack.encode(topic), CALL_SECONDS)
+        answer = await self._call_or_raise(
+            ErrorCode.LEADER_NOT_AVAILABLE, CREATE_TOPIC, msgspec.msgpack.encode(topic)
+        )
         outcome = msgspec.msgpack.decode(answer, type=TopicOutcome)
         if outcome.code:
             raise KafkaError(ErrorCode(outcome.code), outcome.message)
         await self._replay(outcome.revision)
 
     async def allocate_producer_ids(self) -> range:
-        answer = await self._call(ALLOCATE_PRODUCER_IDS, b"", CALL_SECONDS)
+        answer = await self._call_or_raise(
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALLOCATE_PRODUCER_IDS, b""
+        )
         first, end = msgspec.msgpack.decode(answer, type=tuple[int, int])
         return range(first, end)
+
+    async def _call_or_raise(self, code: ErrorCode, method: str, payload: bytes) -> bytes:
+        """Call the controller for a request of another API. Any failure has this code."""
+        try:
+            return await self._call(method, payload, CALL_SECONDS)
+        except KafkaError as failure:
+            raise KafkaError(code, failure.message) from failure
 
     async def _call(self, method: str, payload: bytes, seconds: float) -> bytes:
         """Call the controller, and wait while there is none."""

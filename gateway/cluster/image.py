@@ -13,7 +13,7 @@ import msgspec
 
 NO_NODE = -1
 
-_CLUSTER = b"cluster"
+_CLUSTER = b"cluster-row"
 _CONTROLLER = b"controller"
 _NODES = b"nodes"
 _SHARDS = b"shards"
@@ -158,7 +158,7 @@ class ClusterImage:
                 self.nodes.pop(number, None)
             case b"shards", None:
                 self.shards.pop(number, None)
-            case b"cluster", None:
+            case b"cluster-row", None:
                 self.cluster = None
             case b"controller", None:
                 self.controller = None

@@ -96,6 +96,10 @@ class _Shard:
     closed: SharedResult[None] = field(default_factory=SharedResult)
 
 
+def _always() -> bool:
+    return True
+
+
 class ShardLeadership:
     """`start` runs a coroutine in the background.
 
@@ -110,6 +114,10 @@ class ShardLeadership:
         start: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self.parts: Sequence[ShardPart] = ()
+        self.may_serve: Callable[[], bool] = _always
+        """Whether this gateway may serve at this moment as the leader of its open shards."""
+        self._serving: SharedResult[None] | None = None
+        """Fires when this gateway may serve again; None while it may."""
         self._store = store
         self._clock = clock
         self._start = start
@@ -139,25 +147,53 @@ class ShardLeadership:
         """Whether this gateway leads the shard, open or not."""
         return self._shards[shard].wanted is not None
 
+    def suspend(self) -> None:
+        """Hold requests until `resume`: `may_serve` is false. Shards stay open."""
+        if self._serving is None:
+            self._serving = SharedResult()
+
+    def resume(self) -> None:
+        """Serve again."""
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            serving.succeed(None)
+
     def require(self, shard: int) -> bool:
-        """Return whether the shard is open; False while it opens. Raises NotLeader."""
+        """Return whether the shard is open and may be served, False if not yet. Raises
+        NotLeader.
+        """
         one = self._shards[shard]
         if one.wanted is None:
             raise NotLeader(f"this gateway does not lead shard {shard}")
-        return one.state is ShardState.OPEN
+        return one.state is ShardState.OPEN and self.may_serve()
 
     async def wait(self, shard: int, seconds: float) -> None:
-        """Return once the shard is open. Raises NotLeader, also after `seconds`."""
-        if self.require(shard):
-            return
-        one = self._shards[shard]
+        """Return once the shard is open and may be served. Raises NotLeader, also after
+        `seconds`.
+        """
+        deadline = self._clock.seconds() + seconds
+        while not self.require(shard):
+            one = self._shards[shard]
+            left = deadline - self._clock.seconds()
+            try:
+                if one.state is ShardState.OPEN:
+                    await self._wait_until_serving(left)
+                else:
+                    await self._wait_until_open(one, left)
+            except TimeoutError:
+                raise NotLeader(f"shard {shard} is not ready yet") from None
+
+    async def _wait_until_serving(self, seconds: float) -> None:
+        if self._serving is None:
+            # The lease has just ended; `suspend` follows.
+            self._serving = SharedResult()
+        await self._serving.with_timeout(self._clock, seconds)
+
+    async def _wait_until_open(self, one: _Shard, seconds: float) -> None:
         one.is_awaited = True
-        if shard in self._queue:
-            self._queue.move_to_end(shard, last=False)
-        try:
-            await one.opened.with_timeout(self._clock, seconds)
-        except TimeoutError:
-            raise NotLeader(f"shard {shard} is still being opened") from None
+        if one.number in self._queue:
+            self._queue.move_to_end(one.number, last=False)
+        await one.opened.with_timeout(self._clock, seconds)
 
     async def wait_for_all(self, deadline: float) -> None:
         """Return once all shards that this gateway leads are open.

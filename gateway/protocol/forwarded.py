@@ -18,10 +18,10 @@ from gateway.broker import Broker
 from gateway.cluster.calls import CallFailed, CallRefused, Calls
 from gateway.cluster.forwarding import (
     ALLOCATE_PRODUCER_IDS,
-    CALL_SECONDS,
     CREATE_TOPIC,
     FORWARD,
     MAX_REQUEST_BYTES,
+    REQUEST_SECONDS,
     ForwardedReply,
     ForwardedRequest,
     NewTopic,
@@ -97,8 +97,8 @@ def _seconds(request: Any) -> float:
     """The time that the client allows, within the limits; the maximum if its API has no timeout."""
     timeout_ms: int | None = getattr(request, "timeout_ms", None)
     if timeout_ms is None:
-        return CALL_SECONDS
-    return min(max(timeout_ms / 1000, _MIN_SECONDS), CALL_SECONDS)
+        return REQUEST_SECONDS
+    return min(max(timeout_ms / 1000, _MIN_SECONDS), REQUEST_SECONDS)
 
 
 async def _decode(route: Route, header: RequestHeader, frame: bytearray, caller: Caller) -> Any:

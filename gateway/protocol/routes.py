@@ -47,11 +47,11 @@ class DelayedReply(msgspec.Struct, Generic[T], frozen=True):
 class EncodedReply(msgspec.Struct, frozen=True, gc=False):
     """A reply that is encoded already, in the version of the request.
 
-    `errors` is the number of errors in it by code, as far as they are known.
+    `errors` is the number of errors in it by code, None if unknown.
     """
 
     buffers: list[Buffer]
-    errors: Mapping[int, int] = {}
+    errors: Mapping[int, int] | None = None
 
 
 #: A handler returns the reply, or None for no reply (Produce with acks=0).
@@ -74,7 +74,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     decode: Callable[[bytearray, int, int], Any]
     encode: Callable[[Any, int], list[Buffer]]
     has_tagged_header: bool
-    refuse_items: ItemRefusal | None
+    refuse_items: ItemRefusal | None = None
 
 
 ROUTES: dict[tuple[int, int], Route] = {}

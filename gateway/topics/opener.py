@@ -74,6 +74,13 @@ class PartitionOpener:
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition is still being opened"
             ) from None
 
+    async def hold(self, state: TopicState, index: int) -> None:
+        """Wait until this gateway may serve the partition's shard. Raises KafkaError."""
+        try:
+            await self._leadership.wait(self.shard_of(state, index), self._open_timeout)
+        except NotLeader as failure:
+            raise _not_leader(failure) from None
+
     def prefetch(self, state: TopicState, index: int) -> None:
         """Start opening a partition without waiting for it."""
         if (

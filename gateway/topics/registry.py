@@ -55,6 +55,7 @@ class Topics:
         controller: ControllerAccess = LOCAL_CONTROLLER,
     ) -> None:
         self._store = store
+        self._leadership = leadership
         self._settings = settings
         self._now = now
         self._by_name: dict[str, TopicState] = {}
@@ -211,9 +212,11 @@ class Topics:
         return found
 
     def get_open_partition(self, topic: str | bytes, index: int) -> Partition | None:
-        """Return the partition if it is open (the common case), else None."""
+        """Return the partition if it is open and may be served (the common case), else None."""
         state = self.get(topic)
-        return None if state is None else state.partitions.get(index)
+        if state is None or not self._leadership.may_serve():
+            return None
+        return state.partitions.get(index)
 
     async def partition(self, topic: str | bytes, index: int) -> Partition:
         """Return the partition, opening it if necessary. Raises KafkaError.
@@ -223,7 +226,10 @@ class Topics:
         state = self.require(topic)
         partition = state.partitions.get(index)
         if partition is not None:
-            return partition
+            if self._leadership.may_serve():
+                return partition
+            await self.opener.hold(state, index)
+            return await self.partition(topic, index)
         if not 0 <= index < state.topic.partitions:
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,

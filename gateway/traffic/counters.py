@@ -186,7 +186,7 @@ def count_errors(usage: UsageCounters, reply: Any) -> None:
         return
     usage.add_error(getattr(reply, "error_code", 0) or 0)
     # Those of an encoded reply.
-    for code, count in getattr(reply, "errors", {}).items():
+    for code, count in (getattr(reply, "errors", None) or {}).items():
         usage.add_error(code, count)
     for name in _ERROR_LISTS:
         parts = getattr(reply, name, None)

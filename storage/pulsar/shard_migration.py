@@ -1,14 +1,14 @@
 """Divides a store into shards when it is first used, and moves the rows of stores without them.
 
-The number of shards and the first leader epoch are rows of the table `cluster`, written last. A
-migration that ended halfway is repeated: it sets each shard to exactly the rows of the old tables.
+Rows of a group or partition move into shards, those of the whole cluster into the metadata log. The
+number of shards and the first leader epoch are written last, to the table LAYOUT_TABLE. A migration
+that ended halfway is repeated: it sets each shard to exactly the rows of the old tables.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import Deferred, DeferredList, DeferredSemaphore
@@ -29,9 +29,22 @@ from storage.pulsar.tables.table import PulsarTable
 from storage.pulsar.tables.table_loader import topic_space
 from storage.shards import partition_shard
 
+LAYOUT_TABLE = "layout"
+
 SHARDS = b"shards"
 FIRST_EPOCH = b"first-epoch"
-"""Rows of the table `cluster`: decimal numbers."""
+"""Rows of LAYOUT_TABLE: decimal numbers."""
+
+OLD_CLUSTER_TABLES = (
+    "acls",
+    "broker-configs",
+    "client-quotas",
+    "cluster",
+    "group-configs",
+    "producer-ids",
+    "scram-credentials",
+)
+"""Tables whose rows are moved to the metadata log, to tables of the same names."""
 
 OLD_TABLES = ("groups", "offsets", "producers", "compaction")
 """Tables of the gateway whose rows are moved, besides the store's own TABLE."""
@@ -50,16 +63,11 @@ ShardOfRow = Callable[[str, bytes, int], int]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardLayout:
-    """`first_epoch` is greater than all leader epochs from before the store had shards."""
-
-    count: int
-    first_epoch: int
-
-
 class ShardMigration:
-    """`new_table` creates a `PulsarTable` of that name, not open. Hold the store's lock."""
+    """`new_table` creates a `PulsarTable` of that name, not open.
+
+    This process must be the controller.
+    """
 
     def __init__(
         self,
@@ -73,29 +81,32 @@ class ShardMigration:
         self._new_table = new_table
         self._shard_of_row = shard_of_row
 
-    async def run(self, cluster: StateTable) -> ShardLayout:
-        """The stored layout; creates it, and moves old rows, if there is none.
+    async def run(self, layout: StateTable, metadata_table: Callable[[str], StateTable]) -> None:
+        """Write the layout of a new store, after moving old rows. No effect if there is one.
 
-        Raises StorageFailed, Fenced.
+        `metadata_table` returns a table of the whole cluster. Raises StorageError.
         """
-        rows = dict(await cluster.items())
-        if SHARDS in rows:
-            try:
-                layout = ShardLayout(int(rows[SHARDS]), int(rows[FIRST_EPOCH]))
-            except (KeyError, ValueError):
-                raise StorageFailed(
-                    "invalid rows in table cluster: no number of shards or first leader epoch"
-                ) from None
-            if layout.count != self._settings.shards:
-                logger.warning(
-                    "this store was created with %d shards; offsets_shards=%d is ignored",
-                    layout.count,
-                    self._settings.shards,
-                )
-            return layout
-        layout = ShardLayout(self._settings.shards, await self._move_old_rows())
-        await cluster.put({SHARDS: b"%d" % layout.count, FIRST_EPOCH: b"%d" % layout.first_epoch})
-        return layout
+        rows = dict(await layout.items())
+        if SHARDS not in rows:
+            for name in OLD_CLUSTER_TABLES:
+                await self._move_to_metadata(name, metadata_table(name))
+            first_epoch = await self._move_old_rows()
+            await layout.put(
+                {FIRST_EPOCH: b"%d" % first_epoch, SHARDS: b"%d" % self._settings.shards}
+            )
+        elif int(rows[SHARDS]) != self._settings.shards:
+            logger.warning(
+                "this store was created with %d shards; offsets_shards=%d is ignored",
+                int(rows[SHARDS]),
+                self._settings.shards,
+            )
+
+    async def _move_to_metadata(self, name: str, table: StateTable) -> None:
+        rows = await self._old_rows(name)
+        if rows:
+            changes: dict[bytes, bytes | None] = dict(rows)
+            for burst in bursts(changes, self._settings.table_burst_bytes // 2):
+                await table.put(burst)
 
     async def _move_old_rows(self) -> int:
         """Move the rows of the old tables; returns the first leader epoch."""

@@ -6,7 +6,7 @@ Topics are managed by `TopicCatalog`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from twisted.internet.defer import (
@@ -22,6 +22,7 @@ from storage.log import (
     Fenced,
     LogClosed,
     ShardNotOpen,
+    StateTable,
     StorageError,
     StorageFailed,
     Topic,
@@ -32,11 +33,11 @@ from storage.plain_records import BatchFormat
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.admin.cluster_checks import prepare
 from storage.pulsar.admin.pulsar_permissions import PulsarPermissions
-from storage.pulsar.client.exclusive_producer import FencedByOtherProducer, InFlightLimit
-from storage.pulsar.client.process_stalls import ProcessStalls
+from storage.pulsar.client.exclusive_producer import InFlightLimit
 from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.cluster.medium import PulsarClusterMedium
+from storage.pulsar.cluster.metadata_table import MetadataTable
 from storage.pulsar.compaction.side_topic import SideTopics
-from storage.pulsar.lock import StoreLock
 from storage.pulsar.log.entry_formats import PulsarLogOpener
 from storage.pulsar.log.format_history import PulsarPartitionLog
 from storage.pulsar.log.offset_index import Position
@@ -49,16 +50,24 @@ from storage.pulsar.log.partition_rows import (
 )
 from storage.pulsar.open_shard import OpenShard, open_shard
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.shard_migration import SHARDS_AT_ONCE, ShardMigration, ShardOfRow
+from storage.pulsar.shard_migration import (
+    FIRST_EPOCH,
+    LAYOUT_TABLE,
+    SHARDS,
+    SHARDS_AT_ONCE,
+    ShardMigration,
+    ShardOfRow,
+)
 from storage.pulsar.tables.row_messages import MAX_STORED_KEY_BYTES
-from storage.pulsar.tables.shard_tables import ShardTable
 from storage.pulsar.tables.table import PulsarTable
 from storage.pulsar.topics.deleted_partitions import DeletedPartitions
 from storage.pulsar.topics.mirrored_cursors import CursorMirror, CursorPosition
 from storage.pulsar.topics.namespaces import largest_message
 from storage.pulsar.topics.pulsar_names import path_of
+from storage.pulsar.topics.topic_calls import Call, RemoteTopics, answer_call
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from storage.pulsar.topics.topic_listing import NATIVE
+from storage.pulsar.topics.topic_rows import SectionRows
 from storage.shards import partition_shard
 from storage.tail import TailCache
 
@@ -83,15 +92,23 @@ class PulsarStore:
     ) -> None:
         """`shard_of_row` assigns rows of tables from before the store had shards."""
         self.settings = settings
-        self.shard_count = settings.shards
-        self.first_epoch = 0
-        """Greater than all leader epochs from before the store had shards."""
         self.may_write: Callable[[], bool] | None = None
-        """Asked after a partition or shard was fenced; by default, whether the lock is held."""
+        """Asked before and after a partition or shard is fenced; by default, whether this process
+        is the controller.
+        """
         self._reactor = reactor
         self._client = PulsarClient(settings, reactor)
         self._admin = PulsarAdmin(settings, reactor)
-        self._catalog = TopicCatalog(settings, self._admin, reactor)
+        self.medium = PulsarClusterMedium(self._client, self._admin, settings, reactor)
+        self._layout = MetadataTable(self.medium.log, LAYOUT_TABLE)
+        self._catalog = TopicCatalog(
+            settings,
+            self._admin,
+            reactor,
+            SectionRows(self.medium.log),
+            RemoteTopics(self._ask_controller),
+        )
+        self._controller_call: Call | None = None
         self._cache = ReaderCache(self._client, settings.readers)
         self._tail = TailCache(settings.tail_bytes)
         self._side_topics = SideTopics(self._client, self._admin, settings)
@@ -113,26 +130,23 @@ class PulsarStore:
         self._shard_slots = DeferredSemaphore(SHARDS_AT_ONCE)
         self._on_shard_lost: list[Callable[[int, str], None]] = []
         self._logs: SingleFlightCache[tuple[str, int], PulsarPartitionLog] = SingleFlightCache()
-        self._tables: SingleFlightCache[str, PulsarTable] = SingleFlightCache()
+        self._tables: dict[str, MetadataTable] = {}
         self._deleted = DeletedPartitions(
             self._admin.properties, self._delete_partition_state, settings.refresh_seconds, reactor
         )
-        self._lock = StoreLock(self._client, self._admin, settings, reactor)
         self._mirror = CursorMirror(self._admin, self._cursor_position, reactor, settings)
         self._is_open = False
-        self._stalls = ProcessStalls(reactor)
-        self._confirming: SingleFlightCache[int, None] = SingleFlightCache()
-        self._logs_taken = self._suspicions_when_confirmed = 0
-        """Logs and shards that other processes took, and `_suspicions` when the lock was last
-        confirmed.
-        """
         self._permissions: PulsarPermissions | None = None
         self._deleting: set[str] = set()
         """Names of the topics that this process is deleting."""
         self._catalog.watch(self._topics_changed)
 
     async def open(self) -> None:
-        """`Store.open`. If it fails, everything opened so far is closed."""
+        """`Store.open`: connect and replay the metadata log.
+
+        `lead`, here or in another process, creates what a new store needs. If opening fails,
+        everything opened so far is closed.
+        """
         await self._client.open()
         try:
             if self.settings.checks_at_start:
@@ -140,13 +154,8 @@ class PulsarStore:
             self._client.message_bytes = (
                 await largest_message(self._admin) or self._client.message_bytes
             )
-            self._stalls.start()
-            await self._lock.take(self.settings.node, self.settings.takeover)
-            await self._catalog.lead()
-            layout = await ShardMigration(
-                self.settings, self._admin, self._new_shard_table, self._shard_of_row
-            ).run(await self._open_table("cluster"))
-            self.shard_count, self.first_epoch = layout.count, layout.first_epoch
+            await self.medium.log.open()
+            self._catalog.follow()
         except BaseException:
             await self._release()
             raise
@@ -154,6 +163,40 @@ class PulsarStore:
         self._deleted.start()
         if self.settings.mirror_cursors:
             self._mirror.start()
+
+    async def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
+        """`SharedStore.lead`."""
+        self._check_open()
+        await ShardMigration(self.settings, self._admin, self._new_table, self._shard_of_row).run(
+            self._layout, self._metadata_table
+        )
+        await self._catalog.lead(all_replayed)
+
+    def follow(self) -> None:
+        """`SharedStore.follow`."""
+        self._catalog.follow()
+
+    def ask_controller(self, call: Call) -> None:
+        """`SharedStore.ask_controller`."""
+        self._controller_call = call
+
+    async def answer_call(self, method: str, payload: bytes) -> bytes:
+        """`SharedStore.answer_call`."""
+        return await answer_call(self._catalog, method, payload)
+
+    async def _ask_controller(self, method: str, payload: bytes) -> bytes:
+        if self._controller_call is None:
+            raise StorageFailed("there is no controller: retry later")
+        return await self._controller_call(method, payload)
+
+    @property
+    def shard_count(self) -> int:
+        """`Store.shard_count`; 0 until a new store has been led for the first time."""
+        return int(self._layout.get(SHARDS) or 0)
+
+    @property
+    def first_epoch(self) -> int:
+        return int(self._layout.get(FIRST_EPOCH) or 0)
 
     async def close(self) -> None:
         """`Store.close`.
@@ -200,17 +243,15 @@ class PulsarStore:
             )
 
     async def _release(self) -> None:
-        self._stalls.stop()
-        while self._tables.created:
-            # A table whose opening began before `close` may be added meanwhile.
-            _, table = self._tables.created.popitem()
-            await self._within("closing a table", Deferred.fromCoroutine(table.close()))
         self._catalog.close()
         await self._within("closing readers", Deferred.fromCoroutine(self._cache.close()))
-        await self._within("releasing the store lock", Deferred.fromCoroutine(self._lock.release()))
-        await self._within(
-            "closing the admin connections", Deferred.fromCoroutine(self._admin.close())
-        )
+        for what, step in (
+            ("closing the inbox", self.medium.inbox.close()),
+            ("releasing the node id", self.medium.presence.release()),
+            ("closing the metadata log", self.medium.log.close()),
+            ("closing the admin connections", self._admin.close()),
+        ):
+            await self._within(what, Deferred.fromCoroutine(step))
         await self._client.close()
 
     async def _within(self, what: str, step: Deferred[Any]) -> None:
@@ -232,7 +273,7 @@ class PulsarStore:
             )
 
     def when_lost(self, call: Callable[[str], None]) -> None:
-        self._lock.when_lost(call)
+        """Never called: shards are lost one by one."""
 
     @property
     def topics(self) -> Mapping[str, Topic]:
@@ -379,7 +420,7 @@ class PulsarStore:
         return await self._logs.get((topic, partition), make)
 
     async def _open_log(self, name: str, index: int, full_name: str) -> PulsarPartitionLog:
-        await self._check_before_fencing()
+        await self.confirm_held()
         if name not in self.topics:
             raise UnknownTopic(f"topic {name} was deleted before it was opened")
         self._check_not_deleting(name)
@@ -416,19 +457,9 @@ class PulsarStore:
     def _log_ended(
         self, name: str, index: int, log: PulsarPartitionLog, error: StorageError
     ) -> None:
-        """Drop a log that ended, so that the next `log` reopens it.
-
-        A process that fenced it may have taken over the store. Confirm the lock now instead of at
-        the next heartbeat.
-        """
+        """Drop a log that ended, so that the next `log` reopens it."""
         if self._logs.created.get((name, index)) is log:
             del self._logs.created[name, index]
-        if self._is_open and isinstance(error, FencedByOtherProducer):
-            self._confirm_after_fencing()
-
-    def _confirm_after_fencing(self) -> None:
-        self._logs_taken += 1
-        self._lock.confirm().addErrback(lambda failure: failure.trap(Fenced, StorageFailed))
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
         """`TopicTrimmer.can_trim`."""
@@ -437,38 +468,23 @@ class PulsarStore:
     async def trim(self, topic: str, keep: Position) -> None:
         """`TopicTrimmer.trim`."""
         self._check_open()
-        await self._catalog.trim(topic, keep, self._lock.confirm)
+        await self._catalog.trim(topic, keep, self.confirm_held)
 
     @property
     def may_be_lost(self) -> bool:
-        """`Store.may_be_lost`: after a log was fenced elsewhere, or this process was suspended."""
-        return self._suspicions() > self._suspicions_when_confirmed or not self._lock.is_held
-
-    def _suspicions(self) -> int:
-        return self._logs_taken + self._stalls.count()
+        """`Store.may_be_lost`."""
+        return not self._may_write()
 
     async def confirm_held(self) -> None:
-        """`Store.confirm_held`.
+        """`Store.confirm_held`: raises Fenced if this process may not write.
 
-        Called before fencing another process, which may be the new holder, and before answering
-        from the gateway's cached tables. If this process is suspended between the confirmation and
-        the fencing, it still fences the other one.
+        Called before fencing another process, which may be the leader.
         """
-        if self.may_be_lost:
-            suspicions = self._suspicions()
-            # One confirmation serves all callers with the same count of suspicions.
-            await self._confirming.get(suspicions, self._lock.confirm)
-            self._suspicions_when_confirmed = max(suspicions, self._suspicions_when_confirmed)
+        if not self._may_write():
+            raise Fenced("this process may not write any more")
 
     def _may_write(self) -> bool:
-        return self.may_write() if self.may_write else self._lock.is_held
-
-    async def _check_before_fencing(self) -> None:
-        """Raises Fenced if this process may not write: the one it would fence may be the leader."""
-        if self.may_write is None:
-            await self.confirm_held()
-        elif not self.may_write():
-            raise Fenced("this process may not write any more")
+        return self.may_write() if self.may_write else self.medium.log.is_writer
 
     async def open_shard(self, shard: int, leader_epoch: int) -> None:
         """`Store.open_shard`. A shard that is open with another epoch is closed first.
@@ -484,9 +500,9 @@ class PulsarStore:
             if opened is not None and opened.leader_epoch == leader_epoch:
                 return
             await self._close_shard(shard)
-            await self._check_before_fencing()
+            await self.confirm_held()
             made = await open_shard(
-                self._new_shard_table, shard, leader_epoch, self._may_write, self._shard_fenced
+                self._new_table, shard, leader_epoch, self._may_write, self._shard_fenced
             )
             if not self._is_open:
                 await made.tables.close()
@@ -555,7 +571,6 @@ class PulsarStore:
         Deferred.fromCoroutine(shard.tables.close()).addErrback(
             lambda failure: failure.trap(StorageError)
         )
-        self._confirm_after_fencing()
         for call in self._on_shard_lost:
             call(shard.number, reason)
 
@@ -563,7 +578,7 @@ class PulsarStore:
         """`Store.when_shard_lost`. The next put of a row, or the next opening, shows it."""
         self._on_shard_lost.append(call)
 
-    async def shard_table(self, shard: int, name: str) -> ShardTable:
+    async def shard_table(self, shard: int, name: str) -> StateTable:
         self._check_open()
         opened = self._shards.get(shard)
         if opened is None:
@@ -584,23 +599,17 @@ class PulsarStore:
             raise ShardNotOpen(f"shard {number} is not open here")
         return self._shards[number]
 
-    async def table(self, name: str) -> PulsarTable:
+    async def table(self, name: str) -> MetadataTable:
+        """`Store.table`: a section of the metadata log."""
         self._check_open()
-        return await self._open_table(name)
+        return self._metadata_table(name)
 
-    def _open_table(self, name: str) -> Deferred[PulsarTable]:
-        async def make() -> PulsarTable:
-            await self.confirm_held()
-            table = PulsarTable(self._client, self._admin, self.settings, self._reactor, name)
-            await table.open()
-            self._tables.created[name] = table
-            return table
+    def _metadata_table(self, name: str) -> MetadataTable:
+        if name not in self._tables:
+            self._tables[name] = MetadataTable(self.medium.log, name)
+        return self._tables[name]
 
-        return Deferred.fromCoroutine(
-            self._tables.get(name, lambda: Deferred.fromCoroutine(make()))
-        )
-
-    def _new_shard_table(
+    def _new_table(
         self, name: str, on_fenced: Callable[[str], None] = lambda reason: None
     ) -> PulsarTable:
         return PulsarTable(

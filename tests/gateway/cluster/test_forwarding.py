@@ -337,6 +337,19 @@ def test_producer_ids_of_two_gateways_differ() -> None:
     assert [one.result for one in asked] == [0, 1000, 1]
 
 
+def test_topic_and_producer_ids_without_a_controller_are_retriable_errors() -> None:
+    pair = make_pair()
+    pair.controller_id = None
+    broker = pair.follower.broker
+    asked = [Started(broker.topics.find_or_create("new")), Started(broker.producer_ids.next_id())]
+    pair.run(5)
+    failures: list[Any] = [one.failure for one in asked]
+    assert [one.code for one in failures] == [
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ]
+
+
 def test_lost_replay_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     pair = make_pair()
     message = request_for(ApiKey.CREATE_TOPICS, 7)

@@ -1,0 +1,408 @@
+"""This gateway as a node of the cluster: runs `Member` and `Controller` over the medium.
+
+The state machines decide; this module carries out their actions, and passes on what happens: rows of
+the metadata log, messages, timers, shards that are open or closed, and the loss of the writer's role.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from gateway import logs
+from gateway.cluster.cluster_actions import (
+    CloseShard,
+    ConfirmRole,
+    ControllerAction,
+    LeaseLost,
+    LeaseRegained,
+    MemberAction,
+    NodeLeft,
+    OpenShard,
+    SendMessage,
+    TryToLead,
+    UnwatchPresence,
+    WatchPresence,
+    WriteRows,
+)
+from gateway.cluster.cluster_messages import (
+    ClusterMessage,
+    HeartbeatReply,
+    NodeHeartbeat,
+    decode_message,
+    encode_message,
+)
+from gateway.cluster.controller import Controller
+from gateway.cluster.image import ClusterImage, ClusterRow, NodeRow
+from gateway.cluster.member import Member
+from gateway.cluster.session_timing import SessionTiming
+from gateway.cluster.shard_leadership import ShardLeadership, ShardState
+from gateway.cluster.view import UNKNOWN, ClusterView
+from gateway.coroutines import Cancel, Clock, SharedResult, call_later, start
+from storage.cluster import ClusterMedium, OtherController, Rows
+from storage.log import Fenced, StorageError, StoreInUse
+
+_log = logs.get_logger(__name__)
+
+#: First byte of an inbox message: of the state machines, or of `Calls`.
+_OF_CLUSTER, _OF_CALLS = b"\1", b"\2"
+
+Action = ControllerAction | MemberAction
+
+
+class ControllerDuty(Protocol):
+    """What a gateway does as controller besides assigning shards."""
+
+    async def lead(self) -> None:
+        """Begin, before any shard is assigned. Raises StorageError."""
+        ...
+
+    def follow(self) -> None:
+        """Another gateway is the controller, or none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """What a node works with. `duties` are begun in their order."""
+
+    medium: ClusterMedium
+    view: ClusterView
+    leadership: ShardLeadership
+    duties: tuple[ControllerDuty, ...]
+    on_call: Callable[[bytes], None]
+
+
+class ClusterNode:
+    """Call `start` once the gateway can open shards.
+
+    `row` describes this process, `cluster` is written if the log has no cluster yet. `jitter` is in
+    seconds, up to one heartbeat interval. `failed` is called with the reason if this process cannot
+    go on as this node.
+    """
+
+    def __init__(
+        self,
+        row: NodeRow,
+        cluster: ClusterRow,
+        parts: NodeParts,
+        timing: SessionTiming,
+        clock: Clock,
+        jitter: float,
+        first_epoch: int,
+        failed: Callable[[str], None],
+    ) -> None:
+        self.node_id = row.node_id
+        self.incarnation = row.incarnation
+        self._cluster = cluster
+        self._medium = parts.medium
+        self._view = parts.view
+        self._leadership = parts.leadership
+        self._duties = parts.duties
+        self._on_call = parts.on_call
+        self._timing = timing
+        self._clock = clock
+        self._first_epoch = first_epoch
+        self._failed = failed
+        self.image = ClusterImage()
+        self.image.apply(self._medium.log.rows)
+        self._member = Member(row, self.image, timing, jitter, clock.seconds())
+        self._controller: Controller | None = None
+        self._actions: deque[Action] = deque()
+        self._is_running = False
+        self._watches: dict[int, Callable[[], None]] = {}
+        self._closing: dict[int, int] = {}
+        """Epochs of the shards that are being closed because the log says so."""
+        self._replayed: dict[int, int] = {}
+        """Revisions in the last heartbeats of the other nodes; only at the controller."""
+        self._heartbeat_arrived: SharedResult[None] = SharedResult()
+        self._timer: Cancel | None = None
+        self._left: SharedResult[None] = SharedResult()
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Follow the log, and take part."""
+        log = self._medium.log
+        log.watch(self._on_rows)
+        log.when_lost(self._on_role_lost)
+        self._medium.presence.when_taken(self._failed)
+        self._leadership.watch(self._on_shard)
+        self._show(self.image)
+        self._run(self._member.tick(self._clock.seconds()))
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether this node may serve as leader at this moment."""
+        return self._member.has_lease(self._clock.seconds())
+
+    @property
+    def is_controller(self) -> bool:
+        return self._controller is not None
+
+    def replayed_revisions(self) -> Mapping[int, int]:
+        """The revision that each node has replayed, by node id; at the controller only."""
+        return {**self._replayed, self.node_id: self._medium.log.revision}
+
+    async def wait_until_replayed(self) -> None:
+        """Return when all nodes have replayed the log up to now, or after the session timeout."""
+        revision = self._medium.log.revision
+        deadline = self._clock.seconds() + self._timing.session_timeout
+        while any(
+            self._replayed.get(node_id, 0) < revision
+            for node_id in self.image.nodes
+            if node_id != self.node_id
+        ):
+            try:
+                await self._heartbeat_arrived.with_timeout(
+                    self._clock, deadline - self._clock.seconds()
+                )
+            except TimeoutError:
+                return
+
+    async def leave(self, seconds: float) -> None:
+        """Hand over all shards within `seconds`, then the role of the controller."""
+        self._run(self._member.leave(self._clock.seconds()))
+        try:
+            await self._left.with_timeout(self._clock, seconds)
+        except TimeoutError:
+            _log.warning("shards not handed over in time", seconds=seconds)
+        if self._controller is not None:
+            await self._resign(self._controller)
+
+    async def _resign(self, controller: Controller) -> None:
+        self._end_term()
+        for action in controller.resign(self._clock.seconds()):
+            if isinstance(action, WriteRows):
+                with suppress(StorageError):
+                    await self._medium.log.put(action.rows)
+        await self._medium.log.release()
+
+    def close(self) -> None:
+        """Stop taking part. The medium is closed with the store."""
+        self._is_closed = True
+        self._end_term()
+        if self._timer is not None:
+            self._timer()
+            self._timer = None
+
+    # Inputs
+
+    def on_message(self, message: bytes) -> None:
+        """Process a message of the inbox. Never raises."""
+        kind, content = message[:1], message[1:]
+        if kind == _OF_CALLS:
+            self._on_call(content)
+        elif kind == _OF_CLUSTER:
+            decoded = decode_message(content)
+            if decoded is not None:
+                self._deliver(decoded)
+
+    def send_call(self, node_id: int, message: bytes) -> None:
+        """Send a message of `Calls`."""
+        self._medium.inbox.send(node_id, _OF_CALLS + message)
+
+    def _deliver(self, message: ClusterMessage) -> None:
+        now = self._clock.seconds()
+        if isinstance(message, HeartbeatReply):
+            self._run(self._member.on_reply(message, now))
+        elif self._controller is not None:
+            self._replayed[message.node.node_id] = message.revision
+            arrived, self._heartbeat_arrived = self._heartbeat_arrived, SharedResult()
+            arrived.succeed(None)
+            self._run(self._controller.on_heartbeat(message, now))
+
+    def _on_rows(self, rows: Rows) -> None:
+        for key in self.image.apply(rows):
+            _log.error("row of the metadata log cannot be read", key=key)
+        self._show(self.image)
+        now = self._clock.seconds()
+        self._run(self._member.on_rows(now))
+        if self._controller is not None:
+            self._run(self._controller.on_rows(now))
+
+    def _show(self, image: ClusterImage) -> None:
+        """Bring the view up to date."""
+        view = self._view
+        addresses = {node_id: row.addresses for node_id, row in image.nodes.items()}
+        view.set_nodes({self.node_id: self._member.node.addresses, **addresses})
+        view.set_controller(UNKNOWN if image.controller is None else image.controller.node_id)
+        for shard, row in image.shards.items():
+            if shard < view.shard_count:
+                view.set_leader(shard, row.leader, row.epoch)
+
+    def _on_shard(self, shard: int, state: ShardState) -> None:
+        now, epoch = self._clock.seconds(), self._leadership.epoch_of(shard)
+        if state is ShardState.OPEN:
+            self._run(self._member.shard_opened(shard, epoch, now))
+        elif state is ShardState.CLOSED:
+            closing = self._closing.pop(shard, None)
+            if closing is not None:
+                self._run(self._member.shard_closed(shard, closing, now))
+            elif not self._leadership.leads(shard):
+                self._run(self._member.shard_failed(shard, epoch, now))
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self._clock.seconds()
+        self._run(self._member.tick(now))
+        if self._controller is not None:
+            self._run(self._controller.tick(now))
+
+    def _on_gone(self, node_id: int) -> None:
+        self._watches.pop(node_id, None)
+        if self._controller is not None:
+            self._run(self._controller.on_gone(node_id, self._clock.seconds()))
+
+    def _on_role_lost(self, reason: str) -> None:
+        _log.warning("no longer the controller", reason=reason)
+        if self._controller is not None:
+            self._controller.on_lost(self._clock.seconds())
+        self._end_term()
+        self._run(self._member.lead_lost(self._clock.seconds()))
+
+    def _end_term(self) -> None:
+        self._controller = None
+        self._replayed.clear()
+        for stop in self._watches.values():
+            stop()
+        self._watches.clear()
+        for duty in self._duties:
+            duty.follow()
+
+    # Actions
+
+    def _run(self, actions: Sequence[Action]) -> None:
+        """Carry out actions. Those that follow from them come after."""
+        self._actions.extend(actions)
+        if self._is_running:
+            return
+        self._is_running = True
+        try:
+            while self._actions and not self._is_closed:
+                self._carry_out(self._actions.popleft())
+        finally:
+            self._is_running = False
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer()
+            self._timer = None
+        if self._is_closed:
+            return
+        deadline = self._member.next_deadline
+        if self._controller is not None:
+            deadline = min(deadline, self._controller.next_deadline)
+        pause = max(deadline - self._clock.seconds(), 0)
+        self._timer = call_later(self._clock, pause, self._on_timer)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case SendMessage(node_id, message):
+                self._send(node_id, message)
+            case OpenShard(shard, epoch):
+                self._leadership.lead(shard, epoch)
+            case CloseShard(shard, epoch):
+                self._close_shard(shard, epoch)
+            case LeaseLost():
+                _log.warning("no answer of the controller, not serving as leader")
+                self._leadership.suspend()
+            case LeaseRegained():
+                self._leadership.resume()
+            case TryToLead(force):
+                self._start(self._try_to_lead(force))
+            case NodeLeft():
+                self._left.succeed(None)
+            case WriteRows(rows):
+                self._start(self._write(rows))
+            case ConfirmRole():
+                self._start(self._confirm_role())
+            case WatchPresence(node_id):
+                self._unwatch(node_id)
+                self._watches[node_id] = self._medium.presence.watch(
+                    node_id, partial(self._on_gone, node_id)
+                )
+            case UnwatchPresence(node_id):
+                self._unwatch(node_id)
+
+    def _send(self, node_id: int, message: ClusterMessage) -> None:
+        if isinstance(message, NodeHeartbeat):
+            message = replace(message, revision=self._medium.log.revision)
+        if node_id == self.node_id:
+            self._deliver(message)
+        else:
+            self._medium.inbox.send(node_id, _OF_CLUSTER + encode_message(message))
+
+    def _close_shard(self, shard: int, epoch: int) -> None:
+        if self._leadership.state_of(shard) is ShardState.CLOSED:
+            self._leadership.resign(shard)
+            self._run(self._member.shard_closed(shard, epoch, self._clock.seconds()))
+        else:
+            self._closing[shard] = epoch
+            self._leadership.resign(shard)
+
+    def _unwatch(self, node_id: int) -> None:
+        stop = self._watches.pop(node_id, None)
+        if stop is not None:
+            stop()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        start(work, lambda _: None, lambda failure: _log.bug("cluster task failed", failure))
+
+    async def _try_to_lead(self, force: bool) -> None:
+        asked = self._clock.seconds()
+        try:
+            await self._medium.log.acquire(force)
+            for duty in self._duties:
+                await duty.lead()
+        except StorageError as failure:
+            is_in_use = isinstance(failure, (OtherController, StoreInUse, Fenced))
+            if not is_in_use:
+                _log.warning("this gateway cannot become the controller", reason=str(failure))
+                await self._medium.log.release()
+            self._run(self._member.lead_refused(is_in_use, self._clock.seconds()))
+            return
+        now = self._clock.seconds()
+        if not self._medium.log.is_writer:
+            self._run(self._member.lead_refused(True, now))
+            return
+        self._controller = Controller(
+            self._member.node,
+            self._cluster,
+            self.image,
+            self._timing,
+            asked,
+            now,
+            self._first_epoch,
+        )
+        _log.info("this gateway is the controller", epoch=self._controller.epoch)
+        self._run(self._member.lead_acquired(now))
+        self._run(self._controller.tick(now))
+
+    async def _write(self, rows: Rows) -> None:
+        controller = self._controller
+        try:
+            await self._medium.log.put(rows)
+        except StorageError as failure:
+            _log.warning("decision of the controller not stored", reason=str(failure))
+            if controller is not None and controller is self._controller:
+                self._run(controller.on_put_failed(self._clock.seconds()))
+        else:
+            if controller is not None and controller is self._controller:
+                self._run(controller.on_put_done(self._clock.seconds()))
+
+    async def _confirm_role(self) -> None:
+        controller, asked = self._controller, self._clock.seconds()
+        try:
+            await self._medium.log.confirm()
+        except StorageError:
+            # The controller asks again; if the role is lost, `when_lost` reports it.
+            return
+        if controller is not None and controller is self._controller:
+            self._run(controller.on_confirmed(asked, self._clock.seconds()))
