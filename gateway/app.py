@@ -16,10 +16,11 @@ from typing import Any, Protocol, TypeVar
 from auth.certificate_principals import PrincipalRules
 from auth.scram import HASHES
 from auth.tls import OLD_VERSIONS, TlsContextFactory, TlsError, TlsFiles
-from gateway import logs
+from gateway import logs, version
 from gateway.broker import Broker
-from gateway.cluster.forwarding import LOCAL_CONTROLLER, ControllerAccess
-from gateway.cluster.lone import lead_all, open_lone_cluster
+from gateway.cluster.cluster_start import NodeIdentity, open_cluster
+from gateway.cluster.forwarding import ControllerAccess
+from gateway.cluster.session_timing import SessionTiming
 from gateway.cluster.shard_leadership import ShardLeadership, ShardState
 from gateway.coarse_clock import CoarseClock
 from gateway.configs.broker_configs import BrokerConfigs
@@ -32,6 +33,7 @@ from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIdBlocks, ProducerIds
+from gateway.protocol.forwarded import serve_calls
 from gateway.security.audit import NO_AUDIT_LOG, AuditFiles, AuditLog
 from gateway.security.authorizer import AclAuthorizer, Authorizer
 from gateway.security.client_quotas import ClientQuotas
@@ -98,15 +100,26 @@ async def open_broker(
     outgoing: OutgoingBytes,
     now: Callable[[], int] = now_ms,
     ids: IdSource = RANDOM_IDS,
-    controller: ControllerAccess = LOCAL_CONTROLLER,
+    controller: ControllerAccess | None = None,
+    failed: Callable[[str], None] = lambda reason: None,
 ) -> Broker:
     """Build everything behind the sockets on an open store.
 
-    Raises StorageError.
+    `controller` replaces the cluster's. `failed` is called with the reason if this gateway cannot
+    go on as a node of the cluster. Raises StorageError.
     """
     # Steps that can fail come before those that start timers; shards are opened last.
-    cluster = await open_lone_cluster(store, settings.node_id, advertised, ids.cluster)
-    leadership = ShardLeadership(store, clock, start)
+    membership = await open_cluster(
+        store,
+        NodeIdentity(settings.node_id, advertised, version()),
+        SessionTiming.of(settings.node_session_timeout_ms / 1000),
+        clock,
+        lambda: ShardLeadership(store, clock, start),
+        ids.cluster,
+        failed,
+    )
+    cluster, leadership = membership.view, membership.leadership
+    controller = controller or membership.controller
     deadlines = CoarseClock(clock)
     configs = await _open(BrokerConfigs(await store.table("broker-configs"), settings))
     topics = await _open(Topics(store, leadership, configs.settings, clock, now, start, controller))
@@ -129,8 +142,7 @@ async def open_broker(
         configs,
         group_configs,
         store,
-        cluster,
-        leadership,
+        membership,
         topics,
         FetchSessions(settings.max_incremental_fetch_session_cache_slots, ids.fetch_session),
         ProducerIds(partial(_allocate_producer_ids, producer_id_blocks, controller)),
@@ -157,7 +169,9 @@ async def open_broker(
         tenants=make_tenants(settings),
         controller=controller,
     )
-    lead_all(cluster, leadership)
+    if membership.calls is not None:
+        serve_calls(membership.calls, broker, membership.revision)
+    await membership.start()
     return broker
 
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.cluster.cluster_start import ClusterMembership
 from gateway.cluster.forwarding import LOCAL_CONTROLLER, ControllerAccess
 from gateway.cluster.shard_leadership import NotLeader, ShardLeadership
 from gateway.cluster.view import ClusterView
@@ -40,8 +41,8 @@ class Broker:
 
     `now()` is the time in ms since 1970. `clock` is for waits, `deadlines` for timeouts that rarely
     expire. `run(function, *args)` calls a function on another thread; `run_for(owner, function,
-    *args)` does so in turn with other clients. `leadership` has the shards led here, `cluster` the
-    leaders of all. `interruptible_waits` are the running long polls. `outgoing` limits the size of
+    *args)` does so in turn with other clients. `membership` is this gateway's part in the
+    cluster. `interruptible_waits` are the running long polls. `outgoing` limits the size of
     replies. `traffic` is the traffic log, `audit` the audit log. `authorizer` is None if everything
     is allowed. `quota_usage` counts what clients use of `client_quotas`. `tenants` binds principals
     to namespaces; None if none is bound. `controller` executes what changes the state of the whole
@@ -51,8 +52,7 @@ class Broker:
     configs: BrokerConfigs
     group_configs: GroupConfigs
     store: Store
-    cluster: ClusterView
-    leadership: ShardLeadership
+    membership: ClusterMembership
     topics: Topics
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
@@ -131,6 +131,16 @@ class Broker:
             await shield_with_timeout(self.clock, seconds, self.store.confirm_held())
         except (StorageError, TimeoutError) as failure:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, str(failure)) from failure
+
+    @property
+    def cluster(self) -> ClusterView:
+        """The cluster as clients see it."""
+        return self.membership.view
+
+    @property
+    def leadership(self) -> ShardLeadership:
+        """The shards led here."""
+        return self.membership.leadership
 
     @property
     def settings(self) -> Settings:

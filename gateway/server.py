@@ -59,6 +59,9 @@ BACKLOG = 4096
 #: Together they fit in the 10 s that container runtimes allow.
 CLOSE_SECONDS = 1.5
 
+#: The share of the drain's time for handing over leadership to other gateways.
+LEAVE_SHARE = 0.5
+
 #: Seconds between two attempts to open a store that is not ready. The pause doubles from the first
 #: value to the second.
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 8.0
@@ -79,7 +82,7 @@ class StartupError(Exception):
 class GatewayServer:
     """A gateway process.
 
-    `lost` is called when the store is taken over by another process. After that the server can only
+    `lost` is called when the store, or the node id, is taken over by another process. After that the server can only
     be drained.
     """
 
@@ -196,6 +199,7 @@ class GatewayServer:
             self._conversions.run_for,
             self._run_in_background,
             self._outgoing,
+            failed=self._store_lost,
         )
 
     async def _discard_store(self) -> None:
@@ -275,6 +279,11 @@ class GatewayServer:
         deadline = self._reactor.seconds() + self._settings.shutdown_timeout_ms / 1000
         if self._key_download is not None:
             self._key_download.stop()
+        if self._broker is not None and not self._is_store_lost:
+            # Clients find the new leaders while this gateway still answers.
+            await self._broker.membership.leave(
+                self._settings.shutdown_timeout_ms / 1000 * LEAVE_SHARE
+            )
         for port in self._ports:
             await port.stopListening()
         self._limits.abort_without_header()
@@ -291,6 +300,7 @@ class GatewayServer:
             await self._broker.audit.close(CLOSE_SECONDS)
             if not self._is_store_lost:
                 await self._resign_within(deadline)
+            self._broker.membership.close()
         if self._is_store_open:
             await self._close_store(deadline)
         await self._close_workers(deadline)

@@ -9,13 +9,19 @@ All methods are called from the reactor thread and none blocks it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from storage.log import StorageError, StoreInUse
+from storage.log import StorageError, Store, StoreInUse
 
 Rows = Mapping[bytes, bytes | None]
 """Changed rows by key; None for a deleted row."""
+
+ControllerCall = Callable[[str, bytes], Awaitable[bytes]]
+"""`call(method, payload)` sends a call to the controller and returns its answer.
+
+Raises StorageFailed if there is no controller, or no answer in time: then the outcome is unknown.
+"""
 
 MAX_CALL_BYTES = 4 << 20
 """Largest message of an inbox."""
@@ -164,3 +170,38 @@ class ClusterMedium(Protocol):
     def presence(self) -> Presence: ...
     @property
     def inbox(self) -> Inbox: ...
+
+
+class SharedStore(Store, Protocol):
+    """A store that several gateways use as one cluster."""
+
+    may_write: Callable[[], bool] | None
+    """Asked before and after a partition or shard is fenced, and before the first write to it."""
+
+    @property
+    def medium(self) -> ClusterMedium: ...
+
+    async def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
+        """Begin what only the controller does. This process must be the log's writer.
+
+        Creates what a new store needs: `shard_count` is 0 before. `all_replayed` returns when every
+        live gateway has replayed what is in the log now. Raises StorageError.
+        """
+        ...
+
+    def follow(self) -> None:
+        """End what `lead` began. No effect if it was not called."""
+        ...
+
+    def ask_controller(self, call: ControllerCall) -> None:
+        """Use `call` for what this store must ask the controller's store."""
+        ...
+
+    async def answer_call(self, method: str, payload: bytes) -> bytes:
+        """Answer a call that another gateway's store made, in `controller_methods`."""
+        ...
+
+    @property
+    def controller_methods(self) -> Sequence[str]:
+        """The methods of `answer_call`."""
+        ...

@@ -345,8 +345,14 @@ class Store(Protocol):
     If so, `PartitionLog.retain` is needed for open logs only.
     """
 
+    is_shared: bool
+    """Whether several processes may have it open: then it is a `storage.cluster.SharedStore`."""
+
     async def open(self) -> None:
-        """Acquire the store for this process. Raises StoreInUse, StoreTooNew, StorageFailed."""
+        """Acquire the store for this process. Raises StoreInUse, StoreTooNew, StorageFailed.
+
+        A shared store is opened without acquiring anything.
+        """
         ...
 
     def when_lost(self, call: Callable[[str], None]) -> None:

@@ -14,13 +14,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import click
 
-from gateway import HAS_COMPAT, logs, supervisor
+from gateway import HAS_COMPAT, logs, supervisor, version
 from gateway.cli.acls_command import acls
 from gateway.cli.groups.groups_command import groups
 from gateway.cli.settings_command import settings as settings_command
@@ -33,15 +32,8 @@ from gateway.settings.model import Settings
 _log = logs.get_logger(__name__)
 
 
-def _version() -> str:
-    try:
-        return metadata.version("kopgate")
-    except metadata.PackageNotFoundError:  # run from a source tree that is not installed
-        return "unknown"
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(_version(), "--version", prog_name="kopgate")
+@click.version_option(version(), "--version", prog_name="kopgate")
 def main() -> None:
     """A Kafka broker for clients of every version.
 

@@ -70,13 +70,18 @@ class ControllerDuty(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """What a node works with. `duties` are begun in their order."""
+    """What a node works with.
+
+    `on_call` processes a message of `Calls`. `node_gone` is called with the id and the incarnation
+    of a node that is not registered any more.
+    """
 
     medium: ClusterMedium
     view: ClusterView
     leadership: ShardLeadership
-    duties: tuple[ControllerDuty, ...]
+    duty: ControllerDuty
     on_call: Callable[[bytes], None]
+    node_gone: Callable[[int, int], None]
 
 
 class ClusterNode:
@@ -104,8 +109,9 @@ class ClusterNode:
         self._medium = parts.medium
         self._view = parts.view
         self._leadership = parts.leadership
-        self._duties = parts.duties
+        self._duty = parts.duty
         self._on_call = parts.on_call
+        self._node_gone = parts.node_gone
         self._timing = timing
         self._clock = clock
         self._first_epoch = first_epoch
@@ -126,9 +132,11 @@ class ClusterNode:
         self._left: SharedResult[None] = SharedResult()
         self._is_closed = False
 
-    def start(self) -> None:
-        """Follow the log, and take part."""
+    async def start(self) -> None:
+        """Follow the log, and take part. Raises StorageError."""
+        await self._medium.inbox.open(self.node_id, self.on_message)
         log = self._medium.log
+        self.image.apply(log.rows)
         log.watch(self._on_rows)
         log.when_lost(self._on_role_lost)
         self._medium.presence.when_taken(self._failed)
@@ -140,6 +148,16 @@ class ClusterNode:
     def has_lease(self) -> bool:
         """Whether this node may serve as leader at this moment."""
         return self._member.has_lease(self._clock.seconds())
+
+    @property
+    def revision(self) -> int:
+        """Up to which revision this node has replayed the metadata log."""
+        return self._medium.log.revision
+
+    def incarnation_of(self, node_id: int) -> int | None:
+        """The incarnation of a registered node."""
+        row = self.image.nodes.get(node_id)
+        return None if row is None else int(row.incarnation, 16)
 
     @property
     def is_controller(self) -> bool:
@@ -218,8 +236,13 @@ class ClusterNode:
             self._run(self._controller.on_heartbeat(message, now))
 
     def _on_rows(self, rows: Rows) -> None:
+        before = dict(self.image.nodes)
         for key in self.image.apply(rows):
             _log.error("row of the metadata log cannot be read", key=key)
+        for node_id, row in before.items():
+            now_row = self.image.nodes.get(node_id)
+            if now_row is None or now_row.incarnation != row.incarnation:
+                self._node_gone(node_id, int(row.incarnation, 16))
         self._show(self.image)
         now = self._clock.seconds()
         self._run(self._member.on_rows(now))
@@ -272,8 +295,7 @@ class ClusterNode:
         for stop in self._watches.values():
             stop()
         self._watches.clear()
-        for duty in self._duties:
-            duty.follow()
+        self._duty.follow()
 
     # Actions
 
@@ -359,8 +381,7 @@ class ClusterNode:
         asked = self._clock.seconds()
         try:
             await self._medium.log.acquire(force)
-            for duty in self._duties:
-                await duty.lead()
+            await self._duty.lead()
         except StorageError as failure:
             is_in_use = isinstance(failure, (OtherController, StoreInUse, Fenced))
             if not is_in_use:

@@ -46,6 +46,16 @@ class PulsarStoreSettings(BaseModel):
             "gateways would keep fencing each other."
         ),
     )
+    node_session_timeout_ms: int = Field(
+        3_000,
+        ge=500,
+        le=60_000,
+        description=(
+            "Time after which a gateway of a cluster that does not answer is replaced by the "
+            "others. A gateway whose process ends is replaced at once. The same for all gateways "
+            "of a cluster."
+        ),
+    )
     pulsar_token_file: File | None = Field(
         None,
         description=(

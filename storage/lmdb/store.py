@@ -47,6 +47,7 @@ class LmdbStore:
     """
 
     retains_by_itself = False
+    is_shared = False
     first_epoch = 0
     may_be_lost = False
     """The kernel's lock on the directory is held until the process ends."""

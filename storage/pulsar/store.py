@@ -64,7 +64,7 @@ from storage.pulsar.topics.deleted_partitions import DeletedPartitions
 from storage.pulsar.topics.mirrored_cursors import CursorMirror, CursorPosition
 from storage.pulsar.topics.namespaces import largest_message
 from storage.pulsar.topics.pulsar_names import path_of
-from storage.pulsar.topics.topic_calls import Call, RemoteTopics, answer_call
+from storage.pulsar.topics.topic_calls import CONTROLLER_METHODS, Call, RemoteTopics, answer_call
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from storage.pulsar.topics.topic_listing import NATIVE
 from storage.pulsar.topics.topic_rows import SectionRows
@@ -80,7 +80,9 @@ ROWS_AT_ONCE = 1000
 class PulsarStore:
     """A `Store`, used in the thread of `reactor`."""
 
+    is_shared = True
     retains_by_itself = True
+    controller_methods = CONTROLLER_METHODS
 
     def __init__(
         self,

@@ -325,6 +325,7 @@ class MemoryStore:
     """
 
     retains_by_itself = False
+    is_shared = False
     first_epoch = 0
     has_namespaces = False
     stores_fenced = False

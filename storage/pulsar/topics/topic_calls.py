@@ -95,6 +95,7 @@ RELOAD = "topics.reload"
 CREATE_MISSING_PARTITIONS = "topics.create_missing_partitions"
 CAN_TRIM = "topics.can_trim"
 TRIM = "topics.trim"
+CONTROLLER_METHODS = (RELOAD, CREATE_MISSING_PARTITIONS, CAN_TRIM, TRIM)
 
 
 class RemoteTopics:

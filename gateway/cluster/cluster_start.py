@@ -1,0 +1,254 @@
+"""Joins the cluster of a shared store, or opens a cluster of one gateway.
+
+Joining claims a node id and, if there is no controller, prepares a new store. The node takes part
+once the gateway can open shards (`JoinedCluster.start`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from secrets import randbits
+
+from gateway import logs
+from gateway.cluster.calls import CallError, Calls
+from gateway.cluster.cluster_node import ClusterNode, NodeParts
+from gateway.cluster.forwarding import (
+    CALL_SECONDS,
+    LOCAL_CONTROLLER,
+    ControllerAccess,
+    RemoteController,
+)
+from gateway.cluster.image import ClusterRow, NodeRow
+from gateway.cluster.session_timing import SessionTiming
+from gateway.cluster.shard_leadership import ShardLeadership
+from gateway.cluster.view import UNKNOWN, Addresses, ClusterView
+from gateway.coroutines import Clock, sleep
+from storage.cluster import OtherController, SharedStore
+from storage.log import StateTable, StorageFailed, Store
+
+_log = logs.get_logger(__name__)
+
+#: Rows of the table `cluster`: the id, and the leader epoch of all shards of a lone cluster.
+_CLUSTER_ID, _LEADER_EPOCH = b"cluster.id", b"leader.epoch"
+
+#: Seconds between two looks at a store that another gateway prepares.
+PREPARE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """What a gateway says about itself. `addresses` are the advertised ones."""
+
+    node_id: int
+    addresses: Addresses
+    version: str
+
+
+class ClusterMembership:
+    """The cluster as this gateway uses it. A lone cluster has no node.
+
+    `start` begins to open shards, `leave` hands them over within some seconds, `close` ends.
+    """
+
+    def __init__(
+        self,
+        view: ClusterView,
+        leadership: ShardLeadership,
+        node: ClusterNode | None = None,
+        calls: Calls | None = None,
+        controller: ControllerAccess = LOCAL_CONTROLLER,
+    ) -> None:
+        self.view = view
+        self.leadership = leadership
+        self.node = node
+        self.calls = calls
+        self.controller = controller
+
+    def revision(self) -> int:
+        """Up to which revision this gateway has replayed the metadata log; 0 without one."""
+        return 0 if self.node is None else self.node.revision
+
+    async def start(self) -> None:
+        """Raises StorageError."""
+        if self.node is not None:
+            await self.node.start()
+            return
+        for shard in range(self.view.shard_count):
+            self.leadership.lead(shard, self.view.epoch_of(shard))
+
+    async def leave(self, seconds: float) -> None:
+        if self.node is not None:
+            await self.node.leave(seconds)
+
+    def close(self) -> None:
+        if self.calls is not None:
+            self.calls.close()
+        if self.node is not None:
+            self.node.close()
+
+
+async def open_cluster(
+    store: Store,
+    identity: NodeIdentity,
+    timing: SessionTiming,
+    clock: Clock,
+    leadership: Callable[[], ShardLeadership],
+    new_id: Callable[[], str],
+    failed: Callable[[str], None],
+) -> ClusterMembership:
+    """Open the cluster of a store. `leadership` makes its part once the shards are known.
+
+    `failed` is called with the reason if this process cannot go on as this node. Raises
+    StorageError, in particular StoreInUse and NodeIdInUse.
+    """
+    if not store.is_shared:
+        return await _open_alone(store, identity, leadership, new_id)
+    shared: SharedStore = store  # type: ignore[assignment]
+    return await _join(shared, identity, timing, clock, leadership, new_id, failed)
+
+
+async def _open_alone(
+    store: Store,
+    identity: NodeIdentity,
+    leadership: Callable[[], ShardLeadership],
+    new_id: Callable[[], str],
+) -> ClusterMembership:
+    """This gateway leads all shards.
+
+    The leader epoch is one greater than at the last start, at the first `store.first_epoch`.
+    """
+    table = await store.table("cluster")
+    rows = dict(await table.items())
+    last = rows.get(_LEADER_EPOCH)
+    epoch = store.first_epoch if last is None else int.from_bytes(last, "big") + 1
+    cluster_id = rows.get(_CLUSTER_ID) or new_id().encode()
+    await table.put({_CLUSTER_ID: cluster_id, _LEADER_EPOCH: epoch.to_bytes(4, "big")})
+    view = ClusterView(identity.node_id, cluster_id.decode(), store.shard_count)
+    view.set_nodes({identity.node_id: identity.addresses})
+    view.set_controller(identity.node_id)
+    for shard in range(view.shard_count):
+        view.set_leader(shard, identity.node_id, epoch)
+    return ClusterMembership(view, leadership())
+
+
+async def _join(
+    store: SharedStore,
+    identity: NodeIdentity,
+    timing: SessionTiming,
+    clock: Clock,
+    leadership: Callable[[], ShardLeadership],
+    new_id: Callable[[], str],
+    failed: Callable[[str], None],
+) -> ClusterMembership:
+    node_id, medium = identity.node_id, store.medium
+    await medium.presence.claim(node_id, f"node {node_id}")
+    await _prepare(store, clock)
+    cluster_id = await _cluster_id(store, new_id)
+    incarnation = randbits(63)
+    row = NodeRow(
+        node_id,
+        f"{incarnation:016x}",
+        0,
+        dict(identity.addresses),
+        identity.version,
+        socket.gethostname(),
+        os.getpid(),
+    )
+    view = ClusterView(node_id, cluster_id, store.shard_count)
+    led = leadership()
+    calls = Calls(
+        lambda target, message: node.send_call(target, message),
+        clock,
+        node_id,
+        incarnation,
+        lambda target: node.incarnation_of(target),
+    )
+    node = ClusterNode(
+        row,
+        ClusterRow(cluster_id, store.shard_count),
+        NodeParts(
+            medium, view, led, _StoreDuty(store, lambda: node), calls.on_message, calls.node_gone
+        ),
+        timing,
+        clock,
+        randbits(16) / (1 << 16) * timing.heartbeat_interval,
+        store.first_epoch,
+        failed,
+    )
+    store.may_write = led.may_serve = lambda: node.has_lease
+
+    def controller_id() -> int | None:
+        if node.is_controller:
+            return node_id
+        known = view.controller_id
+        return None if known in (UNKNOWN, node_id) else known
+
+    controller = RemoteController(calls, clock, node_id, controller_id, medium.log.wait_for)
+    store.ask_controller(partial(_ask_controller, calls, controller_id))
+    for method in store.controller_methods:
+        calls.serve(method, partial(store.answer_call, method))
+    return ClusterMembership(view, led, node, calls, controller)
+
+
+async def _ask_controller(
+    calls: Calls, controller_id: Callable[[], int | None], method: str, payload: bytes
+) -> bytes:
+    node_id = controller_id()
+    if node_id is None:
+        raise StorageFailed("there is no controller: retry later")
+    try:
+        return await calls.call(node_id, method, payload, CALL_SECONDS)
+    except CallError as failure:
+        raise StorageFailed(f"the controller did not answer: {failure}") from failure
+
+
+async def _prepare(store: SharedStore, clock: Clock) -> None:
+    """Become the controller if there is none, and prepare a new store; else wait until it is.
+
+    Raises StoreInUse if an older gateway, which does not join clusters, uses the store.
+    """
+    while True:
+        try:
+            await store.medium.log.acquire(False)
+        except OtherController:
+            if store.shard_count:
+                return
+            await sleep(clock, PREPARE_SECONDS)
+        else:
+            await store.lead(_at_once)
+            return
+
+
+async def _at_once() -> None:
+    """There is no other node yet."""
+
+
+async def _cluster_id(store: SharedStore, new_id: Callable[[], str]) -> str:
+    table: StateTable = await store.table("cluster")
+    while True:
+        known = dict(await table.items()).get(_CLUSTER_ID)
+        if known is not None:
+            return known.decode()
+        if store.medium.log.is_writer:
+            await table.put({_CLUSTER_ID: new_id().encode()})
+
+
+class _StoreDuty:
+    """The controller's work on the store."""
+
+    def __init__(self, store: SharedStore, node: Callable[[], ClusterNode]) -> None:
+        self._store = store
+        self._node = node
+
+    async def lead(self) -> None:
+        await self._store.lead(self._all_replayed)
+
+    def follow(self) -> None:
+        self._store.follow()
+
+    def _all_replayed(self) -> Awaitable[None]:
+        return self._node().wait_until_replayed()
