@@ -1,0 +1,204 @@
+"""The state machine of shards: opening, holding, retrying and closing."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from gateway.cluster.shard_leadership import (
+    MAX_OPENING,
+    TRANSITIONS,
+    NotLeader,
+    ShardLeadership,
+    ShardState,
+)
+from gateway.coroutines import TimeSlices, start
+from storage.log import StorageFailed
+from tests.fakes.broker import Started, ended
+from tests.fakes.memory_store import MemoryStore
+
+CLOSED, OPENING, OPEN, CLOSING = ShardState
+
+
+class RecordingPart:
+    """Records what it is asked to do. `refuses` fails openings."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log, self.refuses = name, log, False
+
+    async def open_shard(self, shard: int, slices: TimeSlices) -> None:
+        self.log.append(f"open {self.name} {shard}")
+        if self.refuses:
+            raise StorageFailed("the test said so")
+
+    async def close_shard(self, shard: int) -> None:
+        self.log.append(f"close {self.name} {shard}")
+
+
+class LeadershipBench:
+    def __init__(self, shard_count: int = 8) -> None:
+        self.clock = Clock()
+        self.store = MemoryStore(shard_count=shard_count)
+        ended(self.store.open())
+        self.bugs: list[BaseException] = []
+        self.log: list[str] = []
+        self.changes: list[tuple[int, ShardState]] = []
+        self.leadership = ShardLeadership(
+            self.store, self.clock, lambda work: start(work, lambda _: None, self.bugs.append)
+        )
+        self.parts = RecordingPart("a", self.log), RecordingPart("b", self.log)
+        self.leadership.parts = self.parts
+        self.leadership.watch(lambda shard, state: self.changes.append((shard, state)))
+
+    def slow(self) -> Deferred[None]:
+        """Delay the openings that begin from now on."""
+        self.store.slow_shards = slow = Deferred()
+        return slow
+
+    def wait(self, shard: int, seconds: float = 5) -> Started:
+        return Started(self.leadership.wait(shard, seconds))
+
+
+@pytest.fixture
+def bench() -> LeadershipBench:
+    return LeadershipBench()
+
+
+def test_every_state_can_be_left_and_reached():
+    assert set(TRANSITIONS) == set().union(*TRANSITIONS.values()) == set(ShardState)
+
+
+def test_parts_open_in_order_and_close_in_reverse(bench):
+    bench.leadership.lead(3, 7)
+    bench.leadership.resign(3)
+    assert bench.log == ["open a 3", "open b 3", "close b 3", "close a 3"]
+    assert bench.store.shards_opened == [(3, 7)]
+    assert [state for _, state in bench.changes] == [OPENING, OPEN, CLOSING, CLOSED]
+
+
+def test_shard_not_led_is_refused_at_once(bench):
+    with pytest.raises(NotLeader):
+        bench.leadership.require(0)
+    assert isinstance(bench.wait(0).failure, NotLeader)
+
+
+def test_request_for_opening_shard_is_held_until_it_is_open(bench):
+    slow = bench.slow()
+    bench.leadership.lead(0, 1)
+    assert not bench.leadership.require(0)
+    waiting = bench.wait(0)
+    assert not waiting.is_done
+    slow.callback(None)
+    assert waiting.is_done
+    assert waiting.failure is None
+    assert bench.leadership.require(0)
+
+
+def test_held_request_is_refused_after_its_timeout(bench):
+    bench.slow()
+    bench.leadership.lead(0, 1)
+    waiting = bench.wait(0, 5)
+    bench.clock.advance(4.9)
+    assert not waiting.is_done
+    bench.clock.advance(0.2)
+    assert isinstance(waiting.failure, NotLeader)
+
+
+def test_held_request_is_refused_when_shard_is_resigned(bench):
+    slow = bench.slow()
+    bench.leadership.lead(0, 1)
+    waiting = bench.wait(0)
+    bench.leadership.resign(0)
+    assert isinstance(waiting.failure, NotLeader)
+    assert bench.leadership.state_of(0) is OPENING
+    slow.callback(None)
+    assert bench.leadership.state_of(0) is CLOSED
+    assert bench.log[-2:] == ["close b 0", "close a 0"]
+
+
+def test_failed_opening_is_undone_and_retried_with_backoff(bench):
+    bench.parts[1].refuses = True
+    bench.leadership.lead(0, 1)
+    assert bench.log == ["open a 0", "open b 0", "close b 0", "close a 0"]
+    waiting = bench.wait(0, 60)
+    # After 0.1, 0.2, 0.4, 0.8, 1.6 s, 3.2 s, and then every five seconds.
+    bench.clock.pump([0.1] * 70)
+    assert len(bench.store.shards_opened) == 7
+    bench.parts[1].refuses = False
+    bench.clock.pump([0.1] * 51)
+    assert waiting.is_done
+    assert bench.leadership.is_open(0)
+
+
+def test_resigned_shard_is_not_retried(bench):
+    bench.parts[0].refuses = True
+    bench.leadership.lead(0, 1)
+    bench.leadership.resign(0)
+    bench.clock.advance(10)
+    assert bench.leadership.state_of(0) is CLOSED
+    assert len(bench.store.shards_opened) == 1
+    assert bench.clock.getDelayedCalls() == []
+
+
+def test_few_shards_open_at_a_time_and_awaited_ones_first(bench):
+    slow = bench.slow()
+    for shard in range(8):
+        bench.leadership.lead(shard, 1)
+    waiting = bench.wait(7)
+    assert bench.store.shards_opened == []
+    bench.store.slow_shards = None
+    slow.callback(None)
+    assert [shard for shard, _ in bench.store.shards_opened][: MAX_OPENING + 1] == [0, 7, 4, 5, 6]
+    assert waiting.is_done
+    assert all(bench.leadership.is_open(shard) for shard in range(8))
+
+
+def test_shard_led_again_while_closing_is_reopened_with_new_epoch(bench):
+    bench.leadership.lead(0, 1)
+    bench.store.hold()
+    bench.leadership.resign(0)
+    bench.leadership.lead(0, 3)
+    assert bench.leadership.state_of(0) is CLOSING
+    waiting = bench.wait(0)
+    bench.store.release()
+    assert waiting.is_done
+    assert bench.store.shards_opened == [(0, 1), (0, 3)]
+
+
+def test_new_epoch_reopens_open_shard(bench):
+    bench.leadership.lead(0, 1)
+    bench.leadership.lead(0, 2)
+    assert bench.store.shards_opened == [(0, 1), (0, 2)]
+    assert (bench.leadership.epoch_of(0), bench.leadership.is_open(0)) == (2, True)
+    assert bench.wait(0).failure is None
+
+
+def test_lost_shard_is_closed_and_no_longer_led(bench):
+    bench.leadership.lead(0, 1)
+    bench.store.lose_shard(0)
+    assert bench.leadership.state_of(0) is CLOSED
+    assert not bench.leadership.leads(0)
+    assert bench.log[-2:] == ["close b 0", "close a 0"]
+
+
+def test_close_waits_until_all_shards_are_closed(bench):
+    bench.leadership.lead(0, 1)
+    bench.leadership.lead(1, 1)
+    bench.store.hold()
+    closing = Started(bench.leadership.close())
+    assert not closing.is_done
+    bench.store.release()
+    assert closing.is_done
+    assert {bench.leadership.state_of(shard) for shard in range(8)} == {CLOSED}
+    assert bench.bugs == []
+
+
+def test_waiting_for_all_includes_only_led_shards(bench):
+    bench.leadership.lead(2, 1)
+    assert Started(bench.leadership.wait_for_all(1)).failure is None
+    bench.slow()
+    bench.leadership.lead(3, 1)
+    waiting = Started(bench.leadership.wait_for_all(1))
+    bench.clock.advance(1)
+    assert isinstance(waiting.failure, NotLeader)
