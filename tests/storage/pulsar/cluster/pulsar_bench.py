@@ -23,7 +23,7 @@ class PulsarClusterBench:
         self._opened: list[tuple[PulsarClusterMedium, PulsarAdmin, PulsarClient]] = []
 
     async def process(self, name: str, **others: Any) -> PulsarClusterMedium:
-        """A process with an open metadata log; `others` are settings of its own."""
+        """A process with an open metadata log; `others` are its settings."""
         settings = replace(self.settings, node=name, **others)
         client, admin = PulsarClient(settings, reactor), PulsarAdmin(settings, reactor)
         await client.open()

@@ -84,7 +84,7 @@ async def test_id_is_claimed_again_after_the_topic_was_taken_for_a_moment(
 
 
 @ensureDeferred
-async def test_holder_is_told_of_another_process_with_its_id(bench: PulsarClusterBench) -> None:
+async def test_holder_learns_of_another_process_with_its_id(bench: PulsarClusterBench) -> None:
     one, two = await bench.process("one"), await bench.process("two")
     taken: list[str] = []
     one.presence.when_taken(taken.append)
