@@ -6,7 +6,7 @@
 Everything takes `delay` seconds: a put from its call to its acknowledgement, a burst on its way to
 followers, a message, a role change. Faults: `kill` and `suspend` a process, `drop_presence` as a
 restarted broker does, `held_alone` by an older gateway, `put_faults`, and `loses` for messages.
-Passes the contract tests of `tests/storage/test_cluster.py`.
+Passes the contract tests of `tests/storage/test_cluster_medium.py`.
 """
 
 from __future__ import annotations
