@@ -23,7 +23,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
-from storage.cluster import OtherController
+from storage.cluster import OtherController, Rows
 from storage.log import Fenced, StorageFailed
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.pulsar_client import PulsarClient
@@ -61,8 +61,18 @@ async def run(node: int, settings: PulsarSettings) -> None:
 
 
 async def write(medium: PulsarClusterMedium) -> None:
-    """Put the counter until the log is lost."""
+    """Put the counter until the log is lost.
+
+    An acknowledgement may be handled after later bursts of the next writer were replayed, so the
+    revision is noted when the counter is replayed.
+    """
     log = medium.log
+    revisions: dict[bytes | None, int] = {}
+
+    def note(rows: Rows) -> None:
+        revisions[rows.get(b"counter")] = log.revision
+
+    log.watch(note)
     while True:
         counter = int(log.rows.get(b"counter", b"0")) + 1
         try:
@@ -73,7 +83,7 @@ async def write(medium: PulsarClusterMedium) -> None:
         except StorageFailed as error:
             say("unknown", error)
             continue
-        say("put", log.revision, counter)
+        say("put", revisions[b"%d" % counter], counter)
         await deferLater(reactor, 0.005)
 
 
