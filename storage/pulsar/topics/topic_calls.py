@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from storage.log import Fenced, StorageError, StorageFailed, Topic, UnknownTopic
+from storage.log import StorageError, StorageFailed, Topic, UnknownTopic
 from storage.pulsar.log.offset_index import Position
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class TopicController(Protocol):
         ...
 
     async def trim(self, topic: str, keep: Position) -> None:
-        """`TopicTrimmer.trim`. Raises Fenced if another process has become the controller."""
+        """`TopicTrimmer.trim`."""
         ...
 
 
@@ -86,7 +86,6 @@ class _Answer(msgspec.Struct, array_like=True, frozen=True):
 
 _ERRORS: dict[str, type[StorageError]] = {
     "UnknownTopic": UnknownTopic,
-    "Fenced": Fenced,
     "NotController": NotController,
 }
 """Other errors become StorageFailed."""
@@ -134,7 +133,8 @@ async def answer_call(topics: ServedTopics, method: str, payload: bytes) -> byte
     try:
         topics.check_leads()
         result = await _perform(topics, method, payload)
-    except StorageError as error:
+    except (StorageError, ValueError) as error:
+        # ValueError: a name that is not served here, although all gateways need the same settings.
         kind = next((name for name, one in _ERRORS.items() if isinstance(error, one)), "other")
         return msgspec.msgpack.encode(_Answer(b"", kind, str(error)))
     return msgspec.msgpack.encode(_Answer(msgspec.msgpack.encode(result)))

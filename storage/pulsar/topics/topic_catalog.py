@@ -105,9 +105,9 @@ class TopicCatalog:
         log does not have are read, the others in turn by refreshes. Changes are possible before
         this returns.
 
-        `all_replayed` returns when every live gateway has replayed what is in the log now, and has
-        closed the logs of topics that it does not show, also those that were being opened. It is
-        given `operation_timeout_seconds`.
+        `all_replayed` returns when every other live gateway has replayed what is in the log now,
+        and has closed the logs of topics that it does not show, also those that were being opened.
+        It is given `operation_timeout_seconds`.
 
         Raises StorageFailed, after which this is a follower. If the log has no topics yet, that is
         also raised if only one namespace cannot be listed.
@@ -138,7 +138,6 @@ class TopicCatalog:
         fail when they write to the log; the new controller notices the changes with a refresh.
         """
         self._term = None
-        self._writer.unwritten.clear()
         self._refresher.stop()
 
     @property
@@ -234,9 +233,12 @@ class TopicCatalog:
         async with self._view.lock(name):
             self.check_leads()
             found = self._view.get(name)
-            await self._writer.write_own(name, replace(found, is_being_deleted=True))
+            deleting = replace(found, is_being_deleted=True)
+            await self._writer.write_own(name, deleting)
             try:
                 await self._wait_until_replayed()
+                # Confirms that this is still the controller: another one would show the topic.
+                await self._writer.write_own(name, deleting)
                 await self._changes.delete(found)
             except StorageError:
                 with contextlib.suppress(StorageFailed):

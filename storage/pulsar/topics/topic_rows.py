@@ -101,8 +101,8 @@ class ReplayedRows(Protocol):
     def put(self, rows: Rows) -> Awaitable[None]:
         """Set these rows, all or none, after all earlier puts; fires when they are durable.
 
-        Raises Fenced if this process is not the writer, and StorageFailed, after which the outcome
-        is unknown until `rows` shows it.
+        Cancelling the awaitable does not cancel the put. Raises Fenced if this process is not the
+        writer, and StorageFailed, after which the outcome is unknown until `rows` shows it.
         """
         ...
 

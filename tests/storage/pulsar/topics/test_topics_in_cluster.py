@@ -257,6 +257,18 @@ def test_topic_returns_if_a_gateway_does_not_close_its_logs(cluster: TwoGateways
     assert names(cluster.leading) == names(cluster.following) == ["orders"]
 
 
+def test_former_controller_does_not_delete(cluster: TwoGateways) -> None:
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    cluster.waits_for_replay = True
+    deleting = begin(cluster.leading.catalog.delete("orders"))
+    get(cluster.elect(cluster.following))
+    cluster.replayed[0].callback(None)
+    with pytest.raises(StorageFailed, match="another process is the writer"):
+        get(deleting)
+    assert not cluster.pulsar.called("DELETE")
+    assert names(cluster.leading) == names(cluster.following) == ["orders"]
+
+
 def test_topic_that_pulsar_does_not_delete_returns(cluster: TwoGateways) -> None:
     get(begin(cluster.leading.catalog.create(topic("orders"))))
     cluster.pulsar.fails["force=true"] = AdminFailed("refused", 500, "refused")
@@ -269,7 +281,9 @@ def test_topic_that_pulsar_does_not_delete_returns(cluster: TwoGateways) -> None
 def test_next_controller_restores_topic_whose_deletion_was_interrupted(
     cluster: TwoGateways,
 ) -> None:
-    for name in ("here", "gone"):
+    # More topics than one refresh reads in turn are before them.
+    others = ["a", "b", "c"]
+    for name in (*others, "here", "gone"):
         get(begin(cluster.leading.catalog.create(topic(name))))
     cluster.waits_for_replay = True
     for name in ("here", "gone"):
@@ -277,8 +291,8 @@ def test_next_controller_restores_topic_whose_deletion_was_interrupted(
     del cluster.pulsar.partitions[THERE + "gone"]
     get(cluster.elect(cluster.following))
     for gateway in (cluster.leading, cluster.following):
-        assert names(gateway) == ["here"]
-        assert gateway.catalog.topic_ids == {topic("here").topic_id}
+        assert names(gateway) == [*others, "here"]
+        assert topic("gone").topic_id not in gateway.catalog.topic_ids
 
 
 def test_changed_entry_format_waits_for_other_gateways(
@@ -300,7 +314,9 @@ def test_changed_entry_format_waits_for_other_gateways(
     assert "other gateways may use the former one" in caplog.text
 
 
-def test_new_controller_lists_and_former_one_stops(cluster: TwoGateways) -> None:
+def test_new_controller_lists_and_former_one_stops(
+    cluster: TwoGateways, caplog: pytest.LogCaptureFixture
+) -> None:
     get(begin(cluster.leading.catalog.create(topic("orders"))))
     cluster.make_in_pulsar("theirs")
     cluster.leading.catalog.follow()
@@ -316,6 +332,16 @@ def test_new_controller_lists_and_former_one_stops(cluster: TwoGateways) -> None
     cluster.following.catalog.close()
     cluster.clock.advance(10 * SETTINGS.refresh_seconds)
     assert len(cluster.pulsar.calls) == 4
+    assert not caplog.records
+
+
+def test_new_controller_keeps_topics_of_namespace_that_it_cannot_list(
+    cluster: TwoGateways,
+) -> None:
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    cluster.pulsar.fails["/partitioned"] = AdminFailed("refused", 403, "refused")
+    get(cluster.elect(cluster.following))
+    assert names(cluster.leading) == names(cluster.following) == ["orders"]
 
 
 def test_results_of_refresh_are_dropped_after_role_change(cluster: TwoGateways) -> None:
@@ -394,6 +420,8 @@ def test_follower_asks_controller(cluster: TwoGateways) -> None:
     with pytest.raises(UnknownTopic, match="there is no topic bills"):
         get(begin(following.create_missing_partitions("bills")))
     assert get(begin(following.reload("bills"))) is None
+    with pytest.raises(StorageFailed, match="namespace a/b is not served"):
+        get(begin(following.reload("a/b/c")))
     # A gateway that is not the controller does not pass the call on.
     cluster.controller = cluster.following
     with pytest.raises(NotController):
