@@ -60,13 +60,12 @@ class ClientQuotas:
         self._changed()
 
     def _apply_row(self, key: bytes, value: bytes | None) -> None:
-        row = None if value is None else msgspec.msgpack.decode(value, type=_Row)
-        before = self._by_key.pop(key, None)
-        if before is not None:
-            self._entities.pop(before, None)
-        if row is not None:
+        if value is not None:
+            row = msgspec.msgpack.decode(value, type=_Row)
             self._by_key[key] = row.entity
             self._entities[row.entity] = row.values
+        elif (entity := self._by_key.pop(key, None)) is not None:
+            self._entities.pop(entity, None)
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` after each change."""
@@ -197,7 +196,7 @@ class ClientQuotas:
                 self._entities[entity] = values
                 self._by_key[keys[entity]] = entity
             else:
-                del self._entities[entity]
+                self._entities.pop(entity, None)
                 self._by_key.pop(keys[entity], None)
         self._changed()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from gateway.security.acls import (
 from gateway.security.authorizer import AclAuthorizer
 from gateway.security.scram_credentials import Deletion, Upsertion
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
+from tests.fakes.memory_store import MemoryTable
 
 READ_ORDERS = AclBinding(
     AclResource.TOPIC,
@@ -93,6 +94,38 @@ def test_acl_of_another_gateway_can_be_removed_here(pair: Pair) -> None:
     ended(authorizer_of(pair.follower).remove([READ_ORDERS], slices))
     assert not may_read(pair.follower)
     assert pair.follower.store.medium.tables["acls"] == {}
+
+
+def test_rows_written_here_can_be_deleted_by_another_gateway(pair: Pair) -> None:
+    """The controller moved to another gateway."""
+    pair.follower.set_quota("producer_byte_rate", 1024, user="alice")
+    ended(authorizer_of(pair.follower).add([READ_ORDERS], TimeSlices(pair.writer.clock)))
+    assert may_read(pair.follower)
+    pair.replay()
+    assert not pair.follower.broker.client_quotas.is_active
+    assert not may_read(pair.follower)
+
+
+def test_own_rows_may_be_reported_before_their_put_ends(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata log reports the puts of its writer, too."""
+    put = MemoryTable.put
+
+    def put_and_report(table: MemoryTable, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
+        table.outside(rows)
+        return put(table, rows)
+
+    monkeypatch.setattr(MemoryTable, "put", put_and_report)
+    quotas = pair.follower.broker.client_quotas
+    for value in (1024, None):
+        pair.follower.set_quota("producer_byte_rate", value, user="alice")
+        assert quotas.is_active is (value is not None)
+    slices = TimeSlices(pair.writer.clock)
+    ended(authorizer_of(pair.follower).add([READ_ORDERS], slices))
+    assert authorizer_of(pair.follower).bindings() == [READ_ORDERS]
+    ended(authorizer_of(pair.follower).remove([READ_ORDERS], slices))
+    assert authorizer_of(pair.follower).bindings() == []
 
 
 def test_scram_credentials_of_another_gateway_are_found(pair: Pair) -> None:
