@@ -569,9 +569,15 @@ class PulsarStore:
         if self._shards.get(shard.number) is not shard:
             return
         del self._shards[shard.number]
-        self._end_logs(self._logs_of([shard]))
-        Deferred.fromCoroutine(shard.tables.close()).addErrback(
-            lambda failure: failure.trap(StorageError)
+        closing = DeferredList(
+            [
+                self._end_logs(self._logs_of([shard])),
+                Deferred.fromCoroutine(shard.tables.close()),
+            ]
+        )
+        # If this process opens the shard again, it waits for that.
+        self._shard_lock(shard.number).run(
+            lambda: Deferred.fromCoroutine(self._within("closing a lost shard", closing))
         )
         for call in self._on_shard_lost:
             call(shard.number, reason)

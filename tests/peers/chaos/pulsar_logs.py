@@ -33,17 +33,17 @@ def read_log(service_url: str, namespace: str, partitions: int, found: Log) -> L
     hidden = 0
     with closing(_client(service_url)) as client:
         for partition in range(partitions):
-            end, epoch = 0, -1
+            end, writer = 0, (-1, 0)
             for message in _messages(client, f"{namespace}/{TOPIC}-partition-{partition}"):
                 header = parse_header(message.properties())
                 assert header, f"a message without a batch header in partition {partition}"
-                if header.leader_epoch > epoch:
-                    epoch = header.leader_epoch
+                if header.writer > writer:
+                    writer = header.writer
                     void = [(partition, offset) for offset in range(header.base_offset, end)]
                     for place in void:
                         values.pop(place, None)
                     hidden += bool(void)
-                elif header.leader_epoch < epoch or header.base_offset < end:
+                elif header.writer < writer or header.base_offset < end:
                     hidden += 1
                     continue
                 for entry in unpack_entries(header, message.data()):

@@ -175,6 +175,25 @@ async def test_appended_records_get_offsets_and_are_read(bench: NativeTopic) -> 
 
 
 @ensureDeferred
+async def test_epoch_of_shard_begins_at_log_end(bench: NativeTopic) -> None:
+    """Stored batches keep their epoch, so that every reader gets the same bytes."""
+    log = await bench.open()
+    await append(log, *values(b"a", b"b"))
+    bench.leader_epoch = 3
+    again = await bench.again()
+    assert again.leader_epoch == 3
+    ends = [again.end_offset_for_epoch(epoch) for epoch in (0, 1, 3, 4)]
+    assert ends == [(0, 2), (0, 2), (3, 2), (-1, -1)]
+
+
+@ensureDeferred
+async def test_log_is_not_opened_if_process_may_not_write(bench: NativeTopic) -> None:
+    bench.may_write = False
+    with pytest.raises(Fenced):
+        await bench.open()
+
+
+@ensureDeferred
 async def test_concurrent_appends_keep_order(bench: NativeTopic) -> None:
     log = await bench.open()
     waiting = [append(log, *values(*[b"%d" % number] * (number % 3 + 1))) for number in range(100)]
