@@ -135,6 +135,8 @@ class SimulatedCluster:
     def recover(self) -> None:
         self.end_faults()
         self.checks.note("faults end")
+        # What has begun before the end continues: wait at least QUIET.
+        self.checks.last_write = self.time.now
         self.run_until(self.is_quiet, RECOVERY)
         writes = self.checks.writes
         self.time.run(self.time.now + QUIET)

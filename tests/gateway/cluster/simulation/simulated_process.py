@@ -192,7 +192,7 @@ class SimulatedProcess:
 
         def done(result: Any) -> None:
             if result in (FAILED, IN_USE):
-                if self.member is not None and result == IN_USE and self._is_replaced():
+                if result == IN_USE and self._is_replaced():
                     self.kill()
                     return
                 self.time.after(0.5, lambda: self.post(self._claim))
@@ -204,8 +204,9 @@ class SimulatedProcess:
         self.pulsar.request(self, execute, done)
 
     def _is_replaced(self) -> bool:
+        """Whether another process of this node is running."""
         holder = self.pulsar.presence[self.node_id].holder
-        return holder is not None and holder is not self
+        return holder is not None and holder is not self and holder.is_alive
 
     def check_presence(self) -> None:
         """Claim the presence again if it was lost."""

@@ -1,0 +1,311 @@
+"""The controller's decisions. The session timeout is 3 s, the role's lease 0.6 s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.cluster.cluster_actions import (
+    ConfirmRole,
+    SendMessage,
+    UnwatchPresence,
+    WatchPresence,
+    WriteRows,
+)
+from gateway.cluster.cluster_messages import NodeHeartbeat
+from gateway.cluster.controller import Controller
+from gateway.cluster.image import (
+    NO_NODE,
+    ClusterImage,
+    ClusterRow,
+    ControllerRow,
+    NodeRow,
+    ShardRow,
+    shard_key,
+)
+from gateway.cluster.session_timing import SessionTiming
+
+
+class Harness:
+    """A controller on node 1 with shards 0 to 3. Writes are stored at once unless `holds_writes`;
+    the lock is confirmed each time.
+    """
+
+    def __init__(self, image: ClusterImage | None = None) -> None:
+        self.image = image or ClusterImage()
+        self.now = 100.0
+        self.holds_writes = False
+        self.confirms = True
+        self.sequence = 0
+        self.actions: list[Any] = []
+        self.controller = Controller(
+            NodeRow(1, "p1", 0, {}),
+            ClusterRow("id", 4),
+            self.image,
+            SessionTiming.of(),
+            self.now,
+            self.now,
+        )
+        self.perform(self.controller.tick(self.now))
+
+    def perform(self, actions):
+        self.actions += actions
+        for action in actions:
+            if isinstance(action, WriteRows) and not self.holds_writes:
+                self.image.apply(action.rows)
+                self.perform(self.controller.on_rows(self.now))
+                self.perform(self.controller.on_put_done(self.now))
+            elif isinstance(action, ConfirmRole) and self.confirms:
+                self.perform(self.controller.on_confirmed(self.now, self.now))
+
+    def beat(self, node_id=1, incarnation=None, registration=None, **state):
+        """A heartbeat; returns whether the node is known, None without an answer."""
+        row = self.image.nodes.get(node_id)
+        incarnation = incarnation or f"p{node_id}"
+        if registration is None:
+            registration = row.registration if row and row.incarnation == incarnation else 0
+        self.sequence += 1
+        node = NodeRow(node_id, incarnation, registration, {})
+        actions = self.controller.on_heartbeat(
+            NodeHeartbeat(node, self.sequence, **state), self.now
+        )
+        self.perform(actions)
+        return next((a.message.is_known for a in actions if isinstance(a, SendMessage)), None)
+
+    def ready(self, node_id=1, **state):
+        led = [
+            (shard, row.epoch) for shard, row in self.image.shards.items() if row.leader == node_id
+        ]
+        return self.beat(node_id, ready=tuple(led), **state)
+
+    def wait(self, seconds, *nodes):
+        """Time passes, with heartbeats of these nodes."""
+        for _ in range(round(seconds * 10)):
+            self.now = round(self.now + 0.1, 1)
+            self.perform(self.controller.tick(self.now))
+            for node_id in nodes:
+                self.ready(node_id)
+
+    @property
+    def leaders(self):
+        return [self.image.shards[shard].leader for shard in sorted(self.image.shards)]
+
+    @property
+    def epochs(self):
+        return [self.image.shards[shard].epoch for shard in sorted(self.image.shards)]
+
+    @property
+    def successors(self):
+        return [self.image.shards[shard].successor for shard in sorted(self.image.shards)]
+
+    def written(self):
+        return sum(isinstance(action, WriteRows) for action in self.actions)
+
+
+def test_first_node_is_registered_and_leads_all_shards_in_three_writes():
+    one = Harness()
+    assert one.beat() is False
+    assert one.beat() is True
+    assert (one.leaders, one.epochs, one.written()) == ([1] * 4, [1] * 4, 3)
+    assert one.image.controller == ControllerRow(1, "p1", 1)
+
+
+def test_nothing_is_decided_before_a_write_is_replayed():
+    one = Harness()
+    one.holds_writes = True
+    one.beat()
+    one.beat(2)
+    assert (one.written(), one.image.nodes) == (3, {})
+
+
+def two_nodes():
+    """Shards are balanced and ready on the nodes 1 and 2."""
+    one = Harness()
+    one.beat()
+    one.ready()
+    one.beat(2)
+    one.wait(0.2, 1, 2)
+    one.beat(
+        1,
+        ready=tuple((s, 1) for s, to in enumerate(one.successors) if to == NO_NODE),
+        released=tuple((s, 1) for s, to in enumerate(one.successors) if to != NO_NODE),
+    )
+    one.wait(0.2, 1, 2)
+    assert sorted(one.leaders) == [1, 1, 2, 2]
+    assert sorted(one.epochs) == [1, 1, 2, 2]
+    return one
+
+
+def test_shard_moves_after_its_leader_has_released_it():
+    one = two_nodes()
+    assert one.successors == [NO_NODE] * 4
+    assert WatchPresence(2) in one.actions
+
+
+def test_no_shard_moves_while_another_is_not_ready():
+    one = Harness()
+    one.beat()
+    one.beat(2)
+    one.beat(1, ready=((0, 1), (1, 1), (2, 1)))
+    assert one.successors == [NO_NODE] * 4
+    one.ready()
+    assert one.successors.count(2) == 2
+
+
+def test_node_loses_its_shards_when_its_session_ends_and_not_before():
+    one = two_nodes()
+    one.wait(2.9, 1)
+    assert 2 in one.leaders
+    one.wait(0.2, 1)
+    assert (one.leaders, sorted(one.epochs)) == ([1] * 4, [1, 1, 3, 3])
+    assert 2 not in one.image.nodes
+    assert UnwatchPresence(2) in one.actions
+
+
+def test_node_loses_its_shards_at_once_when_its_presence_is_lost():
+    one = two_nodes()
+    one.perform(one.controller.on_gone(2, one.now))
+    assert one.leaders == [1] * 4
+
+
+def test_node_whose_session_ended_is_not_known_although_the_write_is_in_flight():
+    one = two_nodes()
+    one.holds_writes = True
+    one.perform(one.controller.on_gone(2, one.now))
+    assert 2 in one.image.nodes
+    assert one.beat(2) is False
+
+
+def test_returning_process_needs_its_new_registration_to_be_known():
+    one = two_nodes()
+    former = one.image.nodes[2].registration
+    one.perform(one.controller.on_gone(2, one.now))
+    one.beat(2, registration=former)
+    assert one.image.nodes[2].registration > former
+    assert one.beat(2, registration=former) is False
+    assert one.beat(2) is True
+
+
+def test_new_process_of_a_node_waits_for_the_end_of_the_former_ones_session():
+    one = two_nodes()
+    assert one.beat(2, incarnation="new") is False
+    assert one.image.nodes[2].incarnation == "p2"
+    one.perform(one.controller.on_gone(2, one.now))
+    assert one.image.nodes[2].incarnation == "new"
+
+
+def test_failed_write_is_decided_again_after_the_controllers_row_is_replayed():
+    one = two_nodes()
+    one.holds_writes = True
+    one.perform(one.controller.on_gone(2, one.now))
+    before = one.written()
+    one.perform(one.controller.on_put_failed(one.now))
+    assert one.written() == before
+    one.holds_writes = False
+    one.wait(0.5, 1)
+    rows = [action.rows for action in one.actions if isinstance(action, WriteRows)][before:]
+    assert list(rows[0]) == [b"controller\0"]
+    assert one.leaders == [1] * 4
+
+
+def test_heartbeats_are_not_answered_and_sessions_do_not_end_without_confirmation():
+    one = two_nodes()
+    one.confirms = False
+    one.wait(0.2)
+    assert one.ready(2) is True
+    one.wait(0.5)
+    assert one.ready(2) is None
+    one.wait(5)
+    one.confirms = True
+    one.wait(2.9, 1)
+    assert 2 in one.image.nodes
+    one.wait(0.6, 1)
+    assert 2 not in one.image.nodes
+
+
+def test_pause_of_the_controller_ends_no_session():
+    one = two_nodes()
+    one.now += 60
+    one.wait(2.5, 1)
+    assert 2 in one.image.nodes
+
+
+def test_new_controller_gives_registered_nodes_a_new_session():
+    former = two_nodes()
+    one = Harness(former.image)
+    one.wait(2.9, 1)
+    assert 2 in one.image.nodes
+    assert one.controller.epoch == 2
+    one.wait(0.2, 1)
+    assert 2 not in one.image.nodes
+
+
+def test_leaving_node_hands_over_its_shards_before_its_row_is_deleted():
+    one = two_nodes()
+    mine = [shard for shard, leader in enumerate(one.leaders) if leader == 2]
+    one.ready(2, is_leaving=True)
+    assert [one.successors[shard] for shard in mine] == [1, 1]
+    assert 2 in one.image.nodes
+    one.beat(2, is_leaving=True, released=tuple((shard, 2) for shard in mine))
+    assert (one.leaders, 2 in one.image.nodes) == ([1] * 4, False)
+    one.beat(2, is_leaving=True)
+    assert 2 not in one.image.nodes
+
+
+def test_last_node_may_leave_without_a_successor():
+    one = Harness()
+    one.beat()
+    one.ready(is_leaving=True)
+    assert (one.image.nodes, one.leaders) == ({}, [1] * 4)
+
+
+@pytest.mark.parametrize("is_released", [True, False])
+def test_move_to_a_node_that_is_gone_continues_in_the_next_epoch(is_released):
+    one = Harness()
+    one.beat()
+    one.beat(2)
+    one.ready()
+    moving = [shard for shard, to in enumerate(one.successors) if to == 2]
+    one.holds_writes = is_released
+    one.perform(one.controller.on_gone(2, one.now))
+    if is_released:
+        one.beat(1, released=tuple((shard, 1) for shard in moving))
+        one.holds_writes = False
+        one.perform([action for action in one.actions if isinstance(action, WriteRows)][-1:])
+    assert (one.leaders, one.successors) == ([1] * 4, [NO_NODE] * 4)
+    assert [one.epochs[shard] for shard in moving] == [2, 2]
+
+
+def test_no_decision_while_a_row_is_unreadable():
+    one = two_nodes()
+    one.image.apply({shard_key(0): b"\xc1"})
+    before = one.written()
+    one.perform(one.controller.on_gone(2, one.now))
+    assert one.written() == before
+
+
+def test_controller_without_the_role_does_nothing():
+    one = two_nodes()
+    assert one.controller.on_lost(one.now) == []
+    before = len(one.actions)
+    one.perform(one.controller.on_gone(2, one.now))
+    one.wait(10, 1)
+    assert len(one.actions) == before
+
+
+def test_resigned_controller_is_named_by_no_row():
+    one = two_nodes()
+    one.perform(one.controller.resign(one.now))
+    assert one.image.controller == ControllerRow(NO_NODE, "", 1)
+
+
+def test_move_is_not_begun_for_more_shards_than_allowed():
+    image = ClusterImage()
+    one = Harness(image)
+    one.controller._timing = SessionTiming.of(moves_at_once=1)
+    one.beat()
+    one.beat(2)
+    one.ready()
+    assert one.successors.count(2) == 1
+    assert all(isinstance(row, ShardRow) for row in image.shards.values())

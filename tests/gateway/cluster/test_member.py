@@ -1,0 +1,173 @@
+"""One node: lease, shards, and attempts to lead. The session timeout is 3 s."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.cluster.cluster_actions import (
+    CloseShard,
+    LeaseLost,
+    LeaseRegained,
+    NodeLeft,
+    OpenShard,
+    SendMessage,
+    TryToLead,
+)
+from gateway.cluster.cluster_messages import HeartbeatReply
+from gateway.cluster.image import (
+    ClusterImage,
+    ControllerRow,
+    NodeRow,
+    ShardRow,
+    controller_key,
+    encode_row,
+    node_key,
+    shard_key,
+)
+from gateway.cluster.member import Member
+from gateway.cluster.session_timing import SessionTiming
+
+NODE = NodeRow(1, "p1", 0, {})
+CONTROLLER = ControllerRow(9, "c", 4)
+JITTER = 0.05
+
+
+class Harness:
+    """A member whose controller is node 9."""
+
+    def __init__(self, controller: ControllerRow | None = CONTROLLER) -> None:
+        self.image = ClusterImage()
+        if controller is not None:
+            self.image.apply({controller_key(): encode_row(controller)})
+        self.member = Member(NODE, self.image, SessionTiming.of(), JITTER, 100.0)
+
+    def rows(self, now, **rows):
+        keys = {"node": node_key(1), "shard": shard_key(0), "controller": controller_key()}
+        self.image.apply(
+            {keys[name]: None if row is None else encode_row(row) for name, row in rows.items()}
+        )
+        return self.member.on_rows(now)
+
+    def register(self, now, registration=8):
+        return self.rows(now, node=NodeRow(1, "p1", registration, {}))
+
+    def reply(self, actions, now, epoch=4, is_known=True):
+        (sent,) = (one.message for one in actions if isinstance(one, SendMessage))
+        return self.member.on_reply(HeartbeatReply("p1", sent.sequence, epoch, is_known), now)
+
+    def opened(self, now=100.0):
+        """The shard 0 is led in epoch 3 and open."""
+        self.reply(self.register(now), now)
+        assert OpenShard(0, 3) in self.rows(now, shard=ShardRow(1, 8, 3))
+        self.member.shard_opened(0, 3, now)
+        return self
+
+
+def run(member, start, end, kind):
+    """Tick each 0.1 s; time and action of the first action of this kind."""
+    for step in range(round((end - start) * 10) + 1):
+        now = start + step / 10
+        for action in member.tick(now):
+            if isinstance(action, kind):
+                return now, action
+    return None
+
+
+def test_lease_counts_from_the_sending_of_the_answered_heartbeat():
+    one = Harness()
+    assert LeaseRegained() in one.reply(one.register(100.0), 100.5)
+    assert one.member.has_lease(101.99)
+    assert not one.member.has_lease(102.0)
+
+
+def test_heartbeat_without_the_registration_gives_no_lease():
+    one = Harness()
+    first = one.member.tick(100.0)
+    one.register(100.1)
+    one.reply(first, 100.2)
+    assert not one.member.has_lease(100.2)
+
+
+def test_reply_of_a_former_controller_gives_no_lease():
+    one = Harness()
+    one.reply(one.register(100.0), 100.1, epoch=3)
+    assert not one.member.has_lease(100.1)
+
+
+@pytest.mark.parametrize("row", [None, NodeRow(1, "p1", 9, {}), NodeRow(1, "p2", 9, {})])
+def test_lease_ends_with_the_registration(row):
+    one = Harness()
+    one.reply(one.register(100.0), 100.1)
+    assert LeaseLost() in one.rows(100.2, node=row)
+
+
+def test_shard_is_not_served_without_a_lease_and_continues_in_the_same_epoch():
+    one = Harness().opened()
+    assert one.member.leads(0, 101.9)
+    assert run(one.member, 100.1, 103, LeaseLost) == (102.0, LeaseLost())
+    assert not one.member.leads(0, 102.0)
+    heartbeat = run(one.member, 102.1, 103, SendMessage)
+    assert one.reply([heartbeat[1]], heartbeat[0]) == [LeaseRegained()]
+    assert one.member.leads(0, heartbeat[0])
+
+
+def test_shard_with_a_successor_is_closed_and_reported_as_released():
+    one = Harness().opened()
+    assert CloseShard(0, 3) in one.rows(100.1, shard=ShardRow(1, 8, 3, 2))
+    assert not one.member.leads(0, 100.1)
+    one.member.shard_closed(0, 3, 100.2)
+    _, sent = run(one.member, 100.2, 101, SendMessage)
+    assert (sent.message.ready, sent.message.released) == ((), ((0, 3),))
+    assert not any(isinstance(a, OpenShard) for a in one.rows(100.4, shard=ShardRow(1, 8, 3)))
+
+
+def test_shard_of_another_epoch_is_opened_after_the_former_is_closed():
+    one = Harness().opened()
+    actions = one.rows(100.1, shard=ShardRow(1, 8, 4))
+    assert CloseShard(0, 3) in actions
+    assert OpenShard(0, 4) not in actions
+    assert OpenShard(0, 4) in one.member.shard_closed(0, 3, 100.2)
+
+
+def test_shard_that_failed_to_open_is_tried_again():
+    one = Harness().opened()
+    one.member.shard_failed(0, 3, 100.1)
+    assert run(one.member, 100.2, 101, OpenShard)[0] == pytest.approx(100.4)
+
+
+def test_node_without_a_controller_tries_to_lead_at_once():
+    assert Harness(None).member.tick(100.0) == [TryToLead(False)]
+
+
+def test_node_of_the_former_controller_process_tries_to_lead_at_once():
+    assert TryToLead(False) in Harness(ControllerRow(1, "p0", 4)).member.tick(100.0)
+
+
+def test_node_tries_to_lead_after_three_heartbeats_and_with_force_after_the_session():
+    one = Harness()
+    assert run(one.member, 100.0, 105, TryToLead) == (101.0, TryToLead(False))
+    now = 101.0
+    while True:
+        one.member.lead_refused(True, now)
+        now, action = run(one.member, now, now + 5, TryToLead)
+        if action.force:
+            break
+    # Attempts follow each other at least 0.35 s apart, in steps of 0.1 s.
+    assert 103.05 <= now <= 103.5
+
+
+def test_node_that_was_paused_or_disconnected_does_not_lead_by_force():
+    one = Harness()
+    one.member.tick(100.0)
+    assert not any(isinstance(action, TryToLead) for action in one.member.tick(160.0))
+    assert run(one.member, 160.1, 165, TryToLead)[1] == TryToLead(False)
+    one.member.lead_refused(False, 165.0)
+    assert run(one.member, 165.1, 166, TryToLead)[1] == TryToLead(False)
+
+
+def test_leaving_node_reports_it_and_ends_when_its_row_is_deleted():
+    one = Harness().opened()
+    (sent,) = (a for a in one.member.leave(100.1) if isinstance(a, SendMessage))
+    assert sent.message.is_leaving
+    assert CloseShard(0, 3) in one.rows(100.2, node=None)
+    assert NodeLeft() in one.member.shard_closed(0, 3, 100.3)
