@@ -169,8 +169,8 @@ async def open_broker(
         tenants=make_tenants(settings),
         controller=controller,
     )
-    if membership.calls is not None:
-        serve_calls(membership.calls, broker, membership.revision)
+    if membership.node is not None:
+        serve_calls(membership.node.calls, broker, membership.revision)
     await membership.start()
     return broker
 

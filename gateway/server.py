@@ -82,8 +82,8 @@ class StartupError(Exception):
 class GatewayServer:
     """A gateway process.
 
-    `lost` is called when the store, or the node id, is taken over by another process. After that the server can only
-    be drained.
+    `lost` is called when the store, or the node id, is taken over by another process. After that
+    the server can only be drained.
     """
 
     def __init__(self, settings: Settings, reactor: Any, lost: Callable[[str], None]) -> None:

@@ -13,8 +13,8 @@ class NodeHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=1):
     `node.registration` is that of the node's row as it has replayed it, 0 if there is no row of its
     incarnation. `sequence` increases with each heartbeat of an incarnation. `ready` and `released`
     are pairs of shard and epoch: the shards that are open, and those that are closed for a
-    successor; a released shard is not opened again in that epoch. `revision` is how far the node has
-    replayed the metadata log.
+    successor; a released shard is not opened again in that epoch. `revision` is how far the node
+    has replayed the metadata log.
     """
 
     node: NodeRow

@@ -1,13 +1,14 @@
 """This gateway as a node of the cluster: runs `Member` and `Controller` over the medium.
 
-The state machines decide; this module carries out their actions, and passes on what happens: rows of
-the metadata log, messages, timers, shards that are open or closed, and the loss of the writer's role.
+The state machines decide; this module carries out their actions, and passes on what happens: rows
+of the metadata log, messages, timers, shards that are open or closed, and the loss of the writer's
+role.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from gateway import logs
+from gateway.cluster.calls import Calls
 from gateway.cluster.cluster_actions import (
     CloseShard,
     ConfirmRole,
@@ -57,31 +59,20 @@ Action = ControllerAction | MemberAction
 
 
 class ControllerDuty(Protocol):
-    """What a gateway does as controller besides assigning shards."""
+    """What a gateway does as controller besides assigning shards (`SharedStore`)."""
 
-    async def lead(self) -> None:
-        """Begin, before any shard is assigned. Raises StorageError."""
-        ...
-
-    def follow(self) -> None:
-        """Another gateway is the controller, or none."""
-        ...
+    async def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None: ...
+    def follow(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """What a node works with.
-
-    `on_call` processes a message of `Calls`. `node_gone` is called with the id and the incarnation
-    of a node that is not registered any more.
-    """
+    """What a node works with. `duty` begins before shards are assigned."""
 
     medium: ClusterMedium
     view: ClusterView
     leadership: ShardLeadership
     duty: ControllerDuty
-    on_call: Callable[[bytes], None]
-    node_gone: Callable[[int, int], None]
 
 
 class ClusterNode:
@@ -110,8 +101,9 @@ class ClusterNode:
         self._view = parts.view
         self._leadership = parts.leadership
         self._duty = parts.duty
-        self._on_call = parts.on_call
-        self._node_gone = parts.node_gone
+        self.calls = Calls(
+            self._send_call, clock, row.node_id, int(row.incarnation, 16), self._incarnation_of
+        )
         self._timing = timing
         self._clock = clock
         self._first_epoch = first_epoch
@@ -154,7 +146,7 @@ class ClusterNode:
         """Up to which revision this node has replayed the metadata log."""
         return self._medium.log.revision
 
-    def incarnation_of(self, node_id: int) -> int | None:
+    def _incarnation_of(self, node_id: int) -> int | None:
         """The incarnation of a registered node."""
         row = self.image.nodes.get(node_id)
         return None if row is None else int(row.incarnation, 16)
@@ -204,6 +196,7 @@ class ClusterNode:
     def close(self) -> None:
         """Stop taking part. The medium is closed with the store."""
         self._is_closed = True
+        self.calls.close()
         self._end_term()
         if self._timer is not None:
             self._timer()
@@ -215,13 +208,13 @@ class ClusterNode:
         """Process a message of the inbox. Never raises."""
         kind, content = message[:1], message[1:]
         if kind == _OF_CALLS:
-            self._on_call(content)
+            self.calls.on_message(content)
         elif kind == _OF_CLUSTER:
             decoded = decode_message(content)
             if decoded is not None:
                 self._deliver(decoded)
 
-    def send_call(self, node_id: int, message: bytes) -> None:
+    def _send_call(self, node_id: int, message: bytes) -> None:
         """Send a message of `Calls`."""
         self._medium.inbox.send(node_id, _OF_CALLS + message)
 
@@ -242,7 +235,7 @@ class ClusterNode:
         for node_id, row in before.items():
             now_row = self.image.nodes.get(node_id)
             if now_row is None or now_row.incarnation != row.incarnation:
-                self._node_gone(node_id, int(row.incarnation, 16))
+                self.calls.node_gone(node_id, int(row.incarnation, 16))
         self._show(self.image)
         now = self._clock.seconds()
         self._run(self._member.on_rows(now))
@@ -381,7 +374,7 @@ class ClusterNode:
         asked = self._clock.seconds()
         try:
             await self._medium.log.acquire(force)
-            await self._duty.lead()
+            await self._duty.lead(self.wait_until_replayed)
         except StorageError as failure:
             is_in_use = isinstance(failure, (OtherController, StoreInUse, Fenced))
             if not is_in_use:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from secrets import randbits
@@ -59,13 +59,11 @@ class ClusterMembership:
         view: ClusterView,
         leadership: ShardLeadership,
         node: ClusterNode | None = None,
-        calls: Calls | None = None,
         controller: ControllerAccess = LOCAL_CONTROLLER,
     ) -> None:
         self.view = view
         self.leadership = leadership
         self.node = node
-        self.calls = calls
         self.controller = controller
 
     def revision(self) -> int:
@@ -85,8 +83,6 @@ class ClusterMembership:
             await self.node.leave(seconds)
 
     def close(self) -> None:
-        if self.calls is not None:
-            self.calls.close()
         if self.node is not None:
             self.node.close()
 
@@ -160,19 +156,10 @@ async def _join(
     )
     view = ClusterView(node_id, cluster_id, store.shard_count)
     led = leadership()
-    calls = Calls(
-        lambda target, message: node.send_call(target, message),
-        clock,
-        node_id,
-        incarnation,
-        lambda target: node.incarnation_of(target),
-    )
     node = ClusterNode(
         row,
         ClusterRow(cluster_id, store.shard_count),
-        NodeParts(
-            medium, view, led, _StoreDuty(store, lambda: node), calls.on_message, calls.node_gone
-        ),
+        NodeParts(medium, view, led, store),
         timing,
         clock,
         randbits(16) / (1 << 16) * timing.heartbeat_interval,
@@ -187,11 +174,11 @@ async def _join(
         known = view.controller_id
         return None if known in (UNKNOWN, node_id) else known
 
-    controller = RemoteController(calls, clock, node_id, controller_id, medium.log.wait_for)
-    store.ask_controller(partial(_ask_controller, calls, controller_id))
+    controller = RemoteController(node.calls, clock, node_id, controller_id, medium.log.wait_for)
+    store.ask_controller(partial(_ask_controller, node.calls, controller_id))
     for method in store.controller_methods:
-        calls.serve(method, partial(store.answer_call, method))
-    return ClusterMembership(view, led, node, calls, controller)
+        node.calls.serve(method, partial(store.answer_call, method))
+    return ClusterMembership(view, led, node, controller)
 
 
 async def _ask_controller(
@@ -235,20 +222,3 @@ async def _cluster_id(store: SharedStore, new_id: Callable[[], str]) -> str:
             return known.decode()
         if store.medium.log.is_writer:
             await table.put({_CLUSTER_ID: new_id().encode()})
-
-
-class _StoreDuty:
-    """The controller's work on the store."""
-
-    def __init__(self, store: SharedStore, node: Callable[[], ClusterNode]) -> None:
-        self._store = store
-        self._node = node
-
-    async def lead(self) -> None:
-        await self._store.lead(self._all_replayed)
-
-    def follow(self) -> None:
-        self._store.follow()
-
-    def _all_replayed(self) -> Awaitable[None]:
-        return self._node().wait_until_replayed()
