@@ -93,6 +93,7 @@ class SimulatedProcess:
         self.lock_token = -1
         self.writer_token = -1
         self.presence_token = -1
+        self.is_claiming = False
         self.shards: dict[int, tuple[Handle, Handle]] = {}
         """Table and partition of each open shard."""
         self.closing: dict[int, int] = {}
@@ -198,6 +199,7 @@ class SimulatedProcess:
                 self.time.after(0.5, lambda: self.post(self._claim))
                 return
             self.presence_token = result
+            self.is_claiming = False
             if self.member is None:
                 self.pulsar.request(self, lambda: len(self.pulsar.log), self._joined)
 
@@ -211,7 +213,9 @@ class SimulatedProcess:
     def check_presence(self) -> None:
         """Claim the presence again if it was lost."""
         producer = self.pulsar.presence.get(self.node_id)
-        if self.member is not None and producer and producer.token != self.presence_token:
+        is_lost = producer is not None and producer.token != self.presence_token
+        if self.member is not None and is_lost and not self.is_claiming:
+            self.is_claiming = True
             self._claim()
 
     def _joined(self, end: Any) -> None:
@@ -231,6 +235,8 @@ class SimulatedProcess:
         if self.member is not None:
             self.note("is leaving")
             self.act(self.member.leave(self.clock()))
+            # The limit of the runtime.
+            self.time.after(10, lambda: self.post(self.kill))
 
     # Inputs
 
@@ -244,6 +250,9 @@ class SimulatedProcess:
             return
         self._apply(end)
         self.act(self.member.on_rows(self.clock()))
+        if not self.member.node.registration:
+            # The controller may have removed this node because its presence was lost.
+            self.check_presence()
         if self.controller is not None:
             self.act(self.controller.on_rows(self.clock()))
 

@@ -283,8 +283,10 @@ class SimulatedPulsar:
             del self.watchers[node_id]
         elif process.is_connected:
             del self.watchers[node_id]
-            if producer.holder is not None:
-                producer.holder.presence_lost_at = self.time.now
+            for other in self.processes:
+                # Also one that has not claimed its presence again since it was lost.
+                if other.node_id == node_id:
+                    other.presence_lost_at = self.time.now
             producer.release(producer.token)
             process.post(on_gone)
         else:

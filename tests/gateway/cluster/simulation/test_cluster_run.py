@@ -19,7 +19,7 @@ from tests.gateway.cluster.simulation.simulated_process import Rules, SimulatedP
 #: 49), attempts to lead that were in flight when the faults ended (1559).
 FAILED_ONCE = (
     19, 49, 126, 195, 296, 425, 524, 543, 652, 657, 665, 941, 998, 1083, 1296, 1445, 1513, 1559,
-    1647,
+    1647, 2117, 2989,
 )  # fmt: skip
 
 TIMING = SessionTiming.of()
