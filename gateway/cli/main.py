@@ -21,6 +21,7 @@ import click
 
 from gateway import HAS_COMPAT, logs, supervisor, version
 from gateway.cli.acls_command import acls
+from gateway.cli.cluster.cluster_command import cluster
 from gateway.cli.groups.groups_command import groups
 from gateway.cli.settings_command import settings as settings_command
 from gateway.cli.topics import topics
@@ -41,6 +42,7 @@ def main() -> None:
     kopgate serve                     start a broker on 127.0.0.1:9092
     kopgate topics list               list topics
     kopgate groups describe           show the lag of consumer groups
+    kopgate cluster describe          show nodes, shards and the controller
     kopgate users add alice --file F  allow a user to authenticate
     kopgate acls list                 list what users may do
     """
@@ -257,6 +259,7 @@ def _assignments(pairs: Iterable[str]) -> dict[str, str]:
 
 main.add_command(topics)
 main.add_command(groups)
+main.add_command(cluster)
 main.add_command(users)
 main.add_command(acls)
 main.add_command(settings_command)

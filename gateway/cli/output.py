@@ -58,6 +58,10 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str
     ]
 
 
+def count_of(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
 def print_results(
     rows: Iterable[Mapping[str, Any]], done: str, as_json: bool, allowed: Iterable[int] = ()
 ) -> None:

@@ -10,7 +10,7 @@ from kafka import TopicPartition
 
 from gateway.cli.groups.group_descriptions import CONSUMER, GroupDescription, MemberDescription
 from gateway.cli.groups.lag import PartitionLag, total_lag
-from gateway.cli.output import format_table, printable
+from gateway.cli.output import count_of, format_table, printable
 
 
 def as_json(group: GroupDescription, rows: Sequence[PartitionLag]) -> dict[str, Any]:
@@ -70,10 +70,6 @@ def as_text(group: GroupDescription, rows: Sequence[PartitionLag], with_members:
     if with_members and group.members:
         lines += [f"  {line}" for line in _members(group)]
     return "\n".join(lines)
-
-
-def count_of(number: int, noun: str) -> str:
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def _members(group: GroupDescription) -> Iterable[str]:

@@ -24,6 +24,7 @@ from gateway.cli.groups.reset_plan import (
 )
 from gateway.cli.kafka_client import AdminClient, retry
 from gateway.cli.output import (
+    count_of,
     error_lines,
     exit_if_errors,
     format_table,
@@ -195,7 +196,7 @@ def _refuse_members(client: AdminClient, name: str) -> None:
         if group.members or group.state != "Empty":
             raise click.ClickException(
                 f"{name}: the group is {group.state} with "
-                f"{rendering.count_of(len(group.members), 'member')}; offsets can only be reset "
+                f"{count_of(len(group.members), 'member')}; offsets can only be reset "
                 f"without members: stop the consumers and try again "
                 f"(kopgate groups describe {name} --members)"
             )

@@ -209,7 +209,7 @@ def test_every_command_has_help(command):
 
 def test_help_has_examples():
     described = re.findall(r"^  kopgate (\w+)", kopgate("--help").stdout, re.MULTILINE)
-    assert described == ["serve", "topics", "groups", "users", "acls", "report"]
+    assert described == ["serve", "topics", "groups", "cluster", "users", "acls", "report"]
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gateway.cli.output import (
+    count_of,
     error_lines,
     error_reason,
     exit_if_errors,
@@ -86,3 +87,10 @@ def test_command_without_errors_does_not_exit(capsys):
 )
 def test_reason_of_an_error_says_what_to_do(code, message, reason):
     assert reason in error_reason(code, message)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(0, "no members"), (1, "1 member"), (2, "2 members")]
+)
+def test_counts_use_singular_and_plural(number, words):
+    assert count_of(number, "member") == words

@@ -53,10 +53,3 @@ def test_json_has_epochs_and_targets(server):
         ("x-1", 6, [{"topic": "t", "partition": 0}]),
         ("y-1", 7, [{"topic": "t", "partition": 1}]),
     ]
-
-
-@pytest.mark.parametrize(
-    ("number", "words"), [(0, "no members"), (1, "1 member"), (2, "2 members")]
-)
-def test_counts_use_singular_and_plural(number, words):
-    assert group_rendering.count_of(number, "member") == words
