@@ -52,6 +52,32 @@ def gateway(compose):
 
 
 @pytest.fixture
+def gateways(compose):
+    """All gateways, by the node id that their name states."""
+    services = compose["services"]
+    return {
+        int(name.removeprefix("gateway").removeprefix("-") or 0): services[name]
+        for name in services
+        if name.startswith("gateway")
+    }
+
+
+@pytest.fixture
+def load_settings(monkeypatch):
+    """A function that loads the settings of a process with this environment only."""
+
+    def load(environment):
+        with monkeypatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
+                patch.delenv(name)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            return layers.load({})
+
+    return load
+
+
+@pytest.fixture
 def pulsar_service(compose):
     return compose["services"]["pulsar"]
 
@@ -85,10 +111,10 @@ def test_pulsar_of_compose_has_version_and_settings_of_the_tests(pulsar_service)
     assert settings == {**ours, "advertisedAddress": "pulsar"}
 
 
-def test_environment_values_in_compose_are_strings(gateway, pulsar_service):
+def test_environment_values_in_compose_are_strings(gateways, pulsar_service):
     assert all(
         isinstance(value, str)
-        for service in (gateway, pulsar_service)
+        for service in (*gateways.values(), pulsar_service)
         for value in service["environment"].values()
     )
 
@@ -120,33 +146,43 @@ def test_docker_accepts_the_compose_file():
     assert done.returncode == 0, done.stderr
 
 
-def test_image_in_compose_has_valid_settings(image_environment, gateway, monkeypatch):
-    for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
-        monkeypatch.delenv(name)
-    for name, value in {**image_environment, **gateway["environment"]}.items():
-        if name.startswith("KOPGATE_"):
-            monkeypatch.setenv(name, value)
-    settings = layers.load({})
-    assert [str(endpoint) for endpoint in settings.listeners] == ["PLAINTEXT://0.0.0.0:9092"]
-    assert (str(settings.store), settings.pulsar_admin) == (
-        "pulsar://pulsar:6650",
-        "http://pulsar:8080",
-    )
+def test_image_in_compose_has_valid_settings(image_environment, gateways, load_settings):
+    for node_id, service in gateways.items():
+        settings = load_settings({**image_environment, **service["environment"]})
+        assert [str(endpoint) for endpoint in settings.listeners] == ["PLAINTEXT://0.0.0.0:9092"]
+        assert (settings.node_id, str(settings.store), settings.pulsar_admin) == (
+            node_id,
+            "pulsar://pulsar:6650",
+            "http://pulsar:8080",
+        )
 
 
-def test_image_uses_the_embedded_store_in_its_volume_by_default(image_environment, monkeypatch):
-    for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
-        monkeypatch.delenv(name)
-    for name, value in image_environment.items():
-        if name.startswith("KOPGATE_"):
-            monkeypatch.setenv(name, value)
-    assert str(layers.load({}).store) == "lmdb:/data"
+def test_image_uses_the_embedded_store_in_its_volume_by_default(image_environment, load_settings):
+    assert str(load_settings(image_environment).store) == "lmdb:/data"
     assert "VOLUME /data" in read("Dockerfile").splitlines()
 
 
-def test_published_port_is_the_advertised_one(gateway):
-    (port,) = gateway["ports"]
-    assert gateway["environment"]["KOPGATE_ADVERTISED"].rsplit(":", 1)[1] == port.split(":")[1]
+def test_published_port_is_the_advertised_one(gateways):
+    for service in gateways.values():
+        (port,) = service["ports"]
+        assert service["environment"]["KOPGATE_ADVERTISED"].rsplit(":", 1)[1] == port.split(":")[1]
+
+
+def test_profile_cluster_adds_nodes_that_differ_in_id_and_port_only(gateways):
+    assert sorted(gateways) == [0, 1, 2, 3]
+    alone = gateways.pop(0)
+    for node_id, service in gateways.items():
+        port = 9092 + node_id
+        assert service == {
+            **alone,
+            "profiles": ["cluster"],
+            "ports": [f"127.0.0.1:{port}:9092"],
+            "environment": {
+                **alone["environment"],
+                "KOPGATE_NODE_ID": str(node_id),
+                "KOPGATE_ADVERTISED": f"PLAINTEXT://localhost:{port}",
+            },
+        }
 
 
 def test_stop_grace_period_exceeds_the_drain_timeout(gateway):
