@@ -30,7 +30,7 @@ EXEMPT = ("tests/prose.py", "tests/test_prose.py")
 
 SUFFIXES = {
     ".py", ".pyi", ".pyx", ".pxi", ".c", ".h", ".java", ".go", ".js", ".css",
-    ".md", ".toml", ".ini", ".yml", ".properties",
+    ".md", ".toml", ".ini", ".yml", ".yaml", ".properties",
 }  # fmt: skip
 
 #: A word or phrase (a regular expression), and what to write instead.

@@ -191,6 +191,120 @@ def test_stop_grace_period_exceeds_the_drain_timeout(gateway):
     )
 
 
+@pytest.fixture
+def kubernetes():
+    """The objects of the example, by kind and name."""
+    return {
+        (one["kind"], one["metadata"]["name"]): one["spec"]
+        for one in yaml.safe_load_all(read("docs/kubernetes.yaml"))
+    }
+
+
+@pytest.fixture
+def pod(kubernetes):
+    return kubernetes["StatefulSet", "kopgate"]["template"]["spec"]
+
+
+def pod_environment(pod, ordinal):
+    """The environment of the gateway in a pod, as Kubernetes makes it."""
+    fields = {
+        "metadata.name": f"kopgate-{ordinal}",
+        "metadata.namespace": "kafka",
+        "metadata.labels['apps.kubernetes.io/pod-index']": str(ordinal),
+    }
+    environment = {}
+    for row in pod["containers"][0]["env"]:
+        value = (
+            row["value"] if "value" in row else fields[row["valueFrom"]["fieldRef"]["fieldPath"]]
+        )
+        # Refers to earlier variables only.
+        environment[row["name"]] = re.sub(r"\$\((\w+)\)", lambda it: environment[it[1]], value)
+    return environment
+
+
+def test_pods_are_nodes_with_their_number_and_stable_name(
+    kubernetes, pod, image_environment, load_settings
+):
+    stateful_set = kubernetes["StatefulSet", "kopgate"]
+    service = kubernetes["Service", stateful_set["serviceName"]]
+    assert service["clusterIP"] == "None"
+    for ordinal in range(stateful_set["replicas"]):
+        settings = load_settings({**image_environment, **pod_environment(pod, ordinal)})
+        assert (settings.node_id, settings.store.is_pulsar) == (ordinal, True)
+        (advertised,) = settings.advertised
+        assert str(advertised) == f"PLAINTEXT://kopgate-{ordinal}.kopgate.kafka.svc:9092"
+        (listener,) = settings.listeners
+        assert (listener.host, listener.port) == ("0.0.0.0", advertised.port)
+
+
+def test_objects_of_kubernetes_select_the_pods_and_their_port(kubernetes, pod):
+    stateful_set = kubernetes["StatefulSet", "kopgate"]
+    labels = stateful_set["template"]["metadata"]["labels"]
+    assert {
+        ("StatefulSet", "kopgate"): stateful_set["selector"]["matchLabels"],
+        ("Service", "kopgate"): kubernetes["Service", "kopgate"]["selector"],
+        ("Service", "kopgate-bootstrap"): kubernetes["Service", "kopgate-bootstrap"]["selector"],
+        ("PodDisruptionBudget", "kopgate"): kubernetes["PodDisruptionBudget", "kopgate"][
+            "selector"
+        ]["matchLabels"],
+    } == dict.fromkeys(kubernetes, labels)
+    (container,) = pod["containers"]
+    (port,) = container["ports"]
+    assert port == {"name": "kafka", "containerPort": 9092}
+    assert container["readinessProbe"]["tcpSocket"] == {"port": port["name"]}
+    for name in ("kopgate", "kopgate-bootstrap"):
+        assert [one["port"] for one in kubernetes["Service", name]["ports"]] == [9092]
+
+
+def test_pods_stop_one_at_a_time_with_time_for_the_drain(kubernetes, pod):
+    assert kubernetes["PodDisruptionBudget", "kopgate"]["maxUnavailable"] == 1
+    assert pod["terminationGracePeriodSeconds"] * 1000 > 2 * Settings().shutdown_timeout_ms
+
+
+def test_variables_that_kubernetes_makes_of_services_are_excluded(
+    pod, image_environment, load_settings
+):
+    """They begin with the name of the service, and so would be settings."""
+    assert pod["enableServiceLinks"] is False
+    environment = {**image_environment, **pod_environment(pod, 0)}
+    with pytest.raises(layers.SettingsError, match="KOPGATE_BOOTSTRAP_PORT"):
+        load_settings({**environment, "KOPGATE_BOOTSTRAP_PORT": "tcp://10.0.0.1:9092"})
+
+
+def test_pods_are_restricted_like_the_containers_of_compose(pod, gateway):
+    (container,) = pod["containers"]
+    user = next(line for line in read("Dockerfile").splitlines() if line.startswith("USER "))
+    assert user == f"USER {pod['securityContext']['runAsUser']}:10001"
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": gateway["cap_drop"]}
+    assert security["readOnlyRootFilesystem"] is gateway["read_only"]
+    assert security["allowPrivilegeEscalation"] is False
+    assert [one["mountPath"] for one in container["volumeMounts"]] == gateway["tmpfs"]
+
+
+def test_envoy_connects_to_the_listener_for_the_first_connection(tmp_path):
+    (example,) = re.findall(
+        r"^```toml\n(.*?)^```", read("docs/cluster.md"), re.MULTILINE | re.DOTALL
+    )
+    file = tmp_path / "kopgate.toml"
+    file.write_text(example)
+    settings = layers.load({}, file)
+    direct, bootstrap = settings.advertised
+    assert (direct.host, direct.port) == (bootstrap.host, bootstrap.port)
+    assert settings.for_listener("BOOTSTRAP").proxy_protocol_from
+    assert not settings.for_listener("PLAINTEXT").proxy_protocol_from
+    (cluster,) = yaml.safe_load(read("docs/envoy.yaml"))["static_resources"]["clusters"]
+    (locality,) = cluster["load_assignment"]["endpoints"]
+    addresses = [one["endpoint"]["address"]["socket_address"] for one in locality["lb_endpoints"]]
+    assert addresses[0]["address"] == direct.host
+    (port,) = {address["port_value"] for address in addresses}
+    assert port == next(one.port for one in settings.listeners if one.name == "BOOTSTRAP")
+    transport = cluster["transport_socket"]["typed_config"]
+    assert transport["@type"].endswith(".ProxyProtocolUpstreamTransport")
+    assert " " not in transport["@type"] + transport["transport_socket"]["typed_config"]["@type"]
+
+
 def test_image_runs_as_unprivileged_user():
     lines = read("Dockerfile").splitlines()
     assert "--uid 10001" in read("Dockerfile")
