@@ -41,7 +41,7 @@ from gateway.cluster.cluster_messages import (
     encode_message,
 )
 from gateway.cluster.controller import Controller
-from gateway.cluster.image import ClusterImage, ClusterRow, NodeRow
+from gateway.cluster.image import NO_NODE, ClusterImage, ClusterRow, NodeRow
 from gateway.cluster.member import Member
 from gateway.cluster.session_timing import SessionTiming
 from gateway.cluster.shard_leadership import ShardLeadership, ShardState
@@ -248,9 +248,15 @@ class ClusterNode:
         addresses = {node_id: row.addresses for node_id, row in image.nodes.items()}
         view.set_nodes({self.node_id: self._member.node.addresses, **addresses})
         view.set_controller(UNKNOWN if image.controller is None else image.controller.node_id)
+        expected = set()
         for shard, row in image.shards.items():
             if shard < view.shard_count:
-                view.set_leader(shard, row.leader, row.epoch)
+                # Clients go to the next leader early, which holds their requests.
+                leader = row.leader if row.successor == NO_NODE else row.successor
+                view.set_leader(shard, leader, row.epoch)
+                if leader == row.successor == self.node_id:
+                    expected.add(shard)
+        self._leadership.expect(expected)
 
     def _on_shard(self, shard: int, state: ShardState) -> None:
         now, epoch = self._clock.seconds(), self._leadership.epoch_of(shard)

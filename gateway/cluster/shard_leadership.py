@@ -7,7 +7,7 @@ shard that opens are held, because old clients fail on COORDINATOR_LOAD_IN_PROGR
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Container, Coroutine, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -80,14 +80,15 @@ class ShardPart(Protocol):
 class _Shard:
     """`epoch` is that of the current opening, `wanted` the one to lead with, None not to lead.
 
-    `is_busy` is set while a coroutine opens or closes the shard. `opened` is the result that
-    requests wait for.
+    `is_expected` is set while another gateway hands the shard over to this one, `is_busy` while a
+    coroutine opens or closes it. `opened` is the result that requests wait for.
     """
 
     number: int
     state: ShardState = ShardState.CLOSED
     epoch: int = -1
     wanted: int | None = None
+    is_expected: bool = False
     is_busy: bool = False
     is_awaited: bool = False
     failures: int = 0
@@ -164,6 +165,8 @@ class ShardLeadership:
         """
         one = self._shards[shard]
         if one.wanted is None:
+            if one.is_expected:
+                return False
             raise NotLeader(f"this gateway does not lead shard {shard}")
         return one.state is ShardState.OPEN and self.may_serve()
 
@@ -207,6 +210,11 @@ class ShardLeadership:
     def lead(self, shard: int, epoch: int) -> None:
         """Lead a shard with this leader epoch. A shard that is open with another is reopened."""
         self._want(self._shards[shard], epoch)
+
+    def expect(self, shards: Container[int]) -> None:
+        """Hold requests for these shards, which other gateways hand over to this one."""
+        for one in self._shards:
+            one.is_expected = one.number in shards
 
     def resign(self, shard: int) -> None:
         """Stop leading a shard. Requests are refused at once; the shard is released once closed."""
