@@ -42,8 +42,8 @@ MAY_IMPORT = {
         "auth", "reports", "reports/page", "reports/analysis", "reports/ingest",
     },
     "gateway": {
-        "gateway/net", "gateway/handlers", "gateway/broker.py", "gateway/security",
-        "gateway/traffic", "gateway/fetch",
+        "gateway/net", "gateway/protocol", "gateway/handlers", "gateway/broker.py",
+        "gateway/security", "gateway/traffic", "gateway/fetch",
         "gateway/groups", "gateway/topics", "gateway/partitions", "gateway/configs",
         "gateway/cluster", "gateway/settings", "gateway/protocol/wire", FLOW_CONTROL, ERRORS,
         BASICS, "auth", "records", "storage", "storage/lmdb", "storage/pulsar",

@@ -91,7 +91,9 @@ def main() -> None:
     help="PEM file with the certificate authorities of the Pulsar brokers.",
 )
 @click.option(
-    "--pulsar-takeover", is_flag=True, help="Fence another gateway that uses the same topics."
+    "--pulsar-takeover",
+    is_flag=True,
+    help="Take over the store from a running gateway of an older version.",
 )
 @click.option(
     "--entry-format",

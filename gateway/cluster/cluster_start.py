@@ -35,7 +35,7 @@ _log = logs.get_logger(__name__)
 #: Rows of the table `cluster`: the id, and the leader epoch of all shards of a lone cluster.
 _CLUSTER_ID, _LEADER_EPOCH = b"cluster.id", b"leader.epoch"
 
-#: Seconds between two looks at a store that another gateway prepares.
+#: Seconds between two checks of a store that another gateway prepares.
 PREPARE_SECONDS = 0.1
 
 

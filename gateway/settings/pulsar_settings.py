@@ -42,8 +42,9 @@ class PulsarStoreSettings(BaseModel):
     pulsar_takeover: bool = Field(
         False,
         description=(
-            "Whether to take over topics from another running gateway. Disabled by default: two "
-            "gateways would keep fencing each other."
+            "Whether to take over the store from a running gateway that serves it alone, such as "
+            "one of an older version. That gateway then exits with code 1. Gateways of a cluster "
+            "never need this."
         ),
     )
     node_session_timeout_ms: int = Field(

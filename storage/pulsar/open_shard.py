@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from storage.log import StorageFailed
 from storage.pulsar.log.partition_log_opener import MayWrite, check_may_write
 from storage.pulsar.log.partition_rows import TABLE, PartitionState, load_partitions
-from storage.pulsar.tables.shard_tables import ShardTable, ShardTables, shard_topic
+from storage.pulsar.tables.shard_tables import PulsarShardTables, ShardTable, shard_topic
 from storage.pulsar.tables.table import PulsarTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpenShard:
+class LedShard:
     """A shard that this process leads. `rows` is its table of partitions."""
 
     number: int
     leader_epoch: int
-    tables: ShardTables
+    tables: PulsarShardTables
     rows: ShardTable
     partitions: dict[bytes, PartitionState]
 
@@ -28,13 +28,13 @@ async def open_shard(
     number: int,
     leader_epoch: int,
     may_write: MayWrite,
-    on_fenced: Callable[[OpenShard, str], None],
-) -> OpenShard:
+    on_fenced: Callable[[LedShard, str], None],
+) -> LedShard:
     """Open a shard. `new_table` creates a table by name, not open, that calls back if it is fenced.
 
     Raises StorageFailed, Fenced, LogClosed.
     """
-    opened: list[OpenShard] = []
+    opened: list[LedShard] = []
 
     def fenced(reason: str) -> None:
         for shard in opened:
@@ -45,7 +45,7 @@ async def open_shard(
     try:
         await stored.open()
         check_may_write(name, may_write)
-        tables = ShardTables(stored, await stored.items())
+        tables = PulsarShardTables(stored, await stored.items())
         rows = tables.table(TABLE)
         try:
             partitions = load_partitions(rows, await rows.items())
@@ -54,5 +54,5 @@ async def open_shard(
     except BaseException:
         await stored.close()
         raise
-    opened.append(OpenShard(number, leader_epoch, tables, rows, partitions))
+    opened.append(LedShard(number, leader_epoch, tables, rows, partitions))
     return opened[0]

@@ -60,7 +60,7 @@ class PulsarSettings:
     """Name of this gateway, shown to a process that finds the store in use."""
 
     takeover: bool = False
-    """Take over the store from the process that holds it."""
+    """Take over the store from a process that holds it and does not join clusters."""
 
     setup: bool = False
     """Create missing tenants, namespaces and policies."""

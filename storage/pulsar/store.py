@@ -48,7 +48,7 @@ from storage.pulsar.log.partition_rows import (
     partition_key,
     split_partition_key,
 )
-from storage.pulsar.open_shard import OpenShard, open_shard
+from storage.pulsar.open_shard import LedShard, open_shard
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.shard_migration import (
     FIRST_EPOCH,
@@ -102,7 +102,8 @@ class PulsarStore:
         self._client = PulsarClient(settings, reactor)
         self._admin = PulsarAdmin(settings, reactor)
         self.medium = PulsarClusterMedium(self._client, self._admin, settings, reactor)
-        self._layout = MetadataTable(self.medium.log, LAYOUT_TABLE)
+        self._tables: dict[str, MetadataTable] = {}
+        self._layout = self._metadata_table(LAYOUT_TABLE)
         self._catalog = TopicCatalog(
             settings,
             self._admin,
@@ -127,12 +128,11 @@ class PulsarStore:
             self._may_write,
         )
         self._shard_of_row = shard_of_row
-        self._shards: dict[int, OpenShard] = {}
+        self._shards: dict[int, LedShard] = {}
         self._shard_locks: dict[int, DeferredLock] = {}
         self._shard_slots = DeferredSemaphore(SHARDS_AT_ONCE)
         self._on_shard_lost: list[Callable[[int, str], None]] = []
         self._logs: SingleFlightCache[tuple[str, int], PulsarPartitionLog] = SingleFlightCache()
-        self._tables: dict[str, MetadataTable] = {}
         self._deleted = DeletedPartitions(
             self._admin.properties, self._delete_partition_state, settings.refresh_seconds, reactor
         )
@@ -521,7 +521,7 @@ class PulsarStore:
         if opened is not None:
             await self._close_shards([opened])
 
-    async def _close_shards(self, shards: Sequence[OpenShard]) -> None:
+    async def _close_shards(self, shards: Sequence[LedShard]) -> None:
         """Close shards that are no longer in `_shards`, and their logs."""
         await self._within(
             "waiting for logs being opened",
@@ -542,7 +542,7 @@ class PulsarStore:
             DeferredList([Deferred.fromCoroutine(shard.tables.close()) for shard in shards]),
         )
 
-    def _logs_of(self, shards: Iterable[OpenShard]) -> dict[tuple[str, int], PulsarPartitionLog]:
+    def _logs_of(self, shards: Iterable[LedShard]) -> dict[tuple[str, int], PulsarPartitionLog]:
         numbers = {shard.number for shard in shards}
         return {
             name: log
@@ -550,7 +550,7 @@ class PulsarStore:
             if self._shard_number(log.partition.key) in numbers
         }
 
-    def _is_in(self, key: tuple[str, int], shards: Iterable[OpenShard]) -> bool:
+    def _is_in(self, key: tuple[str, int], shards: Iterable[LedShard]) -> bool:
         """Whether the partition with this topic and index is in one of the shards."""
         topic = self.topics.get(key[0])
         if topic is None:
@@ -564,7 +564,7 @@ class PulsarStore:
                 del self._logs.created[name]
         return DeferredList([log.close() for log in logs.values()])
 
-    def _shard_fenced(self, shard: OpenShard, reason: str) -> None:
+    def _shard_fenced(self, shard: LedShard, reason: str) -> None:
         """Drop a shard that another process has taken."""
         if self._shards.get(shard.number) is not shard:
             return
@@ -600,7 +600,7 @@ class PulsarStore:
         """The shard of the partition with that row key."""
         return partition_shard(*split_partition_key(key), self.shard_count)
 
-    def _open_shard(self, key: bytes) -> OpenShard:
+    def _open_shard(self, key: bytes) -> LedShard:
         """The shard of the partition with that row key. Raises ShardNotOpen."""
         number = self._shard_number(key)
         if number not in self._shards:
@@ -614,7 +614,7 @@ class PulsarStore:
 
     def _metadata_table(self, name: str) -> MetadataTable:
         if name not in self._tables:
-            self._tables[name] = MetadataTable(self.medium.log, name)
+            self._tables[name] = MetadataTable(self.medium.log, name, self._check_open)
         return self._tables[name]
 
     def _new_table(

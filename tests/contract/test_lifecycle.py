@@ -8,13 +8,13 @@ from pytest_twisted import ensureDeferred
 from storage.log import LogClosed, PartitionLog, Store, StoreInUse
 from tests.contract.benches import Bench
 from tests.storage.entries import bases, entry, everything, topic
-from tests.storage.open_shards import open_with_shards
+from tests.storage.open_shards import open_as_controller, open_with_shards
 
 
 @ensureDeferred
 async def test_open_store_cannot_be_opened_twice(store: Store, bench: Bench) -> None:
     with pytest.raises(StoreInUse):
-        await bench.store().open()
+        await open_as_controller(bench.store())
     await store.create_topic(topic())
 
 

@@ -28,7 +28,7 @@ from storage.cluster import (
 from storage.log import EntryTooLarge, Fenced, StorageFailed, StoreInUse
 from storage.pulsar.cluster.replay import Replay
 
-MAX_KEY_BYTES = 480
+MAX_KEY_BYTES = 512
 MAX_PUT_BYTES = 4 << 20
 
 
@@ -203,7 +203,7 @@ class MemoryMetadataLog:
         if self._term is None:
             return fail(Fenced(f"{self._process.name} is not the controller"))
         if not all(1 <= len(key) <= MAX_KEY_BYTES and key != b"revision" for key in rows):
-            return fail(ValueError("a key has 1 to 480 bytes"))
+            return fail(ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes"))
         if sum(len(key) + len(value or b"") for key, value in rows.items()) > MAX_PUT_BYTES:
             return fail(EntryTooLarge("the rows are too large"))
         if not rows:

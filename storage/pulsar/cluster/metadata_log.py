@@ -29,8 +29,8 @@ from storage.pulsar.lock import StoreLock
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import (
     END_KEY,
-    MAX_KEY_BYTES,
     MAX_MESSAGE_OVERHEAD,
+    MAX_STORED_KEY_BYTES,
     max_batch_bytes,
     table_topic,
 )
@@ -161,10 +161,11 @@ class PulsarMetadataLog:
     def put(self, rows: Rows) -> Awaitable[None]:
         if self._term is None:
             return failed(lambda: Fenced("this gateway is not the controller"))
-        if not all(1 <= len(key) <= MAX_KEY_BYTES and key != REVISION_KEY for key in rows):
+        if not all(1 <= len(key) <= MAX_STORED_KEY_BYTES and key != REVISION_KEY for key in rows):
             return failed(
                 lambda: ValueError(
-                    f"a key has 1 to {MAX_KEY_BYTES} bytes and is not {REVISION_KEY.decode()}"
+                    f"a key has 1 to {MAX_STORED_KEY_BYTES} bytes and is not "
+                    f"{REVISION_KEY.decode()}"
                 )
             )
         if not rows:

@@ -18,7 +18,7 @@ MAX_KEY_BYTES = 480
 """Limit of `StateTable`."""
 
 MAX_STORED_KEY_BYTES = 512
-"""Limit of a row's key in its topic: in a shard it is preceded by the name of a table."""
+"""Limit of a row's key in its topic: the name of a table may precede it."""
 
 MAX_MESSAGE_OVERHEAD = 64
 """Upper limit for the metadata of a row in a batch, including length fields."""

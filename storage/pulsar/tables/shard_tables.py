@@ -28,7 +28,7 @@ def stored_key(name: str, key: bytes) -> bytes:
     return name.encode() + SEPARATOR + key
 
 
-class ShardTables:
+class PulsarShardTables:
     """The tables in `stored`, which is open. `rows` are all of its rows.
 
     They are kept for the first `items` of each table, unless the table was written to before.

@@ -27,7 +27,7 @@ from storage.pulsar.topics.refresh import Refresher
 from storage.pulsar.topics.topic_calls import NotController, TopicController, answer_call
 from storage.pulsar.topics.topic_changes import TopicChanges
 from storage.pulsar.topics.topic_listing import PulsarTopic, TopicListing
-from storage.pulsar.topics.topic_rows import MemoryRows, ReplayedRows
+from storage.pulsar.topics.topic_rows import ReplayedRows
 from storage.pulsar.topics.topic_trims import TopicTrims
 from storage.pulsar.topics.topic_view import KnownTopics
 from storage.pulsar.topics.topic_writer import TopicWriter
@@ -49,8 +49,8 @@ class TopicCatalog:
     before they return. Changes by other programs appear within `refresh_seconds`, after which the
     watchers are called; own changes appear at once.
 
-    `rows` are the topics' rows in the metadata log, by default one in memory for a gateway that
-    uses the store alone. `controller` performs what a follower cannot do itself.
+    `rows` are the topics' rows in the metadata log. `controller` performs what a follower cannot do
+    itself.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TopicCatalog:
         settings: PulsarSettings,
         admin: PulsarAdmin,
         reactor: Reactor,
-        rows: ReplayedRows | None = None,
+        rows: ReplayedRows,
         controller: TopicController | None = None,
     ) -> None:
         self.names = PulsarNames(settings)
@@ -69,7 +69,7 @@ class TopicCatalog:
         self._changes = TopicChanges(settings, admin, self._listing, trimmer)
         self._admin = admin
         self._view = KnownTopics()
-        self._writer = TopicWriter(self._view, rows or MemoryRows())
+        self._writer = TopicWriter(self._view, rows)
         self._trims = TopicTrims(
             self.names,
             self._view,

@@ -1,7 +1,6 @@
 """Rows of topics in the metadata log, from which all gateways of a cluster know the topics.
 
-Only the controller asks Pulsar which topics there are, and writes what it learns. A gateway that
-uses its store alone has a log in memory, because Pulsar keeps the topics anyway.
+Only the controller asks Pulsar which topics there are, and writes what it learns.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
 
 import msgspec
-from twisted.internet.defer import Deferred, succeed
 
 from storage.log import Topic
 from storage.pulsar.topics.topic_listing import PulsarTopic
@@ -24,7 +22,7 @@ SECTION = b"topics\0"
 """Prefix of the keys of topics in the metadata log."""
 
 MAX_NAME_BYTES = 400
-"""Longest name that is a key itself. The log allows keys of 480 bytes, with the prefix."""
+"""Longest name that is a key itself. The log allows keys of 512 bytes, with the prefix."""
 
 
 class LoggedTopic(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -133,24 +131,3 @@ class SectionRows:
     def _without_prefix(self, rows: Mapping[bytes, T]) -> dict[bytes, T]:
         section, begin = self._section, len(self._section)
         return {key[begin:]: row for key, row in rows.items() if key.startswith(section)}
-
-
-class MemoryRows:
-    """The rows of a gateway that uses its store alone; puts succeed at once."""
-
-    def __init__(self) -> None:
-        self.rows: dict[bytes, bytes] = {}
-        self._watchers: list[Callable[[Rows], None]] = []
-
-    def watch(self, call: Callable[[Rows], None]) -> None:
-        self._watchers.append(call)
-
-    def put(self, rows: Rows) -> Deferred[None]:
-        for key, row in rows.items():
-            if row is None:
-                self.rows.pop(key, None)
-            else:
-                self.rows[key] = row
-        for call in self._watchers:
-            call(rows)
-        return succeed(None)

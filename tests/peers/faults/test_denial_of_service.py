@@ -2,8 +2,8 @@
 resource.
 
 The limits are in seconds of the stopwatch, which does not count time used by other processes, and
-of a processor of a certain speed (`slowdown`). `tests/gateway/test_longest_waits.py` has the same
-limits in simulated time.
+of a processor of a certain speed (`slowdown`). `tests/gateway/protocol/test_longest_waits.py` has
+the same limits in simulated time.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from kafka.protocol.consumer.group import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from storage.pulsar.client.process_stalls import STALL_SECONDS
 
 from gateway.protocol.errors import ErrorCode
-from storage.pulsar.client.process_stalls import STALL_SECONDS
 from tests.legacy_clients.brokers import in_pulsar
 from tests.peers.chaos.observers import committed_offsets, read_whole_log
 from tests.peers.chaos.servers import GatewayDied, RestartableGateway

@@ -10,6 +10,7 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
 from storage.log import StorageFailed
+from storage.pulsar.cluster.metadata_table import MetadataTable
 from storage.pulsar.log.partition_rows import (
     TABLE,
     PartitionRow,
@@ -20,7 +21,7 @@ from storage.pulsar.log.partition_rows import (
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.shard_migration import bursts, greatest_epoch
 from storage.pulsar.store import PulsarStore
-from storage.pulsar.tables.table import PulsarTable
+from tests.storage.open_shards import open_as_controller
 from tests.storage.pulsar.broker_tables import BrokerTables
 from tests.testkit.tenant import Tenant
 
@@ -84,7 +85,7 @@ async def test_rows_of_old_tables_are_moved_into_shards_once(old_tables, setting
     await fill_old_tables(old_tables)
     for _ in range(2):
         store = PulsarStore(settings, reactor=reactor, shard_of_row=first_digit)
-        await store.open()
+        await open_as_controller(store)
         await check(store)
         await store.close()
     # An earlier version refuses the old rows.
@@ -100,22 +101,22 @@ async def test_migration_that_ended_halfway_is_repeated(old_tables, settings, mo
     groups = await old_tables.open("groups")
     await groups.put({b"1 deleted later": b"group"})
     store = PulsarStore(settings, reactor=reactor, shard_of_row=first_digit)
-    put = PulsarTable.put
+    put = MetadataTable.put
 
-    def fails(table: PulsarTable, rows: Any) -> Any:
+    def fails(table: MetadataTable, rows: Any) -> Any:
         if b"shards" in rows:
             raise StorageFailed("the last step failed")
         return put(table, rows)
 
-    monkeypatch.setattr(PulsarTable, "put", fails)
+    monkeypatch.setattr(MetadataTable, "put", fails)
     with pytest.raises(StorageFailed, match="last step"):
-        await store.open()
+        await open_as_controller(store)
     monkeypatch.undo()
     # Meanwhile an earlier version ran, and deleted a row.
     groups = await old_tables.open("groups")
     await groups.put({b"1 deleted later": None})
     again = PulsarStore(settings, reactor=reactor, shard_of_row=first_digit)
-    await again.open()
+    await open_as_controller(again)
     await check(again)
     await again.close()
 
@@ -125,7 +126,7 @@ async def test_migration_that_ended_halfway_is_repeated(old_tables, settings, mo
 async def test_old_data_is_opened_with_a_greater_epoch(old_tables, settings):
     await fill_old_tables(old_tables)
     store = PulsarStore(settings, reactor=reactor, shard_of_row=first_digit)
-    await store.open()
+    await open_as_controller(store)
     states = {}
     for shard in range(3):
         await store.open_shard(shard, store.first_epoch)

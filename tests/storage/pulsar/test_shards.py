@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
 from storage.shards import partition_shard
 from tests.storage.entries import bases, entry, everything, topic
+from tests.storage.open_shards import open_as_controller
 from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant
 
@@ -24,15 +24,14 @@ pytestmark = pytest.mark.peer
 
 @pytest.fixture
 def settings(pulsar: Tenant) -> PulsarSettings:
-    # A holder of the lock that does not notice the other store, which takes it over.
-    return pulsar.settings(shards=2, lock_beat_seconds=3600.0)
+    return pulsar.settings(shards=2)
 
 
 @pytest.fixture
 def first(settings: PulsarSettings) -> Iterator[PulsarStore]:
     """An open store with the topic `orders`, whose partitions 0 and 1 are in different shards."""
     store = PulsarStore(settings, reactor=reactor)
-    settle(store.open())
+    settle(open_as_controller(store))
     settle(store.create_topic(topic("orders", 2)))
     yield store
     settle(store.close())
@@ -40,15 +39,12 @@ def first(settings: PulsarSettings) -> Iterator[PulsarStore]:
 
 @pytest.fixture
 def second(first: PulsarStore, settings: PulsarSettings) -> Iterator[PulsarStore]:
-    """Another open store on the same cluster; both may write."""
-    store = PulsarStore(replace(settings, takeover=True), reactor=reactor)
+    """Another open store on the same cluster, not the controller; both may write."""
+    store = PulsarStore(settings, reactor=reactor)
     settle(store.open())
     for one in (first, store):
         one.may_write = lambda: True
     yield store
-    # A process that ends while the lock is being reacquired is aborted by the client library.
-    with suppress(Fenced):
-        settle(first._lock.confirm())
     settle(store.close())
 
 
@@ -172,7 +168,7 @@ async def test_nothing_is_written_if_process_may_not_write_after_fencing(first, 
 async def test_number_of_shards_is_fixed(first, settings, caplog):
     await first.close()
     again: Any = PulsarStore(replace(settings, shards=7), reactor=reactor)
-    await again.open()
+    await open_as_controller(again)
     assert (again.shard_count, again.first_epoch) == (2, 0)
     assert [
         record.getMessage() for record in caplog.records if "shards" in record.getMessage()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +17,6 @@ from twisted.internet.threads import deferToThread
 
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageFailed, UnknownTopic
 from storage.pulsar.client.exclusive_producer import FencedByOtherProducer
-from storage.pulsar.client.process_stalls import STALL_SECONDS
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
 from tests.storage.entries import bases, entry, everything, plain, sized, topic
@@ -273,51 +271,24 @@ async def test_second_delete_spares_topic_recreated_under_same_name(
 
 
 @ensureDeferred
-async def test_suspended_store_takes_no_partition_after_takeover(pulsar, monkeypatch):
-    settings = pulsar.settings(lock_beat_seconds=60.0)
-    old, new = [
-        PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))
-    ]
+async def test_replaced_controller_takes_no_partition(pulsar):
+    settings = pulsar.settings()
+    old, new = PulsarStore(settings, reactor=reactor), PulsarStore(settings, reactor=reactor)
     try:
         await open_with_shards(old)
         await old.create_topic(topic())
-        await open_with_shards(new)
+        assert not old.may_be_lost
+        await open_with_shards(new, takeover=True)
         log = await new.log("orders", 0)
         await log.append([entry(0)])
-        # The old store has not noticed yet, and may have been suspended for long.
-        ticks = time.clock_gettime
-        monkeypatch.setattr(time, "clock_gettime", lambda clock: ticks(clock) + 2 * STALL_SECONDS)
-        with pytest.raises(Fenced, match="another process has taken over the store"):
-            await old.log("orders", 0)
+        with pytest.raises(Fenced):
+            await (await old.table("any")).put({b"a": b"1"})
+        assert old.may_be_lost
+        for call in (old.confirm_held(), old.log("orders", 0), old.open_shard(0, 100)):
+            with pytest.raises(Fenced, match="may not write any more"):
+                await call
         await log.append([entry(1)])
         assert (log.status.end_reason, await new.log("orders", 0) is log) == (None, True)
-    finally:
-        await new.close()
-        await old.close()
-
-
-@ensureDeferred
-async def test_store_after_suspension_is_held_if_confirmed_and_lost_if_taken(pulsar, monkeypatch):
-    settings = pulsar.settings(lock_beat_seconds=60.0)
-    old, new = [
-        PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))
-    ]
-    ticks = time.clock_gettime
-    suspended = 0.0
-    monkeypatch.setattr(time, "clock_gettime", lambda clock: ticks(clock) + suspended)
-    try:
-        await open_with_shards(old)
-        assert not old.may_be_lost
-        suspended += 2 * STALL_SECONDS
-        assert old.may_be_lost
-        await gatherResults([Deferred.fromCoroutine(old.confirm_held()) for _ in range(2)])
-        assert not old.may_be_lost
-        await open_with_shards(new)
-        suspended += 2 * STALL_SECONDS
-        for _ in range(2):
-            assert old.may_be_lost
-            with pytest.raises(Fenced):
-                await old.confirm_held()
     finally:
         await new.close()
         await old.close()
@@ -371,25 +342,6 @@ async def test_close_stores_end_offsets_of_partitions_concurrently(store, monkey
         monkeypatch.setattr(shard.rows, "put", recording(shard.rows.put))
     await store.close()
     assert begun_before_each_answer == [count] * count
-
-
-@ensureDeferred
-async def test_close_also_closes_table_opened_meanwhile(store, monkeypatch):
-    first, late = await store.table("first"), await store.table("late")
-    closed = []
-    for table in (first, late):
-        close = table.close
-        monkeypatch.setattr(table, "close", lambda table=table, close=close: add_late(table, close))
-    del store._tables.created["late"]
-
-    async def add_late(table, close):
-        closed.append(table)
-        if table is first:
-            store._tables.created["late"] = late
-        await close()
-
-    await store.close()
-    assert set(closed) >= {first, late}
 
 
 @ensureDeferred

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from pytest_twisted import ensureDeferred
@@ -253,8 +252,8 @@ async def test_store_that_lost_its_lock_does_not_trim(compacted):
     entries = await compacted.fill()
     log = await compacted.log()
     await log.replace(0, 27, [])
-    other = PulsarStore(replace(compacted.settings, takeover=True), reactor=reactor)
-    await open_with_shards(other)
+    other = PulsarStore(compacted.settings, reactor=reactor)
+    await open_with_shards(other, takeover=True)
     try:
         with pytest.raises(Fenced):
             await compacted.store.trim(

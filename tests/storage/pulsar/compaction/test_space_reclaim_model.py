@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,8 +80,8 @@ class TrimmingMachine(LogMachine):
     @rule()
     def take_over(self) -> None:
         old = self.store
-        self.store = PulsarStore(replace(self.bench.settings, takeover=True), reactor=reactor)
-        settle(open_with_shards(self.store))
+        self.store = self.bench.store()
+        settle(open_with_shards(self.store, takeover=True))
         self.log = settle(self.store.log("orders", 0))
         settle(old.close())
 

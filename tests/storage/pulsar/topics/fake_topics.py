@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from storage.log import Fenced, StorageError
 from storage.pulsar.admin.admin_api import Conflict, InternalStats, Ledger, NotFound
 from storage.pulsar.topics.pulsar_names import PREFIX, partition_name, path_of
-from storage.pulsar.topics.topic_rows import Rows
+from storage.pulsar.topics.topic_rows import Rows, SectionRows
 
 
 class FakePulsar:
@@ -206,3 +206,8 @@ class LogMember:
         if not self.is_writer:
             return fail(Fenced("another process is the writer"))
         return self._log.put(rows)
+
+
+def alone_in_cluster() -> SectionRows:
+    """The topics' rows of a gateway that is the controller."""
+    return SectionRows(FakeMetadataLog().member(is_writer=True))

@@ -16,7 +16,7 @@ REFUSED = AdminFailed("refused", 403, "Unauthorized")
 UNREACHABLE = StorageFailed("no broker answers")
 
 
-class FakePulsar:
+class FakeLookUps:
     """`answers` are raised by look-ups; a topic without one exists."""
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def pulsar() -> FakePulsar:
-    return FakePulsar()
+def pulsar() -> FakeLookUps:
+    return FakeLookUps()
 
 
 @pytest.fixture
-def partitions(pulsar: FakePulsar, clock: Clock) -> DeletedPartitions:
+def partitions(pulsar: FakeLookUps, clock: Clock) -> DeletedPartitions:
     made = DeletedPartitions(pulsar.look_up, pulsar.delete, RETRY_SECONDS, clock)
     made.start()
     made.opened(FIRST + b"\0\0\0\0", "first")
@@ -54,7 +54,7 @@ def partitions(pulsar: FakePulsar, clock: Clock) -> DeletedPartitions:
 
 
 def test_state_of_missing_partition_is_deleted(
-    partitions: DeletedPartitions, pulsar: FakePulsar, clock: Clock
+    partitions: DeletedPartitions, pulsar: FakeLookUps, clock: Clock
 ) -> None:
     pulsar.answers["first"] = GONE
     partitions.topics_listed({SECOND})
@@ -65,7 +65,7 @@ def test_state_of_missing_partition_is_deleted(
 
 
 def test_state_is_kept_if_only_the_list_lacks_the_topic(
-    partitions: DeletedPartitions, pulsar: FakePulsar, clock: Clock
+    partitions: DeletedPartitions, pulsar: FakeLookUps, clock: Clock
 ) -> None:
     partitions.topics_listed({SECOND})
     clock.advance(0)
@@ -74,7 +74,7 @@ def test_state_is_kept_if_only_the_list_lacks_the_topic(
 
 
 def test_deletion_is_retried_until_pulsar_answers(
-    partitions: DeletedPartitions, pulsar: FakePulsar, clock: Clock
+    partitions: DeletedPartitions, pulsar: FakeLookUps, clock: Clock
 ) -> None:
     pulsar.answers["first"] = UNREACHABLE
     partitions.topics_listed({SECOND})
@@ -88,7 +88,7 @@ def test_deletion_is_retried_until_pulsar_answers(
 
 def test_refusal_for_one_topic_does_not_prevent_deletion_of_others(
     partitions: DeletedPartitions,
-    pulsar: FakePulsar,
+    pulsar: FakeLookUps,
     clock: Clock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -102,7 +102,7 @@ def test_refusal_for_one_topic_does_not_prevent_deletion_of_others(
 
 
 def test_nothing_is_looked_up_after_stop(
-    partitions: DeletedPartitions, pulsar: FakePulsar, clock: Clock
+    partitions: DeletedPartitions, pulsar: FakeLookUps, clock: Clock
 ) -> None:
     partitions.stop()
     partitions.topics_listed(set())

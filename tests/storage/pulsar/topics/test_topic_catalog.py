@@ -20,7 +20,7 @@ from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from storage.pulsar.topics.topic_rows import SectionRows
 from tests.storage.entries import topic
-from tests.storage.pulsar.topics.fake_topics import FakeMetadataLog
+from tests.storage.pulsar.topics.fake_topics import FakeMetadataLog, alone_in_cluster
 from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant
 
@@ -55,7 +55,7 @@ def catalogues(
     opened: list[TopicCatalog] = []
 
     async def open_one(own: PulsarSettings = settings) -> TopicCatalog:
-        opened.append(TopicCatalog(own, admin, clock))
+        opened.append(TopicCatalog(own, admin, clock, alone_in_cluster()))
         await opened[-1].lead()
         return opened[-1]
 

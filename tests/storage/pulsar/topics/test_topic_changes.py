@@ -19,6 +19,7 @@ from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from tests.storage.entries import topic
+from tests.storage.pulsar.topics.fake_topics import alone_in_cluster
 from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant
 
@@ -82,7 +83,7 @@ def between(pulsar: Tenant) -> Iterator[Forgetful]:
 def catalogue(pulsar: Tenant, between: Forgetful) -> Iterator[TopicCatalog]:
     settings = pulsar.settings(admin_url=between.url)
     admin = PulsarAdmin(settings, reactor)
-    made = TopicCatalog(settings, admin, task.Clock())
+    made = TopicCatalog(settings, admin, task.Clock(), alone_in_cluster())
     settle(made.lead())
     yield made
     made.close()
