@@ -180,11 +180,6 @@ class StoreLock:
         is_left = holder is not None and appears_dead(holder, 2 * self._settings.lock_beat_seconds)
         return (StaleStoreLock if is_left else StoreInUse)(self._in_use(holder))
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this process holds the lock, as far as it knows without asking the broker."""
-        return self._producer is not None
-
     def confirm(self) -> Deferred[None]:
         """Check with the broker that this process still holds the lock.
 

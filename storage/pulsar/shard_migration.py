@@ -2,7 +2,8 @@
 
 Rows of a group or partition move into shards, those of the whole cluster into the metadata log. The
 number of shards and the first leader epoch are written last, to the table LAYOUT_TABLE. A migration
-that ended halfway is repeated: it sets each shard to exactly the rows of the old tables.
+that ended halfway is repeated: it sets each shard, and each table of the whole cluster, to exactly
+the rows of the old tables.
 """
 
 from __future__ import annotations
@@ -103,10 +104,8 @@ class ShardMigration:
 
     async def _move_to_metadata(self, name: str, table: StateTable) -> None:
         rows = await self._old_rows(name)
-        if rows:
-            changes: dict[bytes, bytes | None] = dict(rows)
-            for burst in bursts(changes, self._settings.table_burst_bytes // 2):
-                await table.put(burst)
+        if rows is not None:
+            await self._make_equal(table, rows)
 
     async def _move_old_rows(self) -> int:
         """Move the rows of the old tables; returns the first leader epoch."""
@@ -163,14 +162,19 @@ class ShardMigration:
         """Make `rows` the rows of the shard."""
 
         async def fill(table: PulsarTable) -> None:
-            stored = dict(await table.items())
-            changes: dict[bytes, bytes | None] = {key: None for key in stored if key not in rows}
-            changes.update((key, row) for key, row in rows.items() if stored.get(key) != row)
-            for burst in bursts(changes, self._settings.table_burst_bytes):
-                await table.put(burst)
+            await self._make_equal(table, rows)
 
         async with slots:
             await self._with_table(shard_topic(shard), fill)
+
+    async def _make_equal(self, table: StateTable, rows: Rows) -> None:
+        """Make `rows` the rows of the table."""
+        stored = dict(await table.items())
+        changes: dict[bytes, bytes | None] = {key: None for key in stored if key not in rows}
+        changes.update((key, row) for key, row in rows.items() if stored.get(key) != row)
+        # The metadata log adds the table's name to each key, and a revision.
+        for burst in bursts(changes, self._settings.table_burst_bytes // 2):
+            await table.put(burst)
 
     async def _with_table(self, name: str, work: Callable[[PulsarTable], Awaitable[None]]) -> None:
         table = self._new_table(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -34,6 +34,9 @@ PARTITION_ROWS = {
 }
 
 
+ACLS = {b"a": b"1", b"\0\xff": b"", b"k" * 480: b"2"}
+
+
 def first_digit(table: str, key: bytes, count: int) -> int:
     """The shard of a test's row: the number with which its key begins."""
     return int(key[:1]) % count
@@ -58,7 +61,15 @@ async def fill_old_tables(tables: BrokerTables) -> None:
         TABLE: partition,
         "groups": {b"0a": b"group a", b"1b": b"group b", b"no number": b"?"},
         "offsets": {b"2\0x": b"offset", b"1\xff": b""},
+        "cluster": {b"cluster.id": b"Zqe1Z7LeQ9S0bN2bWm8sQg", b"leader.epoch": b"\0\0\0\x07"},
+        "acls": ACLS,
     }.items():
+        await (await tables.open(name)).put(rows)
+
+
+async def put_old(tables: BrokerTables, rows: Mapping[bytes, bytes | None]) -> None:
+    """Put these rows to a table whose rows move to shards, and to one of the whole cluster."""
+    for name in ("groups", "acls"):
         await (await tables.open(name)).put(rows)
 
 
@@ -75,6 +86,11 @@ async def check(store: PulsarStore) -> None:
     assert (store.shard_count, store.first_epoch) == (3, 10)
     assert await stored(store, "groups") == [[(b"0a", b"group a")], [(b"1b", b"group b")], []]
     assert await stored(store, "offsets") == [[], [(b"1\xff", b"")], [(b"2\0x", b"offset")]]
+    # The cluster keeps its id.
+    cluster = dict(await (await store.table("cluster")).items())
+    assert cluster[b"cluster.id"] == b"Zqe1Z7LeQ9S0bN2bWm8sQg"
+    assert await (await store.table("acls")).items() == sorted(ACLS.items())
+    assert await (await store.table("client-quotas")).items() == []
     first, second, _ = PARTITION_ROWS.items()
     assert await stored(store, TABLE) == [[], [first], [second]]
 
@@ -98,8 +114,7 @@ async def test_rows_of_old_tables_are_moved_into_shards_once(old_tables, setting
 @ensureDeferred
 async def test_migration_that_ended_halfway_is_repeated(old_tables, settings, monkeypatch):
     await fill_old_tables(old_tables)
-    groups = await old_tables.open("groups")
-    await groups.put({b"1 deleted later": b"group"})
+    await put_old(old_tables, {b"1 deleted later": b"row"})
     store = PulsarStore(settings, reactor=reactor, shard_of_row=first_digit)
     put = MetadataTable.put
 
@@ -112,9 +127,8 @@ async def test_migration_that_ended_halfway_is_repeated(old_tables, settings, mo
     with pytest.raises(StorageFailed, match="last step"):
         await open_as_controller(store)
     monkeypatch.undo()
-    # Meanwhile an earlier version ran, and deleted a row.
-    groups = await old_tables.open("groups")
-    await groups.put({b"1 deleted later": None})
+    # Meanwhile an earlier version ran, and deleted rows.
+    await put_old(old_tables, {b"1 deleted later": None})
     again = PulsarStore(settings, reactor=reactor, shard_of_row=first_digit)
     await open_as_controller(again)
     await check(again)

@@ -9,7 +9,7 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
-from storage.log import Fenced, StorageError, StorageFailed
+from storage.log import StorageError, StorageFailed
 from storage.pulsar.compaction.trim import CURSOR, RetentionTrimmer
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.store import PulsarStore
@@ -255,7 +255,7 @@ async def test_store_that_lost_its_lock_does_not_trim(compacted):
     other = PulsarStore(compacted.settings, reactor=reactor)
     await open_with_shards(other, takeover=True)
     try:
-        with pytest.raises(Fenced):
+        with pytest.raises(StorageError):
             await compacted.store.trim(
                 f"persistent://{compacted.path.removeprefix('persistent/')}-partition-0",
                 Position(1 << 40, 0),
