@@ -1,29 +1,21 @@
-"""The store on a Pulsar cluster: opens and closes its parts, creates logs and tables on first use.
+"""The store on a Pulsar cluster: opens and closes its parts.
 
-Topics are managed by `TopicCatalog`.
+Topics are managed by `TopicCatalog`, shards and logs by `LedShards`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from twisted.internet.defer import (
-    CancelledError,
-    Deferred,
-    DeferredList,
-    DeferredLock,
-    DeferredSemaphore,
-)
+from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, SharedResult, SingleFlightCache
+from storage.bridge import Reactor, SharedResult
 from storage.log import (
     Fenced,
     LogClosed,
-    ShardNotOpen,
     StateTable,
-    StorageError,
     StorageFailed,
     Topic,
     UnknownTopic,
@@ -38,43 +30,31 @@ from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.cluster.medium import PulsarClusterMedium
 from storage.pulsar.cluster.metadata_table import MetadataTable
 from storage.pulsar.compaction.side_topic import SideTopics
+from storage.pulsar.led_shards import LedShards
 from storage.pulsar.log.entry_formats import PulsarLogOpener
 from storage.pulsar.log.format_history import PulsarPartitionLog
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_reader import ReaderCache
-from storage.pulsar.log.partition_rows import (
-    PartitionRow,
-    PartitionState,
-    partition_key,
-    split_partition_key,
-)
-from storage.pulsar.open_shard import LedShard, open_shard
+from storage.pulsar.log.partition_rows import partition_key
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.shard_migration import (
     FIRST_EPOCH,
     LAYOUT_TABLE,
     SHARDS,
-    SHARDS_AT_ONCE,
     ShardMigration,
     ShardOfRow,
 )
 from storage.pulsar.tables.row_messages import MAX_STORED_KEY_BYTES
 from storage.pulsar.tables.table import PulsarTable
-from storage.pulsar.topics.deleted_partitions import DeletedPartitions
 from storage.pulsar.topics.mirrored_cursors import CursorMirror, CursorPosition
 from storage.pulsar.topics.namespaces import largest_message
 from storage.pulsar.topics.pulsar_names import path_of
 from storage.pulsar.topics.topic_calls import CONTROLLER_METHODS, Call, RemoteTopics, answer_call
 from storage.pulsar.topics.topic_catalog import TopicCatalog
-from storage.pulsar.topics.topic_listing import NATIVE
 from storage.pulsar.topics.topic_rows import SectionRows
-from storage.shards import partition_shard
 from storage.tail import TailCache
 
 logger = logging.getLogger(__name__)
-
-ROWS_AT_ONCE = 1000
-"""Partition rows per put. A row has about 100 bytes, up to 6 kB after many leader changes."""
 
 
 class PulsarStore:
@@ -116,7 +96,7 @@ class PulsarStore:
         self._tail = TailCache(settings.tail_bytes)
         self._side_topics = SideTopics(self._client, self._admin, settings)
         self._in_flight_limit = InFlightLimit(settings.queue_bytes, settings.queue_operations)
-        self._log_opener = PulsarLogOpener(
+        log_opener = PulsarLogOpener(
             self._client,
             self._admin,
             self._cache,
@@ -128,20 +108,23 @@ class PulsarStore:
             self._may_write,
         )
         self._shard_of_row = shard_of_row
-        self._shards: dict[int, LedShard] = {}
-        self._shard_locks: dict[int, DeferredLock] = {}
-        self._shard_slots = DeferredSemaphore(SHARDS_AT_ONCE)
-        self._on_shard_lost: list[Callable[[int, str], None]] = []
-        self._logs: SingleFlightCache[tuple[str, int], PulsarPartitionLog] = SingleFlightCache()
-        self._deleted = DeletedPartitions(
-            self._admin.properties, self._delete_partition_state, settings.refresh_seconds, reactor
+        self._led = LedShards(
+            settings,
+            self._admin,
+            reactor,
+            self._catalog,
+            log_opener,
+            self._side_topics,
+            self._new_table,
+            shard_count=lambda: self.shard_count,
+            may_write=self._may_write,
+            check_open=self._check_open,
+            within=self._within,
         )
         self._mirror = CursorMirror(self._admin, self._cursor_position, reactor, settings)
         self._is_open = False
         self._permissions: PulsarPermissions | None = None
-        self._deleting: set[str] = set()
-        """Names of the topics that this process is deleting."""
-        self._catalog.watch(self._topics_changed)
+        self._catalog.watch(self._led.topics_changed)
 
     async def open(self) -> None:
         """`Store.open`: connect and replay the metadata log.
@@ -162,7 +145,7 @@ class PulsarStore:
             await self._release()
             raise
         self._is_open = True
-        self._deleted.start()
+        self._led.start()
         if self.settings.mirror_cursors:
             self._mirror.start()
 
@@ -208,41 +191,14 @@ class PulsarStore:
         if not self._is_open:
             return
         self._is_open = False
-        self._deleted.stop()
+        self._led.stop()
         self._mirror.stop()
         if self._permissions is not None:
             self._permissions.close()
         # Wait for a running trim, which restores the topic's retention when it ends.
         await self._within("waiting for a trim", Deferred.fromCoroutine(self._catalog.end_trims()))
-        shards = list(self._shards.values())
-        self._shards.clear()
-        await self._close_shards(shards)
+        await self._led.close()
         await self._release()
-
-    async def _store_end_offsets(self, logs: Sequence[PulsarPartitionLog]) -> None:
-        """Set each partition's reserved offset to its end offset; no more offsets are assigned.
-
-        Puts that are made at the same time are stored together. One after the other, each partition
-        would take one acknowledgement by Pulsar.
-        """
-        for begin in range(0, len(logs), ROWS_AT_ONCE):
-            await DeferredList(
-                [
-                    Deferred.fromCoroutine(self._store_end_offset(log))
-                    for log in logs[begin : begin + ROWS_AT_ONCE]
-                ]
-            )
-
-    async def _store_end_offset(self, log: PulsarPartitionLog) -> None:
-        try:
-            await log.store_end_offset()
-        except StorageError as error:
-            logger.warning(
-                "end offset not stored topic=%s error=%s; if Pulsar deletes all messages, the next "
-                "offset follows the reserved range",
-                log.topic,
-                error,
-            )
 
     async def _release(self) -> None:
         self._catalog.close()
@@ -296,7 +252,7 @@ class PulsarStore:
 
         Returns None if the partition is not open here or does not have the offset.
         """
-        log = self._logs.created.get((name, index))
+        log = self._led.open_log(name, index)
         if log is None or not log.start_offset <= offset <= log.end_offset:
             return None
         # At the log end, the cursor points to the entry after the last one.
@@ -323,7 +279,7 @@ class PulsarStore:
         """
         self._check_open()
         await self._catalog.alter(topic)
-        self._topics_changed()
+        self._led.topics_changed()
 
     async def delete_topic(self, name: str) -> None:
         """`Store.delete_topic`. The logs are closed first.
@@ -333,135 +289,25 @@ class PulsarStore:
         answers in its place.
         """
         self._check_open()
-        self._check_not_deleting(name)
+        self._led.check_not_deleting(name)
         expected = self.topics.get(name)
         if expected is None:
             raise UnknownTopic(f"no topic {name}")
-        self._deleting.add(name)
+        self._led.deleting.add(name)
         try:
-            await self._wait_until_opened(name)
+            await self._led.wait_until_opened(name)
             await self.confirm_held()
             self._check_open()
             topic = self.topics.get(name)
             if topic is None or topic.topic_id != expected.topic_id:
                 raise UnknownTopic(f"topic {name} was deleted by another client")
-            await self._close_logs(name)
+            await self._led.close_logs(name)
             await self._catalog.delete(name)
         finally:
-            self._deleting.discard(name)
-        await self._close_logs(name)
+            self._led.deleting.discard(name)
+        await self._led.close_logs(name)
         for index in range(topic.partitions):
-            await self._delete_partition_state(partition_key(topic.topic_id, index))
-
-    async def _wait_until_opened(self, name: str) -> None:
-        """Wait, up to `operation_timeout_seconds`, until no log of the topic is being opened."""
-        seconds = self.settings.operation_timeout_seconds
-        # On timeout the list fires with the cancelled ones among its results.
-        opened = self._logs.wait_for_pending(lambda key: key[0] == name)
-        # `Reactor` is only the part of IReactorTime that stores use.
-        settled = opened.addTimeout(seconds, self._reactor)  # type: ignore[arg-type]
-        if any(not is_made and outcome.check(CancelledError) for is_made, outcome in await settled):
-            logger.warning(
-                "deleting topic while its logs are being opened topic=%s: no answer within %s s",
-                name,
-                seconds,
-            )
-
-    def _check_not_deleting(self, name: str) -> None:
-        if name in self._deleting:
-            raise StorageFailed(f"topic {name} is being deleted")
-
-    def _close_logs(self, name: str) -> Deferred[Any]:
-        keys = [key for key in self._logs.created if key[0] == name]
-        return DeferredList([self._logs.created.pop(key).close() for key in keys])
-
-    async def _delete_partition_state(self, key: bytes) -> None:
-        """Delete the partition's rows and its side topic, if its shard is open.
-
-        After a failure, only the side topic takes significant space.
-        """
-        shard = self._shards.get(self._shard_number(key))
-        partition = shard.partitions.pop(key, None) if shard else None
-        if shard is None or partition is None:
-            return
-        keys = partition.keys()
-        try:
-            if partition.replaced_ranges or partition.row.written:
-                await self._side_topics.delete(partition.key, partition.row.generation)
-            for begin in range(0, len(keys), ROWS_AT_ONCE):
-                await shard.rows.put(dict.fromkeys(keys[begin : begin + ROWS_AT_ONCE]))
-        except StorageError as error:
-            logger.warning(
-                "state of deleted partition %s not removed, its side topic stays in Pulsar: %s",
-                partition.key.hex(),
-                error,
-            )
-
-    def _topics_changed(self) -> None:
-        """Close logs of topics that were deleted, recreated or reformatted by another client."""
-        for (name, index), log in list(self._logs.created.items()):
-            topic = self.topics.get(name)
-            is_gone = (
-                topic is None
-                or index >= topic.partitions
-                or partition_key(topic.topic_id, index) != log.partition.key
-            )
-            if is_gone or log.partition.row.is_native != (self._entry_format(name) == NATIVE):
-                del self._logs.created[name, index]
-                log.close()
-        self._deleted.topics_listed(self._catalog.topic_ids)
-
-    async def log(self, topic: str, partition: int) -> PulsarPartitionLog:
-        self._check_open()
-        full_name = self._catalog.full_name(topic, partition)
-        self._open_shard(partition_key(self.topics[topic].topic_id, partition))
-
-        def make() -> Deferred[PulsarPartitionLog]:
-            return Deferred.fromCoroutine(self._open_log(topic, partition, full_name))
-
-        return await self._logs.get((topic, partition), make)
-
-    async def _open_log(self, name: str, index: int, full_name: str) -> PulsarPartitionLog:
-        await self.confirm_held()
-        if name not in self.topics:
-            raise UnknownTopic(f"topic {name} was deleted before it was opened")
-        self._check_not_deleting(name)
-        key = partition_key(self.topics[name].topic_id, index)
-        shard = self._open_shard(key)
-        partition = shard.partitions.get(key) or PartitionState(shard.rows, key, PartitionRow())
-        try:
-            log = await self._log_opener.open(
-                full_name,
-                self._entry_format(name),
-                partition,
-                shard.leader_epoch,
-                lambda log, error: self._log_ended(name, index, log, error),
-            )
-        except UnknownTopic:
-            await self._catalog.reload(name)
-            raise
-        topic = self.topics.get(name)
-        if not self._is_open or topic is None or partition_key(topic.topic_id, index) != key:
-            log.close()
-            self._check_open()
-            raise UnknownTopic(f"topic {name} was deleted while it was opened")
-        if self._shards.get(shard.number) is not shard:
-            log.close()
-            raise ShardNotOpen(f"shard {shard.number} was closed while {full_name} was opened")
-        shard.partitions[key] = partition
-        self._deleted.opened(key, full_name)
-        self._logs.created[name, index] = log
-        return log
-
-    def _entry_format(self, name: str) -> str:
-        return self._catalog.entry_format(name) or self.settings.entry_format
-
-    def _log_ended(
-        self, name: str, index: int, log: PulsarPartitionLog, error: StorageError
-    ) -> None:
-        """Drop a log that ended, so that the next `log` reopens it."""
-        if self._logs.created.get((name, index)) is log:
-            del self._logs.created[name, index]
+            await self._led.delete_partition_state(partition_key(topic.topic_id, index))
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
         """`TopicTrimmer.can_trim`."""
@@ -488,124 +334,22 @@ class PulsarStore:
     def _may_write(self) -> bool:
         return self.may_write() if self.may_write else self.medium.log.is_writer
 
-    async def open_shard(self, shard: int, leader_epoch: int) -> None:
-        """`Store.open_shard`. A shard that is open with another epoch is closed first.
+    async def log(self, topic: str, partition: int) -> PulsarPartitionLog:
+        return await self._led.log(topic, partition)
 
-        At most SHARDS_AT_ONCE shards are opened at a time.
-        """
-        self._check_open()
-        if not 0 <= shard < self.shard_count:
-            raise ValueError(f"there is no shard {shard}: the store has {self.shard_count}")
-        async with self._shard_lock(shard), self._shard_slots:
-            self._check_open()
-            opened = self._shards.get(shard)
-            if opened is not None and opened.leader_epoch == leader_epoch:
-                return
-            await self._close_shard(shard)
-            await self.confirm_held()
-            made = await open_shard(
-                self._new_table, shard, leader_epoch, self._may_write, self._shard_fenced
-            )
-            if not self._is_open:
-                await made.tables.close()
-                self._check_open()
-            self._shards[shard] = made
+    async def open_shard(self, shard: int, leader_epoch: int) -> None:
+        """`Store.open_shard`. A shard that is open with another epoch is closed first."""
+        await self._led.open_shard(shard, leader_epoch)
 
     async def close_shard(self, shard: int) -> None:
-        """`Store.close_shard`. Each step ends within `close_timeout_seconds`."""
-        async with self._shard_lock(shard):
-            await self._close_shard(shard)
+        await self._led.close_shard(shard)
 
-    async def _close_shard(self, shard: int) -> None:
-        opened = self._shards.pop(shard, None)
-        if opened is not None:
-            await self._close_shards([opened])
-
-    async def _close_shards(self, shards: Sequence[LedShard]) -> None:
-        """Close shards that are no longer in `_shards`, and their logs."""
-        await self._within(
-            "waiting for logs being opened",
-            self._logs.wait_for_pending(lambda key: self._is_in(key, shards)),
-        )
-        logs = self._logs_of(shards)
-        await self._within(
-            "waiting for appends",
-            DeferredList([Deferred.fromCoroutine(log.idle()) for log in logs.values()]),
-        )
-        await self._within(
-            "storing end offsets",
-            Deferred.fromCoroutine(self._store_end_offsets(list(logs.values()))),
-        )
-        await self._within("closing logs", self._end_logs(logs))
-        await self._within(
-            "closing tables",
-            DeferredList([Deferred.fromCoroutine(shard.tables.close()) for shard in shards]),
-        )
-
-    def _logs_of(self, shards: Iterable[LedShard]) -> dict[tuple[str, int], PulsarPartitionLog]:
-        numbers = {shard.number for shard in shards}
-        return {
-            name: log
-            for name, log in self._logs.created.items()
-            if self._shard_number(log.partition.key) in numbers
-        }
-
-    def _is_in(self, key: tuple[str, int], shards: Iterable[LedShard]) -> bool:
-        """Whether the partition with this topic and index is in one of the shards."""
-        topic = self.topics.get(key[0])
-        if topic is None:
-            return False
-        number = self._shard_number(partition_key(topic.topic_id, key[1]))
-        return any(shard.number == number for shard in shards)
-
-    def _end_logs(self, logs: Mapping[tuple[str, int], PulsarPartitionLog]) -> Deferred[Any]:
-        for name, log in logs.items():
-            if self._logs.created.get(name) is log:
-                del self._logs.created[name]
-        return DeferredList([log.close() for log in logs.values()])
-
-    def _shard_fenced(self, shard: LedShard, reason: str) -> None:
-        """Drop a shard that another process has taken."""
-        if self._shards.get(shard.number) is not shard:
-            return
-        del self._shards[shard.number]
-        closing = DeferredList(
-            [
-                self._end_logs(self._logs_of([shard])),
-                Deferred.fromCoroutine(shard.tables.close()),
-            ]
-        )
-        # If this process opens the shard again, it waits for that.
-        self._shard_lock(shard.number).run(
-            lambda: Deferred.fromCoroutine(self._within("closing a lost shard", closing))
-        )
-        for call in self._on_shard_lost:
-            call(shard.number, reason)
+    async def shard_table(self, shard: int, name: str) -> StateTable:
+        return await self._led.shard_table(shard, name)
 
     def when_shard_lost(self, call: Callable[[int, str], None]) -> None:
         """`Store.when_shard_lost`. The next put of a row, or the next opening, shows it."""
-        self._on_shard_lost.append(call)
-
-    async def shard_table(self, shard: int, name: str) -> StateTable:
-        self._check_open()
-        opened = self._shards.get(shard)
-        if opened is None:
-            raise ShardNotOpen(f"shard {shard} is not open here")
-        return opened.tables.table(name)
-
-    def _shard_lock(self, shard: int) -> DeferredLock:
-        return self._shard_locks.setdefault(shard, DeferredLock())
-
-    def _shard_number(self, key: bytes) -> int:
-        """The shard of the partition with that row key."""
-        return partition_shard(*split_partition_key(key), self.shard_count)
-
-    def _open_shard(self, key: bytes) -> LedShard:
-        """The shard of the partition with that row key. Raises ShardNotOpen."""
-        number = self._shard_number(key)
-        if number not in self._shards:
-            raise ShardNotOpen(f"shard {number} is not open here")
-        return self._shards[number]
+        self._led.when_shard_lost(call)
 
     async def table(self, name: str) -> MetadataTable:
         """`Store.table`: a section of the metadata log."""

@@ -144,7 +144,7 @@ async def test_old_data_is_opened_with_a_greater_epoch(old_tables, settings):
     states = {}
     for shard in range(3):
         await store.open_shard(shard, store.first_epoch)
-        states.update(store._shards[shard].partitions)
+        states.update(store._led._shards[shard].partitions)
     assert states[partition_key(TOPIC, 0)].row == PartitionRow(1, 2, 3, ((4, 0), (6, 5)))
     await store.close()
 

@@ -338,7 +338,7 @@ async def test_close_stores_end_offsets_of_partitions_concurrently(store, monkey
 
         return recording_put
 
-    for shard in store._shards.values():
+    for shard in store._led._shards.values():
         monkeypatch.setattr(shard.rows, "put", recording(shard.rows.put))
     await store.close()
     assert begun_before_each_answer == [count] * count
