@@ -33,6 +33,7 @@ from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIdBlocks, ProducerIds
+from gateway.protocol.errors import KafkaError
 from gateway.protocol.forwarded import serve_calls
 from gateway.security.audit import NO_AUDIT_LOG, AuditFiles, AuditLog
 from gateway.security.authorizer import AclAuthorizer, Authorizer
@@ -176,7 +177,14 @@ async def open_broker(
 
 
 async def _allocate_producer_ids(blocks: ProducerIdBlocks, controller: ControllerAccess) -> range:
-    return await (blocks.allocate() if controller.is_local else controller.allocate_producer_ids())
+    if not controller.is_local:
+        try:
+            return await controller.allocate_producer_ids()
+        except KafkaError:
+            if not controller.is_local:
+                raise
+            # This gateway has become the controller while it waited for one.
+    return await blocks.allocate()
 
 
 def _list_offsets_topic(

@@ -59,6 +59,10 @@ BACKLOG = 4096
 #: Together they fit in the 10 s that container runtimes allow.
 CLOSE_SECONDS = 1.5
 
+#: Longest wait for a controller at the start, in session timeouts. A lost controller is replaced
+#: within two.
+START_SESSIONS = 4
+
 #: The share of the drain's time for handing over leadership to other gateways.
 LEAVE_SHARE = 0.5
 
@@ -137,6 +141,7 @@ class GatewayServer:
         except (StorageError, TlsError, UsersFileError, ValueError) as failure:
             raise StartupError(str(failure)) from failure
         self._broker = broker
+        await self._wait_until_serving(broker)
         broker.configs.watch(self._limits.update)
         self._limits.update(broker.settings)
         for _, listener, _ in listeners:
@@ -157,6 +162,16 @@ class GatewayServer:
                 remedy="install a C compiler and reinstall; in a checkout run make clean first",
             )
         return bound
+
+    async def _wait_until_serving(self, broker: Broker) -> None:
+        """Wait until the cluster has this gateway as a node. Its shards open in the background."""
+        seconds = START_SESSIONS * self._settings.node_session_timeout_ms / 1000
+        try:
+            await broker.leadership.wait_until_serving(seconds)
+        except TimeoutError:
+            _log.warning("no answer of a controller yet, ready without", waited_seconds=seconds)
+        if self._is_draining:
+            raise StartupError("shut down during the start")
 
     async def _open(self, listeners: Listeners) -> tuple[Broker, list[Endpoint]]:
         """Open the store, bind the listeners and build the broker.

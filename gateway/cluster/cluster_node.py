@@ -122,6 +122,7 @@ class ClusterNode:
         self._heartbeat_arrived: SharedResult[None] = SharedResult()
         self._timer: Cancel | None = None
         self._left: SharedResult[None] = SharedResult()
+        self._is_leaving = False
         self._is_closed = False
 
     async def start(self) -> None:
@@ -177,6 +178,7 @@ class ClusterNode:
 
     async def leave(self, seconds: float) -> None:
         """Hand over all shards within `seconds`, then the role of the controller."""
+        self._is_leaving = True
         self._run(self._member.leave(self._clock.seconds()))
         try:
             await self._left.with_timeout(self._clock, seconds)
@@ -332,7 +334,8 @@ class ClusterNode:
             case CloseShard(shard, epoch):
                 self._close_shard(shard, epoch)
             case LeaseLost():
-                _log.warning("no answer of the controller, not serving as leader")
+                if not self._is_leaving:
+                    _log.warning("no answer of the controller, not serving as leader")
                 self._leadership.suspend()
             case LeaseRegained():
                 self._leadership.resume()

@@ -186,6 +186,11 @@ class ShardLeadership:
             except TimeoutError:
                 raise NotLeader(f"shard {shard} is not ready yet") from None
 
+    async def wait_until_serving(self, seconds: float) -> None:
+        """Return once this gateway may serve as leader. Raises TimeoutError after `seconds`."""
+        if not self.may_serve():
+            await self._wait_until_serving(seconds)
+
     async def _wait_until_serving(self, seconds: float) -> None:
         if self._serving is None:
             # The lease has just ended; `suspend` follows.
@@ -300,7 +305,8 @@ class ShardLeadership:
                 await part.open_shard(one.number, TimeSlices(self._clock, ROWS_PER_TURN))
             is_open = True
         except StorageError as failure:
-            _log.warning("shard not opened, retried", shard=one.number, reason=str(failure))
+            if one.wanted == one.epoch:
+                _log.warning("shard not opened, retried", shard=one.number, reason=str(failure))
         finally:
             if not is_open and one.wanted == one.epoch:
                 await self._release(one.number)

@@ -347,6 +347,11 @@ class Topics:
     async def _create_at_controller(self, topic: NewTopic) -> TopicState:
         try:
             await self._controller.create_topic(topic)
+        except KafkaError:
+            if not self._controller.is_local:
+                raise
+            # This gateway has become the controller while it waited for one.
+            return await self.find_or_create(topic.name, topic.partitions, topic.configs)
         finally:
             del self._asked[topic.name]
         state = self.get(topic.name)

@@ -29,9 +29,16 @@ LINES_PER_MINUTE = 60
 attempt.
 """
 
-REFUSAL = "Topic has an existing exclusive producer"
-"""Part of a line that is not forwarded: a gateway of a cluster is refused several times per second
-while it tries to become the controller, and reports refusals itself.
+OMITTED = (
+    "Topic has an existing exclusive producer",
+    "Received error response from server: ResultProducerFenced",
+    "Failed to create producer: AlreadyClosed",
+    "Failed to close producer: AlreadyClosed",
+    "Cancel the reconnection since the handler is destroyed",
+)
+"""Parts of lines that are not forwarded. They are normal in a cluster, and frequent: a gateway is
+refused while it tries to become the controller, is fenced when its shards have a new leader, and
+closes producers that wait for a topic or are already closed. The store reports what matters.
 """
 
 LEVELS = {
@@ -53,7 +60,7 @@ class LineRateLimiter:
 
     def log_line(self, line: str, now: float) -> None:
         """Log `line`, received at `now` (seconds), unless the limit is reached."""
-        if REFUSAL in line:
+        if any(part in line for part in OMITTED):
             return
         if int(now // 60) != self._minute:
             self._minute = int(now // 60)

@@ -1,11 +1,10 @@
-"""`kopgate serve` on a real Pulsar: requirements, error messages, recovery and takeover."""
+"""`kopgate serve` on a real Pulsar: requirements, error messages and recovery."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.peers.on_pulsar.pulsar_gateway import (
-    END_SECONDS,
     consume,
     gateway_arguments,
     gateway_on,
@@ -32,22 +31,6 @@ def test_topics_records_and_committed_offsets_are_only_in_pulsar(pulsar, tmp_pat
         assert consume(running, "orders", 1) == [(2, b"3")]
         assert running.stop() == 0
     assert not (second / "store").exists()
-
-
-def test_second_gateway_is_refused_naming_the_holder_and_can_take_over(pulsar, tmp_path):
-    settings = pulsar.settings()
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-    with gateway_on(settings, tmp_path / "first", "--node-id", "4") as first:
-        produce(first, "orders", b"1")
-        code, log = run_to_exit(*gateway_arguments(settings))
-        assert code == 1
-        assert "node 4" in log
-        assert "pulsar-takeover" in log or "pulsar_takeover" in log
-        with gateway_on(settings, tmp_path / "second", "--pulsar-takeover") as second:
-            assert first.process.wait(END_SECONDS) == 1
-            assert consume(second, "orders", 1) == [(0, b"1")]
-            assert second.stop() == 0
 
 
 def test_missing_namespaces_are_reported_and_pulsar_setup_creates_them(pulsar, tmp_path):

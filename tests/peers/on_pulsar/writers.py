@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import confluent_kafka
 from kafka.protocol.consumer.group import OffsetCommitRequest, OffsetCommitResponse
+from kafka.protocol.producer.produce import ProduceResponse
 
+from gateway.protocol.errors import ErrorCode
 from tests.peers.chaos.evidence import Log
+from tests.peers.chaos.observers import committed_offsets
 from tests.peers.chaos.servers import RestartableGateway
 from tests.testkit.gateway import Peer, encode_request, one_record, produce_request
 from tests.testkit.verifiable import TOPIC
@@ -126,10 +129,10 @@ class IdempotentProducer:
 
 
 @contextmanager
-def paused_with_queue(gateway: RestartableGateway, name: str) -> Iterator[Peer]:
+def paused_with_queue(gateway: RestartableGateway, name: str) -> Iterator[tuple[Peer, Peer]]:
     """Suspend the gateway while produce requests and a commit of offset 6 wait in its sockets.
 
-    Yields the connection that sent the commit. The gateway is not resumed.
+    Yields the connections that sent them. The gateway is not resumed.
     """
     with gateway.peer() as writer, gateway.peer() as committer:
         gateway.pause()
@@ -144,7 +147,7 @@ def paused_with_queue(gateway: RestartableGateway, name: str) -> Iterator[Peer]:
             )
         )
         committer.send(encode_request(commit_request(6), 2))
-        yield committer
+        yield writer, committer
 
 
 def commit_request(offset: int) -> Any:
@@ -167,27 +170,65 @@ def commit(peer: Peer, offset: int) -> None:
 
 def commit_error_code(peer: Peer, offset: int) -> int:
     """The error code of an offset commit."""
-    code: int = (
-        peer.request(commit_request(offset), OffsetCommitResponse, 2)
-        .topics[0]
-        .partitions[0]
-        .error_code
-    )
+    peer.send(encode_request(commit_request(offset), 2))
+    return received_commit_error_code(peer)
+
+
+def received_commit_error_code(peer: Peer) -> int:
+    """The error code of an offset commit that has been sent."""
+    frame = peer.receive()
+    assert frame is not None, "the connection was closed"
+    code: int = OffsetCommitResponse.decode(frame[4:], version=2).topics[0].partitions[0].error_code
     return code
 
 
-def assert_written_in_turn(log: Log, first: Writers, second: Writers) -> None:
-    """Check a partition that was written by one gateway and then by another.
+def commit_once_coordinated(gateway: RestartableGateway, offset: int) -> None:
+    """Commit as soon as the gateway coordinates the group."""
+    end = time.monotonic() + WAIT_SECONDS
+    with gateway.peer() as peer:
+        while (code := commit_error_code(peer, offset)) != 0:
+            assert code == ErrorCode.NOT_COORDINATOR
+            assert time.monotonic() < end, gateway.log()
+            time.sleep(0.1)
 
-    Every acknowledged record is at its offset, and no record of `first` follows the first one of
-    `second`.
+
+def assert_queue_not_stale(
+    writer: Peer, committer: Peer, last: Writers, *gateways: RestartableGateway
+) -> None:
+    """The requests of `paused_with_queue` are refused, or executed after what `last` has stored.
+
+    The latter is possible if the resumed gateway becomes the leader again. Offset 9 was committed
+    while it was suspended.
     """
+    for _ in range(QUEUED):
+        frame = writer.receive()
+        assert frame is not None, "the connection was closed"
+        (topic,) = ProduceResponse.decode(frame[4:], version=7).responses
+        (answer,) = topic.partition_responses
+        if answer.error_code == 0:
+            assert answer.base_offset > max(last.stored)
+        else:
+            assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    code = received_commit_error_code(committer)
+    assert code in (0, ErrorCode.NOT_COORDINATOR)
+    assert committed_offset(gateways) == (9 if code else 6)
+
+
+def committed_offset(gateways: Sequence[RestartableGateway]) -> int:
+    """The group's offset of partition 0, from the gateway that coordinates it."""
+    end = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < end:
+        for gateway in gateways:
+            with gateway.peer() as peer:
+                found = committed_offsets(peer, GROUP, 1)
+            if found is not None:
+                return found[0]
+    raise AssertionError("no gateway coordinates the group")
+
+
+def assert_written_once(log: Log, *all_writers: Writers) -> None:
+    """Every acknowledged record is at its offset, and none was written twice."""
     assert {offset for _, offset in log.values} == set(range(log.ends[0]))
-    for writers in (first, second):
-        assert [
-            one for one in writers.stored.items() if log.values.get((0, one[0])) != one[1]
-        ] == []
-    of_first = [offset for (_, offset), value in log.values.items() if value.startswith("first ")]
-    of_second = [offset for (_, offset), value in log.values.items() if value.startswith("second ")]
-    assert max(of_first) < min(of_second)
+    for writers in all_writers:
+        assert {offset: log.values.get((0, offset)) for offset in writers.stored} == writers.stored
     assert len(set(log.values.values())) == len(log.values), "duplicate values"

@@ -46,8 +46,19 @@ def test_line_of_unknown_format_is_a_warning(caplog: pytest.LogCaptureFixture):
     assert forwarded(caplog) == [("pulsar", logging.WARNING, "terminate called")]
 
 
-def test_refused_exclusive_producer_is_not_forwarded(caplog: pytest.LogCaptureFixture):
-    reason = "ResultProducerFenced (...: Topic has an existing exclusive producer: standalone-0-1)"
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "ResultProducerFenced (...: Topic has an existing exclusive producer: standalone-0-1)",
+        "Received error response from server: ResultProducerFenced (...) -- req_id: 7",
+        "Failed to create producer: AlreadyClosed",
+        "Failed to close producer: AlreadyClosed",
+        "Cancel the reconnection since the handler is destroyed",
+    ],
+)
+def test_line_that_is_normal_in_a_cluster_is_not_forwarded(
+    reason: str, caplog: pytest.LogCaptureFixture
+):
     line = LINE.format("WARN").replace("Failed: refused", reason)
     LineRateLimiter(10).log_line(line, 0)
     assert forwarded(caplog) == []
