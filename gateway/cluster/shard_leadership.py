@@ -305,7 +305,7 @@ class ShardLeadership:
                 await part.open_shard(one.number, TimeSlices(self._clock, ROWS_PER_TURN))
             is_open = True
         except StorageError as failure:
-            if one.wanted == one.epoch:
+            if one.wanted == one.epoch and self.may_serve():
                 _log.warning("shard not opened, retried", shard=one.number, reason=str(failure))
         finally:
             if not is_open and one.wanted == one.epoch:

@@ -350,6 +350,20 @@ def test_topic_and_producer_ids_without_a_controller_are_retriable_errors() -> N
     ]
 
 
+def test_gateway_that_becomes_the_controller_creates_topics_and_producer_ids() -> None:
+    pair = make_pair()
+    pair.controller_id = None
+    broker = pair.follower.broker
+    asked = [Started(broker.topics.find_or_create("new", 3)) for _ in range(2)]
+    producer_id = Started(broker.producer_ids.next_id())
+    pair.clock.callLater(3, setattr, pair, "controller_id", FOLLOWER)
+    pair.run(5)
+    assert asked[0].result is asked[1].result is broker.topics.require("new")
+    assert pair.follower.store.topics["new"].partitions == 3
+    assert "new" not in pair.controller.store.topics
+    assert producer_id.result == 0
+
+
 def test_lost_replay_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     pair = make_pair()
     message = request_for(ApiKey.CREATE_TOPICS, 7)

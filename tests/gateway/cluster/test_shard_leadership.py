@@ -202,3 +202,38 @@ def test_waiting_for_all_includes_only_led_shards(bench):
     waiting = Started(bench.leadership.wait_for_all(1))
     bench.clock.advance(1)
     assert isinstance(waiting.failure, NotLeader)
+
+
+def test_start_waits_until_the_gateway_may_serve(bench):
+    is_permitted = False
+    bench.leadership.may_serve = lambda: is_permitted
+    waiting = Started(bench.leadership.wait_until_serving(5))
+    bench.clock.advance(4)
+    assert not waiting.is_done
+    is_permitted = True
+    bench.leadership.resume()
+    assert waiting.is_done
+    assert Started(bench.leadership.wait_until_serving(5)).is_done
+
+
+def test_start_does_not_wait_for_ever(bench):
+    bench.leadership.may_serve = lambda: False
+    waiting = Started(bench.leadership.wait_until_serving(5))
+    bench.clock.advance(5)
+    assert isinstance(waiting.failure, TimeoutError)
+
+
+def test_failed_opening_is_logged_only_while_the_shard_may_be_led(bench, caplog):
+    is_permitted = True
+    bench.leadership.may_serve = lambda: is_permitted
+    bench.parts[0].refuses = True
+    slow = bench.slow()
+    bench.leadership.lead(0, 1)
+    bench.leadership.resign(0)
+    slow.callback(None)
+    is_permitted = False
+    bench.leadership.lead(1, 1)
+    assert "not opened" not in caplog.text
+    is_permitted = True
+    bench.leadership.lead(0, 2)
+    assert "not opened" in caplog.text
