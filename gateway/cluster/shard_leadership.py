@@ -119,6 +119,8 @@ class ShardLeadership:
         """Whether this gateway may serve at this moment as the leader of its open shards."""
         self._serving: SharedResult[None] | None = None
         """Fires when this gateway may serve again; None while it may."""
+        self._suspended_at = 0.0
+        """When `_serving` was created."""
         self._store = store
         self._clock = clock
         self._start = start
@@ -152,6 +154,7 @@ class ShardLeadership:
         """Hold requests until `resume`: `may_serve` is false. Shards stay open."""
         if self._serving is None:
             self._serving = SharedResult()
+            self._suspended_at = self._clock.seconds()
 
     def resume(self) -> None:
         """Serve again."""
@@ -173,6 +176,9 @@ class ShardLeadership:
     async def wait(self, shard: int, seconds: float) -> None:
         """Return once the shard is open and may be served. Raises NotLeader, also after
         `seconds`.
+
+        If the gateway has not been permitted to serve for `seconds`, this raises at once: requests
+        that are held take memory, which others then wait for.
         """
         deadline = self._clock.seconds() + seconds
         while not self.require(shard):
@@ -180,7 +186,7 @@ class ShardLeadership:
             left = deadline - self._clock.seconds()
             try:
                 if one.state is ShardState.OPEN:
-                    await self._wait_until_serving(left)
+                    await self._wait_until_serving(min(left, self._left_to_hold(seconds)))
                 else:
                     await self._wait_until_open(one, left)
             except TimeoutError:
@@ -193,9 +199,15 @@ class ShardLeadership:
 
     async def _wait_until_serving(self, seconds: float) -> None:
         if self._serving is None:
-            # The lease has just ended; `suspend` follows.
-            self._serving = SharedResult()
+            # The lease has just ended; the node suspends this soon.
+            self.suspend()
+        assert self._serving
         await self._serving.with_timeout(self._clock, seconds)
+
+    def _left_to_hold(self, seconds: float) -> float:
+        """Seconds until no more requests are held, `seconds` after the gateway was suspended."""
+        now = self._clock.seconds()
+        return seconds if self._serving is None else self._suspended_at + seconds - now
 
     async def _wait_until_open(self, one: _Shard, seconds: float) -> None:
         one.is_awaited = True

@@ -237,3 +237,20 @@ def test_failed_opening_is_logged_only_while_the_shard_may_be_led(bench, caplog)
     is_permitted = True
     bench.leadership.lead(0, 2)
     assert "not opened" in caplog.text
+
+
+def test_requests_are_refused_at_once_when_the_gateway_is_suspended_for_long(bench):
+    is_permitted = True
+    bench.leadership.may_serve = lambda: is_permitted
+    bench.leadership.lead(3, 1)
+    is_permitted = False
+    bench.leadership.suspend()
+    bench.clock.advance(4)
+    waiting = bench.wait(3)
+    assert not waiting.is_done
+    bench.clock.advance(1)
+    assert isinstance(waiting.failure, NotLeader)
+    assert isinstance(bench.wait(3).failure, NotLeader)
+    is_permitted = True
+    bench.leadership.resume()
+    assert bench.wait(3).is_done
