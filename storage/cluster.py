@@ -79,9 +79,10 @@ class MetadataLog(Protocol):
     async def acquire(self, force: bool) -> None:
         """Become the writer, and replay the log to its end. No effect if this process is it.
 
-        `force` replaces another writer. Raises OtherController (only without `force`), StoreInUse,
-        StorageFailed, and Fenced if another process became the writer meanwhile. Cheap enough to be
-        called several times per second.
+        `force` replaces another writer, if it is the one that refused the previous attempt or if
+        none was refused: an attempt must not replace a writer that has just begun. Raises
+        OtherController, StoreInUse, StorageFailed, and Fenced if another process became the writer
+        meanwhile. Cheap enough to be called several times per second.
         """
         ...
 

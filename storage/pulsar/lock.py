@@ -100,6 +100,8 @@ class StoreLock:
         self._timer: DelayedCall | None = None
         self._on_lost: Callable[[str], None] = lambda reason: None
         self._refused_since: float | None = None
+        self._refused_by: str | None = None
+        """Token of the controller that refused the last attempt to take the lock."""
         self._has_logged_failure = False
         self._is_heartbeat_in_flight = False
         self._queued_confirmations: list[Deferred[None]] = []
@@ -118,7 +120,8 @@ class StoreLock:
         """Acquire the lock; with `takeover`, fence its current holder.
 
         In a cluster, `takeover` fences only a holder that is no controller, and
-        `replace_controller` only one that is. Raises OtherController (a controller holds the lock
+        `replace_controller` only one that is, and that has refused the previous attempt: another
+        process may have replaced it meanwhile. Raises OtherController (a controller holds the lock
         of a cluster's gateway), StoreInUse, or StaleStoreLock if the holder appears to be dead, and
         StorageFailed.
         """
@@ -141,7 +144,9 @@ class StoreLock:
                 return
             other = await self._last_holder()
             if other is None or other.cluster:
-                if not replace_controller:
+                token = "" if other is None else other.token
+                before, self._refused_by = self._refused_by, token
+                if not replace_controller or before not in (None, token):
                     raise OtherController(self._in_use(other))
                 break
             if takeover:
@@ -173,6 +178,7 @@ class StoreLock:
         self._producer = await self._client.run(open_and_announce)
         self._holder = holder
         self._refused_since = None
+        self._refused_by = None
         self._has_logged_failure = self._is_heartbeat_in_flight = False
         self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
 

@@ -137,6 +137,8 @@ class MemoryMetadataLog:
         self._medium = process.medium
         self._replay = Replay()
         self._term: int | None = None
+        self._refused_in: int | None = None
+        """Term of the writer that refused the last attempt."""
         self._on_lost: Callable[[str], None] = lambda reason: None
         self.is_open = False
 
@@ -171,8 +173,10 @@ class MemoryMetadataLog:
         if medium.held_alone is not None:
             raise StoreInUse(f"the store is in use by {medium.held_alone}")
         other = medium.writer
-        if other is not None and not force:
+        before, self._refused_in = self._refused_in, medium.term
+        if other is not None and (not force or before not in (None, medium.term)):
             raise OtherController(f"the store is in use by {other.name}")
+        self._refused_in = None
         medium.term += 1
         medium.writer = self._process
         if other is not None:

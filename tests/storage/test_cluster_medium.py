@@ -190,6 +190,24 @@ async def test_forced_writer_fences_the_other(bench: ClusterBench) -> None:
 
 
 @ensureDeferred
+async def test_force_does_not_replace_a_writer_that_has_just_replaced_another(
+    bench: ClusterBench,
+) -> None:
+    one, two = await bench.process("one"), await bench.process("two")
+    three = await bench.process("three")
+    await one.log.acquire(force=False)
+    with pytest.raises(OtherController):
+        await two.log.acquire(force=False)
+    await three.log.acquire(force=True)
+    with pytest.raises(OtherController):
+        await two.log.acquire(force=True)
+    await three.log.confirm()
+    await two.log.acquire(force=True)
+    with pytest.raises(Fenced):
+        await three.log.confirm()
+
+
+@ensureDeferred
 async def test_confirm_fails_once_another_is_the_writer(bench: ClusterBench) -> None:
     one, two = await bench.process("one"), await bench.process("two")
     with pytest.raises(Fenced):
