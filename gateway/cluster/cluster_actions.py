@@ -34,7 +34,10 @@ class ConfirmRole:
 
 @dataclass(frozen=True, slots=True)
 class WatchPresence:
-    """Call `Controller.on_gone` once when the node's presence is lost, unless unwatched before."""
+    """Call `Controller.on_gone` once when the node's presence is lost, unless unwatched before.
+
+    The controller asks again once the node is heard after that.
+    """
 
     node_id: int
 

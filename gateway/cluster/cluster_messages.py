@@ -28,13 +28,15 @@ class NodeHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=1):
 class HeartbeatReply(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The answer to the heartbeat `sequence` of `incarnation`.
 
-    `is_known`: the heartbeat's registration is in effect, and its session has not ended.
+    `is_known`: the heartbeat's registration is in effect, and its session has not ended. If so, the
+    node has a lease for `lease` seconds from the time when it sent the heartbeat.
     """
 
     incarnation: str
     sequence: int
     controller_epoch: int
     is_known: bool
+    lease: float = 0.0
 
 
 ClusterMessage = NodeHeartbeat | HeartbeatReply

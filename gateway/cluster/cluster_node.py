@@ -381,6 +381,7 @@ class ClusterNode:
 
     async def _try_to_lead(self, force: bool) -> None:
         asked = self._clock.seconds()
+        replaced = self.image.controller if force else None
         try:
             await self._medium.log.acquire(force)
             await self._duty.lead(self.wait_until_replayed)
@@ -403,6 +404,7 @@ class ClusterNode:
             asked,
             now,
             self._first_epoch,
+            replaced,
         )
         _log.info("this gateway is the controller", epoch=self._controller.epoch)
         self._run(self._member.lead_acquired(now))

@@ -11,6 +11,10 @@ node is registered again under another number once its row has been deleted.
 
 The controller acts only while its role is confirmed. After a time without confirmation, or a pause
 of its process, every node has a new session, because heartbeats could not arrive.
+
+The loss of a node's presence alone does not end its session, because Pulsar may give the presence
+to the controller after a restart of a broker although the node is alive. It shortens the session,
+unless Pulsar was disturbed lately, and the next heartbeat restores it.
 """
 
 from __future__ import annotations
@@ -73,6 +77,8 @@ class _Session:
     expires: float
     sequence: int = -1
     has_ended: bool = False
+    is_gone: bool = False
+    """Its presence was lost, and no heartbeat has arrived since."""
     is_leaving: bool = False
     ready: Mapping[int, int] = field(default_factory=dict)
     released: Mapping[int, int] = field(default_factory=dict)
@@ -83,7 +89,8 @@ class Controller:
 
     `node` is the controller's own node. `cluster` is written if the log has no cluster yet.
     `first_epoch` is the epoch of a shard's first leader. `confirmed` is the time when the
-    acquisition of the role began. Every input returns the actions to carry out.
+    acquisition of the role began. `replaced` is the controller whose silence made this node acquire
+    the role by force, if it did. Every input returns the actions to carry out.
     """
 
     def __init__(
@@ -95,6 +102,7 @@ class Controller:
         confirmed: float,
         now: float,
         first_epoch: int = 1,
+        replaced: ControllerRow | None = None,
     ) -> None:
         self._image = image
         self._timing = timing
@@ -105,10 +113,17 @@ class Controller:
             node.node_id, node.incarnation, previous.epoch + 1 if previous else 1
         )
         self._last_registration = self._row.epoch << 32
+        former = image.nodes.get(previous.node_id) if previous else None
+        is_running = previous and former and former.incarnation == previous.incarnation
+        self._former = former.registration if former and is_running else 0
+        """Registration of the previous controller's process."""
+        self._was_silent = replaced is not None and replaced == previous
         self._state = ControllerState.SYNCING
         self._is_writing = False
         self._retry_at = now
         self._confirmed = confirmed
+        self._confirmed_since = confirmed
+        """Since when the role has been confirmed without a gap, and this process not paused."""
         self._next_confirmation = now
         self._seen = now
         self._sessions: dict[int, _Session] = {}
@@ -141,20 +156,26 @@ class Controller:
         actions: list[ControllerAction] = []
         if self._state is ControllerState.RESIGNED:
             return actions
-        is_known = self._record(message, now)
+        is_known = self._record(message, now, actions)
         if self._is_confirmed(now):
             reply = HeartbeatReply(
-                message.node.incarnation, message.sequence, self._row.epoch, is_known
+                message.node.incarnation,
+                message.sequence,
+                self._row.epoch,
+                is_known,
+                self._lease_of(message.node, now),
             )
             actions.append(SendMessage(message.node.node_id, reply))
         return actions + self._act(now)
 
     def on_gone(self, node_id: int, now: float) -> list[ControllerAction]:
-        """The node's presence was lost: its session ends at once."""
+        """The node's presence was lost: its session ends soon, unless a heartbeat arrives."""
         self._observe(now)
         session = self._sessions.get(node_id)
         if session is not None and not self._is_own(session.row):
-            session.has_ended = True
+            session.is_gone = True
+            if self._is_undisturbed(session, now):
+                session.expires = min(session.expires, now + self._timing.gone_session)
         return self._act(now)
 
     def on_rows(self, now: float) -> list[ControllerAction]:
@@ -183,7 +204,7 @@ class Controller:
         """The store lock was still held at the time `asked` or later."""
         self._observe(now)
         if not self._is_confirmed(now):
-            self._renew_sessions(now)
+            self._disturbed(now)
         self._confirmed = max(self._confirmed, asked)
         return self._act(now)
 
@@ -212,13 +233,32 @@ class Controller:
     def _observe(self, now: float) -> None:
         """Note a pause of this process: heartbeats were not received in that time."""
         if now - self._seen > 2 * self._timing.heartbeat_interval:
-            self._renew_sessions(now)
+            self._disturbed(now)
         self._seen = now
 
     def _is_confirmed(self, now: float) -> bool:
         return now - self._confirmed < self._timing.role_lease
 
-    def _renew_sessions(self, now: float) -> None:
+    def _is_undisturbed(self, session: _Session, now: float) -> bool:
+        """Whether a lost presence says something about the node.
+
+        The previous controller lost the store lock as well, and was not heard for a time: of its
+        process that is enough.
+        """
+        return self._is_confirmed(now) and (
+            session.row.registration == self._former
+            or now - self._confirmed_since >= self._timing.session_timeout
+        )
+
+    def _lease_of(self, node: NodeRow, now: float) -> float:
+        """Seconds from the sending of a heartbeat that is answered now."""
+        timing = self._timing
+        lease = timing.controller_lease if self._is_own(node) else timing.lease
+        return lease - (now - self._confirmed)
+
+    def _disturbed(self, now: float) -> None:
+        """Heartbeats may not have arrived: renew all sessions."""
+        self._confirmed_since = now
         for session in self._sessions.values():
             session.expires = now + self._timing.session_timeout
 
@@ -228,7 +268,7 @@ class Controller:
     def _can_expire(self, session: _Session) -> bool:
         return not session.has_ended and not self._is_own(session.row)
 
-    def _record(self, message: NodeHeartbeat, now: float) -> bool:
+    def _record(self, message: NodeHeartbeat, now: float, actions: list[ControllerAction]) -> bool:
         """Note what a heartbeat says. Returns whether its registration is in effect."""
         node = message.node
         expires = now + self._timing.session_timeout
@@ -240,6 +280,9 @@ class Controller:
                 self._applicants[node.node_id] = (node, expires)
             return False
         session.expires = expires
+        if session.is_gone:
+            session.is_gone = False
+            actions.append(WatchPresence(node.node_id))
         if message.sequence > session.sequence:
             session.sequence = message.sequence
             session.is_leaving = message.is_leaving
@@ -260,7 +303,11 @@ class Controller:
         for node_id, row in self._image.nodes.items():
             if node_id in self._sessions:
                 continue
-            session = _Session(row, now + self._timing.session_timeout)
+            is_silent = self._was_silent and row.registration == self._former
+            timing = self._timing
+            session = _Session(
+                row, now + (timing.controller_session if is_silent else timing.session_timeout)
+            )
             self._sessions[node_id] = session
             applicant = self._applicants.get(node_id)
             if applicant and applicant[0].incarnation == row.incarnation:

@@ -1,9 +1,10 @@
 """One node of the cluster: heartbeats, the lease, and the shards that the node leads.
 
-The lease permits the node to serve as leader. It is extended by the answer to a heartbeat, counted
-from the time the heartbeat was sent, and belongs to one registration: it ends when the log has
-another registration, or none, for this process. Without a lease the node serves nothing, opens
-nothing, and keeps open what is open; the same epoch continues when the lease is regained.
+The lease permits the node to serve as leader. The answer to a heartbeat extends it, by the time in
+the answer, counted from the time the heartbeat was sent. It belongs to one registration: it ends
+when the log has another registration, or none, for this process. Without a lease the node serves
+nothing, opens nothing, and keeps open what is open; the same epoch continues when the lease is
+regained.
 
 If the controller is silent, the node tries to become controller: first without force, which
 succeeds only if the controller's process is gone, then with force. Silence counts only while this
@@ -117,8 +118,8 @@ class Member:
         """Whether the last lease action was LeaseRegained."""
         self._seen = now
         self._silent_since = now
-        self._refused_since: float | None = None
-        """Since when each attempt to lead has been refused because another process leads."""
+        self._refusals = 0
+        """Attempts to lead in succession that were refused because another process leads."""
         self._next_attempt = now
 
     # What is served
@@ -144,6 +145,9 @@ class Member:
         deadlines = [self._next_heartbeat, self._seen + self._timing.heartbeat_interval]
         if self._is_serving:
             deadlines.append(self._lease_until)
+        attempt = self._attempt_at()
+        if attempt > self._seen:
+            deadlines.append(attempt)
         return min(deadlines)
 
     # Inputs
@@ -172,7 +176,7 @@ class Member:
             sent_at, registration = sent
             self._answered(now)
             if message.is_known and registration and registration == self.node.registration:
-                self._lease_until = max(self._lease_until, sent_at + self._timing.lease)
+                self._lease_until = max(self._lease_until, sent_at + message.lease)
         return self._act(now)
 
     def tick(self, now: float) -> list[MemberAction]:
@@ -221,11 +225,8 @@ class Member:
         """Another process is the controller (`is_in_use`), or Pulsar failed."""
         self._observe(now)
         self._move_role(LeadRole.FOLLOWING)
-        if not is_in_use:
-            self._refused_since = None
-        elif self._refused_since is None:
-            self._refused_since = now
-        self._next_attempt = now + self._timing.heartbeat_interval + self._jitter
+        self._refusals = self._refusals + 1 if is_in_use else 0
+        self._next_attempt = now + self._timing.heartbeat_interval
         return self._act(now)
 
     def lead_lost(self, now: float) -> list[MemberAction]:
@@ -249,12 +250,12 @@ class Member:
         """Note a pause of this process: the controller was not silent in that time."""
         if now - self._seen > 2 * self._timing.heartbeat_interval:
             self._silent_since = now
-            self._refused_since = None
+            self._refusals = 0
         self._seen = now
 
     def _answered(self, now: float) -> None:
         self._silent_since = now
-        self._refused_since = None
+        self._refusals = 0
 
     def _controller_changed(self, now: float) -> None:
         self._controller = self._image.controller
@@ -324,17 +325,24 @@ class Member:
             actions.append(CloseShard(shard, held.epoch))
 
     def _try_to_lead(self, now: float, actions: list[MemberAction]) -> None:
-        if self._role is not LeadRole.FOLLOWING or self._is_leaving or now < self._next_attempt:
+        if now < self._attempt_at():
             return
-        silence = now - self._silent_since
         is_forced = (
-            silence >= self._timing.session_timeout + self._jitter
-            and self._refused_since is not None
-            and now - self._refused_since >= self._timing.session_timeout / 2
+            now - self._silent_since >= self._timing.force_after + self._jitter
+            # Pulsar works, and meanwhile two more heartbeats were not answered.
+            and self._refusals >= 2
         )
-        if self._has_no_controller() or silence >= self._timing.lead_after + self._jitter:
-            self._move_role(LeadRole.TRYING)
-            actions.append(TryToLead(is_forced))
+        self._move_role(LeadRole.TRYING)
+        actions.append(TryToLead(is_forced))
+
+    def _attempt_at(self) -> float:
+        """When to try to lead if nothing is heard until then."""
+        if self._role is not LeadRole.FOLLOWING or self._is_leaving:
+            return float("inf")
+        if self._has_no_controller():
+            return self._next_attempt
+        silent_until = self._silent_since + self._timing.lead_after + self._jitter
+        return max(self._next_attempt, silent_until)
 
     def _has_no_controller(self) -> bool:
         """Whether the log shows that no process is the controller.

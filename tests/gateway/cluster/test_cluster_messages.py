@@ -20,15 +20,15 @@ NODE = NodeRow(7, "p1", 5, {"SASL": ("h", 9092)})
 
 @pytest.mark.parametrize(
     "message",
-    [NodeHeartbeat(NODE, 3, ((1, 4),), ((2, 9),), True), HeartbeatReply("p1", 3, 2, True)],
+    [NodeHeartbeat(NODE, 3, ((1, 4),), ((2, 9),), True), HeartbeatReply("p1", 3, 2, True, 2.5)],
 )
 def test_message_is_read_as_written(message):
     assert decode_message(encode_message(message)) == message
 
 
 def test_message_of_a_newer_version_is_read_without_its_new_fields():
-    data = msgspec.msgpack.encode([2, "p1", 3, 2, True, "new"])
-    assert decode_message(data) == HeartbeatReply("p1", 3, 2, True)
+    data = msgspec.msgpack.encode([2, "p1", 3, 2, True, 2.5, "new"])
+    assert decode_message(data) == HeartbeatReply("p1", 3, 2, True, 2.5)
 
 
 @given(st.binary(max_size=60))

@@ -26,13 +26,20 @@ from gateway.cluster.image import (
 )
 from gateway.cluster.session_timing import SessionTiming
 
+NODE = NodeRow(1, "p1", 0, {})
+
 
 class Harness:
     """A controller on node 1 with shards 0 to 3. Writes are stored at once unless `holds_writes`;
     the lock is confirmed each time.
     """
 
-    def __init__(self, image: ClusterImage | None = None) -> None:
+    def __init__(
+        self,
+        image: ClusterImage | None = None,
+        node: NodeRow = NODE,
+        replaced: ControllerRow | None = None,
+    ) -> None:
         self.image = image or ClusterImage()
         self.now = 100.0
         self.holds_writes = False
@@ -40,12 +47,13 @@ class Harness:
         self.sequence = 0
         self.actions: list[Any] = []
         self.controller = Controller(
-            NodeRow(1, "p1", 0, {}),
+            node,
             ClusterRow("id", 4),
             self.image,
             SessionTiming.of(),
             self.now,
             self.now,
+            replaced=replaced,
         )
         self.perform(self.controller.tick(self.now))
 
@@ -87,6 +95,14 @@ class Harness:
             for node_id in nodes:
                 self.ready(node_id)
 
+    def end_session(self, node_id):
+        """The node's presence is lost, and no heartbeat follows."""
+        self.perform(self.controller.on_gone(node_id, self.now))
+        self.now += 0.25
+        self.perform(self.controller.tick(self.now))
+        self.now += 0.25
+        self.perform(self.controller.tick(self.now))
+
     @property
     def leaders(self):
         return [self.image.shards[shard].leader for shard in sorted(self.image.shards)]
@@ -120,7 +136,7 @@ def test_nothing_is_decided_before_a_write_is_replayed():
 
 
 def two_nodes():
-    """Shards are balanced and ready on the nodes 1 and 2."""
+    """Shards are balanced and ready on the nodes 1 and 2; nothing was disturbed for a session."""
     one = Harness()
     one.beat()
     one.ready()
@@ -134,6 +150,7 @@ def two_nodes():
     one.wait(0.2, 1, 2)
     assert sorted(one.leaders) == [1, 1, 2, 2]
     assert sorted(one.epochs) == [1, 1, 2, 2]
+    one.wait(3, 1, 2)
     return one
 
 
@@ -163,16 +180,106 @@ def test_node_loses_its_shards_when_its_session_ends_and_not_before():
     assert UnwatchPresence(2) in one.actions
 
 
-def test_node_loses_its_shards_at_once_when_its_presence_is_lost():
+def test_node_loses_its_shards_when_its_presence_is_lost_and_no_heartbeat_follows():
     one = two_nodes()
     one.perform(one.controller.on_gone(2, one.now))
+    one.wait(0.4, 1)
+    assert 2 in one.leaders
+    one.wait(0.1, 1)
     assert one.leaders == [1] * 4
+
+
+def test_heartbeat_after_the_loss_of_a_presence_restores_session_and_watch():
+    one = two_nodes()
+    watches = one.actions.count(WatchPresence(2))
+    one.perform(one.controller.on_gone(2, one.now))
+    one.wait(0.3, 1)
+    one.ready(2)
+    assert one.actions.count(WatchPresence(2)) == watches + 1
+    one.wait(2.9, 1)
+    assert 2 in one.leaders
+    one.wait(0.1, 1)
+    assert one.leaders == [1] * 4
+
+
+def unconfirmed(one):
+    one.confirms = False
+    one.wait(0.7, 1, 2)
+    one.confirms = True
+    one.wait(0.3, 1, 2)
+
+
+def paused(one):
+    one.now += 0.7
+    one.wait(0.1, 1, 2)
+
+
+@pytest.mark.parametrize("disturbance", [unconfirmed, paused])
+def test_loss_of_a_presence_does_not_shorten_a_session_for_a_session_after_a_disturbance(
+    disturbance,
+):
+    one = two_nodes()
+    disturbance(one)
+    one.perform(one.controller.on_gone(2, one.now))
+    one.wait(2.5, 1)
+    assert 2 in one.leaders
+    one.wait(0.5, 1)
+    assert one.leaders == [1] * 4
+
+
+def successor_of(one, image_row):
+    """Node 2 becomes the controller after node 1; `image_row` was silent."""
+    return Harness(one.image, NodeRow(2, "p2", 0, {}), image_row)
+
+
+def test_presence_of_the_previous_controllers_node_counts_at_once():
+    one = successor_of(two_nodes(), None)
+    one.perform(one.controller.on_gone(1, one.now))
+    one.wait(0.5, 2)
+    assert one.leaders == [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("replaced", "seconds"),
+    [
+        (ControllerRow(1, "p1", 1), 1.5),
+        (None, 3.0),
+        # The node of another controller than the one that was silent.
+        (ControllerRow(3, "p3", 0), 3.0),
+    ],
+)
+def test_session_of_a_controller_that_was_replaced_by_force_is_shorter(replaced, seconds):
+    one = successor_of(two_nodes(), replaced)
+    one.wait(seconds - 0.1, 2)
+    assert 1 in one.leaders
+    one.wait(0.1, 2)
+    assert one.leaders == [2] * 4
+
+
+def test_controller_that_was_replaced_and_is_heard_has_a_full_session():
+    one = successor_of(two_nodes(), ControllerRow(1, "p1", 1))
+    one.ready(1)
+    one.wait(2.9, 2)
+    assert 1 in one.leaders
+
+
+@pytest.mark.parametrize(("node_id", "lease"), [(1, 1.2), (2, 2.55)])
+def test_lease_counts_from_the_last_confirmation_of_the_role(node_id, lease):
+    one = two_nodes()
+    one.perform(one.controller.on_confirmed(one.now, one.now))
+    one.confirms = False
+    one.now += 0.3
+    one.perform(one.controller.tick(one.now))
+    one.now += 0.2
+    one.ready(node_id)
+    reply = next(a.message for a in reversed(one.actions) if isinstance(a, SendMessage))
+    assert reply.lease == pytest.approx(lease - 0.5)
 
 
 def test_node_whose_session_ended_is_not_known_although_the_write_is_in_flight():
     one = two_nodes()
     one.holds_writes = True
-    one.perform(one.controller.on_gone(2, one.now))
+    one.end_session(2)
     assert 2 in one.image.nodes
     assert one.beat(2) is False
 
@@ -180,7 +287,7 @@ def test_node_whose_session_ended_is_not_known_although_the_write_is_in_flight()
 def test_returning_process_needs_its_new_registration_to_be_known():
     one = two_nodes()
     former = one.image.nodes[2].registration
-    one.perform(one.controller.on_gone(2, one.now))
+    one.end_session(2)
     one.beat(2, registration=former)
     assert one.image.nodes[2].registration > former
     assert one.beat(2, registration=former) is False
@@ -191,14 +298,14 @@ def test_new_process_of_a_node_waits_for_the_end_of_the_former_ones_session():
     one = two_nodes()
     assert one.beat(2, incarnation="new") is False
     assert one.image.nodes[2].incarnation == "p2"
-    one.perform(one.controller.on_gone(2, one.now))
+    one.end_session(2)
     assert one.image.nodes[2].incarnation == "new"
 
 
 def test_failed_write_is_decided_again_after_the_controllers_row_is_replayed():
     one = two_nodes()
     one.holds_writes = True
-    one.perform(one.controller.on_gone(2, one.now))
+    one.end_session(2)
     before = one.written()
     one.perform(one.controller.on_put_failed(one.now))
     assert one.written() == before
@@ -264,11 +371,12 @@ def test_last_node_may_leave_without_a_successor():
 def test_move_to_a_node_that_is_gone_continues_in_the_next_epoch(is_released):
     one = Harness()
     one.beat()
+    one.wait(3, 1)
     one.beat(2)
     one.ready()
     moving = [shard for shard, to in enumerate(one.successors) if to == 2]
     one.holds_writes = is_released
-    one.perform(one.controller.on_gone(2, one.now))
+    one.end_session(2)
     if is_released:
         one.beat(1, released=tuple((shard, 1) for shard in moving))
         one.holds_writes = False
@@ -281,7 +389,7 @@ def test_no_decision_while_a_row_is_unreadable():
     one = two_nodes()
     one.image.apply({shard_key(0): b"\xc1"})
     before = one.written()
-    one.perform(one.controller.on_gone(2, one.now))
+    one.end_session(2)
     assert one.written() == before
 
 
@@ -289,7 +397,7 @@ def test_controller_without_the_role_does_nothing():
     one = two_nodes()
     assert one.controller.on_lost(one.now) == []
     before = len(one.actions)
-    one.perform(one.controller.on_gone(2, one.now))
+    one.end_session(2)
     one.wait(10, 1)
     assert len(one.actions) == before
 

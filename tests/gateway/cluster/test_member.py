@@ -30,6 +30,7 @@ from gateway.cluster.session_timing import SessionTiming
 NODE = NodeRow(1, "p1", 0, {})
 CONTROLLER = ControllerRow(9, "c", 4)
 JITTER = 0.05
+LEASE = 2.0
 
 
 class Harness:
@@ -53,7 +54,8 @@ class Harness:
 
     def reply(self, actions, now, epoch=4, is_known=True):
         (sent,) = (one.message for one in actions if isinstance(one, SendMessage))
-        return self.member.on_reply(HeartbeatReply("p1", sent.sequence, epoch, is_known), now)
+        reply = HeartbeatReply("p1", sent.sequence, epoch, is_known, LEASE)
+        return self.member.on_reply(reply, now)
 
     def opened(self, now=100.0):
         """The shard 0 is led in epoch 3 and open."""
@@ -143,17 +145,34 @@ def test_node_of_the_former_controller_process_tries_to_lead_at_once():
     assert TryToLead(False) in Harness(ControllerRow(1, "p0", 4)).member.tick(100.0)
 
 
-def test_node_tries_to_lead_after_three_heartbeats_and_with_force_after_the_session():
-    one = Harness()
-    assert run(one.member, 100.0, 105, TryToLead) == (101.0, TryToLead(False))
-    now = 101.0
+def attempts(member, now):
+    """Tick at each deadline; all attempts to lead are refused. Their times, up to one by force."""
+    found = []
     while True:
-        one.member.lead_refused(True, now)
-        now, action = run(one.member, now, now + 5, TryToLead)
-        if action.force:
-            break
-    # Attempts follow each other at least 0.35 s apart, in steps of 0.1 s.
-    assert 103.05 <= now <= 103.5
+        for action in member.tick(now):
+            if isinstance(action, TryToLead):
+                found.append(round(now, 3))
+                if action.force:
+                    return found
+                now += 0.01
+                member.lead_refused(True, now)
+        now = member.next_deadline
+
+
+def test_node_tries_to_lead_after_three_heartbeats_and_with_force_after_five():
+    assert attempts(Harness().member, 100.0) == [100.95, 101.26, 101.57]
+
+
+def test_force_requires_two_refused_attempts_in_succession():
+    one = Harness()
+    now, _ = run(one.member, 100.0, 105, TryToLead)
+    one.member.lead_refused(False, now)
+    now, _ = run(one.member, now, 105, TryToLead)
+    for _ in range(40):
+        now += 0.1
+        one.member.tick(now)
+    one.member.lead_refused(True, now)
+    assert attempts(one.member, now) == [round(now + 0.3, 3), round(now + 0.61, 3)]
 
 
 def test_node_that_was_paused_or_disconnected_does_not_lead_by_force():

@@ -264,7 +264,7 @@ def main(first: int, last: int) -> int:
         except Violated as failure:
             failed.append(seed)
             print(failure if first == last else str(failure).splitlines()[0], flush=True)
-        if seed % 1000 == 0:
+        if seed % 200 == 0:
             print(f"{seed}: {len(failed)} failed", flush=True)
     print(f"{last - first + 1} seeds, {events} events, failed: {failed}")
     return 1 if failed else 0

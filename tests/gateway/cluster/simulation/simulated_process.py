@@ -44,7 +44,6 @@ class Rules:
     shard_count: int = 4
     checks_lease: bool = True
     checks_epoch: bool = True
-    confirms_after_fencing: bool = True
 
 
 class Handle:
@@ -91,6 +90,7 @@ class SimulatedProcess:
         self.member: Member | None = None
         self.controller: Controller | None = None
         self.lock_token = -1
+        self.refused_by = -1
         self.writer_token = -1
         self.presence_token = -1
         self.is_claiming = False
@@ -348,10 +348,17 @@ class SimulatedProcess:
             self.act(self.member.lead_lost(self.clock()))
 
     def _acquire(self, force: bool) -> None:
-        """Take the lock, fence the log, confirm the lock, replay the log to its end."""
+        """Take the lock, fence the log, replay the log to its end.
+
+        `PulsarMetadataLog` also confirms the lock before it uses the log. The invariants hold
+        without that, because the role is confirmed only up to the time when the lock was asked for,
+        and because a writer that is fenced cannot decide anything.
+        """
         assert self.member is not None
         member = self.member
         pulsar = self.pulsar
+        asked = self.clock()
+        replaced = self.image.controller if force else None
 
         def refuse(result: Any) -> None:
             self.act(member.lead_refused(result in (IN_USE, FENCED), self.clock()))
@@ -369,18 +376,10 @@ class SimulatedProcess:
                 refuse(result)
                 return
             self.writer_token = result
-            asked = self.clock()
+            pulsar.request(self, lambda: len(pulsar.log), read)
 
-            def confirm() -> Any:
-                is_held = pulsar.lock.use(self.lock_token)
-                return (
-                    len(pulsar.log) if is_held or not self.rules.confirms_after_fencing else FENCED
-                )
-
-            pulsar.request(self, confirm, lambda result: confirmed(result, asked))
-
-        def confirmed(result: Any, asked: float) -> None:
-            if result in (FAILED, FENCED):
+        def read(result: Any) -> None:
+            if result == FAILED:
                 pulsar.lock.release(self.lock_token)
                 refuse(result)
                 return
@@ -389,12 +388,24 @@ class SimulatedProcess:
             cluster = ClusterRow("cluster", self.rules.shard_count)
             now = self.clock()
             self.controller = Controller(
-                member.node, cluster, self.image, self.rules.timing, asked, now
+                member.node,
+                cluster,
+                self.image,
+                self.rules.timing,
+                asked,
+                now,
+                replaced=replaced,
             )
             self.act(self.controller.tick(now))
             self.act(member.lead_acquired(now))
 
-        pulsar.request(self, lambda: pulsar.lock.acquire(self, force) or IN_USE, locked)
+        def take() -> Any:
+            """Force replaces only the holder that refused the attempt before."""
+            before, self.refused_by = self.refused_by, pulsar.lock.token
+            may_fence = force and before in (-1, pulsar.lock.token)
+            return pulsar.lock.acquire(self, may_fence) or IN_USE
+
+        pulsar.request(self, take, locked)
 
     def _left(self) -> None:
         self.note("left")
